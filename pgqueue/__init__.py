@@ -1,0 +1,1 @@
+"""pgqueue: the job queue that lives entirely in PostgreSQL."""

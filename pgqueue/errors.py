@@ -1,0 +1,79 @@
+"""Every exception pgqueue raises, in one place.
+
+All derive from `Error` and carry `.job_id` where there is a job. Messages are written for whoever reads them at 3 a.m.:
+what happened, to which job, what to do. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """Something pgqueue refuses or could not do; the base of all its exceptions."""
+
+    def __init__(self, message: str = "", *, job_id: int | None = None) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class InvalidArguments(Error, TypeError):
+    """The task's arguments do not fit its signature or cannot be stored; nothing reached the database."""
+
+
+class PayloadTooLarge(InvalidArguments):
+    """The encoded arguments are larger than the limit (bytes of JSON text)."""
+
+
+class InvalidOption(Error, ValueError):
+    """An option of a task, an enqueue or the configuration is wrong."""
+
+
+class UnsupportedConnection(Error, TypeError):
+    """The object given as connection is of no kind pgqueue can use, or is sync where async is needed (or the reverse)."""
+
+
+class DuplicateJob(Error):
+    """A unique key is held by another job; `.existing` is the id of that job."""
+
+    def __init__(self, message: str = "", *, existing: int | None = None, job_id: int | None = None) -> None:
+        super().__init__(message, job_id=job_id)
+        self.existing = existing
+
+
+class JobNotFound(Error, LookupError):
+    """No job has this id: it never existed, its transaction rolled back, or retention has removed it."""
+
+
+class NotConfigured(Error):
+    """No database is configured: neither an argument, `pgqueue.configure(dsn=…)`, nor PGQUEUE_DSN names one."""
+
+
+class SchemaMissing(Error):
+    """The database has no pgqueue schema; run `pgqueue migrate`."""
+
+
+class SchemaBehind(Error):
+    """The database's schema is older than this pgqueue; run `pgqueue migrate`."""
+
+
+class SchemaTooNew(Error):
+    """The database's schema has a breaking change this pgqueue does not know; upgrade pgqueue."""
+
+
+class JobFailed(Error):
+    """The awaited job failed for good."""
+
+
+class JobCancelled(Error):
+    """The awaited job was cancelled."""
+
+
+class JobTimeout(Error, TimeoutError):
+    """The job ran longer than its timeout."""
+
+
+class ResultTimeout(Error, TimeoutError):
+    """The job had not finished when the caller's patience ended; it goes on."""
+
+
+class JobLost(Error):
+    """The job was handed to somebody else meanwhile: this run's outcome is dropped (fenced)."""
