@@ -13,14 +13,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pgqueue.errors import InvalidOption
+from pgqueue.config import check_schema as check_schema
 
 R = TypeVar("R")
 Row = tuple[Any, ...]
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
-_SCHEMA = re.compile(r"^[a-z_][a-z0-9_]{0,21}$")
-_SCHEMA_USE = re.compile(r"\bpgqueue\b(?=\.)|(?<=SCHEMA )pgqueue\b|(?<=SCHEMA IF NOT EXISTS )pgqueue\b")
+# Wherever SQL of ours can name the schema. Not every `pgqueue`: a message that says "run `pgqueue migrate`" stays.
+_SCHEMA_USE = re.compile(
+    r"""(?<![\w$."])pgqueue(?=\.)                             # pgqueue.job, the channel 'pgqueue.' || queue
+    |(?<=\bSCHEMA[ ])pgqueue\b|(?<=\bSCHEMA[ ]IF[ ]NOT[ ]EXISTS[ ])pgqueue\b
+    |(?<=\bsearch_path[ ]=[ ])pgqueue\b|(?<=\bsearch_path[ ]TO[ ])pgqueue\b
+    |(?<=')pgqueue(?=')                                       # nspname = 'pgqueue'
+    """,
+    re.VERBOSE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +45,11 @@ def sql_directory() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parent.parent / "sql"
 
 
-def check_schema(schema: str) -> str:
-    """Return `schema` if it can name pgqueue's schema, else raise InvalidOption.
-
-    At most 22 characters, so that a channel name `schema.queue` fits PostgreSQL's 63 bytes.
-    """
-    if _SCHEMA.match(schema) is None or schema.startswith("pg_"):
-        raise InvalidOption(
-            f"schema {schema!r}: use 1 to 22 lower-case letters, digits or _, not starting with a digit or pg_"
-        )
-    return schema
-
-
 def in_schema(sql: str, schema: str) -> str:
-    """Return `sql`, written for the schema `pgqueue`, for another one."""
+    """Return `sql`, written for the schema `pgqueue`, for another one.
+
+    A checked name is no reserved word and needs no quotes, so this is a change of one word and nothing else.
+    """
     return _SCHEMA_USE.sub(check_schema(schema), sql)
 
 

@@ -1,0 +1,234 @@
+"""Where the database is and how pgqueue speaks to it: one frozen `Config`, asked for at every door.
+
+Each value comes from the argument of the call, else `pgqueue.configure(...)`, else the environment, else the default.
+The client side, the worker and the CLI ask here; nobody else reads PGQUEUE_* variables. Never connects, never prints a
+password.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from pgqueue.errors import InvalidOption, NotConfigured
+
+EMBEDDED = "embedded:"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,21}")
+# The words of PostgreSQL 15 to 18 that cannot name a schema without quotes (pg_get_keywords(), catcode R and T); a test
+# compares them with the server's. Refusing them is why no SQL of ours ever needs to quote the schema.
+_RESERVED = _words("""
+    all analyse analyze and any array as asc asymmetric authorization binary both case cast check collate collation
+    column concurrently constraint create cross current_catalog current_date current_role current_schema current_time
+    current_timestamp current_user default deferrable desc distinct do else end except false fetch for foreign freeze
+    from full grant group having ilike in initially inner intersect into is isnull join lateral leading left like limit
+    localtime localtimestamp natural not notnull null offset on only or order outer overlaps placing primary references
+    returning right select session_user similar some symmetric system_user table tablesample then to trailing true union
+    unique user using variadic verbose when where window with
+""")
+
+_URL = re.compile(r"(?P<scheme>postgres(?:ql)?)(?:\+(?P<driver>\w+))?://", re.IGNORECASE)
+_OTHER_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_USERINFO = re.compile(r"(?P<before>://[^:@/?]*:).*(?=@)", re.DOTALL)
+_PASSWORD = re.compile(
+    r"(?P<name>\w*passw(?:or)?d\s*=\s*)(?:'(?:[^'\\]|\\.)*'?|(?:\\.|[^\s&])*)", re.IGNORECASE | re.DOTALL
+)
+
+# What only asyncpg or SQLAlchemy's asyncpg dialect understand: their own caches and timeouts, nothing of the server's.
+_ASYNCPG_ONLY = _words("""
+    async_fallback command_timeout connection_class direct_tls json_deserializer json_serializer
+    max_cacheable_statement_size max_cached_statement_lifetime prepared_statement_cache_size
+    prepared_statement_name_func record_class statement_cache_size
+""")
+_ASYNCPG_NAMES = {"ssl": "sslmode", "timeout": "connect_timeout", "database": "dbname"}
+_SSL_WORDS = {"true": "require", "1": "require", "on": "require", "false": "disable", "0": "disable", "off": "disable"}
+
+_YES = frozenset({"1", "on", "true", "yes"})
+_NO = frozenset({"0", "off", "false", "no"})
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Config:
+    """The settings one process works with.
+
+    `listen_dsn` is where LISTEN goes: the same as `dsn` unless a pooler stands before it. `prepare=False` is for
+    poolers without prepared statements, `notify=False` for two-phase commit, `outbox` for applications that enqueue
+    elsewhere.
+    """
+
+    dsn: str | None = None
+    listen_dsn: str | None = None
+    schema: str = "pgqueue"
+    notify: bool = True
+    prepare: bool = True
+    outbox: bool = False
+
+    def require_dsn(self) -> str:
+        """Return the DSN, or raise NotConfigured naming the ways to give one."""
+        if self.dsn is None:
+            raise NotConfigured(
+                "no database configured: pass dsn=… (on the command line --dsn), call pgqueue.configure(dsn=…), "
+                "or set PGQUEUE_DSN, for example PGQUEUE_DSN=postgresql://user@host/database"
+            )
+        return self.dsn
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{field.name}={safe(value) if isinstance(value, str) else value!r}"
+            for field in fields(self)
+            for value in (getattr(self, field.name),)
+        )
+        return f"Config({', '.join(shown)})"
+
+
+_configured: dict[str, str | bool] = {}
+
+
+def configure(
+    *,
+    dsn: str | None = None,
+    listen_dsn: str | None = None,
+    schema: str | None = None,
+    notify: bool | None = None,
+    prepare: bool | None = None,
+    outbox: bool | None = None,
+) -> None:
+    """Set this process's configuration; what is left out keeps its value, the environment's or the default.
+
+    Wrong values raise InvalidOption here, not at the first use.
+
+        pgqueue.configure(dsn="postgresql://app@db/shop", schema="jobs")
+    """
+    global _configured
+    named = _named(dsn=dsn, listen_dsn=listen_dsn, schema=schema, notify=notify, prepare=prepare, outbox=outbox)
+    changed = _configured | named
+    _resolve(changed)
+    _configured = changed
+
+
+def config(*, dsn: str | None = None, listen_dsn: str | None = None, schema: str | None = None) -> Config:
+    """Return the configuration in force; an argument that is not None wins over everything else."""
+    return _resolve(_environment() | _configured | _named(dsn=dsn, listen_dsn=listen_dsn, schema=schema))
+
+
+def normalize(dsn: str) -> str:
+    """Return `dsn` as libpq reads it: `postgres://` and SQLAlchemy-style URLs (`postgresql+asyncpg://`) become `postgresql://`.
+
+    asyncpg's own options are dropped, `ssl=` and `timeout=` translated. Keyword strings (`host=… dbname=…`) and
+    `embedded:` pass as they are. Another database's URL raises InvalidOption.
+    """
+    return _normalized(dsn.strip())
+
+
+def safe(dsn: str) -> str:
+    """Return `dsn` with every password replaced by `***`, for messages and logs.
+
+    Rather hides too much than too little: a password with an unescaped `@` or `/` in it is hidden whole.
+    """
+    return _PASSWORD.sub(r"\g<name>***", _USERINFO.sub(r"\g<before>***", dsn))
+
+
+def check_schema(schema: str) -> str:
+    """Return `schema` if it can name pgqueue's schema, else raise InvalidOption.
+
+    At most 22 characters, so that a channel name `schema.queue` fits PostgreSQL's 63 bytes.
+    """
+    if _SCHEMA.fullmatch(schema) is None or schema.startswith("pg_"):
+        raise InvalidOption(
+            f"schema {schema!r}: use 1 to 22 lower-case letters, digits or _, not starting with a digit or pg_"
+        )
+    if schema in _RESERVED:
+        raise InvalidOption(f"schema {schema!r}: a reserved word of SQL, choose another name")
+    return schema
+
+
+def _named(**values: str | bool | None) -> dict[str, str | bool]:
+    """What somebody has said something about; an empty text says nothing."""
+    return {name: value for name, value in values.items() if value is not None and value != ""}
+
+
+def _resolve(values: dict[str, str | bool]) -> Config:
+    chosen = Config(**values)  # type: ignore[arg-type]
+    dsn = chosen.dsn and normalize(chosen.dsn)
+    listen_dsn = normalize(chosen.listen_dsn) if chosen.listen_dsn else dsn
+    return replace(chosen, dsn=dsn, listen_dsn=listen_dsn, schema=check_schema(chosen.schema))
+
+
+def _environment() -> dict[str, str | bool]:
+    return _named(
+        dsn=os.environ.get("PGQUEUE_DSN"),
+        listen_dsn=os.environ.get("PGQUEUE_LISTEN_DSN"),
+        schema=os.environ.get("PGQUEUE_SCHEMA"),
+        notify=_switch("PGQUEUE_NOTIFY"),
+        prepare=_switch("PGQUEUE_PREPARE"),
+        outbox=_switch("PGQUEUE_OUTBOX"),
+    )
+
+
+def _switch(name: str) -> bool | None:
+    word = os.environ.get(name, "").strip().lower()
+    if word in _YES or word in _NO:
+        return word in _YES
+    if word:
+        raise InvalidOption(f"{name}={word!r}: say on or off")
+    return None
+
+
+@lru_cache(maxsize=64)
+def _normalized(dsn: str) -> str:
+    url = _URL.match(dsn)
+    if url is not None:
+        rest = dsn[url.end() :]
+        return f"postgresql://{rest if url['driver'] is None else _translated(rest)}"
+    if dsn.startswith(EMBEDDED) and dsn != EMBEDDED:
+        raise InvalidOption(f"dsn {safe(dsn)!r}: {EMBEDDED} takes nothing after it")
+    if _OTHER_URL.match(dsn) or (dsn != EMBEDDED and "=" not in dsn):
+        raise InvalidOption(f"dsn {safe(dsn)!r}: use postgresql://user@host/database, or host=… dbname=… user=…")
+    return dsn
+
+
+def _translated(rest: str) -> str:
+    """The part after `scheme://` of a SQLAlchemy URL, with the query as libpq reads it."""
+    address, mark, query = rest.partition("?")
+    if not mark:
+        return rest
+    options = [
+        _option(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if name not in _ASYNCPG_ONLY
+    ]
+    hosts = [value for name, value in options if name == "host"]
+    plain = [(name, value) for name, value in options if name != "host"]
+    # `&` and `=` of the values are escaped, spaces as %20: libpq takes a `+` literally.
+    text = urlencode([*_hosts(hosts), *plain], quote_via=quote)
+    return f"{address}?{text}" if text else address
+
+
+def _option(name: str, value: str) -> tuple[str, str]:
+    if name == "ssl":
+        value = _SSL_WORDS.get(value.lower(), value)
+    if name == "timeout":
+        value = str(round(float(value)))  # libpq counts whole seconds
+    return _ASYNCPG_NAMES.get(name, name), value
+
+
+def _hosts(hosts: list[str]) -> list[tuple[str, str]]:
+    """SQLAlchemy writes several servers as host=a:5432&host=b:5433, libpq as host=a,b&port=5432,5433."""
+    if not hosts:
+        return []
+    split = [(host, None) if host.startswith("/") else _host_and_port(host) for host in hosts]
+    named = [("host", ",".join(host for host, _ in split))]
+    if any(port for _, port in split):
+        named.append(("port", ",".join(str(port or 5432) for _, port in split)))
+    return named
+
+
+def _host_and_port(host: str) -> tuple[str, int | None]:
+    parts = urlsplit(f"//{host}")
+    return (parts.hostname or host, parts.port) if "," not in host else (host, None)
