@@ -169,7 +169,6 @@ def _environment() -> dict[str, str | bool]:
         schema=os.environ.get("PGQUEUE_SCHEMA"),
         notify=_switch("PGQUEUE_NOTIFY"),
         prepare=_switch("PGQUEUE_PREPARE"),
-        outbox=_switch("PGQUEUE_OUTBOX"),
     )
 
 
@@ -206,14 +205,14 @@ def _translated(rest: str) -> str:
     hosts = [value for name, value in options if name == "host"]
     plain = [(name, value) for name, value in options if name != "host"]
     # `&` and `=` of the values are escaped, spaces as %20: libpq takes a `+` literally.
-    text = urlencode([*_hosts(hosts), *plain], quote_via=quote)
+    text = urlencode([*_hosts(hosts), *plain], quote_via=quote, safe="/,:")
     return f"{address}?{text}" if text else address
 
 
 def _option(name: str, value: str) -> tuple[str, str]:
     if name == "ssl":
         value = _SSL_WORDS.get(value.lower(), value)
-    if name == "timeout":
+    if name == "timeout" and value.replace(".", "", 1).isdecimal():
         value = str(round(float(value)))  # libpq counts whole seconds
     return _ASYNCPG_NAMES.get(name, name), value
 

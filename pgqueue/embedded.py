@@ -343,7 +343,7 @@ def _let_through(path: Path) -> None:
     """Let the server's user pass (not list) the directories above `path`, as under /root."""
     for parent in path.parents:
         mode = parent.stat().st_mode
-        if not mode & stat.S_IXOTH and path.parent != parent:
+        if not mode & stat.S_IXOTH:
             _log.warning("%s: other users may now pass through (o+x), so that PostgreSQL reaches %s", parent, path)
             parent.chmod(mode | stat.S_IXOTH)
 

@@ -83,7 +83,7 @@ def shared_server() -> Server:
 
 def embedded_server(**settings: str) -> Server:
     """A fresh server of its own in a temporary directory (0.5 s), with more `settings` than the usual."""
-    directory = tempfile.mkdtemp(prefix="pgqueue-test-", dir=_memory())
+    directory = tempfile.mkdtemp(prefix="pgqueue-test-", dir=memory())
     started = embedded.start(directory, bin_path=binaries(), settings=SETTINGS | settings, keep=False)
     return Server(started.cluster.dsn, started.stop, started.cluster)
 
@@ -113,7 +113,8 @@ def binaries() -> Path:
     return found
 
 
-def _memory() -> Path | None:
+def memory() -> Path | None:
+    """Where files live in memory, if there is room for a test run."""
     return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_NEEDED else None
 
 
