@@ -5,7 +5,8 @@ is built at declaration, so what an annotation gets wrong is said at import, and
 enqueue, before anything reached the database. msgspec writes and reads the JSON; `kinds` says whether the values fit.
 
 The object's keys are the parameters' names. `*args` is a list under its own name; what `**kwargs` takes stands beside
-the named ones, so that a job written in SQL looks the same. Defaults are not stored: they belong to the code.
+the named ones, so that a job written in SQL looks the same. Defaults are not stored: they belong to the code. jsonb has
+one kind of number: without annotation a float of 1e16 and more comes back as an int.
 
 Never does I/O, never imports anything by a name found in data.
 """
