@@ -1,0 +1,189 @@
+"""Enqueue: jobs become rows inside the application's own transaction. The first station of the flow.
+
+Called by the application, by tasks (`task.enqueue`) and the CLI. Pure functions make the statements (`one`, `many`);
+`enqueue` and its three siblings only hand them to the connection. A job exists exactly when that transaction commits,
+and the NOTIFY that wakes a worker is part of it. Never commits, never opens a connection, never takes a lock.
+
+Arguments are checked before anything is sent, so a refused call leaves the application's transaction as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, ParamSpec, TypeVar, overload
+
+from pgqueue import codec, connections
+from pgqueue.config import config
+from pgqueue.errors import InvalidArguments, PayloadTooLarge
+from pgqueue.handle import JobHandle
+from pgqueue.job import Enqueueable, NewJob, check_task_name
+from pgqueue.statements import Row, Statement, text
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# A parameter of PostgreSQL holds 1 GB; a character takes at most 4 bytes.
+_MOST_CHARACTERS = 250_000_000
+
+
+@overload
+def enqueue(conn: object, task: Enqueueable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]: ...
+@overload
+def enqueue(conn: object, task: str, /, **kwargs: Any) -> JobHandle[Any]: ...
+def enqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
+    """Enqueue one call of `task` on the application's connection and return the job's handle.
+
+    The job is part of the connection's transaction: it runs after the COMMIT, or never. One statement; never commits.
+    `task` is a task (also `task.using(…)`), or the name of one that lives elsewhere, with keyword arguments only.
+    Raises InvalidArguments before anything is sent, UnsupportedConnection, SchemaMissing, or the driver's own errors.
+
+        with psycopg.connect(dsn) as conn:
+            conn.execute("INSERT INTO orders (id) VALUES (7)")
+            pgqueue.enqueue(conn, send_receipt, order_id=7)
+    """
+    return connections.run(conn, _one(_new_job(task, args, kwargs)))
+
+
+@overload
+async def aenqueue(conn: object, task: Enqueueable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]: ...
+@overload
+async def aenqueue(conn: object, task: str, /, **kwargs: Any) -> JobHandle[Any]: ...
+async def aenqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
+    """`enqueue` for async connections."""
+    return await connections.arun(conn, _one(_new_job(task, args, kwargs)))
+
+
+def enqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle[Any]]:
+    """Enqueue a batch and return the handles in the jobs' order. One statement, whatever the jobs; none for no jobs.
+
+        pgqueue.enqueue_many(conn, [remind.new(user) for user in users] + [report.new()])
+
+    All or none: a job that is refused refuses the batch, before anything is sent.
+    """
+    batch = _checked(jobs)
+    return connections.run(conn, _many(batch)) if batch else []
+
+
+async def aenqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle[Any]]:
+    """`enqueue_many` for async connections."""
+    batch = _checked(jobs)
+    return await connections.arun(conn, _many(batch)) if batch else []
+
+
+# The statements ------------------------------------------------------------------------------------------------------
+
+
+def one(job: NewJob[R], *, schema: str = "pgqueue", notify: bool = True) -> Statement[JobHandle[R]]:
+    """The statement that enqueues one job."""
+    params: dict[str, object] = {
+        "task": job.task,
+        "args": job.args,
+        "queue": job.queue,
+        "priority": job.priority,
+        "headers": job.headers,
+        "max_attempts": job.max_attempts,
+        "notify": notify,
+    }
+    if not _has_time(job):
+        return Statement(text("enqueue_now", schema), params, _handle)
+    params |= {"run_at": _moment(job.run_at), "delay": job.delay}
+    return Statement(text("enqueue_later", schema), params, _handle)
+
+
+def many(
+    jobs: Sequence[NewJob[Any]], *, schema: str = "pgqueue", notify: bool = True
+) -> Statement[list[JobHandle[Any]]]:
+    """The statement that enqueues these jobs, at least one."""
+    params: dict[str, object] = {
+        "task": _column([job.task for job in jobs]),
+        "args": _lines([job.args for job in jobs]),
+        "queue": _column([job.queue for job in jobs]),
+        "priority": _column([job.priority for job in jobs], str),
+        "headers": _column([job.headers for job in jobs]),
+        "max_attempts": _column([job.max_attempts for job in jobs], str),
+    }
+    if not any(map(_has_time, jobs)):
+        params["heard"] = _lines(sorted({job.queue for job in jobs})) if notify else ""
+        return Statement(text("enqueue_many_now", schema), params, _handles)
+    params["run_at"] = _column([job.run_at for job in jobs], _moment)
+    params["delay"] = _column([job.delay for job in jobs], repr)
+    params["notify"] = notify
+    return Statement(text("enqueue_many_later", schema), params, _handles)
+
+
+def _one(job: NewJob[R]) -> Statement[JobHandle[R]]:
+    settings = config()
+    return one(job, schema=settings.schema, notify=settings.notify)
+
+
+def _many(jobs: Sequence[NewJob[Any]]) -> Statement[list[JobHandle[Any]]]:
+    settings = config()
+    return many(jobs, schema=settings.schema, notify=settings.notify)
+
+
+def _handle(rows: list[Row]) -> JobHandle[Any]:
+    return JobHandle(rows[0][0])
+
+
+def _handles(rows: list[Row]) -> list[JobHandle[Any]]:
+    return list(map(JobHandle, rows[0][0]))
+
+
+# The values ----------------------------------------------------------------------------------------------------------
+
+
+def _new_job(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob[Any]:
+    if isinstance(task, str):
+        return _named(check_task_name(task), args, kwargs)
+    make = getattr(task, "new", None)
+    if make is None:
+        raise InvalidArguments(f"{task!r} is not a task: declare it with @pgqueue.task, or give a task's name")
+    return make(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def _named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob[Any]:
+    """A task of another codebase: its own declaration is not here, so the defaults of queue and priority apply."""
+    encoded = codec.keywords_only(name).encode(args, kwargs)
+    return NewJob(name, encoded, "default", 5, None, None, None, None)
+
+
+def _checked(jobs: Iterable[NewJob[Any]]) -> list[NewJob[Any]]:
+    batch = list(jobs)
+    for cls in set(map(type, batch)):
+        if not issubclass(cls, NewJob):
+            raise InvalidArguments(f"enqueue_many takes what task.new(…) returns, not {cls.__qualname__}")
+    return batch
+
+
+def _has_time(job: NewJob[Any]) -> bool:
+    return job.run_at is not None or job.delay is not None
+
+
+def _moment(moment: datetime | None) -> str | None:
+    # In UTC: PostgreSQL knows offsets up to 16 hours, Python up to 24.
+    return None if moment is None else moment.astimezone(UTC).isoformat()
+
+
+def _column(values: Sequence[Any], form: Callable[[Any], str | None] | None = None) -> str:
+    """One column of a batch: a single line if all jobs have the same value, as mostly; else a line for each."""
+    if len(set(values)) == 1:
+        values = values[:1]
+    if form is not None:
+        values = [None if value is None else form(value) for value in values]
+    return _lines(["" if value is None else value for value in values])
+
+
+def _lines(values: Sequence[str]) -> str:
+    """Joined by line breaks, which none of our texts has: JSON escapes them, names do not have them.
+
+    Cheap to make and to take apart (measured: 10,000 jobs in 43 ms; as one JSON document 53, as psycopg's arrays 110).
+    """
+    joined = "\n".join(values)
+    if joined.count("\n") != len(values) - 1:
+        raise InvalidArguments("a line break in the JSON of a job: build jobs with task.new(…)")
+    if len(joined) > _MOST_CHARACTERS:
+        raise PayloadTooLarge(
+            f"enqueue_many: {len(joined):,} characters in one batch, the limit is {_MOST_CHARACTERS:,}; split it"
+        )
+    return joined
