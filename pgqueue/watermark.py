@@ -18,7 +18,7 @@ head `h` and its own id `w`; only then it claims. Three facts follow:
   3. An id in progress that the previous fetch did not find in progress is younger than that fetch's w. So it drew all
      its positions after that fetch had read its head: they are above it. That head is its **floor**.
 
-**The invariant**, for every lane: a row at or below the cursor and still to be taken belongs to an id in progress at the
+**The invariant**, for every lane: a row at or below the cursor, still to be taken, belongs to an id in progress at the
 last fetch, and lies above that id's floor. A cursor rises only over what the claim has scanned, and never above h.
 So, by 1 and 2, whatever it leaves behind belongs to an id in progress and, by 3, lies above the floor. Once the id has
 ended, cursors fall back to its floor, and the row is ahead again. (A lane whose claim began at or below the floor need
@@ -125,7 +125,8 @@ class Watermark:
         `lanes` in the order asked, each with its limit (`n` if it has none of its own); `open`: those not paused;
         `taken`: how many rows a lane gave, parked ones too, and the highest position of them; `n`: asked in total.
         """
-        if not self._in_flight or self._went_backwards(reading):
+        assert reading.xid is not None, "a probe is not a fetch"
+        if not self._in_flight or self._went_backwards(reading.head, reading.xid):
             self.forget()
             return True
         self._in_flight = False
@@ -151,7 +152,7 @@ class Watermark:
         self._exhausted.difference_update(lowered)
 
         self._count_zero_scan([lanes[i] for i in reached], scan_seconds, live_workers)
-        self._remember(reading, xmax, listed)
+        self._remember(reading.head, reading.xid, xmax, listed)
         return self._repeat(bool(lowered), full, now)
 
     def idle(self, reading: Reading, paused: frozenset[str], lanes: Sequence[Lane], now: float) -> bool:
@@ -188,11 +189,10 @@ class Watermark:
     def _step(self, xid: int) -> int:
         return bisect_left(self._floor_xids, xid) - 1
 
-    def _remember(self, reading: Reading, xmax: int, listed: list[int]) -> None:
-        assert reading.xid is not None, "a probe is not a fetch"
-        self._head, self._xid, self._xmax, self._listed = reading.head, reading.xid, xmax, listed
-        self._floor_xids.append(reading.xid)
-        self._floor_heads.append(reading.head)
+    def _remember(self, head: int, xid: int, xmax: int, listed: list[int]) -> None:
+        self._head, self._xid, self._xmax, self._listed = head, xid, xmax, listed
+        self._floor_xids.append(xid)
+        self._floor_heads.append(head)
         if len(self._floor_xids) > 2 * MOST_FLOORS:
             self._tidy_floors()
 
@@ -205,9 +205,13 @@ class Watermark:
         self._floor_xids = [self._floor_xids[i] for i in keep]
         self._floor_heads = [self._floor_heads[i] for i in keep]
 
-    def _went_backwards(self, reading: Reading) -> bool:
-        """Another server answers: a standby was promoted before it had seen everything."""
-        return reading.head < self._head
+    def _went_backwards(self, head: int, xid: int) -> bool:
+        """Another server answers: a standby promoted before it had seen everything.
+
+        Its sequence may stand up to 32 higher than the lost one (the log runs ahead of it), so the head alone does not
+        tell; ids do not run ahead.
+        """
+        return head < self._head or xid <= self._xid
 
     # Repeats
 

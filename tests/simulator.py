@@ -160,6 +160,9 @@ class Schedule:
         self.db = Postgres(head=self.dice.choice((0, 0, 7)))
         queues = ["a", "b"][: self.dice.choice((1, 2, 2))]
         self.lanes: list[Lane] = [(queue, rank) for rank in (-2, 11)[-self.dice.choice((1, 2)) :] for queue in queues]
+        # Both heal mistakes (all begins at zero again, all falls back far), so that a world full of them proves little.
+        self.trouble = self.dice.choice((0.0, 0.0, 0.1))  # claims that fail
+        self.patience = self.dice.choice((0.0, 0.2))  # transactions that stay open
         self.server = 0  # raised by a failover: steps of a transaction of the old server come to nothing
         workers = range(self.dice.choice((1, 2, 3)))
         self.workers = [Worker(Watermark(world.zero_every), mortal=world.deaths and i > 0) for i in workers]
@@ -181,7 +184,7 @@ class Schedule:
     # The two parts: everybody at once; then the workers alone, until none of them has anything left to do
 
     def _mingle(self) -> None:
-        for _ in range(self.dice.randint(3, 9)):
+        for _ in range(self.dice.randint(2, 8)):
             self._join(self._enqueue())
         self._join(self._pause())
         if self.world.cancels:
@@ -236,7 +239,7 @@ class Schedule:
 
     def _enqueue(self) -> Steps:
         """Transactions, long and short, with savepoints; id first, then the position, and room between them."""
-        for _ in range(self.dice.randint(1, 3)):
+        for _ in range(self.dice.randint(1, 5)):
             yield
             db, server, xid, youngest = self.db, self.server, self.db.begin(), 0
             yield
@@ -248,7 +251,7 @@ class Schedule:
                 yield
                 if youngest and self.dice.random() < 0.4:
                     db.undo_savepoint(youngest, rows)
-            if self.dice.random() < 0.2:
+            if self.dice.random() < self.patience:
                 yield from self._linger(12)
             if server != self.server:
                 continue
@@ -350,6 +353,8 @@ class Schedule:
                     paused = frozenset(db.paused)
                     yield from self._claim(db, xid, lanes, starts, limits, n, paused, taken)
             yield
+            if self.others and self.dice.random() < 0.2:  # a slow network: much happens between two statements
+                yield from self._linger(12)
         if server != self.server:
             mark.forget()
             return False
@@ -357,13 +362,13 @@ class Schedule:
             worker.dead = True
             self._join(self._vanish(db, xid))
             return False
-        failed = (self.others or self.world.zero_every == math.inf) and self.dice.random() < 0.06
+        failed = (self.others or self.world.zero_every == math.inf) and self.dice.random() < self.trouble
         if failed:
             db.rollback(xid)
         else:
             db.commit(xid)
             yield
-        if self.others and self.dice.random() < 0.03:
+        if self.others and self.dice.random() < self.trouble / 2:
             mark.forget()  # the answer was lost
         if server != self.server or (failed and not self.world.failed_is_processed):
             return False
