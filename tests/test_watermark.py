@@ -18,7 +18,7 @@ from pgqueue.watermark import LOOK_AGAIN, MOST_FLOORS, ZERO_EVERY, Lane, Reading
 A: Lane = ("a", 11)
 B: Lane = ("b", 11)
 C: Lane = ("a", 13)
-EVERYDAY = 2_000
+EVERYDAY = 1_000
 LONG = 20_000
 LOCKS = World(deaths=True, cancels=True)
 
@@ -221,7 +221,7 @@ def test_floors_are_those_of_a_table_kept_id_by_id() -> None:
     running: set[int] = set()
     floors: dict[int, int] = {}
     head = previous = cursor = 0
-    for _ in range(4 * MOST_FLOORS):
+    for _ in range(5 * MOST_FLOORS // 2):
         running |= set(dice.sample(range(fetcher.xid + 1, fetcher.xid + 100), 3))
         ended = {xid for xid in running if dice.random() < (0.7 if xid % 3 else 0.005)}
         running -= ended
