@@ -1,0 +1,331 @@
+"""Tasks: functions that can be enqueued, and the registry that finds them again.
+
+The declaration side of the flow: an application decorates its functions when its modules are imported; the client asks
+a `Task` for a `NewJob` and hands that to `enqueue`; a worker looks up the name in a row among the tasks that its own
+modules declared. Everything that can be wrong with a declaration is said at import.
+
+Never imports a module by a name found in the database: an unknown name is just unknown.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+
+from pgqueue.codec import Codec, json_object, keywords_only
+from pgqueue.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
+from pgqueue.errors import Error, InvalidArguments, InvalidOption
+from pgqueue.handle import JobHandle
+from pgqueue.job import NewJob, check_priority, check_queue, check_task_name
+from pgqueue.retry import RetryFunction, RetryPolicy, check_attempts, seconds
+
+if TYPE_CHECKING:
+    from pgqueue.job import Job
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+Called_co = TypeVar("Called_co", covariant=True)
+
+Row = Mapping[str, Any] | tuple[Any, ...]
+"""The arguments of one job of many: by name, or by position."""
+
+
+class TaskOptions(TypedDict, total=False):
+    """What `@task(…)` takes."""
+
+    name: str | None
+    aliases: Iterable[str]
+    queue: str
+    priority: int
+    retry: RetryPolicy | RetryFunction | int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task(Generic[P, R_co]):
+    """A function that can be enqueued: `P` are its parameters without the Job, `R_co` what it returns (or awaits to).
+
+    Calling it just calls the function. `new` makes a job of a call and checks the arguments; `enqueue` puts it into the
+    caller's transaction; `using` gives a copy with other options for one call.
+
+    >>> @task(name="billing.charge", queue="billing")
+    ... def charge(customer: int, cents: int = 100) -> str:
+    ...     return f"{customer}: {cents}"
+    >>> charge(7)
+    '7: 100'
+    >>> charge.new(7).args, charge.using(priority=0).new(7, cents=250).priority
+    ('{"customer":7}', 0)
+    >>> charge.new("seven")
+    Traceback (most recent call last):
+    ...
+    pgqueue.errors.InvalidArguments: task 'billing.charge': parameter customer: given 'seven' (str), needs int
+    """
+
+    name: str
+    fn: Callable[..., Any] = field(repr=False)
+    codec: Codec = field(repr=False)
+    is_async: bool = False  # an `async def`: runs on the worker's event loop, not in a thread
+    queue: str = "default"
+    priority: int = 5
+    retry: RetryPolicy = field(default=RetryPolicy(), repr=False)
+    aliases: tuple[str, ...] = ()
+    run_at: datetime | None = None
+    delay: float | None = None
+    headers: str | None = field(default=None, repr=False)
+    max_attempts: int | None = None
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, as if it were no task."""
+        return self.fn(*args, **kwargs)
+
+    @property
+    def wants_job(self) -> bool:
+        """True if the function's first parameter is the Job."""
+        return self.codec.wants_job
+
+    def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob[R_co]:
+        """Return the job this call would enqueue, for `enqueue_many`. Raises InvalidArguments if they do not fit."""
+        return NewJob(
+            self.name,
+            self.codec.encode(args, kwargs),
+            self.queue,
+            self.priority,
+            self.run_at,
+            self.delay,
+            self.headers,
+            self.max_attempts,
+        )
+
+    def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
+        """Enqueue a call on the caller's connection, in its transaction: the job exists if that commits."""
+        return enqueue(conn, self, *args, **kwargs)
+
+    async def aenqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
+        """Enqueue a call on the caller's async connection, in its transaction."""
+        return await aenqueue(conn, self, *args, **kwargs)
+
+    def enqueue_many(self, conn: object, rows: Iterable[Row], /) -> list[JobHandle[R_co]]:
+        """Enqueue one job per row (a mapping of keywords or a tuple), in few statements, in the caller's transaction.
+
+        A row that does not fit raises InvalidArguments with a note of its number, and nothing was enqueued.
+        """
+        return enqueue_many(conn, self._jobs(rows))
+
+    async def aenqueue_many(self, conn: object, rows: Iterable[Row], /) -> list[JobHandle[R_co]]:
+        """As `enqueue_many`, on an async connection."""
+        return await aenqueue_many(conn, self._jobs(rows))
+
+    def using(
+        self,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        delay: float | timedelta | None = None,
+        retry: int | None = None,
+        headers: Mapping[str, Any] | None = None,
+    ) -> Task[P, R_co]:
+        """Return a copy with these options for the jobs it makes; the declared task stays as it is.
+
+        `delay` is seconds or a timedelta; `run_at` has a time zone; giving one replaces an earlier other. `retry` is
+        the most attempts of these jobs; how long they wait in between stays the task's own policy.
+        """
+        if run_at is not None and delay is not None:
+            raise InvalidOption(f"task {self.name!r}: give run_at or delay, not both")
+        timed = run_at is not None or delay is not None
+        return replace(
+            self,
+            queue=self.queue if queue is None else check_queue(queue),
+            priority=self.priority if priority is None else check_priority(priority),
+            run_at=_aware(run_at) if timed else self.run_at,
+            delay=(None if delay is None else seconds(delay, "delay")) if timed else self.delay,
+            max_attempts=self.max_attempts if retry is None else check_attempts(retry),
+            headers=self.headers if headers is None else json_object(headers, f"task {self.name!r}, headers"),
+        )
+
+    def _jobs(self, rows: Iterable[Row]) -> Iterator[NewJob[R_co]]:
+        new: Callable[..., NewJob[R_co]] = self.new
+        for number, row in enumerate(rows):
+            try:
+                yield new(*row) if isinstance(row, tuple) else new(**_mapping(row))
+            except InvalidArguments as error:
+                error.add_note(f"in row {number} of the rows given (the first is 0)")
+                raise
+
+
+if TYPE_CHECKING:
+
+    class Nobody:
+        """For type checkers only: no function asks for it, so only one that takes anything accepts it."""
+
+    class Declared(Task[P, R_co], Generic[P, R_co, Q, Called_co]):
+        """For type checkers only: a Task that also knows how its function is called (`Q`, `Called_co`)."""
+
+        def __call__(self, /, *args: Q.args, **kwargs: Q.kwargs) -> Called_co: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """Make a function a task: `@task`, or `@task(name=…, queue=…)`.
+
+    Takes plain `def` and `async def` functions. Their name in the database is module.qualname unless `name` gives one;
+    `aliases` are older names under which jobs may still wait. A first parameter `job: Job` is given by the worker and
+    is no argument. `retry` is a number of attempts, a RetryPolicy, or a function f(attempt, exc) -> delay | None.
+    Raises InvalidOption for what cannot work.
+
+    >>> @task(name="mail.send", aliases=["mail.deliver"], retry=3)
+    ... async def send(address: str) -> None: ...
+    >>> send.is_async, send.retry.attempts, find("mail.deliver") is send
+    (True, 3, True)
+    """
+
+    options: TaskOptions
+
+    @overload  # a first parameter that takes anything, even what does not exist: it cannot be told from a Job
+    def __call__(self, fn: Callable[Concatenate[Nobody, ...], Any], /) -> Task[..., Any]: ...
+
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[Job, P], Coroutine[Any, Any, R]], /
+    ) -> Declared[P, R, Concatenate[Job, P], Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Job, P], R], /) -> Declared[P, R, Concatenate[Job, P], R]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Declared[P, R, P, Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Declared[P, R, P, R]: ...
+
+    @overload
+    def __call__(self, /, **options: Unpack[TaskOptions]) -> Declaration: ...
+
+    def __call__(self, fn: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
+        if unknown := options.keys() - TaskOptions.__annotations__.keys():
+            raise InvalidOption(f"task: no option {', '.join(sorted(unknown))}")
+        merged: TaskOptions = {**self.options, **options}
+        return Declaration(merged) if fn is None else _register(_declare(fn, merged))
+
+
+task = Declaration({})
+registry: dict[str, Task[..., Any]] = {}
+"""Every declared task under its name and under each alias."""
+
+
+def find(name: str) -> Task[..., Any] | None:
+    """Return the task declared under this name or alias, None if the imported modules declare none."""
+    return registry.get(name)
+
+
+def declared() -> list[Task[..., Any]]:
+    """Return every declared task once, in the order of declaration."""
+    return list(dict.fromkeys(registry.values()))
+
+
+def remote(name: str, *, queue: str = "default", priority: int = 5) -> Task[..., Any]:
+    """Return a task of another codebase, known by name: it can be enqueued here, with keywords and plain JSON values.
+
+    Its arguments are checked when it runs. Calling it raises Error; no worker of this codebase runs it.
+
+    >>> remote("billing.charge", queue="billing").new(customer=7).args
+    '{"customer":7}'
+    """
+
+    def elsewhere(*args: Any, **kwargs: Any) -> Any:
+        raise Error(f"task {name!r} belongs to another codebase: it can be enqueued here, not called")
+
+    codec = keywords_only(check_task_name(name))
+    return Task(name=name, fn=elsewhere, codec=codec, queue=check_queue(queue), priority=check_priority(priority))
+
+
+def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
+    _check_function(fn)
+    name = check_task_name(options.get("name") or _default_name(fn))
+    aliases = options.get("aliases", ())
+    if isinstance(aliases, str):
+        raise InvalidOption(f"task {name!r}: aliases are a list of names, such as aliases=[{aliases!r}]")
+    retry = options.get("retry")
+    return Task(
+        name=name,
+        fn=fn,
+        codec=Codec.of(fn, name),
+        is_async=inspect.iscoroutinefunction(fn),
+        queue=check_queue(options.get("queue", "default")),
+        priority=check_priority(options.get("priority", 5)),
+        retry=RetryPolicy() if retry is None else RetryPolicy.of(retry),
+        aliases=tuple(map(check_task_name, aliases)),
+    )
+
+
+def _register(new: Task[..., Any]) -> Task[..., Any]:
+    names = (new.name, *new.aliases)
+    for name in names:
+        other = registry.get(name)
+        if other is not None and _origin(other) != _origin(new):
+            raise InvalidOption(
+                f"task name {name!r} is taken by {_origin(other)}, so {_origin(new)} cannot have it: pass name=… to one"
+            )
+    if replaced := registry.get(new.name):  # the module was imported again: what it no longer says is gone
+        for name in [name for name, each in registry.items() if each is replaced]:
+            del registry[name]
+    registry.update(dict.fromkeys(names, new))
+    return new
+
+
+def _origin(declared: Task[..., Any]) -> str:
+    return f"{declared.fn.__module__}:{declared.fn.__qualname__}"
+
+
+def _default_name(fn: Callable[..., Any]) -> str:
+    if fn.__module__ == "__main__":
+        raise InvalidOption(
+            f"task {fn.__qualname__}: it is declared in __main__, a name no worker can find again: "
+            f"pass name=…, such as @task(name={fn.__qualname__!r}), or move it to a module"
+        )
+    if fn.__name__ == "<lambda>":
+        raise InvalidOption("task: a lambda has no name of its own: pass name=…, or use def")
+    return f"{fn.__module__}.{fn.__qualname__}"
+
+
+def _check_function(fn: Callable[..., Any]) -> None:
+    if not inspect.isfunction(fn):
+        raise InvalidOption(f"task {fn!r}: {_no_function(fn)}; declare a plain def or async def")
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise InvalidOption(f"task {fn.__qualname__}: a generator does nothing until iterated; return instead of yield")
+    first = next(iter(inspect.signature(fn).parameters), "")
+    if first in ("self", "cls") and "." in fn.__qualname__.rpartition("<locals>.")[2]:
+        raise InvalidOption(
+            f"task {fn.__qualname__}: a method needs its object, which is no argument: "
+            "use a function that is given an id and loads the object"
+        )
+
+
+def _no_function(fn: object) -> str:
+    if isinstance(fn, Task):
+        return f"it is the task {fn.name!r} already"
+    if isinstance(fn, type):
+        return "a class is no task"
+    if inspect.ismethod(fn):
+        return "a bound method carries an object that cannot be stored"
+    if isinstance(fn, staticmethod | classmethod):
+        return f"put @{type(fn).__name__} above @task"
+    if callable(fn):
+        return "a partial or other callable object has no name of its own"
+    return "the options of a task are keywords, such as @task(name=…)"
+
+
+def _aware(run_at: datetime | None) -> datetime | None:
+    if run_at is not None and (not isinstance(run_at, datetime) or run_at.utcoffset() is None):
+        raise InvalidOption(f"run_at {run_at!r}: give a datetime with a time zone, such as datetime.now(timezone.utc)")
+    return run_at
+
+
+def _mapping(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(row, Mapping):
+        return row
+    raise InvalidArguments(f"a row is a mapping of keywords or a tuple, not {type(row).__qualname__}: {row!r:.80}")

@@ -1,0 +1,115 @@
+"""What type checkers make of tasks. Never run: `test_typing.py` gives it to mypy and pyright.
+
+Both must accept every line, but for those marked with an ignore comment: there both must complain.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, assert_type
+
+import psycopg
+
+from pgqueue.enqueue import aenqueue, enqueue, enqueue_many
+from pgqueue.handle import JobHandle
+from pgqueue.job import Job, NewJob
+from pgqueue.retry import RetryPolicy
+from pgqueue.tasks import Task, declared, find, remote, task
+
+
+@task
+def charge(customer: int, note: str = "") -> float:
+    return 1.0
+
+
+@task
+async def send(address: str, *, copy: bool = False) -> bytes:
+    return b""
+
+
+@task(name="count", queue="slow", priority=0, aliases=["tally"], retry=3)
+def count(job: Job, start: int) -> str:
+    return ""
+
+
+@task(retry=RetryPolicy(attempts=3, first=timedelta(minutes=1)))
+async def watch(job: Job, start: int) -> int:
+    return 1
+
+
+@task(retry=lambda attempt, exc: 5.0 if attempt < 3 else None)
+def nothing() -> None: ...
+
+
+@task
+def anything(value: Any) -> int:  # cannot be told from a Job, so its parameters are not known
+    return 1
+
+
+def good(conn: psycopg.Connection) -> None:
+    assert_type(charge(1, note="x"), float)
+    assert_type(count(find_job(), 1), str)
+    assert_type(charge.new(1, "x"), NewJob[float])
+    assert_type(charge.enqueue(conn, customer=1), JobHandle[float])
+    assert_type(charge.using(delay=5).enqueue(conn, 1), JobHandle[float])
+    assert_type(
+        charge.using(run_at=datetime.now(UTC), queue="q", priority=1, retry=2, headers={"a": 1}).new(1).args, str
+    )
+    assert_type(send.new("a", copy=True), NewJob[bytes])
+    assert_type(count.new(1), NewJob[str])
+    assert_type(count.enqueue(conn, start=1), JobHandle[str])
+    assert_type(watch.enqueue(conn, 1), JobHandle[int])
+    assert_type(nothing.enqueue(conn), JobHandle[None])
+    assert_type(enqueue(conn, charge, 1, note="x"), JobHandle[float])
+    assert_type(enqueue(conn, count.using(priority=1), 1), JobHandle[str])
+    assert_type(charge.enqueue_many(conn, [(1, "x"), {"customer": 2}]), list[JobHandle[float]])
+    enqueue_many(conn, [charge.new(1), send.new("a"), count.new(1)])
+    anything.enqueue(conn, {"a": 1})
+    remote("billing.charge", queue="billing").enqueue(conn, customer=1)
+    every: list[Task[..., Any]] = [charge, send, count, remote("x"), *declared()]
+    assert_type(every[0], Task[..., Any])
+    assert_type(find("count"), Task[..., Any] | None)
+
+
+async def good_async(conn: psycopg.AsyncConnection) -> None:
+    assert_type(await send("a"), bytes)
+    assert_type(await watch(find_job(), 1), int)
+    assert_type(await send.aenqueue(conn, "a"), JobHandle[bytes])
+    assert_type(await aenqueue(conn, watch, 1), JobHandle[int])
+    assert_type(await charge.aenqueue_many(conn, [(1,)]), list[JobHandle[float]])
+
+
+def bad(conn: psycopg.Connection) -> None:
+    charge("1")  # type: ignore
+    charge.new("1")  # type: ignore
+    charge.new()  # type: ignore
+    charge.new(1, 2)  # type: ignore
+    charge.new(1, nota="x")  # type: ignore
+    charge.enqueue(conn)  # type: ignore
+    charge.enqueue(conn, "1")  # type: ignore
+    charge.enqueue()  # type: ignore
+    charge.using(delay=5).enqueue(conn, "1")  # type: ignore
+    count.new(find_job(), 1)  # type: ignore
+    count.enqueue(conn, find_job(), 1)  # type: ignore
+    count(1)  # type: ignore
+    watch.new("1")  # type: ignore
+    nothing.enqueue(conn, 1)  # type: ignore
+    enqueue(conn, charge, "1")  # type: ignore
+    enqueue(conn, send, "a", True)  # type: ignore
+    enqueue(conn, good, conn)  # type: ignore
+    wrong: JobHandle[str] = charge.enqueue(conn, 1)  # type: ignore
+    print(wrong)
+    charge.enqueue_many(conn, [1, 2])  # type: ignore
+    charge.using(priority="high")  # type: ignore
+    charge.using(lock="x")  # type: ignore
+    charge.using(retry=RetryPolicy())  # type: ignore
+    task(queue=5)  # type: ignore
+    task(lock="x")  # type: ignore
+    task("name")  # type: ignore
+    task(retry="often")  # type: ignore
+    remote("x", lock=1)  # type: ignore
+    charge.queue = "other"  # type: ignore
+
+
+def find_job() -> Job:
+    raise NotImplementedError
