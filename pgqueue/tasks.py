@@ -245,7 +245,8 @@ def remote(name: str, *, queue: str = "default", priority: int = 5) -> Task[...,
 
 def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
     _check_function(fn)
-    name = check_task_name(options.get("name") or _default_name(fn))
+    given = options.get("name")
+    name = check_task_name(_default_name(fn) if given is None else given)
     aliases = options.get("aliases", ())
     if isinstance(aliases, str):
         raise InvalidOption(f"task {name!r}: aliases are a list of names, such as aliases=[{aliases!r}]")
