@@ -1,14 +1,25 @@
-"""A job: as it is about to be enqueued (`NewJob`).
+"""A job: as it is about to be enqueued (`NewJob`), and as a worker has claimed it (`Job`).
 
-Made by tasks, written by `enqueue`. Nothing here does I/O.
+    enqueue ──────────────▶ available ─────claim────▶ running ──returned──▶ completed
+       │                     ▲   ▲  ▲                   │ │ │
+       │ later           due │   │  └──released─────────┘ │ └──gave up──▶ failed
+       └──────▶ scheduled ───┘   │                        │
+                    ▲            └──── its worker died ───┤
+                    └──────────── another attempt ────────┘
+
+`blocked` (waits for its key), `skipped` and `cancelled` are the other states. A NewJob is made by tasks and written by
+`enqueue`; a Job is made by the fetcher and read by handlers. Nothing here does I/O.
 """
 
 from __future__ import annotations
 
 import re
+from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Generic, ParamSpec, Protocol, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+import msgspec
 
 from pgqueue.errors import InvalidOption
 
@@ -57,3 +68,85 @@ def check_priority(priority: int) -> int:
     if isinstance(priority, int) and not isinstance(priority, bool) and 0 <= priority <= 9:
         return priority
     raise InvalidOption(f"priority {priority!r}: use a whole number from 0 (first) to 9 (last)")
+
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+
+running_job: ContextVar[Job | None] = ContextVar("pgqueue_job", default=None)
+
+
+def current_job() -> Job:
+    """Return the job whose handler is running here; RuntimeError outside of one.
+
+    Works in async and sync handlers, and in what they call; a thread or task started by a handler inherits it.
+    """
+    job = running_job.get()
+    if job is None:
+        raise RuntimeError("pgqueue.current_job(): no job is running here; it works inside a task's handler only")
+    return job
+
+
+class Job:
+    """A claimed job, as its handler sees it. Read it; only the worker changes it.
+
+    >>> @pgqueue.task
+    ... def charge(job: pgqueue.Job, order_id: int) -> None:
+    ...     print(job.id, job.attempt, order_id)
+    """
+
+    __slots__ = (
+        "_row", "args", "attempt", "claim", "crashes", "id", "lane", "max_attempts", "pos", "queue", "resources",
+        "task",
+    )  # fmt: skip
+
+    def __init__(self, row: tuple[Any, ...], claim: int) -> None:
+        self._row = row
+        self.claim = claim
+        self.id: int
+        """The job's number: the same in every attempt."""
+        self.task: str
+        """The task's name."""
+        self.args: str
+        """The arguments as the text of a JSON object."""
+        self.attempt: int
+        """Which attempt this is, from 1."""
+        self.id, self.pos, rank, self.queue, self.task, self.args, self.attempt = row[:7]
+        self.max_attempts: int | None = row[8]
+        """How many attempts the enqueuer allowed; None: as the task's retry policy says."""
+        self.crashes: int = row[9]
+        """How many workers have died under it."""
+        self.lane: tuple[str, int] = (self.queue, rank)
+        self.resources: Any = None
+        """What the worker's lifespan yielded."""
+
+    @property
+    def priority(self) -> int:
+        """0 (first) to 9."""
+        return int(self._row[7])
+
+    @property
+    def snoozes(self) -> int:
+        """How often it was put off without spending an attempt."""
+        return int(self._row[10])
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """When it was enqueued, UTC, by the database's clock."""
+        return _EPOCH + timedelta(microseconds=self._row[11])
+
+    @property
+    def run_at(self) -> datetime | None:
+        """The time it was scheduled for, UTC; None if it was to run at once."""
+        return None if self._row[12] is None else _EPOCH + timedelta(microseconds=self._row[12])
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The headers given at enqueue."""
+        return msgspec.json.decode(self._row[14], type=dict[str, Any]) if self._row[14] else {}
+
+    def age(self) -> float:
+        """Seconds since it was enqueued, by this machine's clock."""
+        return (datetime.now(UTC) - self.enqueued_at).total_seconds()
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} {self.task} attempt {self.attempt}>"

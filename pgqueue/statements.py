@@ -7,7 +7,7 @@ schema is one checked substitution of that name. Data never becomes SQL text: it
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -57,6 +57,11 @@ def in_schema(sql: str, schema: str) -> str:
 def text(name: str, schema: str) -> str:
     """Return the named statement of `sql/*.sql` for this schema, in psycopg's `%(name)s` style."""
     return in_schema(_all()[name], schema)
+
+
+def integers(values: Iterable[int]) -> str:
+    """The array literal of some integers, as one parameter: psycopg's dumper of lists costs more than a statement."""
+    return "{" + ",".join([str(value) for value in values]) + "}"
 
 
 def names() -> list[str]:

@@ -192,6 +192,25 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Advance a ring whose current leaf is old enough (always, when forced): throw away the oldest leaf and write there from
+-- now on, or do neither. Waits 50 ms at most for readers of history; answers whether it advanced. Called by `prune`.
+CREATE FUNCTION pgqueue.advance_ring(ring_kind text, forced boolean DEFAULT false) RETURNS boolean
+    LANGUAGE plpgsql SET lock_timeout = '50ms' AS $$
+DECLARE
+    r pgqueue.ring;
+    next_bin smallint;
+BEGIN
+    SELECT * INTO r FROM pgqueue.ring WHERE kind = ring_kind
+        AND (forced OR since < pgqueue.now() - retention / (leaves - 2)) FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    next_bin := (r.bin + 1) % r.leaves;
+    EXECUTE format('TRUNCATE pgqueue.%I', CASE r.kind WHEN 'attempt' THEN 'attempt_' ELSE 'job_' || r.kind || '_' END || next_bin);
+    UPDATE pgqueue.ring SET bin = next_bin, since = pgqueue.now() WHERE kind = r.kind;
+    RETURN true;
+END $$;
+
 -- Queue tables churn: vacuum them by count, not by share, and without pauses. They are small, so it is quick.
 DO $$
 DECLARE
@@ -203,6 +222,12 @@ BEGIN
             autovacuum_vacuum_insert_scale_factor = 1, autovacuum_analyze_scale_factor = 0.2,
             autovacuum_analyze_threshold = 5000)', part);
     END LOOP;
+END $$;
+
+-- For statements that check themselves: raise instead of going on with half a move.
+CREATE FUNCTION pgqueue.refuse(what text) RETURNS integer LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'pgqueue: %', what USING ERRCODE = 'data_corrupted';
 END $$;
 
 -- The table defends itself: a hand-written UPDATE of the state would strand the row (its position, its lane, its holder).

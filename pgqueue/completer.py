@@ -1,0 +1,223 @@
+"""Writes outcomes down: one flush in flight, everything that finishes meanwhile goes with the next.
+
+The end of the flow. The executor calls `finish` (from the loop or from a thread) with a job and its Outcome; a flush
+is one transaction that ends the jobs by their fence (id, worker, claim). It batches by itself: the busier the worker,
+the larger the batch. Durable: a job that is reported as done here has been flushed to disk by the server (its
+synchronous_commit).
+
+A job the statement did not end is looked up: gone means that somebody else was given it (rescue) and this run's
+outcome is dropped and counted; still there means that its row is locked, and it goes with the next flush. So a
+stranger who locks a row delays that row only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pgqueue.job import Job
+from pgqueue.loops import persist
+from pgqueue.outcome import COMPLETED, Completed, Failed, Outcome, Released, Retried
+from pgqueue.sessions import Session
+from pgqueue.statements import Statement, integers
+
+log = logging.getLogger("pgqueue")
+
+FLUSH_MOST = 2_000
+LOCKED_PAUSE = 0.05
+
+Ended = tuple[Job, Outcome]
+
+
+class Completer:
+    """Collects outcomes and writes them in batches. `written` is told which jobs are no longer ours."""
+
+    def __init__(
+        self,
+        session: Session,
+        worker_id: Callable[[], int],
+        *,
+        version_tag: str,
+        notify: bool,
+        written: Callable[[Sequence[Job]], None],
+    ) -> None:
+        self.fenced = 0
+        """Outcomes dropped because the job had been given to somebody else."""
+        self._session = session
+        self._worker_id = worker_id
+        self._common = {"version_tag": version_tag}
+        self._notify = notify
+        self._written = written
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._wake = asyncio.Event()
+        self._signalled = False
+        # Never replaced, only emptied from the left: a thread may be in the middle of an append.
+        self._waiting: deque[Ended] = deque()
+        self._in_flight: list[Ended] = []
+        self._unsure: set[int] = set()
+        self._flushed = asyncio.Event()
+        self._flushed.set()
+
+    def finish(self, job: Job, outcome: Outcome) -> None:
+        """Take the outcome of a job; from any thread. One signal to the loop per batch, not per job."""
+        self._waiting.append((job, outcome))
+        if not self._signalled:
+            self._signalled = True
+            if threading.get_ident() == self._thread:
+                self._wake.set()
+            elif not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    def unwritten(self) -> int:
+        """How many outcomes are not in the database yet."""
+        return len(self._waiting) + len(self._in_flight)
+
+    async def flushed(self) -> None:
+        """Wait until everything finished so far has been written or dropped."""
+        while self.unwritten():
+            self._flushed.clear()
+            await self._flushed.wait()
+
+    async def run(self) -> None:
+        """Flush until cancelled; the database being away is waited out, nothing is dropped for it."""
+        await persist(self._step, name="complete")
+
+    async def _step(self) -> None:
+        if not self._in_flight:
+            await self._wake.wait()
+            self._wake.clear()
+            self._signalled = False
+            waiting = self._waiting
+            self._in_flight = [waiting.popleft() for _ in range(min(len(waiting), FLUSH_MOST))]
+            if waiting:
+                self._wake.set()
+        if self._in_flight:
+            await self._flush(self._in_flight)
+        if not self.unwritten():
+            self._flushed.set()
+
+    async def _flush(self, batch: list[Ended]) -> None:
+        messages, groups = self._messages(batch)
+        try:
+            answers = await self._session.run(*messages)
+        except BaseException:
+            # It may have been committed all the same: then the next try finds them gone, and that is no loss.
+            self._unsure.update(job.id for job, _ in batch)
+            raise
+        left: list[Job] = []
+        for group, answer in zip(groups, answers, strict=True):
+            if answer is not None:
+                left += _not_in(group, answer)
+        locked = await self._locked(left) if left else set()
+        self._unsure &= locked
+        self._in_flight = [entry for entry in batch if entry[0].id in locked]
+        self._written([job for job, _ in batch if job.id not in locked])
+        if locked:
+            await asyncio.sleep(LOCKED_PAUSE)
+
+    async def _locked(self, left: list[Job]) -> set[int]:
+        """Of jobs that were not ended: those that are still ours. The others are fenced."""
+        [answer] = await self._session.run(self._statement("complete_missing", left))
+        locked = {row[0] for row in answer}
+        for job in left:
+            if job.id not in locked and job.id not in self._unsure:
+                self.fenced += 1
+                log.warning(
+                    "job %d (%s): had been given to another worker; the outcome of this run is dropped",
+                    job.id,
+                    job.task,
+                )
+        return locked
+
+    # Outcomes into statements ----------------------------------------------------------------------------------------
+
+    def _messages(self, batch: list[Ended]) -> tuple[list[Statement[Any]], list[list[Job]]]:
+        plain: list[Job] = []
+        results: list[tuple[Job, Completed]] = []
+        retried: list[tuple[Job, Retried]] = []
+        failed: list[tuple[Job, Failed]] = []
+        released: list[Job] = []
+        for job, outcome in batch:
+            if outcome is COMPLETED:
+                plain.append(job)
+                continue
+            match outcome:
+                case Completed():
+                    results.append((job, outcome))
+                case Retried():
+                    retried.append((job, outcome))
+                case Failed():
+                    failed.append((job, outcome))
+                case Released():
+                    released.append(job)
+        messages: list[Statement[Any]] = []
+        groups: list[list[Job]] = []
+        if plain:
+            messages.append(self._ends("complete_plain", plain))
+            groups.append(plain)
+        if results:
+            jobs = [job for job, _ in results]
+            messages.append(self._ends("complete_result", jobs, results=[done.result for _, done in results]))
+            groups.append(jobs)
+        if retried:
+            messages.append(self._retry(retried))
+            groups.append([job for job, _ in retried])
+        if failed:
+            messages.append(self._fail(failed))
+            groups.append([job for job, _ in failed])
+        if released:
+            messages.append(self._ends("complete_release", released, notify=self._notify))
+            groups.append(released)
+        return messages, groups
+
+    def _retry(self, retried: list[tuple[Job, Retried]]) -> Statement[Any]:
+        return self._ends(
+            "complete_retry",
+            [job for job, _ in retried],
+            delays=[again.delay for _, again in retried],
+            spents=[again.spent for _, again in retried],
+            notify=self._notify,
+            **_problems([again for _, again in retried]),
+        )
+
+    def _fail(self, failed: list[tuple[Job, Failed]]) -> Statement[Any]:
+        return self._ends(
+            "complete_fail",
+            [job for job, _ in failed],
+            reasons=[end.reason for _, end in failed],
+            **_problems([end for _, end in failed]),
+        )
+
+    def _ends(self, name: str, jobs: list[Job], **params: object) -> Statement[list[int] | None]:
+        """A statement that ends jobs; it answers None if all were ended, else the ids that were."""
+        statement = self._statement(name, jobs, **params)
+        return Statement(statement.sql, statement.params, lambda rows: rows[0][0])
+
+    def _statement(self, name: str, jobs: list[Job], **params: object) -> Statement[list[tuple[Any, ...]]]:
+        return self._session.link.statement(
+            name,
+            ids=integers([job.id for job in jobs]),
+            claims=integers([job.claim for job in jobs]),
+            worker_id=self._worker_id(),
+            **self._common,
+            **params,
+        )
+
+
+def _problems(ends: Sequence[Retried | Failed]) -> dict[str, object]:
+    return {
+        "outcomes": [end.problem.outcome for end in ends],
+        "error_types": [end.problem.error_type for end in ends],
+        "messages": [end.problem.message for end in ends],
+        "tracebacks": [end.problem.traceback for end in ends],
+    }
+
+
+def _not_in(jobs: list[Job], ended: list[int]) -> list[Job]:
+    gone = set(ended)
+    return [job for job in jobs if job.id not in gone]

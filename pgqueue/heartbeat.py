@@ -1,0 +1,149 @@
+"""The sign of life: a thread of its own with a connection of its own raises this worker's counter and watches the
+others'.
+
+A thread, because a handler that blocks the loop is no death; a counter, because clocks of machines differ and step.
+Nobody is judged by a time that stands in the database: a judge has to *see* the same count for a whole lease of its
+own monotonic clock, in at least three reads none of which came late, while its own beats went through. So a stopped
+server, a failover, a suspended judge or a stepped clock kills nobody, and a job is never judged by how long it runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import msgspec
+import psycopg
+
+from pgqueue import statements
+from pgqueue.loops import Backoff, transient
+from pgqueue.sessions import Link, options
+
+log = logging.getLogger("pgqueue")
+
+Identity = tuple[int, str]
+
+
+@dataclass(slots=True)
+class _Seen:
+    beat: int
+    since: float
+    reads: int
+    lease: float
+
+
+class Judge:
+    """Decides which workers are dead from what it has seen itself. Pure: time is passed in."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+        self._last: float | None = None
+
+    def observe(self, beats: Iterable[tuple[int, int, float]], now: float) -> list[tuple[int, int]]:
+        """Take the (worker id, beat, lease seconds) just read; answer the dead as (worker id, beat).
+
+        Reads that came too late (half a lease after the one before) start the observation anew: whoever was suspended
+        or cut off has not watched.
+        """
+        gap = 0.0 if self._last is None else now - self._last
+        self._last = now
+        seen: dict[int, _Seen] = {}
+        for worker_id, beat, lease in beats:
+            before = self._seen.get(worker_id)
+            if before is None or before.beat != beat or gap > lease / 2:
+                seen[worker_id] = _Seen(beat, now, 1, lease)
+            else:
+                seen[worker_id] = _Seen(beat, before.since, before.reads + 1, lease)
+        self._seen = seen
+        return [
+            (worker_id, one.beat) for worker_id, one in seen.items() if one.reads >= 3 and now - one.since >= one.lease
+        ]
+
+    def live(self) -> int:
+        """How many other workers have a row and are not declared dead."""
+        return len(self._seen)
+
+
+class Heartbeat:
+    """Beats every third of the lease until stopped. The callbacks are called from its thread."""
+
+    def __init__(
+        self,
+        link: Link,
+        worker_id: int,
+        lease: float,
+        *,
+        state: Callable[[], str],
+        running: Callable[[], list[int]],
+        sessions: Callable[[], list[Identity]],
+        dead: Callable[[list[tuple[int, int]]], None],
+        declared_dead: Callable[[], None],
+    ) -> None:
+        self.judge = Judge()
+        self.last_beat = monotonic()
+        """When a beat last went through, by this process's monotonic clock."""
+        self._link = link
+        self._worker_id = worker_id
+        self._lease = lease
+        self._state = state
+        self._running = running
+        self._sessions = sessions
+        self._dead = dead
+        self._declared_dead = declared_dead
+        self._identity: Identity | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pgqueue-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop beating; waits for the thread, at most the time of one round trip."""
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        backoff = Backoff(most=self._lease / 6)
+        while not self._stop.is_set():
+            try:
+                self._beat_on_one_connection(backoff)
+            except Exception as error:
+                if not transient(error):
+                    log.exception("heartbeat: the database refuses the beat; this worker will be taken for dead")
+                pause = backoff.pause()
+                log.warning("heartbeat: %s; trying again in %.2f s", str(error).strip(), pause)
+                self._stop.wait(pause)
+
+    def _beat_on_one_connection(self, backoff: Backoff) -> None:
+        with psycopg.connect(self._link.dsn, **options(self._link, "pgqueue beat")) as conn:
+            row = conn.execute(statements.text("session_identity", self._link.schema)).fetchone()
+            self._identity = None if row is None else (row[0], row[1])
+            while not self._stop.is_set():
+                self._beat(conn)
+                backoff.succeeded()
+                self._stop.wait(self._lease / 3)
+
+    def _beat(self, conn: psycopg.Connection[Any]) -> None:
+        own = [self._identity] if self._identity else []
+        sessions = [{"pid": pid, "backend_start": start} for pid, start in [*self._sessions(), *own]]
+        beats = conn.execute(
+            statements.text("heartbeat_beat", self._link.schema),
+            {
+                "worker_id": self._worker_id,
+                "state": self._state(),
+                "running": statements.integers(self._running()),
+                "sessions": msgspec.json.encode(sessions).decode(),
+            },
+        ).fetchall()
+        if all(worker_id != self._worker_id for worker_id, _, _ in beats):
+            self._declared_dead()
+            self._stop.set()
+            return
+        self.last_beat = monotonic()
+        dead = self.judge.observe([one for one in beats if one[0] != self._worker_id], self.last_beat)
+        if dead:
+            self._dead(dead)

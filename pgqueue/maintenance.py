@@ -1,0 +1,57 @@
+"""Keeps history bounded: advances the rings, throwing away their oldest leaf. Runs in the worker that leads, and in
+`prune`.
+
+Advancing is one transaction inside the database that either truncates the next leaf and moves to it, or does neither.
+It waits 50 ms at most for a reader of history, so that nobody queues behind it; then it tries again in the next
+round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import psycopg
+
+from pgqueue.loops import jittered
+from pgqueue.sessions import Session
+
+log = logging.getLogger("pgqueue")
+
+ROUND_SECONDS = 60.0
+READ_SECONDS = 5.0
+
+
+class Maintenance:
+    """The slow round of the leader: rings, and what else is handed in as `also`."""
+
+    def __init__(self, session: Session, *, leads: Callable[[], bool], also: Callable[[], Awaitable[None]]) -> None:
+        self._session = session
+        self._leads = leads
+        self._also = also
+
+    async def round(self) -> float:
+        """One round if this worker leads; the seconds until the next one, soon where a reader was in the way."""
+        if not self._leads():
+            return jittered(ROUND_SECONDS)
+        await self._also()
+        return READ_SECONDS if await self._blocked() else jittered(ROUND_SECONDS)
+
+    async def _blocked(self) -> bool:
+        """Advance the rings that are due; whether a reader prevented one."""
+        link = self._session.link
+        [rings] = await self._session.run(link.statement("maintenance_rings"))
+        blocked = False
+        for kind, _, _, _, _, due in rings:
+            if due:
+                blocked |= not await self._advance(kind)
+        return blocked
+
+    async def _advance(self, kind: str) -> bool:
+        try:
+            await self._session.run(self._session.link.statement("maintenance_advance", kind=kind, forced=False))
+        except psycopg.errors.LockNotAvailable:
+            log.info("history %s: a reader holds the oldest leaf; trying again in %g s", kind, READ_SECONDS)
+            return False
+        log.info("history %s: the oldest leaf was thrown away", kind)
+        return True

@@ -1,0 +1,69 @@
+"""Gives the jobs of dead workers back: they run again, at the front of their lanes.
+
+Called with a worker that the heartbeat's judge has seen dead, and once a minute for strays (jobs claimed by a worker
+while it was being judged). In this order, each step safe to repeat and safe when two do it:
+1. its sessions are ended, by pid *and* start time: a stopped process keeps its locks, and could still commit;
+2. its row is locked against claims (they hold it FOR KEY SHARE) and marked, unless it has beaten since: from then on
+it can neither claim nor beat, and its completions find their rows gone;
+3. its running jobs are moved, in batches, and the fetchers are told to start at zero.
+A worker that dies between these steps leaves strays, or an unmarked row that the next judge acts on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from pgqueue.sessions import Session
+
+log = logging.getLogger("pgqueue")
+
+BATCH = 1_000
+
+
+class Rescue:
+    """Rescues over the given session. Loops and timing are the caller's."""
+
+    def __init__(self, session: Session, *, notify: bool, rescued: Callable[[], None]) -> None:
+        self.jobs = 0
+        """How many jobs this worker has given back."""
+        self._session = session
+        self._notify = notify
+        self._rescued = rescued
+
+    async def rescue(self, worker_id: int, beat: int) -> bool:
+        """Rescue the jobs of a worker last seen at `beat`; False if it has beaten since or is gone."""
+        link = self._session.link
+        await self._session.run(link.statement("rescue_disarm", worker_id=worker_id, beat=beat))
+        locked, _ = await self._session.run(
+            link.statement("rescue_lock", worker_id=worker_id, beat=beat),
+            link.statement("rescue_mark", worker_id=worker_id, beat=beat),
+        )
+        if not locked:
+            return False
+        moved = await self._move(worker_id)
+        log.warning("worker %d gave no sign of life: %d of its jobs were given back", worker_id, moved)
+        return True
+
+    async def strays(self) -> None:
+        """Rescue jobs that hang on workers long dead, and forget dead workers after an hour."""
+        link = self._session.link
+        [found] = await self._session.run(link.statement("rescue_strays"))
+        for (worker_id,) in found:
+            moved = await self._move(worker_id)
+            log.warning("worker %d is dead: %d jobs it had claimed meanwhile were given back", worker_id, moved)
+        await self._session.run(link.statement("rescue_forget"))
+
+    async def _move(self, worker_id: int) -> int:
+        moved = 0
+        while True:
+            [[(count, _)]] = await self._session.run(
+                self._session.link.statement("rescue_jobs", worker_id=worker_id, n=BATCH, notify=self._notify)
+            )
+            moved += int(count)
+            if count < BATCH:
+                break
+        self.jobs += moved
+        if moved:
+            self._rescued()
+        return moved

@@ -1,0 +1,127 @@
+"""A worker's own connections: opened when first needed, opened again when they broke, dependent on no setting.
+
+Every message of a worker is one pipeline, one READ COMMITTED transaction, that sets what it needs for itself only: so
+the defaults of role and database cannot break a worker, and a transaction pooler cannot mix it up with its
+neighbours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import AsyncConnection, AsyncCursor
+from psycopg.types.numeric import Int8BinaryLoader
+
+from pgqueue import statements
+from pgqueue.statements import Statement
+
+# A round trip that takes longer than this is taken for a dead link: statement_timeout (30 s) has long answered.
+ROUND_TRIP_SECONDS = 45.0
+
+BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED", {}, lambda rows: None)
+COMMIT = Statement("COMMIT", {}, lambda rows: None)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Where a worker's sessions go, and how statements are sent there."""
+
+    dsn: str
+    schema: str
+    prepare: bool = True
+
+    def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
+        """The named statement of `sql/` with its parameters; its answer is the rows as they come."""
+        return Statement(statements.text(name, self.schema), params, list)
+
+
+class Session:
+    """One connection of a worker. `run` sends statements as one transaction in one round trip."""
+
+    def __init__(self, link: Link, name: str) -> None:
+        self.link = link
+        self.identity: tuple[int, str] | None = None
+        self.generation = 0
+        """How many connections this session has had; what was learned on an earlier one may not hold on this one."""
+        self._name = name
+        self._connection: AsyncConnection[Any] | None = None
+        self._turn = asyncio.Lock()
+
+    async def run(self, *messages: Statement[Any], settings: bool = True) -> list[Any]:
+        """Send the statements in one transaction of their own and return what each read.
+
+        Whatever goes wrong closes the connection: the next call starts on a new one. psycopg's errors come through; the
+        transaction may then have been committed or not.
+        """
+        async with self._turn:
+            try:
+                async with asyncio.timeout(ROUND_TRIP_SECONDS):
+                    return await self._send(await self._connected(), messages, settings)
+            except BaseException:
+                await self.close()
+                raise
+
+    async def ready(self) -> int:
+        """Connect if need be; the generation of the connection that the next `run` will use."""
+        async with self._turn, asyncio.timeout(ROUND_TRIP_SECONDS):
+            await self._connected()
+            return self.generation
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        connection, self._connection, self.identity = self._connection, None, None
+        if connection is not None:
+            await connection.close()
+
+    async def _send(self, conn: AsyncConnection[Any], messages: Sequence[Statement[Any]], settings: bool) -> list[Any]:
+        first = [BEGIN, self.link.statement("session_settings")] if settings else [BEGIN]
+        cursors: list[AsyncCursor[Any]] = []
+        async with conn.pipeline():
+            for message in (*first, *messages, COMMIT):
+                cursor = conn.cursor(binary=True)
+                # An empty mapping would make psycopg look for placeholders; None sends the text as it is.
+                await cursor.execute(message.sql, message.params or None)
+                cursors.append(cursor)
+        answers = cursors[len(first) : -1]
+        return [
+            message.read(await cursor.fetchall() if cursor.description else [])
+            for message, cursor in zip(messages, answers, strict=True)
+        ]
+
+    async def _connected(self) -> AsyncConnection[Any]:
+        if self._connection is None or self._connection.closed:
+            self._connection = await connect(self.link, f"pgqueue {self._name}")
+            self.generation += 1
+            self.identity = await identify(self._connection, self.link.schema)
+        return self._connection
+
+
+def options(link: Link, application_name: str) -> dict[str, Any]:
+    """How a worker's connections are made: autocommit, statements prepared at first use, dead links noticed."""
+    return {
+        "autocommit": True,
+        "application_name": application_name,
+        "prepare_threshold": 0 if link.prepare else None,
+        "connect_timeout": 10,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 20_000,
+    }
+
+
+async def connect(link: Link, application_name: str) -> AsyncConnection[Any]:
+    """A connection in autocommit mode; timestamps arrive as microseconds since 2000, read only where asked for."""
+    conn = await AsyncConnection.connect(link.dsn, **options(link, application_name))
+    conn.adapters.register_loader("timestamptz", Int8BinaryLoader)
+    return conn
+
+
+async def identify(conn: AsyncConnection[Any], schema: str) -> tuple[int, str] | None:
+    """(pid, backend_start) of a connection, or None where pg_stat_activity does not show it (a pooler)."""
+    cursor = await conn.execute(statements.text("session_identity", schema))
+    row = await cursor.fetchone()
+    return None if row is None else (row[0], row[1])

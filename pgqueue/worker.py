@@ -1,0 +1,485 @@
+"""One worker process: nests the services, and is the only place where they meet.
+
+    enqueue -> row -NOTIFY-> notifier -wake-> fetcher -Job-> executor -Outcome-> completer -> row
+
+The fetcher asks the executor's pools for their room and delivers jobs; the executor hands outcomes to the completer;
+the heartbeat (a thread of its own) says that we live and watches the others; duties that nobody has to run
+(promotion, rescue, pruning) run in whichever worker leads. `_held` is what we have claimed and not yet written down:
+the truth is in the database, and reconciliation hands back what we do not know of.
+
+Three connections when idle: fetch (with the duties), listen, beat; the completer opens the fourth at its first outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from importlib import metadata
+from time import monotonic
+from typing import Any
+
+import psycopg
+
+from pgqueue import embedded, lifespan, migrations, statements, tasks
+from pgqueue.completer import Completer
+from pgqueue.config import config
+from pgqueue.errors import InvalidOption, NotConfigured
+from pgqueue.executor import Executor, Pool
+from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
+from pgqueue.heartbeat import Heartbeat, Identity
+from pgqueue.job import Job, check_queue
+from pgqueue.loops import jittered, transient, wait
+from pgqueue.maintenance import Maintenance
+from pgqueue.notifier import CONTROL, SCHEDULED, Notifier
+from pgqueue.outcome import RELEASED, Outcome
+from pgqueue.rescue import Rescue
+from pgqueue.scheduler import Scheduler
+from pgqueue.sessions import Link, Session, options
+from pgqueue.tasks import Task
+
+log = logging.getLogger("pgqueue")
+
+RECONCILE_SECONDS = 60.0
+# After this many reports of the judge (a third of a lease apart) a worker that does not lead rescues itself.
+REPORTS = 3
+FLUSH_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a worker was told: durations in seconds, queues with the slots of their own (None: the common ones)."""
+
+    queues: Mapping[str, int | None]
+    concurrency: int
+    poll: float
+    lease: float
+    version_tag: str
+    listen: bool
+    notify: bool
+
+
+class Worker:
+    """A worker inside this process: takes jobs of its queues and runs them, until it is stopped.
+
+    `queues` is a sequence of names, each with slots of its own if written `name:slots`; default: every queue an
+    imported task names. `concurrency` is how many jobs run at once. `tasks` defaults to all that are declared.
+    `lease` (seconds) is how long this worker may give no sign of life before its jobs are given to others; `poll`
+    (seconds) how often it looks without being told. Jobs of any name are taken from its queues; one whose task is not
+    imported here is put back.
+
+    Raises NotConfigured without a DSN, SchemaMissing, SchemaBehind or SchemaTooNew when the database does not fit.
+
+    >>> async with pgqueue.Worker(queues=["mail"], concurrency=20):
+    ...     yield
+    """
+
+    def __init__(
+        self,
+        *,
+        queues: Sequence[str] | None = None,
+        concurrency: int = 10,
+        tasks: Iterable[Task[..., Any]] | None = None,
+        dsn: str | None = None,
+        listen_dsn: str | None = None,
+        schema: str | None = None,
+        poll: float = 1.0,
+        lease: float = 15.0,
+        version_tag: str | None = None,
+    ) -> None:
+        self.worker_id = 0
+        """This worker's id in the database; another one after it was taken for dead and came back."""
+        settled = config(dsn=dsn, listen_dsn=listen_dsn, schema=schema)
+        if settled.dsn is None:
+            settled.require_dsn()
+            raise NotConfigured
+        self._dsn, self._schema, self._prepare = settled.dsn, settled.schema, settled.prepare
+        self._listen_dsn = settled.listen_dsn
+        self._tasks = _by_name(tasks)
+        self.settings = Settings(
+            queues=_queues(queues, self._tasks.values()),
+            concurrency=_at_least_one("concurrency", concurrency),
+            poll=poll,
+            lease=lease,
+            version_tag=version_tag or metadata.version("pgqueue-jobs"),
+            listen=settled.listen_dsn != "",
+            notify=settled.notify,
+        )
+        self._state = "starting"
+        self._held: dict[int, Job] = {}
+        self._suspects: set[int] = set()
+        self._doubt = asyncio.Event()
+        self._reports: dict[int, int] = {}
+        self._services: list[asyncio.Task[None]] = []
+        self._stack = AsyncExitStack()
+        self._ended: asyncio.Future[None] | None = None
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Worker:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Check the schema, register, enter the lifespan and start the services."""
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._ended = loop.create_future()
+        self._link = Link(await asyncio.to_thread(_resolve, self._dsn), self._schema, self._prepare)
+        await asyncio.to_thread(self._check_and_register)
+        resources = await self._stack.enter_async_context(lifespan.declared())
+        self._build(resources)
+        self._state = "running"
+        self._heartbeat.start()
+        self._services = [
+            self._serve(service, name)
+            for name, service in {
+                "complete": self._completer.run(),
+                "fetch": self._fetcher.run(),
+                "schedule": self._scheduler.run(),
+                "maintain": self._maintain(),
+                "reconcile": self._reconcile_now_and_then(),
+                **({"listen": self._notifier.run()} if self.settings.listen else {}),
+            }.items()
+        ]
+
+    async def run(self) -> None:
+        """Work until `stop` or `quiet` ends it, or a service fails for good (that error is raised)."""
+        if self._ended is None:
+            await self.start()
+        assert self._ended is not None
+        await asyncio.shield(self._ended)
+
+    def quiet(self) -> None:
+        """Take no more jobs and hand back those that have not started; what runs goes on."""
+        if self._state == "running":
+            self._state = "quiet"
+            self._fetcher.quiet()
+            self._hand_back()
+
+    async def stop(self, timeout: float = 25.0) -> int:
+        """Stop within `timeout` seconds; how many jobs were still running at the deadline.
+
+        In this order: take no more, hand back what has not started, wait for what runs, cancel what is left and release
+        what has really stopped (its attempt is not spent), write all outcomes down, leave. A thread that cannot be
+        stopped keeps its job until the lease is over; rescue gives it back then. Killing the process at any moment
+        loses nothing.
+        """
+        if self._state in ("starting", "stopped"):
+            await self._stack.aclose()
+            self._state = "stopped"
+            return 0
+        deadline = monotonic() + timeout
+        self.quiet()
+        await self._ending("fetch", deadline)
+        self._hand_back()
+        left = await self._wait_for_jobs(deadline)
+        await _within(self._completer.flushed(), FLUSH_SECONDS)
+        await self._leave()
+        return left
+
+    async def _wait_for_jobs(self, deadline: float) -> int:
+        if await _within(self._executor.idle(), deadline - monotonic()):
+            return 0
+        left = len(self._executor.running)
+        self._executor.cancel()
+        await _within(self._executor.idle(), 1.0)
+        for job in list(self._executor.running.values()):
+            log.error(
+                "job %d (%s) could not be stopped; it is given back when this worker's lease is over", job.id, job.task
+            )
+        return left
+
+    async def _leave(self) -> None:
+        self._state = "stopped"
+        self._heartbeat.stop()
+        for service in self._services:
+            service.cancel()
+        await asyncio.gather(*self._services, return_exceptions=True)
+        try:
+            async with asyncio.timeout(5):
+                await self._reconcile()
+                await self._take.run(self._link.statement("heartbeat_leave", worker_id=self.worker_id))
+        except Exception as error:
+            if not transient(error):
+                raise
+            log.warning("could not sign off: %s; rescue will notice", error)
+        await self._take.close()
+        await self._give.close()
+        self._executor.close()
+        await self._stack.aclose()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    # Building --------------------------------------------------------------------------------------------------------
+
+    def _check_and_register(self) -> None:
+        with psycopg.connect(self._link.dsn, **options(self._link, "pgqueue start")) as conn:
+            migrations.require(conn, self._schema)
+            self.worker_id = self._register(conn)
+
+    def _register(self, conn: psycopg.Connection[Any]) -> int:
+        row = conn.execute(
+            statements.text("heartbeat_register", self._schema),
+            {
+                "lease": self.settings.lease,
+                "pid": os.getpid(),
+                "concurrency": self.settings.concurrency,
+                "host": socket.gethostname(),
+                "version_tag": self.settings.version_tag,
+                "queues": list(self.settings.queues),
+            },
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def _build(self, resources: Any) -> None:
+        settings = self.settings
+        self._take = Session(self._link, "fetch")
+        self._give = Session(self._link, "complete")
+        self._completer = Completer(
+            self._give,
+            lambda: self.worker_id,
+            version_tag=settings.version_tag,
+            notify=settings.notify,
+            written=self._written,
+        )
+        self._fetcher = Fetcher(
+            self._take,
+            lambda: self.worker_id,
+            shares=self._shares,
+            deliver=self._deliver,
+            suspect_free=lambda: not self._suspects,
+            live_workers=lambda: 1 + self._heartbeat.judge.live(),
+            in_doubt=self._doubt.set,
+            poll=settings.poll,
+        )
+        self._executor = Executor(
+            _pools(settings), self._tasks, finish=self._completer.finish, low=self._fetcher.roomier, resources=resources
+        )
+        self._notifier = Notifier(
+            Link(self._listen_dsn or self._link.dsn, self._schema, self._prepare),
+            list(settings.queues),
+            heard=self._heard,
+            ping_seconds=lambda: max(2.0, 0.25 * (1 + self._heartbeat.judge.live())),
+        )
+        self._scheduler = Scheduler(self._take, notify=settings.notify, leads=self._leads)
+        self._rescue = Rescue(self._take, notify=settings.notify, rescued=lambda: self._fetcher.news(zero=True))
+        self._maintenance = Maintenance(self._take, leads=self._leads, also=self._rescue.strays)
+        self._heartbeat = self._new_heartbeat()
+
+    def _new_heartbeat(self) -> Heartbeat:
+        call = self._loop.call_soon_threadsafe
+        return Heartbeat(
+            self._link,
+            self.worker_id,
+            self.settings.lease,
+            state=lambda: self._state,
+            running=lambda: list(self._executor.running),
+            sessions=self._identities,
+            dead=lambda dead: void(call(self._seen_dead, dead)),
+            declared_dead=lambda: void(call(self._declared_dead)),
+        )
+
+    def _serve(self, service: Any, name: str) -> asyncio.Task[None]:
+        task = self._loop.create_task(service, name=f"pgqueue-{name}")
+        task.add_done_callback(self._service_ended)
+        return task
+
+    def _service_ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._ended is not None and not self._ended.done():
+            log.critical("%s failed for good: %s", task.get_name(), error)
+            self._ended.set_exception(error)
+
+    async def _ending(self, name: str, deadline: float) -> None:
+        """Wait for a service that was told to end."""
+        for service in self._services:
+            if service.get_name() == f"pgqueue-{name}":
+                await _within(asyncio.wait([service]), max(0.1, deadline - monotonic()))
+
+    # Where the services meet -----------------------------------------------------------------------------------------
+
+    def _shares(self) -> list[Share]:
+        if self._completer.unwritten() > UNWRITTEN_MOST:
+            return []
+        return [Share(sorted(pool.queues or ()), pool.room()) for pool in self._executor.pools]
+
+    def _deliver(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self._held[job.id] = job
+            if job.crashes:
+                self._suspects.add(job.id)
+        for pool in self._executor.pools:
+            pool.adapt()
+            mine = jobs if len(self._executor.pools) == 1 else [job for job in jobs if job.queue in (pool.queues or ())]
+            if mine:
+                self._executor.offer(pool, mine)
+
+    def _written(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if self._held.get(job.id) is job:
+                del self._held[job.id]
+        self._fetcher.roomier()
+        if self._suspects:
+            self._suspects &= self._held.keys()
+            self._fetcher.news()
+
+    def _hand_back(self) -> None:
+        for job in self._executor.hand_back():
+            self._completer.finish(job, RELEASED)
+
+    def _heard(self, channel: str, payload: str) -> None:
+        if channel == SCHEDULED:
+            self._scheduler.news()
+        elif channel == CONTROL or not channel:
+            self._fetcher.news()
+            self._scheduler.news()
+        else:
+            self._fetcher.news(zero=payload == "zero")
+
+    def _leads(self) -> bool:
+        """Without a connection for LISTEN nobody can hold the leader's lock: then everybody does the duties."""
+        return self._notifier.leads or not self.settings.listen
+
+    def _identities(self) -> list[Identity]:
+        found = (self._take.identity, self._give.identity, self._notifier.identity)
+        return [identity for identity in found if identity is not None]
+
+    # Death, ours and others' -----------------------------------------------------------------------------------------
+
+    def _seen_dead(self, dead: list[tuple[int, int]]) -> None:
+        self._reports = {worker_id: self._reports.get(worker_id, 0) + 1 for worker_id, _ in dead}
+        for worker_id, beat in dead:
+            if self._leads() or self._reports[worker_id] >= REPORTS:
+                self._serve(self._rescue_one(worker_id, beat), f"rescue-{worker_id}")
+
+    async def _rescue_one(self, worker_id: int, beat: int) -> None:
+        try:
+            await self._rescue.rescue(worker_id, beat)
+        except Exception as error:
+            if not transient(error):
+                raise
+            log.warning("rescue of worker %d: %s; the next beat tries again", worker_id, error)
+
+    def _declared_dead(self) -> None:
+        """Others took us for dead: our jobs are theirs now. Begin anew under another id; late outcomes are fenced."""
+        if self._state != "stopped":
+            log.error(
+                "worker %d was taken for dead (no sign of life for its lease); its jobs run elsewhere", self.worker_id
+            )
+            for job in self._executor.hand_back():
+                self._held.pop(job.id, None)
+            self._serve(self._register_anew(), "register")
+
+    async def _register_anew(self) -> None:
+        await asyncio.to_thread(self._check_and_register)
+        self._heartbeat = self._new_heartbeat()
+        self._heartbeat.start()
+        self._fetcher.news(zero=True)
+
+    async def _maintain(self) -> None:
+        while True:
+            try:
+                pause = await self._maintenance.round()
+            except Exception as error:
+                if not transient(error):
+                    raise
+                log.warning("maintenance: %s", error)
+                pause = 10.0
+            await asyncio.sleep(pause)
+
+    async def _reconcile_now_and_then(self) -> None:
+        while True:
+            await wait(self._doubt, jittered(RECONCILE_SECONDS))
+            self._doubt.clear()
+            try:
+                await self._reconcile()
+            except Exception as error:
+                if not transient(error):
+                    raise
+                self._doubt.set()
+                await asyncio.sleep(jittered(1.0))
+
+    async def _reconcile(self) -> None:
+        """Hand back jobs that are ours in the database and unknown here: a claim whose answer was lost.
+
+        Only of claims that are settled; one in flight will still be answered.
+        """
+        settled = self._fetcher.settled
+        [rows] = await self._take.run(self._link.statement("fetch_held", worker_id=self.worker_id))
+        lost = [(id, claim) for id, claim in rows if claim <= settled and not self._knows(id, claim)]
+        if lost:
+            log.warning("%d jobs had been claimed, but the answer was lost; they are handed back", len(lost))
+            ids = statements.integers(id for id, _ in lost)
+            claims = statements.integers(claim for _, claim in lost)
+            await self._take.run(
+                self._link.statement(
+                    "complete_release", ids=ids, claims=claims, worker_id=self.worker_id, notify=self.settings.notify
+                )
+            )
+
+    def _knows(self, job_id: int, claim: int) -> bool:
+        job = self._held.get(job_id)
+        return job is not None and job.claim == claim
+
+
+def _resolve(dsn: str) -> str:
+    """The DSN itself; for `embedded:` that of the embedded server of the working directory, started if need be."""
+    return embedded.resolve(dsn)
+
+
+def _by_name(declared: Iterable[Task[..., Any]] | None) -> dict[str, Task[..., Any]]:
+    if declared is None:
+        return dict(tasks.registry)
+    return {name: task for task in declared for name in (task.name, *task.aliases)}
+
+
+def _queues(named: Sequence[str] | None, declared: Iterable[Task[..., Any]]) -> dict[str, int | None]:
+    """Queue names with the slots of their own: `mail:5` is at most five jobs of mail at once in this process."""
+    if named is None:
+        return {task.queue: None for task in declared} or {"default": None}
+    queues: dict[str, int | None] = {}
+    for text in named:
+        name, colon, slots = text.partition(":")
+        if colon and not slots.isdigit():
+            raise InvalidOption(f"queue {text!r}: write NAME or NAME:SLOTS, for example mail:5")
+        queues[check_queue(name)] = _at_least_one(f"slots of queue {name}", int(slots)) if colon else None
+    return queues
+
+
+def _pools(settings: Settings) -> list[Pool]:
+    """The common slots, and a pool for each queue that has slots of its own."""
+    common = [name for name, slots in settings.queues.items() if slots is None]
+    own = [Pool([name], slots) for name, slots in settings.queues.items() if slots is not None]
+    return [*([Pool(common, settings.concurrency)] if common else []), *own]
+
+
+def _at_least_one(what: str, number: int) -> int:
+    if number < 1:
+        raise InvalidOption(f"{what}: {number} is less than 1")
+    return number
+
+
+async def _within(awaitable: Any, seconds: float) -> bool:
+    """Whether it ended in time."""
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            await awaitable
+    except TimeoutError:
+        return False
+    return True
+
+
+def void(_: object) -> None:
+    """For callbacks whose result nobody wants."""
+
+
+__all__ = ["Outcome", "Settings", "Worker"]

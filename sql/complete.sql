@@ -1,0 +1,149 @@
+-- All statements here end running jobs by their fence (id, worker, claim), and wait for nobody: a job that is locked or
+-- gone is left out. They answer NULL when every job was ended, else the ids that were.
+
+-- name: complete_plain
+-- Jobs that succeeded without a result: to history. The shortest way, for most jobs take it.
+WITH ended AS (
+    DELETE FROM pgqueue.job_running
+    WHERE ctid = ANY (ARRAY(
+        SELECT r.ctid
+        FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
+        JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id = %(worker_id)s::bigint
+        FOR UPDATE OF r SKIP LOCKED))
+    RETURNING *
+), done AS (
+    INSERT INTO pgqueue.job_done (
+        state, finished_at, bin, version_tag,
+        id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
+    SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
+        id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+    FROM ended
+    RETURNING id
+)
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END FROM done;
+
+-- name: complete_result
+-- Jobs that succeeded with a result: to history, each with its own.
+WITH picked AS MATERIALIZED (
+    SELECT r.ctid, r.id, mine.result
+    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(results)s::text[]) AS mine (id, claim, result)
+    JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id = %(worker_id)s::bigint
+    FOR UPDATE OF r SKIP LOCKED
+), ended AS (
+    DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+), done AS (
+    INSERT INTO pgqueue.job_done (
+        state, finished_at, bin, version_tag, result,
+        id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
+    SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
+        picked.result::jsonb,
+        ended.id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
+        crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+    FROM ended JOIN picked ON picked.id = ended.id
+    RETURNING id
+)
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END FROM done;
+
+-- name: complete_retry
+-- Attempts that did not complete and will be made again: to scheduled, each after its own delay in seconds. An attempt
+-- given back (`spent` false) does not count. What happened is appended to `attempt`.
+WITH picked AS MATERIALIZED (
+    SELECT r.ctid, r.id, mine.delay, mine.spent, mine.outcome, mine.error_type, mine.message, mine.traceback
+    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(delays)s::float8[], %(spents)s::boolean[], %(outcomes)s::text[],
+                %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[])
+         AS mine (id, claim, delay, spent, outcome, error_type, message, traceback)
+    JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id = %(worker_id)s::bigint
+    FOR UPDATE OF r SKIP LOCKED
+), ended AS (
+    DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+), noted AS (
+    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, message,
+                                 traceback, version_tag)
+    SELECT ended.id, attempt, worker_id, started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+           outcome, error_type, message, traceback, %(version_tag)s::text
+    FROM ended JOIN picked ON picked.id = ended.id
+), later AS (
+    INSERT INTO pgqueue.job_scheduled (
+        state, run_at, attempt, reason, front,
+        id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
+    SELECT 'scheduled', pgqueue.now() + make_interval(secs => picked.delay),
+        attempt - CASE WHEN picked.spent THEN 0 ELSE 1 END, picked.message, false,
+        ended.id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+    FROM ended JOIN picked ON picked.id = ended.id
+    RETURNING id, run_at
+), told AS (
+    SELECT pg_notify('pgqueue.:scheduled', '')::text AS done FROM later WHERE %(notify)s::boolean LIMIT 1
+)
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
+       (SELECT count(done) FROM told)
+FROM later;
+
+-- name: complete_fail
+-- Jobs that failed for good: to the dead, with the reason; the last attempt is appended to `attempt`.
+WITH picked AS MATERIALIZED (
+    SELECT r.ctid, r.id, mine.reason, mine.outcome, mine.error_type, mine.message, mine.traceback
+    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(reasons)s::text[], %(outcomes)s::text[],
+                %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[])
+         AS mine (id, claim, reason, outcome, error_type, message, traceback)
+    JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id = %(worker_id)s::bigint
+    FOR UPDATE OF r SKIP LOCKED
+), ended AS (
+    DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+), noted AS (
+    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, message,
+                                 traceback, version_tag)
+    SELECT ended.id, attempt, worker_id, started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+           outcome, error_type, message, traceback, %(version_tag)s::text
+    FROM ended JOIN picked ON picked.id = ended.id
+), dead AS (
+    INSERT INTO pgqueue.job_dead (
+        state, finished_at, bin, version_tag, reason,
+        id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
+    SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(version_tag)s::text,
+        picked.reason,
+        ended.id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
+        crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+    FROM ended JOIN picked ON picked.id = ended.id
+    RETURNING id
+)
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END FROM dead;
+
+-- name: complete_release
+-- Jobs given back unfinished (never started, or stopped by a shutdown): to the front of their lanes, the attempt not spent.
+WITH ended AS (
+    DELETE FROM pgqueue.job_running
+    WHERE ctid = ANY (ARRAY(
+        SELECT r.ctid
+        FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
+        JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id = %(worker_id)s::bigint
+        FOR UPDATE OF r SKIP LOCKED))
+    RETURNING *
+), available AS (
+    INSERT INTO pgqueue.job_available (
+        state, front, attempt,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
+    SELECT 'available', true, attempt - 1,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
+    FROM ended
+    RETURNING id, queue
+), told AS (
+    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
+    FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
+)
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
+       (SELECT count(done) FROM told)
+FROM available;
+
+-- name: complete_missing
+-- Of jobs that could not be ended just now: those that are still ours. Somebody holds their row; the next flush tries again.
+SELECT r.id
+FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
+JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id = %(worker_id)s::bigint;

@@ -1,0 +1,69 @@
+-- name: fetch_reading
+-- What the watermark needs to know before a claim, in this order: the statement's snapshot is taken first, then the
+-- head of the position sequence is read, then this transaction takes its own id. Also, for this transaction only: a lost
+-- claim is simply available again, so it need not be durable; and the claim must walk its index, whatever statistics say.
+-- Promises no I/O beyond the sequence's page.
+SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
+       pg_current_xact_id()::text::bigint,
+       pg_current_snapshot()::text,
+       set_config('synchronous_commit', 'off', true),
+       set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true);
+
+-- name: fetch_claim
+-- Move up to n available jobs of the open lanes, most urgent lane first, to this worker.
+-- The first row has no id; its args hold the places (from 1) of the lanes that were open. Every condition stands in
+-- `lane` and `picked`: what is picked is deleted, and what is deleted is inserted, or the statement raises.
+-- The ORDER BY in `lane` must be there: a hashed anti-join turns the lanes round.
+WITH lane AS MATERIALIZED (
+    SELECT l.queue, l.rank, l.after, l.most, l.place
+    FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[], %(mosts)s::integer[])
+         WITH ORDINALITY AS l (queue, rank, after, most, place)
+    WHERE NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
+      AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE)
+    ORDER BY l.place
+), picked AS MATERIALIZED (
+    SELECT available.ctid
+    FROM lane CROSS JOIN LATERAL (
+        SELECT j.ctid FROM pgqueue.job_available j
+        WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
+        ORDER BY j.pos
+        LIMIT lane.most
+        FOR UPDATE SKIP LOCKED
+    ) available
+    LIMIT %(n)s::integer
+), taken AS (
+    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked))
+    RETURNING *
+), running AS (
+    INSERT INTO pgqueue.job_running (
+        state, worker_id, claim, started_at, attempt,
+        id, queue, priority, front, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
+    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), attempt + 1,
+        id, queue, priority, front, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
+    FROM taken
+    RETURNING 1
+)
+SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
+       (SELECT coalesce(json_agg(place), '[]') FROM lane)::text,
+       CASE WHEN (SELECT count(*) FROM picked) <> (SELECT count(*) FROM running)
+            THEN pgqueue.refuse('a claim deleted jobs it did not start') END::smallint,
+       NULL::smallint, NULL::smallint, NULL::smallint, NULL::smallint,
+       NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::text, NULL::text, NULL::text
+UNION ALL
+SELECT id, pos, rank, queue, task, args::text, (attempt + 1)::smallint, priority, max_attempts, crashes, snoozes,
+       enqueued_at, run_at, deadline, headers::text, lock_key, idempotency_key
+FROM taken;
+
+-- name: fetch_probe
+-- Has anything happened since the last fetch? Read-only, takes no id, touches no job: the head of the position sequence,
+-- the snapshot, and the paused queues.
+SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
+       pg_current_snapshot()::text,
+       ARRAY(SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL);
+
+-- name: fetch_held
+-- The jobs this worker has in job_running, with their claims: to compare with what it knows after a lost answer.
+SELECT id, claim FROM pgqueue.job_running WHERE worker_id = %(worker_id)s::bigint;

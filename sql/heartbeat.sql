@@ -1,0 +1,28 @@
+-- name: heartbeat_register
+-- A new worker process: an id that was never used before and never will be again.
+INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state)
+VALUES (make_interval(secs => %(lease)s::float8), %(pid)s::integer, %(concurrency)s::integer, %(host)s::text,
+        %(version_tag)s::text, %(queues)s::text[], 'running')
+RETURNING id;
+
+-- name: heartbeat_beat
+-- Raise our counter, say what we run, and read everybody's counter. Our own row is missing from the answer when we have
+-- been declared dead.
+WITH mine AS (
+    UPDATE pgqueue.worker
+    SET beat = beat + 1, beat_at = pgqueue.now(), state = %(state)s::text, running = %(running)s::bigint[],
+        sessions = %(sessions)s::text::jsonb
+    WHERE id = %(worker_id)s::bigint AND dead_at IS NULL
+    RETURNING id, beat, extract(epoch FROM lease)::float8 AS lease
+)
+SELECT id, beat, lease FROM mine
+UNION ALL
+SELECT id, beat, extract(epoch FROM lease)::float8 FROM pgqueue.worker
+WHERE dead_at IS NULL AND id <> %(worker_id)s::bigint;
+
+-- name: heartbeat_leave
+-- A worker that ended in order takes its row with it. One that still has jobs leaves it for rescue.
+DELETE FROM pgqueue.worker w
+WHERE w.id = %(worker_id)s::bigint
+  AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.worker_id = w.id)
+RETURNING id;

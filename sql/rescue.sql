@@ -1,0 +1,73 @@
+-- name: rescue_disarm
+-- End the sessions of a worker that has not beaten since `beat`: a stopped process keeps its locks and could still commit.
+-- Pid and start time must both match, so that nobody else's session is hit.
+SELECT count(pg_terminate_backend(a.pid))
+FROM pgqueue.worker w
+CROSS JOIN LATERAL jsonb_to_recordset(w.sessions) AS s (pid integer, backend_start timestamptz)
+JOIN pg_stat_activity a ON a.pid = s.pid AND a.backend_start = s.backend_start
+WHERE w.id = %(worker_id)s::bigint AND w.beat = %(beat)s::bigint;
+
+-- name: rescue_lock
+-- Take the worker's row against claims (they hold it FOR KEY SHARE). No row: it beat again, or is gone.
+SELECT id FROM pgqueue.worker WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint FOR UPDATE;
+
+-- name: rescue_mark
+-- From now on this worker can neither claim nor beat; if it comes back it must register anew.
+UPDATE pgqueue.worker SET dead_at = coalesce(dead_at, pgqueue.now()), state = 'stopped'
+WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint;
+
+-- name: rescue_jobs
+-- Give up to n jobs of a dead worker back to the front of their lanes. A job that was running at the last beat carries a
+-- crash; with the third it is failed. Answers how many were moved.
+WITH dead_worker AS MATERIALIZED (
+    SELECT id, running FROM pgqueue.worker WHERE id = %(worker_id)s::bigint
+), picked AS MATERIALIZED (
+    SELECT r.ctid FROM pgqueue.job_running r WHERE r.worker_id = %(worker_id)s::bigint
+    ORDER BY r.id LIMIT %(n)s::integer
+    FOR UPDATE SKIP LOCKED
+), lost AS (
+    DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+), judged AS MATERIALIZED (
+    SELECT lost.*, coalesce(lost.id = ANY (w.running), false) AS started
+    FROM lost LEFT JOIN dead_worker w ON true
+), noted AS (
+    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message)
+    SELECT id, attempt, worker_id, started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+           'crashed', 'its worker died'
+    FROM judged WHERE started
+), dead AS (
+    INSERT INTO pgqueue.job_dead (
+        state, finished_at, bin, reason, crashes,
+        id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
+    SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'crashed', crashes + 1,
+        id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+    FROM judged WHERE started AND crashes >= 2
+), available AS (
+    INSERT INTO pgqueue.job_available (
+        state, front, crashes, attempt,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
+    SELECT 'available', true, crashes + CASE WHEN started THEN 1 ELSE 0 END,
+        attempt - CASE WHEN started THEN 0 ELSE 1 END,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
+    FROM judged WHERE NOT (started AND crashes >= 2)
+    ORDER BY id
+    RETURNING queue
+), told AS (
+    SELECT pg_notify('pgqueue.' || queue, 'zero')::text AS done
+    FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
+)
+SELECT (SELECT count(*) FROM lost), (SELECT count(done) FROM told);
+
+-- name: rescue_strays
+-- Workers that have jobs in job_running but are dead, or have no row: their jobs were claimed while they were being judged.
+SELECT DISTINCT r.worker_id
+FROM pgqueue.job_running r LEFT JOIN pgqueue.worker w ON w.id = r.worker_id
+WHERE w.id IS NULL OR w.dead_at IS NOT NULL;
+
+-- name: rescue_forget
+-- Rows of dead workers have done their duty after an hour.
+DELETE FROM pgqueue.worker WHERE dead_at < pgqueue.now() - interval '1 hour' RETURNING id;
