@@ -155,7 +155,7 @@ def _file(path: Path) -> Migration:
     name, header = _FILE.fullmatch(path.name), _HEADER.match(sql)
     if name is None or header is None:
         raise Error(
-            f"{path}: a migration is named NNNN_words.sql and begins with `-- breaking: no` or `-- breaking: yes`"
+            f"{path}: a migration must be named NNNN_words.sql and begin with the line `-- breaking: no` or yes"
         )
     return Migration(int(name[1]), name[2], header[1] == "yes", sql)
 
@@ -184,8 +184,6 @@ def _patiently(conn: Connection, schema: str, file: Migration, lock_timeout: flo
             time.sleep(lock_timeout / 10 * random.uniform(0.5, 1.5))
         except errors.InsufficientPrivilege as error:
             raise Error(_forbidden(conn, schema, file, error)) from error
-        except errors.ReadOnlySqlTransaction as error:
-            raise Error(f"migration {file}: the server is read-only (a standby?); run it on the primary") from error
         except psycopg.Error as error:
             if isinstance(error, psycopg.OperationalError) and conn.closed:
                 raise
@@ -298,6 +296,9 @@ def _check_server(conn: Connection) -> None:
     if conn.info.server_version < OLDEST_POSTGRES * 10_000:
         have = conn.info.parameter_status("server_version")
         raise Error(f"pgqueue needs PostgreSQL {OLDEST_POSTGRES} or newer, this server is {have}")
+    with conn.transaction(), _cursor(conn) as cursor:
+        if cursor.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+            raise Error(f"{conn.info.host} is a standby and cannot be written; migrate the primary")
 
 
 def _cursor(conn: Connection) -> psycopg.Cursor[tuple[Any, ...]]:
