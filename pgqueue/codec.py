@@ -86,6 +86,8 @@ class Codec:
         annotation, NaN, NUL or a lone surrogate at any depth; PayloadTooLarge above 1 MiB.
         """
         given = self._bind(args, kwargs)
+        if not given:
+            return "{}"
         exact, others = self._exact, self._exact_rest
         plain = True
         for name, value in given.items():
