@@ -38,7 +38,7 @@ _MISSING = frozenset({"42P01", "3F000"})  # undefined_table, invalid_schema_name
 
 
 def run(conn: object, statement: Statement[R]) -> R:
-    """Run the statement in the connection's transaction and return what it reads from the rows.
+    """Run the statement, which returns rows, in the connection's transaction; return what it reads from them.
 
     Raises UnsupportedConnection, SchemaMissing, and otherwise the driver's own errors.
     """
@@ -155,7 +155,7 @@ def _psycopg(conn: Any, sql: str, params: Params) -> list[Row]:
         cursor.execute(*numbered(sql, params))
     else:
         cursor.execute(sql, params)
-    return cursor.fetchall() if cursor.description else []
+    return list(cursor.fetchall())
 
 
 async def _psycopg_async(conn: Any, sql: str, params: Params) -> list[Row]:
@@ -164,7 +164,7 @@ async def _psycopg_async(conn: Any, sql: str, params: Params) -> list[Row]:
         await cursor.execute(*numbered(sql, params))
     else:
         await cursor.execute(sql, params)
-    return await cursor.fetchall() if cursor.description else []
+    return list(await cursor.fetchall())
 
 
 def _psycopg_cursor(cursor: Any, sql: str, params: Params) -> list[Row]:
@@ -181,7 +181,7 @@ def _psycopg2(conn: Any, sql: str, params: Params) -> list[Row]:
         raise UnsupportedConnection("a psycopg2 connection with async_=1 runs nothing by itself; give one without it")
     with conn.cursor(cursor_factory=sys.modules["psycopg2.extensions"].cursor) as cursor:
         cursor.execute(sql, params)
-        return list(cursor.fetchall()) if cursor.description else []
+        return list(cursor.fetchall())
 
 
 def _psycopg2_cursor(cursor: Any, sql: str, params: Params) -> list[Row]:
@@ -195,7 +195,7 @@ async def _asyncpg(conn: Any, sql: str, params: Params) -> list[Row]:
 
 def _sqlalchemy(conn: Any, sql: str, params: Params) -> list[Row]:
     result = conn.exec_driver_sql(*_driver_sql(conn, sql, params))
-    return [tuple(row) for row in result] if result.returns_rows else []
+    return [tuple(row) for row in result]
 
 
 def _sqlalchemy_session(session: Any, sql: str, params: Params) -> list[Row]:
@@ -204,7 +204,7 @@ def _sqlalchemy_session(session: Any, sql: str, params: Params) -> list[Row]:
 
 async def _sqlalchemy_async(conn: Any, sql: str, params: Params) -> list[Row]:
     result = await conn.exec_driver_sql(*_driver_sql(conn, sql, params))
-    return [tuple(row) for row in result] if result.returns_rows else []
+    return [tuple(row) for row in result]
 
 
 async def _sqlalchemy_async_session(session: Any, sql: str, params: Params) -> list[Row]:
@@ -228,7 +228,7 @@ def _django(conn: Any, sql: str, params: Params) -> list[Row]:
         raise UnsupportedConnection(f"Django's database {conn.alias!r} is {conn.vendor}; pgqueue needs PostgreSQL")
     with conn.cursor() as cursor:
         cursor.execute(sql, params)
-        return list(cursor.fetchall()) if cursor.description else []
+        return list(cursor.fetchall())
 
 
 def _django_alias(alias: str, sql: str, params: Params) -> list[Row]:

@@ -1,0 +1,649 @@
+"""Every kind of connection an application may hold: the job is part of its transaction, exactly.
+
+The table is kind x outcome x isolation. Each kind opens a connection the way its library's users do and yields an
+`App`; a scenario is written once, as a coroutine: for async kinds it runs in a loop of its own, for the others it never
+waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import django
+import django.conf
+import django.db
+import psycopg
+import psycopg2
+import psycopg2.extensions
+import psycopg2.extras
+import pytest
+import sqlalchemy
+import sqlmodel
+from conftest import Databases
+from django.db import connections as django_connections
+from django.db import transaction as django_transaction
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import dict_row, namedtuple_row
+from psycopg_pool import ConnectionPool
+from servers import Server
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+import pgqueue
+from pgqueue import connections
+
+TASK = "app.receipt"
+ISOLATIONS = ("read committed", "repeatable read", "serializable")
+OUTCOMES = ("commit", "rollback", "savepoint rollback", "autocommit")
+numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """An application's connection: what it gives to pgqueue, and its own way to execute, commit and roll back."""
+
+    conn: Any
+    execute: Callable[[str], Awaitable[Any]]
+    commit: Callable[[], Awaitable[Any]]
+    rollback: Callable[[], Awaitable[Any]]
+
+
+Open = Callable[[str, bool], AbstractAsyncContextManager[App]]
+
+
+def at_once(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """A plain function as one that can be awaited, which never really waits."""
+
+    async def awaitable(*args: Any) -> Any:
+        return function(*args)
+
+    return awaitable
+
+
+def rows_of(cursor: Any) -> list[Any]:
+    return list(cursor.fetchall()) if cursor.description else []
+
+
+# The kinds -----------------------------------------------------------------------------------------------------------
+
+
+def psycopg_kind(what: str = "connection", **options: Any) -> Open:
+    @asynccontextmanager
+    async def opened(dsn: str, autocommit: bool) -> AsyncIterator[App]:
+        conn = psycopg.connect(dsn, autocommit=autocommit, **options)
+        given = conn.cursor() if what == "cursor" else conn
+        yield App(given, at_once(lambda sql: rows_of(conn.execute(sql))), at_once(conn.commit), at_once(conn.rollback))
+        conn.close()
+
+    return opened
+
+
+def psycopg_async_kind(what: str = "connection", **options: Any) -> Open:
+    @asynccontextmanager
+    async def opened(dsn: str, autocommit: bool) -> AsyncIterator[App]:
+        conn = await psycopg.AsyncConnection.connect(dsn, autocommit=autocommit, **options)
+
+        async def execute(sql: str) -> list[Any]:
+            cursor = await conn.execute(sql)
+            return await cursor.fetchall() if cursor.description else []
+
+        yield App(conn.cursor() if what == "cursor" else conn, execute, conn.commit, conn.rollback)
+        await conn.close()
+
+    return opened
+
+
+def psycopg2_kind(what: str = "connection", **options: Any) -> Open:
+    @asynccontextmanager
+    async def opened(dsn: str, autocommit: bool) -> AsyncIterator[App]:
+        conn = psycopg2.connect(dsn, **options)
+        conn.autocommit = autocommit
+
+        def execute(sql: str) -> list[Any]:
+            with conn.cursor() as cursor:
+                cursor.execute(sql)
+                return rows_of(cursor)
+
+        given = conn.cursor() if what == "cursor" else conn
+        yield App(given, at_once(execute), at_once(conn.commit), at_once(conn.rollback))
+        conn.close()
+
+    return opened
+
+
+def asyncpg_kind(*, pooled: bool = False) -> Open:
+    @asynccontextmanager
+    async def opened(dsn: str, autocommit: bool) -> AsyncIterator[App]:
+        async with AsyncExitStack() as stack:
+            if pooled:
+                pool = await stack.enter_async_context(asyncpg.create_pool(**asyncpg_options(dsn), min_size=1))
+                conn = await stack.enter_async_context(pool.acquire())
+            else:
+                conn = await asyncpg.connect(**asyncpg_options(dsn))
+                stack.push_async_callback(conn.close)
+            for name in ("json", "jsonb"):  # as many applications do: pgqueue passes text, so it must not matter
+                await conn.set_type_codec(name, encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+            transactions: list[Any] = []
+
+            async def execute(sql: str) -> list[Any]:
+                if not (autocommit or transactions or sql.startswith("SET SESSION")):
+                    transactions.append(conn.transaction())
+                    await transactions[0].start()
+                return list(await conn.fetch(sql))
+
+            async def commit() -> None:
+                while transactions:
+                    await transactions.pop().commit()
+
+            async def rollback() -> None:
+                while transactions:
+                    await transactions.pop().rollback()
+
+            yield App(conn, execute, commit, rollback)
+
+    return opened
+
+
+def sqlalchemy_kind(driver: str, what: str) -> Open:
+    @asynccontextmanager
+    async def opened(dsn: str, autocommit: bool) -> AsyncIterator[App]:
+        options = {"isolation_level": "AUTOCOMMIT"} if autocommit else {}
+        engine = sqlalchemy.create_engine(url(dsn, driver), **options)
+        kinds: dict[str, Callable[[], Any]] = {
+            "connection": engine.connect,
+            "session": lambda: Session(engine),
+            "scoped_session": lambda: scoped_session(sessionmaker(engine)),
+            "sqlmodel": lambda: sqlmodel.Session(engine),
+        }
+        conn = kinds[what]()
+
+        def execute(sql: str) -> list[Any]:
+            run = conn.exec_driver_sql if what == "connection" else conn.connection().exec_driver_sql
+            result = run(sql)
+            return list(result) if result.returns_rows else []
+
+        yield App(conn, at_once(execute), at_once(conn.commit), at_once(conn.rollback))
+        conn.close()
+        engine.dispose()
+
+    return opened
+
+
+def sqlalchemy_async_kind(driver: str, what: str) -> Open:
+    @asynccontextmanager
+    async def opened(dsn: str, autocommit: bool) -> AsyncIterator[App]:
+        options = {"isolation_level": "AUTOCOMMIT"} if autocommit else {}
+        engine = create_async_engine(url(dsn, driver), **options)
+        conn: Any
+        if what == "connection":
+            conn = await engine.connect()
+        elif what == "session":
+            conn = AsyncSession(engine)
+        else:
+            conn = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+
+        async def execute(sql: str) -> list[Any]:
+            result = await (conn if what == "connection" else await conn.connection()).exec_driver_sql(sql)
+            return list(result) if result.returns_rows else []
+
+        yield App(conn, execute, conn.commit, conn.rollback)
+        await conn.close()
+        await engine.dispose()
+
+    return opened
+
+
+def django_kind(what: str) -> Open:
+    @asynccontextmanager
+    async def opened(dsn: str, autocommit: bool) -> AsyncIterator[App]:
+        wrapper = django_database(dsn)
+        wrapper.set_autocommit(autocommit)
+
+        def execute(sql: str) -> list[Any]:
+            with wrapper.cursor() as cursor:
+                cursor.execute(sql)
+                return rows_of(cursor)
+
+        given = {"connection": wrapper, "proxy": django.db.connection, "alias": "default"}[what]
+        yield App(given, at_once(execute), at_once(wrapper.commit), at_once(wrapper.rollback))
+        wrapper.close()
+
+    return opened
+
+
+def url(dsn: str, driver: str) -> sqlalchemy.URL:
+    parts = conninfo_to_dict(dsn)
+    query: dict[str, str] = {name: str(value) for name, value in parts.items() if name in ("host", "port")}
+    password = None if parts.get("password") is None else str(parts["password"])
+    return sqlalchemy.URL.create(
+        f"postgresql+{driver}", str(parts["user"]), password, database=str(parts["dbname"]), query=query
+    )
+
+
+def asyncpg_options(dsn: str) -> dict[str, Any]:
+    parts = conninfo_to_dict(dsn)
+    names = {"host": "host", "port": "port", "user": "user", "password": "password", "dbname": "database"}
+    return {names[name]: value for name, value in parts.items() if name in names}
+
+
+def django_database(dsn: str) -> Any:
+    """Django's connection "default", on this database."""
+    if not django.conf.settings.configured:
+        django.conf.settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}})
+        django.setup()
+    parts = conninfo_to_dict(dsn)
+    names = {"host": "HOST", "port": "PORT", "user": "USER", "password": "PASSWORD", "dbname": "NAME"}
+    wrapper = django_connections["default"]
+    wrapper.close()
+    wrapper.settings_dict.update({names[name]: str(value) for name, value in parts.items() if name in names})
+    return wrapper
+
+
+SYNC: dict[str, Open] = {
+    "psycopg": psycopg_kind(),
+    "psycopg-dict_row": psycopg_kind(row_factory=dict_row),
+    "psycopg-cursor": psycopg_kind("cursor", row_factory=namedtuple_row),
+    "psycopg-client_cursor": psycopg_kind(cursor_factory=psycopg.ClientCursor),
+    "psycopg-raw_cursor": psycopg_kind(cursor_factory=psycopg.RawCursor),
+    "psycopg-unprepared": psycopg_kind(prepare_threshold=None),
+    "psycopg-always_prepared": psycopg_kind(prepare_threshold=0),
+    "psycopg2": psycopg2_kind(),
+    "psycopg2-real_dict": psycopg2_kind(cursor_factory=psycopg2.extras.RealDictCursor),
+    "psycopg2-dict_connection": psycopg2_kind(connection_factory=psycopg2.extras.DictConnection),
+    "psycopg2-cursor": psycopg2_kind("cursor"),
+    "sqlalchemy-psycopg": sqlalchemy_kind("psycopg", "connection"),
+    "sqlalchemy-psycopg2": sqlalchemy_kind("psycopg2", "connection"),
+    "session-psycopg": sqlalchemy_kind("psycopg", "session"),
+    "session-psycopg2": sqlalchemy_kind("psycopg2", "session"),
+    "scoped_session": sqlalchemy_kind("psycopg", "scoped_session"),
+    "sqlmodel": sqlalchemy_kind("psycopg", "sqlmodel"),
+    "django": django_kind("connection"),
+    "django-proxy": django_kind("proxy"),
+    "django-alias": django_kind("alias"),
+}
+ASYNC: dict[str, Open] = {
+    "psycopg_async": psycopg_async_kind(),
+    "psycopg_async-dict_row": psycopg_async_kind(row_factory=dict_row),
+    "psycopg_async-cursor": psycopg_async_kind("cursor"),
+    "psycopg_async-raw_cursor": psycopg_async_kind(cursor_factory=psycopg.AsyncRawCursor),
+    "asyncpg": asyncpg_kind(),
+    "asyncpg-pooled": asyncpg_kind(pooled=True),
+    "sqlalchemy_async-psycopg": sqlalchemy_async_kind("psycopg", "connection"),
+    "sqlalchemy_async-asyncpg": sqlalchemy_async_kind("asyncpg", "connection"),
+    "async_session-psycopg": sqlalchemy_async_kind("psycopg", "session"),
+    "async_session-asyncpg": sqlalchemy_async_kind("asyncpg", "session"),
+    "async_scoped_session": sqlalchemy_async_kind("asyncpg", "scoped_session"),
+}
+KINDS = SYNC | ASYNC
+
+
+def drive(kind: str, scenario: Coroutine[Any, Any, None]) -> None:
+    """Run the scenario: in a loop for async kinds, without one for the others (Django refuses to run inside one)."""
+    if kind in ASYNC:
+        asyncio.run(scenario)
+        return
+    with pytest.raises(StopIteration):
+        scenario.send(None)
+
+
+async def enqueue(kind: str, app: App, task: Any, **arguments: Any) -> pgqueue.JobHandle[Any]:
+    if kind in ASYNC:
+        return await pgqueue.aenqueue(app.conn, task, **arguments)
+    return pgqueue.enqueue(app.conn, task, **arguments)
+
+
+async def enqueue_many(kind: str, app: App, jobs: list[pgqueue.NewJob[Any]]) -> list[pgqueue.JobHandle[Any]]:
+    if kind in ASYNC:
+        return await pgqueue.aenqueue_many(app.conn, jobs)
+    return pgqueue.enqueue_many(app.conn, jobs)
+
+
+# The table -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Another session, which sees what is committed."""
+
+    conn: psycopg.Connection[Any]
+
+    def jobs(self, *orders: int) -> list[int]:
+        """Those of these orders that have a job."""
+        return self._found("SELECT (args ->> 'order')::int FROM pgqueue.job", orders)
+
+    def orders(self, *orders: int) -> list[int]:
+        """Those of these orders that the application wrote."""
+        return self._found("SELECT id FROM app_order", orders)
+
+    def _found(self, sql: str, orders: tuple[int, ...]) -> list[int]:
+        return sorted({row[0] for row in self.conn.execute(sql.encode())} & set(orders))
+
+
+@pytest.fixture(scope="module")
+def shop(server: Server, databases: Databases, template: str) -> Iterator[str]:
+    """One database for all tests of this module, with a table of the application."""
+    name = databases.create(template)
+    with psycopg.connect(server.dsn(name)) as conn:
+        conn.execute("CREATE TABLE app_order (id integer PRIMARY KEY)")
+    yield server.dsn(name)
+    databases.leave(name)
+
+
+@pytest.fixture
+def witness(shop: str) -> Iterator[Witness]:
+    with psycopg.connect(shop, autocommit=True) as conn:
+        yield Witness(conn)
+
+
+@pytest.mark.promise("E01", "E04", "E07", "I13")
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_shares_the_fate_of_its_transaction(
+    shop: str, witness: Witness, kind: str, outcome: str, isolation: str
+) -> None:
+    async def scenario() -> None:
+        async with KINDS[kind](shop, outcome == "autocommit") as app:
+            await app.execute(f"SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {isolation}")
+            await app.commit() if outcome != "autocommit" else None
+            kept, lost, late = (next(numbers) for _ in range(3))
+
+            await buy(app, kept)
+            assert await shown(app, "transaction_isolation") == isolation
+            if outcome == "autocommit":
+                assert witness.jobs(kept) == witness.orders(kept) == [kept]
+                return
+            if outcome == "savepoint rollback":
+                await app.execute("SAVEPOINT here")
+                await buy(app, lost)
+                await app.execute("ROLLBACK TO SAVEPOINT here")
+                await buy(app, late)
+
+            assert witness.jobs(kept, lost, late) == witness.orders(kept, lost, late) == []
+            await (app.rollback() if outcome == "rollback" else app.commit())
+            there = {"commit": [kept], "rollback": [], "savepoint rollback": [kept, late]}[outcome]
+            assert witness.jobs(kept, lost, late) == witness.orders(kept, lost, late) == there
+
+    async def buy(app: App, order: int) -> None:
+        await app.execute(f"INSERT INTO app_order VALUES ({order})")  # noqa: S608
+        await enqueue(kind, app, TASK, order=order)
+
+    async def shown(app: App, setting: str) -> Any:
+        (row,) = await app.execute(f"SHOW {setting}")
+        return next(iter(row.values() if isinstance(row, dict) else row))
+
+    drive(kind, scenario())
+
+
+@pytest.mark.promise("E07")
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_statement_works_on_every_kind(shop: str, witness: Witness, kind: str) -> None:
+    """One and many, at once and later, with awkward text; ids come back as plain ints, in order."""
+
+    async def scenario() -> None:
+        async with KINDS[kind](shop, True) as app:
+            plain = pgqueue.remote(TASK)
+            handles = [
+                await enqueue(kind, app, plain, order=next(numbers), text=AWKWARD),
+                await enqueue(kind, app, plain.using(delay=60, headers={"trace": AWKWARD}), order=next(numbers)),
+                *await enqueue_many(kind, app, [plain.new(order=next(numbers), text=AWKWARD) for _ in range(3)]),
+                *await enqueue_many(kind, app, [plain.using(delay=n * 60).new(order=next(numbers)) for n in range(3)]),
+            ]
+            ids = [handle.id for handle in handles]
+            assert {type(number) for number in ids} == {int}
+            assert await enqueue_many(kind, app, []) == []
+            found = witness.conn.execute(
+                """SELECT id, state, args ->> 'text', headers ->> 'trace' FROM pgqueue.job
+                   WHERE id = ANY(%s) ORDER BY id""",
+                [ids],
+            ).fetchall()
+            states = ["available", "scheduled", *["available"] * 3, "available", "scheduled", "scheduled"]
+            assert [(row[0], row[1]) for row in found] == list(zip(ids, states, strict=True))
+            assert [row[2] for row in found] == [AWKWARD, None, *[AWKWARD] * 3, None, None, None]
+            assert found[1][3] == AWKWARD
+
+    drive(kind, scenario())
+
+
+AWKWARD = "100% :name %(task)s $1 \\ ' \" \n\t {} 'äöü' 日本 🙂"
+
+
+# What libraries do beyond that ---------------------------------------------------------------------------------------
+
+
+def test_django_atomic_blocks(shop: str, witness: Witness) -> None:
+    kept, lost, outer = (next(numbers) for _ in range(3))
+    wrapper = django_database(shop)
+
+    class Undo(Exception):
+        pass
+
+    with django_transaction.atomic():
+        pgqueue.enqueue(wrapper, TASK, order=kept)
+        with pytest.raises(Undo), django_transaction.atomic():
+            pgqueue.enqueue("default", TASK, order=lost)
+            raise Undo
+        assert witness.jobs(kept) == []
+    with pytest.raises(Undo), django_transaction.atomic():
+        pgqueue.enqueue(wrapper, TASK, order=outer)
+        raise Undo
+    wrapper.close()
+    assert witness.jobs(kept, lost, outer) == [kept]
+
+
+def test_session_begin_nested_and_the_orm(shop: str, witness: Witness) -> None:
+    engine = sqlalchemy.create_engine(url(shop, "psycopg"))
+    kept, lost = next(numbers), next(numbers)
+    with Session(engine) as session, session.begin():
+        pgqueue.enqueue(session, TASK, order=kept)
+        with session.begin_nested() as nested:
+            pgqueue.enqueue(session, TASK, order=lost)
+            nested.rollback()
+    engine.dispose()
+    assert witness.jobs(kept, lost) == [kept]
+
+
+async def test_run_sync_gives_a_sync_session_of_an_async_driver(shop: str, witness: Witness) -> None:
+    engine = create_async_engine(url(shop, "asyncpg"))
+    order = next(numbers)
+    async with AsyncSession(engine) as session:
+        await session.run_sync(lambda inner: pgqueue.enqueue(inner, TASK, order=order))
+        await session.commit()
+    await engine.dispose()
+    assert witness.jobs(order) == [order]
+
+
+def test_psycopg_transactions_pipelines_and_pools(shop: str, witness: Witness) -> None:
+    blocks, piped, pooled = (next(numbers) for _ in range(3))
+    with ConnectionPool(shop, min_size=1, open=True) as pool, pool.connection() as conn:
+        pgqueue.enqueue(conn, TASK, order=pooled)
+        with conn.transaction():
+            pgqueue.enqueue(conn, TASK, order=blocks)
+        with conn.pipeline():
+            conn.execute("SELECT 1")
+            handle = pgqueue.enqueue(conn, TASK, order=piped)
+            assert handle.id > 0
+    assert witness.jobs(blocks, piped, pooled) == [blocks, piped, pooled]
+
+
+def test_the_cursor_given_keeps_its_rows(shop: str) -> None:
+    with psycopg.connect(shop) as conn:
+        cursor = conn.execute("SELECT generate_series(1, 3)")
+        cursor.fetchone()
+        pgqueue.enqueue(cursor, TASK, order=next(numbers))
+        assert cursor.fetchall() == [(2,), (3,)]
+        with conn.cursor(name="on_the_server") as named:
+            named.execute("SELECT generate_series(1, 3)")
+            pgqueue.enqueue(named, TASK, order=next(numbers))
+            assert named.fetchall() == [(1,), (2,), (3,)]
+
+
+def test_a_subclass_or_a_proxy_works_as_what_it_stands_for(shop: str) -> None:
+    class Traced(psycopg.Connection[Any]):
+        pass
+
+    class Proxy:
+        """As instrumentation makes them: everything of the wrapped object, also its class."""
+
+        def __init__(self, wrapped: Any) -> None:
+            self._wrapped = wrapped
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._wrapped, name)
+
+        @property  # type: ignore[misc]
+        def __class__(self) -> type:
+            return type(self._wrapped)
+
+    with Traced.connect(shop) as conn:
+        assert pgqueue.enqueue(conn, TASK, order=next(numbers)).id
+        assert pgqueue.enqueue(Proxy(conn), TASK, order=next(numbers)).id
+
+
+# What is refused -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [None, 7, object(), {"dsn": "x"}, psycopg.Connection, sqlalchemy.create_mock_engine])
+def test_what_is_no_connection_is_refused_with_what_is_accepted(wrong: object) -> None:
+    with pytest.raises(pgqueue.UnsupportedConnection, match=rf"{type(wrong).__qualname__} is no connection.*psycopg2"):
+        pgqueue.enqueue(wrong, TASK, order=1)
+
+
+async def test_async_given_to_sync_names_aenqueue_and_the_reverse(shop: str) -> None:
+    async with await psycopg.AsyncConnection.connect(shop) as conn:
+        with pytest.raises(pgqueue.UnsupportedConnection, match=r"psycopg\.AsyncConnection is async.*aenqueue"):
+            pgqueue.enqueue(conn, TASK, order=1)
+        assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    with psycopg.connect(shop) as plain, pytest.raises(pgqueue.UnsupportedConnection, match=r"is not async.*call"):
+        await pgqueue.aenqueue(plain, TASK, order=1)
+
+
+def test_other_databases_and_drivers_are_refused() -> None:
+    engine = sqlalchemy.create_engine("sqlite://")
+    with engine.connect() as conn, pytest.raises(pgqueue.UnsupportedConnection, match="sqlite"):
+        pgqueue.enqueue(conn, TASK, order=1)
+    engine.dispose()
+
+
+def test_an_alias_django_does_not_have_is_refused_and_not_repeated(shop: str) -> None:
+    django_database(shop)
+    with pytest.raises(pgqueue.UnsupportedConnection, match="it has default") as refused:
+        pgqueue.enqueue("postgresql://me:secret@db/shop", TASK, order=1)
+    assert "secret" not in str(refused.value)
+
+
+def test_an_asynchronous_psycopg2_connection_is_refused(shop: str) -> None:
+    conn = psycopg2.connect(shop, async_=1)
+    while conn.poll() != psycopg2.extensions.POLL_OK:
+        pass
+    with pytest.raises(pgqueue.UnsupportedConnection, match="async_"):
+        pgqueue.enqueue(conn, TASK, order=1)
+    conn.close()
+
+
+@pytest.mark.parametrize(
+    "kind", ["psycopg", "psycopg2", "session-psycopg", "django", "asyncpg", "async_session-asyncpg"]
+)
+def test_a_database_without_the_schema_says_what_to_do(empty_dsn: str, kind: str) -> None:
+    async def scenario() -> None:
+        async with KINDS[kind](empty_dsn, True) as app:
+            with pytest.raises(pgqueue.SchemaMissing, match="pgqueue migrate") as missing:
+                await enqueue(kind, app, TASK, order=1)
+            assert missing.value.__cause__ is not None
+
+    drive(kind, scenario())
+
+
+# No library is imported ----------------------------------------------------------------------------------------------
+
+
+def in_a_process(code: str) -> list[str]:
+    """Run the code in a fresh interpreter; what it printed, as words."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_enqueue_imports_no_library_the_application_did_not_bring(shop: str) -> None:
+    code = f"""
+        import sys, pgqueue
+        print("before", *sorted({{"psycopg", "psycopg2", "asyncpg", "sqlalchemy", "django"}} & set(sys.modules)))
+        import psycopg
+        with psycopg.connect({shop!r}) as conn:
+            pgqueue.enqueue(conn, {TASK!r}, order=0)
+            pgqueue.enqueue_many(conn, [pgqueue.remote({TASK!r}).new(order=0)])
+        print("after", *sorted({{"psycopg2", "asyncpg", "sqlalchemy", "sqlmodel", "django"}} & set(sys.modules)))
+    """
+    assert in_a_process(code) == ["before", "after"]
+
+
+def test_asyncpg_alone_needs_no_psycopg(shop: str) -> None:
+    code = f"""
+        import asyncio, sys
+        sys.modules["psycopg"] = None
+        import asyncpg, pgqueue
+        async def main():
+            conn = await asyncpg.connect(**{asyncpg_options(shop)!r})
+            print((await pgqueue.aenqueue(conn, {TASK!r}, order=0)).created)
+            await conn.close()
+        asyncio.run(main())
+    """
+    assert in_a_process(code) == ["True"]
+
+
+def test_django_on_psycopg2(shop: str) -> None:
+    """Django takes psycopg2 where psycopg is not installed."""
+    options = asyncpg_options(shop)
+    code = f"""
+        import sys
+        sys.modules["psycopg"] = None
+        from django.conf import settings
+        settings.configure(DATABASES={{"default": {{
+            "ENGINE": "django.db.backends.postgresql", "NAME": {options["database"]!r}, "USER": {options["user"]!r},
+            "HOST": {options["host"]!r}, "PORT": {options["port"]!r}, "PASSWORD": {options.get("password")!r}}}}})
+        import django
+        django.setup()
+        from django.db import connection, transaction
+        import pgqueue
+        with transaction.atomic():
+            for given in connection, "default":
+                print(pgqueue.enqueue(given, {TASK!r}, order=0).created)
+        print(connection.Database.__name__)
+        connection.close()
+    """
+    assert in_a_process(code) == ["True", "True", "psycopg2"]
+
+
+# connect, and the small parts ----------------------------------------------------------------------------------------
+
+
+async def test_connect_goes_to_the_configured_database(shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGQUEUE_DSN", shop)
+    with pgqueue.connect(autocommit=True) as conn:
+        assert conn.info.dbname == conninfo_to_dict(shop)["dbname"] and conn.autocommit
+    async with await pgqueue.aconnect() as aconn:
+        assert aconn.info.dbname == conninfo_to_dict(shop)["dbname"]
+    monkeypatch.setenv("PGQUEUE_PREPARE", "off")
+    with pgqueue.connect() as conn:
+        assert conn.prepare_threshold is None
+
+
+def test_connect_without_a_dsn_names_the_ways_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PGQUEUE_DSN", raising=False)
+    with pytest.raises(pgqueue.NotConfigured, match="PGQUEUE_DSN"):
+        pgqueue.connect()
+
+
+def test_numbered_placeholders_are_shared_by_equal_names() -> None:
+    sql = "SELECT %(a)s::text, %(b)s::int, %(a)s::text, 5 %% 2"
+    assert connections.numbered(sql, {"b": 2, "a": "x"}) == ("SELECT $1::text, $2::int, $1::text, 5 % 2", ("x", 2))
