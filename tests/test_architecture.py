@@ -1,0 +1,143 @@
+"""The code from above: imports go down the layers, files stay small, every statement says what it promises."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pgqueue.statements import sql_directory
+
+PACKAGE = Path(__file__).parent.parent / "pgqueue"
+
+# docs/design.md, section 10. Imports go down; within a layer they may go sideways, except between services.
+LAYERS = {
+    "words": "errors job kinds codec config retry outcome watermark",
+    "database": "statements connections embedded embedded_watch loops sessions",
+    "rows": "handle enqueue control migrations",
+    "declarations": "options lifespan tasks",
+    "services": "notifier fetcher executor completer heartbeat leader scheduler rescue maintenance",
+    "worker": "worker",
+    "supervisor": "supervisor",
+    "edges": "testing metrics web relay demo",
+    "cli": "cli __main__",
+}
+ORDER = {word: depth for depth, words in enumerate(LAYERS.values()) for word in words.split()}
+SERVICES = list(LAYERS).index("services")
+EDGES = list(LAYERS).index("edges")
+WORDS = list(LAYERS).index("words")
+
+LONG_FILE, TOO_LONG_FILE = 300, 400  # lines
+
+# The words do no I/O: none of them opens a connection, a socket, a process or a file.
+IO_MODULES = {
+    "asyncio",
+    "fcntl",
+    "multiprocessing",
+    "psycopg",
+    "psycopg_pool",
+    "select",
+    "socket",
+    "subprocess",
+    "threading",
+}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def word(path: Path) -> str:
+    """The module's name under pgqueue; a package's modules count as the package."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that `path` imports, also inside functions and for types only; `pgqueue` is the package itself."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            assert node.module is not None
+            if node.module == "pgqueue":
+                yield from (f"pgqueue.{name.name}" if name.name in known() else "pgqueue" for name in node.names)
+            else:
+                yield node.module
+
+
+def known() -> set[str]:
+    return {word(path) for path in modules()}
+
+
+def ours(path: Path) -> set[str]:
+    """The words of pgqueue that `path` imports; "" for the package itself."""
+    found = (name.split(".") for name in imports(path) if name.split(".")[0] == "pgqueue")
+    return {parts[1] if len(parts) > 1 else "" for parts in found} - {word(path)}
+
+
+def allowed(importer: str, imported: str) -> bool:
+    if imported == "":  # the public names: for those who stand above all that makes them
+        return ORDER[importer] >= EDGES
+    if ORDER[imported] == ORDER[importer]:
+        return ORDER[importer] != SERVICES
+    return ORDER[imported] < ORDER[importer]
+
+
+@pytest.mark.parametrize("path", modules(), ids=word)
+def test_imports_go_down_and_services_do_not_know_each_other(path: Path) -> None:
+    assert word(path) in ORDER, f"{path.name} has no layer: give it one here and in docs/design.md"
+    assert [imported or "pgqueue" for imported in sorted(ours(path)) if not allowed(word(path), imported)] == []
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    left = {word(path): {name for name in ours(path) if name} for path in modules() if path.parent == PACKAGE}
+    while free := [name for name, needs in left.items() if not needs & set(left)]:
+        for name in free:
+            del left[name]
+    assert left == {}
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if ORDER.get(word(path)) == WORDS], ids=word)
+def test_the_words_do_no_io(path: Path) -> None:
+    assert {name.split(".")[0] for name in imports(path)} & IO_MODULES == set()
+
+
+def test_the_wheel_with_the_server_is_imported_by_embedded_only() -> None:
+    users = {word(path) for path in modules() if any(name.startswith("pixeltable") for name in imports(path))}
+    assert users == {"embedded"}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_is_too_long(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    if lines > LONG_FILE:
+        print(f"{path.name}: {lines} lines, look whether two things live there")
+    assert lines <= TOO_LONG_FILE
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def statements() -> list[str]:
+    """What stands between one blank line after a `;` and the next, with its comments."""
+    sources = (file.read_text(encoding="utf-8") for file in sorted(sql_directory().glob("*.sql")))
+    return [
+        piece for source in sources for piece in re.split(r"(?=^-- name:)", source, flags=re.MULTILINE) if piece.strip()
+    ]
+
+
+@pytest.mark.parametrize("piece", statements(), ids=lambda piece: piece.split("\n", 1)[0])
+def test_every_statement_has_a_name_and_a_promise(piece: str) -> None:
+    code = [line for line in piece.splitlines() if line and not line.startswith("--")]
+    if not code:
+        return  # the head of a file
+    assert re.match(r"-- name: [a-z_]+\n-- \S", piece), "begin with `-- name: words` and a line of what it promises"
+    assert sum(line.rstrip().endswith(";") for line in code) <= 1, "one statement under one name"
+    # A placeholder in quotes is a text that happens to look like one: silently a constant.
+    assert [text for text in re.findall(r"'(?:[^']|'')*'", "\n".join(code)) if "%(" in text] == []
