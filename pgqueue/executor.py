@@ -314,9 +314,12 @@ def completed(value: object) -> Outcome:
 def failed(job: Job, task: Task[..., Any], error: BaseException) -> Outcome:
     """What an exception becomes: another attempt as the task's retry policy says, or the end."""
     problem = Problem("failed", type(error).__qualname__, _clean(str(error), MESSAGE_MOST), _traceback(error))
-    delay = (
-        task.retry.decide(job.attempt, error) if job.max_attempts is None or job.attempt < job.max_attempts else None
-    )
+    asked = error if isinstance(error, Exception) else RuntimeError(repr(error))
+    try:
+        delay = task.retry.decide(job.attempt, asked, job.max_attempts)
+    except Exception as broken:
+        log.exception("job %d (%s) failed, and its retry function too; it is not retried", job.id, job.task)
+        return Failed("error", Problem("failed", problem.error_type, f"{problem.message}; retry function: {broken}"))
     if delay is None:
         return Failed("error", problem)
     return Retried(delay, problem)

@@ -15,6 +15,7 @@ import itertools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 
 import msgspec
@@ -28,6 +29,8 @@ log = logging.getLogger("pgqueue")
 
 SUSPECTS = (-2, -1)
 RANKS = tuple(range(20))
+# A fetch wanted now is due at once where there is room; without room the loop must not spin.
+SOON = 0.01
 # Outcomes not yet written down: past this, taking more would only grow what a crash repeats.
 UNWRITTEN_MOST = 5_000
 
@@ -109,14 +112,20 @@ class Fetcher:
             await self._fetch(shares)
         elif await wait(self._wake, self._patience()):
             self._wake.clear()
+        elif self._wanted() <= 0:
+            self._news = True
         elif any(share.room for share in self._shares()):
             await self._look()
 
     def _patience(self) -> float:
-        """Seconds until the next look without a wake: the poll, sooner where the watermark wants one."""
-        seconds = jittered(self._poll)
+        """Seconds until the next look without a wake: the poll, or when the watermark wants a fetch, if near."""
+        wanted = max(self._wanted(), SOON)
+        return wanted if wanted <= 2 * self._poll else jittered(self._poll)
+
+    def _wanted(self) -> float:
+        """Seconds until the watermark wants a fetch: a start at zero, or a cursor it has lowered."""
         look = self.watermark.next_look(now := monotonic())
-        return seconds if look is None or self._poll > 10 else min(seconds, max(look - now, 0.01))
+        return inf if look is None else look - now
 
     async def _look(self) -> None:
         """A poll: fetch, unless one cheap read-only statement proves that there is nothing."""

@@ -19,9 +19,12 @@ log = logging.getLogger("pgqueue")
 def transient(error: BaseException) -> bool:
     """Whether trying again can help: the database is away, restarting, failing over, overloaded, or refused in passing.
 
-    A missing table or a missing right is not transient: the worker says so and ends.
+    A missing table or a missing right is not transient: the worker says so and ends. InternalError is what a standby
+    answers that has not been promoted yet.
     """
-    return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, TimeoutError, ConnectionError, OSError))
+    return isinstance(
+        error, (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, TimeoutError, OSError)
+    )
 
 
 def jittered(seconds: float) -> float:

@@ -25,6 +25,7 @@ log = logging.getLogger("pgqueue")
 SCHEDULED = ":scheduled"
 CONTROL = ":control"
 PING_SECONDS = 5.0
+LEADER_PING_SECONDS = 10.0
 PING_ANSWER_SECONDS = 10.0
 
 
@@ -37,7 +38,6 @@ class Notifier:
         queues: Sequence[str],
         *,
         heard: Callable[[str, str], None],
-        ping_seconds: Callable[[], float] = lambda: PING_SECONDS,
     ) -> None:
         self.leads = False
         """Whether this session holds the leader's lock."""
@@ -45,7 +45,6 @@ class Notifier:
         self._link = link
         self._channels = [f"{link.schema}.{name}" for name in (*queues, SCHEDULED, CONTROL)]
         self._heard = heard
-        self._ping_seconds = ping_seconds
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -61,7 +60,7 @@ class Notifier:
             self._heard("", "")
             while True:
                 await self._ping(conn)
-                async for note in conn.notifies(timeout=jittered(self._ping_seconds())):
+                async for note in conn.notifies(timeout=jittered(LEADER_PING_SECONDS if self.leads else PING_SECONDS)):
                     self._heard(note.channel.removeprefix(f"{self._link.schema}."), note.payload)
         finally:
             self.leads, self.identity = False, None

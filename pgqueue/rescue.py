@@ -48,11 +48,10 @@ class Rescue:
     async def strays(self) -> None:
         """Rescue jobs that hang on workers long dead, and forget dead workers after an hour."""
         link = self._session.link
-        [found] = await self._session.run(link.statement("rescue_strays"))
+        found, _ = await self._session.run(link.statement("rescue_strays"), link.statement("rescue_forget"))
         for (worker_id,) in found:
             moved = await self._move(worker_id)
             log.warning("worker %d is dead: %d jobs it had claimed meanwhile were given back", worker_id, moved)
-        await self._session.run(link.statement("rescue_forget"))
 
     async def _move(self, worker_id: int) -> int:
         moved = 0

@@ -18,7 +18,7 @@ from pgqueue.sessions import Session
 log = logging.getLogger("pgqueue")
 
 BATCH = 500
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 15.0
 LOCKED_SECONDS = 0.05
 ZERO_SECONDS = 60.0
 EVER = "-infinity"
@@ -57,12 +57,12 @@ class Scheduler:
             self._after, self._zero_at = EVER, monotonic() + ZERO_SECONDS
         link = self._session.link
         while True:
-            [[(moved, _)]] = await self._session.run(
-                link.statement("schedule_promote", after=self._after, n=BATCH, notify=self._notify)
+            [(moved, _)], [(due, after)] = await self._session.run(
+                link.statement("schedule_promote", after=self._after, n=BATCH, notify=self._notify),
+                link.statement("schedule_next", after=self._after),
             )
             if moved < BATCH:
                 break
-        [[(due, after)]] = await self._session.run(link.statement("schedule_next", after=self._after))
         self._after = after
         if due is None:
             return LOOK_SECONDS

@@ -33,7 +33,7 @@ from pgqueue.executor import Executor, Pool
 from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
 from pgqueue.heartbeat import Heartbeat, Identity
 from pgqueue.job import Job, check_queue
-from pgqueue.loops import jittered, transient, wait
+from pgqueue.loops import Backoff, jittered, transient, wait
 from pgqueue.maintenance import Maintenance
 from pgqueue.notifier import CONTROL, SCHEDULED, Notifier
 from pgqueue.outcome import RELEASED, Outcome
@@ -268,7 +268,6 @@ class Worker:
             Link(self._listen_dsn or self._link.dsn, self._schema, self._prepare),
             list(settings.queues),
             heard=self._heard,
-            ping_seconds=lambda: max(2.0, 0.25 * (1 + self._heartbeat.judge.live())),
         )
         self._scheduler = Scheduler(self._take, notify=settings.notify, leads=self._leads)
         self._rescue = Rescue(self._take, notify=settings.notify, rescued=lambda: self._fetcher.news(zero=True))
@@ -318,10 +317,14 @@ class Worker:
             if job.crashes:
                 self._suspects.add(job.id)
         for pool in self._executor.pools:
+            room = max(0, pool.slots + pool.prefetch - pool.running - len(pool.waiting))
             pool.adapt()
             mine = jobs if len(self._executor.pools) == 1 else [job for job in jobs if job.queue in (pool.queues or ())]
             if mine:
-                self._executor.offer(pool, mine)
+                self._executor.offer(pool, mine[:room])
+                # Every lane of a queue may give its pool's whole room; what is too much goes back at once.
+                for job in mine[room:]:
+                    self._completer.finish(job, RELEASED)
 
     def _written(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -380,7 +383,15 @@ class Worker:
             self._serve(self._register_anew(), "register")
 
     async def _register_anew(self) -> None:
-        await asyncio.to_thread(self._check_and_register)
+        backoff = Backoff()
+        while True:
+            try:
+                await asyncio.to_thread(self._check_and_register)
+                break
+            except Exception as error:
+                if not transient(error):
+                    raise
+                await asyncio.sleep(backoff.pause())
         self._heartbeat = self._new_heartbeat()
         self._heartbeat.start()
         self._fetcher.news(zero=True)
@@ -417,14 +428,16 @@ class Worker:
         [rows] = await self._take.run(self._link.statement("fetch_held", worker_id=self.worker_id))
         lost = [(id, claim) for id, claim in rows if claim <= settled and not self._knows(id, claim)]
         if lost:
-            log.warning("%d jobs had been claimed, but the answer was lost; they are handed back", len(lost))
             ids = statements.integers(id for id, _ in lost)
             claims = statements.integers(claim for _, claim in lost)
-            await self._take.run(
+            [[(some, _)]] = await self._take.run(
                 self._link.statement(
                     "complete_release", ids=ids, claims=claims, worker_id=self.worker_id, notify=self.settings.notify
                 )
             )
+            released = lost if some is None else some
+            if released:
+                log.warning("the answer to a claim was lost: %d jobs are handed back", len(released))
 
     def _knows(self, job_id: int, claim: int) -> bool:
         job = self._held.get(job_id)
