@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pgqueue.errors import InvalidOption
 
@@ -28,7 +28,7 @@ def lifespan(function: F) -> F:
     ...     async with httpx.AsyncClient() as client:
     ...         yield client
     """
-    if not inspect.isasyncgenfunction(function):
+    if not inspect.isasyncgenfunction(cast(object, function)):
         raise InvalidOption(f"@pgqueue.lifespan: {function!r} must be an async function that yields once")
     if _declared and _name(_declared[0]) != _name(function):
         raise InvalidOption(f"@pgqueue.lifespan: {_name(_declared[0])} is declared already; compose the two into one")
