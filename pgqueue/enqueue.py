@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from pgqueue import codec, connections
 from pgqueue.config import config
-from pgqueue.errors import InvalidArguments, PayloadTooLarge
+from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
 from pgqueue.handle import JobHandle
 from pgqueue.job import Enqueueable, NewJob, check_task_name
 from pgqueue.statements import Row, Statement, text
@@ -161,8 +161,12 @@ def _has_time(job: NewJob[Any]) -> bool:
 
 
 def _moment(moment: datetime | None) -> str | None:
-    # In UTC: PostgreSQL knows offsets up to 16 hours, Python up to 24.
-    return None if moment is None else moment.astimezone(UTC).isoformat()
+    if moment is None:
+        return None
+    try:  # in UTC: PostgreSQL knows offsets up to 16 hours, Python up to 24
+        return moment.astimezone(UTC).isoformat()
+    except OverflowError:
+        raise InvalidOption(f"run_at {moment!r}: give a time between the years 1 and 9999, in UTC") from None
 
 
 def _column(values: Sequence[Any], form: Callable[[Any], str | None] | None = None) -> str:
