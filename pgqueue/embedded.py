@@ -32,6 +32,7 @@ from types import MappingProxyType
 from urllib.parse import quote
 
 from pgqueue.config import EMBEDDED
+from pgqueue.embedded_watch import postmaster
 from pgqueue.errors import Error
 
 ACCOUNT = "pgqueue"  # who serves when we are root: PostgreSQL refuses to run as root
@@ -69,11 +70,7 @@ class Cluster:
 
     def postmaster(self) -> int | None:
         """The running server's pid. A pid file left by a dead one does not count, even if its pid is in use again."""
-        try:
-            pid = int((self.data / "postmaster.pid").read_text(encoding="utf-8").split("\n", 1)[0])
-        except (FileNotFoundError, ValueError):
-            return None
-        return pid if str(self.data) in _command_line(pid) else None
+        return postmaster(str(self.data))
 
     def create(self) -> None:
         """Make the data directory, unless it is there: UTF-8, sorted by bytes, no password on a private socket."""
@@ -346,16 +343,3 @@ def _let_through(path: Path) -> None:
         if not mode & stat.S_IXOTH:
             _log.warning("%s: other users may now pass through (o+x), so that PostgreSQL reaches %s", parent, path)
             parent.chmod(mode | stat.S_IXOTH)
-
-
-def _command_line(pid: int) -> str:
-    """What process `pid` was started as; empty if there is none."""
-    if Path("/proc/self/cmdline").exists():
-        try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            return ""
-    listed = subprocess.run(
-        ["ps", "-ww", "-o", "command=", "-p", str(pid)], check=False, capture_output=True, text=True
-    )
-    return listed.stdout

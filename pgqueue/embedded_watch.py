@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 
-def main(directory: str, postmaster: int, keep: bool, user: tuple[int, int] | None, stop: list[str]) -> None:
+def main(directory: str, server: int, keep: bool, user: tuple[int, int] | None, stop: list[str]) -> None:
     """Wait until nobody uses `directory`, then stop the server and, if asked, remove the directory."""
     while True:
         with open(os.path.join(directory, "users.lock"), "rb") as users:
@@ -27,21 +27,41 @@ def main(directory: str, postmaster: int, keep: bool, user: tuple[int, int] | No
         # Let go before the door is taken: whoever starts takes the door first, then the users' lock.
         with open(os.path.join(directory, "door.lock"), "rb") as door, open(users.name, "rb") as again:
             fcntl.flock(door, fcntl.LOCK_EX)
-            if _postmaster(directory) not in (postmaster, None):
+            running = postmaster(os.path.join(directory, "data"))
+            if running not in (server, None):
                 return
             if _free(again.fileno()):
-                _stop(stop, directory, user)
+                if running == server:
+                    _stop(stop, directory, user)
                 if not keep:
                     shutil.rmtree(directory)
                 return
 
 
-def _postmaster(directory: str) -> int | None:
+def postmaster(data: str) -> int | None:
+    """The pid of the server that runs on this data directory.
+
+    The pid in a dead server's file may be somebody else's by now, whom `pg_ctl stop` would interrupt: so it counts only
+    if that process is a server started for this directory.
+    """
     try:
-        with open(os.path.join(directory, "data", "postmaster.pid"), encoding="utf-8") as file:
-            return int(file.readline())
-    except (OSError, ValueError):
+        with open(os.path.join(data, "postmaster.pid"), encoding="utf-8") as file:
+            pid = int(file.readline())
+    except (FileNotFoundError, ValueError):
         return None
+    return pid if f"postgres -D {data} " in f"{_command_line(pid)} " else None
+
+
+def _command_line(pid: int) -> str:
+    """What process `pid` was started as; empty if there is none."""
+    if os.path.exists("/proc/self/cmdline"):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                return file.read().replace(b"\0", b" ").decode(errors="surrogateescape")
+        except OSError:
+            return ""
+    command = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout
 
 
 def _free(users: int) -> bool:

@@ -19,7 +19,7 @@ import pytest
 from servers import binaries, memory
 from sqlalchemy import create_engine, text
 
-from pgqueue import embedded
+from pgqueue import embedded, embedded_watch
 from pgqueue.embedded import Embedded
 from pgqueue.errors import Error
 
@@ -167,6 +167,16 @@ def test_a_crashed_server_is_started_again_whoever_has_its_pid_now(home: Path) -
     pid_file.write_text(f"{os.getpid()}\n" + pid_file.read_text().split("\n", 1)[1])
     with start(home) as server, psycopg.connect(server.dsn) as conn:
         assert conn.execute("SELECT count(*) FROM kept").fetchone() == (0,)
+
+
+def test_the_watchman_signals_nobody_who_has_the_dead_servers_pid(home: Path) -> None:
+    """`pg_ctl stop` reads the pid and interrupts it, whoever that is: it did so to this very test run."""
+    (home / "data").mkdir(parents=True)
+    (home / "users.lock").touch()
+    (home / "door.lock").touch()
+    (home / "data" / "postmaster.pid").write_text(f"{os.getpid()}\n")
+    embedded_watch.main(str(home), os.getpid(), True, None, ["touch", str(home / "stopped")])
+    assert not (home / "stopped").exists()
 
 
 def test_it_leaves_nothing_when_asked(home: Path) -> None:
