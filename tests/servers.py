@@ -14,11 +14,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
 from pgqueue import embedded
+from pgqueue.config import normalize
 
 VERSION = os.environ.get("PGQUEUE_TEST_PG", "18")
 
@@ -77,7 +78,7 @@ def shared_server() -> Server:
     """The server of the whole run."""
     dsn = os.environ.get("PGQUEUE_TEST_DSN")
     if dsn:
-        return Server(lambda database: make_conninfo(dsn, dbname=database), lambda: None)
+        return Server(lambda database: url(dsn, database), lambda: None)
     return container() or embedded_server()
 
 
@@ -100,6 +101,14 @@ def container() -> Server | None:
     postgres.with_command(f"postgres {settings}").start()
     address = f"{postgres.get_container_host_ip()}:{postgres.get_exposed_port(5432)}"
     return Server(lambda name: f"postgresql://postgres:postgres@{address}/{quote(name, safe='')}", postgres.stop)
+
+
+def url(dsn: str, database: str) -> str:
+    """`dsn`, for another database, as a URL that every driver reads."""
+    values = {name: str(value) for name, value in conninfo_to_dict(normalize(dsn)).items() if value is not None}
+    user, password = quote(values.pop("user", ""), safe=""), quote(values.pop("password", ""), safe="")
+    rest = urlencode({name: value for name, value in values.items() if name != "dbname"}, quote_via=quote, safe="/,:")
+    return f"postgresql://{user}{password and f':{password}'}@/{quote(database, safe='')}?{rest}"
 
 
 def binaries() -> Path:
