@@ -204,6 +204,7 @@ class Fetcher:
                 claim=claim,
                 n=n,
             ),
+            settings=False,
         )
         opened = msgspec.json.decode(rows[0][5], type=list[int])
         return Reading(head, xid, snapshot), (opened, [Job(row, claim) for row in rows[1:]])

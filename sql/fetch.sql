@@ -8,7 +8,12 @@ SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
        pg_current_snapshot()::text,
        set_config('synchronous_commit', 'off', true),
        set_config('enable_seqscan', 'off', true),
-       set_config('enable_bitmapscan', 'off', true);
+       set_config('enable_bitmapscan', 'off', true),
+       -- and the settings of every worker's transaction (session.sql), here to save a message
+       set_config('plan_cache_mode', 'force_generic_plan', true),
+       set_config('search_path', '', true),
+       set_config('lock_timeout', '2s', true),
+       set_config('statement_timeout', '30s', true);
 
 -- name: fetch_claim
 -- Move up to n available jobs of the open lanes, most urgent lane first, to this worker.
