@@ -88,6 +88,13 @@ class Pool:
             self.running += 1
             return self.waiting.popleft()
 
+    def empty(self) -> list[tuple[Job, Task[..., Any] | None]]:
+        """Take out everything that waits."""
+        with self._lock:
+            entries = list(self.waiting)
+            self.waiting.clear()
+            return entries
+
     def adapt(self) -> None:
         """Set the prefetch from how long jobs have lasted since the last fetch: 50 ms of work, none for long jobs."""
         with self._lock:
@@ -137,11 +144,7 @@ class Executor:
 
     def hand_back(self) -> list[Job]:
         """Give up all jobs that have not started; the caller releases them."""
-        back: list[Job] = []
-        for pool in self.pools:
-            while pool.waiting:
-                back.append(pool.waiting.popleft()[0])
-        return back
+        return [job for pool in self.pools for job, _ in pool.empty()]
 
     def cancel(self) -> None:
         """Cancel what runs on the loop; threads cannot be stopped from outside."""

@@ -199,7 +199,7 @@ class Worker:
 
     async def _leave(self) -> None:
         self._state = "stopped"
-        self._heartbeat.stop()
+        await asyncio.to_thread(self._heartbeat.stop)
         for service in self._services:
             service.cancel()
         await asyncio.gather(*self._services, return_exceptions=True)
@@ -325,6 +325,8 @@ class Worker:
                 # Every lane of a queue may give its pool's whole room; what is too much goes back at once.
                 for job in mine[room:]:
                     self._completer.finish(job, RELEASED)
+        if self._state != "running":
+            self._hand_back()
 
     def _written(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
