@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import pwd
@@ -129,19 +130,23 @@ class Cluster:
     def _stop_command(self, mode: str) -> tuple[str, ...]:
         return ("pg_ctl", "-D", str(self.data), "-w", "-t", "60", "-m", mode, "stop")
 
+    def remains(self) -> list[str]:
+        """What the last user removes: a socket directory of its own, and all of it unless it is to be kept."""
+        outside = [str(self.sockets)] if self.sockets != self.directory else []
+        return outside if self.keep else [*outside, str(self.directory)]
+
     def _watch(self) -> None:
         program, *arguments = self._stop_command("fast")
-        who = ["-", "-"] if self.account is None else [str(part) for part in self.account]
-        watchman = [sys.executable, "-I", "-S", str(Path(__file__).with_name("embedded_watch.py")), str(self.directory)]
-        how = [
-            str(self.postmaster()),
-            "keep" if self.keep else "remove",
-            *who,
-            str(self.bin_path / program),
-            *arguments,
-        ]
+        task = {
+            "directory": str(self.directory),
+            "server": self.postmaster(),
+            "stop": [str(self.bin_path / program), *arguments],
+            "account": self.account,
+            "remove": self.remains(),
+        }
+        watchman = [sys.executable, "-I", "-S", str(Path(__file__).with_name("embedded_watch.py")), json.dumps(task)]
         quiet = subprocess.DEVNULL
-        subprocess.run([*watchman, *how], check=True, stdin=quiet, stdout=quiet, stderr=quiet)
+        subprocess.run(watchman, check=True, stdin=quiet, stdout=quiet, stderr=quiet)
 
     def _check_version(self) -> None:
         data = (self.data / "PG_VERSION").read_text(encoding="utf-8").strip()
@@ -186,7 +191,7 @@ class Embedded:
         with _door(self.cluster.directory):
             if _alone(self._users):
                 self.cluster.stop()
-                _remove(self.cluster)
+                _remove(self.cluster.remains())
             os.close(self._users)
             self._users = -1
 
@@ -264,16 +269,18 @@ def _bring_up(cluster: Cluster, settings: Mapping[str, str], *, alone: bool) -> 
     if not alone:
         # Its users are alive and its server is not to be seen: it may run in another container, on the same files.
         raise Error(f"embedded PostgreSQL: {cluster.directory} is in use by processes whose server cannot be found")
-    cluster.create()
-    cluster.configure(settings)
-    cluster.start()
+    try:
+        cluster.create()
+        cluster.configure(settings)
+        cluster.start()
+    except BaseException:
+        _remove(cluster.remains())
+        raise
 
 
-def _remove(cluster: Cluster) -> None:
-    if cluster.sockets != cluster.directory:
-        shutil.rmtree(cluster.sockets, ignore_errors=True)
-    if not cluster.keep:
-        shutil.rmtree(cluster.directory)
+def _remove(directories: list[str]) -> None:
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 Started by `embedded.py` as a script of its own, without pgqueue, so it costs a bare interpreter. Every user of the
 server holds a shared file lock, which the kernel drops even after a kill -9; the watchman waits for the exclusive one.
 
-    python embedded_watch.py DIRECTORY POSTMASTER_PID keep|remove UID GID PG_CTL…
+    python embedded_watch.py '{"directory": …, "server": pid, "stop": [pg_ctl …], "account": null, "remove": []}'
 
 It never starts anything, and leaves at once when the server it was started for is not the one that runs.
 """
@@ -11,14 +11,15 @@ It never starts anything, and leaves at once when the server it was started for 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
 import sys
 
 
-def main(directory: str, server: int, keep: bool, user: tuple[int, int] | None, stop: list[str]) -> None:
-    """Wait until nobody uses `directory`, then stop the server and, if asked, remove the directory."""
+def main(directory: str, server: int, stop: list[str], account: list[int] | None, remove: list[str]) -> None:
+    """Wait until nobody uses `directory`, then stop the server (as `account`) and remove what shall not remain."""
     while True:
         with open(os.path.join(directory, "users.lock"), "rb") as users:
             fcntl.flock(users, fcntl.LOCK_EX)
@@ -32,9 +33,9 @@ def main(directory: str, server: int, keep: bool, user: tuple[int, int] | None, 
                 return
             if _free(again.fileno()):
                 if running == server:
-                    _stop(stop, directory, user)
-                if not keep:
-                    shutil.rmtree(directory)
+                    _stop(stop, directory, account)
+                for remains in remove:
+                    shutil.rmtree(remains, ignore_errors=True)
                 return
 
 
@@ -72,15 +73,14 @@ def _free(users: int) -> bool:
     return True
 
 
-def _stop(command: list[str], directory: str, user: tuple[int, int] | None) -> None:
-    if user is None:
+def _stop(command: list[str], directory: str, account: list[int] | None) -> None:
+    if account is None:
         subprocess.run(command, check=False, cwd=directory)
     else:
-        subprocess.run(command, check=False, cwd=directory, user=user[0], group=user[1], extra_groups=[])
+        subprocess.run(command, check=False, cwd=directory, user=account[0], group=account[1], extra_groups=[])
 
 
 if __name__ == "__main__":
     if os.fork() == 0:  # nobody's child: whoever started it need not wait for it
         os.setsid()
-        account = None if sys.argv[4] == "-" else (int(sys.argv[4]), int(sys.argv[5]))
-        main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "keep", account, sys.argv[6:])
+        main(**json.loads(sys.argv[1]))

@@ -142,6 +142,7 @@ def test_the_watchman_stops_it_when_even_the_last_was_killed(home: Path) -> None
     postmaster = said(only)
     kill(only)
     postmaster.wait(20)
+    assert (home / "data" / "PG_VERSION").exists()
 
 
 def test_a_server_found_running_is_joined(home: Path) -> None:
@@ -175,7 +176,7 @@ def test_the_watchman_signals_nobody_who_has_the_dead_servers_pid(home: Path) ->
     (home / "users.lock").touch()
     (home / "door.lock").touch()
     (home / "data" / "postmaster.pid").write_text(f"{os.getpid()}\n")
-    embedded_watch.main(str(home), os.getpid(), True, None, ["touch", str(home / "stopped")])
+    embedded_watch.main(str(home), os.getpid(), ["touch", str(home / "stopped")], account=None, remove=[])
     assert not (home / "stopped").exists()
 
 
@@ -216,8 +217,11 @@ def test_data_of_another_version_says_what_to_do(home: Path) -> None:
 
 
 def test_a_server_that_does_not_start_shows_its_log(home: Path) -> None:
+    directory = home.parent / "two words"
     with pytest.raises(Error, match="unrecognized configuration parameter"):
-        start(home, settings={"no_such_setting": "1"})
+        start(directory, settings={"no_such_setting": "1"}, keep=False)
+    assert not directory.exists()
+    assert not embedded.Cluster(directory, binaries(), None).sockets.exists()
 
 
 def test_the_missing_wheel_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
