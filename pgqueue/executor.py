@@ -13,99 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
-from traceback import format_exception
 from typing import Any
 
-import msgspec
-
-from pgqueue.errors import InvalidArguments
 from pgqueue.job import Job, running_job
-from pgqueue.outcome import COMPLETED, RELEASED, Completed, Failed, Outcome, Problem, Retried
+from pgqueue.outcome import COMPLETED, RELEASED, Outcome, completed, failed, unknown
+from pgqueue.pool import Pool, runs_on_loop
 from pgqueue.tasks import Task
-
-log = logging.getLogger("pgqueue")
 
 # How long runs may go on without giving the loop a turn; the fetcher and the completer need it.
 TURN_SECONDS = 0.001
-# Work to have at hand beyond what runs, so that a fetch is answered before the executor is idle.
-PREFETCH_SECONDS = 0.05
-PREFETCH_MOST = 2000
-MESSAGE_MOST = 2_000
-TRACEBACK_MOST = 20_000
-RESULT_MOST = 1 << 20
-# A name no process here knows: another version may. Ask again after 10 s, later less often; give up after a day.
-UNKNOWN_FIRST, UNKNOWN_MOST, UNKNOWN_DAY = 10.0, 300.0, 86_400.0
-
-_encode = msgspec.json.Encoder(order="deterministic").encode
-
-
-class Pool:
-    """Slots shared by some queues: what runs, what waits at hand, and how much more to fetch.
-
-    Read and changed from the loop and from threads; `_lock` guards the few lines where that matters.
-    """
-
-    def __init__(self, queues: Iterable[str] | None, slots: int) -> None:
-        self.queues = None if queues is None else frozenset(queues)
-        self.slots = slots
-        self.running = 0
-        self.waiting: deque[tuple[Job, Task[..., Any] | None]] = deque()
-        self.prefetch = 0
-        self._lock = threading.Lock()
-        self._seconds, self._jobs = 0.0, 0
-
-    def room(self) -> int:
-        """How many jobs to fetch now; 0 while there is enough at hand."""
-        waiting = len(self.waiting)
-        if self.running >= self.slots and waiting > self.prefetch // 2:
-            return 0
-        return max(0, self.slots + self.prefetch - self.running - waiting)
-
-    def low(self) -> bool:
-        return self.running < self.slots or len(self.waiting) <= self.prefetch // 2
-
-    def take(self, is_async: bool, seconds: float) -> tuple[Job, Task[..., Any] | None] | None:
-        """The next waiting job for a run of this kind that has finished one; None: the run is over, its slot free."""
-        with self._lock:
-            self._seconds += seconds
-            self._jobs += 1
-            if self.waiting and _runs_on_loop(self.waiting[0][1]) is is_async:
-                return self.waiting.popleft()
-            self.running -= 1
-            return None
-
-    def start(self) -> tuple[Job, Task[..., Any] | None] | None:
-        """The next waiting job for a new run, if a slot is free."""
-        with self._lock:
-            if self.running >= self.slots or not self.waiting:
-                return None
-            self.running += 1
-            return self.waiting.popleft()
-
-    def empty(self) -> list[tuple[Job, Task[..., Any] | None]]:
-        """Take out everything that waits."""
-        with self._lock:
-            entries = list(self.waiting)
-            self.waiting.clear()
-            return entries
-
-    def adapt(self) -> None:
-        """Set the prefetch from how long jobs have lasted since the last fetch: 50 ms of work, none for long jobs."""
-        with self._lock:
-            seconds, jobs = self._seconds, self._jobs
-            self._seconds, self._jobs = 0.0, 0
-        if not jobs:
-            return
-        mean = seconds / jobs
-        wanted = 0 if mean >= PREFETCH_SECONDS else int(self.slots * PREFETCH_SECONDS / max(mean, 1e-6))
-        # Twice what was just worked off, at most: a few quick jobs say little about the next thousand.
-        self.prefetch = min(wanted, 2 * jobs, PREFETCH_MOST)
 
 
 class Executor:
@@ -171,7 +91,7 @@ class Executor:
         for pool in self.pools:
             while (entry := pool.start()) is not None:
                 job, task = entry
-                if _runs_on_loop(task):
+                if runs_on_loop(task):
                     run = self._loop.create_task(self._run(pool, job, task), context=self._context.copy())
                     self._runs.add(run)
                     run.add_done_callback(self._runs.discard)
@@ -205,7 +125,8 @@ class Executor:
             self.running.pop(job.id, None)
             self._finish(job, outcome)
             if outcome is RELEASED or now > self._turn_ends or contextvars.copy_context() != clean:
-                self._end_run(pool, now - started)
+                pool.end(now - started)
+                self._slot_freed(pool)
                 return
             entry = pool.take(True, now - started)
             if entry is None:
@@ -214,13 +135,6 @@ class Executor:
             job, task = entry
             if len(pool.waiting) == pool.prefetch // 2:
                 self._low()
-
-    def _end_run(self, pool: Pool, seconds: float) -> None:
-        with pool._lock:
-            pool.running -= 1
-            pool._seconds += seconds
-            pool._jobs += 1
-        self._slot_freed(pool)
 
     async def _call(self, job: Job, task: Task[..., Any] | None) -> Outcome:
         self.running[job.id] = job
@@ -234,9 +148,9 @@ class Executor:
             return COMPLETED if value is None else completed(value)
         except asyncio.CancelledError as error:
             # Ours, or did the handler cancel itself?
-            return RELEASED if _is_cancelled() else failed(job, task, error)
+            return RELEASED if _is_cancelled() else failed(job, task.retry, error)
         except (Exception, SystemExit) as error:
-            return failed(job, task, error)
+            return failed(job, task.retry, error)
         finally:
             running_job.reset(token)
 
@@ -288,66 +202,9 @@ class Executor:
             value = task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs)
             return COMPLETED if value is None else completed(value)
         except (Exception, SystemExit) as error:
-            return failed(job, task, error)
-
-
-# Results and exceptions into outcomes --------------------------------------------------------------------------------
-
-
-def _runs_on_loop(task: Task[..., Any] | None) -> bool:
-    return task is None or task.is_async
+            return failed(job, task.retry, error)
 
 
 def _is_cancelled() -> bool:
     run = asyncio.current_task()
     return run is not None and run.cancelling() > 0
-
-
-def completed(value: object) -> Outcome:
-    """What a returned value becomes: the job's result, or a failure that says why it cannot be stored."""
-    try:
-        text = _encode(value).decode()
-    except (TypeError, ValueError, msgspec.MsgspecError) as error:
-        return Failed("error", Problem("failed", type(error).__name__, f"the result cannot be stored as JSON: {error}"))
-    if len(text) > RESULT_MOST or "\\u0000" in text:
-        return Failed("error", Problem("failed", None, f"the result cannot be stored: {len(text)} bytes, or NUL in it"))
-    return Completed(text)
-
-
-def failed(job: Job, task: Task[..., Any], error: BaseException) -> Outcome:
-    """What an exception becomes: another attempt as the task's retry policy says, or the end."""
-    problem = Problem("failed", type(error).__qualname__, _clean(str(error), MESSAGE_MOST), _traceback(error))
-    asked = error if isinstance(error, Exception) else RuntimeError(repr(error))
-    try:
-        delay = task.retry.decide(job.attempt, asked, job.max_attempts)
-    except Exception as broken:
-        log.exception("job %d (%s) failed, and its retry function too; it is not retried", job.id, job.task)
-        return Failed("error", Problem("failed", problem.error_type, f"{problem.message}; retry function: {broken}"))
-    if delay is None:
-        return Failed("error", problem)
-    return Retried(delay, problem)
-
-
-def unknown(job: Job) -> Outcome:
-    """What an unknown task name becomes: postponed, so that a rolling deploy loses nothing; failed after a day."""
-    message = f"no task named {job.task!r} is imported by this worker"
-    if job.age() > UNKNOWN_DAY:
-        return Failed("refused", Problem("refused", None, message))
-    delay = min(UNKNOWN_MOST, max(UNKNOWN_FIRST, job.age() / 2))
-    return Retried(delay, Problem("unknown", None, message), spent=False)
-
-
-def _traceback(error: BaseException) -> str | None:
-    """The traceback below our own frames, cut in the middle to a size."""
-    if isinstance(error, InvalidArguments):
-        return None
-    text = _clean("".join(format_exception(error)), 1 << 30)
-    if len(text) <= TRACEBACK_MOST:
-        return text
-    half = TRACEBACK_MOST // 2
-    return f"{text[:half]}\n… {len(text) - TRACEBACK_MOST} characters left out …\n{text[-half:]}"
-
-
-def _clean(text: str, most: int) -> str:
-    """`text` as PostgreSQL can store it: no NUL, no lone surrogates, not too long."""
-    return text[:most].replace("\x00", "\\0").encode("utf-8", "replace").decode()

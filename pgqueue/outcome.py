@@ -1,11 +1,30 @@
 """What became of one run of a job: the words between executor and completer.
 
-The executor turns a result or an exception into one of these; the completer writes it down. No I/O here.
+The executor turns a result or an exception into one of these, by the functions below; the completer writes it down. No
+I/O here.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from traceback import format_exception
+
+import msgspec
+
+from pgqueue.errors import InvalidArguments
+from pgqueue.job import Job
+from pgqueue.retry import RetryPolicy
+
+log = logging.getLogger("pgqueue")
+
+MESSAGE_MOST = 2_000  # characters
+TRACEBACK_MOST = 20_000  # characters
+RESULT_MOST = 1 << 20  # bytes
+# A name no process here knows: another version may. Ask again after 10 s, later less often; give up after a day.
+UNKNOWN_FIRST, UNKNOWN_MOST, UNKNOWN_DAY = 10.0, 300.0, 86_400.0
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +70,53 @@ Outcome = Completed | Retried | Failed | Released
 
 COMPLETED = Completed()
 RELEASED = Released()
+
+
+def completed(value: object) -> Outcome:
+    """What a returned value becomes: the job's result, or a failure that says why it cannot be stored."""
+    try:
+        text = _encode(value).decode()
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        return Failed("error", Problem("failed", type(error).__name__, f"the result cannot be stored as JSON: {error}"))
+    if len(text) > RESULT_MOST or "\\u0000" in text:
+        return Failed("error", Problem("failed", None, f"the result cannot be stored: {len(text)} bytes, or NUL in it"))
+    return Completed(text)
+
+
+def failed(job: Job, retry: RetryPolicy, error: BaseException) -> Outcome:
+    """What an exception becomes: another attempt as the retry policy says, or the end."""
+    problem = Problem("failed", type(error).__qualname__, _clean(str(error), MESSAGE_MOST), _traceback(error))
+    asked = error if isinstance(error, Exception) else RuntimeError(repr(error))
+    try:
+        delay = retry.decide(job.attempt, asked, job.max_attempts)
+    except Exception as broken:
+        log.exception("job %d (%s) failed, and its retry function too; it is not retried", job.id, job.task)
+        return Failed("error", Problem("failed", problem.error_type, f"{problem.message}; retry function: {broken}"))
+    if delay is None:
+        return Failed("error", problem)
+    return Retried(delay, problem)
+
+
+def unknown(job: Job) -> Outcome:
+    """What an unknown task name becomes: postponed, so that a rolling deploy loses nothing; failed after a day."""
+    message = f"no task named {job.task!r} is imported by this worker"
+    if job.age() > UNKNOWN_DAY:
+        return Failed("refused", Problem("refused", None, message))
+    delay = min(UNKNOWN_MOST, max(UNKNOWN_FIRST, job.age() / 2))
+    return Retried(delay, Problem("unknown", None, message), spent=False)
+
+
+def _traceback(error: BaseException) -> str | None:
+    """The traceback below our own frames, cut in the middle to a size."""
+    if isinstance(error, InvalidArguments):
+        return None
+    text = _clean("".join(format_exception(error)), 1 << 30)
+    if len(text) <= TRACEBACK_MOST:
+        return text
+    half = TRACEBACK_MOST // 2
+    return f"{text[:half]}\n… {len(text) - TRACEBACK_MOST} characters left out …\n{text[-half:]}"
+
+
+def _clean(text: str, most: int) -> str:
+    """`text` as PostgreSQL can store it: no NUL, no lone surrogates, not too long."""
+    return text[:most].replace("\x00", "\\0").encode("utf-8", "replace").decode()

@@ -28,15 +28,17 @@ import psycopg
 from pgqueue import embedded, lifespan, migrations, statements, tasks
 from pgqueue.completer import Completer
 from pgqueue.config import config
-from pgqueue.errors import InvalidOption, NotConfigured
-from pgqueue.executor import Executor, Pool
+from pgqueue.errors import NotConfigured
+from pgqueue.executor import Executor
 from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
 from pgqueue.heartbeat import Heartbeat, Identity
-from pgqueue.job import Job, check_queue
-from pgqueue.loops import Backoff, jittered, transient, wait
+from pgqueue.job import Job
+from pgqueue.loops import Backoff, transient
 from pgqueue.maintenance import Maintenance
 from pgqueue.notifier import CONTROL, SCHEDULED, Notifier
-from pgqueue.outcome import RELEASED, Outcome
+from pgqueue.outcome import RELEASED
+from pgqueue.pool import at_least_one, pools, queue_slots
+from pgqueue.reconciler import Reconciler
 from pgqueue.rescue import Rescue
 from pgqueue.scheduler import Scheduler
 from pgqueue.sessions import Link, Session, options
@@ -44,7 +46,6 @@ from pgqueue.tasks import Task
 
 log = logging.getLogger("pgqueue")
 
-RECONCILE_SECONDS = 60.0
 # After this many reports of the judge (a third of a lease apart) a worker that does not lead rescues itself.
 REPORTS = 3
 FLUSH_SECONDS = 10.0
@@ -101,8 +102,8 @@ class Worker:
         self._listen_dsn = settled.listen_dsn
         self._tasks = _by_name(tasks)
         self.settings = Settings(
-            queues=_queues(queues, self._tasks.values()),
-            concurrency=_at_least_one("concurrency", concurrency),
+            queues=queue_slots(queues, self._tasks.values()),
+            concurrency=at_least_one("concurrency", concurrency),
             poll=poll,
             lease=lease,
             version_tag=version_tag or metadata.version("pgqueue-jobs"),
@@ -112,7 +113,6 @@ class Worker:
         self._state = "starting"
         self._held: dict[int, Job] = {}
         self._suspects: set[int] = set()
-        self._doubt = asyncio.Event()
         self._reports: dict[int, int] = {}
         self._services: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
@@ -145,7 +145,7 @@ class Worker:
                 "fetch": self._fetcher.run(),
                 "schedule": self._scheduler.run(),
                 "maintain": self._maintain(),
-                "reconcile": self._reconcile_now_and_then(),
+                "reconcile": self._reconciler.run(),
                 **({"listen": self._notifier.run()} if self.settings.listen else {}),
             }.items()
         ]
@@ -205,7 +205,7 @@ class Worker:
         await asyncio.gather(*self._services, return_exceptions=True)
         try:
             async with asyncio.timeout(5):
-                await self._reconcile()
+                await self._reconciler.reconcile()
                 await self._take.run(self._link.statement("heartbeat_leave", worker_id=self.worker_id))
         except Exception as error:
             if not transient(error):
@@ -258,11 +258,15 @@ class Worker:
             deliver=self._deliver,
             suspect_free=lambda: not self._suspects,
             live_workers=lambda: 1 + self._heartbeat.judge.live(),
-            in_doubt=self._doubt.set,
+            in_doubt=lambda: self._reconciler.doubt(),
             poll=settings.poll,
         )
         self._executor = Executor(
-            _pools(settings), self._tasks, finish=self._completer.finish, low=self._fetcher.roomier, resources=resources
+            pools(settings.queues, settings.concurrency),
+            self._tasks,
+            finish=self._completer.finish,
+            low=self._fetcher.roomier,
+            resources=resources,
         )
         self._notifier = Notifier(
             Link(self._listen_dsn or self._link.dsn, self._schema, self._prepare),
@@ -271,6 +275,13 @@ class Worker:
         )
         self._scheduler = Scheduler(self._take, notify=settings.notify, leads=self._leads)
         self._rescue = Rescue(self._take, notify=settings.notify, rescued=lambda: self._fetcher.news(zero=True))
+        self._reconciler = Reconciler(
+            self._take,
+            lambda: self.worker_id,
+            settled=lambda: self._fetcher.settled,
+            knows=self._knows,
+            notify=settings.notify,
+        )
         self._maintenance = Maintenance(self._take, leads=self._leads, also=self._rescue.strays)
         self._heartbeat = self._new_heartbeat()
 
@@ -309,7 +320,7 @@ class Worker:
     def _shares(self) -> list[Share]:
         if self._completer.unwritten() > UNWRITTEN_MOST:
             return []
-        return [Share(sorted(pool.queues or ()), pool.room()) for pool in self._executor.pools]
+        return [Share(pool.queues, pool.room()) for pool in self._executor.pools]
 
     def _deliver(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -317,9 +328,9 @@ class Worker:
             if job.crashes:
                 self._suspects.add(job.id)
         for pool in self._executor.pools:
-            room = max(0, pool.slots + pool.prefetch - pool.running - len(pool.waiting))
+            room = pool.asked()
             pool.adapt()
-            mine = jobs if len(self._executor.pools) == 1 else [job for job in jobs if job.queue in (pool.queues or ())]
+            mine = jobs if len(self._executor.pools) == 1 else [job for job in jobs if job.queue in pool.queues]
             if mine:
                 self._executor.offer(pool, mine[:room])
                 # Every lane of a queue may give its pool's whole room; what is too much goes back at once.
@@ -409,38 +420,6 @@ class Worker:
                 pause = 10.0
             await asyncio.sleep(pause)
 
-    async def _reconcile_now_and_then(self) -> None:
-        while True:
-            await wait(self._doubt, jittered(RECONCILE_SECONDS))
-            self._doubt.clear()
-            try:
-                await self._reconcile()
-            except Exception as error:
-                if not transient(error):
-                    raise
-                self._doubt.set()
-                await asyncio.sleep(jittered(1.0))
-
-    async def _reconcile(self) -> None:
-        """Hand back jobs that are ours in the database and unknown here: a claim whose answer was lost.
-
-        Only of claims that are settled; one in flight will still be answered.
-        """
-        settled = self._fetcher.settled
-        [rows] = await self._take.run(self._link.statement("fetch_held", worker_id=self.worker_id))
-        lost = [(id, claim) for id, claim in rows if claim <= settled and not self._knows(id, claim)]
-        if lost:
-            ids = statements.integers(id for id, _ in lost)
-            claims = statements.integers(claim for _, claim in lost)
-            [[(some, _)]] = await self._take.run(
-                self._link.statement(
-                    "complete_release", ids=ids, claims=claims, worker_id=self.worker_id, notify=self.settings.notify
-                )
-            )
-            released = lost if some is None else some
-            if released:
-                log.warning("the answer to a claim was lost: %d jobs are handed back", len(released))
-
     def _knows(self, job_id: int, claim: int) -> bool:
         job = self._held.get(job_id)
         return job is not None and job.claim == claim
@@ -457,32 +436,6 @@ def _by_name(declared: Iterable[Task[..., Any]] | None) -> dict[str, Task[..., A
     return {name: task for task in declared for name in (task.name, *task.aliases)}
 
 
-def _queues(named: Sequence[str] | None, declared: Iterable[Task[..., Any]]) -> dict[str, int | None]:
-    """Queue names with the slots of their own: `mail:5` is at most five jobs of mail at once in this process."""
-    if named is None:
-        return {task.queue: None for task in declared} or {"default": None}
-    queues: dict[str, int | None] = {}
-    for text in named:
-        name, colon, slots = text.partition(":")
-        if colon and not slots.isdigit():
-            raise InvalidOption(f"queue {text!r}: write NAME or NAME:SLOTS, for example mail:5")
-        queues[check_queue(name)] = _at_least_one(f"slots of queue {name}", int(slots)) if colon else None
-    return queues
-
-
-def _pools(settings: Settings) -> list[Pool]:
-    """The common slots, and a pool for each queue that has slots of its own."""
-    common = [name for name, slots in settings.queues.items() if slots is None]
-    own = [Pool([name], slots) for name, slots in settings.queues.items() if slots is not None]
-    return [*([Pool(common, settings.concurrency)] if common else []), *own]
-
-
-def _at_least_one(what: str, number: int) -> int:
-    if number < 1:
-        raise InvalidOption(f"{what}: {number} is less than 1")
-    return number
-
-
 async def _within(awaitable: Any, seconds: float) -> bool:
     """Whether it ended in time."""
     try:
@@ -495,6 +448,3 @@ async def _within(awaitable: Any, seconds: float) -> bool:
 
 def void(_: object) -> None:
     """For callbacks whose result nobody wants."""
-
-
-__all__ = ["Outcome", "Settings", "Worker"]

@@ -1,0 +1,130 @@
+"""Slots: how many jobs run at once, which wait at hand for a slot, and how many more to fetch.
+
+Shared by the executor, which fills and frees slots, and the worker, which tells the fetcher how much room there is. One
+pool for the common slots, one for each queue that has slots of its own. Decides numbers only; runs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pgqueue.errors import InvalidOption
+from pgqueue.job import Job, check_queue
+from pgqueue.tasks import Task
+
+# Work to have at hand beyond what runs, so that a fetch is answered before the executor is idle.
+PREFETCH_SECONDS = 0.05
+PREFETCH_MOST = 2000
+
+Entry = tuple[Job, Task[..., Any] | None]
+"""A claimed job and its task; None: no task of this name is imported here."""
+
+
+class Pool:
+    """Slots shared by some queues: what runs, what waits at hand, and how much more to fetch.
+
+    Read and changed from the loop and from threads; `_lock` guards the few lines where that matters.
+    """
+
+    def __init__(self, queues: Iterable[str], slots: int) -> None:
+        self.queues = tuple(sorted(queues))
+        self.slots = slots
+        self.running = 0
+        self.waiting: deque[Entry] = deque()
+        self.prefetch = 0
+        self._lock = threading.Lock()
+        self._seconds, self._jobs = 0.0, 0
+
+    def room(self) -> int:
+        """How many jobs to fetch now; 0 while there is enough at hand."""
+        return self.asked() if self.low() else 0
+
+    def asked(self) -> int:
+        """How many jobs fit, whether it is time to fetch or not."""
+        return max(0, self.slots + self.prefetch - self.running - len(self.waiting))
+
+    def low(self) -> bool:
+        """Whether it is time to fetch."""
+        return self.running < self.slots or len(self.waiting) <= self.prefetch // 2
+
+    def take(self, is_async: bool, seconds: float) -> Entry | None:
+        """The next waiting job for a run of this kind that has finished one; None: the run is over, its slot free."""
+        with self._lock:
+            self._seconds += seconds
+            self._jobs += 1
+            if self.waiting and runs_on_loop(self.waiting[0][1]) is is_async:
+                return self.waiting.popleft()
+            self.running -= 1
+            return None
+
+    def end(self, seconds: float) -> None:
+        """A run is over, its slot free."""
+        with self._lock:
+            self._seconds += seconds
+            self._jobs += 1
+            self.running -= 1
+
+    def start(self) -> Entry | None:
+        """The next waiting job for a new run, if a slot is free."""
+        with self._lock:
+            if self.running >= self.slots or not self.waiting:
+                return None
+            self.running += 1
+            return self.waiting.popleft()
+
+    def empty(self) -> list[Entry]:
+        """Take out everything that waits."""
+        with self._lock:
+            entries = list(self.waiting)
+            self.waiting.clear()
+            return entries
+
+    def adapt(self) -> None:
+        """Set the prefetch from how long jobs have lasted since the last fetch: 50 ms of work, none for long jobs."""
+        with self._lock:
+            seconds, jobs = self._seconds, self._jobs
+            self._seconds, self._jobs = 0.0, 0
+        if not jobs:
+            return
+        mean = seconds / jobs
+        wanted = 0 if mean >= PREFETCH_SECONDS else int(self.slots * PREFETCH_SECONDS / max(mean, 1e-6))
+        # Twice what was just worked off, at most: a few quick jobs say little about the next thousand.
+        self.prefetch = min(wanted, 2 * jobs, PREFETCH_MOST)
+
+
+def runs_on_loop(task: Task[..., Any] | None) -> bool:
+    """Whether its runs are on the loop; else they are in a thread."""
+    return task is None or task.is_async
+
+
+def queue_slots(named: Sequence[str] | None, declared: Iterable[Task[..., Any]]) -> dict[str, int | None]:
+    """Queue names with the slots of their own: `mail:5` is at most five jobs of mail at once in this process.
+
+    Without names: every queue a declared task names, all with the common slots. Raises InvalidOption.
+    """
+    if named is None:
+        return {task.queue: None for task in declared} or {"default": None}
+    queues: dict[str, int | None] = {}
+    for text in named:
+        name, colon, slots = text.partition(":")
+        if colon and not slots.isdigit():
+            raise InvalidOption(f"queue {text!r}: write NAME or NAME:SLOTS, for example mail:5")
+        queues[check_queue(name)] = at_least_one(f"slots of queue {name}", int(slots)) if colon else None
+    return queues
+
+
+def pools(queues: Mapping[str, int | None], concurrency: int) -> list[Pool]:
+    """The common slots, and a pool for each queue that has slots of its own."""
+    common = [name for name, slots in queues.items() if slots is None]
+    own = [Pool([name], slots) for name, slots in queues.items() if slots is not None]
+    return [*([Pool(common, concurrency)] if common else []), *own]
+
+
+def at_least_one(what: str, number: int) -> int:
+    """`number`, if it is at least 1; else InvalidOption."""
+    if number < 1:
+        raise InvalidOption(f"{what}: {number} is less than 1")
+    return number

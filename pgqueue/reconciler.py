@@ -1,0 +1,74 @@
+"""Compares what this worker holds with what the database says it holds, and hands back what it does not know.
+
+A claim whose answer was lost (the connection broke between COMMIT and the rows) has moved jobs to this worker that it
+never heard of. After every such doubt, and once a minute, the rows in job_running are compared. Only claims that are
+settled count: one in flight will still be answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from pgqueue.loops import jittered, persist, wait
+from pgqueue.sessions import Session
+from pgqueue.statements import integers
+
+log = logging.getLogger("pgqueue")
+
+EVERY_SECONDS = 60.0
+
+
+class Reconciler:
+    """`settled()` is the last claim that was answered or given up; `knows(id, claim)` whether we hold that job."""
+
+    def __init__(
+        self,
+        session: Session,
+        worker_id: Callable[[], int],
+        *,
+        settled: Callable[[], int],
+        knows: Callable[[int, int], bool],
+        notify: bool,
+    ) -> None:
+        self._session = session
+        self._worker_id = worker_id
+        self._settled = settled
+        self._knows = knows
+        self._notify = notify
+        self._doubt = asyncio.Event()
+
+    def doubt(self) -> None:
+        """A claim failed, and whether it was committed is unknown."""
+        self._doubt.set()
+
+    async def run(self) -> None:
+        """Reconcile after every doubt and once a minute, until cancelled."""
+        await persist(self._step, name="reconcile")
+
+    async def _step(self) -> None:
+        await wait(self._doubt, jittered(EVERY_SECONDS))
+        await self.reconcile()
+        self._doubt.clear()
+
+    async def reconcile(self) -> None:
+        """Hand back the jobs that are ours in the database and unknown here."""
+        settled, link = self._settled(), self._session.link
+        [rows] = await self._session.run(link.statement("fetch_held", worker_id=self._worker_id()))
+        lost = [(job_id, claim) for job_id, claim in rows if claim <= settled and not self._knows(job_id, claim)]
+        if not lost:
+            return
+        [[(some, _)]] = await self._session.run(
+            link.statement(
+                "complete_release",
+                ids=integers(job_id for job_id, _ in lost),
+                claims=integers(claim for _, claim in lost),
+                worker_id=self._worker_id(),
+                notify=self._notify,
+            )
+        )
+        # A job that was completed between the two statements is no longer there: not lost, only late.
+        released = len(lost) if some is None else len(some)
+        if released:
+            log.warning("the answer to a claim was lost: %d jobs are handed back", released)
