@@ -10,6 +10,8 @@ server, a failover, a suspended judge or a stepped clock kills nobody, and a job
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,6 +28,25 @@ from pgqueue.sessions import Link, options
 log = logging.getLogger("pgqueue")
 
 Identity = tuple[int, str]
+
+
+def register(
+    conn: psycopg.Connection[Any], schema: str, *, lease: float, concurrency: int, version_tag: str, queues: list[str]
+) -> int:
+    """Enter a new worker process; its id was never used before and never will be again."""
+    row = conn.execute(
+        statements.text("heartbeat_register", schema),
+        {
+            "lease": lease,
+            "pid": os.getpid(),
+            "concurrency": concurrency,
+            "host": socket.gethostname(),
+            "version_tag": version_tag,
+            "queues": queues,
+        },
+    ).fetchone()
+    assert row is not None, "INSERT … RETURNING answers a row"
+    return int(row[0])
 
 
 @dataclass(slots=True)

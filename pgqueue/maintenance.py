@@ -8,12 +8,13 @@ round.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
 import psycopg
 
-from pgqueue.loops import jittered
+from pgqueue.loops import jittered, persist
 from pgqueue.sessions import Session
 
 log = logging.getLogger("pgqueue")
@@ -29,6 +30,13 @@ class Maintenance:
         self._session = session
         self._leads = leads
         self._also = also
+
+    async def run(self) -> None:
+        """A round a minute, sooner after a failed one, until cancelled."""
+        await persist(self._step, name="maintenance")
+
+    async def _step(self) -> None:
+        await asyncio.sleep(await self.round())
 
     async def round(self) -> float:
         """One round if this worker leads; the seconds until the next one, soon where a reader was in the way."""

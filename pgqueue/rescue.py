@@ -14,11 +14,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from pgqueue.loops import transient
 from pgqueue.sessions import Session
 
 log = logging.getLogger("pgqueue")
 
 BATCH = 1_000
+# After this many reports of the judge (a third of a lease apart) a worker that does not lead rescues itself.
+REPORTS = 3
 
 
 class Rescue:
@@ -30,6 +33,19 @@ class Rescue:
         self._session = session
         self._notify = notify
         self._rescued = rescued
+        self._reports: dict[int, int] = {}
+
+    async def seen(self, dead: list[tuple[int, int]], *, leads: bool) -> None:
+        """Act on what the judge reports as (worker id, beat), with every beat anew: at once if we lead, else later."""
+        self._reports = {worker_id: self._reports.get(worker_id, 0) + 1 for worker_id, _ in dead}
+        for worker_id, beat in dead:
+            if leads or self._reports[worker_id] >= REPORTS:
+                try:
+                    await self.rescue(worker_id, beat)
+                except Exception as error:
+                    if not transient(error):
+                        raise
+                    log.warning("rescue of worker %d: %s; the next beat tries again", worker_id, error)
 
     async def rescue(self, worker_id: int, beat: int) -> bool:
         """Rescue the jobs of a worker last seen at `beat`; False if it has beaten since or is gone."""

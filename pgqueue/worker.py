@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -25,13 +23,13 @@ from typing import Any
 
 import psycopg
 
-from pgqueue import embedded, lifespan, migrations, statements, tasks
+from pgqueue import embedded, lifespan, migrations, tasks
 from pgqueue.completer import Completer
 from pgqueue.config import config
 from pgqueue.errors import NotConfigured
 from pgqueue.executor import Executor
 from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
-from pgqueue.heartbeat import Heartbeat, Identity
+from pgqueue.heartbeat import Heartbeat, Identity, register
 from pgqueue.job import Job
 from pgqueue.loops import Backoff, transient
 from pgqueue.maintenance import Maintenance
@@ -46,8 +44,6 @@ from pgqueue.tasks import Task
 
 log = logging.getLogger("pgqueue")
 
-# After this many reports of the judge (a third of a lease apart) a worker that does not lead rescues itself.
-REPORTS = 3
 FLUSH_SECONDS = 10.0
 
 
@@ -113,7 +109,6 @@ class Worker:
         self._state = "starting"
         self._held: dict[int, Job] = {}
         self._suspects: set[int] = set()
-        self._reports: dict[int, int] = {}
         self._services: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
         self._ended: asyncio.Future[None] | None = None
@@ -144,7 +139,7 @@ class Worker:
                 "complete": self._completer.run(),
                 "fetch": self._fetcher.run(),
                 "schedule": self._scheduler.run(),
-                "maintain": self._maintain(),
+                "maintain": self._maintenance.run(),
                 "reconcile": self._reconciler.run(),
                 **({"listen": self._notifier.run()} if self.settings.listen else {}),
             }.items()
@@ -221,24 +216,17 @@ class Worker:
     # Building --------------------------------------------------------------------------------------------------------
 
     def _check_and_register(self) -> None:
+        settings = self.settings
         with psycopg.connect(self._link.dsn, **options(self._link, "pgqueue start")) as conn:
             migrations.require(conn, self._schema)
-            self.worker_id = self._register(conn)
-
-    def _register(self, conn: psycopg.Connection[Any]) -> int:
-        row = conn.execute(
-            statements.text("heartbeat_register", self._schema),
-            {
-                "lease": self.settings.lease,
-                "pid": os.getpid(),
-                "concurrency": self.settings.concurrency,
-                "host": socket.gethostname(),
-                "version_tag": self.settings.version_tag,
-                "queues": list(self.settings.queues),
-            },
-        ).fetchone()
-        assert row is not None
-        return int(row[0])
+            self.worker_id = register(
+                conn,
+                self._schema,
+                lease=settings.lease,
+                concurrency=settings.concurrency,
+                version_tag=settings.version_tag,
+                queues=list(settings.queues),
+            )
 
     def _build(self, resources: Any) -> None:
         settings = self.settings
@@ -372,18 +360,7 @@ class Worker:
     # Death, ours and others' -----------------------------------------------------------------------------------------
 
     def _seen_dead(self, dead: list[tuple[int, int]]) -> None:
-        self._reports = {worker_id: self._reports.get(worker_id, 0) + 1 for worker_id, _ in dead}
-        for worker_id, beat in dead:
-            if self._leads() or self._reports[worker_id] >= REPORTS:
-                self._serve(self._rescue_one(worker_id, beat), f"rescue-{worker_id}")
-
-    async def _rescue_one(self, worker_id: int, beat: int) -> None:
-        try:
-            await self._rescue.rescue(worker_id, beat)
-        except Exception as error:
-            if not transient(error):
-                raise
-            log.warning("rescue of worker %d: %s; the next beat tries again", worker_id, error)
+        self._serve(self._rescue.seen(dead, leads=self._leads()), "rescue")
 
     def _declared_dead(self) -> None:
         """Others took us for dead: our jobs are theirs now. Begin anew under another id; late outcomes are fenced."""
@@ -408,17 +385,6 @@ class Worker:
         self._heartbeat = self._new_heartbeat()
         self._heartbeat.start()
         self._fetcher.news(zero=True)
-
-    async def _maintain(self) -> None:
-        while True:
-            try:
-                pause = await self._maintenance.round()
-            except Exception as error:
-                if not transient(error):
-                    raise
-                log.warning("maintenance: %s", error)
-                pause = 10.0
-            await asyncio.sleep(pause)
 
     def _knows(self, job_id: int, claim: int) -> bool:
         job = self._held.get(job_id)
