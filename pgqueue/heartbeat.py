@@ -101,8 +101,8 @@ class Heartbeat:
         state: Callable[[], str],
         running: Callable[[], list[int]],
         sessions: Callable[[], list[Identity]],
-        dead: Callable[[list[tuple[int, int]]], None],
-        declared_dead: Callable[[], None],
+        dead: Callable[[list[tuple[int, int]]], object],
+        declared_dead: Callable[[], object],
     ) -> None:
         self.judge = Judge()
         self.last_beat = monotonic()

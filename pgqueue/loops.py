@@ -72,3 +72,13 @@ async def wait(event: asyncio.Event, seconds: float | None) -> bool:
     except TimeoutError:
         return event.is_set()
     return True
+
+
+async def within(awaitable: Awaitable[object], seconds: float) -> bool:
+    """Whether it ended in time; if not, it was cancelled."""
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            await awaitable
+    except TimeoutError:
+        return False
+    return True

@@ -31,7 +31,7 @@ from pgqueue.executor import Executor
 from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
 from pgqueue.heartbeat import Heartbeat, Identity, register
 from pgqueue.job import Job
-from pgqueue.loops import Backoff, transient
+from pgqueue.loops import Backoff, transient, within
 from pgqueue.maintenance import Maintenance
 from pgqueue.notifier import CONTROL, SCHEDULED, Notifier
 from pgqueue.outcome import RELEASED
@@ -127,7 +127,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._ended = loop.create_future()
-        self._link = Link(await asyncio.to_thread(_resolve, self._dsn), self._schema, self._prepare)
+        self._link = Link(await asyncio.to_thread(embedded.resolve, self._dsn), self._schema, self._prepare)
         await asyncio.to_thread(self._check_and_register)
         resources = await self._stack.enter_async_context(lifespan.declared())
         self._build(resources)
@@ -176,16 +176,16 @@ class Worker:
         await self._ending("fetch", deadline)
         self._hand_back()
         left = await self._wait_for_jobs(deadline)
-        await _within(self._completer.flushed(), FLUSH_SECONDS)
+        await within(self._completer.flushed(), FLUSH_SECONDS)
         await self._leave()
         return left
 
     async def _wait_for_jobs(self, deadline: float) -> int:
-        if await _within(self._executor.idle(), deadline - monotonic()):
+        if await within(self._executor.idle(), deadline - monotonic()):
             return 0
         left = len(self._executor.running)
         self._executor.cancel()
-        await _within(self._executor.idle(), 1.0)
+        await within(self._executor.idle(), 1.0)
         for job in list(self._executor.running.values()):
             log.error(
                 "job %d (%s) could not be stopped; it is given back when this worker's lease is over", job.id, job.task
@@ -282,8 +282,8 @@ class Worker:
             state=lambda: self._state,
             running=lambda: list(self._executor.running),
             sessions=self._identities,
-            dead=lambda dead: void(call(self._seen_dead, dead)),
-            declared_dead=lambda: void(call(self._declared_dead)),
+            dead=lambda dead: call(self._seen_dead, dead),
+            declared_dead=lambda: call(self._declared_dead),
         )
 
     def _serve(self, service: Any, name: str) -> asyncio.Task[None]:
@@ -301,7 +301,7 @@ class Worker:
         """Wait for a service that was told to end."""
         for service in self._services:
             if service.get_name() == f"pgqueue-{name}":
-                await _within(asyncio.wait([service]), max(0.1, deadline - monotonic()))
+                await within(asyncio.wait([service]), max(0.1, deadline - monotonic()))
 
     # Where the services meet -----------------------------------------------------------------------------------------
 
@@ -391,26 +391,7 @@ class Worker:
         return job is not None and job.claim == claim
 
 
-def _resolve(dsn: str) -> str:
-    """The DSN itself; for `embedded:` that of the embedded server of the working directory, started if need be."""
-    return embedded.resolve(dsn)
-
-
 def _by_name(declared: Iterable[Task[..., Any]] | None) -> dict[str, Task[..., Any]]:
     if declared is None:
         return dict(tasks.registry)
     return {name: task for task in declared for name in (task.name, *task.aliases)}
-
-
-async def _within(awaitable: Any, seconds: float) -> bool:
-    """Whether it ended in time."""
-    try:
-        async with asyncio.timeout(max(0.0, seconds)):
-            await awaitable
-    except TimeoutError:
-        return False
-    return True
-
-
-def void(_: object) -> None:
-    """For callbacks whose result nobody wants."""
