@@ -21,7 +21,7 @@ from servers import memory
 
 from pgqueue.demo.account import TABLES, Account, settle
 
-SECONDS = 2.5
+SHORT, LONG = 2.5, 20.0  # seconds of orders: to the account, and for demos that are interrupted
 TASKS = ["shop.send_receipt", "shop.pack_parcel"]
 BALANCED = Account(
     orders_committed=3,
@@ -45,11 +45,13 @@ def place() -> Iterator[Path]:
 
 
 @contextmanager
-def demo(place: Path, *, as_json: bool = False, directory: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+def demo(
+    place: Path, seconds: float = SHORT, *, as_json: bool = False, directory: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """A running demo; whatever it leaves is ended."""
     where = None if directory is None else str(directory)
     code = (
-        f"from pgqueue import demo; raise SystemExit(demo.run(seconds={SECONDS}, directory={where!r}, json={as_json}))"
+        f"from pgqueue import demo; raise SystemExit(demo.run(seconds={seconds}, directory={where!r}, json={as_json}))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -113,7 +115,7 @@ def test_a_directory_stays_and_serves_the_next_demo_too(place: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_nothing_behind(place: Path, signum: signal.Signals) -> None:
-    with demo(place) as process:
+    with demo(place, LONG) as process:
         workers = until_orders_are_taken(process)
         process.send_signal(signum)
         process.communicate(timeout=30)
@@ -125,7 +127,7 @@ def test_interrupted_it_leaves_nothing_behind(place: Path, signum: signal.Signal
 
 
 def test_killed_it_leaves_nothing_behind_either(place: Path) -> None:
-    with demo(place) as process:
+    with demo(place, LONG) as process:
         workers = until_orders_are_taken(process)
         left = [*workers, *servers(place)]
         process.kill()
