@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib import metadata
@@ -109,7 +109,7 @@ class Worker:
         self._state = "starting"
         self._held: dict[int, Job] = {}
         self._suspects: set[int] = set()
-        self._services: list[asyncio.Task[None]] = []
+        self._services: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()
         self._ended: asyncio.Future[None] | None = None
 
@@ -133,17 +133,13 @@ class Worker:
         self._build(resources)
         self._state = "running"
         self._heartbeat.start()
-        self._services = [
-            self._serve(service, name)
-            for name, service in {
-                "complete": self._completer.run(),
-                "fetch": self._fetcher.run(),
-                "schedule": self._scheduler.run(),
-                "maintain": self._maintenance.run(),
-                "reconcile": self._reconciler.run(),
-                **({"listen": self._notifier.run()} if self.settings.listen else {}),
-            }.items()
-        ]
+        self._serve(self._completer.run(), "complete")
+        self._serve(self._fetcher.run(), "fetch")
+        self._serve(self._scheduler.run(), "schedule")
+        self._serve(self._maintenance.run(), "maintain")
+        self._serve(self._reconciler.run(), "reconcile")
+        if self.settings.listen:
+            self._serve(self._notifier.run(), "listen")
 
     async def run(self) -> None:
         """Work until `stop` or `quiet` ends it, or a service fails for good (that error is raised)."""
@@ -195,9 +191,10 @@ class Worker:
     async def _leave(self) -> None:
         self._state = "stopped"
         await asyncio.to_thread(self._heartbeat.stop)
-        for service in self._services:
+        services = list(self._services)
+        for service in services:
             service.cancel()
-        await asyncio.gather(*self._services, return_exceptions=True)
+        await asyncio.gather(*services, return_exceptions=True)
         try:
             async with asyncio.timeout(5):
                 await self._reconciler.reconcile()
@@ -286,12 +283,13 @@ class Worker:
             declared_dead=lambda: call(self._declared_dead),
         )
 
-    def _serve(self, service: Any, name: str) -> asyncio.Task[None]:
+    def _serve(self, service: Coroutine[Any, Any, None], name: str) -> None:
         task = self._loop.create_task(service, name=f"pgqueue-{name}")
+        self._services.add(task)  # the loop itself keeps no task alive
         task.add_done_callback(self._service_ended)
-        return task
 
     def _service_ended(self, task: asyncio.Task[None]) -> None:
+        self._services.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and self._ended is not None and not self._ended.done():
             log.critical("%s failed for good: %s", task.get_name(), error)
@@ -299,7 +297,7 @@ class Worker:
 
     async def _ending(self, name: str, deadline: float) -> None:
         """Wait for a service that was told to end."""
-        for service in self._services:
+        for service in list(self._services):
             if service.get_name() == f"pgqueue-{name}":
                 await within(asyncio.wait([service]), max(0.1, deadline - monotonic()))
 
