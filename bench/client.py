@@ -1,0 +1,89 @@
+"""The application's side, in a process of its own: enqueues through pgqueue, and runs the floors.
+
+    python -m bench.client DSN
+
+One connection in autocommit mode, made before anything is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import partial
+from time import monotonic, process_time, sleep
+from typing import Any
+
+import click
+import psycopg
+
+import pgqueue
+from bench import claims, floors
+from bench.processes import serve
+from bench.tasks import noop, stamp
+
+Connection = psycopg.Connection[Any]
+
+
+@click.command()
+@click.argument("dsn")
+def main(dsn: str) -> None:
+    """Serve commands until standard input ends."""
+    with psycopg.connect(dsn, autocommit=True, application_name="bench client") as conn:
+        serve(
+            {
+                "warm": partial(warm, conn),
+                "drain": partial(floors.drain, conn),
+                "commit": partial(floors.commit, conn),
+                "copy": partial(floors.copy, conn),
+                "enqueue": partial(enqueue, conn),
+                "enqueue_many": partial(enqueue_many, conn),
+                "pace": partial(pace, conn),
+                "claim": lambda **options: asyncio.run(claims.claim(dsn, **options)),
+            }
+        )
+
+
+def warm(conn: Connection) -> dict[str, float]:
+    """A floor's connection does once what it does at its first use: on the twin table, with a twin statement."""
+    floors.fill(conn, 3 * floors.BATCH, "warm")
+    return floors.drain(conn, "warm")
+
+
+def enqueue(conn: Connection, jobs: int) -> dict[str, float]:
+    """One job in one transaction, `jobs` times."""
+    started, cpu = monotonic(), process_time()
+    for _ in range(jobs):
+        with conn.transaction():
+            pgqueue.enqueue(conn, noop)
+    return {"jobs": jobs, "started": started, "ended": monotonic(), "cpu": process_time() - cpu}
+
+
+def enqueue_many(conn: Connection, jobs: int, batch: int) -> dict[str, float]:
+    """`batch` jobs in one call and one transaction, until there are `jobs`. Making and checking them is included."""
+    started, cpu = monotonic(), process_time()
+    for _ in range(0, jobs, batch):
+        with conn.transaction():
+            pgqueue.enqueue_many(conn, [noop.new() for _ in range(batch)])
+    return {"jobs": jobs, "started": started, "ended": monotonic(), "cpu": process_time() - cpu}
+
+
+def pace(conn: Connection, rate: float, seconds: float) -> dict[str, Any]:
+    """`rate` jobs a second, one per transaction, each with the times before its COMMIT was sent and after it returned.
+
+    Random gaps (half to one and a half of the mean), so that no poll and no clock stays in step with them. `late` is
+    how far behind its own plan it was in the end: the rate was too high for commits one after another.
+    """
+    events: list[tuple[int, float, float]] = []
+    due = started = monotonic()
+    while due < started + seconds:
+        sleep(max(0.0, due - monotonic()))
+        with conn.transaction():
+            job = pgqueue.enqueue(conn, stamp)
+            sent = monotonic()
+        events.append((job.id, sent, monotonic()))
+        due += random.uniform(0.5, 1.5) / rate
+    return {"events": events, "late": max(0.0, monotonic() - due)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What workers cost that have nothing to do.
+
+Statements are round trips: each message of a worker is one transaction, so the transactions of its database are counted
+(`pg_stat_database`, read from another database), over 30 s after 10 s of settling. The observer is not in them.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from time import sleep
+
+from bench.figures import Figure, Goal
+from bench.run import Run
+from bench.track import Setup, start_worker
+
+SECONDS, SETTLE = 30.0, 10.0
+FLEET, PROCESSES = 100, 4
+
+
+def idle(run: Run) -> list[Figure]:
+    """One idle worker process: statements/s, connections, resident memory; the leader and one that does not lead.
+
+    The first worker leads. The second's statements are what both use together less what the first used alone.
+    """
+    with run.lab.database() as dsn, start_worker(dsn, Setup()) as first:
+        leader = _statements(run, dsn)
+        connections = run.lab.connections(dsn)
+        with start_worker(dsn, Setup()):
+            both = _statements(run, dsn)
+        memory = first.rss()
+    with run.lab.database() as dsn, start_worker(dsn, Setup(loop="asyncio")) as plain:
+        sleep(1.0)
+        memory_plain = plain.rss()
+    return [
+        Figure("idle", "leader, statements", leader, "/s", Goal(3.0, at_most=True)),
+        Figure("idle", "not leading, statements", both - leader, "/s", Goal(1.0, at_most=True)),
+        Figure("idle", "connections", connections, "", Goal(3, at_most=True)),
+        Figure("idle", "RSS with uvloop", memory, "MiB", Goal(55, 45, at_most=True)),
+        Figure("idle", "RSS on asyncio", memory_plain, "MiB", Goal(55, 45, at_most=True)),
+    ]
+
+
+def fleet(run: Run) -> list[Figure]:
+    """F09: 100 idle Workers in 4 processes, one of them the leader: statements/s and connections of each."""
+    each = max(2, round(FLEET / PROCESSES * min(1.0, run.scale)))
+    workers = each * PROCESSES
+    with run.lab.database() as dsn, ExitStack() as stack:
+        processes = [stack.enter_context(start_worker(dsn, Setup(), workers=each)) for _ in range(PROCESSES)]
+        sleep(run.seconds(SETTLE))
+        cpu = sum(process.cpu() for process in processes), run.lab.cpu()
+        rate = _statements(run, dsn)
+        client, server = sum(process.cpu() for process in processes) - cpu[0], run.lab.cpu() - cpu[1]
+        connections = run.lab.connections(dsn) / workers
+        seconds = run.seconds(SETTLE) + run.seconds(SECONDS)
+    return [
+        Figure("fleet", f"statements of {workers}, each", rate / workers, "/s", Goal(1.0, at_most=True)),
+        Figure("fleet", "connections, each", connections, "", Goal(3, at_most=True)),
+        Figure("fleet", "server CPU of one core", 100 * server / seconds, "%"),
+        Figure("fleet", "client CPU of one core", 100 * client / seconds, "%"),
+    ]
+
+
+def _statements(run: Run, dsn: str) -> float:
+    """Transactions a second in that database, once it has settled."""
+    sleep(run.seconds(SETTLE))
+    before = run.lab.transactions(dsn)
+    seconds = run.seconds(SECONDS)
+    sleep(seconds)
+    return (run.lab.transactions(dsn) - before) / seconds

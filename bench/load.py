@@ -1,0 +1,156 @@
+"""A steady flow of jobs: beside a held snapshot, and beside an application that loads the database.
+
+A client commits jobs at a given rate, one per transaction; the handler writes down when it began. Waiting time and
+backlog come from these two lists alone, so nobody asks the database while it is measured. The claim's cost is the
+buffers the worker's fetching session touched per job, as in flat.py.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+from time import sleep
+from typing import Any
+
+import psycopg
+
+from bench.figures import Figure, Goal
+from bench.flat import snapshot
+from bench.latency import collect
+from bench.processes import Process
+from bench.run import Run
+from bench.samples import percentile
+from bench.server import buffers
+from bench.track import SETTLE_SECONDS, Setup, start_client, start_worker
+
+RATES = (50.0, 1_000.0)
+PGBENCH_SECONDS, PGBENCH_RATE = 20.0, 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What happened to the jobs of one flow: milliseconds from COMMIT to start, in order, and the largest backlog."""
+
+    waits: list[float]
+    backlog: int
+    late: float
+    buffers: float | None = None
+
+    def p99(self) -> float:
+        return percentile(self.waits, 99)
+
+    def slope(self) -> float:
+        """p99 of the last quarter over that of the first."""
+        quarter = max(1, len(self.waits) // 4)
+        return percentile(self.waits[-quarter:], 99) / max(0.1, percentile(self.waits[:quarter], 99))
+
+
+def held_load(run: Run) -> list[Figure]:
+    """E14: 50 and 1,000 jobs/s with a snapshot held for `--held-seconds` (60 s; the long run takes 3,600).
+
+    The same flow is measured without the holder right before. Bounded means: p99 of the wait at most twice that of the
+    free flow (or 5 ms), and never more than half a second's worth of jobs waiting.
+    """
+    figures = []
+    seconds = max(2.0, run.held_seconds * min(1.0, run.scale))
+    for rate in RATES:
+        free, held = _flow(run, rate, seconds, hold=False), _flow(run, rate, seconds, hold=True)
+        name, bound = f"{rate:g}/s", max(5.0, 2 * free.p99())
+        figures += [
+            Figure("held-load", f"{name} free, p99 wait", free.p99(), "ms"),
+            Figure("held-load", f"{name} held, p99 wait", held.p99(), "ms", Goal(round(bound, 2), at_most=True)),
+            Figure("held-load", f"{name} held, p99 last/first 1/4", held.slope(), "x"),
+            Figure("held-load", f"{name} held, backlog", held.backlog, "", Goal(rate / 2, at_most=True)),
+            Figure("held-load", f"{name} enqueuer behind plan", held.late * 1e3, "ms"),
+        ]
+        if held.buffers and free.buffers:
+            figures.append(Figure("held-load", f"{name} buffers, held/free", held.buffers / free.buffers, "x"))
+    return figures
+
+
+def beside_pgbench(run: Run) -> list[Figure]:
+    """E16: 200 jobs/s beside `pgbench` (TPC-B-like, scale 10, 4 clients, as fast as it goes). Reported, not judged.
+
+    The application alone, the queue alone, then both at once, in turn: what the queue costs the application in
+    transactions per second, and what the application does to the queue's waiting time.
+    """
+    seconds = run.seconds(PGBENCH_SECONDS)
+    alone, beside, quiet, loud = [], [], [], []
+    for _ in range(min(run.rounds, 3)):
+        with ExitStack() as stack:
+            dsn = stack.enter_context(run.lab.database())
+            _pgbench(run, dsn, "-i", "-q", "-s", "10")
+            worker = stack.enter_context(start_worker(dsn, Setup()))
+            client = stack.enter_context(start_client(dsn))
+            client.ask(do="pace", rate=PGBENCH_RATE, seconds=1.0)
+            alone.append(_tps(_pgbench(run, dsn, *_load(seconds))))
+            quiet.append(_paced(worker, client, PGBENCH_RATE, seconds).p99())
+            client.say(do="pace", rate=PGBENCH_RATE, seconds=seconds)
+            beside.append(_tps(_pgbench(run, dsn, *_load(seconds))))
+            loud.append(_waited(worker, client.hear()).p99())
+    share = median(both / one for both, one in zip(beside, alone, strict=True))
+    return [
+        Figure("beside-pgbench", "app TPS alone", median(alone), "/s"),
+        Figure("beside-pgbench", "app TPS beside 200 jobs/s", median(beside), "/s"),
+        Figure("beside-pgbench", "app TPS kept", share, "x"),
+        Figure("beside-pgbench", "p99 wait, queue alone", median(quiet), "ms"),
+        Figure("beside-pgbench", "p99 wait beside pgbench", median(loud), "ms"),
+    ]
+
+
+def _flow(run: Run, rate: float, seconds: float, *, hold: bool) -> Flow:
+    with ExitStack() as stack:
+        dsn = stack.enter_context(run.lab.database())
+        worker = stack.enter_context(start_worker(dsn, Setup()))
+        client = stack.enter_context(start_client(dsn))
+        conn = stack.enter_context(psycopg.connect(dsn, autocommit=True))
+        _paced(worker, client, rate, 1.0)
+        stack.enter_context(snapshot(dsn, hold=hold))
+        sleep(SETTLE_SECONDS)
+        before = buffers(conn, "pgqueue fetch")
+        flow = _paced(worker, client, rate, seconds)
+        sleep(SETTLE_SECONDS)
+        after = buffers(conn, "pgqueue fetch")
+    touched = None if after is None or before is None else (after - before) / len(flow.waits)
+    return Flow(flow.waits, flow.backlog, flow.late, touched)
+
+
+def _paced(worker: Process, client: Process, rate: float, seconds: float) -> Flow:
+    client.say(do="pace", rate=rate, seconds=seconds)
+    return _waited(worker, client.hear(timeout=2 * seconds + 300))
+
+
+def _waited(worker: Process, paced: dict[str, Any]) -> Flow:
+    events = paced["events"]
+    started = collect(worker, {id for id, _, _ in events})
+    waits = [max(0.0, started[id] - at) * 1e3 for id, _, at in events]
+    return Flow(waits, _backlog([(at, started[id]) for id, _, at in events]), paced["late"])
+
+
+def _backlog(jobs: list[tuple[float, float]]) -> int:
+    """The most jobs that were committed and not started at one time."""
+    steps = sorted([(at, 1) for at, _ in jobs] + [(max(at, start), -1) for at, start in jobs])
+    most = waiting = 0
+    for _, step in steps:
+        waiting += step
+        most = max(most, waiting)
+    return most
+
+
+def _load(seconds: float) -> tuple[str, ...]:
+    return ("-n", "-c", "4", "-j", "1", "-T", str(max(1, round(seconds))))
+
+
+def _pgbench(run: Run, dsn: str, *arguments: str) -> str:
+    command = [str(run.lab.bin_path / "pgbench"), *arguments, dsn]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+
+
+def _tps(output: str) -> float:
+    found = re.search(r"tps = ([\d.]+)", output)
+    if found is None:
+        raise RuntimeError(f"pgbench said no tps:\n{output}")
+    return float(found[1])

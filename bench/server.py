@@ -1,0 +1,159 @@
+"""The PostgreSQL under the measurements: started for the run, durable as in production, one fresh database per sample.
+
+`Lab` also reads what the server has done: its CPU, and the buffers one session has touched. Never measures on a server
+that somebody else uses.
+"""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+
+from pgqueue import embedded, migrations
+
+# Real durability. The last three are for measuring: no checkpoint by the clock in the middle of a sample, the server's
+# own time of every commit (both sides pay for it, about 0.1 µs a transaction), and no wait for other people's disks.
+SETTINGS = {
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "shared_buffers": "512MB",
+    "max_wal_size": "4GB",
+    "max_connections": "500",
+    "checkpoint_timeout": "30min",
+    "track_commit_timestamp": "on",
+}
+# What a floor works on. `warm` is its twin, for what a connection does once: prepare, fill its caches.
+MINIMAL = """
+CREATE TABLE minimal (id bigint PRIMARY KEY, state integer NOT NULL, args jsonb NOT NULL);
+CREATE TABLE warm (LIKE minimal INCLUDING ALL);
+"""
+TEMPLATE = "bench_template"
+
+
+class Lab:
+    """A server of our own, and a template database: the migrated schema and the floors' table."""
+
+    def __init__(self, version: int, directory: Path | None = None) -> None:
+        home = tempfile.mkdtemp(prefix="pgqueue-bench-", dir=directory)
+        self._server = embedded.start(home, version=version, settings=SETTINGS, keep=False)
+        self._admin = psycopg.connect(self._server.dsn, autocommit=True)
+        self._numbers = count(1)
+        self._admin.execute(f"CREATE DATABASE {TEMPLATE}".encode())
+        template = self._server.cluster.dsn(TEMPLATE)
+        migrations.migrate(template)
+        with psycopg.connect(template) as conn:
+            conn.execute(MINIMAL.encode())
+
+    def close(self) -> None:
+        self._admin.close()
+        self._server.stop()
+
+    @property
+    def bin_path(self) -> Path:
+        """Where pgbench is."""
+        return self._server.bin_path
+
+    @property
+    def version(self) -> int:
+        """The server's major version."""
+        return self._admin.info.server_version // 10_000
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """The DSN of a fresh copy of the template; gone afterwards, with whatever a sample left behind.
+
+        Copied as files, which checkpoints before and after: every sample begins with a clean log, and no page it fills
+        itself has to be written to the log as a whole.
+        """
+        name = f"bench_{next(self._numbers)}"
+        self._admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY file_copy".encode())
+        try:
+            yield self._server.cluster.dsn(name)
+        finally:
+            self._admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+    def cpu(self, *, without: int | None = None) -> float:
+        """CPU seconds all server processes have used so far (10 ms steps): sessions, log writer, vacuum, the lot.
+
+        Those that ended are in the postmaster's account. `without`: the pid of the session that only observes.
+        """
+        postmaster = psutil.Process(self._server.cluster.postmaster())
+        gone = postmaster.cpu_times()
+        seconds: float = gone.children_user + gone.children_system
+        for process in postmaster.children():
+            if process.pid != without:
+                seconds += _cpu(process)
+        return seconds
+
+    def transactions(self, dsn: str) -> int:
+        """How many transactions have ended in this database, as far as the sessions have reported (within 10 s)."""
+        return self._number(
+            "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = %s", _database(dsn)
+        )
+
+    def connections(self, dsn: str) -> int:
+        """How many clients are connected to this database."""
+        return self._number(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'",
+            _database(dsn),
+        )
+
+    def _number(self, query: str, *params: object) -> int:
+        row = self._admin.execute(query.encode(), params).fetchone()
+        return int(row[0]) if row else 0
+
+    def about(self) -> dict[str, Any]:
+        """Versions and settings, to stand beside every figure."""
+        (server,) = self._admin.execute("SELECT version()").fetchone() or ("?",)
+        return {
+            "server": server,
+            "settings": {name: self._setting(name) for name in SETTINGS},
+            "python": platform.python_version(),
+            "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
+            "uvloop": metadata.version("uvloop"),
+            "pgqueue": metadata.version("pgqueue-jobs"),
+            "machine": f"{psutil.cpu_count()} CPUs, {platform.system()} {platform.release()}",
+            "load": [round(one, 2) for one in psutil.getloadavg()],
+        }
+
+    def _setting(self, name: str) -> str:
+        row = self._admin.execute("SELECT current_setting(%s)", [name]).fetchone()
+        return str(row[0]) if row else "?"
+
+
+def buffers(conn: psycopg.Connection[Any], application_name: str) -> int | None:
+    """Buffers (found or read) the sessions of this name have touched so far; None before PostgreSQL 18.
+
+    The server counts them per session and publishes them at most once a second: read it when the session has been
+    quiet, or rather only polling, for two.
+    """
+    if conn.info.server_version < 180000:
+        return None
+    row = conn.execute(
+        "SELECT coalesce(sum(io.hits + io.reads), 0)::bigint FROM pg_stat_activity a, pg_stat_get_backend_io(a.pid) io "
+        "WHERE a.datname = current_database() AND a.application_name = %s AND io.object = 'relation'",
+        [application_name],
+    ).fetchone()
+    return row[0] if row else None
+
+
+def _database(dsn: str) -> str:
+    return psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]  # type: ignore[return-value]
+
+
+def _cpu(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:  # it ended just now: the postmaster has its time from the next reading on
+        return 0.0
+    return float(times.user + times.system)
