@@ -14,7 +14,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,8 +82,10 @@ def psycopg_kind(what: str = "connection", **options: Any) -> Open:
     async def opened(dsn: str, autocommit: bool) -> AsyncIterator[App]:
         conn = psycopg.connect(dsn, autocommit=autocommit, **options)
         given = conn.cursor() if what == "cursor" else conn
-        yield App(given, at_once(lambda sql: rows_of(conn.execute(sql))), at_once(conn.commit), at_once(conn.rollback))
-        conn.close()
+        with closing(conn):
+            yield App(
+                given, at_once(lambda sql: rows_of(conn.execute(sql))), at_once(conn.commit), at_once(conn.rollback)
+            )
 
     return opened
 
@@ -97,8 +99,10 @@ def psycopg_async_kind(what: str = "connection", **options: Any) -> Open:
             cursor = await conn.execute(sql)
             return await cursor.fetchall() if cursor.description else []
 
-        yield App(conn.cursor() if what == "cursor" else conn, execute, conn.commit, conn.rollback)
-        await conn.close()
+        try:
+            yield App(conn.cursor() if what == "cursor" else conn, execute, conn.commit, conn.rollback)
+        finally:
+            await conn.close()
 
     return opened
 
@@ -115,8 +119,8 @@ def psycopg2_kind(what: str = "connection", **options: Any) -> Open:
                 return rows_of(cursor)
 
         given = conn.cursor() if what == "cursor" else conn
-        yield App(given, at_once(execute), at_once(conn.commit), at_once(conn.rollback))
-        conn.close()
+        with closing(conn):
+            yield App(given, at_once(execute), at_once(conn.commit), at_once(conn.rollback))
 
     return opened
 
@@ -172,9 +176,11 @@ def sqlalchemy_kind(driver: str, what: str) -> Open:
             result = run(sql)
             return list(result) if result.returns_rows else []
 
-        yield App(conn, at_once(execute), at_once(conn.commit), at_once(conn.rollback))
-        conn.close()
-        engine.dispose()
+        try:
+            yield App(conn, at_once(execute), at_once(conn.commit), at_once(conn.rollback))
+        finally:
+            conn.close()
+            engine.dispose()
 
     return opened
 
@@ -196,9 +202,11 @@ def sqlalchemy_async_kind(driver: str, what: str) -> Open:
             result = await (conn if what == "connection" else await conn.connection()).exec_driver_sql(sql)
             return list(result) if result.returns_rows else []
 
-        yield App(conn, execute, conn.commit, conn.rollback)
-        await conn.close()
-        await engine.dispose()
+        try:
+            yield App(conn, execute, conn.commit, conn.rollback)
+        finally:
+            await conn.close()
+            await engine.dispose()
 
     return opened
 
@@ -215,8 +223,8 @@ def django_kind(what: str) -> Open:
                 return rows_of(cursor)
 
         given = {"connection": wrapper, "proxy": django.db.connection, "alias": "default"}[what]
-        yield App(given, at_once(execute), at_once(wrapper.commit), at_once(wrapper.rollback))
-        wrapper.close()
+        with closing(wrapper):
+            yield App(given, at_once(execute), at_once(wrapper.commit), at_once(wrapper.rollback))
 
     return opened
 

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -383,22 +383,21 @@ def test_the_data_of_a_job_is_there_when_it_is_seen(dsn: str, witness: psycopg.C
     def application(number: int) -> None:
         with psycopg.connect(dsn) as conn:
             for _ in range(rounds):
-                handle = pgqueue.enqueue(conn, mail, writer=number)  # before its user, which a job by itself would miss
+                pgqueue.enqueue(conn, mail, writer=number)  # before its user, which a job by itself would miss
                 conn.execute("INSERT INTO app_user (writer) VALUES (%s)", [number])
-                assert handle.id
                 conn.commit()
 
-    threads = [threading.Thread(target=application, args=[number]) for number in range(writers)]
-    for thread in threads:
-        thread.start()
-    seen = 0
-    while seen < rounds * writers and (any(thread.is_alive() for thread in threads) or not seen):
-        found = witness.execute("SELECT args -> 'writer', count(*) FROM pgqueue.job GROUP BY 1").fetchall()
+    def look() -> None:
+        found = witness.execute("SELECT (args ->> 'writer')::int, count(*) FROM pgqueue.job GROUP BY 1").fetchall()
         users = dict(witness.execute("SELECT writer, count(*) FROM app_user GROUP BY 1").fetchall())
         assert all(count <= users.get(writer, 0) for writer, count in found)
-        seen = sum(count for _, count in found)
-    for thread in threads:
-        thread.join()
+
+    with ThreadPoolExecutor(writers) as pool:
+        running = [pool.submit(application, number) for number in range(writers)]
+        while not all(each.done() for each in running):
+            look()
+        for each in running:
+            each.result()
     assert len(jobs(witness)) == rounds * writers
 
 
