@@ -16,6 +16,7 @@ import contextvars
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -54,6 +55,7 @@ class Executor:
         self._idle_threads = 0
         self._turn_ends = 0.0
         self._dispatching = False
+        self._cancelled = False
         self._ended = asyncio.Event()
 
     def offer(self, pool: Pool, jobs: Iterable[Job]) -> None:
@@ -67,7 +69,8 @@ class Executor:
         return [job for pool in self.pools for job, _ in pool.empty()]
 
     def cancel(self) -> None:
-        """Cancel what runs on the loop; threads cannot be stopped from outside."""
+        """Cancel what runs on the loop, for good; threads cannot be stopped from outside."""
+        self._cancelled = True
         for run in self._runs:
             run.cancel()
 
@@ -91,14 +94,28 @@ class Executor:
         for pool in self.pools:
             while (entry := pool.start()) is not None:
                 job, task = entry
+                self.running[job.id] = job
                 if runs_on_loop(task):
                     run = self._loop.create_task(self._run(pool, job, task), context=self._context.copy())
                     self._runs.add(run)
-                    run.add_done_callback(self._runs.discard)
+                    run.add_done_callback(partial(self._run_ended, pool, job))
                     # The run just made may work off everything in its turn; more runs are started only if it waits.
                     self._dispatch_soon()
                     break
                 self._to_thread(pool, job, task)
+
+    def _run_ended(self, pool: Pool, first: Job, run: asyncio.Task[None]) -> None:
+        self._runs.discard(run)
+        if run.cancelled() and self.running.get(first.id) is first:  # before its first step: nobody else saw the job
+            self._forget(first)
+            self._finish(first, RELEASED)
+            pool.end(0.0)
+            self._slot_freed(pool)
+
+    def _forget(self, job: Job) -> None:
+        """It runs no more here. If we were given it anew (we had been taken for dead), that run is another one."""
+        if self.running.get(job.id) is job:
+            del self.running[job.id]
 
     def _dispatch_soon(self) -> None:
         if not self._dispatching:
@@ -116,15 +133,17 @@ class Executor:
     # On the loop -----------------------------------------------------------------------------------------------------
 
     async def _run(self, pool: Pool, job: Job, task: Task[..., Any] | None) -> None:
-        """Run this job, then waiting ones, until the turn ends, the context was changed, or nothing is left."""
-        clean = contextvars.copy_context()
+        """Run this job, then waiting ones, until the turn ends, nothing is left, or a handler changed the context or
+        cancelled us: the next one shall not feel it."""
+        clean, run = contextvars.copy_context(), asyncio.current_task()
+        assert run is not None
         while True:
             started = perf_counter()
             outcome = await self._call(job, task)
             now = perf_counter()
-            self.running.pop(job.id, None)
+            self._forget(job)
             self._finish(job, outcome)
-            if outcome is RELEASED or now > self._turn_ends or contextvars.copy_context() != clean:
+            if now > self._turn_ends or run.cancelling() or contextvars.copy_context() != clean:
                 pool.end(now - started)
                 self._slot_freed(pool)
                 return
@@ -133,11 +152,11 @@ class Executor:
                 self._slot_freed(pool)
                 return
             job, task = entry
+            self.running[job.id] = job
             if len(pool.waiting) == pool.prefetch // 2:
                 self._low()
 
     async def _call(self, job: Job, task: Task[..., Any] | None) -> Outcome:
-        self.running[job.id] = job
         if task is None:
             return unknown(job)
         token = running_job.set(job)
@@ -147,9 +166,11 @@ class Executor:
             value = await (task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs))
             return COMPLETED if value is None else completed(value)
         except asyncio.CancelledError as error:
-            # Ours, or did the handler cancel itself?
-            return RELEASED if _is_cancelled() else failed(job, task.retry, error)
-        except (Exception, SystemExit) as error:
+            # Only a shutdown gives a job back: one that cancels itself would come back at once, for ever.
+            return RELEASED if self._cancelled else failed(job, task.retry, error)
+        except (GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
             return failed(job, task.retry, error)
         finally:
             running_job.reset(token)
@@ -171,14 +192,14 @@ class Executor:
             pool, job, task = message
             while True:
                 started = perf_counter()
-                self.running[job.id] = job
                 outcome = self._context.copy().run(self._call_sync, job, task)
-                self.running.pop(job.id, None)
+                self._forget(job)
                 self._finish(job, outcome)
                 entry = pool.take(False, perf_counter() - started)
                 if entry is None:
                     break
                 job, task = entry
+                self.running[job.id] = job
                 if len(pool.waiting) == pool.prefetch // 2:
                     self._call_loop(self._low)
             self._call_loop(self._thread_freed, pool)
@@ -201,10 +222,5 @@ class Executor:
             args, kwargs = task.codec.decode(job.args)
             value = task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs)
             return COMPLETED if value is None else completed(value)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # nobody is above us in this thread; what passes here takes a slot with it
             return failed(job, task.retry, error)
-
-
-def _is_cancelled() -> bool:
-    run = asyncio.current_task()
-    return run is not None and run.cancelling() > 0

@@ -7,6 +7,7 @@ I/O here.
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from traceback import format_exception
 
@@ -25,6 +26,7 @@ RESULT_MOST = 1 << 20  # bytes
 UNKNOWN_FIRST, UNKNOWN_MOST, UNKNOWN_DAY = 10.0, 300.0, 86_400.0
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # the escape, not an escaped backslash before the text u0000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +77,27 @@ RELEASED = Released()
 def completed(value: object) -> Outcome:
     """What a returned value becomes: the job's result, or a failure that says why it cannot be stored."""
     try:
-        text = _encode(value).decode()
-    except (TypeError, ValueError, msgspec.MsgspecError) as error:
-        return Failed("error", Problem("failed", type(error).__name__, f"the result cannot be stored as JSON: {error}"))
-    if len(text) > RESULT_MOST or "\\u0000" in text:
-        return Failed("error", Problem("failed", None, f"the result cannot be stored: {len(text)} bytes, or NUL in it"))
-    return Completed(text)
+        text = _encode(value)
+    except Exception as error:
+        message = _clean(f"the result cannot be stored as JSON: {_text(error)}", MESSAGE_MOST)
+        return Failed("error", Problem("failed", type(error).__name__, message))
+    if len(text) > RESULT_MOST:
+        return Failed("error", Problem("failed", None, f"the result has {len(text)} bytes, the limit is {RESULT_MOST}"))
+    if b"\\u0000" in text and _NUL.search(text):
+        return Failed("error", Problem("failed", None, "the result cannot be stored: PostgreSQL's jsonb has no NUL"))
+    return Completed(text.decode())
 
 
 def failed(job: Job, retry: RetryPolicy, error: BaseException) -> Outcome:
     """What an exception becomes: another attempt as the retry policy says, or the end."""
-    problem = Problem("failed", type(error).__qualname__, _clean(str(error), MESSAGE_MOST), _traceback(error))
-    asked = error if isinstance(error, Exception) else RuntimeError(repr(error))
+    problem = Problem("failed", type(error).__qualname__, _clean(_text(error), MESSAGE_MOST), _traceback(error))
+    asked = error if isinstance(error, Exception) else RuntimeError(_text(error))
     try:
         delay = retry.decide(job.attempt, asked, job.max_attempts)
-    except Exception as broken:
+    except BaseException as broken:
         log.exception("job %d (%s) failed, and its retry function too; it is not retried", job.id, job.task)
-        return Failed("error", Problem("failed", problem.error_type, f"{problem.message}; retry function: {broken}"))
+        message = _clean(f"{problem.message}; retry function: {_text(broken)}", MESSAGE_MOST)
+        return Failed("error", Problem("failed", problem.error_type, message))
     if delay is None:
         return Failed("error", problem)
     return Retried(delay, problem)
@@ -115,6 +121,14 @@ def _traceback(error: BaseException) -> str | None:
         return text
     half = TRACEBACK_MOST // 2
     return f"{text[:half]}\n… {len(text) - TRACEBACK_MOST} characters left out …\n{text[-half:]}"
+
+
+def _text(error: BaseException) -> str:
+    """What the exception says; its own `__str__` may be broken, too."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its str() raised {type(broken).__name__})"
 
 
 def _clean(text: str, most: int) -> str:

@@ -1,7 +1,7 @@
 """The fixtures of all tests: a real PostgreSQL, migrated once, and a copy of that database for every test.
 
 `dsn` is a migrated database of the test's own, `empty_dsn` an empty one, `conn` and `aconn` connections to `dsn` (not
-autocommit). `own_server` is a server of the test's own, to stop, crash and restart.
+autocommit), `eyes` looks at its queue. `own_server` is a server of the test's own, to stop, crash and restart.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import count
 import psycopg
 import pytest
 from servers import Server, embedded_server, shared_server
+from workers import Eyes
 
 from pgqueue import migrations
 
@@ -109,6 +110,14 @@ def conn(dsn: str) -> Iterator[psycopg.Connection]:
     connection = psycopg.connect(dsn)
     yield connection
     connection.close()
+
+
+@pytest.fixture
+def eyes(dsn: str) -> Iterator[Eyes]:
+    """Looks at the queue of `dsn` from outside, each time in a new transaction."""
+    looking = Eyes(dsn)
+    yield looking
+    looking.close()
 
 
 @pytest.fixture

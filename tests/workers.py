@@ -1,0 +1,271 @@
+"""Workers for the tests: real processes with tasks of the test's own, and ways to wait for what happens.
+
+A test gives the source of a tasks module; the process imports it, works, and reports by lines on its standard output:
+`say("ran", job=7)` in a handler is an event that `process.event("ran", job=7)` waits for. Nothing here sleeps a guess:
+`until` looks again until a condition holds, and fails with what it saw if it never does.
+
+As a program (`python workers.py MODULE OPTIONS`) it is the worker process itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, TypeVar
+
+import psycopg
+
+from pgqueue.tasks import Task
+from pgqueue.worker import Worker
+
+T = TypeVar("T")
+LOOK = 0.01  # seconds between looks at a condition that announces itself nowhere
+
+
+# In the worker process -----------------------------------------------------------------------------------------------
+
+
+def say(event: str, **facts: Any) -> None:
+    """Report an event to the test: one line, written at once, whole even from several threads."""
+    os.write(1, (json.dumps({"event": event, "at": monotonic(), **facts}) + "\n").encode())
+
+
+async def serve(options: dict[str, Any]) -> None:
+    worker = Worker(**options)
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    loop.add_signal_handler(signal.SIGUSR1, worker.quiet)
+    await worker.start()
+    say("ready", worker=worker.worker_id, pid=os.getpid())
+    ended = asyncio.ensure_future(worker.run())
+    await asyncio.wait([ended, asyncio.ensure_future(stopping.wait())], return_when=asyncio.FIRST_COMPLETED)
+    fenced = worker._completer.fenced
+    left = await worker.stop(float(os.environ.get("GRACE", "25")))
+    say("stopped", left=left, fenced=fenced)
+    if ended.done():
+        ended.result()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(message)s")
+    sys.modules["workers"] = sys.modules["__main__"]
+    spec = importlib.util.spec_from_file_location(Path(sys.argv[1]).stem, sys.argv[1])
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    asyncio.run(serve(json.loads(sys.argv[2])))
+
+
+# In the test ---------------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A worker process; it is killed at the end of the test if it still lives."""
+
+    def __init__(self, module: Path, options: dict[str, Any], environment: dict[str, str]) -> None:
+        self.log = module.with_suffix(f".{monotonic()}.log")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, str(module), json.dumps(options)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=os.environ | environment,
+            )
+        self.pid = self.process.pid
+        self.events: list[dict[str, Any]] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def event(self, name: str, seconds: float = 20.0, **facts: Any) -> dict[str, Any]:
+        """Wait for an event with these facts and return it."""
+        wanted = {"event": name, **facts}.items()
+        deadline = monotonic() + seconds
+        with self._news:
+            while True:
+                for event in self.events:
+                    if wanted <= event.items():
+                        return event
+                if not self._news.wait(max(0.0, deadline - monotonic())) and monotonic() >= deadline:
+                    raise AssertionError(f"no {dict(wanted)} within {seconds} s; {self.events[-20:]}\n{self.written()}")
+
+    def all(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in list(self.events) if event["event"] == name]
+
+    def written(self) -> str:
+        """What it logged."""
+        return self.log.read_text(errors="replace")
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, seconds: float = 30.0) -> int:
+        """SIGTERM, and wait; its exit code."""
+        self.process.terminate()
+        return self.wait(seconds)
+
+    def wait(self, seconds: float = 30.0) -> int:
+        code = self.process.wait(seconds)
+        self._reader.join(5)
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        self._reader.join(5)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            event = json.loads(line)
+            with self._news:
+                self.events.append(event)
+                self._news.notify_all()
+
+
+class Workers:
+    """Starts worker processes with the tasks of one module."""
+
+    def __init__(self, directory: Path, dsn: str, source: str) -> None:
+        self._module = directory / f"tasks_{directory.name.replace('-', '_')}.py"
+        self._module.write_text(f"import asyncio, os, time\nimport pgqueue\nfrom workers import say\n{source}")
+        self._dsn = dsn
+        self.all: list[Process] = []
+
+    def start(self, environment: dict[str, str] | None = None, **options: Any) -> Process:
+        """Start one and return at once; it says `ready` when it works."""
+        process = Process(self._module, {"dsn": self._dsn, **options}, environment or {})
+        self.all.append(process)
+        return process
+
+    def ready(self, number: int = 1, **options: Any) -> list[Process]:
+        """Start some and wait until they work."""
+        started = [self.start(**options) for _ in range(number)]
+        for process in started:
+            process.event("ready")
+        return started
+
+
+@contextmanager
+def workers(directory: Path, dsn: str, source: str) -> Iterator[Workers]:
+    """Worker processes for this `source`, all gone at the end."""
+    made = Workers(directory, dsn, source)
+    try:
+        yield made
+    finally:
+        for process in made.all:
+            process.close()
+
+
+@asynccontextmanager
+async def work(dsn: str, *tasks: Task[..., Any], **options: Any) -> AsyncIterator[Worker]:
+    """A worker in the test's own process, with these tasks; stopped without patience at the end."""
+    worker = Worker(dsn=dsn, tasks=tasks, **options)
+    await worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop(1.0)
+
+
+async def until(look: Callable[[], T | Awaitable[T]], seconds: float = 10.0) -> T:
+    """Look until the answer is true, and return it."""
+    deadline = monotonic() + seconds
+    while True:
+        answer = look()
+        if isinstance(answer, Awaitable):
+            answer = await answer
+        if answer:
+            return answer
+        if monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s, last: {answer!r}")
+        await asyncio.sleep(LOOK)
+
+
+def wait_until(look: Callable[[], T], seconds: float = 20.0) -> T:
+    """`until` for tests without a loop."""
+    deadline = monotonic() + seconds
+    while not (answer := look()):
+        if monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s, last: {answer!r}")
+        sleep(LOOK)
+    return answer
+
+
+class Eyes:
+    """A connection of the test's own that looks at the queue, always in new transactions."""
+
+    def __init__(self, dsn: str) -> None:
+        self.conn = psycopg.connect(dsn, autocommit=True)
+
+    def all(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        return self.conn.execute(sql.encode(), params or None).fetchall()
+
+    def one(self, sql: str, *params: Any) -> Any:
+        """The first value of the first row."""
+        rows = self.all(sql, *params)
+        return rows[0][0] if rows else None
+
+    def do(self, sql: str, *params: Any) -> int:
+        return self.conn.execute(sql.encode(), params or None).rowcount
+
+    def states(self) -> dict[str, int]:
+        """How many jobs are in each state."""
+        return dict(self.all("SELECT state, count(*)::int FROM pgqueue.job GROUP BY 1"))
+
+    def state(self, job: int) -> str | None:
+        found: str | None = self.one("SELECT state FROM pgqueue.job WHERE id = %s", job)
+        return found
+
+    def done(self, number: int) -> Callable[[], bool]:
+        """Whether so many jobs are completed: a condition for `until`."""
+        return lambda: self.one("SELECT count(*) FROM pgqueue.job_done WHERE state = 'completed'") >= number
+
+    def is_in(self, job: int, state: str) -> Callable[[], bool]:
+        return lambda: self.state(job) == state
+
+    def backends(self, name: str = "pgqueue %") -> list[tuple[int, str]]:
+        """(pid, application_name) of the workers' sessions in this database."""
+        return [
+            (pid, application)
+            for pid, application in self.all(
+                "SELECT pid, application_name FROM pg_stat_activity "
+                "WHERE datname = current_database() AND application_name LIKE %s ORDER BY 2",
+                name,
+            )
+        ]
+
+    def terminate(self, name: str) -> int:
+        """End the workers' sessions of this name; how many."""
+        return len(
+            self.all(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND application_name = %s",
+                name,
+            )
+        )
+
+    def close(self) -> None:
+        self.conn.close()
+
+
+if __name__ == "__main__":
+    main()
