@@ -2,6 +2,7 @@
 
 from pgqueue.config import configure
 from pgqueue.connections import aconnect, connect
+from pgqueue.control import JobInfo, QueueInfo, afind, aget, aqueues, find, get, queues
 from pgqueue.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
 from pgqueue.errors import (
     DuplicateJob,
@@ -34,12 +35,14 @@ __all__ = [
     "JobCancelled",
     "JobFailed",
     "JobHandle",
+    "JobInfo",
     "JobLost",
     "JobNotFound",
     "JobTimeout",
     "NewJob",
     "NotConfigured",
     "PayloadTooLarge",
+    "QueueInfo",
     "ResultTimeout",
     "RetryPolicy",
     "SchemaBehind",
@@ -50,10 +53,16 @@ __all__ = [
     "aconnect",
     "aenqueue",
     "aenqueue_many",
+    "afind",
+    "aget",
+    "aqueues",
     "configure",
     "connect",
     "enqueue",
     "enqueue_many",
+    "find",
+    "get",
+    "queues",
     "remote",
     "task",
 ]

@@ -1,0 +1,55 @@
+"""The command `pgqueue`: one module per command, read when it is asked for.
+
+The outermost layer: parses what people type, calls the layer below, prints. No command does anything the library
+cannot do. What goes wrong becomes one line and an exit code (`exits.py`). Never imports psycopg or the worker before a
+command needs them, so that `--help` is there at once.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import click
+
+from pgqueue.cli.exits import exit_codes
+
+COMMANDS = ("migrate", "work", "enqueue", "status", "jobs", "prune", "grants", "demo", "version")
+
+
+class Commands(click.Group):
+    """Finds a command as `command` in the module of its name, and gives every error its exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = import_module(f"pgqueue.cli.{cmd_name}").command
+        return found
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with exit_codes():
+            return super().invoke(ctx)
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=(
+        "\b\nThe database is named by --dsn or PGQUEUE_DSN; PGQUEUE_DSN=embedded: is a server in ./.pgqueue.\n\n"
+        "\b\nExit codes: 0 done, 1 the answer is no, 2 usage or no database named, 3 database unreachable or refused,\n"
+        "4 schema missing, behind or too new, 5 shutdown deadline passed, 130 interrupted or second signal."
+    ),
+)
+def main() -> None:
+    """The job queue that lives entirely in PostgreSQL.
+
+    \b
+    Examples:
+      pgqueue migrate                      make or update the tables
+      pgqueue work myapp.tasks             run jobs
+      pgqueue enqueue mail.send '{"to": "a@example.com"}'
+      pgqueue status                       how everything stands
+    """

@@ -1,0 +1,54 @@
+"""`pgqueue enqueue`: one job from the shell, in a transaction of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from typing import Any
+
+import click
+
+from pgqueue.cli.database import connected
+from pgqueue.cli.options import Duration, Moment, database
+
+
+@click.command("enqueue")
+@click.argument("name")
+@click.argument("arguments", metavar="[JSON]", default="{}")
+@click.option("--queue", default="default", show_default=True, help="Its queue.")
+@click.option("--priority", type=int, default=5, show_default=True, help="0 (first) to 9.")
+@click.option("--delay", type=Duration(), help="Start after this time: 30s, 5m, 2h.")
+@click.option("--at", "run_at", type=Moment(), help="Start at this time: 2026-12-24T18:00+01:00.")
+@database
+def command(name: str, arguments: str, queue: str, priority: int, delay: float | None, run_at: datetime | None) -> None:
+    """Enqueue one job and print its id.
+
+    NAME is the task, JSON the object of its arguments by name; `-` reads it from stdin. The task's code is not needed here, so names and types of arguments are checked when the job runs.
+
+    \b
+    Examples:
+      pgqueue enqueue mail.send '{"to": "a@example.com"}'
+      pgqueue enqueue report.daily --queue slow --priority 9 --at 2026-12-24T06:00Z
+      jq -c .order order.json | pgqueue enqueue billing.charge -
+    """
+    import pgqueue
+
+    if delay is not None and run_at is not None:
+        raise click.UsageError("--delay and --at exclude each other")
+    task = pgqueue.remote(name, queue=queue, priority=priority).using(delay=delay, run_at=run_at)
+    new = task.new(**_object(arguments))
+    with connected("enqueue", check=False) as conn:
+        [handle] = pgqueue.enqueue_many(conn, [new])
+    click.echo(handle.id)
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    source = sys.stdin.read() if arguments == "-" else arguments
+    try:
+        value = json.loads(source)
+    except ValueError as error:
+        raise click.BadParameter(f"is not JSON: {error}", param_hint="JSON") from None
+    if not isinstance(value, dict):
+        raise click.BadParameter('must be an object of the arguments by name, such as {"order": 7}', param_hint="JSON")
+    return value

@@ -1,0 +1,94 @@
+"""Every error a command can meet, as one line for people and an exit code for scripts.
+
+Called around each command by the group. Passwords are removed from whatever is printed. What is no mistake of the user
+and no state of the database is a bug, and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from pgqueue.config import safe
+from pgqueue.errors import (
+    Error,
+    InvalidArguments,
+    InvalidOption,
+    JobNotFound,
+    NotConfigured,
+    SchemaBehind,
+    SchemaMissing,
+    SchemaTooNew,
+)
+
+DONE = 0
+NO = 1
+USAGE = 2
+DATABASE = 3
+SCHEMA = 4
+DEADLINE = 5
+INTERRUPTED = 130
+BROKEN_PIPE = 141  # as if SIGPIPE had ended us: the reader, such as head, has seen enough
+
+_NO_TABLE = frozenset({"42P01", "3F000"})
+
+
+class Refusal(click.ClickException):
+    """One line on stderr, and the exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(safe(message))
+        self.exit_code = code  # type: ignore[misc]  # each Refusal has its own
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """Turn what a command raises into a Refusal with the right exit code."""
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit):
+        raise
+    except (KeyboardInterrupt, click.Abort):
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(BROKEN_PIPE) from None
+    except Exception as error:
+        code = code_of(error)
+        if code is None:
+            raise
+        raise Refusal(_line(error, code), code) from None
+
+
+def code_of(error: BaseException) -> int | None:
+    """The exit code for an error, or None if it is a bug."""
+    match error:
+        case NotConfigured() | InvalidOption() | InvalidArguments():
+            return USAGE
+        case JobNotFound():
+            return NO
+        case SchemaMissing() | SchemaBehind() | SchemaTooNew():
+            return SCHEMA
+        case Error():
+            return DATABASE
+    if not _from_psycopg(error):
+        return None
+    return SCHEMA if getattr(error, "sqlstate", None) in _NO_TABLE else DATABASE
+
+
+def _from_psycopg(error: BaseException) -> bool:
+    """Told by name, so that psycopg need not be imported to find out that it was not used."""
+    return any(base.__module__ == "psycopg" and base.__name__ == "Error" for base in type(error).__mro__)
+
+
+def _line(error: Exception, code: int) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if not _from_psycopg(error):
+        return text
+    if code == SCHEMA:
+        return f"the database lacks pgqueue's tables: {text}; run `pgqueue migrate`"
+    return f"database unreachable or refused: {text}"

@@ -1,0 +1,96 @@
+"""Options that commands share, and the kinds of values people write: durations, moments, queues.
+
+`--dsn` and `--schema` become this process's configuration (`pgqueue.configure`), before the environment's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar
+
+import click
+
+from pgqueue.config import configure
+from pgqueue.errors import InvalidOption
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.IGNORECASE)
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_GIVEN = "pgqueue.cli.given"
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
+    """A length of time as `30s`, `5m`, `2h`, `1.5s`, `250ms` or plain seconds; in seconds."""
+
+    name = "duration"
+
+    def __init__(self, least: float = 0.0) -> None:
+        self._least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        match = _DURATION.fullmatch(str(value).strip())
+        if match is None:
+            self.fail(f"{value!r}: write 30s, 5m, 2h or a number of seconds", param, ctx)
+        seconds = float(match[1]) * _SECONDS[(match[2] or "s").lower()]
+        if seconds < self._least:
+            self.fail(f"{value!r}: at least {self._least:g}s", param, ctx)
+        return seconds
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg]
+    """A moment as ISO 8601 with its offset from UTC: `2026-12-24T18:00+01:00`, `2026-12-24 17:00Z`."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            moment = datetime.fromisoformat(str(value).strip())
+        except ValueError:
+            self.fail(f"{value!r}: write it like 2026-12-24T18:00+01:00", param, ctx)
+        if moment.utcoffset() is None:
+            self.fail(f"{value!r}: say the offset from UTC, like 2026-12-24T18:00+01:00 or …Z", param, ctx)
+        return moment
+
+
+def database(command: F) -> F:
+    """Add --dsn and --schema."""
+    command = click.option(
+        "--schema", metavar="NAME", expose_value=False, callback=_configured, help="Schema of the tables [pgqueue]."
+    )(command)
+    return click.option(
+        "--dsn",
+        metavar="DSN",
+        expose_value=False,
+        callback=_configured,
+        help="Database, as a URL or key=value; better in PGQUEUE_DSN, which `ps` does not show.",
+    )(command)
+
+
+def as_json(command: F) -> F:
+    """Add --json, for commands that read."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def given(ctx: click.Context) -> dict[str, str]:
+    """What --dsn and --schema said on this command line."""
+    found: dict[str, str] = ctx.meta.setdefault(_GIVEN, {})
+    return found
+
+
+def _configured(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is None:
+        return
+    if not value:
+        raise click.BadParameter("is empty", ctx, param)
+    try:
+        configure(**{str(param.name): value})  # type: ignore[arg-type]
+    except InvalidOption as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    given(ctx)[str(param.name)] = value

@@ -1,0 +1,132 @@
+"""The process around a worker: event loop, signals, banner, exit code.
+
+Called by `pgqueue work` when everything is imported. A signal is heard even while a handler blocks the loop, because
+Python's own handlers run between bytecodes; the loop is only told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from importlib import metadata
+from types import FrameType
+from typing import Any
+
+import psycopg
+
+from pgqueue import migrations, tasks
+from pgqueue.cli.database import connected, place
+from pgqueue.cli.exits import DEADLINE, DONE, INTERRUPTED
+from pgqueue.config import config
+from pgqueue.worker import Worker
+
+log = logging.getLogger("pgqueue")
+
+IDLE_CONNECTIONS = 3
+
+
+def serve(worker: Worker, grace: float) -> int:
+    """Run the worker until a signal; the exit code. Raises what the start or a service ended with."""
+    with connected("work") as conn:
+        facts = _facts(conn, worker)
+    name, factory = _loop()
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(_serve(worker, grace, facts | {"loop": name}))
+
+
+async def _serve(worker: Worker, grace: float, facts: dict[str, Any]) -> int:
+    signals = Signals(asyncio.get_running_loop())
+    started = asyncio.create_task(worker.start())
+    await _first(started, signals.received)
+    if not started.done():
+        started.cancel()
+        return DONE
+    started.result()
+    log.info(_banner(facts), extra=facts | {"worker_id": worker.worker_id})
+    ended = asyncio.create_task(worker.run())
+    await _first(ended, signals.received)
+    if ended.done():
+        await _give_up(worker, grace)
+        ended.result()
+        return DONE
+    ended.cancel()
+    log.info("%s: no more jobs are taken; those that run have %g s. Again to leave at once", signals.name, grace)
+    left = await worker.stop(grace)
+    if left:
+        log.error("%d jobs were still running after %g s and are given back", left, grace)
+        return DEADLINE
+    log.info("stopped in order")
+    return DONE
+
+
+async def _first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
+    """Wait for the task to end or the event, whatever comes first."""
+    told = asyncio.create_task(event.wait())
+    await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+
+
+async def _give_up(worker: Worker, grace: float) -> None:
+    """A service failed for good: stop what can be stopped; the error itself is told by the caller."""
+    try:
+        await worker.stop(min(grace, 5.0))
+    except Exception as error:
+        log.warning("could not stop in order: %s; the jobs run again when the lease is over", error)
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first sets `received`, the second ends the process at once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.received = asyncio.Event()
+        self.name = ""
+        self._loop = loop
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.name:
+            # Not by the log: the first signal may have interrupted a write to it.
+            os.write(2, b"second signal: leaving at once; what ran will run again when the lease is over\n")
+            os._exit(INTERRUPTED)
+        self.name = signal.Signals(number).name
+        self._loop.call_soon_threadsafe(self.received.set)
+
+
+def _loop() -> tuple[str, Callable[[], asyncio.AbstractEventLoop] | None]:
+    try:
+        import uvloop
+    except ImportError:
+        return "asyncio", None
+    return f"uvloop {metadata.version('uvloop')}", uvloop.new_event_loop
+
+
+def _facts(conn: psycopg.Connection[Any], worker: Worker) -> dict[str, Any]:
+    settings = worker.settings
+    version = migrations.check(conn, config().schema).version
+    return {
+        "database": place(conn),
+        "postgresql": conn.info.parameter_status("server_version"),
+        "schema": config().schema,
+        "schema_version": version,
+        "queues": [name if slots is None else f"{name}:{slots}" for name, slots in settings.queues.items()],
+        "tasks": sorted(task.name for task in tasks.declared()),
+        "concurrency": settings.concurrency,
+        "connections": f"{IDLE_CONNECTIONS if settings.listen else IDLE_CONNECTIONS - 1} idle + 1",
+    }
+
+
+def _banner(facts: dict[str, Any]) -> str:
+    shown = {
+        "database": f"{facts['database']} (PostgreSQL {facts['postgresql']})",
+        "schema": f"{facts['schema']}, version {facts['schema_version']}",
+        "queues": ", ".join(facts["queues"]),
+        "tasks": ", ".join(facts["tasks"]),
+        "concurrency": facts["concurrency"],
+        "connections": facts["connections"],
+        "loop": facts["loop"],
+    }
+    return "ready\n" + "\n".join(f"  {name + ':':<13}{value}" for name, value in shown.items())

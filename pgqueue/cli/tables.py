@@ -1,0 +1,70 @@
+"""Tables and times for people: aligned columns that fit the terminal (80 where there is none), short ages."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from datetime import timedelta
+
+MARGIN = 2
+NARROWEST = 8
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]], *, right: str = "", gives: str = "") -> list[str]:
+    """The lines of a table. `right` are the heads of columns to the right, `gives` the one that is shortened first.
+
+    table(["ID", "TASK"], [[7, "mail.send"]], right="ID", gives="TASK")
+    """
+    cells = [[plain(str(cell)) for cell in row] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(heads, *cells, strict=True)]
+    _fit(widths, [heads.index(head) for head in gives.split()], [len(head) for head in heads])
+    to_right = right.split()
+    return [
+        (" " * MARGIN)
+        .join(
+            short(cell, width).rjust(width) if head in to_right else short(cell, width).ljust(width)
+            for head, cell, width in zip(heads, row, widths, strict=True)
+        )
+        .rstrip()
+        for row in [list(heads), *cells]
+    ]
+
+
+def short(text: str, width: int) -> str:
+    """`text`, cut with an ellipsis where it is longer than `width`."""
+    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
+
+
+def plain(text: str) -> str:
+    """`text` on one line and without control characters: what is in a row must not drive the terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def span(seconds: float | timedelta | None) -> str:
+    """A length of time in two or three characters: `250ms`, `12s`, `5m`, `3h`, `8d`."""
+    if seconds is None:
+        return ""
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    for unit, size, most in (("s", 1, 120), ("m", 60, 120), ("h", 3600, 48)):
+        if seconds < size * most:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds / 86400:.0f}d"
+
+
+def width() -> int:
+    """How wide tables may be: the terminal, at least 80."""
+    return max(80, shutil.get_terminal_size((80, 24)).columns)
+
+
+def _fit(widths: list[int], gives: Sequence[int], heads: Sequence[int]) -> None:
+    """Shorten the columns that may give, in turn, then any other, until the line fits."""
+    over = sum(widths) + MARGIN * (len(widths) - 1) - width()
+    widest_first = sorted(range(len(widths)), key=lambda place: -widths[place])
+    for place in [*gives, *(place for place in widest_first if place not in gives)]:
+        cut = min(max(0, over), max(0, widths[place] - max(NARROWEST, heads[place])))
+        widths[place] -= cut
+        over -= cut

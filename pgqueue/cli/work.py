@@ -1,0 +1,101 @@
+"""`pgqueue work`: a worker process for the tasks of the named modules."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from pgqueue.cli.options import Duration, database, given
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command("work")
+@click.argument("modules", metavar="MODULE...", nargs=-1, required=True)
+@click.option(
+    "-q",
+    "--queues",
+    metavar="NAME[:SLOTS],…",
+    multiple=True,
+    help="Only these; SLOTS are a queue's own [all queues of the tasks].",
+)
+@click.option("--concurrency", type=click.IntRange(1), default=10, show_default=True, help="Jobs at once.")
+@click.option("--listen-dsn", metavar="DSN", help="Where LISTEN goes, past a pooler [the DSN].")
+@click.option("--poll", type=Duration(least=0.01), default="1s", show_default=True, help="Look without being told.")
+@click.option(
+    "--lease",
+    type=Duration(least=1.0),
+    default="15s",
+    show_default=True,
+    help="Without a sign of life for so long, its jobs go to others.",
+)
+@click.option(
+    "--grace", type=Duration(), default="25s", show_default=True, help="How long running jobs may go on at shutdown."
+)
+@click.option("--version-tag", help="Of the code, kept with each attempt [pgqueue's version].")
+@click.option(
+    "--app-dir",
+    type=click.Path(exists=True, file_okay=False),
+    default=".",
+    show_default=True,
+    help="Where modules are looked for first.",
+)
+@click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
+@click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)
+@database
+@click.pass_context
+def command(
+    ctx: click.Context,
+    modules: tuple[str, ...],
+    queues: tuple[str, ...],
+    concurrency: int,
+    listen_dsn: str | None,
+    poll: float,
+    lease: float,
+    grace: float,
+    version_tag: str | None,
+    app_dir: str,
+    log_level: str,
+    log_format: str,
+) -> None:
+    """Run the jobs of a module's tasks.
+
+    Imports each MODULE and takes the jobs of the queues their tasks name. SIGTERM or Ctrl-C: take no more jobs, finish those that run, leave; what still runs after --grace is cancelled and
+    given back (exit code 5). A second signal leaves at once (130); the jobs run again when the lease is over. An outage
+    of the database is waited out; only at the start it is an error (3).
+
+    \b
+    Examples:
+      pgqueue work myapp.tasks
+      pgqueue work myapp.tasks otherapp.tasks -q mail:5,default --concurrency 20
+      pgqueue work tasks --app-dir src --log-format json
+    """
+    from pgqueue.cli import logs
+    from pgqueue.cli.modules import import_tasks
+    from pgqueue.config import config, configure
+
+    logs.set_up(log_level, log_format)
+    import_tasks(modules, app_dir)
+    configure(**given(ctx))  # type: ignore[arg-type]  # what a module configured does not win over the command line
+    config().require_dsn()
+
+    from pgqueue.cli.process import serve
+    from pgqueue.worker import Worker
+
+    worker = Worker(
+        queues=_names(queues),
+        concurrency=concurrency,
+        listen_dsn=listen_dsn,
+        poll=poll,
+        lease=lease,
+        version_tag=version_tag,
+    )
+    code = serve(worker, grace)
+    sys.stderr.flush()
+    raise click.exceptions.Exit(code)
+
+
+def _names(queues: tuple[str, ...]) -> list[str] | None:
+    names = [name.strip() for given in queues for name in given.split(",") if name.strip()]
+    return names or None

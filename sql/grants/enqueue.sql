@@ -1,0 +1,7 @@
+-- What a role needs to enqueue, and nothing else: it puts jobs in, and sees ids, queues and states. It can neither read
+-- arguments nor delete, and cannot write a column that only workers may.
+GRANT USAGE ON SCHEMA pgqueue TO :"role";
+GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
+GRANT INSERT (state, queue, priority, task, args, headers, run_at, max_attempts) ON pgqueue.job, pgqueue.job_available
+    TO :"role";
+GRANT SELECT (id, queue, state) ON pgqueue.job, pgqueue.job_available TO :"role";

@@ -1,0 +1,21 @@
+-- What a role needs to run a worker: move jobs between the states, beat, rescue, advance the rings, and whatever its
+-- handlers may do with pgqueue: enqueue, look. Rescue ends the sessions of dead workers, so all workers use one role.
+-- UPDATE (id) is the least that lets it lock rows; the tables refuse the UPDATE itself.
+GRANT USAGE ON SCHEMA pgqueue TO :"role";
+GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
+GRANT SELECT ON pgqueue.migration, pgqueue.queue TO :"role";
+GRANT SELECT, INSERT ON pgqueue.job, pgqueue.job_done, pgqueue.job_dead, pgqueue.attempt TO :"role";
+GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked,
+    pgqueue.job_running TO :"role";
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.worker TO :"role";
+GRANT SELECT, UPDATE (bin, since) ON pgqueue.ring TO :"role";
+GRANT TRUNCATE ON
+    pgqueue.job_done_0, pgqueue.job_done_1, pgqueue.job_done_2, pgqueue.job_done_3, pgqueue.job_done_4,
+    pgqueue.job_done_5, pgqueue.job_done_6, pgqueue.job_done_7, pgqueue.job_dead_0, pgqueue.job_dead_1,
+    pgqueue.job_dead_2, pgqueue.job_dead_3, pgqueue.job_dead_4, pgqueue.job_dead_5, pgqueue.job_dead_6,
+    pgqueue.job_dead_7, pgqueue.job_dead_8, pgqueue.job_dead_9, pgqueue.job_dead_10, pgqueue.job_dead_11,
+    pgqueue.job_dead_12, pgqueue.job_dead_13, pgqueue.job_dead_14, pgqueue.job_dead_15, pgqueue.attempt_0,
+    pgqueue.attempt_1, pgqueue.attempt_2, pgqueue.attempt_3, pgqueue.attempt_4, pgqueue.attempt_5,
+    pgqueue.attempt_6, pgqueue.attempt_7, pgqueue.attempt_8, pgqueue.attempt_9, pgqueue.attempt_10,
+    pgqueue.attempt_11, pgqueue.attempt_12, pgqueue.attempt_13, pgqueue.attempt_14, pgqueue.attempt_15
+    TO :"role";
