@@ -1,5 +1,7 @@
 """pgqueue: the job queue that lives entirely in PostgreSQL."""
 
+from typing import TYPE_CHECKING, Any
+
 from pgqueue.config import configure
 from pgqueue.connections import aconnect, connect
 from pgqueue.control import JobInfo, QueueInfo, afind, aget, aqueues, find, get, queues
@@ -23,15 +25,20 @@ from pgqueue.errors import (
     UnsupportedConnection,
 )
 from pgqueue.handle import JobHandle
-from pgqueue.job import NewJob
+from pgqueue.job import Job, NewJob, current_job
+from pgqueue.lifespan import lifespan
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, remote, task
+
+if TYPE_CHECKING:
+    from pgqueue.worker import Worker
 
 __all__ = [
     "DuplicateJob",
     "Error",
     "InvalidArguments",
     "InvalidOption",
+    "Job",
     "JobCancelled",
     "JobFailed",
     "JobHandle",
@@ -50,6 +57,7 @@ __all__ = [
     "SchemaTooNew",
     "Task",
     "UnsupportedConnection",
+    "Worker",
     "aconnect",
     "aenqueue",
     "aenqueue_many",
@@ -58,11 +66,22 @@ __all__ = [
     "aqueues",
     "configure",
     "connect",
+    "current_job",
     "enqueue",
     "enqueue_many",
     "find",
     "get",
+    "lifespan",
     "queues",
     "remote",
     "task",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The worker comes at its first use: an application that only enqueues needs neither asyncio nor psycopg."""
+    if name == "Worker":
+        from pgqueue.worker import Worker
+
+        return Worker
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
