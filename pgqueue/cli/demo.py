@@ -14,7 +14,8 @@ from pgqueue.cli.options import Duration
 def command(seconds: float, directory: str | None, as_json: bool) -> None:
     """Watch it work on an embedded PostgreSQL.
 
-    A small shop: transactions enqueue jobs, some roll back, two workers run them, one of them is killed. At the end the account: committed, rolled back, run, lost. Exit code 1 if it does not balance.
+    A small shop: transactions enqueue jobs, some roll back, two workers run them, one of them is killed. At the end
+    the account: committed, rolled back, run, lost. Exit code 1 if it does not balance.
 
     \b
     Examples:

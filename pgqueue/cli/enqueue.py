@@ -24,7 +24,8 @@ from pgqueue.cli.options import Duration, Moment, database
 def command(name: str, arguments: str, queue: str, priority: int, delay: float | None, run_at: datetime | None) -> None:
     """Enqueue one job and print its id.
 
-    NAME is the task, JSON the object of its arguments by name; `-` reads it from stdin. The task's code is not needed here, so names and types of arguments are checked when the job runs.
+    NAME is the task, JSON the object of its arguments by name; `-` reads it from stdin. The task's code is not
+    needed here, so names and types of arguments are checked when the job runs.
 
     \b
     Examples:

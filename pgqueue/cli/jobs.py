@@ -32,8 +32,8 @@ SHOWN_MOST = 2_000
 def command(id: int | None, state: str | None, queue: str | None, task: str | None, limit: int, as_json: bool) -> None:
     """List the newest jobs, or show one.
 
-    With an ID: everything about that job and its failed attempts. A search looks at the newest 20,000 jobs of the state, and says so when it found too little. Exit code 1: no job
-    has this ID.
+    With an ID: everything about that job and its failed attempts. A search looks at the newest 20,000 jobs of the
+    state, and says so when it found too little. Exit code 1: no job has this ID.
 
     \b
     Examples:

@@ -36,8 +36,9 @@ class Ring:
 def command(everything: bool) -> None:
     """Throw away the oldest history that is due.
 
-    History is kept in rings of leaves; each ring that is due empties its oldest leaf and goes on there. The worker that leads does this by itself; this is for databases without workers, or to make room now (--all, which
-    may remove history younger than its retention when repeated). Exit code 1: a reader of history prevented one.
+    History is kept in rings of leaves; each ring that is due empties its oldest leaf and goes on there. The worker
+    that leads does this by itself; this is for databases without workers, or to make room now (--all, which may
+    remove history younger than its retention when repeated). Exit code 1: a reader of history prevented one.
 
     \b
     Examples:

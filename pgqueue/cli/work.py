@@ -61,9 +61,10 @@ def command(
 ) -> None:
     """Run the jobs of a module's tasks.
 
-    Imports each MODULE and takes the jobs of the queues their tasks name. SIGTERM or Ctrl-C: take no more jobs, finish those that run, leave; what still runs after --grace is cancelled and
-    given back (exit code 5). A second signal leaves at once (130); the jobs run again when the lease is over. An outage
-    of the database is waited out; only at the start it is an error (3).
+    Imports each MODULE and takes the jobs of the queues their tasks name. SIGTERM or Ctrl-C: take no more jobs,
+    finish those that run, leave; what still runs after --grace is cancelled and given back (exit code 5). A second
+    signal leaves at once (130); the jobs run again when the lease is over. An outage of the database is waited out;
+    only at the start it is an error (3).
 
     \b
     Examples:
