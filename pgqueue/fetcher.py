@@ -130,7 +130,7 @@ class Fetcher:
     async def _look(self) -> None:
         """A poll: fetch, unless one cheap read-only statement proves that there is nothing."""
         link = self._session.link
-        [[(head, snapshot, paused)]] = await self._session.run(link.statement("fetch_probe"), settings=False)
+        [[(head, snapshot, paused)]] = await self._session.run(link.statement("fetch_probe"))
         lanes = self._asked(self._shares()).lanes
         self._news = not self.watermark.idle(Reading(head, None, snapshot), frozenset(paused), lanes, monotonic())
 

@@ -23,7 +23,7 @@ import psycopg
 
 from pgqueue import statements
 from pgqueue.loops import Backoff, transient
-from pgqueue.sessions import Link, options
+from pgqueue.sessions import Link, options, transaction
 
 log = logging.getLogger("pgqueue")
 
@@ -141,7 +141,8 @@ class Heartbeat:
 
     def _beat_on_one_connection(self, backoff: Backoff) -> None:
         with psycopg.connect(self._link.dsn, **options(self._link, "pgqueue beat")) as conn:
-            row = conn.execute(statements.text("session_identity", self._link.schema)).fetchone()
+            with conn.pipeline(), transaction(conn, self._link):
+                row = conn.execute(statements.text("session_identity", self._link.schema)).fetchone()
             self._identity = None if row is None else (row[0], row[1])
             while not self._stop.is_set():
                 self._beat(conn)
@@ -151,15 +152,14 @@ class Heartbeat:
     def _beat(self, conn: psycopg.Connection[Any]) -> None:
         own = [self._identity] if self._identity else []
         sessions = [{"pid": pid, "backend_start": start} for pid, start in [*self._sessions(), *own]]
-        beats = conn.execute(
-            statements.text("heartbeat_beat", self._link.schema),
-            {
-                "worker_id": self._worker_id,
-                "state": self._state(),
-                "running": statements.integers(self._running()),
-                "sessions": msgspec.json.encode(sessions).decode(),
-            },
-        ).fetchall()
+        params = {
+            "worker_id": self._worker_id,
+            "state": self._state(),
+            "running": statements.integers(self._running()),
+            "sessions": msgspec.json.encode(sessions).decode(),
+        }
+        with conn.pipeline(), transaction(conn, self._link):
+            beats = conn.execute(statements.text("heartbeat_beat", self._link.schema), params).fetchall()
         if all(worker_id != self._worker_id for worker_id, _, _ in beats):
             self._declared_dead()
             self._stop.set()

@@ -15,16 +15,25 @@ import psycopg
 
 log = logging.getLogger("pgqueue")
 
+_TRANSIENT = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    TimeoutError,
+    OSError,
+    # What a standby answers that has not been promoted yet.
+    psycopg.InternalError,
+    # What a new connection cures: the plan of a prepared statement outlived a migration, or a pooler lost it.
+    psycopg.errors.FeatureNotSupported,
+    psycopg.errors.InvalidSqlStatementName,
+)
+
 
 def transient(error: BaseException) -> bool:
     """Whether trying again can help: the database is away, restarting, failing over, overloaded, or refused in passing.
 
-    A missing table or a missing right is not transient: the worker says so and ends. InternalError is what a standby
-    answers that has not been promoted yet.
+    A missing table or a missing right is not transient: the worker says so and ends.
     """
-    return isinstance(
-        error, (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, TimeoutError, OSError)
-    )
+    return isinstance(error, _TRANSIENT)
 
 
 def jittered(seconds: float) -> float:

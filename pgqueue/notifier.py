@@ -15,9 +15,9 @@ from typing import Any
 
 from psycopg import AsyncConnection, sql
 
-from pgqueue import statements
 from pgqueue.loops import jittered, persist
-from pgqueue.sessions import Link, connect, identify
+from pgqueue.sessions import Link, connect, identify, send
+from pgqueue.statements import Statement
 
 log = logging.getLogger("pgqueue")
 
@@ -54,9 +54,8 @@ class Notifier:
         conn = await connect(self._link, "pgqueue listen")
         try:
             async with asyncio.timeout(PING_ANSWER_SECONDS):
-                self.identity = await identify(conn, self._link.schema)
-                for channel in self._channels:
-                    await conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+                self.identity = await identify(conn, self._link)
+                await send(conn, self._link, *map(_listen_to, self._channels))
             self._heard("", "")
             while True:
                 await self._ping(conn)
@@ -69,12 +68,13 @@ class Notifier:
     async def _ping(self, conn: AsyncConnection[Any]) -> None:
         """Ask for an answer, and for the lead if we do not have it."""
         async with asyncio.timeout(PING_ANSWER_SECONDS):
-            cursor = await conn.execute(
-                statements.text("leader_keep" if self.leads else "leader_try", self._link.schema)
-            )
-            row = await cursor.fetchone()
-        leads = bool(row and row[0])
+            ping = self._link.statement("leader_keep" if self.leads else "leader_try")
+            [[(leads,)]] = await send(conn, self._link, ping)
         if leads and not self.leads:
             self.leads = True
             log.info("this worker leads now: it promotes due jobs, rescues, prunes")
             self._heard(SCHEDULED, "")
+
+
+def _listen_to(channel: str) -> Statement[None]:
+    return Statement(sql.SQL("LISTEN {}").format(sql.Identifier(channel)).as_string(), {}, lambda rows: None)

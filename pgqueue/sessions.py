@@ -8,11 +8,12 @@ neighbours.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from psycopg import AsyncConnection, AsyncCursor
+from psycopg import AsyncConnection, AsyncCursor, Connection
 from psycopg.types.numeric import Int8BinaryLoader
 
 from pgqueue import statements
@@ -21,7 +22,7 @@ from pgqueue.statements import Statement
 # A round trip that takes longer than this is taken for a dead link: statement_timeout (30 s) has long answered.
 ROUND_TRIP_SECONDS = 45.0
 
-BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED", {}, lambda rows: None)
+BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", {}, lambda rows: None)
 COMMIT = Statement("COMMIT", {}, lambda rows: None)
 
 
@@ -59,7 +60,7 @@ class Session:
         async with self._turn:
             try:
                 async with asyncio.timeout(ROUND_TRIP_SECONDS):
-                    return await self._send(await self._connected(), messages, settings)
+                    return await send(await self._connected(), self.link, *messages, settings=settings)
             except BaseException:
                 await self.close()
                 raise
@@ -76,26 +77,11 @@ class Session:
         if connection is not None:
             await connection.close()
 
-    async def _send(self, conn: AsyncConnection[Any], messages: Sequence[Statement[Any]], settings: bool) -> list[Any]:
-        first = [BEGIN, self.link.statement("session_settings")] if settings else [BEGIN]
-        cursors: list[AsyncCursor[Any]] = []
-        async with conn.pipeline():
-            for message in (*first, *messages, COMMIT):
-                cursor = conn.cursor(binary=True)
-                # An empty mapping would make psycopg look for placeholders; None sends the text as it is.
-                await cursor.execute(message.sql, message.params or None)
-                cursors.append(cursor)
-        answers = cursors[len(first) : -1]
-        return [
-            message.read(await cursor.fetchall() if cursor.description else [])
-            for message, cursor in zip(messages, answers, strict=True)
-        ]
-
     async def _connected(self) -> AsyncConnection[Any]:
         if self._connection is None or self._connection.closed:
             self._connection = await connect(self.link, f"pgqueue {self._name}")
             self.generation += 1
-            self.identity = await identify(self._connection, self.link.schema)
+            self.identity = await identify(self._connection, self.link)
         return self._connection
 
 
@@ -104,6 +90,7 @@ def options(link: Link, application_name: str) -> dict[str, Any]:
     return {
         "autocommit": True,
         "application_name": application_name,
+        "client_encoding": "utf8",
         "prepare_threshold": 0 if link.prepare else None,
         "connect_timeout": 10,
         "keepalives_idle": 10,
@@ -120,8 +107,33 @@ async def connect(link: Link, application_name: str) -> AsyncConnection[Any]:
     return conn
 
 
-async def identify(conn: AsyncConnection[Any], schema: str) -> tuple[int, str] | None:
+async def send(conn: AsyncConnection[Any], link: Link, *messages: Statement[Any], settings: bool = True) -> list[Any]:
+    """Send the statements as one transaction in one round trip, after the settings of a worker's transactions."""
+    first = [BEGIN, link.statement("session_settings")] if settings else [BEGIN]
+    cursors: list[AsyncCursor[Any]] = []
+    async with conn.pipeline():
+        for message in (*first, *messages, COMMIT):
+            cursor = conn.cursor(binary=True)
+            # An empty mapping would make psycopg look for placeholders; None sends the text as it is.
+            await cursor.execute(message.sql, message.params or None)
+            cursors.append(cursor)
+    answers = cursors[len(first) : -1]
+    return [
+        message.read(await cursor.fetchall() if cursor.description else [])
+        for message, cursor in zip(messages, answers, strict=True)
+    ]
+
+
+@contextmanager
+def transaction(conn: Connection[Any], link: Link) -> Iterator[None]:
+    """A transaction of a worker on a sync connection."""
+    with conn.transaction():
+        conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
+        conn.execute(link.statement("session_settings").sql)
+        yield
+
+
+async def identify(conn: AsyncConnection[Any], link: Link) -> tuple[int, str] | None:
     """(pid, backend_start) of a connection, or None where pg_stat_activity does not show it (a pooler)."""
-    cursor = await conn.execute(statements.text("session_identity", schema))
-    row = await cursor.fetchone()
-    return None if row is None else (row[0], row[1])
+    [rows] = await send(conn, link, link.statement("session_identity"))
+    return (rows[0][0], rows[0][1]) if rows else None

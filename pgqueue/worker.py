@@ -23,7 +23,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue import embedded, lifespan, migrations, tasks
+from pgqueue import embedded, migrations, tasks
 from pgqueue.completer import Completer
 from pgqueue.config import config
 from pgqueue.errors import NotConfigured
@@ -31,6 +31,7 @@ from pgqueue.executor import Executor
 from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
 from pgqueue.heartbeat import Heartbeat, Identity, register
 from pgqueue.job import Job
+from pgqueue.lifespan import declared as declared_lifespan
 from pgqueue.loops import Backoff, transient, within
 from pgqueue.maintenance import Maintenance
 from pgqueue.notifier import CONTROL, SCHEDULED, Notifier
@@ -39,7 +40,7 @@ from pgqueue.pool import at_least_one, pools, queue_slots
 from pgqueue.reconciler import Reconciler
 from pgqueue.rescue import Rescue
 from pgqueue.scheduler import Scheduler
-from pgqueue.sessions import Link, Session, options
+from pgqueue.sessions import Link, Session, options, transaction
 from pgqueue.tasks import Task
 
 log = logging.getLogger("pgqueue")
@@ -129,7 +130,7 @@ class Worker:
         self._ended = loop.create_future()
         self._link = Link(await asyncio.to_thread(embedded.resolve, self._dsn), self._schema, self._prepare)
         await asyncio.to_thread(self._check_and_register)
-        resources = await self._stack.enter_async_context(lifespan.declared())
+        resources = await self._stack.enter_async_context(declared_lifespan())
         self._build(resources)
         self._state = "running"
         self._heartbeat.start()
@@ -214,7 +215,10 @@ class Worker:
 
     def _check_and_register(self) -> None:
         settings = self.settings
-        with psycopg.connect(self._link.dsn, **options(self._link, "pgqueue start")) as conn:
+        with (
+            psycopg.connect(self._link.dsn, **options(self._link, "pgqueue start")) as conn,
+            transaction(conn, self._link),
+        ):
             migrations.require(conn, self._schema)
             self.worker_id = register(
                 conn,

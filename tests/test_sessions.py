@@ -1,0 +1,173 @@
+"""A worker's own connections: one transaction per message, dependent on no setting of role, database or pooler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import psycopg
+import pytest
+from psycopg import errors
+from workers import Eyes, until, work
+
+from pgqueue.enqueue import enqueue
+from pgqueue.job import Job
+from pgqueue.sessions import Link, Session
+from pgqueue.statements import Statement
+from pgqueue.tasks import task
+
+
+@task(name="sessions.returns")
+async def returns(text: str) -> str:
+    return text
+
+
+@task(name="sessions.in_thread")
+def in_thread() -> None: ...
+
+
+@task(name="sessions.fails_once")
+async def fails_once(job: Job) -> None:
+    if job.attempt == 1:
+        raise ValueError("the first time")
+
+
+def select(sql: str) -> Statement[object]:
+    return Statement(sql, {}, lambda rows: rows[0][0] if rows else None)
+
+
+@pytest.fixture
+def session(dsn: str) -> Session:
+    return Session(Link(dsn, "pgqueue"), "test")
+
+
+async def test_a_message_is_one_read_committed_transaction_with_its_own_settings(session: Session) -> None:
+    names = "transaction_isolation", "lock_timeout", "statement_timeout", "search_path", "plan_cache_mode"
+    first, second = await session.run(
+        select("SELECT pg_current_xact_id()::text"), select("SELECT txid_current()::text")
+    )
+    assert first == second
+    found = await session.run(*(select(f"SELECT current_setting('{name}')") for name in names))
+    assert found == ["read committed", "2s", "30s", "", "force_generic_plan"]
+    [outside] = await session.run(select("SELECT current_setting('lock_timeout')"), settings=False)
+    assert outside == "0"  # nothing is left behind for the next user of a pooled connection
+    await session.close()
+
+
+async def test_an_error_rolls_everything_back_and_the_next_message_finds_a_new_connection(
+    session: Session, eyes: Eyes
+) -> None:
+    await session.run(select("SELECT 1"))
+    identity, generation = session.identity, session.generation
+    with pytest.raises(errors.DivisionByZero):
+        await session.run(
+            select("INSERT INTO pgqueue.queue (name) VALUES ('half')"),
+            select("SELECT 1/0"),
+            select("INSERT INTO pgqueue.queue (name) VALUES ('other half')"),
+        )
+    assert session.identity is None
+    assert eyes.all("SELECT name FROM pgqueue.queue") == []
+    assert await session.run(select("SELECT 2")) == [2]
+    assert session.generation == generation + 1
+    assert session.identity is not None and session.identity != identity
+    await session.close()
+
+
+async def test_a_message_that_is_cancelled_closes_its_connection(session: Session, eyes: Eyes) -> None:
+    message = asyncio.ensure_future(session.run(select("SELECT pg_sleep(60)")))
+    await until(lambda: eyes.one("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"))
+    message.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await message
+    assert session.identity is None
+    assert await session.run(select("SELECT 2")) == [2]
+    await session.close()
+
+
+async def test_two_messages_at_once_wait_for_each_other(session: Session) -> None:
+    answers = await asyncio.gather(*(session.run(select(f"SELECT {n}")) for n in range(20)))
+    assert answers == [[n] for n in range(20)]
+    assert session.generation == 1
+    await session.close()
+
+
+SHADOWS = """
+    CREATE SCHEMA evil;
+    CREATE FUNCTION evil.now() RETURNS timestamptz LANGUAGE sql AS 'SELECT ''-infinity''::timestamptz';
+    CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT ''-infinity''::timestamptz';
+    CREATE FUNCTION evil.set_config(text, text, boolean) RETURNS text LANGUAGE sql AS 'SELECT ''ignored''';
+    CREATE FUNCTION evil.pg_try_advisory_lock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+    CREATE FUNCTION evil.hashtextextended(text, integer) RETURNS bigint LANGUAGE sql AS 'SELECT 1/0::bigint';
+    CREATE FUNCTION evil.make_interval(secs float8) RETURNS interval LANGUAGE sql AS 'SELECT interval ''-1 day''';
+    CREATE FUNCTION evil.pg_notify(text, text) RETURNS void LANGUAGE sql AS 'SELECT';
+    CREATE FUNCTION evil.pg_current_snapshot() RETURNS text LANGUAGE sql AS 'SELECT ''1:1:''';
+    CREATE VIEW evil.pg_stat_activity AS SELECT 1 AS pid, timestamptz '-infinity' AS backend_start;
+    CREATE TABLE evil.job (); CREATE TABLE evil.worker ();
+    CREATE FUNCTION evil.wrong(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT false';
+    CREATE OPERATOR evil.= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = evil.wrong);
+"""
+
+# The application's own session is not what is tested here.
+SANE = " ".join(
+    f"-c {setting}"
+    for setting in (
+        "search_path=",
+        "default_transaction_read_only=off",
+        "statement_timeout=0",
+        "lock_timeout=0",
+        "idle_in_transaction_session_timeout=0",
+    )
+)
+SETTINGS = {
+    "isolation": ["default_transaction_isolation = 'serializable'"],
+    "repeatable read": ["default_transaction_isolation = 'repeatable read'", "default_transaction_deferrable = on"],
+    "read only": ["default_transaction_read_only = on"],
+    "shadows first": ["search_path = evil, pg_catalog"],
+    "shadows only": ["search_path = evil"],
+    "no statement may take long": ["statement_timeout = '1ms'"],
+    "no lock may take long": ["lock_timeout = '1ms'", "deadlock_timeout = '10ms'"],
+    "not durable": ["synchronous_commit = off"],
+    "no index scans": ["enable_indexscan = off", "enable_nestloop = off", "enable_sort = off"],
+    "another time": ["DateStyle = 'SQL, DMY'", "TimeZone = 'Asia/Kolkata'", "IntervalStyle = 'sql_standard'"],
+    "another alphabet": ["client_encoding = 'latin1'", "standard_conforming_strings = on"],
+    "idle sessions die": ["idle_in_transaction_session_timeout = '100ms'"],
+    "planned by value": ["plan_cache_mode = force_custom_plan", "jit = on", "jit_above_cost = 0"],
+}
+
+
+@pytest.mark.promise("F06")
+@pytest.mark.parametrize("name", SETTINGS)
+async def test_no_setting_of_the_role_breaks_a_worker(
+    name: str, dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    eyes.do(SHADOWS)
+    database = eyes.one("SELECT current_database()")
+    for setting in SETTINGS[name]:
+        eyes.do(f"ALTER ROLE CURRENT_USER IN DATABASE {database} SET {setting}")
+    caplog.set_level(logging.WARNING)
+    async with work(dsn, returns, in_thread, fails_once, lease=1.0) as worker:
+        with psycopg.connect(dsn, options=SANE, client_encoding="utf8") as conn:
+            text = enqueue(conn, returns, text="ł ✓ 漢")
+            enqueue(conn, in_thread)
+            enqueue(conn, in_thread.using(delay=0.2))
+            failing = enqueue(conn, fails_once)
+        await until(eyes.is_in(failing.id, "scheduled"))
+        await until(eyes.done(3))
+        assert eyes.one("SELECT result #>> '{}' FROM pgqueue.job WHERE id = %s", text.id) == "ł ✓ 漢"
+        wait = eyes.one("SELECT extract(epoch FROM run_at - pgqueue.now()) FROM pgqueue.job WHERE id = %s", failing.id)
+        assert 4 < wait <= 10
+        await until(lambda: eyes.one("SELECT beat FROM pgqueue.worker WHERE id = %s", worker.worker_id) >= 3)
+        # Every session it announced is there, under its real start time: rescue could end it.
+        await until(
+            lambda: (
+                eyes.one(
+                    "SELECT count(*) FROM pgqueue.worker w, jsonb_to_recordset(w.sessions) s (pid int, backend_start timestamptz) "
+                    "JOIN pg_stat_activity a USING (pid, backend_start) WHERE w.id = %s",
+                    worker.worker_id,
+                )
+                == 4
+            )
+        )
+        assert worker._leads()
+    assert [record.getMessage() for record in caplog.records] == []
+    assert eyes.one("SELECT count(*) FROM pgqueue.worker") == 0
