@@ -26,16 +26,16 @@ from pgqueue.statements import Row, Statement, text
 SEARCHED_MOST = 20_000
 """How many jobs a search looks at before it gives up."""
 
-# The states that share a partition. A search walks whole partitions: what it filters, it has looked at.
-_PARTITIONS = (
-    ("scheduled",),
-    ("available",),
-    ("blocked",),
-    ("running",),
-    ("completed", "skipped"),
-    ("failed", "cancelled"),
-)
-STATES = tuple(state for partition in _PARTITIONS for state in partition)
+# The partitions, and the states each holds. A search walks whole partitions: what it filters out, it has looked at.
+_PARTITIONS = {
+    "scheduled": ("scheduled",),
+    "available": ("available",),
+    "blocked": ("blocked",),
+    "running": ("running",),
+    "done": ("completed", "skipped"),
+    "dead": ("failed", "cancelled"),
+}
+STATES = tuple(state for states in _PARTITIONS.values() for state in states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +244,9 @@ def newest(state: str | None, queue: str | None, task: str | None, limit: int, s
         raise InvalidOption(f"state {state!r}: use one of {', '.join(STATES)}")
     if not 1 <= limit <= 10_000:
         raise InvalidOption(f"limit {limit}: use 1 to 10000")
-    parts = [each for partition in _PARTITIONS if state is None or state in partition for each in partition]
     params: dict[str, object] = {
-        "parts": parts,
-        "states": parts if state is None else [state],
+        "parts": [part for part, states in _PARTITIONS.items() if state is None or state in states],
+        "states": list(STATES) if state is None else [state],
         "queue": queue,
         "task": task,
         "n": limit,

@@ -10,13 +10,30 @@ FROM pgqueue.job
 WHERE id = %(id)s::bigint;
 
 -- name: control_find
--- The newest n jobs that fit, among the newest `most` of their partitions; as a JSON array. The second column says how
--- many rows were looked at when fewer than n fit. `parts` are all the states of the partitions that hold `states`:
--- so the walk itself filters nothing, and its LIMIT is a limit of the work.
+-- The newest n jobs that fit, among the newest `most` of the partitions named; as a JSON array. The second column says
+-- how many rows were looked at when fewer than n fit. The walk itself has no condition on rows: so its LIMIT is a limit
+-- of the work, and the planner, however little it knows of the table, sees that some steps along the indexes are enough.
 WITH found AS MATERIALIZED (
     SELECT * FROM (
-        SELECT * FROM pgqueue.job
-        WHERE state = ANY (%(parts)s::text[])
+        SELECT * FROM (
+            (SELECT * FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[])
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_available WHERE 'available' = ANY (%(parts)s::text[])
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_blocked WHERE 'blocked' = ANY (%(parts)s::text[])
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_running WHERE 'running' = ANY (%(parts)s::text[])
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[])
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[])
+             ORDER BY id DESC LIMIT %(most)s::integer)
+        ) AS part
         ORDER BY id DESC
         LIMIT %(most)s::integer
     ) AS newest
@@ -29,7 +46,18 @@ WITH found AS MATERIALIZED (
 SELECT coalesce(json_agg(to_json(found) ORDER BY id DESC), '[]')::text,
        CASE WHEN count(*) < %(n)s::integer THEN (
            SELECT count(*) FROM (
-               SELECT FROM pgqueue.job WHERE state = ANY (%(parts)s::text[]) LIMIT %(most)s::integer
+               (SELECT FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
+               UNION ALL
+               (SELECT FROM pgqueue.job_available WHERE 'available' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
+               UNION ALL
+               (SELECT FROM pgqueue.job_blocked WHERE 'blocked' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
+               UNION ALL
+               (SELECT FROM pgqueue.job_running WHERE 'running' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
+               UNION ALL
+               (SELECT FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
+               UNION ALL
+               (SELECT FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
+               LIMIT %(most)s::integer
            ) AS walked)
        END
 FROM found;
