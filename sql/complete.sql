@@ -14,10 +14,10 @@ WITH ended AS (
 ), done AS (
     INSERT INTO pgqueue.job_done (
         state, finished_at, bin, version_tag,
-        id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
         snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
     SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
-        id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
         snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
     FROM ended
     RETURNING id
@@ -36,11 +36,11 @@ WITH picked AS MATERIALIZED (
 ), done AS (
     INSERT INTO pgqueue.job_done (
         state, finished_at, bin, version_tag, result,
-        id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
         snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
     SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
         picked.result::jsonb,
-        ended.id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
+        ended.id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
         crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id
@@ -67,11 +67,11 @@ WITH picked AS MATERIALIZED (
     FROM ended JOIN picked ON picked.id = ended.id
 ), later AS (
     INSERT INTO pgqueue.job_scheduled (
-        state, run_at, attempt, reason, front,
+        state, run_at, attempt, reason,
         id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
     SELECT 'scheduled', pgqueue.now() + make_interval(secs => picked.delay),
-        attempt - CASE WHEN picked.spent THEN 0 ELSE 1 END, picked.message, false,
+        attempt - CASE WHEN picked.spent THEN 0 ELSE 1 END, picked.message,
         ended.id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
@@ -103,11 +103,11 @@ WITH picked AS MATERIALIZED (
 ), dead AS (
     INSERT INTO pgqueue.job_dead (
         state, finished_at, bin, version_tag, reason,
-        id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
         snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
     SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(version_tag)s::text,
         picked.reason,
-        ended.id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
+        ended.id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
         crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id
@@ -126,10 +126,10 @@ WITH ended AS (
     RETURNING *
 ), available AS (
     INSERT INTO pgqueue.job_available (
-        state, front, attempt,
+        state, rank, attempt,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
-    SELECT 'available', true, attempt - 1,
+    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, attempt - 1,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
     FROM ended
@@ -147,3 +147,15 @@ FROM available;
 SELECT r.id
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
 JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id = %(worker_id)s::bigint;
+
+-- name: complete_settled
+-- Of jobs that are ours no more: those that an earlier try of ours ended, whose answer was lost. History says so, or the
+-- row of the attempt.
+SELECT mine.id
+FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(attempts)s::smallint[]) AS mine (id, claim, attempt)
+WHERE EXISTS (SELECT FROM pgqueue.job j
+              WHERE j.state IN ('completed', 'failed') AND coalesce(j.reason, '') <> 'crashed'
+                AND j.id = mine.id AND j.claim = mine.claim AND j.worker_id = %(worker_id)s::bigint)
+   OR EXISTS (SELECT FROM pgqueue.attempt a
+              WHERE a.job_id = mine.id AND a.attempt = mine.attempt AND a.worker_id = %(worker_id)s::bigint
+                AND a.outcome <> 'crashed');

@@ -3,19 +3,19 @@
 
 -- name: enqueue_now
 -- One job that may run at once, straight into its partition; its queue hears of it. One row: id.
-INSERT INTO pgqueue.job_available (task, args, queue, priority, headers, max_attempts)
+INSERT INTO pgqueue.job_available (task, args, queue, priority, rank, headers, max_attempts)
 VALUES (
-    %(task)s::text, %(args)s::text::jsonb, %(queue)s::text, %(priority)s::smallint,
+    %(task)s::text, %(args)s::text::jsonb, %(queue)s::text, %(priority)s::smallint, 2 * %(priority)s::smallint + 1,
     %(headers)s::text::jsonb, %(max_attempts)s::smallint
 )
 RETURNING id, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.' || queue, '') END
 
 -- name: enqueue_later
 -- One job with a time to start, available if that has come. The scheduler hears of one that has to wait. One row: id.
-INSERT INTO pgqueue.job (state, task, args, queue, priority, headers, max_attempts, run_at)
+INSERT INTO pgqueue.job (state, task, args, queue, priority, rank, headers, max_attempts, run_at)
 SELECT
     CASE WHEN asked.run_at <= pgqueue.now() THEN 'available' ELSE 'scheduled' END,
-    %(task)s::text, %(args)s::text::jsonb, %(queue)s::text, %(priority)s::smallint,
+    %(task)s::text, %(args)s::text::jsonb, %(queue)s::text, %(priority)s::smallint, 2 * %(priority)s::smallint + 1,
     %(headers)s::text::jsonb, %(max_attempts)s::smallint, asked.run_at
 FROM (
     SELECT coalesce(%(run_at)s::text::timestamptz, pgqueue.now() + make_interval(secs => %(delay)s::float8))
@@ -28,12 +28,13 @@ END
 -- A batch of jobs that may run at once. Each parameter is a column: its values as lines (no value has a line break), or
 -- one line that holds for all; an empty line is NULL. `heard` are the queues to notify. One row: the ids, in the lines' order.
 WITH added AS (
-    INSERT INTO pgqueue.job_available (task, args, queue, priority, headers, max_attempts)
+    INSERT INTO pgqueue.job_available (task, args, queue, priority, rank, headers, max_attempts)
     SELECT
         coalesce(line.task, %(task)s::text),
         line.args::jsonb,
         coalesce(line.queue, %(queue)s::text),
         coalesce(line.priority, %(priority)s::text)::smallint,
+        2 * coalesce(line.priority, %(priority)s::text)::smallint + 1,
         nullif(coalesce(line.headers, %(headers)s::text), '')::jsonb,
         nullif(coalesce(line.max_attempts, %(max_attempts)s::text), '')::smallint
     FROM ROWS FROM (
@@ -51,10 +52,10 @@ FROM added
 -- name: enqueue_many_later
 -- The same for a batch in which some have a time to start: those whose time has come, or that have none, are available.
 WITH added AS (
-    INSERT INTO pgqueue.job (state, task, args, queue, priority, headers, max_attempts, run_at)
+    INSERT INTO pgqueue.job (state, task, args, queue, priority, rank, headers, max_attempts, run_at)
     SELECT
         CASE WHEN asked.run_at > pgqueue.now() THEN 'scheduled' ELSE 'available' END,
-        asked.task, asked.args, asked.queue, asked.priority, asked.headers, asked.max_attempts, asked.run_at
+        asked.task, asked.args, asked.queue, asked.priority, 2 * asked.priority + 1, asked.headers, asked.max_attempts, asked.run_at
     FROM (
         SELECT
             coalesce(line.task, %(task)s::text) AS task,

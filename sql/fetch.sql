@@ -45,10 +45,10 @@ WITH lane AS MATERIALIZED (
 ), running AS (
     INSERT INTO pgqueue.job_running (
         state, worker_id, claim, started_at, attempt,
-        id, queue, priority, front, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), attempt + 1,
-        id, queue, priority, front, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
     FROM taken
     RETURNING 1

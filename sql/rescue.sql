@@ -38,18 +38,19 @@ WITH dead_worker AS MATERIALIZED (
 ), dead AS (
     INSERT INTO pgqueue.job_dead (
         state, finished_at, bin, reason, crashes,
-        id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
         snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
     SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'crashed', crashes + 1,
-        id, queue, priority, front, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
         snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
     FROM judged WHERE started AND crashes >= 2
 ), available AS (
     INSERT INTO pgqueue.job_available (
-        state, front, crashes, attempt,
+        state, rank, crashes, attempt,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
-    SELECT 'available', true, crashes + CASE WHEN started THEN 1 ELSE 0 END,
+    SELECT 'available',
+        CASE crashes + started::integer WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, crashes + started::integer,
         attempt - CASE WHEN started THEN 0 ELSE 1 END,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key

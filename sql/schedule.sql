@@ -11,9 +11,10 @@ WITH picked AS MATERIALIZED (
     DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), available AS (
     INSERT INTO pgqueue.job_available (
-        state, id, queue, priority, front, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
+        state, rank, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
         snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
-    SELECT 'available', id, queue, priority, front, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
+    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
         crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
     FROM due ORDER BY run_at, id
     RETURNING queue
