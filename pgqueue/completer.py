@@ -6,8 +6,8 @@ the larger the batch. Durable: a job that is reported as done here has been flus
 synchronous_commit).
 
 A job the statement did not end is looked up: gone means that somebody else was given it (rescue) and this run's
-outcome is dropped and counted; still there means that its row is locked, and it goes with the next flush. So a
-stranger who locks a row delays that row only.
+outcome is dropped and counted, unless an earlier try of ours had ended it and only the answer was lost; still there
+means that its row is locked, and it goes with the next flush. So a stranger who locks a row delays that row only.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pgqueue.job import Job
-from pgqueue.loops import persist
-from pgqueue.outcome import COMPLETED, Completed, Failed, Outcome, Released, Retried
+from pgqueue.loops import persist, wait
+from pgqueue.outcome import COMPLETED, RELEASED, Completed, Failed, Outcome, Released, Retried
 from pgqueue.sessions import Session
 from pgqueue.statements import Statement, integers
 
@@ -59,6 +59,7 @@ class Completer:
         # Never replaced, only emptied from the left: a thread may be in the middle of an append.
         self._waiting: deque[Ended] = deque()
         self._in_flight: list[Ended] = []
+        self._locked: list[Ended] = []
         self._unsure: set[int] = set()
         self._flushed = asyncio.Event()
         self._flushed.set()
@@ -75,7 +76,7 @@ class Completer:
 
     def unwritten(self) -> int:
         """How many outcomes are not in the database yet."""
-        return len(self._waiting) + len(self._in_flight)
+        return len(self._waiting) + len(self._in_flight) + len(self._locked)
 
     async def flushed(self) -> None:
         """Wait until everything finished so far has been written or dropped."""
@@ -89,11 +90,12 @@ class Completer:
 
     async def _step(self) -> None:
         if not self._in_flight:
-            await self._wake.wait()
+            await wait(self._wake, LOCKED_PAUSE if self._locked else None)
             self._wake.clear()
             self._signalled = False
             waiting = self._waiting
-            self._in_flight = [waiting.popleft() for _ in range(min(len(waiting), FLUSH_MOST))]
+            self._in_flight = self._locked + [waiting.popleft() for _ in range(min(len(waiting), FLUSH_MOST))]
+            self._locked = []
             if waiting:
                 self._wake.set()
         if self._in_flight:
@@ -113,19 +115,28 @@ class Completer:
         for group, answer in zip(groups, answers, strict=True):
             if answer is not None:
                 left += _not_in(group, answer)
-        locked = await self._locked(left) if left else set()
+        locked: set[int] = set()
+        if left:
+            released = {job.id for job, outcome in batch if outcome is RELEASED}
+            locked = await self._look_up(left, released)
         self._unsure &= locked
-        self._in_flight = [entry for entry in batch if entry[0].id in locked]
+        self._in_flight, self._locked = [], [entry for entry in batch if entry[0].id in locked]
         self._written([job for job, _ in batch if job.id not in locked])
-        if locked:
-            await asyncio.sleep(LOCKED_PAUSE)
 
-    async def _locked(self, left: list[Job]) -> set[int]:
-        """Of jobs that were not ended: those that are still ours. The others are fenced."""
+    async def _look_up(self, left: list[Job], released: set[int]) -> set[int]:
+        """Of jobs that were not ended: those that are still ours. The others are fenced, or ended by an earlier try, or
+        were to be given back unfinished, with no outcome that could be dropped."""
         [answer] = await self._session.run(self._statement("complete_missing", left))
         locked = {row[0] for row in answer}
-        for job in left:
-            if job.id not in locked and job.id not in self._unsure:
+        gone = [job for job in left if job.id not in locked | released]
+        unsure = [job for job in gone if job.id in self._unsure]
+        ended: set[int] = set()
+        if unsure:
+            attempts = integers([job.attempt for job in unsure])
+            [answer] = await self._session.run(self._statement("complete_settled", unsure, attempts=attempts))
+            ended = {row[0] for row in answer}
+        for job in gone:
+            if job.id not in ended:
                 self.fenced += 1
                 log.warning(
                     "job %d (%s): had been given to another worker; the outcome of this run is dropped",

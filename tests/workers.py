@@ -26,6 +26,10 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from pgqueue.fetcher import Fetcher, Share
+from pgqueue.heartbeat import register
+from pgqueue.job import Job
+from pgqueue.sessions import Link, Session
 from pgqueue.tasks import Task
 from pgqueue.worker import Worker
 
@@ -265,6 +269,44 @@ class Eyes:
 
     def close(self) -> None:
         self.conn.close()
+
+
+class Taker:
+    """The taking half of a worker, step by step: registered, with a fetcher, nothing running by itself."""
+
+    def __init__(self, dsn: str, queues: tuple[str, ...] = ("default",), lease: float = 15.0) -> None:
+        self.link = Link(dsn, "pgqueue")
+        self.session = Session(self.link, "fetch")
+        with psycopg.connect(dsn) as conn:
+            self.worker_id = register(conn, "pgqueue", lease=lease, concurrency=1, version_tag="t", queues=list(queues))
+        self.queues = queues
+        self.jobs: list[Job] = []
+        self.doubts = 0
+        self.suspect_free = True
+        self.fetcher = Fetcher(
+            self.session,
+            lambda: self.worker_id,
+            shares=lambda: [Share(queues, self.room)],
+            deliver=self.jobs.extend,
+            suspect_free=lambda: self.suspect_free,
+            live_workers=lambda: 1,
+            in_doubt=self._doubt,
+            poll=1.0,
+        )
+        self.room = 1000
+
+    async def fetch(self, room: int = 1000) -> list[Job]:
+        """One fetch of so many; what it claimed."""
+        self.jobs.clear()
+        self.room = room
+        await self.fetcher._fetch([Share(self.queues, room)])
+        return list(self.jobs)
+
+    async def close(self) -> None:
+        await self.session.close()
+
+    def _doubt(self) -> None:
+        self.doubts += 1
 
 
 if __name__ == "__main__":

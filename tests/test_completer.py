@@ -1,0 +1,267 @@
+"""Writing outcomes down: each into its place, by the fence, waiting for no stranger, losing nothing to the network."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+from workers import Eyes, Taker, until
+
+from pgqueue.completer import FLUSH_MOST, Completer
+from pgqueue.job import Job
+from pgqueue.outcome import COMPLETED, RELEASED, Completed, Failed, Outcome, Problem, Retried
+from pgqueue.sessions import Session
+
+BROKEN = Problem("failed", "ValueError", "no", "Traceback …")
+
+
+class Desk:
+    """A completer at work, and the jobs it may end."""
+
+    def __init__(self, taker: Taker, eyes: Eyes) -> None:
+        self.taker, self.eyes = taker, eyes
+        self.session = Session(taker.link, "complete")
+        self.completer = Completer(
+            self.session, lambda: taker.worker_id, version_tag="v1", notify=True, written=self._written
+        )
+        self.written: list[int] = []
+        self.messages = 0
+        self._run, self.session.run = self.session.run, self._counted  # type: ignore[method-assign]
+
+    async def _counted(self, *messages: Any, **options: Any) -> list[Any]:
+        answers = await self._run(*messages, **options)
+        self.messages += 1
+        return answers
+
+    def _written(self, jobs: Sequence[Job]) -> None:
+        self.written += [job.id for job in jobs]
+
+    async def jobs(self, number: int) -> list[Job]:
+        """So many running jobs."""
+        self.eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, %s)", number)
+        self.taker.fetcher.watermark.start_at_zero()
+        return await self.taker.fetch(number)
+
+    async def end(self, *outcomes: Outcome) -> list[Job]:
+        """Jobs with these outcomes, written down."""
+        jobs = await self.jobs(len(outcomes))
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            self.completer.finish(job, outcome)
+        await asyncio.wait_for(self.completer.flushed(), 10)
+        return jobs
+
+
+@asynccontextmanager
+async def desk_of(dsn: str, eyes: Eyes) -> AsyncIterator[Desk]:
+    taker = Taker(dsn)
+    desk = Desk(taker, eyes)
+    running = asyncio.ensure_future(desk.completer.run())
+    try:
+        yield desk
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await desk.session.close()
+        await taker.close()
+
+
+@pytest.fixture
+async def desk(dsn: str, eyes: Eyes) -> AsyncIterator[Desk]:
+    async with desk_of(dsn, eyes) as made:
+        yield made
+
+
+async def test_every_outcome_has_its_place(desk: Desk, eyes: Eyes) -> None:
+    outcomes: list[Outcome] = [
+        COMPLETED,
+        Completed('{"a": 1}'),
+        Retried(30.0, BROKEN),
+        Retried(60.0, Problem("unknown", None, "no task"), spent=False),
+        Failed("error", BROKEN),
+        RELEASED,
+    ]
+    jobs = await desk.end(*outcomes)
+    found = {
+        row[0]: row[1:]
+        for row in eyes.all(
+            "SELECT id, state, attempt, result, reason, round(extract(epoch FROM run_at - pgqueue.now()))::int, rank, "
+            "finished_at IS NOT NULL, worker_id, version_tag FROM pgqueue.job"
+        )
+    }
+    me = desk.taker.worker_id
+    assert [found[job.id] for job in jobs] == [
+        ("completed", 1, None, None, None, 11, True, me, "v1"),
+        ("completed", 1, {"a": 1}, None, None, 11, True, me, "v1"),
+        ("scheduled", 1, None, "no", 30, 11, False, None, None),
+        ("scheduled", 0, None, "no task", 60, 11, False, None, None),
+        ("failed", 1, None, "error", None, 11, True, me, "v1"),
+        ("available", 0, None, None, None, 10, False, None, None),
+    ]
+    attempts = eyes.all(
+        "SELECT job_id, attempt, outcome, error_type, message, traceback, worker_id FROM pgqueue.attempt"
+    )
+    assert sorted(attempts) == [
+        (jobs[2].id, 1, "failed", "ValueError", "no", "Traceback …", me),
+        (jobs[3].id, 1, "unknown", None, "no task", None, me),
+        (jobs[4].id, 1, "failed", "ValueError", "no", "Traceback …", me),
+    ]
+    assert sorted(desk.written) == [job.id for job in jobs]
+    assert desk.completer.fenced == 0
+
+
+async def test_a_row_keeps_what_it_carries_on_every_way(desk: Desk, eyes: Eyes) -> None:
+    """A column forgotten in a move would be lost silently."""
+    carried = {
+        "queue": "default", "priority": 3, "rank": 7, "task": "carries", "args": {"a": [1]}, "headers": {"h": "v"},
+        "max_attempts": 7, "crashes": 0, "snoozes": 2, "lock_key": "l", "limit_key": "m", "unique_key": "u",
+        "idempotency_key": "i",
+    }  # fmt: skip
+    names = ", ".join(carried)
+    insert = "INSERT INTO pgqueue.job ({}, deadline, enqueued_at) VALUES ({}, 'tomorrow', 'today')"
+    select = "SELECT {}, deadline::date - enqueued_at::date FROM pgqueue.job WHERE state <> 'running'"
+    outcomes: list[Outcome] = [COMPLETED, Completed("1"), Retried(1.0, BROKEN), Failed("error", BROKEN), RELEASED]
+    for outcome in outcomes:
+        eyes.do("TRUNCATE pgqueue.job")
+        given = [Jsonb(value) if isinstance(value, dict) else value for value in carried.values()]
+        eyes.do(insert.format(names, ", ".join(["%s"] * len(carried))), *given)
+        desk.taker.fetcher.watermark.start_at_zero()
+        [job] = await desk.taker.fetch()
+        assert job.headers == {"h": "v"} and job.priority == 3 and job.snoozes == 2
+        desk.completer.finish(job, outcome)
+        await asyncio.wait_for(desk.completer.flushed(), 10)
+        [row] = eyes.all(select.format(names))
+        kept = carried if outcome is not RELEASED else carried | {"rank": 6}  # the front
+        kept = kept if outcome is RELEASED else kept | {"rank": row[2]}  # elsewhere a lane means nothing
+        assert row == (*kept.values(), 1), outcome
+
+
+@pytest.mark.promise("F23")
+@pytest.mark.parametrize("outcome", [COMPLETED, Completed("1"), Retried(9, BROKEN), Failed("error", BROKEN), RELEASED])
+async def test_a_stranger_who_locks_a_row_delays_that_row_only(
+    outcome: Outcome, desk: Desk, conn: psycopg.Connection, eyes: Eyes
+) -> None:
+    locked, *others = await desk.jobs(3)
+    conn.execute("SELECT FROM pgqueue.job WHERE id = %s FOR UPDATE", [locked.id])
+    desk.completer.finish(locked, outcome)
+    await until(lambda: desk.messages >= 2)  # tried to end it, and looked why it could not
+    for job in others:
+        desk.completer.finish(job, outcome)
+    await until(lambda: set(desk.written) == {job.id for job in others}, 2.0)
+    assert eyes.state(locked.id) == "running"
+    assert desk.completer.fenced == 0
+    conn.rollback()
+    await asyncio.wait_for(desk.completer.flushed(), 2.0)
+    assert eyes.state(locked.id) != "running"
+
+
+@pytest.mark.promise("F01")
+async def test_the_outcome_of_a_job_that_was_given_away_is_dropped_and_counted(
+    desk: Desk, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    given_away, kept = await desk.jobs(2)
+    eyes.do("DELETE FROM pgqueue.job_running WHERE id = %s", given_away.id)
+    eyes.do(
+        "INSERT INTO pgqueue.job (state, id, task, worker_id, claim, started_at) "
+        "VALUES ('running', %s, 'x', %s, 77, now())",
+        given_away.id,
+        desk.taker.worker_id,  # even by ourselves: another claim is another run
+    )
+    with caplog.at_level(logging.WARNING):
+        desk.completer.finish(given_away, Completed("1"))
+        desk.completer.finish(kept, Completed("2"))
+        await asyncio.wait_for(desk.completer.flushed(), 10)
+    assert desk.completer.fenced == 1
+    assert f"job {given_away.id}" in caplog.text
+    assert eyes.states() == {"running": 1, "completed": 1}
+
+
+async def cut(desk: Desk, *, before_commit: bool) -> None:
+    """From now on the next flush loses its connection: before anything was done, or only the answer."""
+    real = desk.session.run
+
+    async def broken(*messages: Any, **options: Any) -> list[Any]:
+        desk.session.run = real  # type: ignore[method-assign]
+        if not before_commit:
+            await real(*messages, **options)
+        raise psycopg.OperationalError("the connection was lost")
+
+    desk.session.run = broken  # type: ignore[method-assign]
+
+
+@pytest.mark.promise("F06")
+async def test_an_answer_that_was_lost_after_the_commit_is_no_fence(desk: Desk, eyes: Eyes) -> None:
+    outcomes: list[Outcome] = [COMPLETED, Completed("1"), Retried(9, BROKEN), Failed("error", BROKEN), RELEASED]
+    jobs = await desk.jobs(len(outcomes))
+    await cut(desk, before_commit=False)
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        desk.completer.finish(job, outcome)
+    await asyncio.wait_for(desk.completer.flushed(), 10)
+    assert desk.completer.fenced == 0
+    assert sorted(desk.written) == [job.id for job in jobs]
+    assert eyes.states() == {"completed": 2, "scheduled": 1, "failed": 1, "available": 1}
+
+
+@pytest.mark.promise("F06")
+async def test_nothing_is_dropped_while_the_database_is_away(desk: Desk, eyes: Eyes) -> None:
+    jobs = await desk.jobs(3)
+    await cut(desk, before_commit=True)
+    for job in jobs:
+        desk.completer.finish(job, COMPLETED)
+    await asyncio.wait_for(desk.completer.flushed(), 10)
+    assert eyes.states() == {"completed": 3}
+    assert desk.completer.fenced == 0
+
+
+@pytest.mark.promise("F01")
+async def test_a_job_given_away_while_its_completion_was_cut_off_is_counted_too(desk: Desk, eyes: Eyes) -> None:
+    """So it is with a stopped process: its sessions were ended, and the first flush only finds that out."""
+    outcomes: list[Outcome] = [COMPLETED, Completed("1"), Retried(9, BROKEN), Failed("error", BROKEN)]
+    for outcome in outcomes:
+        [job] = await desk.jobs(1)
+        fenced = desk.completer.fenced
+        eyes.do("DELETE FROM pgqueue.job_running WHERE id = %s", job.id)
+        await cut(desk, before_commit=True)
+        desk.completer.finish(job, outcome)
+        await asyncio.wait_for(desk.completer.flushed(), 10)
+        assert desk.completer.fenced == fenced + 1, outcome
+
+
+async def test_outcomes_come_from_threads_and_the_loop_at_once_and_in_large_batches(desk: Desk, eyes: Eyes) -> None:
+    jobs = await desk.jobs(2 * FLUSH_MOST + 500)
+    half = len(jobs) // 2
+
+    def from_thread() -> None:
+        for job in jobs[:half]:
+            desk.completer.finish(job, COMPLETED)
+
+    thread = threading.Thread(target=from_thread)
+    thread.start()
+    for job in jobs[half:]:
+        desk.completer.finish(job, COMPLETED)
+    await asyncio.to_thread(thread.join)
+    await asyncio.wait_for(desk.completer.flushed(), 10)
+    assert sorted(desk.written) == [job.id for job in jobs]
+    assert eyes.states() == {"completed": len(jobs)}
+
+
+async def test_a_single_outcome_from_a_thread_wakes_the_completer(desk: Desk) -> None:
+    """The signal is one per batch; one that is lost would be a job that is never written."""
+    for job in await desk.jobs(50):
+        await asyncio.to_thread(desk.completer.finish, job, COMPLETED)
+        await asyncio.wait_for(desk.completer.flushed(), 2)
+
+
+async def test_what_is_given_back_wakes_other_workers(desk: Desk, dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as listening:
+        listening.execute('LISTEN "pgqueue.default"')
+        listening.execute('LISTEN "pgqueue.:scheduled"')
+        await desk.end(RELEASED, Retried(5, BROKEN))
+        heard = {note.channel for note in listening.notifies(timeout=2, stop_after=2)}
+    assert heard == {"pgqueue.default", "pgqueue.:scheduled"}
