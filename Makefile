@@ -1,0 +1,20 @@
+# What CI checks, by hand, in the environment that the README's test command makes.
+BIN ?= .venv/bin
+
+.PHONY: check format lint types test
+
+check: lint types test
+
+lint:
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types:
+	$(BIN)/mypy
+
+test:
+	$(BIN)/pytest
+
+format:
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
