@@ -18,6 +18,8 @@ Conn = psycopg.Connection[Any]
 
 def add(conn: Conn, task: str = "t", **columns: object) -> int:
     """Insert a job as any program may."""
+    if isinstance(priority := columns.get("priority"), int):
+        columns["rank"] = 2 * priority + 1
     names = ", ".join(["task", *columns])
     marks = ", ".join(["%s"] * (len(columns) + 1))
     sql = f"INSERT INTO pgqueue.job ({names}) VALUES ({marks}) RETURNING id"  # noqa: S608
@@ -86,8 +88,8 @@ def test_a_job_tells_its_failed_attempts_oldest_first(conn: Conn) -> None:
     id = dead(conn, attempt=2)
     for attempt, error in ((2, "KeyError"), (1, "OSError")):
         conn.execute(
-            "INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, "
-            "message) VALUES (%s, %s, 7, now(), now() + %s * interval '1 second', 0, 'error', %s, 'boom')",
+            "INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, "
+            "error_type, message) VALUES (%s, %s, 7, now(), now() + %s * interval '1 second', 0, 'error', %s, 'boom')",
             [id, attempt, attempt, error],
         )
     found = pgqueue.get(conn, id)
@@ -301,8 +303,11 @@ def test_nothing_here_writes(conn: Conn) -> None:
 
 
 @pytest.mark.parametrize("task", [None, "none"])
-def test_a_table_nobody_has_analysed_is_not_sorted_to_find_its_newest(conn: Conn, task: str | None) -> None:
+def test_a_table_nobody_has_analysed_is_not_sorted_to_find_its_newest(
+    conn: Conn, monkeypatch: pytest.MonkeyPatch, task: str | None
+) -> None:
     # The naive `WHERE state = ANY (…) ORDER BY id` is taken for a few rows, and all 100,000 are read and sorted.
+    monkeypatch.setattr(control, "SEARCHED_MOST", 1_000)
     fill(conn, 100_000)
     assert rows_read(conn, control.newest(None, None, task, 50, "pgqueue")) <= 2 * control.SEARCHED_MOST + 10
 
