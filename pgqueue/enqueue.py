@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeVar, overload
 
 from pgqueue import codec, connections
-from pgqueue.config import config
+from pgqueue.config import client
 from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
 from pgqueue.handle import JobHandle
 from pgqueue.job import Enqueueable, NewJob, check_task_name
@@ -113,13 +113,13 @@ def many(
 
 
 def _one(job: NewJob[R]) -> Statement[JobHandle[R]]:
-    settings = config()
-    return one(job, schema=settings.schema, notify=settings.notify)
+    schema, notify = client()
+    return one(job, schema=schema, notify=notify)
 
 
 def _many(jobs: Sequence[NewJob[Any]]) -> Statement[list[JobHandle[Any]]]:
-    settings = config()
-    return many(jobs, schema=settings.schema, notify=settings.notify)
+    schema, notify = client()
+    return many(jobs, schema=schema, notify=notify)
 
 
 def _handle(rows: list[Row]) -> JobHandle[Any]:
