@@ -36,10 +36,11 @@ class Commands(click.Group):
 
 @click.group(
     cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog=(
-        "\b\nThe database is named by --dsn or PGQUEUE_DSN; PGQUEUE_DSN=embedded: is a server in ./.pgqueue.\n\n"
-        "\b\nExit codes: 0 done, 1 the answer is no, 2 usage or no database named, 3 database unreachable or refused,\n"
+        "The database is named by --dsn or PGQUEUE_DSN; `embedded:` is a server in the directory .pgqueue, made "
+        "there at the first use.\n\n"
+        "Exit codes: 0 done, 1 the answer is no, 2 usage or no database named, 3 database unreachable or refused, "
         "4 schema missing, behind or too new, 5 shutdown deadline passed, 130 interrupted or second signal."
     ),
 )

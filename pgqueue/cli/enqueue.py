@@ -30,7 +30,7 @@ def command(name: str, arguments: str, queue: str, priority: int, delay: float |
     \b
     Examples:
       pgqueue enqueue mail.send '{"to": "a@example.com"}'
-      pgqueue enqueue report.daily --queue slow --priority 9 --at 2026-12-24T06:00Z
+      pgqueue enqueue report.daily --queue slow --at 2026-12-24T06:00Z
       jq -c .order order.json | pgqueue enqueue billing.charge -
     """
     import pgqueue

@@ -13,6 +13,7 @@ import click
 from pgqueue.cli.database import reading
 from pgqueue.cli.options import as_json, database
 from pgqueue.cli.tables import plain, span, table
+from pgqueue.control import SEARCHED_MOST, STATES
 
 if TYPE_CHECKING:
     from pgqueue.control import JobInfo, Page
@@ -23,7 +24,7 @@ SHOWN_MOST = 2_000
 
 @click.command("jobs")
 @click.argument("id", type=click.IntRange(1), required=False)
-@click.option("--state", help="Only in this state: scheduled, available, running, failed …")
+@click.option("--state", type=click.Choice(STATES), metavar="STATE", help=f"Only these: {', '.join(STATES)}.")
 @click.option("--queue", help="Only of this queue.")
 @click.option("--task", help="Only of this task.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="At most so many.")
@@ -39,7 +40,7 @@ def command(id: int | None, state: str | None, queue: str | None, task: str | No
     Examples:
       pgqueue jobs --state failed --task mail.send
       pgqueue jobs 4711
-      pgqueue jobs --json --limit 1000 | jq -r '.jobs[] | select(.attempt > 3) | .id'
+      pgqueue jobs --json --limit 1000 | jq '.jobs[] | select(.attempt > 3)'
     """
     if id is not None and (state or queue or task):
         raise click.UsageError("an ID and --state, --queue or --task exclude each other")
@@ -81,8 +82,6 @@ def _rows(page: Page) -> list[str]:
 
 
 def _note(page: Page) -> str:
-    from pgqueue.control import SEARCHED_MOST
-
     if page.searched == SEARCHED_MOST:
         return f"Searched the newest {SEARCHED_MOST:,} jobs of these states only; older ones may fit too."
     return "" if page.jobs else "No job fits."

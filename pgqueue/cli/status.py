@@ -13,6 +13,7 @@ import click
 from pgqueue.cli.database import reading
 from pgqueue.cli.options import as_json, database
 from pgqueue.cli.tables import span, table
+from pgqueue.control import STATES
 
 if TYPE_CHECKING:
     from pgqueue.control import Count, QueueInfo, Status, WorkerInfo
@@ -92,8 +93,6 @@ def _screen(status: Status) -> Iterator[str]:
 
 
 def _states(status: Status) -> list[str]:
-    from pgqueue.control import STATES
-
     rows = [STATES[:4], [status.states[state] for state in STATES[:4]]]
     more = [STATES[4:], [status.states[state] for state in STATES[4:]]]
     return ["  ".join(str(cell).rjust(16) for cell in row) for row in (*rows, *more)]

@@ -1,0 +1,97 @@
+"""The real command for the tests: `pgqueue …` in a process of its own; a worker is waited for by what it says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+COMMAND = str(Path(sys.executable).with_name("pgqueue"))
+PATIENCE = 20.0
+
+
+def pgqueue(
+    *arguments: str, dsn: str | None = None, stdin: str | None = None, cwd: Path | None = None, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `pgqueue …` to its end; `dsn` goes to PGQUEUE_DSN."""
+    return subprocess.run(
+        [COMMAND, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        input=stdin,
+        cwd=cwd,
+        env=_environ(dsn, environ),
+        timeout=60,
+    )
+
+
+class Worker:
+    """A running `pgqueue work`; reads what it says on stderr."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+        self._ended = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def says(self, text: str) -> str:
+        """Wait for a line with this text and return it."""
+        with self._news:
+            found = self._news.wait_for(lambda: self._ended or self._find(text), PATIENCE)
+            line = self._find(text)
+        assert found and line, f"the worker never said {text!r}:\n{self.output}"
+        return line
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def ends(self) -> int:
+        """Wait for its end and return the exit code."""
+        return self.process.wait(PATIENCE)
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def _find(self, text: str) -> str | None:
+        return next((line for line in self.lines if text in line), None)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._news:
+                self.lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+
+@contextmanager
+def working(*arguments: str, dsn: str | None, cwd: Path, **environ: str) -> Iterator[Worker]:
+    """A `pgqueue work …` that is killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [COMMAND, "work", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env=_environ(dsn, environ),
+    )
+    try:
+        yield Worker(process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _environ(dsn: str | None, more: dict[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PGQUEUE_", "COLUMNS"))}
+    return kept | ({} if dsn is None else {"PGQUEUE_DSN": dsn}) | more
