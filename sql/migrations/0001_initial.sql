@@ -51,7 +51,8 @@ CREATE TABLE pgqueue.job (
     bin             smallint    NOT NULL DEFAULT 0,
     holds           boolean     NOT NULL DEFAULT false,
     state           text        NOT NULL DEFAULT 'available',
-    queue           varchar(40) NOT NULL DEFAULT 'default',
+    -- Compared by bytes: the first column of the hottest index.
+    queue           varchar(40) COLLATE "C" NOT NULL DEFAULT 'default',
     task            varchar(200) NOT NULL,
     args            jsonb       NOT NULL DEFAULT '{}',
     headers         jsonb,
@@ -78,13 +79,16 @@ CREATE TABLE pgqueue.job_available PARTITION OF pgqueue.job (
     pos NOT NULL,
     CONSTRAINT job_available_is_ready CHECK (
         priority BETWEEN 0 AND 9 AND (rank < 0 OR rank / 2 = priority) AND run_at <= pgqueue.now() IS NOT FALSE
+        -- A claim looks behind 0; a channel's name has room for 40 bytes of queue, and a NOTIFY that fails stops a batch.
+        AND pos > 0 AND octet_length(queue) BETWEEN 1 AND 40
         AND worker_id IS NULL AND started_at IS NULL AND finished_at IS NULL)
 ) FOR VALUES IN ('available');
 
 CREATE TABLE pgqueue.job_scheduled PARTITION OF pgqueue.job (
     run_at NOT NULL,
     CONSTRAINT job_scheduled_is_waiting CHECK (
-        priority BETWEEN 0 AND 9 AND worker_id IS NULL AND started_at IS NULL AND finished_at IS NULL)
+        priority BETWEEN 0 AND 9 AND octet_length(queue) BETWEEN 1 AND 40 AND isfinite(run_at)
+        AND worker_id IS NULL AND started_at IS NULL AND finished_at IS NULL)
 ) FOR VALUES IN ('scheduled');
 
 CREATE TABLE pgqueue.job_blocked PARTITION OF pgqueue.job (
@@ -267,7 +271,7 @@ COMMENT ON TABLE pgqueue.worker IS 'Worker processes, their sign of life and wha
 
 -- Queues have no rows of their own; a row here says what differs from the default.
 CREATE TABLE pgqueue.queue (
-    name      text        PRIMARY KEY CHECK (length(name) BETWEEN 1 AND 40),
+    name      varchar(40) COLLATE "C" PRIMARY KEY,
     paused_at timestamptz
 );
 COMMENT ON TABLE pgqueue.queue IS 'Queues that are paused. A queue without a row is open.';
