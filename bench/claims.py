@@ -31,8 +31,8 @@ def batched_claim(run: Run) -> list[Figure]:
     sides = alternate(min(run.rounds, 3), {f"k={k}": partial(_sample, run.lab, k, run.jobs(JOBS)) for k in SIZES})
     for k, side in zip(SIZES, sides, strict=True):
         queries = side.samples[0].more["fetches"] / side.samples[0].jobs
-        figures.append(Figure("claims", f"k={k}: claim queries per job", queries, ""))
-        figures.append(Figure("claims", f"k={k}: time per job", 1e6 / side.rate, "µs", None, side))
+        figures.append(Figure("claims", f"k={k}, queries per job", queries, ""))
+        figures.append(Figure("claims", f"k={k}, time per job", 1e6 / side.rate, "µs", None, side))
     return figures
 
 

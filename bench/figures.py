@@ -44,7 +44,7 @@ class Figure:
 
 
 # One line per figure; the samples behind it are in the JSON.
-_LINE = "{:<36} {:>9} {:>7} {:>7} {:>4}  {:>15}  {:>15}"
+_LINE = "{:<34} {:>9} {:>7} {:>7} {:>4}  {:>15}  {:>15}"
 _HEAD = _LINE.format("figure", "value", "goal", "reach", "", "ours", "against").rstrip()
 
 
@@ -56,7 +56,7 @@ def table(figures: Iterable[Figure]) -> str:
 def _lines(figure: Figure) -> Iterable[str]:
     goal = figure.goal
     yield _LINE.format(
-        f"{figure.scenario}: {figure.name}"[:36],
+        f"{figure.scenario}: {figure.name}"[:34],
         f"{_number(figure.value)} {figure.unit}".strip(),
         goal.show(goal.value) if goal else "",
         goal.show(goal.reach) if goal else "",

@@ -48,7 +48,7 @@ def held(run: Run) -> list[Figure]:
             "free": partial(_after, run.lab, past, jobs, hold=False),
         },
     )
-    return _flat("held", f"snapshot held over {past:,}", ours, other)
+    return _flat("held", f"snapshot over {past:,}", ours, other)
 
 
 def deep(run: Run) -> list[Figure]:
@@ -77,7 +77,7 @@ def shapes(run: Run) -> list[Figure]:
             },
         )
         slower = ratio(many, few, lambda sample: sample.more["claim_ms"])
-        figures.append(Figure("shapes", f"{shape}: claim, many/few", slower, "x", Goal(2.0, at_most=True), many, few))
+        figures.append(Figure("shapes", f"{shape}, claim many/few", slower, "x", Goal(2.0, at_most=True), many, few))
     return figures
 
 
@@ -85,7 +85,7 @@ def _flat(scenario: str, name: str, ours: Side, other: Side) -> list[Figure]:
     figures = [Figure(scenario, name, ratio(ours, other), "x", Goal(0.9), ours, other)]
     if all("buffers" in sample.more for sample in (*ours.samples, *other.samples)):
         touched = ratio(ours, other, lambda sample: sample.more["buffers"])
-        figures.append(Figure(scenario, "buffers per claimed job", touched, "x", Goal(1.1, at_most=True)))
+        figures.append(Figure(scenario, "buffers per job", touched, "x", Goal(1.1, at_most=True)))
     return figures
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from pgqueue import task
-from pgqueue.job import Job
+from pgqueue import Job, task
 
 QUEUE = "bench"
 

@@ -64,7 +64,10 @@ class Track:
         self._workers = workers
         self._conn = psycopg.connect(dsn, autocommit=True, application_name="bench observer")
 
-    def close(self) -> None:
+    def __enter__(self) -> Track:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._conn.close()
 
     def pass_through(self, jobs: int, batch: int = 10_000) -> None:
@@ -146,8 +149,7 @@ def track(lab: Lab, setup: Setup) -> Iterator[Track]:
     with ExitStack() as stack:
         dsn = stack.enter_context(lab.database())
         workers = [stack.enter_context(start_worker(dsn, setup)) for _ in range(setup.workers)]
-        ready = Track(lab, dsn, setup, workers)
-        stack.callback(ready.close)
+        ready = stack.enter_context(Track(lab, dsn, setup, workers))
         ready.warm()
         yield ready
 

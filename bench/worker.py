@@ -17,7 +17,7 @@ import click
 
 from bench import tasks
 from bench.processes import answer
-from pgqueue.worker import Worker
+from pgqueue import Worker
 
 
 @click.command()

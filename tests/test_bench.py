@@ -1,0 +1,91 @@
+"""The bench runs, counts right and says what it measured. No speed is asserted: that is for a quiet machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bench.__main__ import SCENARIOS, main
+from bench.figures import Figure, Goal, table
+from bench.load import backlog
+from bench.samples import Sample, Side, alternate, percentile, ratio
+
+
+def test_quick_run_measures_both_sides_and_writes_them_down(tmp_path: Path) -> None:
+    to = tmp_path / "bench.json"
+
+    done = CliRunner().invoke(main, ["drain-uvloop", "enqueue-many", "--quick", "--json", str(to)])
+
+    assert done.exit_code == 0, done.output
+    assert "fsync=on, synchronous_commit=on" in done.output
+    found = json.loads(to.read_text(encoding="utf-8"))
+    assert [figure["scenario"] for figure in found["figures"]] == ["drain-uvloop", "enqueue-many"]
+    drained = found["figures"][0]
+    for side in (drained["ours"], drained["other"]):
+        [sample] = side["samples"]
+        assert sample["jobs"] == 2_000
+        assert sample["seconds"] > 0 and sample["client"] >= 0 and sample["server"] >= 0
+    if found["about"]["server"].startswith("PostgreSQL 18"):
+        assert drained["ours"]["samples"][0]["more"]["buffers"] > 1
+
+
+def test_unknown_scenario_is_a_usage_error_that_names_those_there_are() -> None:
+    done = CliRunner().invoke(main, ["drian"])
+
+    assert done.exit_code == 2
+    assert "drain-uvloop" in done.output
+
+
+def test_list_has_a_line_for_every_scenario() -> None:
+    lines = CliRunner().invoke(main, ["--list"]).output.splitlines()
+
+    assert [line.split()[0] for line in lines] == list(SCENARIOS)
+    assert all(len(line.split()) > 4 for line in lines)
+
+
+def test_table_fits_a_hundred_columns() -> None:
+    side = Side("pgqueue", (Sample(1_000_000, 1.0, 123.4, 1234.5),))
+    wide = Figure("a-long-scenario", "with an even longer figure", 12_345.0, "MiB", Goal(10_000, 5_000), side, side)
+
+    assert max(map(len, table([wide]).splitlines())) <= 100
+
+
+def test_sides_take_turns_in_changing_order(capsys: pytest.CaptureFixture[str]) -> None:
+    turns: list[str] = []
+
+    def side(name: str) -> Sample:
+        turns.append(name)
+        return Sample(1, 1.0, 0.0, 0.0)
+
+    alternate(3, {"a": lambda: side("a"), "b": lambda: side("b")})
+
+    assert "".join(turns) == "abbaab"
+
+
+def test_ratio_is_taken_within_each_round() -> None:
+    """The machine becomes ten times slower on the way: medians of each side alone would not compare like with like."""
+    ours = Side("ours", tuple(Sample(jobs, 1.0, 0.0, 0.0) for jobs in (100, 100, 10)))
+    other = Side("other", tuple(Sample(jobs, 1.0, 0.0, 0.0) for jobs in (200, 20, 20)))
+
+    assert ratio(ours, other) == 0.5
+
+
+@pytest.mark.parametrize(("percent", "value"), [(50, 50), (99, 99), (100, 100), (0.5, 1)])
+def test_percentile_is_the_nearest_rank(percent: float, value: int) -> None:
+    assert percentile(range(100, 0, -1), percent) == value
+
+
+def test_backlog_is_the_most_that_waited_at_one_time() -> None:
+    assert backlog([(0.0, 3.0), (1.0, 2.0), (1.5, 2.5), (4.0, 4.1)]) == 3
+    assert backlog([(0.0, 1.0), (1.0, 2.0)]) == 1
+    assert backlog([(1.0, 0.9)]) == 0, "a job that began before its client had the answer never waited"
+
+
+@pytest.mark.parametrize(("figure", "at_least", "at_most"), [(0.9, "pass", "FAIL"), (0.5, "FAIL", "pass")])
+def test_verdict(figure: float, at_least: str, at_most: str) -> None:
+    assert Figure("s", "n", figure, "x", Goal(0.8)).verdict == at_least
+    assert Figure("s", "n", figure, "x", Goal(0.8, at_most=True)).verdict == at_most
+    assert Figure("s", "n", figure, "x").verdict == "-"
