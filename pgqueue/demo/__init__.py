@@ -130,8 +130,8 @@ class Watch:
         deadline = monotonic() + START_SECONDS
         while _one_row(self._conn, "SELECT count(*) FROM pgqueue.worker")[0] < number:
             for worker in self._workers.values():
-                if worker.process.poll() is not None or monotonic() > deadline:
-                    raise Error(f"demo: worker {worker.number} did not start\n{worker.log.read_text()[-2000:]}")
+                if not worker.lives or monotonic() > deadline:
+                    raise Error(f"demo: worker {worker.number} did not start: {worker.last_words()}")
             self._pause.wait(LOOK_SECONDS)
         names = ", ".join(f"worker {worker.number} (pid {pid})" for pid, worker in self._workers.items())
         self._say.line(f"{names}; lease {LEASE}, concurrency {CONCURRENCY}, logs beside the server's")
@@ -156,9 +156,13 @@ class Watch:
         """Wait until no job is left, or for too long; how many were completed."""
         deadline = monotonic() + DRAIN_SECONDS
         completed, left = self._look()
-        while left and monotonic() < deadline:
+        while left and monotonic() < deadline and any(worker.lives for worker in self._workers.values()):
             self._pause.wait(LOOK_SECONDS)
             completed, left = self._look()
+        if left:
+            self._say.line(f"{left} jobs are left; what the workers said last:")
+            for worker in self._workers.values():
+                self._say.line(worker.last_words())
         return completed
 
     def _look(self) -> tuple[int, int]:

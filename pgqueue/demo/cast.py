@@ -65,6 +65,14 @@ class Worker:
     def pid(self) -> int:
         return self.process.pid
 
+    @property
+    def lives(self) -> bool:
+        return self.process.poll() is None
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(encoding="utf-8", errors="replace")[-2_000:].strip()
+
 
 @contextmanager
 def running_worker(dsn: str, directory: Path, number: int) -> Iterator[Worker]:
