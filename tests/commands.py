@@ -39,7 +39,8 @@ class Worker:
         self.lines: list[str] = []
         self._news = threading.Condition()
         self._ended = False
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def says(self, text: str) -> str:
         """Wait for a line with this text and return it."""
@@ -56,6 +57,12 @@ class Worker:
         """Wait for its end and return the exit code."""
         return self.process.wait(PATIENCE)
 
+    def close(self) -> None:
+        """Kill it if it still runs, and read the rest of what it said."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
     @property
     def output(self) -> str:
         return "\n".join(self.lines)
@@ -65,10 +72,11 @@ class Worker:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with self._news:
-                self.lines.append(line.rstrip("\n"))
-                self._news.notify_all()
+        with self.process.stderr as stderr:
+            for line in stderr:
+                with self._news:
+                    self.lines.append(line.rstrip("\n"))
+                    self._news.notify_all()
         with self._news:
             self._ended = True
             self._news.notify_all()
@@ -85,11 +93,11 @@ def working(*arguments: str, dsn: str | None, cwd: Path, **environ: str) -> Iter
         cwd=cwd,
         env=_environ(dsn, environ),
     )
+    worker = Worker(process)
     try:
-        yield Worker(process)
+        yield worker
     finally:
-        process.kill()
-        process.wait()
+        worker.close()
 
 
 def _environ(dsn: str | None, more: dict[str, str]) -> dict[str, str]:
