@@ -1,27 +1,6 @@
-"""`pgqueue` and `python -m pgqueue`: the command line, with one clear line where psycopg finds no libpq."""
+"""`python -m pgqueue` is the command `pgqueue`."""
 
-from __future__ import annotations
-
-import sys
-
-NO_LIBPQ = (
-    "pgqueue: psycopg found no libpq, PostgreSQL's client library: pip install 'psycopg[binary]', "
-    "or install your system's libpq (Debian and Ubuntu: libpq5)"
-)
-
-
-def main() -> None:
-    """Run the command line; ends the process."""
-    try:
-        from pgqueue.cli import main as cli
-
-        cli()
-    except ImportError as error:
-        # psycopg's own text has a line for each of the three ways it tried.
-        if "no pq wrapper available" not in str(error):
-            raise
-        sys.exit(NO_LIBPQ)
-
+from pgqueue.cli import main
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="pgqueue")

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 
 COMMAND = str(Path(sys.executable).with_name("pgqueue"))
 PATIENCE = 20.0
@@ -52,6 +53,13 @@ class Worker:
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+
+    def insist(self, number: signal.Signals) -> None:
+        """Signal until it has ended: one may come before the process is ready to hear it as another."""
+        deadline = monotonic() + PATIENCE
+        while self.process.poll() is None and monotonic() < deadline:
+            self.process.send_signal(number)
+            sleep(0.05)
 
     def ends(self) -> int:
         """Wait for its end and return the exit code."""

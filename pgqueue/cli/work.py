@@ -79,14 +79,16 @@ def command(
     logs.set_up(log_level, log_format)
     import_tasks(modules, app_dir)
     configure(**given(ctx))  # type: ignore[arg-type]  # what a module configured does not win over the command line
-    config().require_dsn()
+    dsn = config().require_dsn()
 
+    from pgqueue import embedded
     from pgqueue.cli.process import serve
     from pgqueue.worker import Worker
 
     worker = Worker(
         queues=_names(queues),
         concurrency=concurrency,
+        dsn=embedded.resolve(dsn),
         listen_dsn=listen_dsn,
         poll=poll,
         lease=lease,
