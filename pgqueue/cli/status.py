@@ -12,7 +12,7 @@ import click
 
 from pgqueue.cli.database import reading
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.tables import span, table
+from pgqueue.cli.tables import plain, span, table
 from pgqueue.control import STATES
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def _shown(status: Status, as_json: bool) -> str:
 
 
 def _screen(status: Status) -> Iterator[str]:
+    yield f"database {plain(status.database)}"
     yield (
-        f"database {status.database}, schema {status.schema} version {status.version}, "
-        f"PostgreSQL {status.server_version.split()[0]}, {status.at:%Y-%m-%d %H:%M:%S %Z}"
+        f"schema {status.schema} version {status.version}, PostgreSQL {status.server_version.split()[0]}, {status.at:%Y-%m-%d %H:%M:%S %Z}"
     )
     yield ""
     yield from _states(status)
