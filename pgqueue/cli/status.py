@@ -80,10 +80,9 @@ def _shown(status: Status, as_json: bool) -> str:
 
 
 def _screen(status: Status) -> Iterator[str]:
+    server = status.server_version.split()[0]
     yield f"database {plain(status.database)}"
-    yield (
-        f"schema {status.schema} version {status.version}, PostgreSQL {status.server_version.split()[0]}, {status.at:%Y-%m-%d %H:%M:%S %Z}"
-    )
+    yield f"schema {status.schema} version {status.version}, PostgreSQL {server}, {status.at:%Y-%m-%d %H:%M:%S %Z}"
     yield ""
     yield from _states(status)
     yield ""
@@ -100,7 +99,8 @@ def _states(status: Status) -> list[str]:
 
 def _queues(queues: Sequence[QueueInfo]) -> Iterator[str]:
     if not queues:
-        yield "No queue has jobs or workers. `pgqueue enqueue NAME` puts a job in, `pgqueue work MODULE` runs them."
+        yield "No queue has jobs or workers."
+        yield "`pgqueue enqueue NAME` puts a job in, `pgqueue work MODULE` runs them."
         return
     # Those that need somebody come first.
     urgent = sorted(queues, key=lambda queue: (not _stuck(queue), -queue.available.n, queue.name))
