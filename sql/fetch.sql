@@ -47,7 +47,7 @@ WITH lane AS MATERIALIZED (
         state, worker_id, claim, started_at, attempt,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
-    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), attempt + 1,
+    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767),
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
     FROM taken
@@ -60,7 +60,7 @@ SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
        NULL::smallint, NULL::smallint, NULL::smallint, NULL::smallint,
        NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::text, NULL::text, NULL::text
 UNION ALL
-SELECT id, pos, rank, queue, task, args::text, (attempt + 1)::smallint, priority, max_attempts, crashes, snoozes,
+SELECT id, pos, rank, queue, task, args::text, least(attempt + 1, 32767)::smallint, priority, max_attempts, crashes, snoozes,
        enqueued_at, run_at, deadline, headers::text, lock_key, idempotency_key
 FROM taken;
 
