@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -230,5 +230,12 @@ def _problems(ends: Sequence[Retried | Failed]) -> dict[str, object]:
 
 
 def _not_in(jobs: list[Job], ended: list[int]) -> list[Job]:
-    gone = set(ended)
-    return [job for job in jobs if job.id not in gone]
+    """The jobs that were not ended. One that we were given twice, having been taken for dead, was ended once."""
+    gone = Counter(ended)
+    left: list[Job] = []
+    for job in jobs:
+        if gone[job.id]:
+            gone[job.id] -= 1
+        else:
+            left.append(job)
+    return left

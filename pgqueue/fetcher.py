@@ -5,7 +5,8 @@ round trip, one READ COMMITTED transaction: a reading (snapshot, head, own id, i
 waits for jobs inside the database, and never decides what a job means.
 
 Wake-ups are not lost: the event is cleared *before* a fetch, so news that comes while a fetch is under way leads to
-another one. Whatever is missed all the same (NOTIFY off, a pooler, a broken listener) is found by the poll.
+another one. What is *known* is kept per queue: one whose slots are taken is not asked, and may have more. Whatever
+is missed all the same (NOTIFY off, a pooler, a broken listener) is found by the poll.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Fetcher:
         self._in_doubt = in_doubt
         self._poll = poll
         self._wake = asyncio.Event()
-        self._news = True
+        self._known: set[str] = set()
         self._claims = itertools.count(1)
         self._turns = itertools.count()
         self._generation = 0
@@ -89,7 +90,7 @@ class Fetcher:
         """Something may have become available; `zero`: even behind the watermark (a rescue freed rows)."""
         if zero:
             self.watermark.start_at_zero()
-        self._news = True
+        self._known.clear()
         self._wake.set()
 
     def roomier(self) -> None:
@@ -107,13 +108,13 @@ class Fetcher:
 
     async def _step(self) -> None:
         shares = self._shares()
-        if self._news and any(share.room for share in shares):
+        if any(share.room and not self._known.issuperset(share.queues) for share in shares):
             self._wake.clear()
             await self._fetch(shares)
         elif await wait(self._wake, self._patience()):
             self._wake.clear()
         elif self._wanted() <= 0:
-            self._news = True
+            self._known.clear()
         elif any(share.room for share in self._shares()):
             await self._look()
 
@@ -132,13 +133,14 @@ class Fetcher:
         link = self._session.link
         [[(head, snapshot, paused)]] = await self._session.run(link.statement("fetch_probe"))
         lanes = self._asked(self._shares()).lanes
-        self._news = not self.watermark.idle(Reading(head, None, snapshot), frozenset(paused), lanes, monotonic())
+        if not self.watermark.idle(Reading(head, None, snapshot), frozenset(paused), lanes, monotonic()):
+            self._known.clear()
 
     async def _fetch(self, shares: list[Share]) -> None:
-        self._news = False
         asked = self._asked(shares)
         if not asked.lanes:
             return
+        self._known.update(queue for queue, _ in asked.lanes)
         n = sum(share.room for share in shares)
         if await self._session.ready() != self._generation:
             self.watermark.forget()
@@ -151,7 +153,7 @@ class Fetcher:
         except BaseException:
             # Whether rows were taken is unknown; reconciliation hands them back once this claim counts as given up.
             self.watermark.forget()
-            self._news = True
+            self._known.clear()
             self._in_doubt()
             raise
         finally:
@@ -163,7 +165,9 @@ class Fetcher:
         repeat = self.watermark.fetched(
             reading, asked.lanes, asked.mosts, open_lanes, taken, n, now, now - started, self._live_workers()
         )
-        self._news |= repeat or len(jobs) >= n or self._short_of_limit(asked, taken, n)
+        if repeat or len(jobs) >= n:
+            self._known.clear()
+        self._known -= self._short_of_limit(asked, taken, n)
         if jobs:
             places = {lane: place for place, lane in enumerate(asked.lanes)}
             jobs.sort(key=lambda job: (places[job.lane], job.pos))
@@ -210,11 +214,13 @@ class Fetcher:
         return Reading(head, xid, snapshot), (opened, [Job(row, claim) for row in rows[1:]])
 
     @staticmethod
-    def _short_of_limit(asked: Asked, taken: Mapping[Lane, tuple[int, int]], n: int) -> bool:
-        """Whether a lane gave all it was allowed to: there may be more of it."""
-        return any(
-            most < n and taken.get(lane, (0, 0))[0] >= most for lane, most in zip(asked.lanes, asked.mosts, strict=True)
-        )
+    def _short_of_limit(asked: Asked, taken: Mapping[Lane, tuple[int, int]], n: int) -> set[str]:
+        """The queues with a lane that gave all it was allowed to: there may be more of it."""
+        return {
+            lane[0]
+            for lane, most in zip(asked.lanes, asked.mosts, strict=True)
+            if most < n and taken.get(lane, (0, 0))[0] >= most
+        }
 
 
 def _taken(jobs: Collection[Job]) -> dict[Lane, tuple[int, int]]:

@@ -102,7 +102,12 @@ def options(link: Link, application_name: str) -> dict[str, Any]:
 
 async def connect(link: Link, application_name: str) -> AsyncConnection[Any]:
     """A connection in autocommit mode; timestamps arrive as microseconds since 2000, read only where asked for."""
-    conn = await AsyncConnection.connect(link.dsn, **options(link, application_name))
+    opening = asyncio.ensure_future(AsyncConnection.connect(link.dsn, **options(link, application_name)))
+    try:
+        conn = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_finish)  # cancelled half-way, psycopg would leave the socket open
+        raise
     conn.adapters.register_loader("timestamptz", Int8BinaryLoader)
     return conn
 
@@ -137,3 +142,8 @@ async def identify(conn: AsyncConnection[Any], link: Link) -> tuple[int, str] | 
     """(pid, backend_start) of a connection, or None where pg_stat_activity does not show it (a pooler)."""
     [rows] = await send(conn, link, link.statement("session_identity"))
     return (rows[0][0], rows[0][1]) if rows else None
+
+
+def _finish(opening: asyncio.Future[AsyncConnection[Any]]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().pgconn.finish()

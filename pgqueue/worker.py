@@ -18,6 +18,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib import metadata
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -26,7 +27,7 @@ import psycopg
 from pgqueue import embedded, migrations, tasks
 from pgqueue.completer import Completer
 from pgqueue.config import config
-from pgqueue.errors import NotConfigured
+from pgqueue.errors import InvalidOption, NotConfigured
 from pgqueue.executor import Executor
 from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
 from pgqueue.heartbeat import Heartbeat, Identity, register
@@ -46,6 +47,7 @@ from pgqueue.tasks import Task
 log = logging.getLogger("pgqueue")
 
 FLUSH_SECONDS = 10.0
+POLL_LEAST, LEASE_LEAST = 0.01, 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,8 @@ class Worker:
         self.settings = Settings(
             queues=queue_slots(queues, self._tasks.values()),
             concurrency=at_least_one("concurrency", concurrency),
-            poll=poll,
-            lease=lease,
+            poll=_at_least("poll", poll, POLL_LEAST),
+            lease=_at_least("lease", lease, LEASE_LEAST),
             version_tag=version_tag or metadata.version("pgqueue-jobs"),
             listen=settled.listen_dsn != "",
             notify=settled.notify,
@@ -200,9 +202,7 @@ class Worker:
             async with asyncio.timeout(5):
                 await self._reconciler.reconcile()
                 await self._take.run(self._link.statement("heartbeat_leave", worker_id=self.worker_id))
-        except Exception as error:
-            if not transient(error):
-                raise
+        except Exception as error:  # whatever it is, what follows must be taken down
             log.warning("could not sign off: %s; rescue will notice", error)
         await self._take.close()
         await self._give.close()
@@ -317,6 +317,10 @@ class Worker:
             self._held[job.id] = job
             if job.crashes:
                 self._suspects.add(job.id)
+        if self._state != "running":  # it was under way when we were told to take no more
+            for job in jobs:
+                self._completer.finish(job, RELEASED)
+            return
         for pool in self._executor.pools:
             room = pool.asked()
             pool.adapt()
@@ -326,8 +330,6 @@ class Worker:
                 # Every lane of a queue may give its pool's whole room; what is too much goes back at once.
                 for job in mine[room:]:
                     self._completer.finish(job, RELEASED)
-        if self._state != "running":
-            self._hand_back()
 
     def _written(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -397,3 +399,9 @@ def _by_name(declared: Iterable[Task[..., Any]] | None) -> dict[str, Task[..., A
     if declared is None:
         return dict(tasks.registry)
     return {name: task for task in declared for name in (task.name, *task.aliases)}
+
+
+def _at_least(what: str, seconds: float, least: float) -> float:
+    if not least <= seconds < inf:
+        raise InvalidOption(f"{what}: {seconds!r}: give seconds, at least {least:g}")
+    return seconds
