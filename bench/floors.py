@@ -15,13 +15,15 @@ import psycopg
 Connection = psycopg.Connection[Any]
 
 BATCH = 1000
-# ORDER BY makes it a queue; it is also what makes it quick: the index forgets its dead head, a heap scan begins at it
-# again every time.
+# Without ORDER BY any thousand will do: a bag, not a queue, and the cheapest there is, so it is the floor. Measured, in
+# server CPU per job: 5.7 µs; in order 6.5 by walking the index, 12 as the planner would have it (see ORDERED).
 CLAIM = """
 UPDATE {table} SET state = 1
-WHERE id IN (SELECT id FROM {table} WHERE state = 0 ORDER BY id FOR UPDATE SKIP LOCKED LIMIT 1000)
+WHERE id IN (SELECT id FROM {table} WHERE state = 0 {order} FOR UPDATE SKIP LOCKED LIMIT 1000)
 RETURNING id, args
 """
+# Left alone, the planner reads and sorts the rest of the table for each thousand.
+ORDERED = b"SET enable_seqscan = off; SET enable_sort = off"
 DELETE = "DELETE FROM {table} WHERE id = ANY (%s)"
 
 
@@ -33,9 +35,12 @@ def fill(conn: Connection, rows: int, table: str = "minimal") -> None:
     )
 
 
-def drain(conn: Connection, table: str = "minimal") -> dict[str, float]:
+def drain(conn: Connection, table: str = "minimal", ordered: bool = False) -> dict[str, float]:
     """*claim*: take a thousand, delete them by their ids, each a transaction of its own, until nothing is left."""
-    claim, delete = CLAIM.format(table=table).encode(), DELETE.format(table=table).encode()
+    if ordered:
+        conn.execute(ORDERED)
+    claim = CLAIM.format(table=table, order="ORDER BY id" if ordered else "").encode()
+    delete = DELETE.format(table=table).encode()
     jobs, started, cpu = 0, monotonic(), process_time()
     while taken := conn.execute(claim, prepare=True).fetchall():
         conn.execute(delete, [[id for id, _ in taken]], prepare=True)

@@ -177,7 +177,7 @@ def drain(lab: Lab, setup: Setup, jobs: int) -> Sample:
         return ready.measure(jobs)
 
 
-def drain_floor(lab: Lab, connections: int, jobs: int) -> Sample:
+def drain_floor(lab: Lab, connections: int, jobs: int, *, ordered: bool = False) -> Sample:
     """One drain by hand-written SQL, each connection in a process of its own."""
     with ExitStack() as stack:
         dsn = stack.enter_context(lab.database())
@@ -188,7 +188,7 @@ def drain_floor(lab: Lab, connections: int, jobs: int) -> Sample:
             floors.fill(conn, jobs)
         server = lab.cpu()
         for client in clients:
-            client.say(do="drain")
+            client.say(do="drain", ordered=ordered)
         found = [client.hear() for client in clients]
         server = lab.cpu() - server
         seconds = max(one["ended"] for one in found) - min(one["started"] for one in found)
