@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -77,11 +78,11 @@ def test_times_are_the_same_whatever_the_sessions_time_zone(conn: Conn) -> None:
 
 def test_times_python_does_not_have_become_its_first_or_last(conn: Conn) -> None:
     early = add(conn, run_at="-infinity")
-    late = add(conn, state="scheduled", run_at="infinity")
+    late = add(conn, deadline="infinity")
     later = add(conn, state="scheduled", run_at="20000-01-01")
     ancient = add(conn, run_at="0044-03-15 BC")
     assert pgqueue.get(conn, early).run_at == pgqueue.get(conn, ancient).run_at == datetime.min.replace(tzinfo=UTC)
-    assert pgqueue.get(conn, late).run_at == pgqueue.get(conn, later).run_at == datetime.max.replace(tzinfo=UTC)
+    assert pgqueue.get(conn, late).deadline == pgqueue.get(conn, later).run_at == datetime.max.replace(tzinfo=UTC)
 
 
 def test_a_job_tells_its_failed_attempts_oldest_first(conn: Conn) -> None:
@@ -109,6 +110,33 @@ async def test_async_connections_get_the_same(aconn: psycopg.AsyncConnection[Any
     assert job.args == {"x": 1}
     assert await pgqueue.afind(aconn, task="t") == [job]
     assert [queue.name for queue in await pgqueue.aqueues(aconn)] == ["default"]
+
+
+def test_every_driver_gets_the_same(conn: Conn, dsn: str) -> None:
+    psycopg2 = pytest.importorskip("psycopg2")
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    id = add(conn, args='{"x": 1.5}')
+    conn.commit()
+    expected = (pgqueue.get(conn, id), pgqueue.find(conn, state="available"), control.status(conn).states)
+    engine = sqlalchemy.create_engine(dsn.replace("postgresql://", "postgresql+psycopg://"))
+    with closing(psycopg2.connect(dsn)) as other, engine.connect() as third:
+        for each in (other, third):
+            found = (pgqueue.get(each, id), pgqueue.find(each, state="available"), control.status(each).states)
+            assert found == expected
+    engine.dispose()
+
+
+async def test_asyncpg_gets_the_same(conn: Conn, dsn: str) -> None:
+    asyncpg = pytest.importorskip("asyncpg")
+    id = add(conn)
+    conn.commit()
+    other = await asyncpg.connect(dsn)
+    try:
+        assert await pgqueue.aget(other, id) == pgqueue.get(conn, id)
+        assert await pgqueue.afind(other, state="available", queue="default") == pgqueue.find(conn)
+        assert (await control.astatus(other)).states == control.status(conn).states
+    finally:
+        await other.close()
 
 
 # Searches ------------------------------------------------------------------------------------------------------------
