@@ -19,8 +19,10 @@ log = logging.getLogger("pgqueue")
 
 BATCH = 500
 LOOK_SECONDS = 15.0
-LOCKED_SECONDS = 0.05
-ZERO_SECONDS = 60.0
+# A due row that somebody holds: asked for again soon at first, for most are let go at once, then once a second.
+LOCKED_FIRST, LOCKED_MOST = 0.01, 1.0
+# Starts at zero, as the watermark's: this far apart at least, and at least so many times as long as one takes.
+ZERO_SECONDS, ZERO_SHARE = 5.0, 100
 EVER = "-infinity"
 
 
@@ -34,6 +36,7 @@ class Scheduler:
         self._wake = asyncio.Event()
         self._after = EVER
         self._zero_at = 0.0
+        self._locked = LOCKED_FIRST
 
     def news(self) -> None:
         """Something was scheduled, or this worker leads now."""
@@ -53,18 +56,28 @@ class Scheduler:
 
     async def _promote(self) -> float:
         """Promote what is due; the seconds to sleep until the next one."""
-        if monotonic() >= self._zero_at:
-            self._after, self._zero_at = EVER, monotonic() + ZERO_SECONDS
+        started = monotonic()
+        from_zero = self._after == EVER or started >= self._zero_at
+        if from_zero:
+            self._after = EVER
         link = self._session.link
         while True:
-            [(moved, _)], [(due, after)] = await self._session.run(
+            [(moved, _)], [(late, due, after)] = await self._session.run(
                 link.statement("schedule_promote", after=self._after, n=BATCH, notify=self._notify),
                 link.statement("schedule_next", after=self._after),
             )
             if moved < BATCH:
                 break
         self._after = after
-        if due is None:
-            return LOOK_SECONDS
-        # Due, and yet not moved: somebody holds its row. Not a reason to spin.
-        return min(LOOK_SECONDS, due) if due > 0 else LOCKED_SECONDS
+        now = monotonic()
+        if from_zero:
+            self._zero_at = now + max(ZERO_SECONDS, ZERO_SHARE * (now - started))
+        # What woke us may have been committed too late for a walk from `after`.
+        wanted = LOOK_SECONDS if from_zero else min(LOOK_SECONDS, self._zero_at - now)
+        return max(0.0, min(wanted, LOOK_SECONDS if due is None else due, self._patience(late)))
+
+    def _patience(self, late: bool) -> float:
+        """How long to leave alone what is due and was not moved: somebody holds its row, or it became due just now."""
+        pause = self._locked if late else LOOK_SECONDS
+        self._locked = min(LOCKED_MOST, 2 * self._locked) if late else LOCKED_FIRST
+        return pause

@@ -3,7 +3,8 @@
 -- many were moved. `after` keeps the walk out of what was promoted long ago; the caller moves it only when nothing was left.
 WITH picked AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_scheduled
-    WHERE run_at <= pgqueue.now() AND run_at >= %(after)s::text::timestamptz
+    -- (SELECT ...): a volatile function is no bound of an index scan, which would then walk all that is not due yet.
+    WHERE run_at <= (SELECT pgqueue.now()) AND run_at >= %(after)s::text::timestamptz
     ORDER BY run_at, id
     LIMIT %(n)s::integer
     FOR UPDATE SKIP LOCKED
@@ -14,7 +15,7 @@ WITH picked AS MATERIALIZED (
         state, rank, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
         snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
     SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
+        id, queue, priority, task, args, headers, least(run_at, pgqueue.now()), enqueued_at, attempt, max_attempts,
         crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
     FROM due ORDER BY run_at, id
     RETURNING queue
@@ -25,8 +26,12 @@ WITH picked AS MATERIALIZED (
 SELECT (SELECT count(*) FROM available), (SELECT count(done) FROM told);
 
 -- name: schedule_next
--- Seconds until the earliest scheduled job is due (negative when it is late), NULL when there is none; and the time the
--- next walk may start from: a minute before now, for transactions that commit late.
-SELECT extract(epoch FROM (SELECT run_at FROM pgqueue.job_scheduled WHERE run_at >= %(after)s::text::timestamptz
-                           ORDER BY run_at, id LIMIT 1) - pgqueue.now())::float8,
-       (pgqueue.now() - interval '60 seconds')::text;
+-- Whether something due is left (somebody holds it, or it became due just now); seconds until the earliest that is not,
+-- NULL when there is none; and the time the next walk may start from: a minute ago, for transactions that commit late.
+WITH clock AS MATERIALIZED (SELECT pgqueue.now() AS now)
+SELECT EXISTS (SELECT FROM pgqueue.job_scheduled
+               WHERE run_at >= %(after)s::text::timestamptz AND run_at <= clock.now),
+       extract(epoch FROM (SELECT run_at FROM pgqueue.job_scheduled WHERE run_at > clock.now
+                           ORDER BY run_at LIMIT 1) - clock.now)::float8,
+       (clock.now - interval '60 seconds')::text
+FROM clock;

@@ -1,0 +1,198 @@
+"""Due jobs become available at their time: in order, in batches, soon after late commits, never spinning."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from random import Random
+from time import monotonic
+from typing import Any
+
+import psycopg
+import pytest
+from workers import Eyes, until, work
+
+import pgqueue
+from pgqueue import scheduler, statements
+from pgqueue.job import Job
+from pgqueue.scheduler import BATCH, Scheduler
+from pgqueue.sessions import Link, Session
+from pgqueue.tasks import task
+
+LATER = """
+    INSERT INTO pgqueue.job (state, task, run_at, priority)
+    SELECT 'scheduled', 'x', pgqueue.now() + make_interval(secs => %s), %s FROM generate_series(1, %s)
+"""
+late: list[float] = []
+
+
+@task(name="scheduler.reports")
+async def reports(job: Job) -> None:
+    assert job.run_at is not None
+    late.append((datetime.now(UTC) - job.run_at).total_seconds())
+
+
+class Bench:
+    """A scheduler at work on its own, and what it sends."""
+
+    def __init__(self, dsn: str, leads: bool = True) -> None:
+        self.leads = leads
+        self.session = Session(Link(dsn, "pgqueue"), "schedule")
+        self.rounds = 0
+        self._run, self.session.run = self.session.run, self._counted  # type: ignore[method-assign]
+        self.scheduler = Scheduler(self.session, notify=True, leads=lambda: self.leads)
+
+    async def _counted(self, *messages: Any, **options: Any) -> list[Any]:
+        self.rounds += 1
+        return await self._run(*messages, **options)
+
+
+@asynccontextmanager
+async def scheduling(dsn: str, leads: bool = True) -> AsyncIterator[Bench]:
+    bench = Bench(dsn, leads)
+    running = asyncio.ensure_future(bench.scheduler.run())
+    try:
+        yield bench
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await bench.session.close()
+
+
+def available(eyes: Eyes, number: int) -> Any:
+    return lambda: eyes.one("SELECT count(*) FROM pgqueue.job_available") == number
+
+
+async def test_two_hundred_jobs_at_spread_times_start_on_time(dsn: str, eyes: Eyes) -> None:
+    late.clear()
+    random = Random(7)
+    async with work(dsn, reports) as worker:
+        await until(worker._leads)
+        with psycopg.connect(dsn) as conn:
+            jobs = [reports.using(delay=0.3 + 2.5 * random.random()).new() for _ in range(200)]
+            pgqueue.enqueue_many(conn, jobs)
+        await until(eyes.done(200))
+    late.sort()
+    p50, p99, most = (late[place] * 1000 for place in (100, 197, 199))
+    print(f"lateness of 200 jobs: p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {most:.1f} ms")
+    assert late[0] >= 0
+    assert late[197] < 0.1
+
+
+async def test_an_earlier_time_is_told_and_what_is_due_at_once_never_waits_here(dsn: str, eyes: Eyes) -> None:
+    async with work(dsn, reports) as worker:
+        await until(worker._leads)
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            reports.using(delay=3600).enqueue(conn)
+            began = monotonic()
+            reports.using(delay=0.2).enqueue(conn)
+            await until(eyes.done(1), 3.0)
+            assert monotonic() - began < 1.0
+            reports.using(delay=0).enqueue(conn)
+            await until(eyes.done(2), 3.0)
+    assert eyes.states() == {"scheduled": 1, "completed": 2}
+
+
+async def test_jobs_keep_their_order_and_their_lane(dsn: str, eyes: Eyes) -> None:
+    for seconds, priority in ((-1, 5), (-3, 5), (-2, 0), (-4, 9)):
+        eyes.do(LATER, seconds, priority, 1)
+    eyes.do("INSERT INTO pgqueue.job (state, task, run_at, crashes) VALUES ('scheduled', 'x', now(), 1)")
+    async with scheduling(dsn):
+        await until(available(eyes, 5))
+    rows = eyes.all("SELECT rank, round(extract(epoch FROM pgqueue.now() - run_at))::int FROM pgqueue.job ORDER BY pos")
+    assert [rank for rank, _ in rows] == [19, 11, 1, 11, -2]
+
+
+async def test_more_than_a_batch_is_promoted_at_once(dsn: str, eyes: Eyes) -> None:
+    eyes.do(LATER, -1, 5, 2 * BATCH + 1)
+    async with scheduling(dsn) as bench:
+        await until(available(eyes, 2 * BATCH + 1), 5.0)
+        assert bench.rounds == 3
+
+
+async def test_one_that_does_not_lead_promotes_nothing_until_it_does(dsn: str, eyes: Eyes) -> None:
+    eyes.do(LATER, -1, 5, 1)
+    async with scheduling(dsn, leads=False) as bench:
+        bench.scheduler.news()
+        await asyncio.sleep(0)
+        assert bench.rounds == 0
+        bench.leads = True
+        bench.scheduler.news()
+        await until(available(eyes, 1))
+
+
+@pytest.mark.promise("F23")
+async def test_a_due_row_locked_by_a_stranger_is_no_reason_to_spin_and_delays_no_other(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    eyes.do(LATER, -1, 5, 1)
+    conn.execute("SELECT FROM pgqueue.job_scheduled FOR UPDATE")
+    async with scheduling(dsn) as bench:
+        await until(lambda: bench.rounds >= 5)  # its patience has grown by now
+        before, began = bench.rounds, monotonic()
+        eyes.do(LATER, 1.0, 5, 1)
+        eyes.do('NOTIFY "pgqueue.:scheduled"')
+        bench.scheduler.news()
+        await until(available(eyes, 1), 3.0)
+        assert monotonic() - began < 1.2  # the other one, at its time
+        assert bench.rounds - before < 15
+        conn.rollback()
+        await until(available(eyes, 2), 2.0)
+
+
+@pytest.mark.promise("F21")
+async def test_a_time_that_had_long_passed_when_its_transaction_committed_is_found_soon(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A walk starts a minute back, and the transaction was open longer; only the start at zero finds its row."""
+    monkeypatch.setattr(scheduler, "ZERO_SECONDS", 0.5)
+    conn.execute(LATER.encode(), [-3600, 5, 1])
+    async with scheduling(dsn) as bench:
+        await until(lambda: bench.rounds >= 1)
+        conn.commit()
+        bench.scheduler.news()
+        await until(available(eyes, 1), 2.0)
+
+
+def test_a_start_at_zero_comes_as_often_as_the_watermarks() -> None:
+    assert scheduler.ZERO_SECONDS <= 5.0
+
+
+def reads(dsn: str, name: str, after: str) -> int:
+    """The buffers one of the scheduler's statements touches; rolled back."""
+    with psycopg.connect(dsn) as looking:
+        looking.execute("SET plan_cache_mode = force_generic_plan")
+        params = {"after": after, "n": BATCH, "notify": False}
+        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statements.text(name, 'pgqueue')}"
+        rows = looking.execute(explain.encode(), params).fetchall()
+        looking.rollback()
+    return int(rows[0][0][0]["Plan"]["Shared Hit Blocks"])
+
+
+@pytest.mark.promise("F07")
+@pytest.mark.parametrize("name", ["schedule_promote", "schedule_next"])
+@pytest.mark.parametrize("analysed", [False, True])
+def test_what_is_not_due_costs_nothing(name: str, analysed: bool, dsn: str, eyes: Eyes) -> None:
+    reads(dsn, name, scheduler.EVER)
+    before = reads(dsn, name, scheduler.EVER)
+    eyes.do(LATER, 86_400, 5, 30_000)
+    if analysed:
+        eyes.do("VACUUM ANALYZE pgqueue.job_scheduled")
+    assert reads(dsn, name, scheduler.EVER) <= before + 10
+
+
+@pytest.mark.promise("E14", "F08")
+async def test_a_held_snapshot_does_not_make_each_walk_dearer(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
+    async with scheduling(dsn) as bench:
+        await until(lambda: bench.scheduler._after != scheduler.EVER)
+        before = reads(dsn, "schedule_promote", bench.scheduler._after)
+        conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        conn.execute("SELECT count(*) FROM pgqueue.job")
+        eyes.do(LATER, -120, 5, 20_000)  # older than where a walk starts: found at zero, and dead since
+        bench.scheduler._zero_at = 0.0
+        bench.scheduler.news()
+        await until(available(eyes, 20_000), 20.0)
+        await until(lambda: bench.scheduler._after != scheduler.EVER)
+        assert reads(dsn, "schedule_promote", bench.scheduler._after) <= before + 10
