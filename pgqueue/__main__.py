@@ -1,6 +1,27 @@
-"""`python -m pgqueue` is the command `pgqueue`."""
+"""`pgqueue` and `python -m pgqueue`: the command line, with one clear line where psycopg finds no libpq."""
 
-from pgqueue.cli import main
+from __future__ import annotations
+
+import sys
+
+NO_LIBPQ = (
+    "pgqueue: psycopg found no libpq, PostgreSQL's client library: pip install 'psycopg[binary]', "
+    "or install your system's libpq (Debian and Ubuntu: libpq5)"
+)
+
+
+def main() -> None:
+    """Run the command line; ends the process. The console script `pgqueue` is this function."""
+    try:
+        from pgqueue.cli import main as cli
+
+        cli(prog_name="pgqueue")
+    except ImportError as error:
+        # psycopg's own text has a line for each of the three ways it tried.
+        if "no pq wrapper available" not in str(error):
+            raise
+        sys.exit(NO_LIBPQ)
+
 
 if __name__ == "__main__":
-    main(prog_name="pgqueue")
+    main()
