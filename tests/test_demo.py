@@ -89,6 +89,7 @@ def until_orders_are_taken(process: subprocess.Popen[str]) -> list[psutil.Proces
     raise AssertionError("it ended before it took an order")
 
 
+@pytest.mark.promise("E03", "E04", "E11")
 def test_a_worker_is_killed_and_the_account_balances(place: Path) -> None:
     with demo(place, as_json=True) as process:
         out, _ = process.communicate(timeout=60)

@@ -109,6 +109,14 @@ def test_the_module_table_lists_every_module() -> None:
     assert listed == modules - {"__init__"}
 
 
+@pytest.mark.promise("E11")
+def test_at_least_once_is_stated_and_exactly_once_delivery_is_not_promised() -> None:
+    promised = README.read_text(encoding="utf-8").split("## What is promised", 1)[1].split("\n## ", 1)[0]
+    assert "**At least once.**" in promised
+    assert "a handler may run twice" in " ".join(promised.split())
+    assert "Exactly-once *delivery* does not exist" in promised
+
+
 # What exists is described --------------------------------------------------------------------------------------------
 
 
