@@ -13,7 +13,7 @@ from commands import COMMAND, pgqueue
 
 from pgqueue import config
 from pgqueue.cli import COMMANDS, main
-from pgqueue.cli.exits import code_of
+from pgqueue.cli.exits import Refusal, code_of
 from pgqueue.cli.options import Duration, Moment
 
 NEED_A_DATABASE = [
@@ -168,6 +168,10 @@ def test_a_reader_that_has_seen_enough_is_no_error(dsn: str) -> None:
     )
     assert done.stderr == ""
     assert done.returncode == 141
+
+
+def test_whatever_an_error_quotes_its_passwords_are_removed() -> None:
+    assert SECRET not in Refusal(f"cannot use {NOBODY} or host=x password={SECRET}", 3).message
 
 
 def test_a_bug_is_no_exit_code_of_ours() -> None:

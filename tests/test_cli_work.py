@@ -200,6 +200,7 @@ def test_a_thread_that_cannot_be_stopped_does_not_keep_the_process(dsn: str, app
         ("broken", "import not_installed_here\n", ["broken", "not_installed_here", "line 1"]),
         ("broken", "def f(:\n", ["broken", "SyntaxError", "line 1"]),
         ("broken", "raise SystemExit(0)\n", ["broken", "SystemExit"]),
+        ("broken", "raise ValueError('postgresql://me:hush-hush@host/db')\n", ["broken", "me:***@host"]),
         ("empty", "", ["no task is declared"]),
         ("app/tasks.py", None, ["'app/tasks.py'", "(app.tasks?)"]),
     ],
@@ -212,6 +213,7 @@ def test_a_module_that_cannot_be_used_is_2_in_one_line(
     done = pgqueue("work", module, dsn=dsn, cwd=app)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+    assert "hush-hush" not in done.stderr
     for text in says:
         assert text.format(app=app) in done.stderr
 
@@ -258,6 +260,11 @@ def test_a_database_that_is_away_at_the_start_is_3(app: Path) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_listen_dsn_nobody_can_read_is_2_and_its_password_stays_secret(dsn: str, app: Path) -> None:
+    done = pgqueue("work", "shop", "--listen-dsn", "host=x password=hush-hush nonsense", dsn=dsn, cwd=app)
+    assert (done.returncode, "hush-hush" in done.stderr) == (2, False)
+
+
 def test_a_database_without_the_schema_is_4(empty_dsn: str, app: Path) -> None:
     done = pgqueue("work", "shop", dsn=empty_dsn, cwd=app)
     assert (done.returncode, "pgqueue migrate" in done.stderr) == (4, True)
@@ -269,7 +276,7 @@ def test_a_schema_that_goes_away_ends_the_worker_with_4(dsn: str, app: Path) -> 
         with psycopg.connect(dsn) as conn:
             conn.execute("DROP SCHEMA pgqueue CASCADE")
         assert worker.ends() == 4, worker.output
-        assert "lacks pgqueue's tables" in worker.lines[-1]
+        assert "CRITICAL" in worker.lines[-1] and "lacks pgqueue's tables" in worker.lines[-1]
 
 
 @pytest.mark.promise("F06")
@@ -300,6 +307,26 @@ def test_json_logs_are_one_object_per_line(dsn: str, app: Path, conn: psycopg.Co
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
     ready = lines[0]
     assert (ready["queues"], ready["schema_version"], ready["concurrency"]) == (["fast", "default"], 1, 10)
+
+
+def test_json_logs_stay_json_to_the_last_line(dsn: str, app: Path) -> None:
+    with working("shop", "--log-format", "json", dsn=dsn, cwd=app) as worker:
+        worker.says("leads now")
+        with psycopg.connect(dsn) as conn:
+            conn.execute("DROP SCHEMA pgqueue CASCADE")
+        assert worker.ends() == 4
+    assert [json.loads(line)["level"] for line in worker.lines][-1] == "critical"
+    with busy_json(dsn, app) as worker:
+        worker.insist(signal.SIGTERM)
+        assert worker.ends() == 130
+    assert "second signal" in [json.loads(line)["message"] for line in worker.lines][-1]
+
+
+@contextmanager
+def busy_json(dsn: str, app: Path) -> Iterator[Worker]:
+    assert pgqueue("migrate", dsn=dsn).returncode == 0
+    with busy(dsn, app, "until", "--log-format", "json") as (worker, _):
+        yield worker
 
 
 def test_the_log_level_is_the_one_asked_for(dsn: str, app: Path) -> None:

@@ -221,7 +221,7 @@ def test_a_working_role_may_empty_every_leaf_there_is(dsn: str) -> None:
 # read ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_reading_role_looks_and_changes_nothing(role: Role, dsn: str) -> None:
+def test_a_reading_role_looks_and_changes_nothing(role: Role, dsn: str, tmp_path: Path) -> None:
     mine = role("read")
     with psycopg.connect(dsn) as conn:
         id = api.enqueue(conn, "t", x=1).id
@@ -230,6 +230,9 @@ def test_a_reading_role_looks_and_changes_nothing(role: Role, dsn: str) -> None:
     for command in (["enqueue", "t"], ["prune", "--all"], ["grants", "postgres", "--for", "read"]):
         done = pgqueue(*command, dsn=mine)
         assert (done.returncode, "Traceback" in done.stderr) == (3, False), command
+    (tmp_path / "tasks.py").write_text(TASKS)
+    worker = pgqueue("work", "tasks", dsn=mine, cwd=tmp_path)
+    assert (worker.returncode, "permission denied" in worker.stderr, "Traceback" in worker.stderr) == (3, True, False)
     refused(
         mine,
         "DELETE FROM pgqueue.job",

@@ -47,7 +47,7 @@ def conninfo(settings: Config) -> str:
 
     from pgqueue import embedded
 
-    parts = _parts(embedded.resolve(settings.require_dsn()))
+    parts = parts_of(embedded.resolve(settings.require_dsn()))
     patience = {} if "PGCONNECT_TIMEOUT" in os.environ else {"connect_timeout": CONNECT_SECONDS}
     return make_conninfo("", **(patience | parts))
 
@@ -57,7 +57,8 @@ def place(conn: psycopg.Connection[Any]) -> str:
     return f"{conn.info.host}:{conn.info.port}/{conn.info.dbname}"
 
 
-def _parts(dsn: str) -> dict[str, Any]:
+def parts_of(dsn: str) -> dict[str, Any]:
+    """The parameters of a DSN; InvalidOption, without its password, if libpq cannot read it."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 

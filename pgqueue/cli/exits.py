@@ -61,7 +61,7 @@ def exit_codes() -> Iterator[None]:
         code = code_of(error)
         if code is None:
             raise
-        raise Refusal(_line(error, code), code) from None
+        raise Refusal(line_of(error), code) from None
 
 
 def code_of(error: BaseException) -> int | None:
@@ -85,10 +85,11 @@ def _from_psycopg(error: BaseException) -> bool:
     return any(base.__module__ == "psycopg" and base.__name__ == "Error" for base in type(error).__mro__)
 
 
-def _line(error: Exception, code: int) -> str:
+def line_of(error: BaseException) -> str:
+    """What an error with an exit code says, on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     if not _from_psycopg(error):
         return text
-    if code == SCHEMA:
+    if code_of(error) == SCHEMA:
         return f"the database lacks pgqueue's tables: {text}; run `pgqueue migrate`"
     return f"database unreachable or refused: {text}"

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from pgqueue import tasks
+from pgqueue.config import safe
 
 
 def import_tasks(modules: Sequence[str], app_dir: str) -> None:
@@ -51,7 +52,8 @@ def _dotted(path: str) -> str:
 def _failed(module: str, directory: Path, error: BaseException) -> click.UsageError:
     """The error of the module itself: what, and on which line of whose file."""
     what = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    return click.UsageError(f"module {module} (in {directory}) fails when imported: {what}{_line(error)}")
+    # The line may be one that names the database.
+    return click.UsageError(safe(f"module {module} (in {directory}) fails when imported: {what}{_line(error)}"))
 
 
 def _line(error: BaseException) -> str:

@@ -19,8 +19,8 @@ import psycopg
 
 from pgqueue import migrations, tasks
 from pgqueue.cli.database import connected, place
-from pgqueue.cli.exits import DEADLINE, DONE, INTERRUPTED
-from pgqueue.config import config
+from pgqueue.cli.exits import DEADLINE, DONE, INTERRUPTED, code_of, line_of
+from pgqueue.config import config, safe
 from pgqueue.worker import Worker
 
 log = logging.getLogger("pgqueue")
@@ -29,12 +29,20 @@ IDLE_CONNECTIONS = 3
 
 
 def serve(worker: Worker, grace: float) -> int:
-    """Run the worker until a signal; the exit code. Raises what the start or a service ended with."""
-    with connected("work") as conn:
-        facts = _facts(conn, worker)
-    name, factory = _loop()
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(_serve(worker, grace, facts | {"loop": name}))
+    """Run the worker until a signal, or until its start or a service fails for good; the exit code."""
+    try:
+        with connected("work") as conn:
+            facts = _facts(conn, worker)
+        name, factory = _loop()
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(_serve(worker, grace, facts | {"loop": name}))
+    except Exception as error:
+        code = code_of(error)
+        if code is None:
+            raise
+        # By the log, so that a log of JSON stays one.
+        log.critical("%s", safe(line_of(error)))
+        return code
 
 
 async def _serve(worker: Worker, grace: float, facts: dict[str, Any]) -> int:
@@ -89,11 +97,17 @@ class Signals:
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.name:
-            # Not by the log: the first signal may have interrupted a write to it.
-            os.write(2, b"second signal: leaving at once; what ran will run again when the lease is over\n")
+            _write("second signal: leaving at once; what ran will run again when the lease is over")
             os._exit(INTERRUPTED)
         self.name = signal.Signals(number).name
         self._loop.call_soon_threadsafe(self.received.set)
+
+
+def _write(message: str) -> None:
+    """A line of the log past the log: a signal may have interrupted a write to it, and its lock is taken."""
+    record = logging.makeLogRecord({"name": log.name, "levelname": "WARNING", "msg": message})
+    for handler in logging.getLogger().handlers[:1]:
+        os.write(2, f"{handler.format(record)}\n".encode())
 
 
 def _loop() -> tuple[str, Callable[[], asyncio.AbstractEventLoop] | None]:

@@ -65,16 +65,12 @@ def _rings(conn: psycopg.Connection[Any]) -> Iterator[Ring]:
 
 def _advance(conn: psycopg.Connection[Any], ring: Ring, forced: bool) -> str:
     """One transaction: the leaf is thrown away and the next one begun, or neither."""
-    import psycopg
 
     from pgqueue.statements import text
 
     if not (ring.due or forced):
         return f"not due for {span(ring.retention / (ring.leaves - 2) - ring.age)}"
-    try:
-        row = conn.execute(
-            text("maintenance_advance", config().schema), {"kind": ring.kind, "forced": forced}
-        ).fetchone()
-    except psycopg.errors.LockNotAvailable:
+    row = conn.execute(text("maintenance_advance", config().schema), {"kind": ring.kind, "forced": forced}).fetchone()
+    if row == (None,):
         return "prevented: a reader holds the oldest leaf; try again"
     return "advanced" if row == (True,) else "prevented: another session is advancing it"

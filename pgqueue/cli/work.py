@@ -79,16 +79,21 @@ def command(
     logs.set_up(log_level, log_format)
     import_tasks(modules, app_dir)
     configure(**given(ctx))  # type: ignore[arg-type]  # what a module configured does not win over the command line
-    dsn = config().require_dsn()
+    settings = config(listen_dsn=listen_dsn)
 
     from pgqueue import embedded
+    from pgqueue.cli.database import parts_of
     from pgqueue.cli.process import serve
     from pgqueue.worker import Worker
 
+    dsn = embedded.resolve(settings.require_dsn())
+    listen_dsn = embedded.resolve(settings.listen_dsn or dsn)
+    for each in (dsn, listen_dsn):
+        parts_of(each)
     worker = Worker(
         queues=_names(queues),
         concurrency=concurrency,
-        dsn=embedded.resolve(dsn),
+        dsn=dsn,
         listen_dsn=listen_dsn,
         poll=poll,
         lease=lease,
