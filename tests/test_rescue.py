@@ -1,0 +1,322 @@
+"""The jobs of dead workers run again: killed, stopped, blocked and slow ones, each in a real process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import psycopg
+import pytest
+from workers import Eyes, Taker, until, wait_until, work, workers
+
+import pgqueue
+from pgqueue.rescue import BATCH, Rescue
+from pgqueue.tasks import task
+
+TASKS = """
+@pgqueue.task(name="crash.waits")
+async def waits(key: int) -> int:
+    say("started", key=key, pid=os.getpid())
+    while not os.path.exists(os.environ["GO"]):
+        await asyncio.sleep(0.02)
+    say("ended", key=key)
+    return os.getpid()
+
+@pgqueue.task(name="crash.blocks")
+async def blocks(seconds: float) -> int:
+    say("started", key=-1)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+    say("ended", key=-1)
+    return os.getpid()
+
+@pgqueue.task(name="crash.quick")
+async def quick(key: int) -> None:
+    with open(os.environ["RAN"], "a") as ran:
+        ran.write(f"{key}\\n")
+
+@pgqueue.task(name="crash.sleeps")
+async def sleeps(key: int) -> None:
+    await asyncio.sleep(0.02)
+    with open(os.environ["RAN"], "a") as ran:
+        ran.write(f"{key}\\n")
+
+@pgqueue.task(name="crash.dies")
+async def dies() -> None:
+    say("started", key=-2)
+    os._exit(9)
+"""
+LEASE = 1.5
+
+
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file whose coming lets the waiting handlers end."""
+    monkeypatch.setenv("GO", str(tmp_path / "go"))
+    monkeypatch.setenv("RAN", str(tmp_path / "ran"))
+    return tmp_path / "go"
+
+
+def put(dsn: str, name: str, *values: Mapping[str, object]) -> list[int]:
+    with psycopg.connect(dsn) as conn:
+        remote = pgqueue.remote(name)
+        return [handle.id for handle in pgqueue.enqueue_many(conn, [remote.new(**value) for value in values])]
+
+
+@task(name="rescue.nothing")
+async def nothing() -> None: ...
+
+
+# Killed --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("T04", "F04")
+def test_the_jobs_of_a_killed_worker_run_again_and_what_had_not_started_carries_no_crash(
+    tmp_path: Path, go: Path, dsn: str, eyes: Eyes
+) -> None:
+    with workers(tmp_path, dsn, TASKS) as made:
+        [first] = made.ready(lease=LEASE, concurrency=2)
+        started = put(dsn, "crash.waits", *({"key": key} for key in range(2)))
+        for key in range(2):
+            first.event("started", key=key)
+        # Claimed and never started, as prefetch does it.
+        worker = first.event("ready")["worker"]
+        wait_until(lambda: eyes.one("SELECT cardinality(running) FROM pgqueue.worker") == 2)
+        eyes.do(
+            "INSERT INTO pgqueue.job (state, task, worker_id, claim, attempt, started_at, args) "
+            "SELECT 'running', 'crash.waits', %s, 999, 1, w.beat_at - interval '1 ms', jsonb_build_object('key', n) "
+            "FROM pgqueue.worker w, generate_series(2, 9) n WHERE w.id = %s",
+            worker,
+            worker,
+        )
+        [second] = made.ready(lease=LEASE, concurrency=20)
+        first.kill()
+        go.touch()
+        wait_until(eyes.done(10), 10.0)
+        second.stop()
+    assert eyes.all("SELECT DISTINCT crashes, attempt FROM pgqueue.job WHERE id = ANY (%s)", started) == [(1, 2)]
+    assert eyes.all("SELECT DISTINCT crashes, attempt FROM pgqueue.job WHERE id <> ALL (%s)", started) == [(0, 1)]
+    assert eyes.all("SELECT DISTINCT outcome FROM pgqueue.attempt") == [("crashed",)]
+
+
+@pytest.mark.promise("F04")
+async def test_a_kill_in_the_middle_of_many_quick_jobs_makes_suspects_of_few(
+    tmp_path: Path, go: Path, dsn: str, eyes: Eyes
+) -> None:
+    """Suspects run one at a time: a thousand of them would be a stop of the queue, and they are innocent."""
+    with workers(tmp_path, dsn, TASKS) as made:
+        [first] = made.ready(lease=LEASE, concurrency=4)
+        put(dsn, "crash.quick", *({"key": key} for key in range(6_000)))
+        await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_running") > 200)
+        first.kill()
+        held = eyes.one("SELECT count(*) FROM pgqueue.job_running")
+        made.ready(lease=LEASE)
+        await until(eyes.done(6_000), 20.0)
+        crashed = eyes.one("SELECT count(*) FROM pgqueue.job_done WHERE crashes > 0")
+        print(f"{held} jobs were held by the worker that was killed, {crashed} carry a crash")
+        assert held > 0
+        assert crashed <= 8  # two times its slots
+
+
+@pytest.mark.promise("T04")
+def test_all_workers_killed_again_and_again_and_all_work_is_done(
+    tmp_path: Path, go: Path, dsn: str, eyes: Eyes
+) -> None:
+    ran = Path(os.environ["RAN"])
+    with workers(tmp_path, dsn, TASKS) as made:
+        put(dsn, "crash.sleeps", *({"key": key} for key in range(400)))
+        for round in range(1, 4):
+            for process in made.ready(2, lease=LEASE, concurrency=2):
+                wait_until(eyes.done(60 * round), 15.0)
+                process.kill()
+        made.ready(2, lease=LEASE, concurrency=20)
+        wait_until(eyes.done(400), 20.0)
+    keys = ran.read_text().split()
+    assert set(keys) == set(map(str, range(400)))
+    assert eyes.states() == {"completed": 400}
+    print(f"{len(keys) - 400} runs more than jobs, after 6 kills")
+    assert len(keys) - 400 <= 6 * 2 * 2
+
+
+@pytest.mark.promise("F04")
+def test_a_job_that_kills_its_worker_is_put_aside_after_three_crashes(
+    tmp_path: Path, go: Path, dsn: str, eyes: Eyes
+) -> None:
+    [killer] = put(dsn, "crash.dies", {})
+    with workers(tmp_path, dsn, TASKS) as made:
+        for _ in range(3):
+            process = made.start(lease=1.0)
+            process.event("started", key=-2)
+            process.wait()
+        made.ready(lease=1.0)
+        wait_until(lambda: eyes.state(killer) == "failed", 10.0)
+    assert eyes.all("SELECT reason, crashes, attempt FROM pgqueue.job_dead") == [("crashed", 3, 3)]
+    assert eyes.one("SELECT count(*) FROM pgqueue.attempt WHERE outcome = 'crashed'") == 3
+
+
+# Stopped, blocked, slow ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F01", "F24")
+def test_a_stopped_worker_is_disarmed_and_its_late_outcome_dropped_and_counted(
+    tmp_path: Path, go: Path, dsn: str, eyes: Eyes
+) -> None:
+    with workers(tmp_path, dsn, TASKS) as made:
+        [first] = made.ready(lease=LEASE)
+        [job] = put(dsn, "crash.waits", {"key": 1})
+        first.event("started", key=1)
+        first_id = first.event("ready")["worker"]
+        wait_until(lambda: eyes.one("SELECT cardinality(running) FROM pgqueue.worker") == 1)
+        sessions = {pid for pid, _ in eyes.backends()}
+        [second] = made.ready(lease=LEASE)
+        first.signal(signal.SIGSTOP)
+        second.event("started", key=1)
+        wait_until(lambda: not sessions & {pid for pid, _ in eyes.backends()}, 5.0)
+        go.touch()
+        second.event("ended", key=1)
+        wait_until(eyes.done(1))
+        first.signal(signal.SIGCONT)
+        first.event("ended", key=1)
+        # It takes part again, under another id.
+        wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.worker WHERE dead_at IS NULL") == 2)
+        again = put(dsn, "crash.waits", *({"key": key} for key in range(10, 40)))
+        wait_until(eyes.done(1 + len(again)))
+        first.stop()
+        second.stop()
+        assert first.event("stopped")["fenced"] == 1
+        assert second.event("stopped")["fenced"] == 0
+        assert f"job {job} (crash.waits): had been given to another worker" in first.written()
+    [(worker, attempt, result)] = eyes.all("SELECT worker_id, attempt, result FROM pgqueue.job WHERE id = %s", job)
+    assert (worker != first_id, attempt, result) == (True, 2, second.pid)
+
+
+@pytest.mark.promise("F03")
+def test_a_blocked_loop_is_no_death(tmp_path: Path, go: Path, dsn: str, eyes: Eyes) -> None:
+    [job] = put(dsn, "crash.blocks", {"seconds": 3 * LEASE})
+    with workers(tmp_path, dsn, TASKS) as made:
+        [first] = made.ready(lease=LEASE)
+        first.event("started", key=-1)
+        made.ready(lease=LEASE)
+        wait_until(eyes.done(1), 4 * LEASE + 5)
+    assert eyes.all("SELECT attempt, crashes, result FROM pgqueue.job WHERE id = %s", job) == [(1, 0, first.pid)]
+
+
+@pytest.mark.promise("F02")
+def test_a_long_job_is_never_taken_away_because_it_is_long(tmp_path: Path, go: Path, dsn: str, eyes: Eyes) -> None:
+    [job] = put(dsn, "crash.waits", {"key": 1})
+    with workers(tmp_path, dsn, TASKS) as made:
+        [first] = made.ready(lease=1.0)
+        first.event("started", key=1)
+        [second] = made.ready(lease=1.0)
+        beats = "SELECT min(beat) FROM pgqueue.worker"
+        wait_until(lambda: eyes.one(beats) >= 15)  # five leases
+        go.touch()
+        wait_until(eyes.done(1))
+        assert second.all("started") == []
+    assert eyes.all("SELECT attempt, crashes, result FROM pgqueue.job WHERE id = %s", job) == [(1, 0, first.pid)]
+
+
+# Step by step --------------------------------------------------------------------------------------------------------
+
+
+async def rescuer(dsn: str) -> tuple[Taker, Rescue, list[int]]:
+    taker = Taker(dsn)
+    rescued: list[int] = []
+    return taker, Rescue(taker.session, notify=True, rescued=lambda: rescued.append(1)), rescued
+
+
+async def test_a_worker_that_has_beaten_since_is_left_alone(dsn: str, eyes: Eyes) -> None:
+    taker, rescue, rescued = await rescuer(dsn)
+    victim = Taker(dsn)
+    eyes.do("INSERT INTO pgqueue.job (task) VALUES ('x')")
+    await victim.fetch()
+    eyes.do("UPDATE pgqueue.worker SET beat = 5 WHERE id = %s", victim.worker_id)
+    assert not await rescue.rescue(victim.worker_id, 4)
+    assert eyes.states() == {"running": 1} and not rescued
+    assert await rescue.rescue(victim.worker_id, 5)
+    assert eyes.states() == {"available": 1} and rescued
+    assert await victim.fetch() == []
+    await taker.close()
+    await victim.close()
+
+
+@pytest.mark.promise("F24")
+async def test_a_claim_under_way_is_either_rescued_or_never_happens(dsn: str, eyes: Eyes) -> None:
+    taker, rescue, _ = await rescuer(dsn)
+    for round in range(20):
+        victim = Taker(dsn)
+        eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, 200)")
+        fetching = asyncio.ensure_future(victim.fetch(200))
+        for _ in range(round):
+            await asyncio.sleep(0)
+        await rescue.rescue(victim.worker_id, 0)
+        await asyncio.gather(fetching, return_exceptions=True)
+        await rescue.strays()
+        assert eyes.states() == {"available": 200}
+        eyes.do("DELETE FROM pgqueue.job_available")
+        await victim.close()
+    await taker.close()
+
+
+async def test_many_jobs_go_back_in_batches_in_their_order_and_wake_everybody_from_zero(dsn: str, eyes: Eyes) -> None:
+    taker, rescue, _ = await rescuer(dsn)
+    victim = Taker(dsn)
+    eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, %s)", 2 * BATCH + 5)
+    jobs = await victim.fetch(3 * BATCH)
+    with psycopg.connect(dsn, autocommit=True) as listening:
+        listening.execute('LISTEN "pgqueue.default"')
+        await rescue.rescue(victim.worker_id, 0)
+        heard = {note.payload for note in listening.notifies(timeout=2, stop_after=1)}
+    assert heard == {"zero"}
+    assert rescue.jobs == len(jobs) == 2 * BATCH + 5
+    order = [id for (id,) in eyes.all("SELECT id FROM pgqueue.job_available ORDER BY rank, pos")]
+    assert order == sorted(order)
+    await taker.close()
+    await victim.close()
+
+
+async def test_strays_of_workers_without_a_row_are_found_and_dead_rows_forgotten_after_an_hour(
+    dsn: str, eyes: Eyes
+) -> None:
+    taker, rescue, _ = await rescuer(dsn)
+    eyes.do(
+        "INSERT INTO pgqueue.job (state, task, worker_id, claim, attempt, started_at) "
+        "VALUES ('running', 'x', 4711, 1, 1, now())"
+    )
+    old, young = Taker(dsn), Taker(dsn)
+    eyes.do("UPDATE pgqueue.worker SET dead_at = now() - interval '61 minutes' WHERE id = %s", old.worker_id)
+    eyes.do("UPDATE pgqueue.worker SET dead_at = now() - interval '59 minutes' WHERE id = %s", young.worker_id)
+    await rescue.strays()
+    assert eyes.states() == {"available": 1}
+    ids = {id for (id,) in eyes.all("SELECT id FROM pgqueue.worker")}
+    assert ids == {taker.worker_id, young.worker_id}
+    await taker.close()
+
+
+async def test_two_rescuers_at_once_give_every_job_back_once(dsn: str, eyes: Eyes) -> None:
+    helpers = [await rescuer(dsn) for _ in range(4)]
+    victim = Taker(dsn)
+    eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, 500)")
+    await victim.fetch(500)
+    await asyncio.gather(*(rescue.rescue(victim.worker_id, 0) for _, rescue, _ in helpers), return_exceptions=True)
+    assert eyes.states() == {"available": 500}
+    assert sum(rescue.jobs for _, rescue, _ in helpers) == 500
+    for taker, _, _ in helpers:
+        await taker.close()
+    await victim.close()
+
+
+async def test_a_leftover_of_another_lease_is_rescued(dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture) -> None:
+    victim = Taker(dsn, lease=1.0)
+    eyes.do("INSERT INTO pgqueue.job (task) VALUES ('rescue.nothing')")
+    await victim.fetch()
+    await victim.close()
+    with caplog.at_level(logging.WARNING):
+        async with work(dsn, nothing, lease=2.0):
+            await until(eyes.done(1), 8.0)
+    assert f"worker {victim.worker_id} gave no sign of life" in caplog.text
