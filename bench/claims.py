@@ -68,7 +68,7 @@ async def claim(dsn: str, k: int, jobs: int, queues: list[str]) -> dict[str, flo
         lambda: worker_id,
         shares=lambda: [Share(queues, k)],
         deliver=deliver,
-        suspect_free=lambda: True,
+        suspects=lambda: (),
         live_workers=lambda: 1,
         in_doubt=lambda: None,
         poll=1.0,

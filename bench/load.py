@@ -63,7 +63,7 @@ def held_load(run: Run) -> list[Figure]:
         figures += [
             Figure("held-load", f"{name} free, p99", free.p99(), "ms"),
             Figure("held-load", f"{name} held, p99", held.p99(), "ms", Goal(bound, at_most=True)),
-            Figure("held-load", f"{name} p99 last/first 1/4", held.slope(), "x"),
+            Figure("held-load", f"{name} p99 last/first", held.slope(), "x"),
             Figure("held-load", f"{name} held, backlog", held.backlog, "", Goal(rate / 2, at_most=True)),
             Figure("held-load", f"{name} enqueued really", held.rate, "/s"),
         ]
@@ -95,7 +95,7 @@ def beside_pgbench(run: Run) -> list[Figure]:
     share = median(both / one for both, one in zip(beside, alone, strict=True))
     return [
         Figure("beside-pgbench", "TPS alone", median(alone), "/s"),
-        Figure("beside-pgbench", "TPS beside 200 jobs/s", median(beside), "/s"),
+        Figure("beside-pgbench", "TPS beside jobs", median(beside), "/s"),
         Figure("beside-pgbench", "TPS kept", share, "x"),
         Figure("beside-pgbench", "p99, queue alone", median(quiet), "ms"),
         Figure("beside-pgbench", "p99, both", median(loud), "ms"),

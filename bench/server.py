@@ -85,15 +85,15 @@ class Lab:
     def cpu(self, *, without: int | None = None) -> float:
         """CPU seconds all server processes have used so far (10 ms steps): sessions, log writer, vacuum, the lot.
 
-        Those that ended are in the postmaster's account. `without`: the pid of the session that only observes.
+        Those that ended are in the postmaster's account; read again if one ended meanwhile, else it would be in
+        neither. `without`: the pid of the session that only observes.
         """
         postmaster = psutil.Process(self._server.cluster.postmaster())
-        gone = postmaster.cpu_times()
-        seconds: float = gone.children_user + gone.children_system
-        for process in postmaster.children():
-            if process.pid != without:
-                seconds += _cpu(process)
-        return seconds
+        while True:
+            ended = _ended(postmaster)
+            living = sum(_cpu(process) for process in postmaster.children() if process.pid != without)
+            if _ended(postmaster) == ended:
+                return ended + living
 
     def transactions(self, dsn: str) -> int:
         """How many transactions have ended in this database, as far as the sessions have reported (within 10 s)."""
@@ -154,6 +154,12 @@ def _database(dsn: str) -> str:
 def _cpu(process: psutil.Process) -> float:
     try:
         times = process.cpu_times()
-    except psutil.NoSuchProcess:  # it ended just now: the postmaster has its time from the next reading on
+    except psutil.NoSuchProcess:  # it ended just now: the postmaster has its time from now on
         return 0.0
     return float(times.user + times.system)
+
+
+def _ended(postmaster: psutil.Process) -> float:
+    """CPU seconds of the processes that have ended."""
+    times = postmaster.cpu_times()
+    return float(times.children_user + times.children_system)
