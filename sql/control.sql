@@ -12,7 +12,7 @@ WHERE id = %(id)s::bigint;
 -- name: control_find
 -- The newest n jobs that fit, among the newest `most` of the partitions named; as a JSON array. The second column says
 -- how many rows were looked at when fewer than n fit. The walk itself has no condition on rows: so its LIMIT is a limit
--- of the work, and the planner, however little it knows of the table, sees that some steps along the indexes are enough.
+-- of the work, and the planner, however little it knows of a table, sees that some steps along its index are enough.
 WITH found AS MATERIALIZED (
     SELECT * FROM (
         SELECT * FROM (
@@ -206,3 +206,15 @@ SELECT json_build_object(
     'queues', (SELECT coalesce(json_agg(to_json(queue) ORDER BY name), '[]') FROM queue),
     'workers', (SELECT coalesce(json_agg(to_json(worker) ORDER BY id), '[]') FROM worker)
 )::text;
+
+-- name: control_readers
+-- The sessions that hold a lock on the leaf which a ring would empty next: who to wait for, or to end.
+SELECT a.pid, coalesce(nullif(a.application_name, ''), 'unnamed'), a.usename::text, coalesce(a.state, 'unknown'),
+       extract(epoch FROM pgqueue.now() - a.xact_start)::float8
+FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+WHERE l.granted AND a.pid <> pg_backend_pid() AND l.relation = (
+    SELECT ('pgqueue.' || CASE kind WHEN 'attempt' THEN 'attempt_' ELSE 'job_' || kind || '_' END
+            || mod(bin + 1, leaves))::regclass
+    FROM pgqueue.ring WHERE kind = %(kind)s::text)
+  AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+ORDER BY a.xact_start;

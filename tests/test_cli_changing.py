@@ -119,6 +119,7 @@ def test_a_reader_that_prevents_it_is_told_of_and_the_rest_goes_on(conn: Conn, d
     with psycopg.connect(dsn) as reader:
         reader.execute("SELECT count(*) FROM pgqueue.job_done_1")
         done = pgqueue("prune", "--all", dsn=dsn)
+        assert f"done: pid {reader.info.backend_pid} (" in done.stderr
         assert (done.returncode, done.stdout.count("prevented: a reader"), done.stdout.count("advanced")) == (1, 1, 2)
         assert bins(conn) == {"attempt": 1, "dead": 1, "done": 0}
     assert pgqueue("prune", "--all", dsn=dsn).returncode == 0

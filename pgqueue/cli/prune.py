@@ -11,7 +11,7 @@ import click
 from pgqueue.cli.database import connected
 from pgqueue.cli.exits import NO
 from pgqueue.cli.options import database
-from pgqueue.cli.tables import span, table
+from pgqueue.cli.tables import plain, span, table
 from pgqueue.config import config
 
 if TYPE_CHECKING:
@@ -72,5 +72,14 @@ def _advance(conn: psycopg.Connection[Any], ring: Ring, forced: bool) -> str:
         return f"not due for {span(ring.retention / (ring.leaves - 2) - ring.age)}"
     row = conn.execute(text("maintenance_advance", config().schema), {"kind": ring.kind, "forced": forced}).fetchone()
     if row == (None,):
+        for reader in _readers(conn, ring.kind):
+            click.echo(f"{ring.kind}: {reader}", err=True)
         return "prevented: a reader holds the oldest leaf; try again"
     return "advanced" if row == (True,) else "prevented: another session is advancing it"
+
+
+def _readers(conn: psycopg.Connection[Any], kind: str) -> Iterator[str]:
+    from pgqueue.statements import text
+
+    for pid, name, role, state, age in conn.execute(text("control_readers", config().schema), {"kind": kind}):
+        yield f"pid {pid} ({plain(name)}, {plain(role)}, {state}, for {span(age)}) holds the oldest leaf"
