@@ -29,6 +29,7 @@ log = logging.getLogger("pgqueue")
 
 FLUSH_MOST = 2_000
 LOCKED_PAUSE = 0.05
+IDLE_SECONDS = 30.0
 
 Ended = tuple[Job, Outcome]
 
@@ -90,7 +91,9 @@ class Completer:
 
     async def _step(self) -> None:
         if not self._in_flight:
-            await wait(self._wake, LOCKED_PAUSE if self._locked else None)
+            if not await wait(self._wake, LOCKED_PAUSE if self._locked else IDLE_SECONDS) and not self._locked:
+                await self._session.close()  # an idle worker has three connections, not four
+                await self._wake.wait()
             self._wake.clear()
             self._signalled = False
             waiting = self._waiting

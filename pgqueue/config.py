@@ -16,6 +16,8 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from pgqueue.errors import InvalidOption, NotConfigured
 
 EMBEDDED = "embedded:"
+OFF = "off"
+"""As `listen_dsn`: no LISTEN at all, workers poll. For poolers in transaction mode without a direct way beside them."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -59,9 +61,9 @@ _NO = frozenset({"0", "off", "false", "no"})
 class Config:
     """The settings one process works with.
 
-    `listen_dsn` is where LISTEN goes: the same as `dsn` unless a pooler stands before it. `prepare=False` is for
-    poolers without prepared statements, `notify=False` for two-phase commit, `outbox` for applications that enqueue
-    elsewhere.
+    `listen_dsn` is where LISTEN goes: the same as `dsn` unless a pooler stands before it; None (given as `off`):
+    nowhere, workers poll. `prepare=False` is for poolers without prepared statements, `notify=False` for two-phase
+    commit, `outbox` for applications that enqueue elsewhere.
     """
 
     dsn: str | None = None
@@ -175,6 +177,8 @@ def _resolved(values: tuple[tuple[str, str | bool], ...]) -> Config:
     chosen = Config(**dict(values))  # type: ignore[arg-type]
     dsn = chosen.dsn and normalize(chosen.dsn)
     listen_dsn = normalize(chosen.listen_dsn) if chosen.listen_dsn else dsn
+    if listen_dsn == OFF:
+        listen_dsn = None
     return replace(chosen, dsn=dsn, listen_dsn=listen_dsn, schema=check_schema(chosen.schema))
 
 
@@ -205,7 +209,7 @@ def _normalized(dsn: str) -> str:
         return f"postgresql://{rest if url['driver'] is None else _translated(rest)}"
     if dsn.startswith(EMBEDDED) and dsn != EMBEDDED:
         raise InvalidOption(f"dsn {safe(dsn)!r}: {EMBEDDED} takes nothing after it")
-    if _OTHER_URL.match(dsn) or (dsn != EMBEDDED and "=" not in dsn):
+    if _OTHER_URL.match(dsn) or (dsn not in (EMBEDDED, OFF) and "=" not in dsn):
         raise InvalidOption(f"dsn {safe(dsn)!r}: use postgresql://user@host/database, or host=… dbname=… user=…")
     return dsn
 

@@ -28,7 +28,7 @@ class InvalidOption(Error, ValueError):
 
 
 class UnsupportedConnection(Error, TypeError):
-    """The object given as connection is of no kind pgqueue can use, or is sync where async is needed (or the reverse)."""
+    """What was given as connection is of no kind pgqueue can use, or sync where async is needed (or the reverse)."""
 
 
 class DuplicateJob(Error):

@@ -39,14 +39,14 @@ class Executor:
         *,
         finish: Callable[[Job, Outcome], None],
         low: Callable[[], None],
-        resources: Any = None,
     ) -> None:
         self.pools = pools
         self.running: dict[int, Job] = {}
         self._tasks = tasks
         self._finish = finish
         self._low = low
-        self._resources = resources
+        self.resources: Any = None
+        """What the lifespan yielded: `job.resources` in every handler."""
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._runs: set[asyncio.Task[None]] = set()
@@ -107,8 +107,8 @@ class Executor:
     def _run_ended(self, pool: Pool, first: Job, run: asyncio.Task[None]) -> None:
         self._runs.discard(run)
         if run.cancelled() and self.running.get(first.id) is first:  # before its first step: nobody else saw the job
-            self._forget(first)
             self._finish(first, RELEASED)
+            self._forget(first)
             pool.end(0.0)
             self._slot_freed(pool)
 
@@ -141,8 +141,8 @@ class Executor:
             started = perf_counter()
             outcome = await self._call(job, task)
             now = perf_counter()
-            self._forget(job)
             self._finish(job, outcome)
+            self._forget(job)
             if now > self._turn_ends or run.cancelling() or contextvars.copy_context() != clean:
                 pool.end(now - started)
                 self._slot_freed(pool)
@@ -160,7 +160,7 @@ class Executor:
         if task is None:
             return unknown(job)
         token = running_job.set(job)
-        job.resources = self._resources
+        job.resources = self.resources
         try:
             args, kwargs = task.codec.decode(job.args)
             value = await (task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs))
@@ -193,8 +193,8 @@ class Executor:
             while True:
                 started = perf_counter()
                 outcome = self._context.copy().run(self._call_sync, job, task)
+                self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
                 self._forget(job)
-                self._finish(job, outcome)
                 entry = pool.take(False, perf_counter() - started)
                 if entry is None:
                     break
@@ -217,7 +217,7 @@ class Executor:
         if task is None:
             return unknown(job)
         running_job.set(job)
-        job.resources = self._resources
+        job.resources = self.resources
         try:
             args, kwargs = task.codec.decode(job.args)
             value = task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs)

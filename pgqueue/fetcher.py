@@ -20,6 +20,7 @@ from math import inf
 from time import monotonic
 
 import msgspec
+import psycopg
 
 from pgqueue.job import Job
 from pgqueue.loops import jittered, persist, wait
@@ -28,7 +29,6 @@ from pgqueue.watermark import Lane, Reading, Watermark
 
 log = logging.getLogger("pgqueue")
 
-SUSPECTS = (-2, -1)
 RANKS = tuple(range(20))
 # A fetch wanted now is due at once where there is room; without room the loop must not spin.
 SOON = 0.01
@@ -62,7 +62,7 @@ class Fetcher:
         *,
         shares: Callable[[], list[Share]],
         deliver: Callable[[list[Job]], None],
-        suspect_free: Callable[[], bool],
+        suspects: Callable[[], Sequence[int]],
         live_workers: Callable[[], int],
         in_doubt: Callable[[], None],
         poll: float,
@@ -75,7 +75,7 @@ class Fetcher:
         self._worker_id = worker_id
         self._shares = shares
         self._deliver = deliver
-        self._suspect_free = suspect_free
+        self._suspects = suspects
         self._live_workers = live_workers
         self._in_doubt = in_doubt
         self._poll = poll
@@ -107,16 +107,18 @@ class Fetcher:
         await persist(self._step, name="fetch", until=lambda: self._quiet)
 
     async def _step(self) -> None:
-        shares = self._shares()
-        if any(share.room and not self._known.issuperset(share.queues) for share in shares):
+        roomy = [share for share in self._shares() if share.room]
+        unknown = [share for share in roomy if not self._known.issuperset(share.queues)]
+        if unknown:
             self._wake.clear()
-            await self._fetch(shares)
-        elif await wait(self._wake, self._patience()):
+            # One pool at a time: together, each lane of a pool could give that pool's whole room.
+            await self._fetch(unknown[next(self._turns) % len(unknown)])
+        elif await wait(self._wake, self._patience() if roomy else None):
             self._wake.clear()
         elif self._wanted() <= 0:
             self._known.clear()
-        elif any(share.room for share in self._shares()):
-            await self._look()
+        else:
+            await self._look(roomy)
 
     def _patience(self) -> float:
         """Seconds until the next look without a wake: the poll, or when the watermark wants a fetch, if near."""
@@ -128,28 +130,30 @@ class Fetcher:
         look = self.watermark.next_look(now := monotonic())
         return inf if look is None else look - now
 
-    async def _look(self) -> None:
+    async def _look(self, roomy: Sequence[Share]) -> None:
         """A poll: fetch, unless one cheap read-only statement proves that there is nothing."""
         link = self._session.link
         [[(head, snapshot, paused)]] = await self._session.run(link.statement("fetch_probe"))
-        lanes = self._asked(self._shares()).lanes
-        if not self.watermark.idle(Reading(head, None, snapshot), frozenset(paused), lanes, monotonic()):
+        lanes = [lane for share in roomy for lane in self._asked(share).lanes]
+        known = self._session.generation == self._generation
+        if not known or not self.watermark.idle(Reading(head, None, snapshot), frozenset(paused), lanes, monotonic()):
             self._known.clear()
 
-    async def _fetch(self, shares: list[Share]) -> None:
-        asked = self._asked(shares)
-        if not asked.lanes:
-            return
-        self._known.update(queue for queue, _ in asked.lanes)
-        n = sum(share.room for share in shares)
+    async def _fetch(self, share: Share) -> None:
+        asked, n = self._asked(share), share.room
+        self._known.update(share.queues)
         if await self._session.ready() != self._generation:
             self.watermark.forget()
             self._generation = self._session.generation
         claim = next(self._claims)
-        started = monotonic()
-        starts = self.watermark.starts(asked.lanes, started)
+        starts = self.watermark.starts(asked.lanes, monotonic())
         try:
             reading, (opened, jobs) = await self._claim(asked, starts, n, claim)
+        except psycopg.errors.UniqueViolation:
+            self.watermark.forget()
+            self._known.clear()
+            await self._refuse_doubles()
+            return
         except BaseException:
             # Whether rows were taken is unknown; reconciliation hands them back once this claim counts as given up.
             self.watermark.forget()
@@ -159,11 +163,18 @@ class Fetcher:
         finally:
             self.settled = claim
         self.fetches += 1
-        now = monotonic()
         taken = _taken(jobs)
         open_lanes = {asked.lanes[place - 1] for place in opened}
         repeat = self.watermark.fetched(
-            reading, asked.lanes, asked.mosts, open_lanes, taken, n, now, now - started, self._live_workers()
+            reading,
+            asked.lanes,
+            asked.mosts,
+            open_lanes,
+            taken,
+            n,
+            monotonic(),
+            self._session.took,
+            self._live_workers(),
         )
         if repeat or len(jobs) >= n:
             self._known.clear()
@@ -173,24 +184,23 @@ class Fetcher:
             jobs.sort(key=lambda job: (places[job.lane], job.pos))
             self._deliver(jobs)
 
-    def _asked(self, shares: Sequence[Share]) -> Asked:
-        """The lanes to ask, most urgent first; queues of one rank take turns; the limit is the room of the pool."""
-        turn = next(self._turns)
-        queues = [(queue, share.room) for share in shares if share.room for queue in share.queues]
-        turn %= max(1, len(queues))
-        queues = queues[turn:] + queues[:turn]
-        asked = Asked([], [])
-        if self._suspect_free():
-            self._ask(asked, queues, SUSPECTS, 1)
-        self._ask(asked, queues, RANKS, None)
-        return asked
+    async def _refuse_doubles(self) -> None:
+        [doubles] = await self._session.run(self._session.link.statement("fetch_refuse_doubles"))
+        for (job_id,) in doubles:
+            log.error(
+                "job %d is running, and a second row with its id was available; that row is failed: refused", job_id
+            )
 
-    @staticmethod
-    def _ask(asked: Asked, queues: list[tuple[str, int]], ranks: Sequence[int], most: int | None) -> None:
-        for rank in ranks:
-            for queue, room in queues:
-                asked.lanes.append((queue, rank))
-                asked.mosts.append(room if most is None else most)
+    def _asked(self, share: Share) -> Asked:
+        """The lanes to ask, most urgent first; queues of one rank take turns; a suspect comes alone."""
+        turn = next(self._turns) % len(share.queues)
+        queues = [*share.queues[turn:], *share.queues[:turn]]
+        suspects = self._suspects()
+        ranks = (*suspects, *RANKS)
+        return Asked(
+            [(queue, rank) for rank in ranks for queue in queues],
+            [1 if rank in suspects else share.room for rank in ranks for _ in queues],
+        )
 
     async def _claim(
         self, asked: Asked, starts: list[int], n: int, claim: int

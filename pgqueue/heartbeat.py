@@ -60,22 +60,23 @@ class _Seen:
 class Judge:
     """Decides which workers are dead from what it has seen itself. Pure: time is passed in."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease: float) -> None:
+        self._late = lease / 2  # our beats are a third of our lease apart, whatever the lease of those we watch
         self._seen: dict[int, _Seen] = {}
         self._last: float | None = None
 
     def observe(self, beats: Iterable[tuple[int, int, float]], now: float) -> list[tuple[int, int]]:
         """Take the (worker id, beat, lease seconds) just read; answer the dead as (worker id, beat).
 
-        Reads that came too late (half a lease after the one before) start the observation anew: whoever was suspended
-        or cut off has not watched.
+        Reads that came too late (half our own lease after the one before) start the observation anew: whoever was
+        suspended or cut off has not watched.
         """
         gap = 0.0 if self._last is None else now - self._last
         self._last = now
         seen: dict[int, _Seen] = {}
         for worker_id, beat, lease in beats:
             before = self._seen.get(worker_id)
-            if before is None or before.beat != beat or gap > lease / 2:
+            if before is None or before.beat != beat or gap > self._late:
                 seen[worker_id] = _Seen(beat, now, 1, lease)
             else:
                 seen[worker_id] = _Seen(beat, before.since, before.reads + 1, lease)
@@ -104,7 +105,7 @@ class Heartbeat:
         dead: Callable[[list[tuple[int, int]]], object],
         declared_dead: Callable[[], object],
     ) -> None:
-        self.judge = Judge()
+        self.judge = Judge(lease)
         self.last_beat = monotonic()
         """When a beat last went through, by this process's monotonic clock."""
         self._link = link
@@ -121,6 +122,10 @@ class Heartbeat:
 
     def start(self) -> None:
         self._thread.start()
+
+    def abandon(self) -> None:
+        """Stop beating, without waiting: from now on others may take us for dead."""
+        self._stop.set()
 
     def stop(self) -> None:
         """Stop beating; waits for the thread, at most the time of one round trip."""

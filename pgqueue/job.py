@@ -80,7 +80,8 @@ running_job: ContextVar[Job | None] = ContextVar("pgqueue_job", default=None)
 def current_job() -> Job:
     """Return the job whose handler is running here; RuntimeError outside of one.
 
-    Works in async and sync handlers, and in what they call; a thread or task started by a handler inherits it.
+    Works in async and sync handlers, in what they call, and in tasks and `asyncio.to_thread` calls they start; a bare
+    `threading.Thread` does not inherit it.
     """
     job = running_job.get()
     if job is None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-
-import psycopg
+from time import monotonic
 
 from pgqueue.loops import jittered, persist
 from pgqueue.sessions import Session
@@ -20,6 +19,7 @@ from pgqueue.sessions import Session
 log = logging.getLogger("pgqueue")
 
 ROUND_SECONDS = 60.0
+OTHERS_SECONDS = 300.0
 READ_SECONDS = 5.0
 
 
@@ -30,6 +30,7 @@ class Maintenance:
         self._session = session
         self._leads = leads
         self._also = also
+        self._others_at = monotonic() + jittered(OTHERS_SECONDS)
 
     async def run(self) -> None:
         """A round a minute, sooner after a failed one, until cancelled."""
@@ -39,9 +40,13 @@ class Maintenance:
         await asyncio.sleep(await self.round())
 
     async def round(self) -> float:
-        """One round if this worker leads; the seconds until the next one, soon where a reader was in the way."""
-        if not self._leads():
+        """One round; the seconds until the next one, soon where a reader was in the way.
+
+        Who does not lead does it too, but seldom: the leader's loop may hang while its heartbeat goes on.
+        """
+        if not self._leads() and monotonic() < self._others_at:
             return jittered(ROUND_SECONDS)
+        self._others_at = monotonic() + jittered(OTHERS_SECONDS)
         await self._also()
         return READ_SECONDS if await self._blocked() else jittered(ROUND_SECONDS)
 
@@ -56,10 +61,11 @@ class Maintenance:
         return blocked
 
     async def _advance(self, kind: str) -> bool:
-        try:
-            await self._session.run(self._session.link.statement("maintenance_advance", kind=kind, forced=False))
-        except psycopg.errors.LockNotAvailable:
+        """False if a reader is in the way."""
+        link = self._session.link
+        [[(advanced,)]] = await self._session.run(link.statement("maintenance_advance", kind=kind, forced=False))
+        if advanced is None:
             log.info("history %s: a reader holds the oldest leaf; trying again in %g s", kind, READ_SECONDS)
-            return False
-        log.info("history %s: the oldest leaf was thrown away", kind)
-        return True
+        elif advanced:
+            log.info("history %s: the oldest leaf was thrown away", kind)
+        return advanced is not None

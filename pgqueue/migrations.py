@@ -296,6 +296,9 @@ def _check_server(conn: Connection) -> None:
     if conn.info.server_version < OLDEST_POSTGRES * 10_000:
         have = conn.info.parameter_status("server_version")
         raise Error(f"pgqueue needs PostgreSQL {OLDEST_POSTGRES} or newer, this server is {have}")
+    if conn.info.parameter_status("server_encoding") != "UTF8":
+        have = conn.info.parameter_status("server_encoding")
+        raise Error(f"pgqueue needs a database with encoding UTF8, {conn.info.dbname} has {have}")
     with conn.transaction(), _cursor(conn) as cursor:
         if cursor.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
             raise Error(f"{conn.info.host} is a standby and cannot be written; migrate the primary")

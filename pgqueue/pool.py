@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from math import inf
+from typing import Any, TypeVar
 
 from pgqueue.errors import InvalidOption
 from pgqueue.job import Job, check_queue
@@ -19,6 +20,7 @@ from pgqueue.tasks import Task
 PREFETCH_SECONDS = 0.05
 PREFETCH_MOST = 2000
 
+N = TypeVar("N", int, float)
 Entry = tuple[Job, Task[..., Any] | None]
 """A claimed job and its task; None: no task of this name is imported here."""
 
@@ -112,7 +114,7 @@ def queue_slots(named: Sequence[str] | None, declared: Iterable[Task[..., Any]])
         name, colon, slots = text.partition(":")
         if colon and not slots.isdigit():
             raise InvalidOption(f"queue {text!r}: write NAME or NAME:SLOTS, for example mail:5")
-        queues[check_queue(name)] = at_least_one(f"slots of queue {name}", int(slots)) if colon else None
+        queues[check_queue(name)] = at_least(f"slots of queue {name}", int(slots), 1) if colon else None
     return queues
 
 
@@ -123,8 +125,8 @@ def pools(queues: Mapping[str, int | None], concurrency: int) -> list[Pool]:
     return [*([Pool(common, concurrency)] if common else []), *own]
 
 
-def at_least_one(what: str, number: int) -> int:
-    """`number`, if it is at least 1; else InvalidOption."""
-    if number < 1:
-        raise InvalidOption(f"{what}: {number} is less than 1")
+def at_least(what: str, number: N, least: N) -> N:
+    """`number`, if it is finite and at least `least`; else InvalidOption."""
+    if not least <= number < inf:
+        raise InvalidOption(f"{what}: {number} is less than {least}, or infinite")
     return number

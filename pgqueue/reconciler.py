@@ -49,8 +49,12 @@ class Reconciler:
 
     async def _step(self) -> None:
         await wait(self._doubt, jittered(EVERY_SECONDS))
-        await self.reconcile()
-        self._doubt.clear()
+        self._doubt.clear()  # before: a doubt that comes meanwhile is about a later claim
+        try:
+            await self.reconcile()
+        except BaseException:
+            self._doubt.set()
+            raise
 
     async def reconcile(self) -> None:
         """Hand back the jobs that are ours in the database and unknown here."""

@@ -71,9 +71,10 @@ class Rescue:
 
     async def _move(self, worker_id: int) -> int:
         moved = 0
+        link = self._session.link
         while True:
             [[(count, _)]] = await self._session.run(
-                self._session.link.statement("rescue_jobs", worker_id=worker_id, n=BATCH, notify=self._notify)
+                link.statement("rescue_jobs", worker_id=worker_id, n=BATCH, first=moved == 0, notify=self._notify)
             )
             moved += int(count)
             if count < BATCH:

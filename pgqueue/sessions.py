@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from psycopg import AsyncConnection, AsyncCursor, Connection
@@ -47,6 +48,8 @@ class Session:
         self.identity: tuple[int, str] | None = None
         self.generation = 0
         """How many connections this session has had; what was learned on an earlier one may not hold on this one."""
+        self.took = 0.0
+        """Seconds the last answer took, without the wait for our turn and for a connection."""
         self._name = name
         self._connection: AsyncConnection[Any] | None = None
         self._turn = asyncio.Lock()
@@ -60,7 +63,10 @@ class Session:
         async with self._turn:
             try:
                 async with asyncio.timeout(ROUND_TRIP_SECONDS):
-                    return await send(await self._connected(), self.link, *messages, settings=settings)
+                    connection, sent = await self._connected(), monotonic()
+                    answers = await send(connection, self.link, *messages, settings=settings)
+                    self.took = monotonic() - sent
+                    return answers
             except BaseException:
                 await self.close()
                 raise

@@ -43,6 +43,7 @@ Lane = tuple[str, int]
 """(queue, rank); which lane is more urgent is for the fetcher to say, by the order in which it asks."""
 
 ZERO_EVERY = 5.0  # seconds between starts at zero, at least
+ZERO_MOST = 300.0  # but no later: one slow answer must not cancel the sweep
 ZERO_SHARE = 100  # and at least so many times what one costs the fleet: about 1 % of one core for all workers together
 LOOK_AGAIN = 0.010  # seconds; without it one fetch was followed by a chain of 139 (other workers' fetches have ids too)
 MOST_FLOORS = 1_000
@@ -240,7 +241,8 @@ class Watermark:
         if not self._owed.isdisjoint(reached):
             self._owed.difference_update(reached)
             self._zero_cost = max(self._zero_cost, seconds)
-            self._zero_due = max(self._zero_due, self._zero_from + ZERO_SHARE * self._zero_cost * live_workers)
+            wait = min(ZERO_SHARE * self._zero_cost * live_workers, ZERO_MOST)
+            self._zero_due = max(self._zero_due, self._zero_from + wait)
 
 
 def _parse(snapshot: str) -> tuple[int, list[int]]:

@@ -18,7 +18,6 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib import metadata
-from math import inf
 from time import monotonic
 from typing import Any
 
@@ -27,7 +26,7 @@ import psycopg
 from pgqueue import embedded, migrations, tasks
 from pgqueue.completer import Completer
 from pgqueue.config import config
-from pgqueue.errors import InvalidOption, NotConfigured
+from pgqueue.errors import NotConfigured
 from pgqueue.executor import Executor
 from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
 from pgqueue.heartbeat import Heartbeat, Identity, register
@@ -37,11 +36,12 @@ from pgqueue.loops import Backoff, transient, within
 from pgqueue.maintenance import Maintenance
 from pgqueue.notifier import CONTROL, SCHEDULED, Notifier
 from pgqueue.outcome import RELEASED
-from pgqueue.pool import at_least_one, pools, queue_slots
+from pgqueue.pool import at_least, pools, queue_slots
 from pgqueue.reconciler import Reconciler
 from pgqueue.rescue import Rescue
 from pgqueue.scheduler import Scheduler
 from pgqueue.sessions import Link, Session, options, transaction
+from pgqueue.suspects import Suspects
 from pgqueue.tasks import Task
 
 log = logging.getLogger("pgqueue")
@@ -102,16 +102,16 @@ class Worker:
         self._tasks = _by_name(tasks)
         self.settings = Settings(
             queues=queue_slots(queues, self._tasks.values()),
-            concurrency=at_least_one("concurrency", concurrency),
-            poll=_at_least("poll", poll, POLL_LEAST),
-            lease=_at_least("lease", lease, LEASE_LEAST),
+            concurrency=at_least("concurrency", concurrency, 1),
+            poll=at_least("poll", poll, POLL_LEAST),
+            lease=at_least("lease", lease, LEASE_LEAST),
             version_tag=version_tag or metadata.version("pgqueue-jobs"),
-            listen=settled.listen_dsn != "",
+            listen=settled.listen_dsn is not None,
             notify=settled.notify,
         )
         self._state = "starting"
         self._held: dict[int, Job] = {}
-        self._suspects: set[int] = set()
+        self._suspects = Suspects()
         self._services: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()
         self._ended: asyncio.Future[None] | None = None
@@ -132,10 +132,10 @@ class Worker:
         self._ended = loop.create_future()
         self._link = Link(await asyncio.to_thread(embedded.resolve, self._dsn), self._schema, self._prepare)
         await asyncio.to_thread(self._check_and_register)
-        resources = await self._stack.enter_async_context(declared_lifespan())
-        self._build(resources)
-        self._state = "running"
+        self._build()
         self._heartbeat.start()
+        self._executor.resources = await self._stack.enter_async_context(declared_lifespan())
+        self._state = "running"
         self._serve(self._completer.run(), "complete")
         self._serve(self._fetcher.run(), "fetch")
         self._serve(self._scheduler.run(), "schedule")
@@ -156,7 +156,7 @@ class Worker:
         if self._state == "running":
             self._state = "quiet"
             self._fetcher.quiet()
-            self._hand_back()
+            self._give_back(self._executor.hand_back())
 
     async def stop(self, timeout: float = 25.0) -> int:
         """Stop within `timeout` seconds; how many jobs were still running at the deadline.
@@ -173,7 +173,7 @@ class Worker:
         deadline = monotonic() + timeout
         self.quiet()
         await self._ending("fetch", deadline)
-        self._hand_back()
+        self._give_back(self._executor.hand_back())
         left = await self._wait_for_jobs(deadline)
         await within(self._completer.flushed(), FLUSH_SECONDS)
         await self._leave()
@@ -201,7 +201,10 @@ class Worker:
         try:
             async with asyncio.timeout(5):
                 await self._reconciler.reconcile()
-                await self._take.run(self._link.statement("heartbeat_leave", worker_id=self.worker_id))
+                await self._take.run(
+                    self._link.statement("heartbeat_leave", worker_id=self.worker_id),
+                    self._link.statement("heartbeat_abandon", worker_id=self.worker_id),
+                )
         except Exception as error:  # whatever it is, what follows must be taken down
             log.warning("could not sign off: %s; rescue will notice", error)
         await self._take.close()
@@ -229,7 +232,7 @@ class Worker:
                 queues=list(settings.queues),
             )
 
-    def _build(self, resources: Any) -> None:
+    def _build(self) -> None:
         settings = self.settings
         self._take = Session(self._link, "fetch")
         self._give = Session(self._link, "complete")
@@ -245,7 +248,7 @@ class Worker:
             lambda: self.worker_id,
             shares=self._shares,
             deliver=self._deliver,
-            suspect_free=lambda: not self._suspects,
+            suspects=lambda: self._suspects.ranks(idle=not self._held),
             live_workers=lambda: 1 + self._heartbeat.judge.live(),
             in_doubt=lambda: self._reconciler.doubt(),
             poll=settings.poll,
@@ -255,10 +258,9 @@ class Worker:
             self._tasks,
             finish=self._completer.finish,
             low=self._fetcher.roomier,
-            resources=resources,
         )
         self._notifier = Notifier(
-            Link(self._listen_dsn or self._link.dsn, self._schema, self._prepare),
+            Link(embedded.resolve(self._listen_dsn or self._dsn), self._schema, self._prepare),
             list(settings.queues),
             heard=self._heard,
         )
@@ -298,6 +300,9 @@ class Worker:
         if error is not None and self._ended is not None and not self._ended.done():
             log.critical("%s failed for good: %s", task.get_name(), error)
             self._ended.set_exception(error)
+            # Half a worker must not look alive: without beats its jobs are given to others.
+            self.quiet()
+            self._heartbeat.abandon()
 
     async def _ending(self, name: str, deadline: float) -> None:
         """Wait for a service that was told to end."""
@@ -308,40 +313,33 @@ class Worker:
     # Where the services meet -----------------------------------------------------------------------------------------
 
     def _shares(self) -> list[Share]:
-        if self._completer.unwritten() > UNWRITTEN_MOST:
+        if self._suspects.alone or self._completer.unwritten() > UNWRITTEN_MOST:
             return []
         return [Share(pool.queues, pool.room()) for pool in self._executor.pools]
 
     def _deliver(self, jobs: list[Job]) -> None:
         for job in jobs:
             self._held[job.id] = job
-            if job.crashes:
-                self._suspects.add(job.id)
-        if self._state != "running":  # it was under way when we were told to take no more
-            for job in jobs:
-                self._completer.finish(job, RELEASED)
-            return
+        # A fetch was under way when we were told to take no more; or it brought suspects, who come one at a time.
+        kept = self._suspects.keep(jobs) if self._state == "running" else []
+        if len(kept) < len(jobs):
+            self._give_back(set(jobs).difference(kept))
         for pool in self._executor.pools:
-            room = pool.asked()
-            pool.adapt()
-            mine = jobs if len(self._executor.pools) == 1 else [job for job in jobs if job.queue in pool.queues]
+            mine = kept if len(self._executor.pools) == 1 else [job for job in kept if job.queue in pool.queues]
             if mine:
-                self._executor.offer(pool, mine[:room])
-                # Every lane of a queue may give its pool's whole room; what is too much goes back at once.
-                for job in mine[room:]:
-                    self._completer.finish(job, RELEASED)
+                pool.adapt()
+                self._executor.offer(pool, mine)
 
     def _written(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if self._held.get(job.id) is job:
                 del self._held[job.id]
         self._fetcher.roomier()
-        if self._suspects:
-            self._suspects &= self._held.keys()
+        if self._suspects.ended(jobs):
             self._fetcher.news()
 
-    def _hand_back(self) -> None:
-        for job in self._executor.hand_back():
+    def _give_back(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
             self._completer.finish(job, RELEASED)
 
     def _heard(self, channel: str, payload: str) -> None:
@@ -372,8 +370,10 @@ class Worker:
             log.error(
                 "worker %d was taken for dead (no sign of life for its lease); its jobs run elsewhere", self.worker_id
             )
-            for job in self._executor.hand_back():
+            dropped = self._executor.hand_back()
+            for job in dropped:
                 self._held.pop(job.id, None)
+            self._suspects.ended(dropped)
             self._serve(self._register_anew(), "register")
 
     async def _register_anew(self) -> None:
@@ -399,9 +399,3 @@ def _by_name(declared: Iterable[Task[..., Any]] | None) -> dict[str, Task[..., A
     if declared is None:
         return dict(tasks.registry)
     return {name: task for task in declared for name in (task.name, *task.aliases)}
-
-
-def _at_least(what: str, seconds: float, least: float) -> float:
-    if not least <= seconds < inf:
-        raise InvalidOption(f"{what}: {seconds!r}: give seconds, at least {least:g}")
-    return seconds

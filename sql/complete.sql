@@ -1,5 +1,7 @@
 -- All statements here end running jobs by their fence (id, worker, claim), and wait for nobody: a job that is locked or
 -- gone is left out. They answer NULL when every job was ended, else the ids that were.
+-- `worker_id + 0` keeps the planner from that column's index: on a table never analysed it would read, for each id, all
+-- that the worker runs (measured: 2,500 jobs/s instead of 60,000).
 
 -- name: complete_plain
 -- Jobs that succeeded without a result: to history. The shortest way, for most jobs take it.
@@ -8,7 +10,7 @@ WITH ended AS (
     WHERE ctid = ANY (ARRAY(
         SELECT r.ctid
         FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
-        JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id = %(worker_id)s::bigint
+        JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
         FOR UPDATE OF r SKIP LOCKED))
     RETURNING *
 ), done AS (
@@ -29,7 +31,7 @@ SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_a
 WITH picked AS MATERIALIZED (
     SELECT r.ctid, r.id, mine.result
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(results)s::text[]) AS mine (id, claim, result)
-    JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id = %(worker_id)s::bigint
+    JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
     FOR UPDATE OF r SKIP LOCKED
 ), ended AS (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
@@ -55,7 +57,7 @@ WITH picked AS MATERIALIZED (
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(delays)s::float8[], %(spents)s::boolean[], %(outcomes)s::text[],
                 %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[])
          AS mine (id, claim, delay, spent, outcome, error_type, message, traceback)
-    JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id = %(worker_id)s::bigint
+    JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
     FOR UPDATE OF r SKIP LOCKED
 ), ended AS (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
@@ -90,7 +92,7 @@ WITH picked AS MATERIALIZED (
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(reasons)s::text[], %(outcomes)s::text[],
                 %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[])
          AS mine (id, claim, reason, outcome, error_type, message, traceback)
-    JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id = %(worker_id)s::bigint
+    JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
     FOR UPDATE OF r SKIP LOCKED
 ), ended AS (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
@@ -115,13 +117,14 @@ WITH picked AS MATERIALIZED (
 SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END FROM dead;
 
 -- name: complete_release
--- Jobs given back unfinished (never started, or stopped by a shutdown): to the front of their lanes, the attempt not spent.
+-- Jobs given back unfinished (never started, or stopped by a shutdown): to the front of their lanes, the attempt not
+-- spent. A run_at that the clock has stepped behind becomes now: what was due stays due.
 WITH ended AS (
     DELETE FROM pgqueue.job_running
     WHERE ctid = ANY (ARRAY(
         SELECT r.ctid
         FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
-        JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id = %(worker_id)s::bigint
+        JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
         FOR UPDATE OF r SKIP LOCKED))
     RETURNING *
 ), available AS (
@@ -130,7 +133,8 @@ WITH ended AS (
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
     SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, attempt - 1,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        id, queue, priority, task, args, headers,
+        CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
     FROM ended
     RETURNING id, queue
@@ -146,7 +150,7 @@ FROM available;
 -- Of jobs that could not be ended just now: those that are still ours. Somebody holds their row; the next flush tries again.
 SELECT r.id
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
-JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id = %(worker_id)s::bigint;
+JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint;
 
 -- name: complete_settled
 -- Of jobs that are ours no more: those that an earlier try of ours ended, whose answer was lost. History says so, or the

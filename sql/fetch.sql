@@ -45,10 +45,10 @@ WITH lane AS MATERIALIZED (
 ), running AS (
     INSERT INTO pgqueue.job_running (
         state, worker_id, claim, started_at, attempt,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767),
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
     FROM taken
     RETURNING 1
@@ -74,3 +74,18 @@ SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
 -- name: fetch_held
 -- The jobs this worker has in job_running, with their claims: to compare with what it knows after a lost answer.
 SELECT id, claim FROM pgqueue.job_running WHERE worker_id = %(worker_id)s::bigint;
+
+-- name: fetch_refuse_doubles
+-- After a claim met an id that is running already (rows restored or inserted with ids of their own): put the second row
+-- aside as failed, so that it harms only itself. Answers their ids.
+WITH double AS (
+    DELETE FROM pgqueue.job_available a USING pgqueue.job_running r WHERE a.id = r.id RETURNING a.*
+)
+INSERT INTO pgqueue.job_dead (
+    state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
+    crashes, snoozes, deadline, lock_key, limit_key, unique_key, idempotency_key)
+SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
+    id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
+    crashes, snoozes, deadline, lock_key, limit_key, unique_key, idempotency_key
+FROM double
+RETURNING id;

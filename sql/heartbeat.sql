@@ -21,8 +21,12 @@ SELECT id, beat, extract(epoch FROM lease)::float8 FROM pgqueue.worker
 WHERE dead_at IS NULL AND id <> %(worker_id)s::bigint;
 
 -- name: heartbeat_leave
--- A worker that ended in order takes its row with it. One that still has jobs leaves it for rescue.
+-- A worker that ended in order takes its row with it. One that still has jobs leaves it for rescue (see the next).
 DELETE FROM pgqueue.worker w
 WHERE w.id = %(worker_id)s::bigint
   AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.worker_id = w.id)
 RETURNING id;
+
+-- name: heartbeat_abandon
+-- The jobs that are left did not crash: the operator's deadline ended them. Rescue gives their attempts back.
+UPDATE pgqueue.worker SET running = '{}', beat_at = pgqueue.now() WHERE id = %(worker_id)s::bigint RETURNING id;

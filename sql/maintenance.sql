@@ -1,6 +1,6 @@
 -- name: maintenance_advance
 -- Advance one ring if its time has come (or when forced): truncates the next leaf and moves to it, in one transaction, or
--- does neither. False: not due, or a reader holds the leaf; the next round tries again.
+-- does neither. False: not due, or somebody else is at it. NULL: a reader holds the leaf; the next round tries again.
 SELECT pgqueue.advance_ring(%(kind)s::text, %(forced)s::boolean);
 
 -- name: maintenance_rings

@@ -5,7 +5,9 @@ SELECT count(pg_terminate_backend(a.pid))
 FROM pgqueue.worker w
 CROSS JOIN LATERAL jsonb_to_recordset(w.sessions) AS s (pid integer, backend_start timestamptz)
 JOIN pg_stat_activity a ON a.pid = s.pid AND a.backend_start = s.backend_start
-WHERE w.id = %(worker_id)s::bigint AND w.beat = %(beat)s::bigint;
+WHERE w.id = %(worker_id)s::bigint AND w.beat = %(beat)s::bigint
+  -- Another role's session is not ours to end, and asking would be an error.
+  AND (pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'));
 
 -- name: rescue_lock
 -- Take the worker's row against claims (they hold it FOR KEY SHARE). No row: it beat again, or is gone.
@@ -17,18 +19,22 @@ UPDATE pgqueue.worker SET dead_at = coalesce(dead_at, pgqueue.now()), state = 's
 WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint;
 
 -- name: rescue_jobs
--- Give up to n jobs of a dead worker back to the front of their lanes. A job that was running at the last beat carries a
--- crash; with the third it is failed. Answers how many were moved.
+-- Give up to n jobs of a dead worker back to the front of their lanes, the first claimed first. A job that was running at
+-- the last beat carries a crash; so do, of those claimed since, as many as the worker had slots: they start in this order,
+-- and a killer may need only milliseconds. With the third crash it is failed. Answers how many were moved.
 WITH dead_worker AS MATERIALIZED (
-    SELECT id, running FROM pgqueue.worker WHERE id = %(worker_id)s::bigint
+    SELECT id, running, beat_at, concurrency FROM pgqueue.worker WHERE id = %(worker_id)s::bigint
 ), picked AS MATERIALIZED (
     SELECT r.ctid FROM pgqueue.job_running r WHERE r.worker_id = %(worker_id)s::bigint
-    ORDER BY r.id LIMIT %(n)s::integer
+    ORDER BY r.claim, r.rank, r.id LIMIT %(n)s::integer
     FOR UPDATE SKIP LOCKED
 ), lost AS (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), judged AS MATERIALIZED (
-    SELECT lost.*, coalesce(lost.id = ANY (w.running), false) AS started
+    SELECT lost.*, coalesce(
+        lost.id = ANY (w.running)
+        OR (%(first)s::boolean AND lost.started_at > w.beat_at
+            AND row_number() OVER (ORDER BY lost.claim, lost.rank, lost.id) <= w.concurrency), false) AS started
     FROM lost LEFT JOIN dead_worker w ON true
 ), noted AS (
     INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message)
@@ -52,7 +58,8 @@ WITH dead_worker AS MATERIALIZED (
     SELECT 'available',
         CASE crashes + started::integer WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, crashes + started::integer,
         attempt - CASE WHEN started THEN 0 ELSE 1 END,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
+        id, queue, priority, task, args, headers,
+        CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
     FROM judged WHERE NOT (started AND crashes >= 2)
     ORDER BY id

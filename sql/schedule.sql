@@ -15,7 +15,8 @@ WITH picked AS MATERIALIZED (
         state, rank, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
         snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
     SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
-        id, queue, priority, task, args, headers, least(run_at, pgqueue.now()), enqueued_at, attempt, max_attempts,
+        id, queue, priority, task, args, headers,
+        CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, attempt, max_attempts,
         crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
     FROM due ORDER BY run_at, id
     RETURNING queue

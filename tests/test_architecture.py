@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "pgqueue"
 
 # docs/design.md, section 10. Imports go down; within a layer they may go sideways, except between services.
 LAYERS = {
-    "words": "errors job kinds codec config retry outcome watermark",
+    "words": "errors job kinds codec config retry outcome suspects watermark",
     "database": "statements connections embedded embedded_watch loops sessions",
     "rows": "handle enqueue control migrations",
     "declarations": "options lifespan tasks pool",

@@ -46,9 +46,8 @@ class Bench:
         self.order: list[int] = []
         self.lows = 0
         self._tasks = {task.name: task for task in tasks}
-        self.executor = Executor(
-            [self.pool], self._tasks, finish=self._finish, low=self._low, resources="the lifespan's"
-        )
+        self.executor = Executor([self.pool], self._tasks, finish=self._finish, low=self._low)
+        self.executor.resources = "the lifespan's"
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._last = 0

@@ -12,8 +12,9 @@ import pytest
 from workers import Eyes, Taker, until
 
 from pgqueue import statements
-from pgqueue.fetcher import RANKS, SUSPECTS
+from pgqueue.fetcher import RANKS
 from pgqueue.job import Job
+from pgqueue.suspects import MORE_CRASHES, ONE_CRASH
 from pgqueue.watermark import Watermark
 
 INSERT = """
@@ -191,7 +192,7 @@ async def test_a_row_written_by_hand_is_refused_or_harms_only_itself(
     assert len(taken) == 2, "a row nobody finds is stuck for ever"
     for job in taken:
         repr(job), job.age(), job.priority, job.snoozes, job.max_attempts
-    params = {"worker_id": taker.worker_id, "n": 100, "notify": True}
+    params = {"worker_id": taker.worker_id, "n": 100, "first": True, "notify": True}
     await taker.session.run(taker.link.statement("rescue_jobs", **params))
     assert eyes.one("SELECT count(*) FROM pgqueue.job_running") == 0
     await taker.close()
@@ -290,7 +291,7 @@ async def test_a_lowered_cursor_is_looked_at_again_soon_whatever_the_poll(dsn: s
 def explain(conn: psycopg.Connection, taker: Taker, afters: int = 0, n: int = 100, queues: int = 2) -> dict[str, Any]:
     """The plan of the claim, run as a fetch runs it; rolled back."""
     names = ["default", *(f"q{number}" for number in range(queues - 1))]
-    lanes = [(queue, rank) for rank in (*SUSPECTS, *RANKS) for queue in names]
+    lanes = [(queue, rank) for rank in (MORE_CRASHES, ONE_CRASH, *RANKS) for queue in names]
     params = {
         "queues": [queue for queue, _ in lanes],
         "ranks": [rank for _, rank in lanes],

@@ -30,6 +30,7 @@ from pgqueue.fetcher import Fetcher, Share
 from pgqueue.heartbeat import register
 from pgqueue.job import Job
 from pgqueue.sessions import Link, Session
+from pgqueue.suspects import MORE_CRASHES, ONE_CRASH
 from pgqueue.tasks import Task
 from pgqueue.worker import Worker
 
@@ -288,7 +289,7 @@ class Taker:
             lambda: self.worker_id,
             shares=lambda: [Share(queues, self.room)],
             deliver=self.jobs.extend,
-            suspect_free=lambda: self.suspect_free,
+            suspects=lambda: (MORE_CRASHES, ONE_CRASH) if self.suspect_free else (),
             live_workers=lambda: 1,
             in_doubt=self._doubt,
             poll=1.0,
@@ -299,7 +300,7 @@ class Taker:
         """One fetch of so many; what it claimed."""
         self.jobs.clear()
         self.room = room
-        await self.fetcher._fetch([Share(self.queues, room)])
+        await self.fetcher._fetch(Share(self.queues, room))
         return list(self.jobs)
 
     async def close(self) -> None:

@@ -21,7 +21,7 @@ LEVELS = ("debug", "info", "warning", "error")
     help="Only these; SLOTS are a queue's own [all queues of the tasks].",
 )
 @click.option("--concurrency", type=click.IntRange(1), default=10, show_default=True, help="Jobs at once.")
-@click.option("--listen-dsn", metavar="DSN", help="Where LISTEN goes, past a pooler [the DSN].")
+@click.option("--listen-dsn", metavar="DSN", help="Where LISTEN goes, past a pooler; off: poll only [the DSN].")
 @click.option("--poll", type=Duration(least=0.01), default="1s", show_default=True, help="Look without being told.")
 @click.option(
     "--lease",
@@ -74,7 +74,7 @@ def command(
     """
     from pgqueue.cli import logs
     from pgqueue.cli.modules import import_tasks
-    from pgqueue.config import config, configure
+    from pgqueue.config import OFF, config, configure
 
     logs.set_up(log_level, log_format)
     import_tasks(modules, app_dir)
@@ -87,8 +87,8 @@ def command(
     from pgqueue.worker import Worker
 
     dsn = embedded.resolve(settings.require_dsn())
-    listen_dsn = embedded.resolve(settings.listen_dsn or dsn)
-    for each in (dsn, listen_dsn):
+    listen_dsn = OFF if settings.listen_dsn is None else embedded.resolve(settings.listen_dsn)
+    for each in {dsn, listen_dsn} - {OFF}:
         parts_of(each)
     worker = Worker(
         queues=_names(queues),

@@ -189,7 +189,7 @@ BEGIN
 END $$;
 
 -- Advance a ring whose current leaf is old enough (always, when forced): throw away the oldest leaf and write there from
--- now on, or do neither. Waits 50 ms at most for readers of history; answers whether it advanced. Called by `prune`.
+-- now on, or do neither. Waits 50 ms at most for readers of history. True: advanced; false: not due; NULL: a reader is in the way.
 CREATE FUNCTION pgqueue.advance_ring(ring_kind text, forced boolean DEFAULT false) RETURNS boolean
     LANGUAGE plpgsql SET lock_timeout = '50ms' AS $$
 DECLARE
@@ -205,6 +205,8 @@ BEGIN
     EXECUTE format('TRUNCATE pgqueue.%I', CASE r.kind WHEN 'attempt' THEN 'attempt_' ELSE 'job_' || r.kind || '_' END || next_bin);
     UPDATE pgqueue.ring SET bin = next_bin, since = pgqueue.now() WHERE kind = r.kind;
     RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN NULL;
 END $$;
 
 -- Queue tables churn: vacuum them by count, not by share, and without pauses. They are small, so it is quick.

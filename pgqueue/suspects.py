@@ -1,0 +1,45 @@
+"""Suspects: jobs whose worker died under them. They run one at a time, so that the third crash names the killer.
+
+A suspect with one crash runs beside ordinary jobs, but never beside another suspect; one with two crashes runs alone in
+its process. Kept by the worker, asked by the fetcher; decides only, moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pgqueue.job import Job
+
+ONE_CRASH, MORE_CRASHES = -2, -1
+"""The ranks of their lanes."""
+
+
+class Suspects:
+    """The suspects this process holds now: one at most."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Job] = {}
+
+    @property
+    def alone(self) -> bool:
+        """Whether the one we hold must run alone."""
+        return any(job.crashes > 1 for job in self._held.values())
+
+    def ranks(self, *, idle: bool) -> Sequence[int]:
+        """The ranks of suspects to ask for: none beside another one, of two crashes only if nothing else is held."""
+        if self._held:
+            return ()
+        return (MORE_CRASHES, ONE_CRASH) if idle else (ONE_CRASH,)
+
+    def keep(self, jobs: list[Job]) -> list[Job]:
+        """What to keep of a fetch: one suspect at most, and beside one with two crashes nothing. The rest goes back."""
+        suspects = [job for job in jobs if job.crashes]
+        if not suspects:
+            return jobs
+        worst = max(suspects, key=lambda job: job.crashes)
+        self._held[worst.id] = worst
+        return [worst] if self.alone else [job for job in jobs if job is worst or not job.crashes]
+
+    def ended(self, jobs: Iterable[Job]) -> bool:
+        """Whether a suspect was among these: the next one may come."""
+        return any([self._held.pop(job.id, None) is not None for job in jobs]) if self._held else False
