@@ -134,7 +134,11 @@ class Worker:
         await asyncio.to_thread(self._check_and_register)
         self._build()
         self._heartbeat.start()
-        self._executor.resources = await self._stack.enter_async_context(declared_lifespan())
+        try:
+            self._executor.resources = await self._stack.enter_async_context(declared_lifespan())
+        except BaseException:
+            await self._leave()
+            raise
         self._state = "running"
         self._serve(self._completer.run(), "complete")
         self._serve(self._fetcher.run(), "fetch")

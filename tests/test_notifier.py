@@ -1,0 +1,162 @@
+"""Hearing NOTIFY: every channel, nothing missed while it pings, anew after every loss; and one leader at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from workers import Eyes, until
+
+from pgqueue import notifier, sessions
+from pgqueue.notifier import Notifier
+from pgqueue.sessions import Link
+
+
+class Ears:
+    def __init__(self, dsn: str, *queues: str, schema: str = "pgqueue") -> None:
+        self.heard: list[tuple[str, str]] = []
+        self.notifier = Notifier(
+            Link(dsn, schema), queues, heard=lambda channel, payload: self.heard.append((channel, payload))
+        )
+
+    def news(self) -> list[tuple[str, str]]:
+        """What was heard and is no sign of its own LISTEN or leadership."""
+        return [one for one in self.heard if one not in {("", ""), (":scheduled", "")}]
+
+
+@asynccontextmanager
+async def listening(dsn: str, *queues: str) -> AsyncIterator[Ears]:
+    ears = Ears(dsn, *queues)
+    running = asyncio.ensure_future(ears.notifier.run())
+    try:
+        await until(lambda: ("", "") in ears.heard)
+        yield ears
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def short_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifier, "PING_SECONDS", 0.2)
+    monkeypatch.setattr(notifier, "LEADER_PING_SECONDS", 0.2)
+
+
+async def test_it_hears_its_queues_what_is_scheduled_and_what_concerns_all_and_nothing_else(
+    dsn: str, eyes: Eyes
+) -> None:
+    longest = "q" * 40
+    async with listening(dsn, "mail", "a.b-c_D", longest) as ears:
+        for channel, payload in (
+            ("mail", "zero"), ("other", ""), ("a.b-c_D", ""), (longest, ""), (":control", "x"), ("MAIL", ""),
+        ):  # fmt: skip
+            eyes.all("SELECT pg_notify('pgqueue.' || %s, %s)", channel, payload)
+        eyes.all("SELECT pg_notify('elsewhere.mail', '')")
+        await until(lambda: len(ears.news()) >= 4)
+        assert ears.news() == [("mail", "zero"), ("a.b-c_D", ""), (longest, ""), (":control", "x")]
+
+
+@pytest.mark.promise("F05")
+async def test_nothing_is_missed_while_it_pings(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifier, "PING_SECONDS", 0.0)
+    monkeypatch.setattr(notifier, "LEADER_PING_SECONDS", 0.0)
+    async with listening(dsn, "mail") as ears:
+        for number in range(500):
+            eyes.all("SELECT pg_notify('pgqueue.mail', %s)", str(number))
+            if number % 10 == 0:
+                await asyncio.sleep(0)
+        await until(lambda: len(ears.news()) == 500)
+        assert [payload for _, payload in ears.news()] == [str(number) for number in range(500)]
+
+
+@pytest.mark.promise("F06")
+async def test_it_listens_again_after_every_loss_and_says_so(dsn: str, eyes: Eyes) -> None:
+    async with listening(dsn, "mail") as ears:
+        for round in range(1, 4):
+            assert eyes.terminate("pgqueue listen") == 1
+            await until(lambda round=round: ears.heard.count(("", "")) == round + 1)  # type: ignore[misc]
+            eyes.all("SELECT pg_notify('pgqueue.mail', '')")
+            await until(lambda round=round: len(ears.news()) == round)  # type: ignore[misc]
+
+
+@pytest.mark.promise("F06")
+async def test_a_half_open_socket_is_noticed(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other side says nothing any more, not even that it is gone."""
+    monkeypatch.setattr(notifier, "PING_ANSWER_SECONDS", 0.3)
+    real = sessions.send
+    silent = False
+
+    async def send(*args: Any, **options: Any) -> Any:
+        if silent:
+            await asyncio.sleep(60)
+        return await real(*args, **options)
+
+    monkeypatch.setattr(notifier, "send", send)
+    async with listening(dsn, "mail") as ears:
+        silent = True
+        await until(lambda: ears.notifier.identity is None)
+        silent = False
+        await until(lambda: ears.heard.count(("", "")) == 2)
+
+
+async def test_the_listening_session_holds_no_snapshot_and_no_transaction(dsn: str, eyes: Eyes) -> None:
+    async with listening(dsn, "mail") as ears:
+        await until(lambda: ears.notifier.leads)
+        [row] = eyes.all(
+            "SELECT state, backend_xmin, xact_start FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name = 'pgqueue listen'"
+        )
+        assert row == ("idle", None, None)
+
+
+async def test_one_leads_and_another_takes_over_when_it_is_gone(dsn: str, eyes: Eyes) -> None:
+    async with AsyncExitStack() as stack:
+        all_ears = [await stack.enter_async_context(listening(dsn, "mail")) for _ in range(4)]
+
+        def leads() -> list[Ears]:
+            return [ears for ears in all_ears if ears.notifier.leads]
+
+        await until(lambda: len(leads()) == 1)
+        for _ in range(3):
+            [leader] = leads()
+            pid = leader.notifier.identity[0] if leader.notifier.identity else 0
+            eyes.all("SELECT pg_terminate_backend(%s)", pid)
+            await until(lambda pid=pid: leads() and pid != (leads()[0].notifier.identity or (0,))[0])  # type: ignore
+            assert len(leads()) == 1
+        assert all((":scheduled", "") in ears.heard for ears in leads())
+
+
+async def test_schemas_have_leaders_of_their_own(dsn: str, eyes: Eyes) -> None:
+    async with listening(dsn, "mail") as ours:
+        await until(lambda: ours.notifier.leads)
+        theirs = Ears(dsn, "mail", schema="other")
+        running = asyncio.ensure_future(theirs.notifier.run())
+        await until(lambda: theirs.notifier.leads)
+        assert ours.notifier.leads
+        eyes.all("SELECT pg_notify('other.mail', 'x')")
+        await until(lambda: theirs.news() == [("mail", "x")])
+        assert ours.news() == []
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_a_server_that_is_away_at_the_start_is_waited_for(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, tries = sessions.connect, 0
+
+    async def connect(*args: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise psycopg.OperationalError("connection refused")
+        return await real(*args)
+
+    monkeypatch.setattr(notifier, "connect", connect)
+    async with listening(dsn, "mail"):
+        assert tries == 3
