@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from time import monotonic
 
-from pgqueue.loops import persist, wait
+from pgqueue.loops import jittered, persist, wait
 from pgqueue.sessions import Session
 
 log = logging.getLogger("pgqueue")
@@ -27,7 +27,7 @@ EVER = "-infinity"
 
 
 class Scheduler:
-    """Moves due jobs while `leads()` says that this worker is the one to do it."""
+    """Moves due jobs at their time while `leads()` says that this worker does it; else looks now and then if it must."""
 
     def __init__(self, session: Session, *, notify: bool, leads: Callable[[], bool]) -> None:
         self._session = session
@@ -48,11 +48,16 @@ class Scheduler:
 
     async def _step(self) -> None:
         self._wake.clear()
-        if not self._leads():
-            self._after = EVER
-            await self._wake.wait()
-            return
-        await wait(self._wake, await self._promote())
+        if self._leads():
+            await wait(self._wake, await self._promote())
+        elif not await wait(self._wake, jittered(LOOK_SECONDS)) and await self._overdue():
+            await self._promote()
+
+    async def _overdue(self) -> bool:
+        """Whether something due lies about: the leader's loop may hang while its session keeps the lead."""
+        self._after = EVER
+        [[(late, _, _)]] = await self._session.run(self._session.link.statement("schedule_next", after=EVER))
+        return bool(late)
 
     async def _promote(self) -> float:
         """Promote what is due; the seconds to sleep until the next one."""

@@ -29,7 +29,7 @@ class Suspects:
         """The ranks of suspects to ask for: none beside another one, of two crashes only if nothing else is held."""
         if self._held:
             return ()
-        return (MORE_CRASHES, ONE_CRASH) if idle else (ONE_CRASH,)
+        return (ONE_CRASH, MORE_CRASHES) if idle else (ONE_CRASH,)
 
     def keep(self, jobs: list[Job]) -> list[Job]:
         """What to keep of a fetch: one suspect at most, and beside one with two crashes nothing. The rest goes back."""

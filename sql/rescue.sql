@@ -46,7 +46,7 @@ WITH dead_worker AS MATERIALIZED (
         state, finished_at, bin, reason, crashes,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
         snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
-    SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'crashed', crashes + 1,
+    SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'crashed', least(crashes + 1, 32767),
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
         snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
     FROM judged WHERE started AND crashes >= 2

@@ -291,7 +291,7 @@ async def test_a_lowered_cursor_is_looked_at_again_soon_whatever_the_poll(dsn: s
 def explain(conn: psycopg.Connection, taker: Taker, afters: int = 0, n: int = 100, queues: int = 2) -> dict[str, Any]:
     """The plan of the claim, run as a fetch runs it; rolled back."""
     names = ["default", *(f"q{number}" for number in range(queues - 1))]
-    lanes = [(queue, rank) for rank in (MORE_CRASHES, ONE_CRASH, *RANKS) for queue in names]
+    lanes = [(queue, rank) for rank in (ONE_CRASH, MORE_CRASHES, *RANKS) for queue in names]
     params = {
         "queues": [queue for queue, _ in lanes],
         "ranks": [rank for _, rank in lanes],

@@ -289,7 +289,7 @@ class Taker:
             lambda: self.worker_id,
             shares=lambda: [Share(queues, self.room)],
             deliver=self.jobs.extend,
-            suspects=lambda: (MORE_CRASHES, ONE_CRASH) if self.suspect_free else (),
+            suspects=lambda: (ONE_CRASH, MORE_CRASHES) if self.suspect_free else (),
             live_workers=lambda: 1,
             in_doubt=self._doubt,
             poll=1.0,
