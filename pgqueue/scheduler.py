@@ -27,7 +27,7 @@ EVER = "-infinity"
 
 
 class Scheduler:
-    """Moves due jobs at their time while `leads()` says that this worker does it; else looks now and then if it must."""
+    """Moves due jobs at their time while `leads()` says that this worker does it; else looks whether it must."""
 
     def __init__(self, session: Session, *, notify: bool, leads: Callable[[], bool]) -> None:
         self._session = session
