@@ -273,7 +273,7 @@ COMMENT ON TABLE pgqueue.worker IS 'Worker processes, their sign of life and wha
 
 -- Queues have no rows of their own; a row here says what differs from the default.
 CREATE TABLE pgqueue.queue (
-    name      varchar(40) COLLATE "C" PRIMARY KEY,
+    name      varchar(40) COLLATE "C" PRIMARY KEY CHECK (name <> ''),
     paused_at timestamptz
 );
 COMMENT ON TABLE pgqueue.queue IS 'Queues that are paused. A queue without a row is open.';
@@ -284,7 +284,7 @@ COMMENT ON TABLE pgqueue.queue IS 'Queues that are paused. A queue without a row
 CREATE FUNCTION pgqueue.enqueue(
     task text, args jsonb DEFAULT '{}', queue text DEFAULT NULL, priority integer DEFAULT NULL,
     run_at timestamptz DEFAULT NULL, headers jsonb DEFAULT NULL
-) RETURNS bigint LANGUAGE plpgsql AS $$
+) RETURNS bigint LANGUAGE plpgsql SET search_path = '' AS $$
 DECLARE
     new_id bigint;
     due boolean := enqueue.run_at IS NULL OR enqueue.run_at <= pgqueue.now();
@@ -300,6 +300,9 @@ BEGIN
     IF enqueue.priority NOT BETWEEN 0 AND 9 THEN
         RAISE EXCEPTION 'pgqueue.enqueue: priority % is outside 0 (first) to 9', enqueue.priority
             USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF NOT isfinite(enqueue.run_at) THEN
+        RAISE EXCEPTION 'pgqueue.enqueue: run_at is %, no time', enqueue.run_at USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF enqueue.args IS NULL OR jsonb_typeof(enqueue.args) <> 'object' OR jsonb_typeof(enqueue.headers) <> 'object' THEN
         RAISE EXCEPTION 'pgqueue.enqueue: args and headers are JSON objects, by parameter name'

@@ -1,0 +1,249 @@
+"""The table defends itself: no UPDATE, no impossible state; and what other languages may write into it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors
+from psycopg.types.json import Jsonb
+from workers import Eyes, until, work
+
+from pgqueue.tasks import task
+
+UPDATES = (
+    "UPDATE {} SET state = 'completed'",
+    "UPDATE {} SET priority = 1 WHERE false",
+    "MERGE INTO {} j USING (SELECT 1) s ON true WHEN MATCHED THEN UPDATE SET priority = 1",
+)
+INSERT = "INSERT INTO pgqueue.job ({}) VALUES ({})"
+words: list[str] = []
+
+
+@task(name="schema.says")
+async def says(word: str = "nothing") -> None:
+    words.append(word)
+
+
+def relations(conn: psycopg.Connection) -> list[str]:
+    return [
+        name
+        for (name,) in conn.execute("SELECT relid::regclass::text FROM pg_partition_tree('pgqueue.job')").fetchall()
+    ]
+
+
+# No UPDATE -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F26")
+def test_no_partition_and_no_leaf_can_be_updated(conn: psycopg.Connection) -> None:
+    found = relations(conn)
+    assert len(found) == 1 + 6 + 8 + 16
+    for name in found:
+        for sql in UPDATES:
+            with (
+                pytest.raises(errors.ObjectNotInPrerequisiteState, match="never updated") as caught,
+                conn.transaction(),
+            ):
+                conn.execute(sql.format(name).encode())
+            assert "pgqueue cancel" in (caught.value.diag.message_hint or "")
+    with pytest.raises(errors.ObjectNotInPrerequisiteState), conn.transaction():
+        conn.execute(
+            "INSERT INTO pgqueue.job_available (id, task) VALUES (1, 'x') ON CONFLICT (id) DO UPDATE SET task = 'y'"
+        )
+
+
+@pytest.mark.promise("F26")
+def test_what_the_hint_says_instead_works(conn: psycopg.Connection) -> None:
+    conn.execute("INSERT INTO pgqueue.job (task) VALUES ('x')")
+    conn.execute(
+        "WITH gone AS (DELETE FROM pgqueue.job WHERE task = 'x' AND state = 'available' RETURNING id, task) "
+        "INSERT INTO pgqueue.job (id, task, priority, rank) SELECT id, task, 0, 1 FROM gone"
+    )
+    assert conn.execute("SELECT count(*), min(priority) FROM pgqueue.job").fetchall() == [(1, 0)]
+
+
+# Impossible states ---------------------------------------------------------------------------------------------------
+
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    "an unknown state": {"state": "lost"},
+    "no state": {"state": None},
+    "no task": {"task": None},
+    "a task's name too long": {"task": "x" * 201},
+    "no queue": {"queue": None},
+    "an empty queue": {"queue": ""},
+    "a queue's name too long": {"queue": "q" * 41},
+    "no arguments": {"args": None},
+    "priority 10": {"priority": 10, "rank": 21},
+    "priority -1": {"priority": -1, "rank": -1},
+    "a lane that is not its priority's": {"priority": 3, "rank": 19},
+    "available, and due tomorrow": {"run_at": "tomorrow"},
+    "available, and taken": {"worker_id": 1},
+    "available, and started": {"started_at": "today"},
+    "available, and finished": {"finished_at": "today"},
+    "available without a position": {"pos": None},
+    "scheduled without a time": {"state": "scheduled"},
+    "scheduled, and taken": {"state": "scheduled", "run_at": "tomorrow", "worker_id": 1},
+    "scheduled for ever": {"state": "scheduled", "run_at": "infinity"},
+    "blocked on nothing": {"state": "blocked"},
+    "blocked, and taken": {"state": "blocked", "key": "k", "worker_id": 1},
+    "running by nobody": {"state": "running", "claim": 1, "started_at": "today"},
+    "running without a claim": {"state": "running", "worker_id": 1, "started_at": "today"},
+    "running since never": {"state": "running", "worker_id": 1, "claim": 1},
+    "running, and finished": {
+        "state": "running", "worker_id": 1, "claim": 1, "started_at": "today", "finished_at": "today",
+    },
+    "completed at no time": {"state": "completed"},
+    "failed for no reason": {"state": "failed", "finished_at": "today"},
+    "failed at no time": {"state": "failed", "reason": "error"},
+    "in a leaf there is not": {"state": "completed", "finished_at": "today", "bin": 8},
+    "in a leaf there is not of the dead": {"state": "failed", "finished_at": "today", "reason": "x", "bin": 16},
+}  # fmt: skip
+
+
+@pytest.mark.promise("F26")
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_an_impossible_state_is_refused(name: str, eyes: Eyes) -> None:
+    row = {"task": "x", **IMPOSSIBLE[name]}
+    sql = INSERT.format(", ".join(row), ", ".join(["%s"] * len(row)))
+    with pytest.raises((errors.IntegrityError, errors.DataError)):
+        eyes.do(sql, *row.values())
+    assert eyes.states() == {}
+
+
+@pytest.mark.promise("F26")
+def test_ids_are_one_sequence_over_all_states_and_no_id_stands_twice_where_work_waits(eyes: Eyes) -> None:
+    eyes.do("INSERT INTO pgqueue.job (id, task) VALUES (7, 'x')")
+    with pytest.raises(errors.UniqueViolation):
+        eyes.do("INSERT INTO pgqueue.job (id, task) VALUES (7, 'x')")
+
+
+@pytest.mark.parametrize("sql", [
+    "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues) "
+    "VALUES ('0.5 s', 1, 1, '', '', '{}')",
+    "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state) "
+    "VALUES ('5 s', 1, 1, '', '', '{}', 'odd')",
+    "INSERT INTO pgqueue.queue (name) VALUES ('')",
+    "UPDATE pgqueue.ring SET retention = '0'",
+    "UPDATE pgqueue.ring SET retention = '-1 day'",
+    "UPDATE pgqueue.ring SET bin = 8 WHERE kind = 'done'",
+    "UPDATE pgqueue.ring SET bin = -1",
+])  # fmt: skip
+@pytest.mark.promise("F26")
+def test_impossible_workers_queues_and_rings_are_refused(sql: str, eyes: Eyes) -> None:
+    with pytest.raises(errors.CheckViolation):
+        eyes.do(sql)
+
+
+# What others write ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("E17", "F26")
+async def test_a_minimal_row_is_a_valid_job_and_is_run(dsn: str, eyes: Eyes) -> None:
+    words.clear()
+    async with work(dsn, says, poll=0.2):
+        eyes.do("INSERT INTO pgqueue.job (task) VALUES ('schema.says')")
+        eyes.do("""INSERT INTO pgqueue.job (task, args) VALUES ('schema.says', '{"word": "minimal"}')""")
+        eyes.do(
+            "INSERT INTO pgqueue.job (state, task, args, run_at) "
+            """VALUES ('scheduled', 'schema.says', '{"word": "later"}', now() + interval '0.2 s')"""
+        )
+        eyes.do('NOTIFY "pgqueue.:scheduled"')
+        with eyes.conn.cursor().copy("COPY pgqueue.job (task, args) FROM STDIN") as copy:
+            for number in range(3):
+                copy.write_row(("schema.says", Jsonb({"word": f"copied {number}"})))
+        await until(eyes.done(6))
+    assert sorted(words) == ["copied 0", "copied 1", "copied 2", "later", "minimal", "nothing"]
+
+
+@pytest.mark.promise("E07", "E17")
+async def test_the_sql_function_enqueues_in_the_callers_transaction_and_wakes(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    words.clear()
+    async with work(dsn, says, poll=60.0, queues=["default", "mail"]) as worker:
+        await until(worker._leads)
+        [[first]] = conn.execute("""SELECT pgqueue.enqueue('schema.says', '{"word": "one"}')""").fetchall()
+        conn.execute("""SELECT pgqueue.enqueue('schema.says', '{"word": "two"}', queue => 'mail', priority => 0)""")
+        conn.execute(
+            "SELECT pgqueue.enqueue('schema.says', '{\"word\": \"three\"}', run_at => now() + interval '0.3 s', "
+            "headers => '{\"h\": 1}')"
+        )
+        conn.execute("""SELECT pgqueue.enqueue('schema.says', '{"word": "past"}', run_at => '2001-01-01Z')""")
+        assert eyes.states() == {}
+        conn.commit()
+        await until(eyes.done(4), 5.0)
+        conn.execute("SELECT pgqueue.enqueue('schema.says')")
+        conn.rollback()
+    assert sorted(words) == ["one", "past", "three", "two"]
+    assert first in {id for (id,) in eyes.all("SELECT id FROM pgqueue.job")}
+    assert eyes.all("SELECT queue, priority, attempt FROM pgqueue.job WHERE queue = 'mail'") == [("mail", 0, 1)]
+
+
+REFUSED = [
+    ("NULL", "task NULL is not a task name", "1 to 200"),
+    ("''", "task '' is not a task name", "1 to 200"),
+    ("'two words'", "task 'two words' is not a task name", "without spaces"),
+    ("E'a\\tb'", "is not a task name", "without spaces"),
+    ("repeat('x', 201)", "is not a task name", "1 to 200"),
+    ("'x', queue => 'no spaces'", "queue 'no spaces' is not a queue name", "1 to 40"),
+    ("'x', queue => ''", "queue '' is not a queue name", "1 to 40"),
+    ("'x', queue => repeat('q', 41)", "is not a queue name", "1 to 40"),
+    ("'x', queue => 'ü'", "queue 'ü' is not a queue name", "1 to 40"),
+    ("'x', priority => 10", "priority 10 is outside 0 (first) to 9", None),
+    ("'x', priority => -1", "priority -1 is outside", None),
+    ("'x', args => '[1]'", "JSON objects", None),
+    ("'x', args => 'null'", "JSON objects", None),
+    ("'x', args => NULL", "JSON objects", None),
+    ("'x', headers => '\"text\"'", "JSON objects", None),
+    ("'x', args => jsonb_build_object('a', repeat('x', 1048576))", "the limit is 1048576", "Store the data in a table"),
+    ("'x', run_at => 'infinity'", "infinity", None),
+]
+
+
+@pytest.mark.promise("F17")
+@pytest.mark.parametrize(("arguments", "message", "hint"), REFUSED, ids=[call for call, _, _ in REFUSED])
+def test_the_sql_function_says_what_is_wrong(
+    arguments: str, message: str, hint: str | None, conn: psycopg.Connection
+) -> None:
+    with pytest.raises(psycopg.Error) as caught, conn.transaction():
+        conn.execute(f"SELECT pgqueue.enqueue({arguments})".encode())
+    assert caught.value.diag.message_primary is not None
+    assert message in caught.value.diag.message_primary
+    assert caught.value.sqlstate in {"22023", "54000"}
+    if hint:
+        assert hint in (caught.value.diag.message_hint or "")
+    assert conn.execute("SELECT count(*) FROM pgqueue.job").fetchall() == [(0,)]  # and the transaction goes on
+
+
+def test_the_sql_function_works_with_two_phase_commit_when_told_not_to_notify(conn: psycopg.Connection) -> None:
+    conn.autocommit = True
+    conn.execute("BEGIN")
+    conn.execute("SET LOCAL pgqueue.notify = off")
+    conn.execute("SELECT pgqueue.enqueue('x')")
+    conn.execute("PREPARE TRANSACTION 'schema-test'")
+    conn.execute("COMMIT PREPARED 'schema-test'")
+    assert conn.execute("SELECT count(*) FROM pgqueue.job").fetchall() == [(1,)]
+
+
+def test_the_sql_function_depends_on_no_search_path(conn: psycopg.Connection) -> None:
+    conn.execute("CREATE SCHEMA evil")
+    conn.execute("CREATE FUNCTION evil.octet_length(text) RETURNS integer LANGUAGE sql AS 'SELECT 99999999'")
+    conn.execute("CREATE FUNCTION evil.jsonb_typeof(jsonb) RETURNS text LANGUAGE sql AS 'SELECT ''array'''")
+    conn.execute("SET search_path = evil, pg_catalog")
+    assert conn.execute("SELECT pgqueue.enqueue('x')").fetchall() == [(1,)]
+
+
+@pytest.mark.promise("E05")
+def test_positions_are_drawn_after_the_transactions_id_on_every_way_in(conn: psycopg.Connection, eyes: Eyes) -> None:
+    """The watermark stands on it: no id, no position."""
+    defaults = eyes.all(
+        "SELECT d.adrelid::regclass::text, pg_get_expr(d.adbin, d.adrelid) FROM pg_attrdef d JOIN pg_attribute a "
+        "ON a.attrelid = d.adrelid AND a.attnum = d.adnum "
+        "WHERE a.attname = 'pos' AND d.adrelid::regclass::text LIKE 'pgqueue.job%'"
+    )
+    assert {name for name, _ in defaults} == {"pgqueue.job", "pgqueue.job_available"}
+    for _, text in defaults:
+        assert text.index("pg_current_xact_id()") < text.index("nextval")
+    assert eyes.one("SELECT seqcache FROM pg_sequence WHERE seqrelid = 'pgqueue.job_pos_seq'::regclass") == 1
