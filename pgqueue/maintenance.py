@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
-from pgqueue.loops import jittered, persist
+from pgqueue.loops import jittered, persist, wait
 from pgqueue.sessions import Session
 
 log = logging.getLogger("pgqueue")
@@ -31,13 +31,19 @@ class Maintenance:
         self._leads = leads
         self._also = also
         self._others_at = monotonic() + jittered(OTHERS_SECONDS)
+        self._wake = asyncio.Event()
+
+    def news(self) -> None:
+        """This worker leads now: whatever the last leader left is ours to find, at once."""
+        self._wake.set()
 
     async def run(self) -> None:
         """A round a minute, sooner after a failed one, until cancelled."""
         await persist(self._step, name="maintenance")
 
     async def _step(self) -> None:
-        await asyncio.sleep(await self.round())
+        self._wake.clear()
+        await wait(self._wake, await self.round())
 
     async def round(self) -> float:
         """One round; the seconds until the next one, soon where a reader was in the way.

@@ -24,6 +24,8 @@ log = logging.getLogger("pgqueue")
 # Channels of the schema that are no queue's: a queue's name cannot begin with a colon.
 SCHEDULED = ":scheduled"
 CONTROL = ":control"
+LED = ":led"
+"""Never notified: what `heard` is told when this worker has taken the lead."""
 PING_SECONDS = 5.0
 LEADER_PING_SECONDS = 10.0
 PING_ANSWER_SECONDS = 10.0
@@ -73,7 +75,7 @@ class Notifier:
         if leads and not self.leads:
             self.leads = True
             log.info("this worker leads now: it promotes due jobs, rescues, prunes")
-            self._heard(SCHEDULED, "")
+            self._heard(LED, "")
 
 
 def _listen_to(channel: str) -> Statement[None]:

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from importlib import metadata
 from time import monotonic
 from typing import Any
 
@@ -25,8 +23,6 @@ import psycopg
 
 from pgqueue import embedded, migrations, tasks
 from pgqueue.completer import Completer
-from pgqueue.config import config
-from pgqueue.errors import NotConfigured
 from pgqueue.executor import Executor
 from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
 from pgqueue.heartbeat import Heartbeat, Identity, register
@@ -34,33 +30,20 @@ from pgqueue.job import Job
 from pgqueue.lifespan import declared as declared_lifespan
 from pgqueue.loops import Backoff, transient, within
 from pgqueue.maintenance import Maintenance
-from pgqueue.notifier import CONTROL, SCHEDULED, Notifier
+from pgqueue.notifier import CONTROL, LED, SCHEDULED, Notifier
 from pgqueue.outcome import RELEASED
-from pgqueue.pool import at_least, pools, queue_slots
+from pgqueue.pool import pools
 from pgqueue.reconciler import Reconciler
 from pgqueue.rescue import Rescue
 from pgqueue.scheduler import Scheduler
 from pgqueue.sessions import Link, Session, options, transaction
+from pgqueue.settings import settle
 from pgqueue.suspects import Suspects
 from pgqueue.tasks import Task
 
 log = logging.getLogger("pgqueue")
 
 FLUSH_SECONDS = 10.0
-POLL_LEAST, LEASE_LEAST = 0.01, 1.0  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a worker was told: durations in seconds, queues with the slots of their own (None: the common ones)."""
-
-    queues: Mapping[str, int | None]
-    concurrency: int
-    poll: float
-    lease: float
-    version_tag: str
-    listen: bool
-    notify: bool
 
 
 class Worker:
@@ -93,21 +76,17 @@ class Worker:
     ) -> None:
         self.worker_id = 0
         """This worker's id in the database; another one after it was taken for dead and came back."""
-        settled = config(dsn=dsn, listen_dsn=listen_dsn, schema=schema)
-        if settled.dsn is None:
-            settled.require_dsn()
-            raise NotConfigured
-        self._dsn, self._schema, self._prepare = settled.dsn, settled.schema, settled.prepare
-        self._listen_dsn = settled.listen_dsn
         self._tasks = _by_name(tasks)
-        self.settings = Settings(
-            queues=queue_slots(queues, self._tasks.values()),
-            concurrency=at_least("concurrency", concurrency, 1),
-            poll=at_least("poll", poll, POLL_LEAST),
-            lease=at_least("lease", lease, LEASE_LEAST),
-            version_tag=version_tag or metadata.version("pgqueue-jobs"),
-            listen=settled.listen_dsn is not None,
-            notify=settled.notify,
+        self.settings = settle(
+            self._tasks.values(),
+            queues=queues,
+            concurrency=concurrency,
+            dsn=dsn,
+            listen_dsn=listen_dsn,
+            schema=schema,
+            poll=poll,
+            lease=lease,
+            version_tag=version_tag,
         )
         self._state = "starting"
         self._held: dict[int, Job] = {}
@@ -130,7 +109,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._ended = loop.create_future()
-        self._link = Link(await asyncio.to_thread(embedded.resolve, self._dsn), self._schema, self._prepare)
+        self._link = self._link_to(await asyncio.to_thread(embedded.resolve, self.settings.dsn))
         await asyncio.to_thread(self._check_and_register)
         self._build()
         self._heartbeat.start()
@@ -220,16 +199,19 @@ class Worker:
 
     # Building --------------------------------------------------------------------------------------------------------
 
+    def _link_to(self, dsn: str) -> Link:
+        return Link(dsn, self.settings.schema, self.settings.prepare)
+
     def _check_and_register(self) -> None:
         settings = self.settings
         with (
             psycopg.connect(self._link.dsn, **options(self._link, "pgqueue start")) as conn,
             transaction(conn, self._link),
         ):
-            migrations.require(conn, self._schema)
+            migrations.require(conn, settings.schema)
             self.worker_id = register(
                 conn,
-                self._schema,
+                settings.schema,
                 lease=settings.lease,
                 concurrency=settings.concurrency,
                 version_tag=settings.version_tag,
@@ -264,7 +246,7 @@ class Worker:
             low=self._fetcher.roomier,
         )
         self._notifier = Notifier(
-            Link(embedded.resolve(self._listen_dsn or self._dsn), self._schema, self._prepare),
+            self._link_to(embedded.resolve(settings.listen_dsn or settings.dsn)),
             list(settings.queues),
             heard=self._heard,
         )
@@ -349,6 +331,9 @@ class Worker:
     def _heard(self, channel: str, payload: str) -> None:
         if channel == SCHEDULED:
             self._scheduler.news()
+        elif channel == LED:
+            self._scheduler.news()
+            self._maintenance.news()
         elif channel == CONTROL or not channel:
             self._fetcher.news()
             self._scheduler.news()

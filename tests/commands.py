@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from signal import Signals
 from time import monotonic, sleep
 
 COMMAND = str(Path(sys.executable).with_name("pgqueue"))
@@ -51,10 +51,10 @@ class Worker:
         assert found and line, f"the worker never said {text!r}:\n{self.output}"
         return line
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         self.process.send_signal(number)
 
-    def insist(self, number: signal.Signals) -> None:
+    def insist(self, number: Signals) -> None:
         """Signal until it has ended: one may come before the process is ready to hear it as another."""
         deadline = monotonic() + PATIENCE
         while self.process.poll() is None and monotonic() < deadline:

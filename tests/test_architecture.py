@@ -17,8 +17,8 @@ PACKAGE = Path(__file__).parent.parent / "pgqueue"
 LAYERS = {
     "words": "errors job kinds codec config retry outcome suspects watermark",
     "database": "statements connections embedded embedded_watch loops sessions",
-    "rows": "handle enqueue control migrations",
-    "declarations": "options lifespan tasks pool",
+    "rows": "handle enqueue control grants migrations",
+    "declarations": "options lifespan tasks pool settings",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue maintenance reconciler",
     "worker": "worker",
     "supervisor": "supervisor",
