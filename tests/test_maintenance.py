@@ -32,6 +32,7 @@ class Bench:
         self.leads = True
         self.maintenance = Maintenance(self.session, leads=lambda: self.leads, also=self._also)
         eyes.do(CLOCK)
+        eyes.do("UPDATE pgqueue.ring SET since = pgqueue.now()")  # not since the template was migrated
 
     async def _also(self) -> None:
         self.also += 1
