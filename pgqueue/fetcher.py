@@ -123,7 +123,7 @@ class Fetcher:
     def _patience(self) -> float:
         """Seconds until the next look without a wake: the poll, or when the watermark wants a fetch, if near."""
         wanted = max(self._wanted(), SOON)
-        return wanted if wanted <= 2 * self._poll else jittered(self._poll)
+        return wanted if wanted <= 2.5 * self._poll else jittered(self._poll)
 
     def _wanted(self) -> float:
         """Seconds until the watermark wants a fetch: a start at zero, or a cursor it has lowered."""
