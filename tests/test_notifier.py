@@ -12,7 +12,7 @@ import pytest
 from workers import Eyes, until
 
 from pgqueue import notifier, sessions
-from pgqueue.notifier import Notifier
+from pgqueue.notifier import LED, Notifier
 from pgqueue.sessions import Link
 
 
@@ -25,7 +25,7 @@ class Ears:
 
     def news(self) -> list[tuple[str, str]]:
         """What was heard and is no sign of its own LISTEN or leadership."""
-        return [one for one in self.heard if one not in {("", ""), (":scheduled", "")}]
+        return [one for one in self.heard if one not in {("", ""), (LED, "")}]
 
 
 @asynccontextmanager
@@ -127,7 +127,7 @@ async def test_one_leads_and_another_takes_over_when_it_is_gone(dsn: str, eyes: 
             eyes.all("SELECT pg_terminate_backend(%s)", pid)
             await until(lambda pid=pid: leads() and pid != (leads()[0].notifier.identity or (0,))[0])  # type: ignore
             assert len(leads()) == 1
-        assert all((":scheduled", "") in ears.heard for ears in leads())
+        assert all((LED, "") in ears.heard for ears in leads())
 
 
 async def test_schemas_have_leaders_of_their_own(dsn: str, eyes: Eyes) -> None:
