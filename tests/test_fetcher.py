@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -12,10 +13,11 @@ import pytest
 from workers import Eyes, Taker, until
 
 from pgqueue import statements
-from pgqueue.fetcher import RANKS
+from pgqueue.fetcher import RANKS, Share
 from pgqueue.job import Job
+from pgqueue.statements import Statement
 from pgqueue.suspects import MORE_CRASHES, ONE_CRASH
-from pgqueue.watermark import Watermark
+from pgqueue.watermark import ZERO_EVERY, Watermark
 
 INSERT = """
     INSERT INTO pgqueue.job (task, queue, priority, rank)
@@ -232,6 +234,16 @@ async def test_a_new_connection_begins_at_zero(taker: Taker, eyes: Eyes) -> None
     assert names(await taker.fetch(10)) == ["again", "again", "x"]
 
 
+async def test_a_connection_that_others_lost_begins_at_zero_too(taker: Taker, eyes: Eyes) -> None:
+    """The session is shared: a promotion may have met the failover, and the fetcher hears nothing of it."""
+    put(eyes, "x", number=3)
+    assert len(await taker.fetch(2)) == 2
+    await taker.session.close()
+    eyes.do("DELETE FROM pgqueue.job_running")
+    eyes.do("INSERT INTO pgqueue.job (task, pos) VALUES ('again', 1), ('again', 2)")
+    assert names(await taker.fetch(10)) == ["again", "again", "x"]
+
+
 # Waking up -----------------------------------------------------------------------------------------------------------
 
 
@@ -411,3 +423,113 @@ async def test_a_held_transaction_changes_nothing_in_what_a_claim_reads(
         print(f"buffers for 10 jobs: {without} before, {during} beside {held_by}, {naive} from the head of the index")
         assert naive > 3 * without, "the test does not show the effect it is about"
         assert during <= 1.1 * without
+
+
+# What else claims go through ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F21")
+async def test_a_wait_for_the_sessions_turn_does_not_count_as_the_cost_of_a_scan(dsn: str, eyes: Eyes) -> None:
+    """Duties share the connection. A hundred times their time, and the start at zero would be put off for minutes."""
+    taker = Taker(dsn)
+    slow = Statement("SELECT pg_sleep(0.4)", {}, lambda rows: None)
+    fetching = asyncio.ensure_future(taker.fetch())
+    await asyncio.sleep(0)  # it connects, and has the turn
+    began = monotonic()
+    await asyncio.gather(fetching, taker.session.run(slow))
+    assert monotonic() - began >= 0.4
+    wanted = taker.fetcher.watermark.next_look(now := monotonic())
+    assert wanted is not None and wanted - now <= ZERO_EVERY
+    await taker.close()
+
+
+@pytest.mark.promise("F06")
+async def test_a_probe_on_a_new_connection_does_not_trust_what_the_old_one_had_seen(dsn: str, eyes: Eyes) -> None:
+    """A server that crashed or failed over has forgotten the last claims, which are not durable: rows lie behind."""
+    taker = Taker(dsn)
+    taker.fetcher.watermark = Watermark(zero_every=1e9)
+    taker.fetcher._poll = 0.02
+    jobs: list[str] = []
+    taker.fetcher._deliver = lambda found: jobs.extend(names(found))
+    put(eyes, "x", number=3)
+    running = asyncio.ensure_future(taker.fetcher.run())
+    await until(lambda: len(jobs) == 3)
+    fetches = taker.fetcher.fetches
+    eyes.do("INSERT INTO pgqueue.job (task, pos) VALUES ('again', 1), ('again', 2)")
+    eyes.terminate("pgqueue fetch")
+    await until(lambda: jobs[3:] == ["again", "again"], 5.0)
+    assert taker.fetcher.fetches > fetches
+    taker.fetcher.quiet()
+    await running
+    await taker.close()
+
+
+async def test_without_room_a_start_at_zero_that_is_due_is_no_reason_to_spin(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.fetcher.SOON", 0.0)
+    taker = Taker(dsn)
+    asked = 0
+
+    def shares() -> list[Share]:
+        nonlocal asked
+        asked += 1
+        return [Share(("default",), taker.room)]
+
+    taker.fetcher._shares = shares
+    taker.room = 0
+    taker.fetcher.watermark.start_at_zero()
+    running = asyncio.ensure_future(taker.fetcher.run())
+    await asyncio.wait([running], timeout=0.2)  # nothing happens in this time; what is counted is what happens anyhow
+    assert asked <= 2
+    taker.room = 1
+    put(eyes, "x")
+    taker.fetcher.roomier()
+    await until(lambda: names(taker.jobs) == ["x"])
+    taker.fetcher.quiet()
+    await running
+    await taker.close()
+
+
+async def test_a_second_row_of_a_running_job_is_refused_and_harms_only_itself(
+    taker: Taker, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(eyes, "first")
+    [first] = await taker.fetch()
+    put(eyes, "neighbour", number=2)
+    eyes.do("INSERT INTO pgqueue.job (task, id) VALUES ('double', %s)", first.id)
+    put(eyes, "neighbour", number=2)
+    taken = await taker.fetch() or await taker.fetch()
+    assert names(taken) == ["neighbour"] * 4
+    assert eyes.all("SELECT id, task, state, reason FROM pgqueue.job_dead") == [
+        (first.id, "double", "failed", "refused")
+    ]
+    assert eyes.all("SELECT id, task FROM pgqueue.job_running WHERE id = %s", first.id) == [(first.id, "first")]
+    assert f"job {first.id} is running, and a second row with its id was available" in caplog.text
+    assert taker.doubts == 0
+
+
+async def test_queues_take_turns_in_the_loop_too(dsn: str, eyes: Eyes) -> None:
+    taker = Taker(dsn, ("a", "b"))
+    for queue in ("a", "b"):
+        put(eyes, queue, queue=queue, number=20)
+    taken: list[str] = []
+    taker.fetcher._deliver = lambda found: taken.extend(names(found))
+    taker.room = 1
+    for _ in range(12):
+        await taker.fetcher._step()
+    assert taken.count("a") == taken.count("b") == 6
+    await taker.close()
+
+
+async def test_pools_take_turns_too(dsn: str, eyes: Eyes) -> None:
+    taker = Taker(dsn, ("a", "b", "c"))
+    for queue in ("a", "b", "c"):
+        put(eyes, queue, queue=queue, number=20)
+    taken: list[str] = []
+    taker.fetcher._deliver = lambda found: taken.extend(names(found))
+    taker.fetcher._shares = lambda: [Share(("a", "b"), 1), Share(("c",), 1)]
+    for _ in range(12):
+        await taker.fetcher._step()
+    assert sorted(taken) == ["a"] * 3 + ["b"] * 3 + ["c"] * 6
+    await taker.close()
