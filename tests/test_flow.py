@@ -357,6 +357,31 @@ async def test_a_restart_of_the_server_loses_nothing_and_doubles_nothing(mode: s
         eyes.close()
 
 
+@pytest.mark.promise("F06", "T04")
+async def test_a_stop_while_the_database_is_away_ends_and_the_job_is_taken_up_by_another(
+    own_server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pgqueue.worker.FLUSH_SECONDS", 0.5)
+    dsn = own_server.dsn("postgres")
+    migrations.migrate(dsn)
+    async with work(dsn, holds, lease=1.0) as worker:
+        with psycopg.connect(dsn) as conn:
+            job = pgqueue.enqueue(conn, holds).id
+        await until(lambda: ran == [job])
+        await asyncio.to_thread(own_server.stop)
+        began = monotonic()
+        assert await worker.stop(0.2) == 1
+        assert monotonic() - began < 10
+        assert "could not sign off" in caplog.text
+    await asyncio.to_thread(own_server.start)
+    hold.set()
+    eyes = Eyes(dsn)
+    async with work(dsn, holds, lease=1.0):
+        await until(eyes.done(1), 10.0)
+    assert ran == [job, job]
+    eyes.close()
+
+
 @pytest.mark.promise("F06")
 async def test_sessions_that_are_ended_one_by_one_under_load_lose_nothing_and_double_nothing(
     dsn: str, eyes: Eyes
