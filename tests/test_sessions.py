@@ -122,13 +122,16 @@ SANE = " ".join(
         "idle_in_transaction_session_timeout=0",
     )
 )
+# What the worker does meanwhile takes longer than either timeout of a role below.
+BUSY = "LOCK TABLE pgqueue.job_running; SELECT pg_sleep(0.2)"
 SETTINGS = {
     "isolation": ["default_transaction_isolation = 'serializable'"],
     "repeatable read": ["default_transaction_isolation = 'repeatable read'", "default_transaction_deferrable = on"],
     "read only": ["default_transaction_read_only = on"],
     "shadows first": ["search_path = evil, pg_catalog"],
     "shadows only": ["search_path = evil"],
-    "no statement may take long": ["statement_timeout = '1ms'"],
+    # Not less: the statement that sets the worker's own is still under the role's.
+    "no statement may take long": ["statement_timeout = '100ms'"],
     "no lock may take long": ["lock_timeout = '1ms'", "deadlock_timeout = '10ms'"],
     "not durable": ["synchronous_commit = off"],
     "no index scans": ["enable_indexscan = off", "enable_nestloop = off", "enable_sort = off"],
@@ -155,6 +158,7 @@ async def test_no_setting_of_the_role_breaks_a_worker(
             enqueue(conn, in_thread)
             enqueue(conn, in_thread.using(delay=0.2))
             failing = enqueue(conn, fails_once)
+            await asyncio.to_thread(conn.execute, BUSY)
         await until(eyes.is_in(failing.id, "scheduled"))
         await until(eyes.done(3))
         assert eyes.one("SELECT result #>> '{}' FROM pgqueue.job WHERE id = %s", text.id) == "ł ✓ 漢"
