@@ -19,6 +19,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import psycopg
+
 from pgqueue.job import Job
 from pgqueue.loops import persist, wait
 from pgqueue.outcome import COMPLETED, RELEASED, Completed, Failed, Outcome, Released, Retried
@@ -110,6 +112,10 @@ class Completer:
         messages, groups = self._messages(batch)
         try:
             answers = await self._session.run(*messages)
+        except psycopg.errors.UniqueViolation:
+            [doubles] = await self._session.run(self._statement("complete_refuse_doubles", [job for job, _ in batch]))
+            log.error("jobs %s ran, and waited too: the second rows are failed: refused", doubles)
+            return
         except BaseException:
             # It may have been committed all the same: then the next try finds them gone, and that is no loss.
             self._unsure.update(job.id for job, _ in batch)

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable
 from time import monotonic
 
+import psycopg
+
 from pgqueue.loops import jittered, persist, wait
 from pgqueue.sessions import Session
 
@@ -67,10 +69,15 @@ class Scheduler:
             self._after = EVER
         link = self._session.link
         while True:
-            [(moved, _)], [(late, due, after)] = await self._session.run(
-                link.statement("schedule_promote", after=self._after, n=BATCH, notify=self._notify),
-                link.statement("schedule_next", after=self._after),
-            )
+            try:
+                [(moved, _)], [(late, due, after)] = await self._session.run(
+                    link.statement("schedule_promote", after=self._after, n=BATCH, notify=self._notify),
+                    link.statement("schedule_next", after=self._after),
+                )
+            except psycopg.errors.UniqueViolation:
+                [doubles] = await self._session.run(link.statement("schedule_refuse_doubles"))
+                log.error("jobs %s are available, and were scheduled too: the second rows are failed: refused", doubles)
+                continue
             if moved < BATCH:
                 break
         self._after = after

@@ -163,3 +163,18 @@ WHERE EXISTS (SELECT FROM pgqueue.job j
    OR EXISTS (SELECT FROM pgqueue.attempt a
               WHERE a.job_id = mine.id AND a.attempt = mine.attempt AND a.worker_id = %(worker_id)s::bigint
                 AND a.outcome <> 'crashed');
+
+-- name: complete_refuse_doubles
+-- After a job could not go where it had to because a row with its id stood there (restored, or inserted by hand): put that
+-- row aside as failed.
+WITH double AS (
+    DELETE FROM pgqueue.job WHERE state IN ('available', 'scheduled') AND id = ANY (%(ids)s::bigint[]) RETURNING *
+)
+INSERT INTO pgqueue.job_dead (
+    state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
+    crashes, snoozes, deadline, lock_key, limit_key, unique_key, idempotency_key)
+SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
+    id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
+    crashes, snoozes, deadline, lock_key, limit_key, unique_key, idempotency_key
+FROM double
+RETURNING id;

@@ -36,3 +36,17 @@ SELECT EXISTS (SELECT FROM pgqueue.job_scheduled
                            ORDER BY run_at LIMIT 1) - clock.now)::float8,
        (clock.now - interval '60 seconds')::text
 FROM clock;
+
+-- name: schedule_refuse_doubles
+-- After a promotion met an id that is available already: put the second row aside as failed, so that it harms only itself.
+WITH double AS (
+    DELETE FROM pgqueue.job_scheduled s USING pgqueue.job_available a WHERE s.id = a.id RETURNING s.*
+)
+INSERT INTO pgqueue.job_dead (
+    state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
+    crashes, snoozes, deadline, lock_key, limit_key, unique_key, idempotency_key)
+SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
+    id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
+    crashes, snoozes, deadline, lock_key, limit_key, unique_key, idempotency_key
+FROM double
+RETURNING id;

@@ -9,12 +9,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from workers import Eyes, until, work
+from workers import Eyes, Taker, until, work
 
 import pgqueue
-from pgqueue import notifier, sessions
+from pgqueue import completer, notifier, sessions
 from pgqueue.errors import InvalidOption, NotConfigured, SchemaMissing
 from pgqueue.job import Job
+from pgqueue.outcome import Outcome
+from pgqueue.rescue import Rescue
 from pgqueue.tasks import task
 from pgqueue.worker import Worker
 
@@ -254,6 +256,25 @@ async def test_arguments_that_do_not_fit_are_a_failed_attempt_and_shown(dsn: str
     assert eyes.all("SELECT DISTINCT error_type FROM pgqueue.attempt") == [("InvalidArguments",)]
 
 
+@pytest.mark.promise("F18")
+async def test_a_row_with_the_id_of_another_is_put_aside_wherever_they_meet(dsn: str, eyes: Eyes) -> None:
+    later = "INSERT INTO pgqueue.job (id, task, run_at, state) VALUES (%s, 'twin', now() + %s::interval, 'scheduled')"
+    eyes.do("INSERT INTO pgqueue.queue (name, paused_at) VALUES ('paused', now())")
+    eyes.do("INSERT INTO pgqueue.job (id, task, queue) VALUES (1001, 'first', 'paused')")
+    eyes.do(later, 1001, "0")  # meets it when it is promoted
+    eyes.do("INSERT INTO pgqueue.job (id, task) VALUES (1002, 'worker.fails')")
+    eyes.do(later, 1002, "1 hour")  # is met when the other is to be tried again
+    async with work(dsn, *ALL) as worker:
+        await until(worker._leads)
+        put(dsn, says.using(delay=0.1).new("scheduled neighbour"), says.new("neighbour"))
+        await until(eyes.done(2))
+        await until(lambda: eyes.states() == {"available": 1, "scheduled": 1, "failed": 2, "completed": 2})
+    assert sorted(eyes.all("SELECT id, task, reason FROM pgqueue.job_dead")) == [
+        (1001, "twin", "refused"),
+        (1002, "twin", "refused"),
+    ]
+
+
 # Shutdown ------------------------------------------------------------------------------------------------------------
 
 
@@ -339,6 +360,45 @@ async def test_a_thread_that_does_not_end_does_not_hold_the_shutdown(dsn: str, e
     stage.thread_go.set()
 
 
+@pytest.mark.parametrize("listed", [True, False])
+async def test_a_thread_that_outlives_the_shutdown_leaves_a_job_that_rescue_gives_back_unspent(
+    listed: bool, dsn: str, eyes: Eyes
+) -> None:
+    """It was the operator's deadline, not the job, that ended this process: no crash."""
+    put(dsn, waits_in_thread.new("x"))
+    async with work(dsn, *ALL, lease=1.0 if listed else 60.0) as worker:
+        await until(lambda: stage.ran == ["started x"])
+        if listed:
+            await until(lambda: eyes.one("SELECT cardinality(running) FROM pgqueue.worker") == 1)
+        assert await worker.stop(0.1) == 1
+    [(left, beat, running)] = eyes.all("SELECT id, beat, running FROM pgqueue.worker")
+    assert running == []
+    taker = Taker(dsn)
+    assert await Rescue(taker.session, notify=True, rescued=lambda: None).rescue(left, beat)
+    assert eyes.all("SELECT state, attempt, crashes FROM pgqueue.job") == [("available", 0, 0)]
+    await taker.close()
+
+
+async def test_an_outcome_that_a_thread_finishes_at_the_very_moment_of_stop_is_written(dsn: str, eyes: Eyes) -> None:
+    put(dsn, waits_in_thread.new("x"))
+    async with work(dsn, *ALL) as worker:
+        finish, finishing, go_on = worker._executor._finish, threading.Event(), threading.Event()
+
+        def without_a_turn(job: Job, outcome: Outcome) -> None:
+            finishing.set()
+            go_on.wait(10)  # the machine runs other threads meanwhile
+            finish(job, outcome)
+
+        worker._executor._finish = without_a_turn
+        stage.thread_go.set()
+        await until(finishing.is_set)
+        stopping = asyncio.ensure_future(worker.stop(10.0))
+        await asyncio.wait([stopping], timeout=0.5)  # one that does not wait for it would be over
+        go_on.set()
+        assert await stopping == 0
+    assert eyes.states() == {"completed": 1}
+
+
 async def test_stopping_at_any_moment_of_the_start_leaves_nothing_behind(dsn: str, eyes: Eyes) -> None:
     put(dsn, *[says.new(str(n)) for n in range(200)])
     for turns in range(0, 60, 3):
@@ -361,6 +421,42 @@ async def test_an_error_that_does_not_pass_ends_run_with_it(dsn: str, eyes: Eyes
             await asyncio.wait_for(running, 5)
         assert await worker.stop(1.0) == 0
     await until(lambda: eyes.backends() == [])
+
+
+async def test_half_a_worker_gives_no_sign_of_life_and_another_runs_its_jobs(dsn: str, eyes: Eyes) -> None:
+    """One service has failed for good: it ends, and if nobody ends it, it must not look alive."""
+    put(dsn, waits.new("x"))
+    async with work(dsn, *ALL, lease=1.0) as worker:
+        await stage.started.get()
+        await until(worker._leads)
+
+        async def broken() -> float:
+            raise ZeroDivisionError("a bug")
+
+        worker._scheduler._promote = broken  # type: ignore[method-assign]
+        worker._scheduler.news()
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(worker.run(), 5)
+        assert worker._state == "quiet"
+        put(dsn, says.new("later"))
+        async with work(dsn, *ALL, lease=1.0) as other:
+            assert await asyncio.wait_for(stage.started.get(), 10) == "x"
+            stage.go.set()
+            await until(eyes.done(2))
+            assert eyes.all("SELECT DISTINCT worker_id FROM pgqueue.job_done") == [(other.worker_id,)]
+
+
+async def test_a_second_row_of_a_running_job_does_not_end_the_worker(dsn: str, eyes: Eyes) -> None:
+    [job] = put(dsn, waits.new("x"))
+    async with work(dsn, *ALL) as worker:
+        await stage.started.get()
+        eyes.do("INSERT INTO pgqueue.job (task, id) VALUES ('worker.says', %s)", job)
+        put(dsn, *[says.new("neighbour") for _ in range(5)])
+        await until(eyes.done(5), 5.0)
+        assert eyes.all("SELECT id, state, reason FROM pgqueue.job_dead") == [(job, "failed", "refused")]
+        assert worker._state == "running"
+        stage.go.set()
+        await until(eyes.done(6))
 
 
 # Taken for dead ------------------------------------------------------------------------------------------------------
@@ -434,3 +530,32 @@ async def test_an_idle_worker_takes_three_connections_and_few_round_trips(
         assert len(eyes.backends()) <= 3
     print(f"{number / seconds:.2f} transactions a second, alone and leading")
     assert number <= 1.25 * seconds
+
+
+@pytest.mark.promise("F09")
+async def test_a_worker_that_has_nothing_to_write_any_more_is_back_at_three_connections(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completer, "IDLE_SECONDS", 0.1)
+    async with work(dsn, *ALL) as worker:
+        await until(lambda: worker._notifier.leads)
+        for number in (1, 2):
+            put(dsn, says.new("x"))
+            await until(eyes.done(number))
+            assert worker._give.generation == number
+            await until(lambda: [name.split()[1] for _, name in eyes.backends()] == ["beat", "fetch", "listen"])
+
+
+async def test_without_listen_jobs_are_found_by_polling_and_all_duties_done(dsn: str, eyes: Eyes) -> None:
+    victim = Taker(dsn, lease=1.0)
+    put(dsn, says.new("rescued"))
+    assert len(await victim.fetch()) == 1
+    await victim.close()
+    eyes.do("UPDATE pgqueue.ring SET since = now() - interval '5 hours' WHERE kind = 'done'")
+    async with work(dsn, *ALL, listen_dsn="off", poll=0.05, lease=1.0) as worker:
+        put(dsn, says.new("polled"), says.using(delay=0.3).new("promoted"))
+        await until(eyes.done(3), 8.0)
+        await until(lambda: eyes.one("SELECT bin FROM pgqueue.ring WHERE kind = 'done'") == 1)
+        assert worker._leads()
+        assert {name for _, name in eyes.backends()} == {"pgqueue beat", "pgqueue complete", "pgqueue fetch"}
+    assert stage.ran == ["polled", "promoted", "rescued"]
