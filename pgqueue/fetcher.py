@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
@@ -82,7 +83,9 @@ class Fetcher:
         self._wake = asyncio.Event()
         self._known: set[str] = set()
         self._claims = itertools.count(1)
-        self._turns = itertools.count()
+        self._pool_turns = itertools.count()
+        # One for each pool: a common one would come to the same queue each time where the other pools' number fits.
+        self._turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._generation = 0
         self._quiet = False
 
@@ -112,7 +115,7 @@ class Fetcher:
         if unknown:
             self._wake.clear()
             # One pool at a time: together, each lane of a pool could give that pool's whole room.
-            await self._fetch(unknown[next(self._turns) % len(unknown)])
+            await self._fetch(unknown[next(self._pool_turns) % len(unknown)])
         elif await wait(self._wake, self._patience() if roomy else None):
             self._wake.clear()
         elif self._wanted() <= 0:
@@ -140,7 +143,7 @@ class Fetcher:
             self._known.clear()
 
     async def _fetch(self, share: Share) -> None:
-        asked, n = self._asked(share), share.room
+        asked, n = self._asked(share, next(self._turns[share.queues[0]])), share.room
         self._known.update(share.queues)
         if await self._session.ready() != self._generation:
             self.watermark.forget()
@@ -191,9 +194,9 @@ class Fetcher:
                 "job %d is running, and a second row with its id was available; that row is failed: refused", job_id
             )
 
-    def _asked(self, share: Share) -> Asked:
+    def _asked(self, share: Share, turn: int = 0) -> Asked:
         """The lanes to ask, most urgent first; queues of one rank take turns; a suspect comes alone."""
-        turn = next(self._turns) % len(share.queues)
+        turn %= len(share.queues)
         queues = [*share.queues[turn:], *share.queues[:turn]]
         suspects = self._suspects()
         ranks = (*suspects, *RANKS)
