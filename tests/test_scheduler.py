@@ -196,3 +196,61 @@ async def test_a_held_snapshot_does_not_make_each_walk_dearer(dsn: str, eyes: Ey
         await until(available(eyes, 20_000), 20.0)
         await until(lambda: bench.scheduler._after != scheduler.EVER)
         assert reads(dsn, "schedule_promote", bench.scheduler._after) <= before + 10
+
+
+@pytest.mark.promise("F21")
+@pytest.mark.parametrize("seconds", [-1, 0.3])
+async def test_one_that_does_not_lead_promotes_what_is_overdue_for_the_leaders_loop_may_hang(
+    seconds: float, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "LOOK_SECONDS", 0.1)
+    eyes.do(LATER, seconds, 5, BATCH + 1)
+    async with scheduling(dsn, leads=False):
+        await until(available(eyes, BATCH + 1), 5.0)
+
+
+async def test_news_for_the_leader_do_not_put_off_the_look_of_the_others(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every retry notifies: on a busy system there is always news."""
+    monkeypatch.setattr(scheduler, "LOOK_SECONDS", 0.1)
+    eyes.do(LATER, -1, 5, 1)
+    async with scheduling(dsn, leads=False) as bench:
+
+        def found() -> bool:
+            bench.scheduler.news()
+            return bool(available(eyes, 1)())
+
+        await until(found, 5.0)
+
+
+async def test_one_that_does_not_lead_looks_now_and_then_and_no_more(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "LOOK_SECONDS", 0.1)
+    eyes.do(LATER, 3600, 5, 10)
+    async with scheduling(dsn, leads=False) as bench:
+        began = monotonic()
+        await until(lambda: bench.rounds >= 3)
+        assert monotonic() - began >= 0.3
+    assert eyes.states() == {"scheduled": 10}
+
+
+async def test_a_clock_that_steps_back_keeps_nothing_from_being_promoted(dsn: str, eyes: Eyes) -> None:
+    """Within the statement: between the look at what is due and the table's own check."""
+    eyes.do(LATER, -1, 5, 3)
+    eyes.do("CREATE SEQUENCE public.looks")
+    eyes.do(
+        "CREATE OR REPLACE FUNCTION pgqueue.now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE RETURN "
+        "clock_timestamp() - CASE WHEN nextval('public.looks') > 1 THEN interval '1 hour' ELSE interval '0' END"
+    )
+    async with scheduling(dsn):
+        await until(available(eyes, 3), 3.0)
+
+
+@pytest.mark.promise("F07")
+@pytest.mark.parametrize("name", ["schedule_promote", "schedule_next"])
+def test_a_hundred_thousand_future_jobs_in_a_table_never_analysed_are_not_read(name: str, dsn: str, eyes: Eyes) -> None:
+    eyes.do(LATER, 86_400, 5, 100_000)
+    assert eyes.all("SELECT reltuples::int FROM pg_class WHERE relname = 'job_scheduled'") == [(-1,)]
+    assert reads(dsn, name, scheduler.EVER) < 20
