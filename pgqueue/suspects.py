@@ -32,11 +32,14 @@ class Suspects:
         return (ONE_CRASH, MORE_CRASHES) if idle else (ONE_CRASH,)
 
     def keep(self, jobs: list[Job]) -> list[Job]:
-        """What to keep of a fetch: one suspect at most, and beside one with two crashes nothing. The rest goes back."""
+        """What to keep of a fetch: one suspect at most, and beside one with two crashes nothing. The rest goes back.
+
+        Should the process die before that is written, `rescue_jobs` must know which one it was: most crashes, least id.
+        """
         suspects = [job for job in jobs if job.crashes]
         if not suspects:
             return jobs
-        worst = max(suspects, key=lambda job: job.crashes)
+        worst = max(suspects, key=lambda job: (job.crashes, -job.id))
         self._held[worst.id] = worst
         return [worst] if self.alone else [job for job in jobs if job is worst or not job.crashes]
 

@@ -21,7 +21,8 @@ WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint;
 -- name: rescue_jobs
 -- Give up to n jobs of a dead worker back to the front of their lanes, the first claimed first. A job that was running at
 -- the last beat carries a crash; so do, of those claimed since, as many as the worker had slots: they start in this order,
--- and a killer may need only milliseconds. With the third crash it is failed. Answers how many were moved.
+-- and a killer may need only milliseconds. But of the suspects of one claim only the worst had started, the first of them,
+-- and beside one with two crashes nothing (suspects.py). With the third crash it is failed. Answers how many were moved.
 WITH dead_worker AS MATERIALIZED (
     SELECT id, running, beat_at, concurrency FROM pgqueue.worker WHERE id = %(worker_id)s::bigint
 ), picked AS MATERIALIZED (
@@ -34,8 +35,11 @@ WITH dead_worker AS MATERIALIZED (
     SELECT lost.*, coalesce(
         lost.id = ANY (w.running)
         OR (%(first)s::boolean AND lost.started_at > w.beat_at
-            AND row_number() OVER (ORDER BY lost.claim, lost.rank, lost.id) <= w.concurrency), false) AS started
+            AND row_number() OVER (ORDER BY lost.claim, lost.crashes DESC, lost.rank, lost.id) <= w.concurrency
+            AND (row_number() OVER together = 1 OR lost.crashes = 0 AND max(lost.crashes) OVER together < 2)),
+        false) AS started
     FROM lost LEFT JOIN dead_worker w ON true
+    WINDOW together AS (PARTITION BY lost.claim ORDER BY lost.crashes DESC, lost.id)
 ), noted AS (
     INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message)
     SELECT id, attempt, worker_id, started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),

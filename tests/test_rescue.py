@@ -159,6 +159,25 @@ def test_a_job_that_kills_its_worker_is_put_aside_after_three_crashes(
     assert eyes.one("SELECT count(*) FROM pgqueue.attempt WHERE outcome = 'crashed'") == 3
 
 
+def test_a_killer_among_others_is_put_aside_and_the_others_complete(
+    tmp_path: Path, go: Path, dsn: str, eyes: Eyes
+) -> None:
+    """No beat ever lists it. Neighbours that started with it are suspected, and cleared one at a time."""
+    put(dsn, "crash.sleeps", *({"key": key} for key in range(10)))
+    [killer] = put(dsn, "crash.dies", {})
+    put(dsn, "crash.sleeps", *({"key": key} for key in range(10, 20)))
+    with workers(tmp_path, dsn, TASKS) as made:
+        for crashes in range(3):
+            assert eyes.one("SELECT crashes FROM pgqueue.job WHERE id = %s", killer) in {crashes, max(0, crashes - 1)}
+            made.start(lease=1.0, concurrency=4).wait()
+        [last] = made.ready(lease=1.0, concurrency=4)
+        wait_until(lambda: eyes.states() == {"failed": 1, "completed": 20})
+        assert last.all("started") == []
+    assert eyes.all("SELECT id, reason, crashes, attempt FROM pgqueue.job_dead") == [(killer, "crashed", 3, 3)]
+    assert eyes.one("SELECT max(crashes) FROM pgqueue.job_done") < 3
+    assert eyes.one("SELECT count(*) FROM pgqueue.job_done WHERE attempt <> crashes + 1") == 0
+
+
 # Stopped, blocked, slow ----------------------------------------------------------------------------------------------
 
 
@@ -320,3 +339,75 @@ async def test_a_leftover_of_another_lease_is_rescued(dsn: str, eyes: Eyes, capl
         async with work(dsn, nothing, lease=2.0):
             await until(eyes.done(1), 8.0)
     assert f"worker {victim.worker_id} gave no sign of life" in caplog.text
+
+
+CRASHED = "SELECT id, crashes, attempt FROM pgqueue.job_available ORDER BY id"
+
+
+async def died(dsn: str, eyes: Eyes, *claims: tuple[int, int, int], slots: int) -> list[tuple[int, int, int]]:
+    """A worker of so many slots dies with these claims; (id, crashes, attempt) of the jobs that go on.
+
+    `claims`, in the order of the ids: (claim, crashes, its age in seconds at the last beat).
+    """
+    taker, rescue, _ = await rescuer(dsn)
+    victim = Taker(dsn)
+    eyes.do("UPDATE pgqueue.worker SET concurrency = %s WHERE id = %s", slots, victim.worker_id)
+    eyes.do(
+        "INSERT INTO pgqueue.job (state, id, task, worker_id, claim, attempt, crashes, rank, started_at) "
+        "SELECT 'running', n, 'x', w.id, c, 1, k, CASE k WHEN 0 THEN 11 WHEN 1 THEN -2 ELSE -1 END, "
+        "       w.beat_at - make_interval(secs => age) "
+        "FROM unnest(%s::int[], %s::int[], %s::int[]) WITH ORDINALITY AS given (c, k, age, n), pgqueue.worker w "
+        "WHERE w.id = %s",
+        *(list(column) for column in zip(*claims, strict=True)),
+        victim.worker_id,
+    )
+    assert await rescue.rescue(victim.worker_id, 0)
+    await taker.close()
+    return eyes.all(CRASHED)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 20])
+async def test_of_the_jobs_claimed_since_the_last_beat_as_many_carry_a_crash_as_there_were_slots(
+    slots: int, dsn: str, eyes: Eyes
+) -> None:
+    jobs = await died(dsn, eyes, *[(claim, 0, -1) for claim in (7, 7, 8, 8, 9, 9)], slots=slots)
+    assert jobs == [(id, 1, 1) for id in range(1, 7)][:slots] + [(id, 0, 0) for id in range(1, 7)][slots:]
+
+
+async def test_jobs_claimed_before_the_last_beat_that_it_did_not_list_carry_no_crash(dsn: str, eyes: Eyes) -> None:
+    assert await died(dsn, eyes, (1, 0, 1), (1, 0, 1), (2, 0, -1), slots=3) == [(1, 0, 0), (2, 0, 0), (3, 1, 1)]
+
+
+async def test_only_the_first_batch_of_a_rescue_finds_what_had_started(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.rescue.BATCH", 2)
+    jobs = await died(dsn, eyes, *[(1, 0, -1)] * 6, slots=2)
+    assert [crashes for _, crashes, _ in jobs] == [1, 1, 0, 0, 0, 0]
+
+
+async def test_a_suspect_that_was_claimed_beside_a_worse_one_never_started_and_is_not_blamed(
+    dsn: str, eyes: Eyes
+) -> None:
+    """The worker gives it back, but dies before that is written: its third crash would be a death sentence."""
+    claims = [(7, 1, -1), (7, 2, -1), (7, 2, -1), (7, 0, -1), (8, 1, -1), (8, 1, -1), (8, 0, -1)]
+    jobs = await died(dsn, eyes, *claims, slots=10)
+    assert eyes.all("SELECT id, crashes FROM pgqueue.job_dead") == [(2, 3)]
+    assert jobs == [(1, 1, 0), (3, 2, 0), (4, 0, 0), (5, 2, 1), (6, 1, 0), (7, 1, 1)]
+
+
+async def test_a_clock_that_steps_back_keeps_no_job_from_being_given_back(dsn: str, eyes: Eyes) -> None:
+    taker, rescue, _ = await rescuer(dsn)
+    victim = Taker(dsn)
+    eyes.do("INSERT INTO pgqueue.job (task, run_at) VALUES ('due', now()), ('long due', now() - interval '1 day')")
+    eyes.do("INSERT INTO pgqueue.job (task) VALUES ('at once')")
+    assert len(await victim.fetch()) == 3
+    eyes.do(
+        "CREATE OR REPLACE FUNCTION pgqueue.now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE "
+        "RETURN clock_timestamp() - interval '1 hour'"
+    )
+    assert await rescue.rescue(victim.worker_id, 0)
+    assert eyes.states() == {"available": 3}
+    assert {job.task for job in await taker.fetch()} == {"due", "long due", "at once"}
+    await taker.close()
+    await victim.close()
