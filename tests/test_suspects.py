@@ -1,0 +1,91 @@
+"""Suspects run one at a time: one in a process, one with two crashes beside nothing, the rest goes back unspent."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from workers import Eyes, until, work
+
+from pgqueue.job import Job
+from pgqueue.suspects import MORE_CRASHES, ONE_CRASH, Suspects
+from pgqueue.tasks import task
+
+numbers = itertools.count(1)
+
+
+def job(crashes: int = 0) -> Job:
+    rank = (11, ONE_CRASH, MORE_CRASHES)[min(crashes, 2)]
+    row = (next(numbers), 1, rank, "default", "x", "{}", 1, 5, None, crashes, 0, 0, None, None, None, None, None)
+    return Job(row, 1)
+
+
+def test_what_is_asked_for_depends_on_what_is_held() -> None:
+    suspects = Suspects()
+    assert set(suspects.ranks(idle=True)) == {ONE_CRASH, MORE_CRASHES}
+    assert set(suspects.ranks(idle=False)) == {ONE_CRASH}
+    for crashes in (1, 2, 30_000):
+        one = job(crashes)
+        assert suspects.keep([one]) == [one]
+        assert suspects.alone == (crashes > 1)
+        assert list(suspects.ranks(idle=True)) == []
+        assert suspects.ended([job(), one])
+        assert not suspects.ended([one])
+        assert not suspects.alone
+        assert set(suspects.ranks(idle=True)) == {ONE_CRASH, MORE_CRASHES}
+
+
+def test_of_a_fetch_the_worst_suspect_is_kept_and_beside_two_crashes_nothing() -> None:
+    plain, other, once, again, twice, thrice = (job(crashes) for crashes in (0, 0, 1, 1, 2, 3))
+    assert Suspects().keep([plain, other]) == [plain, other]
+    assert Suspects().keep([once, plain, again, other]) == [once, plain, other]
+    assert Suspects().keep([once, twice, plain]) == [twice]
+    assert Suspects().keep([twice, once, thrice, plain]) == [thrice]
+    assert Suspects().keep([]) == []
+
+
+@task(name="suspects.looks")
+async def looks(job: Job) -> None:
+    """Notes with whom it was at its start and at its end."""
+    here[job.id] = job.crashes
+    seen.append(dict(here))
+    await asyncio.sleep(0.003)
+    seen.append(dict(here))
+    del here[job.id]
+
+
+here: dict[int, int] = {}
+seen: list[dict[int, int]] = []
+
+
+@pytest.fixture(autouse=True)
+def nobody_here() -> Iterator[None]:
+    here.clear()
+    seen.clear()
+    yield
+
+
+PUT = """
+    INSERT INTO pgqueue.job (task, queue, rank, crashes)
+    SELECT 'suspects.looks', queue, rank, crashes
+    FROM unnest(%s::text[]) queue, (VALUES (11, 0), (-2, 1), (-1, 2), (-1, 7)) AS lane (rank, crashes),
+         generate_series(1, 5)
+"""
+
+
+@pytest.mark.parametrize("queues", [["a"], ["a", "b", "c"], ["a:2", "b:1", "c"]], ids=str)
+async def test_over_all_queues_and_both_ranks_there_is_one_at_a_time(queues: list[str], dsn: str, eyes: Eyes) -> None:
+    names = [name[0] for name in queues]
+    eyes.do(PUT, names)
+    async with work(dsn, looks, queues=queues, poll=60.0):
+        await until(eyes.done(20 * len(names)), 20.0)
+    for crashes in (list(together.values()) for together in seen):
+        assert sum(number > 0 for number in crashes) <= 1, crashes
+        assert len(crashes) == 1 or max(crashes) < 2, crashes
+    assert max(map(len, seen)) > 1, "nothing ever ran together: the test shows nothing"
+    # What was fetched too much went back unspent, and its crashes with it.
+    assert eyes.all("SELECT DISTINCT attempt FROM pgqueue.job") == [(1,)]
+    per_crashes = dict(eyes.all("SELECT crashes, count(*)::int FROM pgqueue.job GROUP BY 1"))
+    assert per_crashes == {crashes: 5 * len(names) for crashes in (0, 1, 2, 7)}
