@@ -1,0 +1,130 @@
+"""Jobs that are ours in the database and unknown here go back: after every doubt, only those of settled claims."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+import pytest
+from workers import Eyes, Taker, until
+
+from pgqueue.reconciler import Reconciler
+
+
+class Bench:
+    """A worker that takes jobs, and its reconciler; `known` are the (id, claim) it holds."""
+
+    def __init__(self, dsn: str, eyes: Eyes) -> None:
+        self.taker, self.eyes = Taker(dsn), eyes
+        self.known: set[tuple[int, int]] = set()
+        self.reconciler = Reconciler(
+            self.taker.session,
+            lambda: self.taker.worker_id,
+            settled=lambda: self.taker.fetcher.settled,
+            knows=lambda job_id, claim: (job_id, claim) in self.known,
+            notify=True,
+        )
+
+    async def claim(self, *, known: bool) -> int:
+        """A job of ours, one that we know of or one whose answer was lost; its id."""
+        self.eyes.do("INSERT INTO pgqueue.job (task) VALUES ('x')")
+        self.taker.fetcher.watermark.start_at_zero()
+        [job] = await self.taker.fetch(1)
+        if known:
+            self.known.add((job.id, job.claim))
+        return job.id
+
+
+@pytest.fixture
+async def bench(dsn: str, eyes: Eyes) -> AsyncIterator[Bench]:
+    made = Bench(dsn, eyes)
+    yield made
+    await made.taker.close()
+
+
+@pytest.fixture
+async def running(bench: Bench) -> AsyncIterator[asyncio.Future[None]]:
+    loop = asyncio.ensure_future(bench.reconciler.run())
+    yield loop
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+
+
+@pytest.mark.promise("F06")
+async def test_what_is_unknown_goes_back_unspent_and_what_is_known_stays(
+    bench: Bench, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    known, lost = await bench.claim(known=True), await bench.claim(known=False)
+    eyes.do("INSERT INTO pgqueue.job (task) VALUES ('not taken')")
+    with caplog.at_level(logging.WARNING):
+        await bench.reconciler.reconcile()
+        await bench.reconciler.reconcile()
+    assert eyes.all("SELECT id, attempt, rank FROM pgqueue.job_available WHERE task = 'x'") == [(lost, 0, 10)]
+    assert eyes.all("SELECT id FROM pgqueue.job_running") == [(known,)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the answer to a claim was lost: 1 jobs are handed back"
+    ]
+
+
+@pytest.mark.promise("F06")
+async def test_another_claim_of_a_known_job_is_unknown_and_one_under_way_is_left_alone(
+    bench: Bench, eyes: Eyes
+) -> None:
+    job = await bench.claim(known=False)
+    bench.known.add((job, 99))
+    bench.taker.fetcher.settled -= 1  # its answer may still come
+    await bench.reconciler.reconcile()
+    assert eyes.states() == {"running": 1}
+    bench.taker.fetcher.settled += 1
+    await bench.reconciler.reconcile()
+    assert eyes.states() == {"available": 1}
+
+
+@pytest.mark.promise("F06")
+async def test_a_doubt_raised_during_a_reconciliation_leads_to_another_one(
+    bench: Bench, eyes: Eyes, running: asyncio.Future[None]
+) -> None:
+    """A claim stands behind `fetch_held` in the line for the connection, is committed, and its answer is lost."""
+    real = bench.taker.session.run
+
+    async def claim_meanwhile(*messages: Any, **options: Any) -> list[Any]:
+        answer = await real(*messages, **options)
+        bench.taker.session.run = real  # type: ignore[method-assign]
+        await bench.claim(known=False)
+        bench.reconciler.doubt()
+        return answer
+
+    bench.taker.session.run = claim_meanwhile  # type: ignore[method-assign]
+    bench.reconciler.doubt()
+    await until(lambda: eyes.all("SELECT rank, attempt FROM pgqueue.job_available") == [(10, 0)], 5.0)
+
+
+@pytest.mark.promise("F06")
+@pytest.mark.parametrize("failures", [1, 3])
+async def test_a_doubt_outlives_a_reconciliation_that_fails(
+    failures: int, bench: Bench, eyes: Eyes, running: asyncio.Future[None]
+) -> None:
+    await bench.claim(known=False)
+    real, left = bench.taker.session.run, failures
+
+    async def away(*messages: Any, **options: Any) -> list[Any]:
+        nonlocal left
+        if left:
+            left -= 1
+            raise psycopg.OperationalError("the database is away")
+        return await real(*messages, **options)
+
+    bench.taker.session.run = away  # type: ignore[method-assign]
+    bench.reconciler.doubt()
+    await until(lambda: eyes.states() == {"available": 1}, 5.0)
+
+
+async def test_without_a_doubt_it_asks_nothing(bench: Bench, running: asyncio.Future[None]) -> None:
+    asked: list[Any] = []
+    bench.taker.session.run = lambda *messages, **options: asked.append(messages)  # type: ignore
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert asked == []
