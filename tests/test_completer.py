@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import pytest
 from psycopg.types.json import Jsonb
 from workers import Eyes, Taker, until
 
+from pgqueue import completer, statements
 from pgqueue.completer import FLUSH_MOST, Completer
 from pgqueue.job import Job
 from pgqueue.outcome import COMPLETED, RELEASED, Completed, Failed, Outcome, Problem, Retried
@@ -265,3 +267,111 @@ async def test_what_is_given_back_wakes_other_workers(desk: Desk, dsn: str) -> N
         await desk.end(RELEASED, Retried(5, BROKEN))
         heard = {note.channel for note in listening.notifies(timeout=2, stop_after=2)}
     assert heard == {"pgqueue.default", "pgqueue.:scheduled"}
+
+
+@pytest.mark.promise("F09")
+async def test_an_idle_completer_closes_its_connection_and_opens_it_again_for_the_next_outcome(
+    desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completer, "IDLE_SECONDS", 0.05)
+    for generation in (1, 2, 3):
+        await desk.end(COMPLETED)
+        assert desk.session.generation == generation
+        await until(lambda: desk.session.identity is None and not eyes.backends("pgqueue complete"))
+    assert eyes.states() == {"completed": 3}
+
+
+async def test_an_outcome_that_comes_while_the_connection_is_closed_is_written(
+    desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completer, "IDLE_SECONDS", 0.02)
+    await desk.end(COMPLETED)
+    [job] = await desk.jobs(1)
+    close = desk.session.close
+
+    async def meanwhile() -> None:
+        desk.session.close = close  # type: ignore[method-assign]
+        desk.completer.finish(job, COMPLETED)
+        await close()
+
+    desk.session.close = meanwhile  # type: ignore[method-assign]
+    desk.completer.finish((await desk.jobs(1))[0], COMPLETED)
+    await until(eyes.done(3), 5.0)
+
+
+async def test_a_clock_that_steps_back_keeps_no_job_from_being_given_back(desk: Desk, eyes: Eyes) -> None:
+    eyes.do("INSERT INTO pgqueue.job (task, run_at) VALUES ('due', now()), ('long due', now() - interval '1 day')")
+    jobs = [*await desk.taker.fetch(), *await desk.jobs(1)]
+    eyes.do(
+        "CREATE OR REPLACE FUNCTION pgqueue.now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE "
+        "RETURN clock_timestamp() - interval '1 hour'"
+    )
+    for job in jobs:
+        desk.completer.finish(job, RELEASED)
+    await asyncio.wait_for(desk.completer.flushed(), 5)
+    assert eyes.states() == {"available": 3}
+    assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE run_at > pgqueue.now()") == 0
+
+
+# Plans ---------------------------------------------------------------------------------------------------------------
+
+PLACEHOLDER = re.compile(r"%\((\w+)\)s")
+RUNNING = """
+    INSERT INTO pgqueue.job (state, id, task, worker_id, claim, attempt, started_at)
+    SELECT 'running', 10 * n, 'x', 1, 7, 1, now() FROM generate_series(1, %s) n
+"""
+
+
+class Prepared:
+    """A statement of complete.sql on a worker's connection, prepared before there was anything to end."""
+
+    def __init__(self, conn: psycopg.Connection, name: str) -> None:
+        self._conn = conn
+        sql = statements.text(name, "pgqueue")
+        self._names = list(dict.fromkeys(PLACEHOLDER.findall(sql)))
+        numbered = PLACEHOLDER.sub(lambda match: f"${self._names.index(match[1]) + 1}", sql)
+        conn.execute(f"PREPARE one AS {numbered}".encode())
+        self.plan(0)
+
+    def plan(self, number: int) -> list[dict[str, Any]]:
+        """The nodes that read job_running when so many are ended; rolled back."""
+        each = {"ids": [10 * (n + 1) for n in range(number)], "claims": [7] * number}
+        each |= {"delays": [1] * number, "results": [1] * number}
+        one = {"worker_id": "1", "notify": "f", "version_tag": "v"}
+        arrays = {name: each.get(name, ["t"] * number) for name in self._names if name not in one}
+        literals = one | {name: "{" + ",".join(map(str, values)) + "}" for name, values in arrays.items()}
+        with self._conn.transaction(force_rollback=True):
+            self._conn.execute(statements.text("session_settings", "pgqueue"))
+            given = ", ".join(f"'{literals[name]}'" for name in self._names)
+            rows = self._conn.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE one ({given})".encode())
+            [[[explained]]] = rows.fetchall()
+        return [node for node in nodes(explained["Plan"]) if node.get("Relation Name") == "job_running"]
+
+
+def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [plan, *(node for child in plan.get("Plans", []) for node in nodes(child))]
+
+
+@pytest.mark.promise("F07")
+@pytest.mark.parametrize(
+    "name",
+    ["complete_plain", "complete_result", "complete_retry", "complete_fail", "complete_release", "complete_missing"],
+)
+def test_a_plan_made_for_an_empty_table_reads_by_id_when_it_is_full_and_was_never_analysed(
+    name: str, dsn: str, eyes: Eyes
+) -> None:
+    """By worker it would read, for each id, all that the worker runs: 2,500 jobs/s instead of 60,000."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        prepared = Prepared(conn, name)
+        eyes.do(RUNNING, 5_000)
+        assert eyes.all("SELECT reltuples::int FROM pg_class WHERE relname = 'job_running'") == [(-1,)]
+        read = {}
+        for number in (50, 500):
+            [scan] = [node for node in prepared.plan(number) if "Tid" not in node["Node Type"] and "Index Name" in node]
+            assert (scan["Index Name"], scan["Node Type"]) == ("job_running_id", "Index Scan")
+            assert "id = " in scan["Index Cond"]
+            assert scan["Actual Loops"] == number
+            read[number] = scan["Shared Hit Blocks"] + scan["Shared Read Blocks"]
+        assert {node["Node Type"] for node in prepared.plan(500)} <= {"Index Scan", "Tid Scan", "ModifyTable"}
+    assert read[500] <= 4 * 500
+    assert read[500] <= 11 * read[50]
