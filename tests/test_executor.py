@@ -499,3 +499,27 @@ async def test_handing_back_takes_only_what_has_not_started() -> None:
     assert list(bench.executor.running) == jobs[:1]
     bench.executor.cancel()
     assert await bench.outcome(jobs[0]) is RELEASED
+
+
+async def test_a_job_runs_until_its_outcome_has_been_handed_on() -> None:
+    """A shutdown that sees nothing run takes all outcomes for handed on."""
+    running: list[bool] = []
+
+    async def waits() -> None:
+        await asyncio.sleep(60)
+
+    bench = Bench(plain, adds_in_thread, made(waits, "waits"), slots=4)
+    real = bench.executor._finish
+
+    def finish(job: Job, outcome: Outcome) -> None:
+        running.append(job.id in bench.executor.running)
+        real(job, outcome)
+
+    bench.executor._finish = finish
+    await bench.run(plain)
+    await bench.run(adds_in_thread, args='{"a": 2}')
+    [before_its_first_step] = bench.offer("waits")
+    bench.executor.cancel()
+    assert await bench.outcome(before_its_first_step) is RELEASED
+    await bench.executor.idle()
+    assert running == [True] * 3
