@@ -213,3 +213,36 @@ async def test_who_does_not_lead_does_nothing(bench: Bench) -> None:
     bench.later("5 hours")
     await bench.maintenance.round()
     assert (bench.bin(), bench.also) == (0, 0)
+
+
+@pytest.mark.promise("F20")
+async def test_a_turn_blocked_by_a_reader_answers_null_and_makes_the_fetcher_forget_nothing(
+    bench: Bench, eyes: Eyes, dsn: str, conn: psycopg.Connection
+) -> None:
+    """The duties share the fetcher's connection: a new one would send every cursor to zero, over all dead rows."""
+    taker = Taker(dsn)
+    eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, 3)")
+    assert len(await taker.fetch()) == 3
+    conn.execute("SELECT count(*) FROM pgqueue.job")
+    bench.later("5 hours")
+    advance = taker.link.statement("maintenance_advance", kind="done", forced=False)
+    assert await taker.session.run(advance) == [[(None,)]]
+    maintenance = Maintenance(taker.session, leads=lambda: True, also=bench._also)
+    assert await maintenance.round() == READ_SECONDS
+    assert (taker.session.generation, bench.bin()) == (1, 0)
+    assert await taker.fetch() == []
+    assert set(taker.fetcher.watermark.starts([("default", 11)], 0.0)) == {3}
+    conn.rollback()
+    assert await taker.session.run(advance) == [[(True,)]]
+    assert await taker.session.run(advance) == [[(False,)]]
+    await taker.close()
+
+
+async def test_who_does_not_lead_does_it_now_and_then_for_the_leaders_loop_may_hang(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.maintenance.OTHERS_SECONDS", 0.0)
+    bench.maintenance = Maintenance(bench.session, leads=lambda: False, also=bench._also)
+    bench.later("5 hours")
+    await bench.maintenance.round()
+    assert (bench.bin(), bench.also) == (1, 1)
