@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from conftest import Databases
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 from servers import Server, binaries
@@ -394,6 +395,21 @@ def test_a_standby_sends_to_the_primary(own_server: Server) -> None:
     own_server.start()
     with pytest.raises(Error, match="is a standby and cannot be written; migrate the primary"):
         migrate(own_server.dsn("postgres"))
+
+
+@pytest.fixture
+def latin_dsn(server: Server, databases: Databases) -> Iterator[str]:
+    """An empty database that cannot hold every text."""
+    name = databases.create("template0 ENCODING 'LATIN1' LOCALE 'C'")
+    yield server.dsn(name)
+    databases.leave(name)
+
+
+def test_a_database_that_is_not_utf8_is_refused(latin_dsn: str) -> None:
+    with pytest.raises(Error, match=r"needs a database with encoding UTF8, \S+ has LATIN1"):
+        migrate(latin_dsn)
+    with psycopg.connect(latin_dsn) as conn:
+        assert conn.execute("SELECT to_regnamespace('pgqueue')").fetchone() == (None,)
 
 
 def test_a_schema_name_is_checked_before_anything(empty: psycopg.Connection) -> None:
