@@ -13,7 +13,7 @@ from timeit import repeat
 import pytest
 from simulator import POLL, Schedule, World, first_stranding_seed, stranding_seeds
 
-from pgqueue.watermark import LOOK_AGAIN, MOST_FLOORS, ZERO_EVERY, Lane, Reading, Watermark
+from pgqueue.watermark import LOOK_AGAIN, MOST_FLOORS, ZERO_EVERY, ZERO_MOST, Lane, Reading, Watermark
 
 A: Lane = ("a", 11)
 B: Lane = ("b", 11)
@@ -495,3 +495,10 @@ def test_it_is_cheap_enough_for_every_fetch() -> None:
         fetcher.mark.fetched(reading, lanes, limits, lanes, taken, n, 0.0, 0.0, 1)
 
     assert min(repeat(one, number=200, repeat=10)) / 200 < 100e-6
+
+
+def test_one_slow_answer_does_not_cancel_the_next_start_at_zero(fetcher: Fetcher) -> None:
+    fetcher.fetch(10, seconds=45.0, workers=100)
+    assert fetcher.mark.next_look(0.0) == ZERO_MOST <= 300.0
+    fetcher.now = ZERO_MOST
+    assert fetcher.starts(A) == [0]
