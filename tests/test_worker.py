@@ -365,8 +365,9 @@ async def test_a_thread_that_outlives_the_shutdown_leaves_a_job_that_rescue_give
     listed: bool, dsn: str, eyes: Eyes
 ) -> None:
     """It was the operator's deadline, not the job, that ended this process: no crash."""
-    put(dsn, waits_in_thread.new("x"))
     async with work(dsn, *ALL, lease=1.0 if listed else 60.0) as worker:
+        await until(lambda: eyes.one("SELECT beat FROM pgqueue.worker") >= 1)
+        put(dsn, waits_in_thread.new("x"))
         await until(lambda: stage.ran == ["started x"])
         if listed:
             await until(lambda: eyes.one("SELECT cardinality(running) FROM pgqueue.worker") == 1)
