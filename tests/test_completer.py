@@ -313,6 +313,23 @@ async def test_a_clock_that_steps_back_keeps_no_job_from_being_given_back(desk: 
     assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE run_at > pgqueue.now()") == 0
 
 
+async def test_a_row_that_waits_by_right_is_not_taken_for_the_double_of_another(desk: Desk, eyes: Eyes) -> None:
+    """One job was rescued from us and waits for its next run; another one of the same flush has a double."""
+    rescued, doubled = await desk.jobs(2)
+    eyes.do("DELETE FROM pgqueue.job_running WHERE id = %s", rescued.id)
+    eyes.do("INSERT INTO pgqueue.job (task, id) VALUES ('again', %s), ('double', %s)", rescued.id, doubled.id)
+    desk.completer.finish(rescued, COMPLETED)
+    desk.completer.finish(doubled, RELEASED)
+    await asyncio.wait_for(desk.completer.flushed(), 5)
+    rows = eyes.all("SELECT id, task, state FROM pgqueue.job ORDER BY id, state")
+    assert rows == [
+        (rescued.id, "again", "available"),
+        (doubled.id, "x", "available"),
+        (doubled.id, "double", "failed"),
+    ]
+    assert desk.completer.fenced == 1
+
+
 # Plans ---------------------------------------------------------------------------------------------------------------
 
 PLACEHOLDER = re.compile(r"%\((\w+)\)s")
