@@ -14,6 +14,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import psycopg
+
 from pgqueue.loops import transient
 from pgqueue.sessions import Session
 
@@ -73,9 +75,14 @@ class Rescue:
         moved = 0
         link = self._session.link
         while True:
-            [[(count, _)]] = await self._session.run(
-                link.statement("rescue_jobs", worker_id=worker_id, n=BATCH, first=moved == 0, notify=self._notify)
-            )
+            try:
+                [[(count, _)]] = await self._session.run(
+                    link.statement("rescue_jobs", worker_id=worker_id, n=BATCH, first=moved == 0, notify=self._notify)
+                )
+            except psycopg.errors.UniqueViolation:
+                [doubles] = await self._session.run(link.statement("fetch_refuse_doubles"))
+                log.error("jobs %s were running, and available too: the second rows are failed: refused", doubles)
+                continue
             moved += int(count)
             if count < BATCH:
                 break

@@ -411,3 +411,17 @@ async def test_a_clock_that_steps_back_keeps_no_job_from_being_given_back(dsn: s
     assert {job.task for job in await taker.fetch()} == {"due", "long due", "at once"}
     await taker.close()
     await victim.close()
+
+
+async def test_a_second_row_of_a_job_to_be_rescued_is_refused_and_ends_no_rescuer(dsn: str, eyes: Eyes) -> None:
+    """Worker after worker would try, fail for good, and leave its own jobs to the next."""
+    taker, rescue, _ = await rescuer(dsn)
+    victim = Taker(dsn)
+    eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, 3)")
+    jobs = await victim.fetch()
+    eyes.do("INSERT INTO pgqueue.job (task, queue, id) VALUES ('double', 'paused', %s)", jobs[1].id)
+    assert await rescue.rescue(victim.worker_id, 0)
+    assert eyes.all("SELECT id, task, reason FROM pgqueue.job_dead") == [(jobs[1].id, "double", "refused")]
+    assert {job.id for job in await taker.fetch()} == {job.id for job in jobs}
+    await taker.close()
+    await victim.close()
