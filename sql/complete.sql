@@ -12,7 +12,8 @@ WITH ended AS (
         FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
         JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
         FOR UPDATE OF r SKIP LOCKED))
-    RETURNING *
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
 ), done AS (
     INSERT INTO pgqueue.job_done (
         state, finished_at, bin, version_tag,

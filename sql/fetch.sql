@@ -41,7 +41,8 @@ WITH lane AS MATERIALIZED (
     LIMIT %(n)s::integer
 ), taken AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked))
-    RETURNING *
+    RETURNING id, pos, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
+        snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
 ), running AS (
     INSERT INTO pgqueue.job_running (
         state, worker_id, claim, started_at, attempt,
