@@ -27,6 +27,7 @@ from pgqueue.errors import (
 from pgqueue.handle import JobHandle
 from pgqueue.job import Job, NewJob, current_job
 from pgqueue.lifespan import lifespan
+from pgqueue.operate import apause, aresume, pause, resume
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, remote, task
 
@@ -63,7 +64,9 @@ __all__ = [
     "aenqueue_many",
     "afind",
     "aget",
+    "apause",
     "aqueues",
+    "aresume",
     "configure",
     "connect",
     "current_job",
@@ -72,8 +75,10 @@ __all__ = [
     "find",
     "get",
     "lifespan",
+    "pause",
     "queues",
     "remote",
+    "resume",
     "task",
 ]
 

@@ -1,4 +1,4 @@
-"""Least rights for roles: which GRANTs let one enqueue, work, or read.
+"""Least rights for roles: which GRANTs let one enqueue, work, operate, or read.
 
 The statements are the files of `sql/grants/`, which psql applies as they are (`psql -v role=app -f …`); here `:"role"`
 becomes the quoted name. Called by `pgqueue grants`, as the owner of the schema. Never creates a role, never revokes.
@@ -13,8 +13,8 @@ import psycopg
 from pgqueue.errors import Error, InvalidOption
 from pgqueue.statements import in_schema, sql_directory
 
-Kind = Literal["enqueue", "work", "read"]
-KINDS: tuple[Kind, ...] = ("enqueue", "work", "read")
+Kind = Literal["enqueue", "work", "operate", "read"]
+KINDS: tuple[Kind, ...] = ("enqueue", "work", "operate", "read")
 
 
 def as_sql(role: str, kind: Kind, schema: str) -> str:

@@ -17,8 +17,8 @@ PACKAGE = Path(__file__).parent.parent / "pgqueue"
 LAYERS = {
     "words": "errors job kinds codec config retry outcome suspects watermark",
     "database": "statements connections embedded embedded_watch loops sessions",
-    "rows": "handle enqueue control grants migrations",
-    "declarations": "options lifespan tasks pool settings",
+    "rows": "handle enqueue control operate grants migrations",
+    "declarations": "options lifespan tasks pool runs settings",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue maintenance reconciler",
     "worker": "worker",
     "supervisor": "supervisor",

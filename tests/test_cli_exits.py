@@ -22,6 +22,8 @@ NEED_A_DATABASE = [
     ["status"],
     ["jobs"],
     ["jobs", "1"],
+    ["pause", "q"],
+    ["resume", "q"],
     ["prune"],
     ["grants", "r", "--for", "read"],
 ]

@@ -218,6 +218,23 @@ def test_a_working_role_may_empty_every_leaf_there_is(dsn: str) -> None:
     assert {name.strip() for name in granted.split(",")} == leaves
 
 
+# operate -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_operating_role_pauses_and_resumes_and_neither_enqueues_nor_works(role: Role) -> None:
+    mine = role("operate")
+    for command in (["pause", "q"], ["status"], ["resume", "q"], ["jobs"]):
+        assert pgqueue(*command, dsn=mine).returncode == 0, command
+    refused(
+        mine,
+        "INSERT INTO pgqueue.job (task) VALUES ('t')",
+        "UPDATE pgqueue.worker SET state = 'quiet'",
+        "UPDATE pgqueue.ring SET retention = '1 s'",
+        "TRUNCATE pgqueue.job_done_0",
+        "SELECT pgqueue.advance_ring('done', true)",
+    )
+
+
 # read ----------------------------------------------------------------------------------------------------------------
 
 

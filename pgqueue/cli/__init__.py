@@ -14,7 +14,7 @@ import click
 
 from pgqueue.cli.exits import exit_codes
 
-COMMANDS = ("migrate", "work", "enqueue", "status", "jobs", "prune", "grants", "demo", "version")
+COMMANDS = ("migrate", "work", "enqueue", "status", "jobs", "pause", "resume", "prune", "grants", "demo", "version")
 
 
 class Commands(click.Group):

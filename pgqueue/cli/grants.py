@@ -13,15 +13,17 @@ from pgqueue.config import config
 
 @click.command("grants")
 @click.argument("role")
-@click.option("--for", "kind", type=click.Choice(("enqueue", "work", "read")), required=True, help="What it will do.")
+@click.option(
+    "--for", "kind", type=click.Choice(("enqueue", "work", "operate", "read")), required=True, help="What it will do."
+)
 @click.option("--sql", is_flag=True, help="Only print the GRANTs; needs no database.")
 @database
 def command(role: str, kind: str, sql: bool) -> None:
     """Give a role its least rights.
 
     Run it as the owner of the schema. enqueue: put jobs in; sees neither arguments nor results, deletes nothing.
-    work: run workers, which also rescue, prune, enqueue and read. read: status and jobs. All workers use one role,
-    for rescue ends the sessions of dead ones.
+    work: run workers, which also rescue, prune, enqueue and read. operate: pause and resume by hand, and read.
+    read: status and jobs. All workers use one role, for rescue ends the sessions of dead ones.
 
     \b
     Examples:
