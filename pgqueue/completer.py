@@ -23,7 +23,7 @@ import psycopg
 
 from pgqueue.job import Job
 from pgqueue.loops import persist, wait
-from pgqueue.outcome import COMPLETED, RELEASED, Completed, Failed, Outcome, Released, Retried
+from pgqueue.outcome import COMPLETED, RELEASED, Cancelled, Completed, Failed, Outcome, Released, Retried
 from pgqueue.sessions import Session
 from pgqueue.statements import Statement, integers
 
@@ -160,7 +160,7 @@ class Completer:
         plain: list[Job] = []
         results: list[tuple[Job, Completed]] = []
         retried: list[tuple[Job, Retried]] = []
-        failed: list[tuple[Job, Failed]] = []
+        failed: list[tuple[Job, Failed | Cancelled]] = []
         released: list[Job] = []
         for job, outcome in batch:
             if outcome is COMPLETED:
@@ -171,7 +171,7 @@ class Completer:
                     results.append((job, outcome))
                 case Retried():
                     retried.append((job, outcome))
-                case Failed():
+                case Failed() | Cancelled():
                     failed.append((job, outcome))
                 case Released():
                     released.append(job)
@@ -205,10 +205,11 @@ class Completer:
             **_problems([again for _, again in retried]),
         )
 
-    def _fail(self, failed: list[tuple[Job, Failed]]) -> Statement[Any]:
+    def _fail(self, failed: list[tuple[Job, Failed | Cancelled]]) -> Statement[Any]:
         return self._ends(
             "complete_fail",
             [job for job, _ in failed],
+            states=["cancelled" if isinstance(end, Cancelled) else "failed" for _, end in failed],
             reasons=[end.reason for _, end in failed],
             **_problems([end for _, end in failed]),
         )
@@ -229,7 +230,7 @@ class Completer:
         )
 
 
-def _problems(ends: Sequence[Retried | Failed]) -> dict[str, object]:
+def _problems(ends: Sequence[Retried | Failed | Cancelled]) -> dict[str, object]:
     return {
         "outcomes": [end.problem.outcome for end in ends],
         "error_types": [end.problem.error_type for end in ends],

@@ -23,6 +23,7 @@ from typing import Any
 from pgqueue.job import Job, running_job
 from pgqueue.outcome import COMPLETED, RELEASED, Outcome, completed, failed, unknown
 from pgqueue.pool import Pool, runs_on_loop
+from pgqueue.runs import Interrupted, Run
 from pgqueue.tasks import Task
 
 # How long runs may go on without giving the loop a turn; the fetcher and the completer need it.
@@ -49,9 +50,10 @@ class Executor:
         """What the lifespan yielded: `job.resources` in every handler."""
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
-        self._runs: set[asyncio.Task[None]] = set()
-        self._inbox: queue.SimpleQueue[tuple[Pool, Job, Task[..., Any] | None] | None] = queue.SimpleQueue()
+        self._runs: set[Run] = set()
+        self._inbox: queue.SimpleQueue[tuple[Pool, Run, Task[..., Any] | None] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._threads_made = 0
         self._idle_threads = 0
         self._turn_ends = 0.0
         self._dispatching = False
@@ -68,11 +70,27 @@ class Executor:
         """Give up all jobs that have not started; the caller releases them."""
         return [job for pool in self.pools for job, _ in pool.empty()]
 
+    def interrupt(self, job_id: int, outcome: Outcome) -> bool:
+        """Stop this job, which then ends with `outcome`, whatever its handler says; False if it is not here.
+
+        An async handler is cancelled; in a sync one an exception is raised, at its next step in Python: a call into C
+        (a query, a sleep) is not left before it returns. A job that waits for a slot ends at once. Only the first call
+        counts: a handler that swallows it runs on, and its job ends with `outcome` when it returns. Called on the loop.
+        """
+        for pool in self.pools:
+            waiting = pool.remove(job_id)
+            if waiting is not None:
+                self._finish(waiting, outcome)
+                return True
+        job = self.running.get(job_id)
+        return job is not None and any(run.interrupt(job, outcome) for run in self._runs if run.job is job)
+
     def cancel(self) -> None:
         """Cancel what runs on the loop, for good; threads cannot be stopped from outside."""
         self._cancelled = True
         for run in self._runs:
-            run.cancel()
+            if run.task is not None:
+                run.task.cancel()
 
     async def idle(self) -> None:
         """Wait until nothing runs."""
@@ -95,20 +113,23 @@ class Executor:
             while (entry := pool.start()) is not None:
                 job, task = entry
                 self.running[job.id] = job
+                run = Run(job)
+                self._runs.add(run)
                 if runs_on_loop(task):
-                    run = self._loop.create_task(self._run(pool, job, task), context=self._context.copy())
-                    self._runs.add(run)
-                    run.add_done_callback(partial(self._run_ended, pool, job))
+                    run.task = self._loop.create_task(self._run(pool, run, job, task), context=self._context.copy())
+                    run.task.add_done_callback(partial(self._run_ended, pool, run))
                     # The run just made may work off everything in its turn; more runs are started only if it waits.
                     self._dispatch_soon()
                     break
-                self._to_thread(pool, job, task)
+                self._to_thread(pool, run, task)
 
-    def _run_ended(self, pool: Pool, first: Job, run: asyncio.Task[None]) -> None:
+    def _run_ended(self, pool: Pool, run: Run, task: asyncio.Task[None]) -> None:
         self._runs.discard(run)
-        if run.cancelled() and self.running.get(first.id) is first:  # before its first step: nobody else saw the job
-            self._finish(first, RELEASED)
-            self._forget(first)
+        job = run.job
+        # Before its first step: nobody else saw the job.
+        if task.cancelled() and job is not None and self.running.get(job.id) is job:
+            self._finish(job, RELEASED if run.verdict is None else run.verdict[1])
+            self._forget(job)
             pool.end(0.0)
             self._slot_freed(pool)
 
@@ -132,18 +153,20 @@ class Executor:
 
     # On the loop -----------------------------------------------------------------------------------------------------
 
-    async def _run(self, pool: Pool, job: Job, task: Task[..., Any] | None) -> None:
+    async def _run(self, pool: Pool, run: Run, job: Job, task: Task[..., Any] | None) -> None:
         """Run this job, then waiting ones, until the turn ends, nothing is left, or a handler changed the context or
         cancelled us: the next one shall not feel it."""
-        clean, run = contextvars.copy_context(), asyncio.current_task()
-        assert run is not None
+        clean, me = contextvars.copy_context(), run.task
+        assert me is not None
         while True:
             started = perf_counter()
             outcome = await self._call(job, task)
+            if stopped := run.verdict:
+                outcome = stopped[1]
             now = perf_counter()
             self._finish(job, outcome)
             self._forget(job)
-            if now > self._turn_ends or run.cancelling() or contextvars.copy_context() != clean:
+            if now > self._turn_ends or stopped or me.cancelling() or contextvars.copy_context() != clean:
                 pool.end(now - started)
                 self._slot_freed(pool)
                 return
@@ -152,6 +175,7 @@ class Executor:
                 self._slot_freed(pool)
                 return
             job, task = entry
+            run.job = job
             self.running[job.id] = job
             if len(pool.waiting) == pool.prefetch // 2:
                 self._low()
@@ -177,35 +201,59 @@ class Executor:
 
     # In threads ------------------------------------------------------------------------------------------------------
 
-    def _to_thread(self, pool: Pool, job: Job, task: Task[..., Any] | None) -> None:
+    def _to_thread(self, pool: Pool, run: Run, task: Task[..., Any] | None) -> None:
+        run.lock = threading.Lock()
         if self._idle_threads == 0:
-            name = f"pgqueue-{len(self._threads) + 1}"
-            thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            self._threads_made += 1
+            thread = threading.Thread(target=self._serve, name=f"pgqueue-{self._threads_made}", daemon=True)
             self._threads.append(thread)
             thread.start()
         else:
             self._idle_threads -= 1
-        self._inbox.put((pool, job, task))
+        self._inbox.put((pool, run, task))
 
     def _serve(self) -> None:
         while (message := self._inbox.get()) is not None:
-            pool, job, task = message
-            while True:
+            pool, run, task = message
+            job = run.job
+            while job is not None:
                 started = perf_counter()
-                outcome = self._context.copy().run(self._call_sync, job, task)
+                outcome, stopped = self._call_thread(run, job, task)
                 self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
                 self._forget(job)
+                if stopped:  # one that something was raised in is not used again
+                    pool.end(perf_counter() - started)
+                    return self._call_loop(self._thread_gone, pool, run, threading.current_thread())
                 entry = pool.take(False, perf_counter() - started)
                 if entry is None:
                     break
                 job, task = entry
+                run.job = job
                 self.running[job.id] = job
                 if len(pool.waiting) == pool.prefetch // 2:
                     self._call_loop(self._low)
-            self._call_loop(self._thread_freed, pool)
+            self._call_loop(self._thread_freed, pool, run)
 
-    def _thread_freed(self, pool: Pool) -> None:
+    def _call_thread(self, run: Run, job: Job, task: Task[..., Any] | None) -> tuple[Outcome, bool]:
+        """Call the handler where it can be stopped: from the moment the run names its thread until it names no job."""
+        outcome: Outcome = RELEASED
+        try:
+            run.ident = threading.get_ident()
+            if run.verdict is None or not run.condemned(job):
+                outcome = self._context.copy().run(self._call_sync, job, task)
+        except Interrupted:
+            pass  # the verdict says how it ends
+        run.job, run.ident = None, 0
+        return (outcome, False) if run.verdict is None else run.settle(job, outcome)
+
+    def _thread_freed(self, pool: Pool, run: Run) -> None:
         self._idle_threads += 1
+        self._runs.discard(run)
+        self._slot_freed(pool)
+
+    def _thread_gone(self, pool: Pool, run: Run, thread: threading.Thread) -> None:
+        self._threads.remove(thread)
+        self._runs.discard(run)
         self._slot_freed(pool)
 
     def _call_loop(self, callback: Callable[..., None], *args: Any) -> None:
@@ -222,5 +270,7 @@ class Executor:
             args, kwargs = task.codec.decode(job.args)
             value = task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs)
             return COMPLETED if value is None else completed(value)
+        except Interrupted:
+            raise
         except BaseException as error:  # nobody is above us in this thread; what passes here takes a slot with it
             return failed(job, task.retry, error)

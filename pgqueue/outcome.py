@@ -64,11 +64,23 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled:
+    """It was stopped on purpose and will not be tried again. `reason` says why, for people."""
+
+    reason: str
+
+    @property
+    def problem(self) -> Problem:
+        """The row in `attempt`."""
+        return Problem("cancelled", None, self.reason)
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """It is given back unfinished, the attempt not spent: it never started, or a shutdown stopped it."""
 
 
-Outcome = Completed | Retried | Failed | Released
+Outcome = Completed | Retried | Failed | Cancelled | Released
 
 COMPLETED = Completed()
 RELEASED = Released()

@@ -84,6 +84,15 @@ class Pool:
             self.waiting.clear()
             return entries
 
+    def remove(self, job_id: int) -> Job | None:
+        """Take out the job of this id if it waits here."""
+        with self._lock:
+            for place, (job, _) in enumerate(self.waiting):
+                if job.id == job_id:
+                    del self.waiting[place]
+                    return job
+            return None
+
     def adapt(self) -> None:
         """Set the prefetch from how long jobs have lasted since the last fetch: 50 ms of work, none for long jobs."""
         with self._lock:

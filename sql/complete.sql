@@ -87,12 +87,13 @@ SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_a
 FROM later;
 
 -- name: complete_fail
--- Jobs that failed for good: to the dead, with the reason; the last attempt is appended to `attempt`.
+-- Jobs that failed for good or were cancelled: to the dead, each with its state and reason; the last attempt is appended
+-- to `attempt`.
 WITH picked AS MATERIALIZED (
-    SELECT r.ctid, r.id, mine.reason, mine.outcome, mine.error_type, mine.message, mine.traceback
-    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(reasons)s::text[], %(outcomes)s::text[],
-                %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[])
-         AS mine (id, claim, reason, outcome, error_type, message, traceback)
+    SELECT r.ctid, r.id, mine.state, mine.reason, mine.outcome, mine.error_type, mine.message, mine.traceback
+    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(states)s::text[], %(reasons)s::text[],
+                %(outcomes)s::text[], %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[])
+         AS mine (id, claim, state, reason, outcome, error_type, message, traceback)
     JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
     FOR UPDATE OF r SKIP LOCKED
 ), ended AS (
@@ -108,7 +109,7 @@ WITH picked AS MATERIALIZED (
         state, finished_at, bin, version_tag, reason,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
         snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
-    SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(version_tag)s::text,
+    SELECT picked.state, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(version_tag)s::text,
         picked.reason,
         ended.id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
         crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
@@ -159,7 +160,7 @@ JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.work
 SELECT mine.id
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(attempts)s::smallint[]) AS mine (id, claim, attempt)
 WHERE EXISTS (SELECT FROM pgqueue.job j
-              WHERE j.state IN ('completed', 'failed') AND coalesce(j.reason, '') <> 'crashed'
+              WHERE j.state IN ('completed', 'failed', 'cancelled') AND coalesce(j.reason, '') <> 'crashed'
                 AND j.id = mine.id AND j.claim = mine.claim AND j.worker_id = %(worker_id)s::bigint)
    OR EXISTS (SELECT FROM pgqueue.attempt a
               WHERE a.job_id = mine.id AND a.attempt = mine.attempt AND a.worker_id = %(worker_id)s::bigint

@@ -18,7 +18,7 @@ from workers import Eyes, Taker, until
 from pgqueue import completer, statements
 from pgqueue.completer import FLUSH_MOST, Completer
 from pgqueue.job import Job
-from pgqueue.outcome import COMPLETED, RELEASED, Completed, Failed, Outcome, Problem, Retried
+from pgqueue.outcome import COMPLETED, RELEASED, Cancelled, Completed, Failed, Outcome, Problem, Retried
 from pgqueue.sessions import Session
 
 BROKEN = Problem("failed", "ValueError", "no", "Traceback …")
@@ -88,6 +88,7 @@ async def test_every_outcome_has_its_place(desk: Desk, eyes: Eyes) -> None:
         Retried(60.0, Problem("unknown", None, "no task"), spent=False),
         Failed("error", BROKEN),
         RELEASED,
+        Cancelled("no longer wanted"),
     ]
     jobs = await desk.end(*outcomes)
     found = {
@@ -105,6 +106,7 @@ async def test_every_outcome_has_its_place(desk: Desk, eyes: Eyes) -> None:
         ("scheduled", 0, None, "no task", 60, 11, False, None, None),
         ("failed", 1, None, "error", None, 11, True, me, "v1"),
         ("available", 0, None, None, None, 10, False, None, None),
+        ("cancelled", 1, None, "no longer wanted", None, 11, True, me, "v1"),
     ]
     attempts = eyes.all(
         "SELECT job_id, attempt, outcome, error_type, message, traceback, worker_id FROM pgqueue.attempt"
@@ -113,6 +115,7 @@ async def test_every_outcome_has_its_place(desk: Desk, eyes: Eyes) -> None:
         (jobs[2].id, 1, "failed", "ValueError", "no", "Traceback …", me),
         (jobs[3].id, 1, "unknown", None, "no task", None, me),
         (jobs[4].id, 1, "failed", "ValueError", "no", "Traceback …", me),
+        (jobs[6].id, 1, "cancelled", None, "no longer wanted", None, me),
     ]
     assert sorted(desk.written) == [job.id for job in jobs]
     assert desk.completer.fenced == 0
@@ -353,7 +356,7 @@ class Prepared:
     def plan(self, number: int) -> list[dict[str, Any]]:
         """The nodes that read job_running when so many are ended; rolled back."""
         each = {"ids": [10 * (n + 1) for n in range(number)], "claims": [7] * number}
-        each |= {"delays": [1] * number, "results": [1] * number}
+        each |= {"delays": [1] * number, "results": [1] * number, "states": ["failed"] * number}
         one = {"worker_id": "1", "notify": "f", "version_tag": "v"}
         arrays = {name: each.get(name, ["t"] * number) for name in self._names if name not in one}
         literals = one | {name: "{" + ",".join(map(str, values)) + "}" for name, values in arrays.items()}

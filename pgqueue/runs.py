@@ -1,0 +1,78 @@
+"""A run: one task on the loop, or one thread, that works off jobs one after another; and how it is stopped inside one.
+
+Used by the executor only. A run costs a job that nobody stops two attributes. Stopping is the rare case, so it bears
+the waiting: whoever stops a thread holds the run's lock, and a thread that has left its handler looks whether somebody
+wanted it, and only then takes the lock, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import threading
+
+from pgqueue.job import Job
+from pgqueue.outcome import Outcome
+
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
+_raise_in.restype = ctypes.c_int
+
+
+class Interrupted(BaseException):
+    """Raised inside a sync handler that is to stop. No Exception: `except Exception` in a handler lets it pass."""
+
+
+class Run:
+    """What runs `job` now, on the loop (`task`) or in the thread `ident`; `verdict` is how a stopped job shall end."""
+
+    __slots__ = ("ident", "job", "lock", "task", "verdict")
+
+    def __init__(self, job: Job) -> None:
+        self.job: Job | None = job
+        self.task: asyncio.Task[None] | None = None
+        self.ident = 0
+        self.lock: threading.Lock | None = None
+        self.verdict: tuple[Job, Outcome] | None = None
+
+    def interrupt(self, job: Job, outcome: Outcome) -> bool:
+        """Stop `job` if it is still what runs here; it ends with `outcome`. A second call changes nothing."""
+        if self.lock is not None:
+            return self._interrupt_thread(self.lock, job, outcome)
+        if self.job is job and self.verdict is None and self.task is not None:
+            self.verdict = (job, outcome)
+            self.task.cancel()
+        return self.job is job
+
+    def _interrupt_thread(self, lock: threading.Lock, job: Job, outcome: Outcome) -> bool:
+        with lock:
+            if self.verdict is not None:
+                return self.verdict[0] is job
+            # In this order, and the thread in the other: it names no job any more, then looks for a verdict. So either
+            # we see that it has gone on, or it sees that we want it and waits for the lock.
+            self.verdict = (job, outcome)
+            if self.job is not job:
+                self.verdict = None
+                return False
+            if self.ident:  # else the thread has not begun: it looks before it calls the handler
+                _raise_in(self.ident, Interrupted)
+            return True
+
+    def condemned(self, job: Job) -> bool:
+        """Whether somebody stopped `job` before its handler was called."""
+        return self.verdict is not None and self.verdict[0] is job
+
+    def settle(self, job: Job, outcome: Outcome) -> tuple[Outcome, bool]:
+        """In the thread, out of the handler, with a verdict in sight: how `job` ends, and whether it was stopped.
+
+        Afterwards nothing can be raised here any more: at most one Interrupted is raised per run, under the lock.
+        """
+        assert self.lock is not None
+        try:
+            with self.lock:  # whoever is about to raise into us has done so
+                if self.verdict is None:
+                    return outcome, False
+            _raise_in(threading.get_ident(), ctypes.py_object())  # what is still on its way
+        except Interrupted:
+            pass  # it came after the handler had returned
+        return (self.verdict[1], True) if self.verdict is not None else (outcome, False)
