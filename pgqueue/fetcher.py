@@ -43,6 +43,8 @@ class Share:
 
     queues: Sequence[str]
     room: int
+    alone: bool = False
+    """Ask only for suspects that must run alone; the answer is delivered even if it is empty."""
 
 
 @dataclass(slots=True)
@@ -179,12 +181,13 @@ class Fetcher:
             self._session.took,
             self._live_workers(),
         )
-        if repeat or len(jobs) >= n:
+        if repeat or len(jobs) >= n or share.alone:
             self._known.clear()
         self._known -= self._short_of_limit(asked, taken, n)
         if jobs:
             places = {lane: place for place, lane in enumerate(asked.lanes)}
             jobs.sort(key=lambda job: (places[job.lane], job.pos))
+        if jobs or share.alone:
             self._deliver(jobs)
 
     async def _refuse_doubles(self) -> None:
@@ -199,7 +202,7 @@ class Fetcher:
         turn %= len(share.queues)
         queues = [*share.queues[turn:], *share.queues[:turn]]
         suspects = self._suspects()
-        ranks = (*suspects, *RANKS)
+        ranks = suspects if share.alone else (*suspects, *RANKS)
         return Asked(
             [(queue, rank) for rank in ranks for queue in queues],
             [1 if rank in suspects else share.room for rank in ranks for _ in queues],

@@ -21,13 +21,28 @@ from typing import Any
 import msgspec
 import psycopg
 
-from pgqueue import statements
+from pgqueue import migrations, statements
 from pgqueue.loops import Backoff, transient
 from pgqueue.sessions import Link, options, transaction
+from pgqueue.settings import Settings
 
 log = logging.getLogger("pgqueue")
 
 Identity = tuple[int, str]
+
+
+def enter(link: Link, settings: Settings) -> int:
+    """Check the schema and enter a new worker process with these settings. Raises what `migrations.require` raises."""
+    with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
+        migrations.require(conn, link.schema)
+        return register(
+            conn,
+            link.schema,
+            lease=settings.lease,
+            concurrency=settings.concurrency,
+            version_tag=settings.version_tag,
+            queues=list(settings.queues),
+        )
 
 
 def register(

@@ -19,6 +19,10 @@ class Suspects:
 
     def __init__(self) -> None:
         self._held: dict[int, Job] = {}
+        self.making_way = False
+        """Whether to fetch nothing until nothing is held, and then only one that must run alone."""
+        self.asked = 0
+        """How often one that must run alone could be asked for."""
 
     @property
     def alone(self) -> bool:
@@ -29,18 +33,26 @@ class Suspects:
         """The ranks of suspects to ask for: none beside another one, of two crashes only if nothing else is held."""
         if self._held:
             return ()
-        return (ONE_CRASH, MORE_CRASHES) if idle else (ONE_CRASH,)
+        if not idle:
+            return (ONE_CRASH,)
+        self.asked += 1
+        return (MORE_CRASHES,) if self.making_way else (ONE_CRASH, MORE_CRASHES)
 
     def keep(self, jobs: list[Job]) -> list[Job]:
         """What to keep of a fetch: one suspect at most, and beside one with two crashes nothing. The rest goes back.
 
-        Should the process die before that is written, `rescue_jobs` must know which one it was: most crashes, least id.
+        A fetch that brings one with two crashes, or nothing at all, is what way was made for. Should the process die
+        before that is written, `rescue_jobs` must know which one it was: most crashes, least id.
         """
         suspects = [job for job in jobs if job.crashes]
+        if not jobs:
+            self.making_way = False
         if not suspects:
             return jobs
         worst = max(suspects, key=lambda job: (job.crashes, -job.id))
         self._held[worst.id] = worst
+        if self.alone:
+            self.making_way = False
         return [worst] if self.alone else [job for job in jobs if job is worst or not job.crashes]
 
     def ended(self, jobs: Iterable[Job]) -> bool:

@@ -19,13 +19,12 @@ from contextlib import AsyncExitStack
 from time import monotonic
 from typing import Any
 
-import psycopg
-
-from pgqueue import embedded, migrations, tasks
+from pgqueue import embedded, tasks
 from pgqueue.completer import Completer
 from pgqueue.executor import Executor
 from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
-from pgqueue.heartbeat import Heartbeat, Identity, register
+from pgqueue.heartbeat import Heartbeat, Identity, enter
+from pgqueue.isolation import Isolation
 from pgqueue.job import Job
 from pgqueue.lifespan import declared as declared_lifespan
 from pgqueue.loops import Backoff, transient, within
@@ -36,7 +35,7 @@ from pgqueue.pool import pools
 from pgqueue.reconciler import Reconciler
 from pgqueue.rescue import Rescue
 from pgqueue.scheduler import Scheduler
-from pgqueue.sessions import Link, Session, options, transaction
+from pgqueue.sessions import Link, Session
 from pgqueue.settings import settle
 from pgqueue.suspects import Suspects
 from pgqueue.tasks import Task
@@ -124,6 +123,7 @@ class Worker:
         self._serve(self._scheduler.run(), "schedule")
         self._serve(self._maintenance.run(), "maintain")
         self._serve(self._reconciler.run(), "reconcile")
+        self._serve(self._isolation.run(), "isolate")
         if self.settings.listen:
             self._serve(self._notifier.run(), "listen")
 
@@ -203,20 +203,7 @@ class Worker:
         return Link(dsn, self.settings.schema, self.settings.prepare)
 
     def _check_and_register(self) -> None:
-        settings = self.settings
-        with (
-            psycopg.connect(self._link.dsn, **options(self._link, "pgqueue start")) as conn,
-            transaction(conn, self._link),
-        ):
-            migrations.require(conn, settings.schema)
-            self.worker_id = register(
-                conn,
-                settings.schema,
-                lease=settings.lease,
-                concurrency=settings.concurrency,
-                version_tag=settings.version_tag,
-                queues=list(settings.queues),
-            )
+        self.worker_id = enter(self._link, self.settings)
 
     def _build(self) -> None:
         settings = self.settings
@@ -258,6 +245,13 @@ class Worker:
             settled=lambda: self._fetcher.settled,
             knows=self._knows,
             notify=settings.notify,
+        )
+        self._isolation = Isolation(
+            self._take,
+            list(settings.queues),
+            leads=self._leads,
+            asked=lambda: self._suspects.asked,
+            make_way=self._make_way,
         )
         self._maintenance = Maintenance(self._take, leads=self._leads, also=self._rescue.strays)
         self._heartbeat = self._new_heartbeat()
@@ -301,7 +295,14 @@ class Worker:
     def _shares(self) -> list[Share]:
         if self._suspects.alone or self._completer.unwritten() > UNWRITTEN_MOST:
             return []
+        if self._suspects.making_way:
+            return [] if self._held else [Share(list(self.settings.queues), 1, alone=True)]
         return [Share(pool.queues, pool.room()) for pool in self._executor.pools]
+
+    def _make_way(self, wanted: bool) -> None:
+        if wanted is not self._suspects.making_way:
+            self._suspects.making_way = wanted
+            self._fetcher.news()
 
     def _deliver(self, jobs: list[Job]) -> None:
         for job in jobs:

@@ -15,11 +15,11 @@ PACKAGE = Path(__file__).parent.parent / "pgqueue"
 
 # docs/design.md, section 10. Imports go down; within a layer they may go sideways, except between services.
 LAYERS = {
-    "words": "errors job kinds codec config retry outcome suspects watermark",
+    "words": "errors job kinds codec config retry asks outcome suspects watermark",
     "database": "statements connections embedded embedded_watch loops sessions",
     "rows": "handle enqueue control operate grants migrations",
     "declarations": "options lifespan tasks pool runs settings",
-    "services": "notifier fetcher executor completer heartbeat leader scheduler rescue maintenance reconciler",
+    "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance reconciler",
     "worker": "worker",
     "supervisor": "supervisor",
     "edges": "testing metrics web relay demo",

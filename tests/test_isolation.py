@@ -1,0 +1,140 @@
+"""A suspect that must run alone is run although nobody is ever idle, and the flow goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from workers import Eyes, until, work
+
+from pgqueue import isolation, sessions, statements
+from pgqueue.isolation import CLOSED_SECONDS, OPEN_TIMES, Turn
+from pgqueue.job import Job
+from pgqueue.tasks import task
+from pgqueue.worker import Worker
+
+together: set[int] = set()
+beside_it: list[int] = []
+
+
+@task(name="isolation.flows")
+async def flows(job: Job) -> None:
+    together.add(job.id)
+    await asyncio.sleep(0.004)
+    together.discard(job.id)
+
+
+@task(name="isolation.suspect")
+async def suspect(job: Job) -> None:
+    together.add(job.id)
+    for _ in range(5):
+        beside_it.append(len(together) - 1)
+        await asyncio.sleep(0.004)
+    together.discard(job.id)
+
+
+FLOW = "INSERT INTO pgqueue.job (task, queue) SELECT 'isolation.flows', %s FROM generate_series(1, 100)"
+SUSPECT = "INSERT INTO pgqueue.job (task, queue, rank, crashes) VALUES ('isolation.suspect', %s, -1, 2) RETURNING id"
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    together.clear()
+    beside_it.clear()
+    monkeypatch.setattr(isolation, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(isolation, "PATIENCE_SECONDS", 0.5)
+
+
+async def flow(eyes: Eyes, *queues: str) -> None:
+    """Keep every queue full: nobody is ever idle."""
+    while True:
+        for queue in queues:
+            if eyes.one("SELECT count(*) FROM pgqueue.job_available WHERE queue = %s", queue) < 100:
+                eyes.do(FLOW, queue)
+        await asyncio.sleep(0.01)
+
+
+async def busy(worker: Worker) -> None:
+    await until(lambda: len(worker._held) >= 4)
+
+
+@pytest.mark.promise("F04")
+@pytest.mark.parametrize("queues", [["a"], ["a:3", "b:2"], ["a", "b", "c:1"]], ids=str)
+@pytest.mark.parametrize("leads", [True, False])
+async def test_under_steady_flow_a_suspect_of_two_crashes_runs_alone_and_the_flow_goes_on(
+    queues: list[str], leads: bool, dsn: str, eyes: Eyes
+) -> None:
+    names = [name[0] for name in queues]
+    async with work(dsn, flows, suspect, queues=queues, concurrency=4, poll=60.0) as worker:
+        worker._isolation._leads = lambda: leads
+        flowing = asyncio.ensure_future(flow(eyes, *names))
+        await busy(worker)
+        asked = worker._suspects.asked
+        [job] = [id for (id,) in eyes.all(SUSPECT, names[-1])]
+        await until(eyes.is_in(job, "completed"), 5.0)
+        assert worker._suspects.asked > asked
+        assert not worker._suspects.making_way
+        done = eyes.one("SELECT count(*) FROM pgqueue.job_done")
+        await until(eyes.done(done + 200))
+        flowing.cancel()
+    assert set(beside_it) == {0}
+    assert eyes.one("SELECT attempt FROM pgqueue.job WHERE id = %s", job) == 1
+
+
+async def test_way_is_made_in_vain_if_another_worker_was_quicker_and_the_flow_goes_on(dsn: str, eyes: Eyes) -> None:
+    async with work(dsn, flows, suspect, queues=["a"], concurrency=4, poll=60.0) as worker:
+        flowing = asyncio.ensure_future(flow(eyes, "a"))
+        for _ in range(3):
+            await busy(worker)
+            fetches = worker._fetcher.fetches
+            worker._make_way(True)
+            await until(lambda: not worker._suspects.making_way)
+            await until(lambda fetches=fetches: worker._fetcher.fetches >= fetches + 3)  # type: ignore[misc]
+        flowing.cancel()
+
+
+@pytest.mark.promise("F09")
+async def test_a_worker_that_is_idle_now_and_then_sends_nothing_for_it(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    real = sessions.send
+
+    async def counted(conn: Any, link: Any, *messages: Any, **options: Any) -> list[Any]:
+        sent.append(messages[-1].sql)
+        return await real(conn, link, *messages, **options)
+
+    monkeypatch.setattr(sessions, "send", counted)
+    looks = statements.text("isolation_waiting", "pgqueue")
+    async with work(dsn, flows, queues=["a"], concurrency=4, poll=0.01) as worker:
+        asked = worker._suspects.asked
+        await until(lambda: worker._suspects.asked > asked + 20)
+        assert looks not in sent
+        flowing = asyncio.ensure_future(flow(eyes, "a"))
+        await until(lambda: looks in sent)
+        flowing.cancel()
+
+
+def test_it_waits_for_its_patience_then_makes_way_for_a_tenth_of_the_time_at_most_and_longer_each_time() -> None:
+    turn, closed = Turn(), []
+    for second in range(20_000):
+        closed.append(turn.make_way(7, 30.0, float(second)))
+    assert closed.index(True) == 30
+    assert closed[30 : 30 + int(CLOSED_SECONDS)] == [True] * int(CLOSED_SECONDS)
+    spans = "".join("x" if one else " " for one in closed).split()
+    assert [len(span) for span in spans[:4]] == [CLOSED_SECONDS * 2**n for n in range(4)]
+    assert sum(closed) <= len(closed) / OPEN_TIMES + CLOSED_SECONDS
+
+
+def test_another_that_waits_or_one_that_was_taken_begins_anew() -> None:
+    turn = Turn()
+    assert not turn.make_way(7, 30.0, 0.0)
+    assert not turn.make_way(8, 30.0, 29.0)
+    assert not turn.make_way(8, 30.0, 58.0)
+    assert turn.make_way(8, 30.0, 59.0)
+    assert not turn.make_way(None, 30.0, 60.0)
+    assert not turn.make_way(8, 30.0, 61.0)
+    assert turn.make_way(8, 30.0, 91.0)
+    turn.taken()
+    assert not turn.make_way(8, 30.0, 92.0)
