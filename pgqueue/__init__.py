@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from pgqueue.asks import Cancel, Fail, Retry, Snooze
 from pgqueue.config import configure
 from pgqueue.connections import aconnect, connect
 from pgqueue.control import JobInfo, QueueInfo, afind, aget, aqueues, find, get, queues
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
     from pgqueue.worker import Worker
 
 __all__ = [
+    "Cancel",
     "DuplicateJob",
     "Error",
+    "Fail",
     "InvalidArguments",
     "InvalidOption",
     "Job",
@@ -52,10 +55,12 @@ __all__ = [
     "PayloadTooLarge",
     "QueueInfo",
     "ResultTimeout",
+    "Retry",
     "RetryPolicy",
     "SchemaBehind",
     "SchemaMissing",
     "SchemaTooNew",
+    "Snooze",
     "Task",
     "UnsupportedConnection",
     "Worker",

@@ -201,6 +201,7 @@ class Completer:
             [job for job, _ in retried],
             delays=[again.delay for _, again in retried],
             spents=[again.spent for _, again in retried],
+            snoozeds=[again.snoozed for _, again in retried],
             notify=self._notify,
             **_problems([again for _, again in retried]),
         )

@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any
 
 from pgqueue.job import Job, running_job
-from pgqueue.outcome import COMPLETED, RELEASED, Outcome, completed, failed, unknown
+from pgqueue.outcome import COMPLETED, RELEASED, Outcome, given, unknown
 from pgqueue.pool import Pool, runs_on_loop
 from pgqueue.runs import Interrupted, Run
 from pgqueue.tasks import Task
@@ -188,14 +188,14 @@ class Executor:
         try:
             args, kwargs = task.codec.decode(job.args)
             value = await (task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs))
-            return COMPLETED if value is None else completed(value)
+            return COMPLETED if value is None else given(job, task.retry, value)
         except asyncio.CancelledError as error:
             # Only a shutdown gives a job back: one that cancels itself would come back at once, for ever.
-            return RELEASED if self._cancelled else failed(job, task.retry, error)
+            return RELEASED if self._cancelled else given(job, task.retry, error, raised=True)
         except (GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            return failed(job, task.retry, error)
+            return given(job, task.retry, error, raised=True)
         finally:
             running_job.reset(token)
 
@@ -269,8 +269,8 @@ class Executor:
         try:
             args, kwargs = task.codec.decode(job.args)
             value = task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs)
-            return COMPLETED if value is None else completed(value)
+            return COMPLETED if value is None else given(job, task.retry, value)
         except Interrupted:
             raise
         except BaseException as error:  # nobody is above us in this thread; what passes here takes a slot with it
-            return failed(job, task.retry, error)
+            return given(job, task.retry, error, raised=True)

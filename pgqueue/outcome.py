@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from traceback import format_exception
 
 import msgspec
 
+from pgqueue.asks import Cancel, Fail, Retry, Snooze
 from pgqueue.errors import InvalidArguments
 from pgqueue.job import Job
 from pgqueue.retry import RetryPolicy
@@ -48,11 +50,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """It will be tried again after `delay` seconds; `spent` says whether this attempt counts."""
+    """It will be run again after `delay` seconds. `spent`: this attempt counts; `snoozed`: it counts as a snooze."""
 
     delay: float
     problem: Problem
     spent: bool = True
+    snoozed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,25 @@ COMPLETED = Completed()
 RELEASED = Released()
 
 
+def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -> Outcome:
+    """What a handler gave, returned or raised, becomes its outcome."""
+    match what:
+        case None:
+            return COMPLETED
+        case Snooze(delay=delay):
+            return Retried(delay, Problem("snoozed"), spent=False, snoozed=True)
+        case Retry():
+            return _again(job, retry, what)
+        case Cancel(reason=reason):
+            return Cancelled(_clean(reason, MESSAGE_MOST))
+        case Fail(reason=reason):
+            return Failed("error", Problem("failed", "Fail", _clean(reason, MESSAGE_MOST), _cause(what)[2]))
+        case BaseException() if raised:
+            return failed(job, retry, what)
+        case value:
+            return completed(value)
+
+
 def completed(value: object) -> Outcome:
     """What a returned value becomes: the job's result, or a failure that says why it cannot be stored."""
     try:
@@ -104,15 +126,26 @@ def failed(job: Job, retry: RetryPolicy, error: BaseException) -> Outcome:
     """What an exception becomes: another attempt as the retry policy says, or the end."""
     problem = Problem("failed", type(error).__qualname__, _clean(_text(error), MESSAGE_MOST), _traceback(error))
     asked = error if isinstance(error, Exception) else RuntimeError(_text(error))
+    return _tried(job, problem, lambda: retry.decide(job.attempt, asked, job.max_attempts))
+
+
+def _again(job: Job, retry: RetryPolicy, ask: Retry) -> Outcome:
+    """What `Retry` becomes: another attempt, unless this was the last."""
+    problem = Problem("retried", *_cause(ask))
+    if retry.spent(job.attempt, job.max_attempts):
+        return Failed("error", problem)
+    return _tried(job, problem, lambda: retry.wait(job.attempt, ask) if ask.delay is None else ask.delay)
+
+
+def _tried(job: Job, problem: Problem, decide: Callable[[], float | None]) -> Outcome:
+    """Another attempt after the delay decided, or the end; also if the user's function that decides fails itself."""
     try:
-        delay = retry.decide(job.attempt, asked, job.max_attempts)
+        delay = decide()
     except BaseException as broken:
         log.exception("job %d (%s) failed, and its retry function too; it is not retried", job.id, job.task)
         message = _clean(f"{problem.message}; retry function: {_text(broken)}", MESSAGE_MOST)
         return Failed("error", Problem("failed", problem.error_type, message))
-    if delay is None:
-        return Failed("error", problem)
-    return Retried(delay, problem)
+    return Failed("error", problem) if delay is None else Retried(delay, problem)
 
 
 def unknown(job: Job) -> Outcome:
@@ -122,6 +155,14 @@ def unknown(job: Job) -> Outcome:
         return Failed("refused", Problem("refused", None, message))
     delay = min(UNKNOWN_MOST, max(UNKNOWN_FIRST, job.age() / 2))
     return Retried(delay, Problem("unknown", None, message), spent=False)
+
+
+def _cause(ask: Retry | Fail) -> tuple[str, str, str | None]:
+    """Type, message and traceback of the error an ask was raised from; of the ask itself if there was none."""
+    error = ask.__cause__ or ask.__context__
+    if error is None:
+        return type(ask).__name__, _clean(_text(ask), MESSAGE_MOST), None
+    return type(error).__qualname__, _clean(_text(error), MESSAGE_MOST), _traceback(error)
 
 
 def _traceback(error: BaseException) -> str | None:

@@ -104,10 +104,16 @@ class RetryPolicy:
         `max_attempts`, given with the job, goes before the policy's own. What a user's function raises comes through,
         and what it returns must be a duration: InvalidOption otherwise.
         """
-        if attempt >= (self.attempts if max_attempts is None else max_attempts):
+        if self.spent(attempt, max_attempts) or isinstance(exc, self.fail_on) or not isinstance(exc, self.retry_on):
             return None
-        if isinstance(exc, self.fail_on) or not isinstance(exc, self.retry_on):
-            return None
+        return self.wait(attempt, exc, uniform)
+
+    def spent(self, attempt: int, max_attempts: int | None = None) -> bool:
+        """Whether this attempt was the last one."""
+        return attempt >= (self.attempts if max_attempts is None else max_attempts)
+
+    def wait(self, attempt: int, exc: BaseException, uniform: Callable[[], float] = random.random) -> float | None:
+        """Return the seconds to wait if another attempt follows, whatever `exc` is; a function may still say None."""
         if self.function is None:
             return self.delay(attempt, uniform)
         wait = self.function(attempt, exc)

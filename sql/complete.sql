@@ -52,12 +52,12 @@ SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_a
 
 -- name: complete_retry
 -- Attempts that did not complete and will be made again: to scheduled, each after its own delay in seconds. An attempt
--- given back (`spent` false) does not count. What happened is appended to `attempt`.
+-- given back (`spent` false) does not count, a snooze counts as one. What happened is appended to `attempt`.
 WITH picked AS MATERIALIZED (
-    SELECT r.ctid, r.id, mine.delay, mine.spent, mine.outcome, mine.error_type, mine.message, mine.traceback
-    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(delays)s::float8[], %(spents)s::boolean[], %(outcomes)s::text[],
-                %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[])
-         AS mine (id, claim, delay, spent, outcome, error_type, message, traceback)
+    SELECT r.ctid, r.id, mine.delay, mine.spent, mine.snoozed, mine.outcome, mine.error_type, mine.message, mine.traceback
+    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(delays)s::float8[], %(spents)s::boolean[],
+                %(snoozeds)s::boolean[], %(outcomes)s::text[], %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[])
+         AS mine (id, claim, delay, spent, snoozed, outcome, error_type, message, traceback)
     JOIN pgqueue.job_running r ON r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
     FOR UPDATE OF r SKIP LOCKED
 ), ended AS (
@@ -70,12 +70,13 @@ WITH picked AS MATERIALIZED (
     FROM ended JOIN picked ON picked.id = ended.id
 ), later AS (
     INSERT INTO pgqueue.job_scheduled (
-        state, run_at, attempt, reason,
-        id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        state, run_at, attempt, snoozes, reason,
+        id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, deadline,
         lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
     SELECT 'scheduled', pgqueue.now() + make_interval(secs => picked.delay),
-        attempt - CASE WHEN picked.spent THEN 0 ELSE 1 END, picked.message,
-        ended.id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        attempt - CASE WHEN picked.spent THEN 0 ELSE 1 END,
+        CASE WHEN picked.snoozed THEN least(snoozes + 1, 32767) ELSE snoozes END, picked.message,
+        ended.id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, deadline,
         lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id, run_at

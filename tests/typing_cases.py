@@ -10,6 +10,7 @@ from typing import Any, assert_type
 
 import psycopg
 
+from pgqueue.asks import Snooze
 from pgqueue.enqueue import aenqueue, enqueue, enqueue_many
 from pgqueue.handle import JobHandle
 from pgqueue.job import Job, NewJob
@@ -42,6 +43,11 @@ def nothing() -> None: ...
 
 
 @task
+def later(start: int) -> int | Snooze:
+    return start or Snooze(60)
+
+
+@task
 def anything(value: Any) -> int:  # cannot be told from a Job, so its parameters are not known
     return 1
 
@@ -60,6 +66,7 @@ def good(conn: psycopg.Connection) -> None:
     assert_type(count.enqueue(conn, start=1), JobHandle[str])
     assert_type(watch.enqueue(conn, 1), JobHandle[int])
     assert_type(nothing.enqueue(conn), JobHandle[None])
+    assert_type(later.enqueue(conn, 1), JobHandle[int | Snooze])
     assert_type(enqueue(conn, charge, 1, note="x"), JobHandle[float])
     assert_type(enqueue(conn, count.using(priority=1), 1), JobHandle[str])
     assert_type(charge.enqueue_many(conn, [(1, "x"), {"customer": 2}]), list[JobHandle[float]])

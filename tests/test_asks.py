@@ -1,0 +1,154 @@
+"""What a handler asks for, returned or raised, and what becomes of it in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from test_executor import Bench, made
+from workers import Eyes, until, work
+
+import pgqueue
+from pgqueue import Cancel, Fail, InvalidOption, Retry, RetryPolicy, Snooze
+from pgqueue.job import Job
+from pgqueue.outcome import MESSAGE_MOST, Cancelled, Completed, Failed, Outcome, Problem, Retried
+from pgqueue.tasks import Task, task
+
+
+def gives(what: Any, raised: bool, on_loop: bool, **options: Any) -> Task[..., Any]:
+    """A task whose handler returns `what`, or raises it."""
+
+    def in_thread() -> Any:
+        if raised:
+            raise what
+        return what
+
+    async def loop() -> Any:
+        return in_thread()
+
+    return made(loop if on_loop else in_thread, "gives", **options)
+
+
+async def outcome_of(given: Task[..., Any], **values: Any) -> Outcome:
+    return await Bench(given).run("gives", **values)
+
+
+@pytest.mark.parametrize("raised", [False, True], ids=["returned", "raised"])
+@pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
+@pytest.mark.parametrize(
+    ("ask", "expected"),
+    [
+        (Snooze(60), Retried(60.0, Problem("snoozed"), spent=False, snoozed=True)),
+        (Snooze(timedelta(minutes=2)), Retried(120.0, Problem("snoozed"), spent=False, snoozed=True)),
+        (Retry(5), Retried(5.0, Problem("retried", "Retry", "again in 5 s"))),
+        (Retry(), Retried(40.0, Problem("retried", "Retry", "again as the policy says"))),
+        (Cancel("sold\x00 out"), Cancelled("sold\\0 out")),
+        (Fail("no such card"), Failed("error", Problem("failed", "Fail", "no such card"))),
+    ],
+)
+async def test_returned_and_raised_mean_the_same(
+    ask: Exception, expected: Outcome, raised: bool, on_loop: bool
+) -> None:
+    given = gives(ask, raised, on_loop, retry=RetryPolicy(function=lambda attempt, error: 40.0))
+    assert await outcome_of(given) == expected
+
+
+@pytest.mark.parametrize("ask", [Retry(5), Retry()])
+async def test_retry_on_the_last_attempt_fails_the_job_and_snooze_goes_on_for_ever(ask: Retry) -> None:
+    last = await outcome_of(gives(ask, True, True, retry=3), attempt=3)
+    assert isinstance(last, Failed)
+    assert last.reason == "error"
+    assert isinstance(await outcome_of(gives(ask, True, True, retry=3), attempt=2), Retried)
+    assert isinstance(await outcome_of(gives(ask, True, True, retry=9), attempt=2, max_attempts=2), Failed)
+    assert isinstance(await outcome_of(gives(Snooze(1), True, True, retry=1), attempt=1), Retried)
+
+
+async def test_retry_is_asked_for_whatever_the_policy_retries() -> None:
+    for policy in (RetryPolicy(retry_on=(OSError,)), RetryPolicy(fail_on=(Exception,))):
+        assert isinstance(await outcome_of(gives(Retry(), True, True, retry=policy)), Retried)
+    given_up = gives(Retry(), True, True, retry=lambda attempt, error: None)
+    assert isinstance(await outcome_of(given_up), Failed)
+
+
+async def test_retry_from_an_error_keeps_that_error() -> None:
+    def translates() -> None:
+        try:
+            raise KeyError("stock")
+        except KeyError as error:
+            raise Retry(5) from error
+
+    outcome = await Bench(made(translates, "translates")).run("translates")
+    assert isinstance(outcome, Retried)
+    assert (outcome.problem.outcome, outcome.problem.error_type) == ("retried", "KeyError")
+    assert "in translates" in (outcome.problem.traceback or "")
+
+
+async def test_an_exception_that_is_returned_is_a_result_like_any_other() -> None:
+    outcome = await outcome_of(gives(ValueError("no"), False, True))
+    assert isinstance(outcome, Failed)
+    assert "cannot be stored" in (outcome.problem.message or "")
+    assert await outcome_of(gives(0, False, True)) == Completed("0")
+
+
+async def test_a_long_reason_is_cut() -> None:
+    assert await outcome_of(gives(Cancel("x" * 9_999), True, True)) == Cancelled("x" * MESSAGE_MOST)
+
+
+@pytest.mark.parametrize("wrong", [lambda: Snooze(-1), lambda: Retry("soon"), lambda: Cancel(7), lambda: Fail(None)])  # type: ignore[arg-type]
+def test_what_makes_no_sense_is_refused(wrong: Callable[[], Exception]) -> None:
+    with pytest.raises(InvalidOption):
+        wrong()
+
+
+# In the database -----------------------------------------------------------------------------------------------------
+
+
+@task(name="asks.snoozes", retry=1)
+async def snoozes(job: Job) -> int | Snooze:
+    return job.attempt if job.snoozes == 3 else Snooze(0.01)
+
+
+@task(name="asks.transfer", retry=5)
+def transfer(cents: int) -> str:
+    return "transferred" if cents <= 40 else "refused: balance 40"
+
+
+@task(name="asks.card", retry=5)
+def card(number: str) -> None:
+    raise Fail("no such card") if number == "0" else Cancel("the customer left")
+
+
+@pytest.mark.promise("F14")
+async def test_snoozes_are_counted_apart_and_spend_no_attempt(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
+    snoozes.enqueue(conn)
+    conn.commit()
+    async with work(dsn, snoozes, poll=0.05):
+        await until(eyes.done(1))
+    assert eyes.all("SELECT state, attempt, snoozes, crashes, result FROM pgqueue.job") == [("completed", 1, 3, 0, 1)]
+    assert eyes.all("SELECT outcome, count(*) FROM pgqueue.attempt GROUP BY 1") == [("snoozed", 3)]
+
+
+@pytest.mark.promise("T14")
+async def test_a_business_refusal_is_an_early_success_and_an_end_asked_for_is_final(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    refused, failed, cancelled = transfer.enqueue(conn, 50), card.enqueue(conn, "0"), card.enqueue(conn, "1")
+    conn.commit()
+    async with work(dsn, transfer, card):
+        await until(lambda: len(eyes.all("SELECT FROM pgqueue.job WHERE finished_at IS NOT NULL")) == 3)
+    assert eyes.all("SELECT id, state, attempt, result, reason FROM pgqueue.job ORDER BY id") == [
+        (refused.id, "completed", 1, "refused: balance 40", None),
+        (failed.id, "failed", 1, None, "error"),
+        (cancelled.id, "cancelled", 1, None, "the customer left"),
+    ]
+    assert sorted(eyes.all("SELECT outcome, message FROM pgqueue.attempt")) == [
+        ("cancelled", "the customer left"),
+        ("failed", "no such card"),
+    ]
+
+
+def test_the_public_names() -> None:
+    assert {"Snooze", "Retry", "Cancel", "Fail"} <= set(pgqueue.__all__)
