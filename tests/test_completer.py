@@ -355,7 +355,7 @@ class Prepared:
 
     def plan(self, number: int) -> list[dict[str, Any]]:
         """The nodes that read job_running when so many are ended; rolled back."""
-        each = {"ids": [10 * (n + 1) for n in range(number)], "claims": [7] * number}
+        each: dict[str, list[Any]] = {"ids": [10 * (n + 1) for n in range(number)], "claims": [7] * number}
         each |= {"delays": [1] * number, "results": [1] * number, "states": ["failed"] * number}
         one = {"worker_id": "1", "notify": "f", "version_tag": "v"}
         arrays = {name: each.get(name, ["t"] * number) for name in self._names if name not in one}
