@@ -37,8 +37,8 @@ def transient(error: BaseException) -> bool:
 
 
 def jittered(seconds: float) -> float:
-    """`seconds` with up to 60 % on top, so that a fleet started together does not stay in step."""
-    return seconds * random.uniform(1.0, 1.6)
+    """`seconds`, up to twice as long, so that a fleet started together does not stay in step."""
+    return seconds * random.uniform(1.0, 2.0)
 
 
 class Backoff:

@@ -26,7 +26,7 @@ SCHEDULED = ":scheduled"
 CONTROL = ":control"
 LED = ":led"
 """Never notified: what `heard` is told when this worker has taken the lead."""
-PING_SECONDS = 7.0
+PING_SECONDS = 10.0
 LEADER_PING_SECONDS = 10.0
 PING_ANSWER_SECONDS = 10.0
 

@@ -39,7 +39,7 @@ class Scheduler:
         self._after = EVER
         self._zero_at = 0.0
         self._locked = LOCKED_FIRST
-        self._look_at = monotonic() + jittered(LOOK_SECONDS)
+        self._look_at = monotonic() + jittered(2 * LOOK_SECONDS)
 
     def news(self) -> None:
         """Something was scheduled, or this worker leads now."""
@@ -55,7 +55,7 @@ class Scheduler:
             await wait(self._wake, await self._promote())
         elif not await wait(self._wake, self._look_at - monotonic()) or monotonic() >= self._look_at:
             # News may come all the time and are the leader's: they must not put off the look.
-            self._look_at = monotonic() + jittered(LOOK_SECONDS)
+            self._look_at = monotonic() + jittered(2 * LOOK_SECONDS)
             if await self._overdue():
                 await self._promote()
 
