@@ -22,7 +22,7 @@ LAYERS = {
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance reconciler",
     "worker": "worker",
     "supervisor": "supervisor",
-    "edges": "testing metrics web relay demo",
+    "edges": "testing pytest_plugin metrics web relay demo",
     "cli": "cli __main__",
 }
 ORDER = {word: depth for depth, words in enumerate(LAYERS.values()) for word in words.split()}

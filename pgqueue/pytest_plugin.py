@@ -1,0 +1,137 @@
+"""The fixtures for tests of applications: `pgqueue_db`, `pgqueue_conn`, `pgqueue_drain`.
+
+pytest finds this module by its entry point, in every project that has pgqueue installed. So it imports nothing but
+pytest, and does nothing, until one of the fixtures is asked for.
+
+The PostgreSQL is that of PGQUEUE_TEST_DSN, where databases named pgqueue_… are made and dropped, else an embedded one
+(extra `embedded`) in a temporary directory. It is started and migrated once per run; each test gets a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from pgqueue.testing import Clock, Drained
+
+# Nothing here outlives the run, so nothing is worth a flush.
+SETTINGS = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "200"}
+
+
+class Databases:
+    """Makes databases on one server, named after our session there, so that runs side by side do not meet."""
+
+    def __init__(self, dsn: str) -> None:
+        import psycopg
+
+        self._dsn = dsn
+        self._admin = psycopg.connect(dsn, autocommit=True)
+        self._prefix = f"pgqueue_run_{self._admin.info.backend_pid}"
+        self._made = 0
+        self._template: str | None = None
+
+    def close(self) -> None:
+        if self._template is not None:
+            self._drop(self._template)
+        self._admin.close()
+
+    @contextmanager
+    def copy(self) -> Iterator[str]:
+        """A migrated database as long as this lasts; its DSN."""
+        if self._template is None:
+            self._template = self._migrated()
+        name = self._create(self._template)
+        try:
+            yield self.address(name)
+        finally:
+            self._drop(name)
+
+    def address(self, name: str) -> str:
+        """The DSN of that database, as a URL: psycopg, psycopg2, asyncpg and SQLAlchemy read it alike."""
+        from urllib.parse import quote, urlencode
+
+        from psycopg.conninfo import conninfo_to_dict
+
+        given = {key: str(value) for key, value in conninfo_to_dict(self._dsn).items() if value is not None}
+        user, password = quote(given.pop("user", ""), safe=""), quote(given.pop("password", ""), safe="")
+        account = f"{user}{password and f':{password}'}@" if user else ""
+        rest = {key: value for key, value in given.items() if key != "dbname"}
+        return f"postgresql://{account}/{name}?{urlencode(rest, quote_via=quote, safe='/,:')}"
+
+    def _migrated(self) -> str:
+        from pgqueue import migrations
+
+        name = self._create("template0")
+        migrations.migrate(self.address(name))
+        return name
+
+    def _create(self, template: str) -> str:
+        self._made += 1
+        name = f"{self._prefix}_{self._made}"
+        self._admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+        return name
+
+    def _drop(self, name: str) -> None:
+        self._admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture(scope="session")
+def pgqueue_databases() -> Iterator[Databases]:
+    """The server of the run; not for tests, which ask for `pgqueue_db`."""
+    with ExitStack() as stack:
+        databases = Databases(_server(stack))
+        stack.callback(databases.close)
+        yield databases
+
+
+@pytest.fixture
+def pgqueue_db(pgqueue_databases: Databases, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A migrated database of the test's own: its DSN. It is the configured one as long as the test lasts."""
+    from pgqueue import config
+
+    with pgqueue_databases.copy() as dsn:
+        configured = {name: value for name, value in config._configured.items() if name != "listen_dsn"}
+        monkeypatch.setattr(config, "_configured", {**configured, "dsn": dsn})
+        monkeypatch.delenv("PGQUEUE_LISTEN_DSN", raising=False)
+        yield dsn
+
+
+@pytest.fixture
+def pgqueue_conn(pgqueue_db: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """A psycopg connection to `pgqueue_db`, in a transaction that is rolled back after the test."""
+    import psycopg
+
+    conn = psycopg.connect(pgqueue_db)
+    yield conn
+    conn.close()
+
+
+@pytest.fixture
+def pgqueue_drain(pgqueue_conn: psycopg.Connection[tuple[Any, ...]]) -> Callable[..., Drained]:
+    """`pgqueue.testing.drain` on `pgqueue_conn`: `pgqueue_drain()`, or `pgqueue_drain(clock)`."""
+    from pgqueue.testing import drain
+
+    def drain_here(clock: Clock | None = None, **options: Any) -> Drained:
+        return drain(pgqueue_conn, clock, **options)
+
+    return drain_here
+
+
+def _server(stack: ExitStack) -> str:
+    """The DSN of a database to make others from."""
+    from pgqueue import embedded
+    from pgqueue.config import normalize
+
+    given = os.environ.get("PGQUEUE_TEST_DSN")
+    if given:
+        return normalize(given)
+    directory = tempfile.mkdtemp(prefix="pgqueue-test-")
+    return stack.enter_context(embedded.start(directory, settings=SETTINGS, keep=False)).dsn

@@ -1,0 +1,37 @@
+"""For the tests of applications: run the jobs that a test has enqueued, look at them, set the clock.
+
+    def test_an_order_sends_a_receipt(pgqueue_conn):
+        order(pgqueue_conn, 7)
+        assert_enqueued(pgqueue_conn, send_receipt, order_id=7)
+        drain(pgqueue_conn).check()
+
+Everything happens on the connection that is given, in its transaction: a test that rolls back leaves nothing. Called by
+tests only; never by a worker or by an application at work. The fixtures are in `pgqueue.pytest_plugin`.
+"""
+
+from pgqueue.testing.clock import Clock
+from pgqueue.testing.draining import Drained, adrain, drain
+from pgqueue.testing.handlers import arun, run
+from pgqueue.testing.waiting import (
+    aassert_enqueued,
+    aassert_not_enqueued,
+    aenqueued,
+    assert_enqueued,
+    assert_not_enqueued,
+    enqueued,
+)
+
+__all__ = [
+    "Clock",
+    "Drained",
+    "aassert_enqueued",
+    "aassert_not_enqueued",
+    "adrain",
+    "aenqueued",
+    "arun",
+    "assert_enqueued",
+    "assert_not_enqueued",
+    "drain",
+    "enqueued",
+    "run",
+]

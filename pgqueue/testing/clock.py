@@ -1,0 +1,123 @@
+"""A clock that stands until it is turned: it replaces `pgqueue.now()`, the one place where SQL takes the time from.
+
+On a connection inside a transaction only that transaction sees it; on one in autocommit mode the whole database does, a
+worker too. The function as it was is put back at the end. Touches no other clock: neither Python's nor PostgreSQL's.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any
+
+from pgqueue.config import config
+from pgqueue.errors import InvalidOption
+from pgqueue.retry import seconds as to_seconds
+from pgqueue.statements import Statement, in_schema, text
+from pgqueue.testing.steps import Command, Steps, aplay, play
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NOW = """CREATE OR REPLACE FUNCTION pgqueue.now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
+    RETURN timestamptz '{}'"""
+
+
+class Clock:
+    """The database's clock in a test: `.now`, `.advance(…)`, `.set(…)`; a context manager, sync or async.
+
+        with Clock(conn) as clock:
+            remind.using(delay=timedelta(days=7)).enqueue(conn, customer=1)
+            clock.advance(days=7)
+            assert drain(conn).completed == 1
+
+    It stands at `now`, else at the time at which it is entered. The role must own the function `pgqueue.now()`, as the
+    one that migrated does. With an async connection: `async with`, `await clock.aadvance(…)`, `await clock.aset(…)`.
+    """
+
+    def __init__(self, conn: object, now: datetime | None = None) -> None:
+        self._conn = conn
+        self._now = None if now is None else _aware(now)
+        self._before: str | None = None
+
+    @property
+    def now(self) -> datetime:
+        """The time it shows, UTC."""
+        if self._now is None:
+            raise InvalidOption("this Clock shows no time yet: use it as `with Clock(conn) as clock:`")
+        return self._now
+
+    def advance(
+        self, seconds: float | timedelta = 0, *, minutes: float = 0, hours: float = 0, days: float = 0
+    ) -> datetime:
+        """Turn it forward and return the new time. Raises InvalidOption for a negative duration."""
+        return play(self._conn, self.turn(self._later(seconds, minutes, hours, days)))
+
+    async def aadvance(
+        self, seconds: float | timedelta = 0, *, minutes: float = 0, hours: float = 0, days: float = 0
+    ) -> datetime:
+        """`advance` for an async connection."""
+        return await aplay(self._conn, self.turn(self._later(seconds, minutes, hours, days)))
+
+    def set(self, moment: datetime) -> datetime:
+        """Set it to a datetime with a time zone. Set it back only while no job waits: what was due must stay due."""
+        return play(self._conn, self.turn(_aware(moment)))
+
+    async def aset(self, moment: datetime) -> datetime:
+        """`set` for an async connection."""
+        return await aplay(self._conn, self.turn(_aware(moment)))
+
+    def turn(self, moment: datetime) -> Steps[datetime]:
+        """The steps that set it; for those who are taking steps already."""
+        self._entered()
+        yield Command(in_schema(_NOW.format(moment.isoformat()), config().schema))
+        self._now = moment
+        return moment
+
+    def __enter__(self) -> Clock:
+        play(self._conn, self._install())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            play(self._conn, self._restore())
+        except Exception:
+            if error is None:
+                raise
+            # The transaction has failed with `error`: its rollback takes the clock along.
+
+    async def __aenter__(self) -> Clock:
+        await aplay(self._conn, self._install())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        try:
+            await aplay(self._conn, self._restore())
+        except Exception:
+            if error is None:
+                raise
+
+    def _install(self) -> Steps[None]:
+        [(now, self._before)] = yield Statement(text("testing_clock", config().schema), {}, list)
+        yield from self.turn(_EPOCH + timedelta(microseconds=now) if self._now is None else self._now)
+
+    def _restore(self) -> Steps[None]:
+        yield Command(self._entered())
+        self._before = None
+
+    def _entered(self) -> str:
+        if self._before is None:
+            raise InvalidOption("this Clock is not in force: use it as `with Clock(conn) as clock:`")
+        return self._before
+
+    def _later(self, seconds: float | timedelta, minutes: float, hours: float, days: float) -> datetime:
+        whole = (
+            to_seconds(seconds, "clock.advance") + timedelta(minutes=minutes, hours=hours, days=days).total_seconds()
+        )
+        return self.now + timedelta(seconds=to_seconds(whole, "clock.advance"))
+
+
+def _aware(moment: Any) -> datetime:
+    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+        raise InvalidOption(f"clock {moment!r}: give a datetime with a time zone, such as datetime.now(timezone.utc)")
+    return moment.astimezone(UTC)

@@ -1,0 +1,287 @@
+"""Run the jobs that are due, on the connection of the test, in its transaction: a worker with one slot and no loop.
+
+The same stations in the same statements: promote, claim, call, write the outcome down. A row of `pgqueue.worker` stands
+for this worker as long as the drain lasts. Each handler runs in a savepoint: what it wrote on this connection is undone
+when the attempt fails, and an error in its SQL does not end the transaction of the test. Never commits, except on the
+connection that `drain()` opens itself.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+
+from pgqueue import tasks
+from pgqueue.asks import Cancel, Snooze
+from pgqueue.config import config
+from pgqueue.connections import aconnect, connect
+from pgqueue.errors import Error
+from pgqueue.fetcher import RANKS
+from pgqueue.job import Job
+from pgqueue.outcome import Cancelled, Completed, Failed, Outcome, Released, Retried, given
+from pgqueue.retry import RetryPolicy
+from pgqueue.scheduler import BATCH, EVER
+from pgqueue.statements import Row, Statement, text
+from pgqueue.testing.clock import Clock
+from pgqueue.testing.handlers import Ran, microseconds
+from pgqueue.testing.steps import Call, Command, Steps, aplay, play
+
+MOST = 10_000
+"""The most attempts of one drain; a job that enqueues itself would never end."""
+
+LEASE = 3_600.0  # no worker at this database shall take us for dead while somebody looks at a debugger
+TIMES = (11, 12, 13)  # the places of a claim's row that are times
+UNIX = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What a drain did. `retried` counts attempts that will be made again, `cancelled` and `failed` are ends.
+
+    `errors` are the exceptions that handlers raised (but for Snooze and Cancel), also those of attempts that were made
+    again, each with a note of its job.
+
+    >>> Drained(completed=2)
+    Drained(completed=2, retried=0, failed=0, cancelled=0, errors=())
+    """
+
+    completed: int = 0
+    retried: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    errors: tuple[BaseException, ...] = ()
+
+    def check(self) -> Drained:
+        """Raise the first exception that a handler raised, or Error if a job did not complete; else return this."""
+        if self.errors:
+            raise self.errors[0]
+        if self.retried or self.failed or self.cancelled:
+            raise Error(f"not every job completed: {self}; why says pgqueue.find(conn)")
+        return self
+
+
+@dataclass(slots=True)
+class _Account:
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("completed", "retried", "failed", "cancelled"), 0)
+    )
+    errors: list[BaseException] = field(default_factory=list)
+    waiting: set[int] = field(default_factory=set)
+    """Jobs with an attempt to come."""
+
+    def add(self, job: Job, outcome: Outcome, error: BaseException | None) -> None:
+        self.waiting.discard(job.id)
+        match outcome:
+            case Completed():
+                self.counts["completed"] += 1
+            case Failed():
+                self.counts["failed"] += 1
+            case Cancelled():
+                self.counts["cancelled"] += 1
+            case Retried() | Released():
+                self.counts["retried"] += 1
+                self.waiting.add(job.id)
+        if error is not None and not isinstance(error, Snooze | Cancel):
+            error.add_note(f"in job {job.id} ({job.task}), attempt {job.attempt}, arguments {job.args}")
+            self.errors.append(error)
+
+    def closed(self) -> Drained:
+        return Drained(**self.counts, errors=tuple(self.errors))
+
+
+def drain(conn: object = None, clock: Clock | None = None, *, most: int = MOST) -> Drained:
+    """Run every due job to its end, also jobs that jobs enqueue, in this process, and return the account.
+
+        with psycopg.connect(dsn) as conn:
+            remind.enqueue(conn, customer=1)
+            assert drain(conn).completed == 1
+            conn.rollback()  # there was no job, and no reminder
+
+    `conn` is of any kind that `enqueue` takes, inside a transaction; without one a connection to the configured
+    database is opened, and every step committed, as a worker does. An attempt that fails is made again when its time
+    has come: with a `clock` that is turned forward to that time, without one the job is left for a later drain. Jobs
+    that were scheduled for later are left alone in either case: turn the clock yourself.
+
+    Sync handlers run in this thread, async handlers on a fresh loop in another one. Exceptions of handlers are in
+    `.errors`, not raised: `drain(conn).check()` raises them. After `most` attempts it gives up with an Error.
+    """
+    if conn is None:
+        with connect() as own:
+            return play(own, _drain(clock, most, alone=True))
+    return play(conn, _drain(clock, most, alone=False))
+
+
+async def adrain(conn: object = None, clock: Clock | None = None, *, most: int = MOST) -> Drained:
+    """`drain` for async connections: async handlers run on this loop, sync handlers in threads, one at a time."""
+    if conn is None:
+        async with await aconnect() as own:
+            return await aplay(own, _drain(clock, most, alone=True))
+    return await aplay(conn, _drain(clock, most, alone=False))
+
+
+# The steps ------------------------------------------------------------------------------------------------------------
+
+
+def _drain(clock: Clock | None, most: int, *, alone: bool) -> Steps[Drained]:
+    """`alone`: on a connection of our own, where every step is committed."""
+    account = _Account()
+    yield from _in_transaction(alone)
+    worker_id = yield _register()
+    for claim in count(1):
+        job = yield from _claim(worker_id, claim)
+        if job is None:
+            if clock is None or not (yield from _forward(clock, account.waiting)):
+                break
+            continue
+        if claim > most:
+            raise Error(f"drain ran {most:,} attempts and there is more to do: does {job.task} enqueue itself?")
+        yield from _commit(alone)
+        try:
+            outcome, error = yield from _attempt(job, alone)
+        except BaseException:
+            if alone:
+                yield _ending(job, Released(), worker_id)
+                yield _statement("heartbeat_leave", worker_id=worker_id)
+                yield from _commit(alone)
+            raise
+        account.add(job, outcome, error)
+        yield _ending(job, outcome, worker_id)
+        yield from _commit(alone)
+    yield _statement("heartbeat_leave", worker_id=worker_id)
+    return account.closed()
+
+
+def _in_transaction(alone: bool) -> Steps[None]:
+    """Find out before anything is done: without a transaction nothing of this could be rolled back."""
+    if alone:
+        return
+    try:
+        yield Command("SAVEPOINT pgqueue_drain")
+    except Exception as error:
+        if "transaction block" not in str(error):
+            raise
+        raise Error(
+            "drain works in your transaction, and this connection is in none: open one, or call drain()"
+        ) from error
+    yield Command("RELEASE SAVEPOINT pgqueue_drain")
+
+
+def _commit(alone: bool) -> Steps[None]:
+    if alone:
+        yield Command("COMMIT")
+
+
+def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
+    """Promote what is due, then take the most urgent job of all queues that are not paused."""
+    yield _statement("schedule_promote", after=EVER, n=BATCH, notify=False)
+    [(queues,)] = yield _statement("testing_queues")
+    lanes = [(queue, rank) for rank in (-2, -1, *RANKS) for queue in queues]
+    rows: list[Row] = yield _statement(
+        "fetch_claim",
+        queues=[queue for queue, _ in lanes],
+        ranks=[rank for _, rank in lanes],
+        afters=[0] * len(lanes),
+        mosts=[1] * len(lanes),
+        worker_id=worker_id,
+        claim=claim,
+        n=1,
+    )
+    return Job(tuple(_timed(rows[1])), claim) if len(rows) > 1 else None
+
+
+def _attempt(job: Job, alone: bool) -> Steps[Ran]:
+    """Call the handler in a savepoint, kept if it returned, rolled back if it raised."""
+    task = tasks.find(job.task)
+    if alone:
+        ran: Ran = yield Call(job, task)
+        return ran
+    yield Command("SAVEPOINT pgqueue_job")
+    outcome, error = yield Call(job, task)
+    if error is None:
+        try:
+            yield Command("RELEASE SAVEPOINT pgqueue_job")
+            return outcome, error
+        except Exception as broken:  # the handler went on after an error in its SQL: nothing it wrote can be kept
+            retry = RetryPolicy() if task is None else task.retry
+            outcome, error = given(job, retry, broken, raised=True), broken
+    yield Command("ROLLBACK TO SAVEPOINT pgqueue_job")
+    yield Command("RELEASE SAVEPOINT pgqueue_job")
+    return outcome, error
+
+
+def _forward(clock: Clock, waiting: set[int]) -> Steps[bool]:
+    """Turn the clock to the next attempt of what failed here; False if none is to come."""
+    [(due,)] = yield _statement("testing_due", ids=sorted(waiting))
+    if due is None:
+        return False
+    yield from clock.turn(max(clock.now, UNIX + timedelta(microseconds=due)))
+    return True
+
+
+# The statements -------------------------------------------------------------------------------------------------------
+
+
+def _statement(name: str, **params: object) -> Statement[list[Row]]:
+    return Statement(text(name, config().schema), params, list)
+
+
+def _register() -> Statement[int]:
+    params = {
+        "lease": LEASE,
+        "pid": os.getpid(),
+        "concurrency": 1,
+        "host": socket.gethostname(),
+        "version_tag": "testing",
+        "queues": [],
+    }
+    return Statement(text("heartbeat_register", config().schema), params, lambda rows: int(rows[0][0]))
+
+
+def _ending(job: Job, outcome: Outcome, worker_id: int) -> Statement[None]:
+    """The completer's statement for this outcome."""
+    name, params = _end(outcome)
+    common = {"ids": [job.id], "claims": [job.claim], "worker_id": worker_id, "version_tag": "testing"}
+
+    def read(rows: list[Row]) -> None:
+        if rows[0][0] is not None:
+            raise Error(f"job {job.id} ({job.task}) is not running any more: its handler moved or deleted its own row")
+
+    return Statement(text(name, config().schema), common | params, read)
+
+
+def _end(outcome: Outcome) -> tuple[str, dict[str, object]]:
+    match outcome:
+        case Completed(None):
+            return "complete_plain", {}
+        case Completed(result):
+            return "complete_result", {"results": [result]}
+        case Retried(delay, _, spent, snoozed):
+            again: dict[str, object] = {"delays": [delay], "spents": [spent], "snoozeds": [snoozed], "notify": False}
+            return "complete_retry", again | _problem(outcome)
+        case Failed(reason):
+            return "complete_fail", {"states": ["failed"], "reasons": [reason]} | _problem(outcome)
+        case Cancelled(reason):
+            return "complete_fail", {"states": ["cancelled"], "reasons": [reason]} | _problem(outcome)
+        case Released():
+            return "complete_release", {"notify": False}
+
+
+def _problem(end: Retried | Failed | Cancelled) -> dict[str, object]:
+    problem = end.problem
+    return {
+        "outcomes": [problem.outcome],
+        "error_types": [problem.error_type],
+        "messages": [problem.message],
+        "tracebacks": [problem.traceback],
+    }
+
+
+def _timed(row: Row) -> Iterator[Any]:
+    """The row as the worker's connections read it."""
+    for place, value in enumerate(row):
+        yield microseconds(value) if place in TIMES and value is not None else value

@@ -1,0 +1,125 @@
+"""Call the handler of one job, and say what became of it: the executor's pipe without its slots.
+
+`run` and `arun` need no database. A sync handler runs in the thread of the test, so that it sees that thread's
+connections (Django's are the thread's own); under `arun` and `adrain` in a thread of its own, as in a worker. An async
+handler called from sync code always runs on a fresh loop in a thread of its own, whether the test has a loop or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any, ParamSpec, TypeVar
+
+from pgqueue.job import Job, NewJob, running_job
+from pgqueue.outcome import Outcome, given, unknown
+from pgqueue.tasks import Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Ran = tuple[Outcome, BaseException | None]
+"""What became of a job, and what its handler raised, if it did."""
+
+EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+
+# What ends an attempt. KeyboardInterrupt is the user's, and pytest's own (fail, skip, exit) belong to the test.
+ATTEMPT_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
+
+_ids = count(1)
+
+
+def run(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run the task's handler as a worker would, without a database, and return what it returns.
+
+    The arguments go through JSON and back, a Job is made up, `current_job()` works. Exceptions come through; nothing is
+    retried. Raises InvalidArguments for arguments that an enqueue would refuse.
+
+    >>> @pgqueue.task(name="testing.double")
+    ... def double(job: pgqueue.Job, n: int) -> int:
+    ...     assert pgqueue.current_job() is job
+    ...     return 2 * n
+    >>> run(double, 21)
+    42
+    """
+    return _run_here(task, _made_up(task.new(*args, **kwargs)))  # type: ignore[no-any-return]
+
+
+async def arun(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """`run` on the loop of the test: an async handler may use what belongs to that loop.
+
+    assert await arun(send, "a@example.com") == "sent"
+    """
+    return await _run_there(task, _made_up(task.new(*args, **kwargs)))  # type: ignore[no-any-return]
+
+
+def call(job: Job, task: Task[..., Any] | None) -> Ran:
+    """Run the job here to its outcome; None: no task of this name is imported."""
+    if task is None:
+        return unknown(job), None
+    try:
+        return given(job, task.retry, _run_here(task, job)), None
+    except ATTEMPT_ERRORS as error:
+        return given(job, task.retry, error, raised=True), error
+
+
+async def acall(job: Job, task: Task[..., Any] | None) -> Ran:
+    """`call` from a running loop."""
+    if task is None:
+        return unknown(job), None
+    test = asyncio.current_task()
+    try:
+        return given(job, task.retry, await _run_there(task, job)), None
+    except ATTEMPT_ERRORS as error:
+        if test is not None and test.cancelling():  # it is the test that ends, not the attempt
+            raise
+        return given(job, task.retry, error, raised=True), error
+
+
+def _run_here(task: Task[..., Any], job: Job) -> Any:
+    if task.is_async:
+        with ThreadPoolExecutor(1, "pgqueue-testing") as thread:
+            context = contextvars.copy_context()
+            return thread.submit(context.run, asyncio.run, _handle_async(task, job)).result()
+    return contextvars.copy_context().run(_handle, task, job)
+
+
+async def _run_there(task: Task[..., Any], job: Job) -> Any:
+    if task.is_async:
+        return await asyncio.create_task(_handle_async(task, job))
+    return await asyncio.to_thread(_handle, task, job)
+
+
+def _handle(task: Task[..., Any], job: Job) -> Any:
+    """In a context of its own."""
+    running_job.set(job)
+    return _calling(task, job)()
+
+
+async def _handle_async(task: Task[..., Any], job: Job) -> Any:
+    running_job.set(job)
+    coroutine: Coroutine[Any, Any, Any] = _calling(task, job)()
+    return await coroutine
+
+
+def _calling(task: Task[..., Any], job: Job) -> Callable[[], Any]:
+    args, kwargs = task.codec.decode(job.args)
+    return lambda: task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs)
+
+
+def _made_up(new: NewJob[Any]) -> Job:
+    """A job as if it had just been enqueued and claimed."""
+    now = microseconds(datetime.now(UTC))
+    rank = 2 * new.priority + 1
+    head = (next(_ids), 0, rank, new.queue, new.task, new.args, 1, new.priority, new.max_attempts, 0, 0)
+    return Job((*head, now, None, None, new.headers, None, None), 0)
+
+
+def microseconds(moment: datetime) -> int:
+    """As the worker's connections read times: microseconds since 2000. Without a zone it is UTC."""
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

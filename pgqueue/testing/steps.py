@@ -1,0 +1,112 @@
+"""One description of what to do, played on a sync or an async connection.
+
+A generator yields steps (a statement, a command without rows, a handler to call) and is sent their answers; `play` and
+`aplay` take the steps. So nothing in this package is written twice for async. Knows nothing of what the steps mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pgqueue import connections
+from pgqueue.job import Job
+from pgqueue.statements import Statement
+from pgqueue.tasks import Task
+from pgqueue.testing import handlers
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A statement that answers no rows, such as SAVEPOINT."""
+
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Run the handler of this job; the answer is a `handlers.Ran`."""
+
+    job: Job
+    task: Task[..., Any] | None
+
+
+Step = Statement[Any] | Command | Call
+Steps = Generator[Step, Any, R]
+
+
+def play(conn: Any, steps: Steps[R]) -> R:
+    """Take the steps on a connection of any sync kind; return what the generator returns."""
+    answer: Any = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            step = steps.send(answer) if failure is None else steps.throw(failure)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        try:
+            answer, failure = _take(conn, step), None
+        except BaseException as error:  # the generator may have to tidy up; what it does not catch comes out of throw
+            answer, failure = None, error
+
+
+async def aplay(conn: Any, steps: Steps[R]) -> R:
+    """`play` for the async kinds."""
+    answer: Any = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            step = steps.send(answer) if failure is None else steps.throw(failure)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        try:
+            answer, failure = await _atake(conn, step), None
+        except BaseException as error:
+            answer, failure = None, error
+
+
+def _take(conn: Any, step: Step) -> Any:
+    match step:
+        case Statement():
+            return connections.run(conn, step)
+        case Command():
+            return _command(conn, step.sql)
+        case Call():
+            return handlers.call(step.job, step.task)
+
+
+async def _atake(conn: Any, step: Step) -> Any:
+    match step:
+        case Statement():
+            return await connections.arun(conn, step)
+        case Command():
+            return await _acommand(conn, step.sql)
+        case Call():
+            return await handlers.acall(step.job, step.task)
+
+
+def _command(conn: Any, sql: str) -> None:
+    """Connections of SQLAlchemy have exec_driver_sql, its sessions a method `connection`, all others cursors."""
+    if isinstance(conn, str):
+        from django.db import connections as django
+
+        conn = django[conn]
+    if not hasattr(conn, "cursor") and not hasattr(conn, "exec_driver_sql"):  # a session, or a cursor itself
+        conn = conn.connection() if callable(conn.connection) else conn.connection
+    if hasattr(conn, "exec_driver_sql"):
+        conn.exec_driver_sql(sql)
+        return
+    with conn.cursor() as cursor:
+        cursor.execute(sql)
+
+
+async def _acommand(conn: Any, sql: str) -> None:
+    if hasattr(conn, "exec_driver_sql"):
+        await conn.exec_driver_sql(sql)
+    elif callable(found := getattr(conn, "connection", None)):
+        await (await found()).exec_driver_sql(sql)
+    else:
+        await (conn if found is None else found).execute(sql)
