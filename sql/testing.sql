@@ -12,3 +12,14 @@ FROM pgqueue.job_scheduled WHERE id = ANY (%(ids)s::bigint[]);
 -- name: testing_clock
 -- The time by pgqueue.now(), in microseconds since 1970, and the definition of that function, to put it back.
 SELECT (extract(epoch FROM pgqueue.now()) * 1000000)::bigint, pg_get_functiondef('pgqueue.now()'::regprocedure);
+
+-- name: testing_claimed
+-- The job of this claim, in the columns of a claim. Times are microseconds since 2000, as a worker's connections read them:
+-- the drivers of applications make datetimes of times, and some fail for infinity.
+SELECT id, 0, rank, queue, task, args::text, attempt, priority, max_attempts, crashes, snoozes,
+       CASE WHEN isfinite(enqueued_at) THEN (extract(epoch FROM enqueued_at) * 1000000)::bigint - 946684800000000 ELSE 0 END,
+       CASE WHEN isfinite(run_at) THEN (extract(epoch FROM run_at) * 1000000)::bigint - 946684800000000 END,
+       CASE WHEN deadline <= pgqueue.now() THEN -9223372036854775808
+            WHEN isfinite(deadline) THEN (extract(epoch FROM deadline) * 1000000)::bigint - 946684800000000 END,
+       headers::text, lock_key, idempotency_key
+FROM pgqueue.job_running WHERE worker_id = %(worker_id)s::bigint AND claim = %(claim)s::integer;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import doctest
 import os
 import subprocess
@@ -19,8 +20,10 @@ import psycopg
 import psycopg2
 import pytest
 import sqlalchemy as sa
+from django.db import transaction as django_transaction
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
+from test_connections import django_database
 
 import pgqueue
 from pgqueue import config, testing
@@ -331,6 +334,33 @@ def test_psycopg2_and_a_session_of_sqlalchemy(dsn: str) -> None:
         greet.enqueue(connection, "a")
         assert drain(connection).completed == 1
     engine.dispose()
+
+
+def test_a_raw_cursor_and_times_that_python_has_not(dsn: str) -> None:
+    with psycopg.connect(dsn, cursor_factory=psycopg.RawCursor) as conn:
+        flaky.enqueue(conn)
+        conn.execute("INSERT INTO pgqueue.job (task, enqueued_at) VALUES ('testing.breaks', 'infinity')")
+        with Clock(conn) as turned:
+            drained = drain(conn, turned)
+            assert (drained.completed, drained.failed) == (1, 1)
+        conn.rollback()
+
+
+@pytest.mark.parametrize("what", ["connection", "alias"])
+def test_django(dsn: str, what: str) -> None:
+    wrapper = django_database(dsn)
+    with contextlib.suppress(ZeroDivisionError), django_transaction.atomic():
+        given = wrapper if what == "connection" else "default"
+        greet.enqueue(given, "a")
+        breaks.enqueue(given)
+        with Clock(given) as turned:
+            flaky.enqueue(given)
+            drained = drain(given, turned)
+        assert (drained.completed, drained.failed) == (2, 1)
+        raise ZeroDivisionError
+    assert enqueued(wrapper) == []
+    assert pgqueue.find(wrapper) == []
+    wrapper.close()
 
 
 async def test_async_kinds(dsn: str) -> None:

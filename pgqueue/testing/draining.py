@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from typing import Any
 
 from pgqueue import tasks
 from pgqueue.asks import Cancel, Snooze
@@ -28,14 +26,13 @@ from pgqueue.retry import RetryPolicy
 from pgqueue.scheduler import BATCH, EVER
 from pgqueue.statements import Row, Statement, text
 from pgqueue.testing.clock import Clock
-from pgqueue.testing.handlers import Ran, microseconds
+from pgqueue.testing.handlers import Ran
 from pgqueue.testing.steps import Call, Command, Steps, aplay, play
 
 MOST = 10_000
 """The most attempts of one drain; a job that enqueues itself would never end."""
 
 LEASE = 3_600.0  # no worker at this database shall take us for dead while somebody looks at a debugger
-TIMES = (11, 12, 13)  # the places of a claim's row that are times
 UNIX = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -181,17 +178,20 @@ def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
     yield _statement("schedule_promote", after=EVER, n=BATCH, notify=False)
     [(queues,)] = yield _statement("testing_queues")
     lanes = [(queue, rank) for rank in (-2, -1, *RANKS) for queue in queues]
-    rows: list[Row] = yield _statement(
-        "fetch_claim",
-        queues=[queue for queue, _ in lanes],
-        ranks=[rank for _, rank in lanes],
-        afters=[0] * len(lanes),
-        mosts=[1] * len(lanes),
-        worker_id=worker_id,
-        claim=claim,
-        n=1,
+    yield Command(
+        text("fetch_claim", config().schema),
+        {
+            "queues": [queue for queue, _ in lanes],
+            "ranks": [rank for _, rank in lanes],
+            "afters": [0] * len(lanes),
+            "mosts": [1] * len(lanes),
+            "worker_id": worker_id,
+            "claim": claim,
+            "n": 1,
+        },
     )
-    return Job(tuple(_timed(rows[1])), claim) if len(rows) > 1 else None
+    rows: list[Row] = yield _statement("testing_claimed", worker_id=worker_id, claim=claim)
+    return Job(rows[0], claim) if rows else None
 
 
 def _attempt(job: Job, alone: bool) -> Steps[Ran]:
@@ -279,9 +279,3 @@ def _problem(end: Retried | Failed | Cancelled) -> dict[str, object]:
         "messages": [problem.message],
         "tracebacks": [problem.traceback],
     }
-
-
-def _timed(row: Row) -> Iterator[Any]:
-    """The row as the worker's connections read it."""
-    for place, value in enumerate(row):
-        yield microseconds(value) if place in TIMES and value is not None else value

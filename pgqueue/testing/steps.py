@@ -6,7 +6,7 @@ A generator yields steps (a statement, a command without rows, a handler to call
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,13 +17,15 @@ from pgqueue.tasks import Task
 from pgqueue.testing import handlers
 
 R = TypeVar("R")
+Params = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A statement that answers no rows, such as SAVEPOINT."""
+    """A statement whose rows, if there are any, are not read: SAVEPOINT, or what no driver could read."""
 
     sql: str
+    params: Params | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def _take(conn: Any, step: Step) -> Any:
         case Statement():
             return connections.run(conn, step)
         case Command():
-            return _command(conn, step.sql)
+            return _command(conn, step)
         case Call():
             return handlers.call(step.job, step.task)
 
@@ -83,12 +85,12 @@ async def _atake(conn: Any, step: Step) -> Any:
         case Statement():
             return await connections.arun(conn, step)
         case Command():
-            return await _acommand(conn, step.sql)
+            return await _acommand(conn, step)
         case Call():
             return await handlers.acall(step.job, step.task)
 
 
-def _command(conn: Any, sql: str) -> None:
+def _command(conn: Any, command: Command) -> None:
     """Connections of SQLAlchemy have exec_driver_sql, its sessions a method `connection`, all others cursors."""
     if isinstance(conn, str):
         from django.db import connections as django
@@ -97,16 +99,35 @@ def _command(conn: Any, sql: str) -> None:
     if not hasattr(conn, "cursor") and not hasattr(conn, "exec_driver_sql"):  # a session, or a cursor itself
         conn = conn.connection() if callable(conn.connection) else conn.connection
     if hasattr(conn, "exec_driver_sql"):
-        conn.exec_driver_sql(sql)
+        conn.exec_driver_sql(*_bound(command)).close()
         return
     with conn.cursor() as cursor:
-        cursor.execute(sql)
+        cursor.execute(*_bound(command, numbered=_is_raw(cursor)))
 
 
-async def _acommand(conn: Any, sql: str) -> None:
+async def _acommand(conn: Any, command: Command) -> None:
+    connection = getattr(conn, "exec_driver_sql", None) is None and getattr(conn, "connection", None)
+    if callable(connection):
+        conn = await connection()
+    elif connection:
+        conn = connection
     if hasattr(conn, "exec_driver_sql"):
-        await conn.exec_driver_sql(sql)
-    elif callable(found := getattr(conn, "connection", None)):
-        await (await found()).exec_driver_sql(sql)
+        await conn.exec_driver_sql(*_bound(command, numbered=conn.dialect.driver == "asyncpg"))
+    elif hasattr(conn, "cursor_factory"):
+        async with conn.cursor() as cursor:
+            await cursor.execute(*_bound(command, numbered=_is_raw(cursor)))
     else:
-        await (conn if found is None else found).execute(sql)
+        sql, values = connections.numbered(command.sql, command.params or {})
+        await conn.execute(sql, *values)
+
+
+def _bound(command: Command, *, numbered: bool = False) -> tuple[Any, ...]:
+    """The statement, and its parameters if it has some: none at all is what lets `%` stand in it."""
+    if not command.params:
+        return (command.sql,)
+    return connections.numbered(command.sql, command.params) if numbered else (command.sql, dict(command.params))
+
+
+def _is_raw(cursor: Any) -> bool:
+    """True for psycopg's RawCursor, which takes $1 where the others take %(name)s."""
+    return any(base.__name__ == "RawCursorMixin" for base in type(cursor).__mro__)
