@@ -87,7 +87,8 @@ def one(job: NewJob[R], *, schema: str = "pgqueue", notify: bool = True) -> Stat
     }
     if not _has_time(job):
         return Statement(text("enqueue_now", schema), params, _handle)
-    params |= {"run_at": _moment(job.run_at), "delay": job.delay}
+    deadline, seconds = _deadline(job)
+    params |= {"run_at": _moment(job.run_at), "delay": job.delay, "deadline": deadline, "deadline_seconds": seconds}
     return Statement(text("enqueue_later", schema), params, _handle)
 
 
@@ -108,6 +109,9 @@ def many(
         return Statement(text("enqueue_many_now", schema), params, _handles)
     params["run_at"] = _column([job.run_at for job in jobs], _moment)
     params["delay"] = _column([job.delay for job in jobs], repr)
+    deadlines = [_deadline(job) for job in jobs]
+    params["deadline"] = _column([deadline for deadline, _ in deadlines])
+    params["deadline_seconds"] = _column([seconds for _, seconds in deadlines], repr)
     params["notify"] = notify
     return Statement(text("enqueue_many_later", schema), params, _handles)
 
@@ -157,7 +161,13 @@ def _checked(jobs: Iterable[NewJob[Any]]) -> list[NewJob[Any]]:
 
 
 def _has_time(job: NewJob[Any]) -> bool:
-    return job.run_at is not None or job.delay is not None
+    return job.run_at is not None or job.delay is not None or job.deadline is not None
+
+
+def _deadline(job: NewJob[Any]) -> tuple[str | None, float | None]:
+    """Its deadline as a time, or as seconds from now."""
+    deadline = job.deadline
+    return (_moment(deadline), None) if isinstance(deadline, datetime) else (None, deadline)
 
 
 def _moment(moment: datetime | None) -> str | None:
@@ -166,7 +176,7 @@ def _moment(moment: datetime | None) -> str | None:
     try:  # in UTC: PostgreSQL knows offsets up to 16 hours, Python up to 24
         return moment.astimezone(UTC).isoformat()
     except OverflowError:
-        raise InvalidOption(f"run_at {moment!r}: give a time between the years 1 and 9999, in UTC") from None
+        raise InvalidOption(f"{moment!r}: give a time between the years 1 and 9999, in UTC") from None
 
 
 def _column(values: Sequence[Any], form: Callable[[Any], str | None] | None = None) -> str:

@@ -13,25 +13,30 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from pgqueue.job import Job, running_job
-from pgqueue.outcome import COMPLETED, RELEASED, Outcome, given, unknown
+from pgqueue.outcome import COMPLETED, LATE, RELEASED, Outcome, given, unknown
 from pgqueue.pool import Pool, runs_on_loop
 from pgqueue.runs import Interrupted, Run
 from pgqueue.tasks import Task
+from pgqueue.timekeeper import Timekeeper
+
+log = logging.getLogger("pgqueue")
 
 # How long runs may go on without giving the loop a turn; the fetcher and the completer need it.
 TURN_SECONDS = 0.001
 
 
 class Executor:
-    """Runs jobs for one worker. `offer` from the fetcher, `finish` to the completer, `low` tells that there is room."""
+    """Runs jobs for one worker. `offer` from the fetcher, `finish` to the completer, `low` tells that there is room,
+    `half_lost` that half of the slots are lost to handlers that do not stop."""
 
     def __init__(
         self,
@@ -40,12 +45,17 @@ class Executor:
         *,
         finish: Callable[[Job, Outcome], None],
         low: Callable[[], None],
+        half_lost: Callable[[], None],
     ) -> None:
         self.pools = pools
         self.running: dict[int, Job] = {}
-        self._tasks = tasks
+        self.lost = 0
+        """Slots whose handler was to stop and runs on without its job."""
+        self._timekeeper = Timekeeper(runs=self.runs, interrupt=self.interrupt, abandon=self.abandon)
+        self._tasks = self._timekeeper.timed(tasks)
         self._finish = finish
         self._low = low
+        self._half_lost = half_lost
         self.resources: Any = None
         """What the lifespan yielded: `job.resources` in every handler."""
         self._loop = asyncio.get_running_loop()
@@ -60,9 +70,13 @@ class Executor:
         self._cancelled = False
         self._ended = asyncio.Event()
 
-    def offer(self, pool: Pool, jobs: Iterable[Job]) -> None:
-        """Take claimed jobs; they start as slots are free. Called on the loop."""
+    def offer(self, pool: Pool, jobs: Sequence[Job]) -> None:
+        """Take claimed jobs; they start as slots are free, those past their deadline never. Called on the loop."""
         find = self._tasks.get
+        if late := [job for job in jobs if job.late]:
+            for job in late:
+                self._finish(job, LATE)
+            jobs = [job for job in jobs if not job.late]
         pool.waiting.extend([(job, find(job.task)) for job in jobs])
         self._dispatch()
 
@@ -85,6 +99,22 @@ class Executor:
         job = self.running.get(job_id)
         return job is not None and any(run.interrupt(job, outcome) for run in self._runs if run.job is job)
 
+    def runs(self, job: Job) -> bool:
+        """Whether it is this run of the job that runs here."""
+        return self.running.get(job.id) is job
+
+    def abandon(self, job: Job) -> None:
+        """Take away a job that was interrupted and does not stop: it ends now, its slot is lost until its handler ends.
+
+        What the handler says then counts for nothing. Called on the loop. One that has just ended is left alone.
+        """
+        for run in self._runs:
+            if run.job is job and (outcome := run.abandon(job)) is not None:
+                self._finish(job, outcome)
+                self._forget(job)
+                self._slot_lost(job)
+                return
+
     def cancel(self) -> None:
         """Cancel what runs on the loop, for good; threads cannot be stopped from outside."""
         self._cancelled = True
@@ -100,6 +130,7 @@ class Executor:
 
     def close(self) -> None:
         """Let idle threads end. A thread whose handler hangs is left behind; it dies with the process."""
+        self._timekeeper.close()
         for _ in self._threads:
             self._inbox.put(None)
 
@@ -124,7 +155,7 @@ class Executor:
                 self._to_thread(pool, run, task)
 
     def _run_ended(self, pool: Pool, run: Run, task: asyncio.Task[None]) -> None:
-        self._runs.discard(run)
+        self._run_gone(run)
         job = run.job
         # Before its first step: nobody else saw the job.
         if task.cancelled() and job is not None and self.running.get(job.id) is job:
@@ -132,6 +163,28 @@ class Executor:
             self._forget(job)
             pool.end(0.0)
             self._slot_freed(pool)
+
+    def _slot_lost(self, job: Job) -> None:
+        self.lost += 1
+        slots = sum(pool.slots for pool in self.pools)
+        log.error(
+            "job %d (%s) does not stop and is taken away; its handler goes on in a slot that is lost (%d of %d are)",
+            job.id,
+            job.task,
+            self.lost,
+            slots,
+        )
+        if 2 * self.lost >= slots:
+            log.critical("half of this worker's slots are lost to handlers that do not stop: it takes no more jobs")
+            self._half_lost()
+        if not self.running:
+            self._ended.set()
+
+    def _run_gone(self, run: Run) -> None:
+        self._runs.discard(run)
+        if run.lost:
+            self.lost -= 1
+            log.warning("a handler that had not stopped has returned; its slot is free again")
 
     def _forget(self, job: Job) -> None:
         """It runs no more here. If we were given it anew (we had been taken for dead), that run is another one."""
@@ -164,8 +217,9 @@ class Executor:
             if stopped := run.verdict:
                 outcome = stopped[1]
             now = perf_counter()
-            self._finish(job, outcome)
-            self._forget(job)
+            if not run.lost:
+                self._finish(job, outcome)
+                self._forget(job)
             if now > self._turn_ends or stopped or me.cancelling() or contextvars.copy_context() != clean:
                 pool.end(now - started)
                 self._slot_freed(pool)
@@ -219,8 +273,9 @@ class Executor:
             while job is not None:
                 started = perf_counter()
                 outcome, stopped = self._call_thread(run, job, task)
-                self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
-                self._forget(job)
+                if not run.lost:
+                    self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
+                    self._forget(job)
                 if stopped:  # one that something was raised in is not used again
                     pool.end(perf_counter() - started)
                     return self._call_loop(self._thread_gone, pool, run, threading.current_thread())
@@ -253,7 +308,7 @@ class Executor:
 
     def _thread_gone(self, pool: Pool, run: Run, thread: threading.Thread) -> None:
         self._threads.remove(thread)
-        self._runs.discard(run)
+        self._run_gone(run)
         self._slot_freed(pool)
 
     def _call_loop(self, callback: Callable[..., None], *args: Any) -> None:

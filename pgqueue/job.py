@@ -43,6 +43,7 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
     delay: float | None  # seconds
     headers: str | None  # the text of a JSON object
     max_attempts: int | None  # None: as the task's retry policy says when it runs
+    deadline: datetime | float | None = None  # with a time zone, or seconds from the enqueue
 
 
 class Enqueueable(Protocol[P, R_co]):
@@ -72,6 +73,8 @@ def check_priority(priority: int) -> int:
     raise InvalidOption(f"priority {priority!r}: use a whole number from 0 (first) to 9 (last)")
 
 
+# -infinity in PostgreSQL's microseconds: a claim says so when the deadline has passed (fetch.sql).
+_PASSED = -(1 << 63)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 running_job: ContextVar[Job | None] = ContextVar("pgqueue_job", default=None)
@@ -98,8 +101,8 @@ class Job:
     """
 
     __slots__ = (
-        "_row", "args", "attempt", "claim", "crashes", "id", "lane", "max_attempts", "pos", "queue", "resources",
-        "task",
+        "_row", "args", "attempt", "claim", "crashes", "id", "lane", "late", "max_attempts", "pos", "queue",
+        "resources", "task",
     )  # fmt: skip
 
     def __init__(self, row: tuple[Any, ...], claim: int) -> None:
@@ -118,6 +121,8 @@ class Job:
         """How many attempts the enqueuer allowed; None: as the task's retry policy says."""
         self.crashes: int = row[9]
         """How many workers have died under it."""
+        self.late = row[13] == _PASSED
+        """Whether its deadline had passed when it was claimed, by the database's clock; then it does not run."""
         self.lane: tuple[str, int] = (self.queue, rank)
         self.resources: Any = None
         """What the worker's lifespan yielded."""
@@ -141,6 +146,11 @@ class Job:
     def run_at(self) -> datetime | None:
         """The time it was scheduled for, UTC; None if it was to run at once."""
         return None if self._row[12] is None else _EPOCH + timedelta(microseconds=self._row[12])
+
+    @property
+    def deadline(self) -> datetime | None:
+        """The time by which it had to start, UTC; None if there is none."""
+        return None if self._row[13] is None else _EPOCH + timedelta(microseconds=self._row[13])
 
     @property
     def headers(self) -> dict[str, Any]:

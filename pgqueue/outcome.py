@@ -15,7 +15,7 @@ from traceback import format_exception
 import msgspec
 
 from pgqueue.asks import Cancel, Fail, Retry, Snooze
-from pgqueue.errors import InvalidArguments
+from pgqueue.errors import InvalidArguments, JobTimeout
 from pgqueue.job import Job
 from pgqueue.retry import RetryPolicy
 
@@ -87,6 +87,8 @@ Outcome = Completed | Retried | Failed | Cancelled | Released
 
 COMPLETED = Completed()
 RELEASED = Released()
+LATE = Cancelled("deadline")
+"""Its deadline had passed when it was claimed."""
 
 
 def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -> Outcome:
@@ -146,6 +148,14 @@ def _tried(job: Job, problem: Problem, decide: Callable[[], float | None]) -> Ou
         message = _clean(f"{problem.message}; retry function: {_text(broken)}", MESSAGE_MOST)
         return Failed("error", Problem("failed", problem.error_type, message))
     return Failed("error", problem) if delay is None else Retried(delay, problem)
+
+
+def timed_out(job: Job, retry: RetryPolicy, seconds: float) -> Outcome:
+    """What a timeout becomes: another attempt as the retry policy says, or the end, reason `timeout`."""
+    error = JobTimeout(f"it had not ended after {seconds:g} s, its task's timeout", job_id=job.id)
+    problem = Problem("timeout", "JobTimeout", str(error))
+    outcome = _tried(job, problem, lambda: retry.decide(job.attempt, error, job.max_attempts))
+    return Failed("timeout", outcome.problem) if isinstance(outcome, Failed) else outcome
 
 
 def unknown(job: Job) -> Outcome:

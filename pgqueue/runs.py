@@ -24,9 +24,12 @@ class Interrupted(BaseException):
 
 
 class Run:
-    """What runs `job` now, on the loop (`task`) or in the thread `ident`; `verdict` is how a stopped job shall end."""
+    """What runs `job` now, on the loop (`task`) or in the thread `ident`; `verdict` is how a stopped job shall end.
 
-    __slots__ = ("ident", "job", "lock", "task", "verdict")
+    `lost`: the job did not stop and was taken away; what comes out of the handler some day counts for nothing.
+    """
+
+    __slots__ = ("ident", "job", "lock", "lost", "task", "verdict")
 
     def __init__(self, job: Job) -> None:
         self.job: Job | None = job
@@ -34,6 +37,7 @@ class Run:
         self.ident = 0
         self.lock: threading.Lock | None = None
         self.verdict: tuple[Job, Outcome] | None = None
+        self.lost = False
 
     def interrupt(self, job: Job, outcome: Outcome) -> bool:
         """Stop `job` if it is still what runs here; it ends with `outcome`. A second call changes nothing."""
@@ -58,6 +62,19 @@ class Run:
                 _raise_in(self.ident, Interrupted)
             return True
 
+    def abandon(self, job: Job) -> Outcome | None:
+        """Take `job` away from a run that was interrupted and goes on; its outcome, or None if it has just ended."""
+        if self.lock is None:
+            return self._lose(job)
+        with self.lock:
+            return self._lose(job)
+
+    def _lose(self, job: Job) -> Outcome | None:
+        if self.job is not job or self.verdict is None or self.lost:
+            return None
+        self.lost = True
+        return self.verdict[1]
+
     def condemned(self, job: Job) -> bool:
         """Whether somebody stopped `job` before its handler was called."""
         return self.verdict is not None and self.verdict[0] is job
@@ -75,4 +92,6 @@ class Run:
             _raise_in(threading.get_ident(), ctypes.py_object())  # what is still on its way
         except Interrupted:
             pass  # it came after the handler had returned
+        with self.lock:  # whoever takes the job away has done so, or sees that we have left
+            pass
         return (self.verdict[1], True) if self.verdict is not None else (outcome, False)

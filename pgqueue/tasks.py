@@ -43,6 +43,8 @@ class TaskOptions(TypedDict, total=False):
     queue: str
     priority: int
     retry: RetryPolicy | RetryFunction | int | None
+    timeout: float | timedelta | None
+    deadline: float | timedelta | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +79,8 @@ class Task(Generic[P, R_co]):
     delay: float | None = None
     headers: str | None = field(default=None, repr=False)
     max_attempts: int | None = None
+    timeout: float | None = None
+    deadline: datetime | float | None = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, as if it were no task."""
@@ -98,6 +102,7 @@ class Task(Generic[P, R_co]):
             self.delay,
             self.headers,
             self.max_attempts,
+            self.deadline,
         )
 
     def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
@@ -128,11 +133,13 @@ class Task(Generic[P, R_co]):
         delay: float | timedelta | None = None,
         retry: int | None = None,
         headers: Mapping[str, Any] | None = None,
+        deadline: datetime | float | timedelta | None = None,
     ) -> Task[P, R_co]:
         """Return a copy with these options for the jobs it makes; the declared task stays as it is.
 
         `delay` is seconds or a timedelta; `run_at` has a time zone; giving one replaces an earlier other. `retry` is
-        the most attempts of these jobs; how long they wait in between stays the task's own policy.
+        the most attempts of these jobs; how long they wait in between stays the task's own policy. A job that has not
+        started by its `deadline` (a time, or so long after its enqueue) is cancelled.
         """
         if run_at is not None and delay is not None:
             raise InvalidOption(f"task {self.name!r}: give run_at or delay, not both")
@@ -144,6 +151,7 @@ class Task(Generic[P, R_co]):
             run_at=_aware(run_at) if timed else self.run_at,
             delay=(None if delay is None else seconds(delay, "delay")) if timed else self.delay,
             max_attempts=self.max_attempts if retry is None else check_attempts(retry),
+            deadline=self.deadline if deadline is None else _by(deadline),
             headers=self.headers if headers is None else json_object(headers, f"task {self.name!r}, headers"),
         )
 
@@ -175,6 +183,7 @@ class Declaration:
     Takes plain `def` and `async def` functions. Their name in the database is module.qualname unless `name` gives one;
     `aliases` are older names under which jobs may still wait. A first parameter `job: Job` is given by the worker and
     is no argument. `retry` is a number of attempts, a RetryPolicy, or a function f(attempt, exc) -> delay | None.
+    `timeout` is how long an attempt may run, `deadline` how long after its enqueue a job may start.
     Raises InvalidOption for what cannot work.
 
     >>> @task(name="mail.send", aliases=["mail.deliver"], retry=3)
@@ -260,6 +269,8 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         priority=check_priority(options.get("priority", 5)),
         retry=RetryPolicy() if retry is None else RetryPolicy.of(retry),
         aliases=tuple(map(check_task_name, aliases)),
+        timeout=_positive(options.get("timeout"), f"task {name!r}: timeout"),
+        deadline=_positive(options.get("deadline"), f"task {name!r}: deadline"),
     )
 
 
@@ -322,8 +333,21 @@ def _no_function(fn: object) -> str:
 
 def _aware(run_at: datetime | None) -> datetime | None:
     if run_at is not None and (not isinstance(run_at, datetime) or run_at.utcoffset() is None):
-        raise InvalidOption(f"run_at {run_at!r}: give a datetime with a time zone, such as datetime.now(timezone.utc)")
+        raise InvalidOption(f"{run_at!r}: give a datetime with a time zone, such as datetime.now(timezone.utc)")
     return run_at
+
+
+def _by(deadline: datetime | float | timedelta) -> datetime | float | None:
+    return _aware(deadline) if isinstance(deadline, datetime) else seconds(deadline, "deadline")
+
+
+def _positive(duration: float | timedelta | None, what: str) -> float | None:
+    if duration is None:
+        return None
+    length = seconds(duration, what)
+    if length == 0:
+        raise InvalidOption(f"{what} {duration!r}: give more than 0 seconds, or None for no limit")
+    return length
 
 
 def _mapping(row: Mapping[str, Any]) -> Mapping[str, Any]:

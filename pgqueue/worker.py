@@ -231,6 +231,7 @@ class Worker:
             self._tasks,
             finish=self._completer.finish,
             low=self._fetcher.roomier,
+            half_lost=self.quiet,
         )
         self._notifier = Notifier(
             self._link_to(embedded.resolve(settings.listen_dsn or settings.dsn)),

@@ -62,7 +62,8 @@ SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
        NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::text, NULL::text, NULL::text
 UNION ALL
 SELECT id, pos, rank, queue, task, args::text, least(attempt + 1, 32767)::smallint, priority, max_attempts, crashes, snoozes,
-       enqueued_at, run_at, deadline, headers::text, lock_key, idempotency_key
+       enqueued_at, run_at, CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END, headers::text, lock_key,
+       idempotency_key
 FROM taken;
 
 -- name: fetch_probe

@@ -18,7 +18,7 @@ LAYERS = {
     "words": "errors job kinds codec config retry asks outcome suspects watermark",
     "database": "statements connections embedded embedded_watch loops sessions",
     "rows": "handle enqueue control operate grants migrations",
-    "declarations": "options lifespan tasks pool runs settings",
+    "declarations": "options lifespan tasks pool runs timekeeper settings",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance reconciler",
     "worker": "worker",
     "supervisor": "supervisor",

@@ -44,9 +44,9 @@ class Bench:
         self.pool = Pool(["default"], slots)
         self.outcomes: dict[int, Outcome] = {}
         self.order: list[int] = []
-        self.lows = 0
+        self.lows = self.halves = 0
         self._tasks = {task.name: task for task in tasks}
-        self.executor = Executor([self.pool], self._tasks, finish=self._finish, low=self._low)
+        self.executor = Executor([self.pool], self._tasks, finish=self._finish, low=self._low, half_lost=self._half)
         self.executor.resources = "the lifespan's"
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
@@ -86,6 +86,9 @@ class Bench:
         self.outcomes[job.id] = outcome
         self.order.append(job.id)
         self._loop.call_soon_threadsafe(self._news.set)
+
+    def _half(self) -> None:
+        self.halves += 1
 
     def _low(self) -> None:
         self.lows += 1

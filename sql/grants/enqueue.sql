@@ -2,6 +2,6 @@
 -- arguments nor delete, and cannot write a column that only workers may.
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
 GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
-GRANT INSERT (state, queue, priority, rank, task, args, headers, run_at, max_attempts)
+GRANT INSERT (state, queue, priority, rank, task, args, headers, run_at, deadline, max_attempts)
     ON pgqueue.job, pgqueue.job_available TO :"role";
 GRANT SELECT (id, queue, state) ON pgqueue.job, pgqueue.job_available TO :"role";

@@ -283,7 +283,7 @@ COMMENT ON TABLE pgqueue.queue IS 'Queues that are paused. A queue without a row
 
 CREATE FUNCTION pgqueue.enqueue(
     task text, args jsonb DEFAULT '{}', queue text DEFAULT NULL, priority integer DEFAULT NULL,
-    run_at timestamptz DEFAULT NULL, headers jsonb DEFAULT NULL
+    run_at timestamptz DEFAULT NULL, headers jsonb DEFAULT NULL, deadline timestamptz DEFAULT NULL
 ) RETURNS bigint LANGUAGE plpgsql SET search_path = '' AS $$
 DECLARE
     new_id bigint;
@@ -313,10 +313,10 @@ BEGIN
             USING ERRCODE = 'program_limit_exceeded', HINT = 'Store the data in a table and pass its key.';
     END IF;
 
-    INSERT INTO pgqueue.job (state, task, args, queue, priority, rank, run_at, headers)
+    INSERT INTO pgqueue.job (state, task, args, queue, priority, rank, run_at, headers, deadline)
     VALUES (CASE WHEN due THEN 'available' ELSE 'scheduled' END, enqueue.task, enqueue.args,
             coalesce(enqueue.queue, 'default'), coalesce(enqueue.priority, 5), 2 * coalesce(enqueue.priority, 5) + 1,
-            enqueue.run_at, enqueue.headers)
+            enqueue.run_at, enqueue.headers, enqueue.deadline)
     RETURNING id INTO new_id;
 
     IF coalesce(current_setting('pgqueue.notify', true), '') <> 'off' THEN

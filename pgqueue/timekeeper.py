@@ -1,0 +1,121 @@
+"""Stops jobs that run longer than their task's timeout; and takes those away that do not stop.
+
+Only tasks with a timeout pay: `timed` puts the watch into their call path when the worker starts. One heap of moments
+for the whole worker, one timer on the loop for the earliest. A job that has ended leaves its moment in the heap; that
+finds nobody when it comes. Handlers start in threads, too: they append to `_new` and wake the loop only for a moment
+earlier than the one it sleeps for.
+
+Two moments per job: at the timeout it is interrupted; `GRACE` seconds later, if it runs still, it is abandoned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import count
+from math import inf
+from time import monotonic
+from typing import Any
+
+from pgqueue.job import Job, current_job
+from pgqueue.outcome import Outcome, timed_out
+from pgqueue.tasks import Task
+
+log = logging.getLogger("pgqueue")
+
+GRACE = 5.0
+# So many moments may belong to jobs that have ended before the heap is gone through.
+STALE_MOST = 1_000
+
+Moment = tuple[float, int, Job, Task[..., Any], bool]
+"""When, a number that keeps the order of equals, who, of which task, and whether it has been interrupted before."""
+
+
+class Timekeeper:
+    """Watches jobs of tasks with a timeout. `runs` says whether a job runs still, `interrupt` and `abandon` stop it."""
+
+    def __init__(
+        self,
+        *,
+        runs: Callable[[Job], bool],
+        interrupt: Callable[[int, Outcome], bool],
+        abandon: Callable[[Job], object],
+    ) -> None:
+        self._runs = runs
+        self._interrupt = interrupt
+        self._abandon = abandon
+        self._loop = asyncio.get_running_loop()
+        self._heap: list[Moment] = []
+        self._new: deque[Moment] = deque()
+        self._numbers = count()
+        self._next = inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def timed(self, tasks: Mapping[str, Task[..., Any]]) -> dict[str, Task[..., Any]]:
+        """These tasks, with the watch put into the call path of those that have a timeout."""
+        return {
+            name: task if task.timeout is None else self._watched(task, task.timeout) for name, task in tasks.items()
+        }
+
+    def close(self) -> None:
+        """Watch no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _watched(self, task: Task[..., Any], timeout: float) -> Task[..., Any]:
+        fn = task.fn
+
+        def in_thread(*args: Any, **kwargs: Any) -> Any:
+            self._watch(current_job(), task, timeout)
+            return fn(*args, **kwargs)
+
+        async def on_loop(*args: Any, **kwargs: Any) -> Any:
+            self._watch(current_job(), task, timeout)
+            return await fn(*args, **kwargs)
+
+        return replace(task, fn=on_loop if task.is_async else in_thread)
+
+    def _watch(self, job: Job, task: Task[..., Any], timeout: float) -> None:
+        at = monotonic() + timeout
+        self._new.append((at, next(self._numbers), job, task, False))
+        # In this order, and the loop in the other: it says when it wakes, then looks for what is new.
+        if (at < self._next or len(self._new) > STALE_MOST) and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tick)
+
+    def _tick(self) -> None:
+        """See to every moment that has come, and sleep until the next."""
+        while True:
+            self._take_in()
+            while self._heap and self._heap[0][0] <= monotonic():
+                self._come(heapq.heappop(self._heap))
+            self._next = self._heap[0][0] if self._heap else inf
+            if not self._new:
+                break
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if self._next == inf else self._loop.call_later(self._next - monotonic(), self._tick)
+
+    def _take_in(self) -> None:
+        while self._new:
+            heapq.heappush(self._heap, self._new.popleft())
+        if len(self._heap) > STALE_MOST:
+            alive = [moment for moment in self._heap if self._runs(moment[2])]
+            if len(alive) < len(self._heap):
+                heapq.heapify(alive)
+                self._heap = alive
+
+    def _come(self, moment: Moment) -> None:
+        at, number, job, task, interrupted = moment
+        if not self._runs(job):
+            return
+        if interrupted:
+            self._abandon(job)
+            return
+        assert task.timeout is not None
+        if self._interrupt(job.id, timed_out(job, task.retry, task.timeout)):
+            log.warning("job %d (%s) runs longer than %g s and is being stopped", job.id, job.task, task.timeout)
+        heapq.heappush(self._heap, (at + GRACE, number, job, task, True))

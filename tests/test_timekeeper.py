@@ -1,0 +1,203 @@
+"""Timeouts: who is stopped when, what becomes of a job that does not stop, and of what its handler says at last."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from test_executor import Bench, made
+from workers import Eyes, until, work
+
+from pgqueue import InvalidOption, RetryPolicy, timekeeper
+from pgqueue.job import Job
+from pgqueue.outcome import COMPLETED, Cancelled, Completed, Failed, Retried
+from pgqueue.tasks import task
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timekeeper, "GRACE", 0.2)
+
+
+def slow(seconds: float) -> None:
+    """Python steps for so long."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        pass
+
+
+async def slow_async(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+@pytest.mark.parametrize("handler", [slow, slow_async])
+async def test_a_job_longer_than_its_timeout_is_stopped_and_tried_again(handler: Any) -> None:
+    bench = Bench(made(handler, "slow", timeout=0.1, retry=RetryPolicy(attempts=3, first=7, factor=1)))
+    began = time.monotonic()
+    quick, stopped = bench.job("slow", '{"seconds": 0}'), bench.job("slow", '{"seconds": 30}')
+    last = bench.job("slow", '{"seconds": 30}', attempt=3)
+    bench.executor.offer(bench.pool, [quick, stopped, last])
+    outcome = await bench.outcome(stopped.id)
+    assert isinstance(outcome, Retried)
+    assert 3.5 <= outcome.delay <= 7
+    assert outcome.problem.outcome == "timeout"
+    assert outcome.problem.error_type == "JobTimeout"
+    failed = await bench.outcome(last.id)
+    assert isinstance(failed, Failed)
+    assert (failed.reason, failed.problem.outcome) == ("timeout", "timeout")
+    assert await bench.outcome(quick.id) is COMPLETED
+    assert 0.1 <= time.monotonic() - began < 3
+    assert bench.executor.lost == 0
+    await bench.until(lambda: bench.pool.running == 0)
+
+
+async def test_retry_on_sees_a_timeout_error() -> None:
+    for policy, again in ((RetryPolicy(retry_on=(TimeoutError,)), True), (RetryPolicy(fail_on=(TimeoutError,)), False)):
+        bench = Bench(made(slow_async, "slow", timeout=0.05, retry=policy))
+        outcome = await bench.run("slow", args='{"seconds": 30}')
+        assert isinstance(outcome, Retried if again else Failed)
+
+
+@pytest.mark.promise("L06")
+async def test_a_thread_that_hangs_loses_its_job_and_its_late_result_counts_for_nothing() -> None:
+    release = threading.Event()
+
+    def hangs() -> str:
+        while not release.is_set():
+            try:
+                release.wait()
+            except BaseException:
+                continue
+        return "too late"
+
+    bench = Bench(made(hangs, "hangs", timeout=0.1), slots=4)
+    [job] = bench.offer("hangs")
+    outcome = await bench.outcome(job)
+    assert isinstance(outcome, Retried)
+    assert bench.executor.lost == 1
+    assert not bench.executor.running
+    assert bench.pool.running == 1  # the slot is lost
+    await asyncio.wait_for(bench.executor.idle(), 1)  # nobody waits for it at a shutdown
+    assert bench.halves == 0
+    [second] = bench.offer("hangs")
+    await bench.outcome(second)
+    assert (bench.executor.lost, bench.halves) == (2, 1)  # half of four
+    release.set()
+    await until(lambda: bench.executor.lost == 0)
+    assert bench.pool.running == 0
+    assert bench.order == [job, second]  # nothing was said twice
+    assert isinstance(bench.outcomes[job], Retried)
+    assert await bench.run("hangs") == Completed('"too late"')
+
+
+async def test_an_async_handler_that_swallows_its_cancellation_loses_its_job() -> None:
+    release = asyncio.Event()
+
+    async def hangs() -> str:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        return "too late"
+
+    bench = Bench(made(hangs, "hangs", timeout=0.1), slots=4)
+    [job] = bench.offer("hangs")
+    assert isinstance(await bench.outcome(job), Retried)
+    assert bench.executor.lost == bench.pool.running == 1
+    release.set()
+    await until(lambda: bench.executor.lost == 0)
+    assert (bench.pool.running, bench.order) == (0, [job])
+    assert await bench.run("hangs") == Completed('"too late"')
+
+
+async def test_who_was_cancelled_before_the_timeout_stays_cancelled() -> None:
+    started = asyncio.Event()
+
+    async def hangs() -> None:
+        started.set()
+        while True:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                if bench.executor.lost:
+                    raise
+
+    bench = Bench(made(hangs, "hangs", timeout=0.1), slots=4)
+    [job] = bench.offer("hangs")
+    await started.wait()
+    assert bench.executor.interrupt(job, Cancelled("by hand"))
+    assert await bench.outcome(job) == Cancelled("by hand")
+    assert bench.executor.lost == 1
+    bench.executor.cancel()
+    await until(lambda: bench.executor.lost == 0)
+    assert bench.order == [job]
+
+
+async def test_moments_of_jobs_that_have_ended_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timekeeper, "STALE_MOST", 50)
+    bench = Bench(made(slow_async, "quick", timeout=3600), made(slow, "thread", timeout=timedelta(hours=1)), slots=5)
+    keeper = bench.executor._timekeeper
+    for name in ("quick", "thread"):
+        for _ in range(40):
+            jobs = bench.offer(name, 20, args='{"seconds": 0}')
+            for job in jobs:
+                await bench.outcome(job)
+            assert len(keeper._heap) + len(keeper._new) <= 200
+
+
+async def test_tasks_without_a_timeout_are_called_as_they_are() -> None:
+    plain = made(slow, "plain")
+    assert Bench(plain).executor._tasks["plain"] is plain
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "5", float("nan"), True])
+def test_a_timeout_is_a_duration(timeout: Any) -> None:
+    with pytest.raises(InvalidOption):
+        made(slow, "slow", timeout=timeout)
+
+
+# With a database -----------------------------------------------------------------------------------------------------
+
+held = threading.Event()
+
+
+@task(name="timekeeper.hangs", timeout=0.2, retry=RetryPolicy(attempts=2, first=0))
+def hangs(job: Job) -> str:
+    if job.attempt == 1:
+        held.wait()
+    return f"attempt {job.attempt}"
+
+
+@pytest.mark.promise("L06")
+async def test_a_hung_job_runs_again_while_its_thread_still_hangs(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    held.clear()
+    hangs.enqueue(conn)
+    conn.commit()
+    async with work(dsn, hangs, poll=0.05) as worker:
+        await until(eyes.done(1))
+        assert worker._executor.lost == 1
+        held.set()
+        await until(lambda: worker._executor.lost == 0)
+        await worker._completer.flushed()
+        assert worker._completer.fenced == 0
+    assert eyes.all("SELECT state, attempt, result FROM pgqueue.job") == [("completed", 2, "attempt 2")]
+    assert eyes.all("SELECT attempt, outcome, error_type FROM pgqueue.attempt") == [(1, "timeout", "JobTimeout")]
+
+
+async def test_a_worker_with_half_its_slots_lost_takes_no_more(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
+    held.clear()
+    hangs.enqueue(conn)
+    conn.commit()
+    async with work(dsn, hangs, concurrency=2, poll=0.05) as worker:
+        await until(lambda: worker._state == "quiet")
+        held.set()
+        await until(lambda: worker._executor.lost == 0)
+    assert eyes.states() == {"scheduled": 1} or eyes.states() == {"available": 1}
