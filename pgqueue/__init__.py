@@ -28,7 +28,7 @@ from pgqueue.errors import (
 from pgqueue.handle import JobHandle
 from pgqueue.job import Job, NewJob, current_job
 from pgqueue.lifespan import lifespan
-from pgqueue.operate import apause, aresume, pause, resume
+from pgqueue.operate import acancel, apause, aresume, cancel, pause, resume
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, remote, task
 
@@ -64,6 +64,7 @@ __all__ = [
     "Task",
     "UnsupportedConnection",
     "Worker",
+    "acancel",
     "aconnect",
     "aenqueue",
     "aenqueue_many",
@@ -72,6 +73,7 @@ __all__ = [
     "apause",
     "aqueues",
     "aresume",
+    "cancel",
     "configure",
     "connect",
     "current_job",

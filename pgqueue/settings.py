@@ -12,7 +12,7 @@ from typing import Any
 
 from pgqueue.config import config
 from pgqueue.pool import at_least, queue_slots
-from pgqueue.tasks import Task
+from pgqueue.tasks import Task, registry
 
 POLL_LEAST, LEASE_LEAST = 0.01, 1.0  # seconds
 
@@ -64,3 +64,10 @@ def settle(
         lease=at_least("lease", lease, LEASE_LEAST),
         version_tag=version_tag or metadata.version("pgqueue-jobs"),
     )
+
+
+def by_name(declared: Iterable[Task[..., Any]] | None) -> dict[str, Task[..., Any]]:
+    """The tasks by every name a job may have for them; all that are declared, if none are given."""
+    if declared is None:
+        return dict(registry)
+    return {name: task for task in declared for name in (task.name, *task.aliases)}

@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack
 from time import monotonic
 from typing import Any
 
-from pgqueue import embedded, tasks
+from pgqueue import embedded
 from pgqueue.completer import Completer
 from pgqueue.executor import Executor
 from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
@@ -36,7 +36,8 @@ from pgqueue.reconciler import Reconciler
 from pgqueue.rescue import Rescue
 from pgqueue.scheduler import Scheduler
 from pgqueue.sessions import Link, Session
-from pgqueue.settings import settle
+from pgqueue.settings import by_name, settle
+from pgqueue.signals import SIGNAL, Signals
 from pgqueue.suspects import Suspects
 from pgqueue.tasks import Task
 
@@ -75,7 +76,7 @@ class Worker:
     ) -> None:
         self.worker_id = 0
         """This worker's id in the database; another one after it was taken for dead and came back."""
-        self._tasks = _by_name(tasks)
+        self._tasks = by_name(tasks)
         self.settings = settle(
             self._tasks.values(),
             queues=queues,
@@ -123,6 +124,7 @@ class Worker:
         self._serve(self._scheduler.run(), "schedule")
         self._serve(self._maintenance.run(), "maintain")
         self._serve(self._reconciler.run(), "reconcile")
+        self._serve(self._signals.run(), "signals")
         self._serve(self._isolation.run(), "isolate")
         if self.settings.listen:
             self._serve(self._notifier.run(), "listen")
@@ -233,6 +235,7 @@ class Worker:
             low=self._fetcher.roomier,
             half_lost=self.quiet,
         )
+        self._signals = Signals(self._take, lambda: self.worker_id, self._held.__len__, self._executor.interrupt)
         self._notifier = Notifier(
             self._link_to(embedded.resolve(settings.listen_dsn or settings.dsn)),
             list(settings.queues),
@@ -254,7 +257,7 @@ class Worker:
             asked=lambda: self._suspects.asked,
             make_way=self._make_way,
         )
-        self._maintenance = Maintenance(self._take, leads=self._leads, also=self._rescue.strays)
+        self._maintenance = Maintenance(self._take, leads=self._leads, also=self._leftovers)
         self._heartbeat = self._new_heartbeat()
 
     def _new_heartbeat(self) -> Heartbeat:
@@ -336,11 +339,18 @@ class Worker:
         elif channel == LED:
             self._scheduler.news()
             self._maintenance.news()
+        elif channel == CONTROL and payload == SIGNAL:
+            self._signals.news()
         elif channel == CONTROL or not channel:
+            self._signals.news()
             self._fetcher.news()
             self._scheduler.news()
         else:
             self._fetcher.news(zero=payload == "zero")
+
+    async def _leftovers(self) -> None:
+        await self._rescue.strays()
+        await self._signals.settle()
 
     def _leads(self) -> bool:
         """Without a connection for LISTEN nobody can hold the leader's lock: then everybody does the duties."""
@@ -384,9 +394,3 @@ class Worker:
     def _knows(self, job_id: int, claim: int) -> bool:
         job = self._held.get(job_id)
         return job is not None and job.claim == claim
-
-
-def _by_name(declared: Iterable[Task[..., Any]] | None) -> dict[str, Task[..., Any]]:
-    if declared is None:
-        return dict(tasks.registry)
-    return {name: task for task in declared for name in (task.name, *task.aliases)}

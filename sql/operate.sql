@@ -1,4 +1,4 @@
--- What people do by hand, inside their own transaction: pause and resume a queue.
+-- What people do by hand, inside their own transaction: pause and resume a queue, cancel jobs.
 
 -- name: operate_pause
 -- From this transaction's COMMIT on no claim takes jobs of this queue: every claim reads this row. No row back: it was
@@ -11,3 +11,67 @@ RETURNING name;
 -- The queue is open again, and its workers look at once. No row back: it was not paused.
 DELETE FROM pgqueue.queue WHERE name = %(queue)s::text AND paused_at IS NOT NULL
 RETURNING name, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.:control', '') END;
+
+-- name: operate_cancel
+-- Waiting jobs end as cancelled, running ones are asked to; a row for each id: its state as this statement's snapshot had it
+-- (NULL: in none), and whether it was cancelled here. A waiting one that was not is on the move, and to be asked for anew.
+-- Waits for whoever has the row just now, in the order of ids; locks no running row.
+WITH asked AS MATERIALIZED (
+    SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
+), seen AS MATERIALIZED (
+    SELECT DISTINCT ON (asked.id) asked.id, found.state
+    FROM asked CROSS JOIN LATERAL (SELECT j.state FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS found
+    -- A second row of an id that was put aside in history does not hide the job.
+    ORDER BY asked.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC
+), available AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_available WHERE id = ANY (%(ids)s::text::bigint[]) ORDER BY id FOR UPDATE
+), scheduled AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_scheduled WHERE id = ANY (%(ids)s::text::bigint[]) ORDER BY id FOR UPDATE
+), blocked AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_blocked WHERE id = ANY (%(ids)s::text::bigint[]) ORDER BY id FOR UPDATE
+), from_available AS (
+    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM available))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, limit_key, unique_key, idempotency_key
+), from_scheduled AS (
+    DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM scheduled))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, limit_key, unique_key, idempotency_key
+), from_blocked AS (
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM blocked))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, limit_key, unique_key, idempotency_key
+), cancelled AS (
+    INSERT INTO pgqueue.job_dead (
+        state, finished_at, bin, reason,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, limit_key, unique_key, idempotency_key)
+    SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(reason)s::text,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, limit_key, unique_key, idempotency_key
+    FROM (TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked) AS gone
+    RETURNING id
+), requested AS (
+    INSERT INTO pgqueue.job_signal (job_id, kind, reason)
+    SELECT id, 'cancel', %(reason)s::text FROM seen WHERE state = 'running'
+    RETURNING job_id
+), told AS (
+    SELECT pg_notify('pgqueue.:control', 'signal')::text AS done FROM requested WHERE %(notify)s::boolean LIMIT 1
+)
+SELECT asked.id, seen.state, cancelled.id IS NOT NULL, (SELECT count(done) FROM told)
+FROM asked LEFT JOIN seen ON seen.id = asked.id LEFT JOIN cancelled ON cancelled.id = asked.id
+ORDER BY asked.id;
+
+-- name: operate_matching
+-- The ids of jobs that fit, among the next `most` of these states after the id `after`; and the last id looked at (NULL: there
+-- was none). The walk has no condition on rows, so that its LIMIT is a limit of the work.
+WITH walked AS MATERIALIZED (
+    SELECT id, queue, task FROM pgqueue.job
+    WHERE state = ANY (%(states)s::text[]) AND id > %(after)s::bigint
+    ORDER BY id LIMIT %(most)s::integer
+)
+SELECT coalesce(json_agg(id ORDER BY id) FILTER (
+           WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+             AND (%(task)s::text IS NULL OR task = %(task)s::text)), '[]')::text,
+       max(id)
+FROM walked;

@@ -51,6 +51,7 @@ SERVICES = {
     "rescue",
     "schedule",
     "session",
+    "signals",
 }
 
 Role = Callable[[grants.Kind], str]
@@ -221,9 +222,15 @@ def test_a_working_role_may_empty_every_leaf_there_is(dsn: str) -> None:
 # operate -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_operating_role_pauses_and_resumes_and_neither_enqueues_nor_works(role: Role) -> None:
+def test_an_operating_role_operates_and_neither_enqueues_nor_works(role: Role, dsn: str) -> None:
     mine = role("operate")
-    for command in (["pause", "q"], ["status"], ["resume", "q"], ["jobs"]):
+    with psycopg.connect(dsn) as conn:
+        api.enqueue(conn, "t")
+        api.enqueue(conn, api.remote("t").using(delay=60))
+        conn.execute(
+            "INSERT INTO pgqueue.job (state, task, worker_id, claim, started_at) VALUES ('running', 't', 1, 1, now())"
+        )
+    for command in (["pause", "q"], ["status"], ["resume", "q"], ["jobs"], ["cancel", "--task", "t", "--yes"]):
         assert pgqueue(*command, dsn=mine).returncode == 0, command
     refused(
         mine,

@@ -1,16 +1,22 @@
-"""What people do by hand: pause and resume a queue."""
+"""What people do by hand: pause and resume a queue, cancel jobs wherever they are."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+from collections import Counter
+from time import sleep
 from typing import Any
 
+import asyncpg
 import psycopg
 import pytest
 from commands import pgqueue as command
 from workers import Eyes, Taker, until, work
 
 import pgqueue
+from pgqueue import operate, signals
 from pgqueue.errors import InvalidOption
 from pgqueue.tasks import task
 
@@ -123,3 +129,280 @@ def test_the_commands_say_what_they_did(dsn: str, conn: Conn) -> None:
     assert command("resume", "mail", dsn=dsn).stdout == "queue mail was not paused\n"
     wrong = command("pause", "a b", dsn=dsn)
     assert (wrong.returncode, "queue 'a b'" in wrong.stderr) == (2, True)
+
+
+# Cancel --------------------------------------------------------------------------------------------------------------
+
+
+def answers(found: list[operate.Answer]) -> list[tuple[str, str | None]]:
+    return [(answer.did, answer.state) for answer in found]
+
+
+def put(eyes: Eyes, state: str) -> int:
+    """A job in this state, by hand."""
+    given = {
+        "scheduled": ("run_at", "pgqueue.now() + interval '1 hour'"),
+        "blocked": ("key", "'k'"),
+        "running": ("worker_id, claim, started_at", "1, 1, pgqueue.now()"),
+        "completed": ("finished_at", "pgqueue.now()"),
+        "failed": ("finished_at, reason, attempt", "pgqueue.now(), 'error', 3"),
+        "cancelled": ("finished_at, reason", "pgqueue.now(), 'why'"),
+    }
+    names, values = given.get(state, ("priority", "5"))
+    sql = (
+        f"INSERT INTO pgqueue.job (state, task, args, {names}) VALUES (%s, 't', '{{\"x\": 1}}', {values}) RETURNING id"  # noqa: S608
+    )
+    found: int = eyes.one(sql, state)
+    return found
+
+
+@pytest.mark.parametrize("state", ["available", "scheduled", "blocked"])
+def test_a_waiting_job_is_cancelled_with_the_transaction(conn: Conn, eyes: Eyes, state: str) -> None:
+    job = put(eyes, state)
+    assert answers(pgqueue.cancel(conn, job, reason="order withdrawn")) == [("cancelled", state)]
+    assert eyes.state(job) == state
+    conn.rollback()
+    assert pgqueue.get(conn, job).state == state
+    pgqueue.cancel(conn, job, reason="order withdrawn")
+    conn.commit()
+    found = pgqueue.get(conn, job)
+    assert (found.state, found.reason, found.args, found.finished_at is not None) == (
+        "cancelled",
+        "order withdrawn",
+        {"x": 1},
+        True,
+    )
+
+
+def test_each_id_has_its_answer_in_order(conn: Conn, eyes: Eyes) -> None:
+    ids = [put(eyes, state) for state in ("running", "completed", "available", "failed", "scheduled", "cancelled")]
+    found = pgqueue.cancel(conn, *ids, ids[2])
+    assert [answer.id for answer in found] == [*ids, ids[2]]
+    assert answers(found) == [
+        ("requested", "running"),
+        ("ended", "completed"),
+        ("cancelled", "available"),
+        ("ended", "failed"),
+        ("cancelled", "scheduled"),
+        ("ended", "cancelled"),
+        ("cancelled", "available"),
+    ]
+    assert conn.execute("SELECT job_id, kind, reason FROM pgqueue.job_signal").fetchall() == [
+        (ids[0], "cancel", "cancelled by hand")
+    ]
+    assert pgqueue.cancel(conn) == []
+
+
+def test_an_id_without_a_job_is_an_error_after_the_others_were_dealt_with(conn: Conn, eyes: Eyes) -> None:
+    job = put(eyes, "available")
+    with pytest.raises(pgqueue.JobNotFound, match=r"no job 4711: .*1 others were dealt with") as missing:
+        pgqueue.cancel(conn, 4711, job)
+    assert missing.value.job_id == 4711
+    assert pgqueue.get(conn, job).state == "cancelled"
+
+
+def test_what_is_no_id_or_no_reason_is_refused_before_it_is_sent(conn: Conn) -> None:
+    for wrong in ("1", 0, -1, 1 << 63, True, None, 1.5):
+        with pytest.raises(pgqueue.InvalidArguments, match="no job's id"):
+            pgqueue.cancel(conn, wrong)  # type: ignore[arg-type]
+    for reason in ("", "x" * 501, "a\nb", "a\0b", "\ud800"):
+        with pytest.raises(InvalidOption, match="reason"):
+            pgqueue.cancel(conn, 1, reason=reason)
+
+
+async def test_async_connections_cancel(aconn: psycopg.AsyncConnection[Any], eyes: Eyes, dsn: str) -> None:
+    job, other = put(eyes, "available"), put(eyes, "scheduled")
+    assert answers(await pgqueue.acancel(aconn, job)) == [("cancelled", "available")]
+    plain = await asyncpg.connect(dsn)
+    assert answers(await pgqueue.acancel(plain, other)) == [("cancelled", "scheduled")]
+    with pytest.raises(pgqueue.JobNotFound):
+        await pgqueue.acancel(plain, 4711)
+    await plain.close()
+
+
+def test_a_second_row_in_history_does_not_hide_the_job(conn: Conn, eyes: Eyes) -> None:
+    job = put(eyes, "failed")
+    eyes.do("INSERT INTO pgqueue.job (id, task) VALUES (%s, 't')", job)
+    assert answers(pgqueue.cancel(conn, job)) == [("cancelled", "available")]
+
+
+# Cancel: a job on the move -------------------------------------------------------------------------------------------
+
+PROMOTE = """
+    WITH gone AS (DELETE FROM pgqueue.job_scheduled RETURNING id, task)
+    INSERT INTO pgqueue.job_available (id, task) SELECT id, task FROM gone
+"""
+CLAIM = """
+    WITH gone AS (DELETE FROM pgqueue.job_available RETURNING id, task)
+    INSERT INTO pgqueue.job_running (state, id, task, worker_id, claim, started_at)
+    SELECT 'running', id, task, 1, 1, pgqueue.now() FROM gone
+"""
+
+
+def waiting_for_a_lock(eyes: Eyes) -> bool:
+    return bool(eyes.one("SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+
+
+@pytest.mark.promise("F25")
+@pytest.mark.parametrize(
+    ("state", "move", "answer"),
+    [("scheduled", PROMOTE, ("cancelled", "available")), ("available", CLAIM, ("requested", "running"))],
+)
+async def test_a_job_that_moves_while_it_is_cancelled_is_found_where_it_went(
+    dsn: str, eyes: Eyes, state: str, move: str, answer: tuple[str, str]
+) -> None:
+    """One statement alone reports 0 rows here: it waits for the mover, and then the row is gone."""
+    job = put(eyes, state)
+    with psycopg.connect(dsn) as mover, psycopg.connect(dsn) as conn:
+        mover.execute(move.encode())
+        cancelling = asyncio.create_task(asyncio.to_thread(pgqueue.cancel, conn, job))
+        await until(lambda: waiting_for_a_lock(eyes))
+        mover.commit()
+        assert answers(await cancelling) == [answer]
+
+
+@pytest.mark.promise("F25")
+async def test_at_repeatable_read_a_move_is_the_drivers_error_and_says_what_to_do(dsn: str, eyes: Eyes) -> None:
+    job = put(eyes, "scheduled")
+    with psycopg.connect(dsn) as conn:
+        conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        conn.execute("SELECT 1 FROM pgqueue.job")
+        eyes.do(PROMOTE)
+        with pytest.raises(psycopg.errors.SerializationFailure) as moved:
+            pgqueue.cancel(conn, job)
+        assert "try again in a new transaction" in moved.value.__notes__[0]
+        conn.rollback()
+        conn.execute("SELECT 1 FROM pgqueue.job")
+        young = put(eyes, "available")
+        with pytest.raises(pgqueue.JobNotFound, match="REPEATABLE READ"):
+            pgqueue.cancel(conn, young)
+
+
+@task(name="operate.moment")
+async def moment() -> None:
+    await asyncio.sleep(0)
+
+
+async def race(dsn: str, eyes: Eyes, rounds: int) -> dict[str, int]:
+    """Cancel jobs in a tight race with promotion, claim and completion; how often each answer was given."""
+    given: dict[int, operate.Answer] = {}
+
+    def cancel() -> None:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            for number in range(rounds):
+                delay = (None, 0.0005, 0.002, 0.004)[number % 4]
+                job = moment.using(delay=delay).enqueue(conn).id
+                sleep(random.uniform(0, 0.006))
+                [given[job]] = pgqueue.cancel(conn, job)
+
+    async with work(dsn, moment) as worker:
+        await asyncio.to_thread(cancel)
+        await until(lambda: not set(eyes.states()) - {"completed", "cancelled"}, 30)
+        await worker._signals.settle()
+        assert eyes.one("SELECT count(*) FROM pgqueue.job_signal") == 0
+    for job, answer in given.items():
+        state = eyes.state(job)
+        match answer.did:
+            case "cancelled":
+                assert state == "cancelled", answer
+            case "ended":
+                assert state == answer.state == "completed", answer
+            case did:
+                assert did == "requested", answer
+    return Counter(answer.did for answer in given.values())
+
+
+@pytest.mark.promise("F25")
+async def test_a_cancel_in_a_race_is_done_or_says_why(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "LOOK_SECONDS", 0.2)
+    seen = await race(dsn, eyes, 400)
+    assert {"cancelled", "ended"} <= seen.keys()
+
+
+@pytest.mark.long
+@pytest.mark.promise("F25")
+async def test_ten_thousand_cancels_in_a_race(dsn: str, eyes: Eyes, record_property: Any) -> None:
+    seen = await race(dsn, eyes, 10_000)
+    record_property("answers", dict(seen))
+    assert seen.keys() == {"cancelled", "ended", "requested"}
+
+
+@pytest.mark.promise("F23")
+async def test_an_open_transaction_that_cancelled_delays_nobody_else(dsn: str, eyes: Eyes) -> None:
+    held = asyncio.Event()
+
+    @task(name="operate.held")
+    async def hold() -> None:
+        await held.wait()
+
+    with psycopg.connect(dsn) as conn, psycopg.connect(dsn, autocommit=True) as others:
+        running = hold.enqueue(others).id
+        async with work(dsn, hold, moment, queues=["default"]):
+            await until(eyes.is_in(running, "running"))
+            later = moment.using(delay=60).enqueue(others).id
+            pgqueue.pause(others, "default")
+            waiting = moment.enqueue(others).id
+            assert [answer.did for answer in pgqueue.cancel(conn, running, later, waiting)] == [
+                "requested",
+                "cancelled",
+                "cancelled",
+            ]
+            pgqueue.resume(others, "default")
+            due = moment.using(delay=0.01).enqueue(others).id
+            now = moment.enqueue(others).id
+            held.set()
+            await until(lambda: {eyes.state(job) for job in (running, due, now)} == {"completed"}, 5)
+            assert [eyes.state(later), eyes.state(waiting)] == ["scheduled", "available"]
+            conn.commit()
+            assert [eyes.state(later), eyes.state(waiting)] == ["cancelled", "cancelled"]
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+
+
+def test_cancel_says_what_became_of_each_id(dsn: str, eyes: Eyes) -> None:
+    waiting, running, ended = put(eyes, "available"), put(eyes, "running"), put(eyes, "completed")
+    done = command("cancel", str(waiting), str(running), dsn=dsn)
+    assert (done.returncode, done.stdout.splitlines()) == (
+        0,
+        [f"job {waiting} cancelled", f"job {running} runs; its worker was asked to stop it"],
+    )
+    refused = command("cancel", str(ended), "4711", "--json", dsn=dsn)
+    assert (refused.returncode, json.loads(refused.stdout)) == (
+        1,
+        {
+            "jobs": [
+                {"id": ended, "did": "ended", "state": "completed"},
+                {"id": 4711, "did": "missing", "state": None},
+            ]
+        },
+    )
+
+
+def test_cancel_by_filter_asks_first(dsn: str, eyes: Eyes) -> None:
+    eyes.do("INSERT INTO pgqueue.job (task, queue) SELECT 't', 'q' || g % 2 FROM generate_series(1, 2500) g")
+    put(eyes, "scheduled")
+    asked = command("cancel", "--task", "t", "--queue", "q1", dsn=dsn, stdin="n\n")
+    assert (asked.returncode, "Cancel 1,250 jobs of task t in queue q1" in asked.stderr) == (1, True)
+    assert command("cancel", "--task", "t", dsn=dsn, stdin="").returncode == 1
+    assert eyes.states() == {"available": 2500, "scheduled": 1}
+    agreed = command("cancel", "--task", "t", "--queue", "q1", dsn=dsn, stdin="y\n")
+    assert (agreed.returncode, agreed.stdout) == (0, "1,250 cancelled\n")
+    assert command("cancel", "--state", "available", "--yes", dsn=dsn).stdout == "1,250 cancelled\n"
+    assert eyes.states() == {"cancelled": 2500, "scheduled": 1}
+    none = command("cancel", "--queue", "nowhere", "--yes", dsn=dsn)
+    assert (none.returncode, none.stdout) == (0, "No job fits.\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["1", "--task", "t"], ["0"], ["x"], ["--state", "completed"]], ids=str)
+def test_cancel_needs_ids_or_a_filter(dsn: str, arguments: list[str]) -> None:
+    assert command("cancel", *arguments, dsn=dsn).returncode == 2
+
+
+def test_a_filter_looks_beyond_one_piece(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operate, "WALKED_MOST", 10)
+    conn.execute(
+        "INSERT INTO pgqueue.job (task) SELECT CASE g % 40 WHEN 39 THEN 'b' ELSE 'a' END FROM generate_series(1, 80) g"
+    )
+    found = operate.drive(conn, operate.matching(["available", "failed"], queue=None, task="b"))
+    assert len(found) == 2

@@ -14,7 +14,20 @@ import click
 
 from pgqueue.cli.exits import exit_codes
 
-COMMANDS = ("migrate", "work", "enqueue", "status", "jobs", "pause", "resume", "prune", "grants", "demo", "version")
+COMMANDS = (
+    "migrate",
+    "work",
+    "enqueue",
+    "status",
+    "jobs",
+    "cancel",
+    "pause",
+    "resume",
+    "prune",
+    "grants",
+    "demo",
+    "version",
+)
 
 
 class Commands(click.Group):

@@ -1,5 +1,6 @@
 -- What a role needs to look: `pgqueue status`, `pgqueue jobs`, JobHandle, get, find, queues. It changes nothing.
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
 GRANT SELECT ON pgqueue.job, pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked, pgqueue.job_running,
-    pgqueue.job_done, pgqueue.job_dead, pgqueue.attempt, pgqueue.ring, pgqueue.worker, pgqueue.queue, pgqueue.migration
+    pgqueue.job_done, pgqueue.job_dead, pgqueue.attempt, pgqueue.job_signal, pgqueue.ring, pgqueue.worker, pgqueue.queue,
+    pgqueue.migration
     TO :"role";

@@ -7,6 +7,7 @@ GRANT SELECT ON pgqueue.migration, pgqueue.queue TO :"role";
 GRANT SELECT, INSERT ON pgqueue.job, pgqueue.job_done, pgqueue.job_dead, pgqueue.attempt TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked,
     pgqueue.job_running TO :"role";
+GRANT SELECT, INSERT, DELETE, UPDATE (job_id) ON pgqueue.job_signal TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.worker TO :"role";
 GRANT SELECT, UPDATE (bin, since) ON pgqueue.ring TO :"role";
 GRANT TRUNCATE ON

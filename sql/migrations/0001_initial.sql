@@ -247,6 +247,17 @@ BEGIN
     END LOOP;
 END $$;
 
+-- What is asked of running jobs. Appended by whoever asks, read by the worker that runs the job; nobody but that worker and
+-- rescue ever locks a running row, so no request can hold up a completion. No unique index: two who ask wait for nobody.
+CREATE TABLE pgqueue.job_signal (
+    job_id     bigint      NOT NULL,
+    kind       text        NOT NULL CHECK (kind = 'cancel'),
+    reason     text        NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT pgqueue.now()
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX job_signal_job ON pgqueue.job_signal (job_id);
+COMMENT ON TABLE pgqueue.job_signal IS 'What was asked of running jobs, until they have ended.';
+
 
 -- Workers ------------------------------------------------------------------------------------------------------------
 
