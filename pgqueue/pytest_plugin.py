@@ -10,6 +10,7 @@ The PostgreSQL is that of PGQUEUE_TEST_DSN, where databases named pgqueue_… ar
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -129,9 +130,15 @@ def _server(stack: ExitStack) -> str:
     """The DSN of a database to make others from."""
     from pgqueue import embedded
     from pgqueue.config import normalize
+    from pgqueue.errors import Error
 
     given = os.environ.get("PGQUEUE_TEST_DSN")
     if given:
         return normalize(given)
     directory = tempfile.mkdtemp(prefix="pgqueue-test-")
-    return stack.enter_context(embedded.start(directory, settings=SETTINGS, keep=False)).dsn
+    try:
+        return stack.enter_context(embedded.start(directory, settings=SETTINGS, keep=False)).dsn
+    except Error as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        error.add_note("for these tests: PGQUEUE_TEST_DSN=postgresql://… with a role that may make databases")
+        raise

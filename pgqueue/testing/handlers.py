@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any, ParamSpec, TypeVar
 
 from pgqueue.job import Job, NewJob, running_job
-from pgqueue.outcome import Outcome, given, unknown
+from pgqueue.outcome import LATE, Outcome, given, unknown
 from pgqueue.tasks import Task
 
 P = ParamSpec("P")
@@ -59,8 +59,8 @@ async def arun(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
 
 def call(job: Job, task: Task[..., Any] | None) -> Ran:
     """Run the job here to its outcome; None: no task of this name is imported."""
-    if task is None:
-        return unknown(job), None
+    if job.late or task is None:
+        return (LATE if job.late else unknown(job)), None
     try:
         return given(job, task.retry, _run_here(task, job)), None
     except ATTEMPT_ERRORS as error:
@@ -69,8 +69,8 @@ def call(job: Job, task: Task[..., Any] | None) -> Ran:
 
 async def acall(job: Job, task: Task[..., Any] | None) -> Ran:
     """`call` from a running loop."""
-    if task is None:
-        return unknown(job), None
+    if job.late or task is None:
+        return (LATE if job.late else unknown(job)), None
     test = asyncio.current_task()
     try:
         return given(job, task.retry, await _run_there(task, job)), None
