@@ -9,6 +9,7 @@ server, a failover, a suspended judge or a stepped clock kills nobody, and a job
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -22,13 +23,19 @@ import msgspec
 import psycopg
 
 from pgqueue import migrations, statements
-from pgqueue.loops import Backoff, transient
+from pgqueue.loops import Backoff, transient, within
+from pgqueue.pulse import Pulse
 from pgqueue.sessions import Link, options, transaction
 from pgqueue.settings import Settings
 
 log = logging.getLogger("pgqueue")
 
 Identity = tuple[int, str]
+
+# Of the lease without a beat that went through, a worker takes no more jobs: others may be about to take it for dead.
+LATE = 0.8
+# A new session is used without having been listed when a beat takes longer than this: work must not hang on it.
+LISTED_SECONDS = 1.0
 
 
 def enter(link: Link, settings: Settings) -> int:
@@ -119,10 +126,12 @@ class Heartbeat:
         sessions: Callable[[], list[Identity]],
         dead: Callable[[list[tuple[int, int]]], object],
         declared_dead: Callable[[], object],
+        again: Callable[[], object],
+        pulse: Pulse,
     ) -> None:
         self.judge = Judge(lease)
         self.last_beat = monotonic()
-        """When a beat last went through, by this process's monotonic clock."""
+        """When the last beat that went through was sent, by this process's monotonic clock."""
         self._link = link
         self._worker_id = worker_id
         self._lease = lease
@@ -131,20 +140,39 @@ class Heartbeat:
         self._sessions = sessions
         self._dead = dead
         self._declared_dead = declared_dead
+        self._again = again
+        self._pulse = pulse
         self._identity: Identity | None = None
+        self._due = monotonic()
+        self._listed: list[Callable[[], object]] = []
         self._stop = threading.Event()
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pgqueue-heartbeat", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def late(self) -> bool:
+        """Whether no beat has gone through for so long that this worker must not take jobs; `again` ends it."""
+        return monotonic() - self.last_beat > LATE * self._lease
+
+    async def listed(self) -> None:
+        """Beat at once, so that whoever rescues us can end the sessions we have now; at most `LISTED_SECONDS`."""
+        if self._stop.is_set():
+            return
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        self._listed.append(lambda: loop.call_soon_threadsafe(done.set))
+        self._wake.set()
+        await within(done.wait(), LISTED_SECONDS)
+
     def abandon(self) -> None:
         """Stop beating, without waiting: from now on others may take us for dead."""
         self._stop.set()
+        self._wake.set()
 
     def stop(self) -> None:
         """Stop beating; waits for the thread, at most the time of one round trip."""
-        self._stop.set()
+        self.abandon()
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
@@ -156,8 +184,14 @@ class Heartbeat:
                 if not transient(error):
                     log.exception("heartbeat: the database refuses the beat; this worker will be taken for dead")
                 pause = backoff.pause()
-                log.warning("heartbeat: %s; trying again in %.2f s", str(error).strip(), pause)
-                self._stop.wait(pause)
+                log.warning(
+                    "heartbeat: %s; trying again in %.2f s%s",
+                    str(error).strip(),
+                    pause,
+                    "; no jobs are taken until a beat goes through" if self.late() else "",
+                )
+                self._wait(pause)
+        self._tell(len(self._listed))  # there will be no such beat
 
     def _beat_on_one_connection(self, backoff: Backoff) -> None:
         with psycopg.connect(self._link.dsn, **options(self._link, "pgqueue beat")) as conn:
@@ -167,24 +201,48 @@ class Heartbeat:
             while not self._stop.is_set():
                 self._beat(conn)
                 backoff.succeeded()
-                self._stop.wait(self._lease / 3)
+                self._wait(self._due - monotonic())
+
+    def _wait(self, seconds: float) -> None:
+        """Wait so long, or until told to stop or to beat now; meanwhile feel the loop's pulse."""
+        end = monotonic() + seconds
+        while (left := end - monotonic()) > 0:
+            if self._wake.wait(min(left, self._pulse.every)):
+                self._wake.clear()
+                return
+            self._pulse.look()
+
+    def _tell(self, listed: int) -> None:
+        for done in self._listed[:listed]:
+            done()
+        del self._listed[:listed]
 
     def _beat(self, conn: psycopg.Connection[Any]) -> None:
+        listed = len(self._listed)  # before we read which sessions there are
+        due = monotonic() >= self._due
         own = [self._identity] if self._identity else []
         sessions = [{"pid": pid, "backend_start": start} for pid, start in [*self._sessions(), *own]]
         params = {
             "worker_id": self._worker_id,
             "state": self._state(),
-            "running": statements.integers(self._running()),
+            # A beat between the times lists sessions only: to rescue, a job claimed before a beat that did not list it
+            # as running had not started, and this one may come when a killer is about to start.
+            "running": statements.integers(self._running()) if due else None,
             "sessions": msgspec.json.encode(sessions).decode(),
         }
+        sent = monotonic()
         with conn.pipeline(), transaction(conn, self._link):
             beats = conn.execute(statements.text("heartbeat_beat", self._link.schema), params).fetchall()
         if all(worker_id != self._worker_id for worker_id, _, _ in beats):
             self._declared_dead()
             self._stop.set()
             return
-        self.last_beat = monotonic()
-        dead = self.judge.observe([one for one in beats if one[0] != self._worker_id], self.last_beat)
+        if due:
+            self._due = sent + self._lease / 3
+        late, self.last_beat = self.late(), sent
+        if late:
+            self._again()
+        self._tell(listed)
+        dead = self.judge.observe([one for one in beats if one[0] != self._worker_id], monotonic())
         if dead:
             self._dead(dead)

@@ -8,7 +8,7 @@ neighbours.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -41,10 +41,14 @@ class Link:
 
 
 class Session:
-    """One connection of a worker. `run` sends statements as one transaction in one round trip."""
+    """One connection of a worker. `run` sends statements as one transaction in one round trip.
 
-    def __init__(self, link: Link, name: str) -> None:
+    `opened` is awaited for each new connection before it is used: others must know whose it is before it holds a lock.
+    """
+
+    def __init__(self, link: Link, name: str, opened: Callable[[], Awaitable[object]] | None = None) -> None:
         self.link = link
+        self._opened = opened
         self.identity: tuple[int, str] | None = None
         self.generation = 0
         """How many connections this session has had; what was learned on an earlier one may not hold on this one."""
@@ -73,9 +77,10 @@ class Session:
 
     async def ready(self) -> int:
         """Connect if need be; the generation of the connection that the next `run` will use."""
-        async with self._turn, asyncio.timeout(ROUND_TRIP_SECONDS):
-            await self._connected()
-            return self.generation
+        if self._connection is None or self._connection.closed:
+            async with self._turn, asyncio.timeout(ROUND_TRIP_SECONDS):
+                await self._connected()
+        return self.generation
 
     async def close(self) -> None:
         """Close the connection, if there is one."""
@@ -88,6 +93,8 @@ class Session:
             self._connection = await connect(self.link, f"pgqueue {self._name}")
             self.generation += 1
             self.identity = await identify(self._connection, self.link)
+            if self._opened is not None:
+                await self._opened()
         return self._connection
 
 

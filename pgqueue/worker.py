@@ -32,6 +32,7 @@ from pgqueue.maintenance import Maintenance
 from pgqueue.notifier import CONTROL, LED, SCHEDULED, Notifier
 from pgqueue.outcome import RELEASED
 from pgqueue.pool import pools
+from pgqueue.pulse import BLOCKED_SECONDS, Pulse
 from pgqueue.reconciler import Reconciler
 from pgqueue.rescue import Rescue
 from pgqueue.scheduler import Scheduler
@@ -209,8 +210,8 @@ class Worker:
 
     def _build(self) -> None:
         settings = self.settings
-        self._take = Session(self._link, "fetch")
-        self._give = Session(self._link, "complete")
+        self._take = Session(self._link, "fetch", lambda: self._heartbeat.listed())
+        self._give = Session(self._link, "complete", lambda: self._heartbeat.listed())
         self._completer = Completer(
             self._give,
             lambda: self.worker_id,
@@ -258,6 +259,7 @@ class Worker:
             make_way=self._make_way,
         )
         self._maintenance = Maintenance(self._take, leads=self._leads, also=self._leftovers)
+        self._pulse = Pulse(self._loop, min(BLOCKED_SECONDS, settings.lease / 3))
         self._heartbeat = self._new_heartbeat()
 
     def _new_heartbeat(self) -> Heartbeat:
@@ -271,6 +273,8 @@ class Worker:
             sessions=self._identities,
             dead=lambda dead: call(self._seen_dead, dead),
             declared_dead=lambda: call(self._declared_dead),
+            again=lambda: call(self._fetcher.roomier),
+            pulse=self._pulse,
         )
 
     def _serve(self, service: Coroutine[Any, Any, None], name: str) -> None:
@@ -297,7 +301,7 @@ class Worker:
     # Where the services meet -----------------------------------------------------------------------------------------
 
     def _shares(self) -> list[Share]:
-        if self._suspects.alone or self._completer.unwritten() > UNWRITTEN_MOST:
+        if self._suspects.alone or self._completer.unwritten() > UNWRITTEN_MOST or self._heartbeat.late():
             return []
         if self._suspects.making_way:
             return [] if self._held else [Share(list(self.settings.queues), 1, alone=True)]

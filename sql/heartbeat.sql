@@ -6,11 +6,12 @@ VALUES (make_interval(secs => %(lease)s::float8), %(pid)s::integer, %(concurrenc
 RETURNING id;
 
 -- name: heartbeat_beat
--- Raise our counter, say what we run, and read everybody's counter. Our own row is missing from the answer when we have
--- been declared dead.
+-- Raise our counter, say what we run (NULL: only which sessions we have), and read everybody's counter. Our own row is
+-- missing from the answer when we have been declared dead.
 WITH mine AS (
     UPDATE pgqueue.worker
-    SET beat = beat + 1, beat_at = pgqueue.now(), state = %(state)s::text, running = %(running)s::bigint[],
+    SET beat = beat + 1, beat_at = CASE WHEN %(running)s::bigint[] IS NULL THEN beat_at ELSE pgqueue.now() END,
+        state = %(state)s::text, running = coalesce(%(running)s::bigint[], running),
         sessions = %(sessions)s::text::jsonb
     WHERE id = %(worker_id)s::bigint AND dead_at IS NULL
     RETURNING id, beat, extract(epoch FROM lease)::float8 AS lease

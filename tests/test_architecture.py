@@ -18,8 +18,9 @@ LAYERS = {
     "words": "errors job kinds codec config retry asks outcome suspects watermark",
     "database": "statements connections embedded embedded_watch loops sessions",
     "rows": "handle enqueue control operate grants migrations",
-    "declarations": "options lifespan tasks pool runs timekeeper settings",
-    "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance reconciler signals",
+    "declarations": "options lifespan tasks pool pulse runs timekeeper settings",
+    "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance "
+    "reconciler signals",
     "worker": "worker",
     "supervisor": "supervisor",
     "edges": "testing pytest_plugin metrics web relay demo",

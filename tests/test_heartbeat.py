@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 import psycopg
 import pytest
 from workers import Eyes, wait_until
 
-from pgqueue.heartbeat import Heartbeat, Judge, register
+from pgqueue.heartbeat import LATE, Heartbeat, Judge, register
+from pgqueue.pulse import Pulse
 from pgqueue.sessions import Link
 
 LEASE = 15.0
@@ -87,6 +90,8 @@ class Beats:
             self.worker_id = register(conn, "pgqueue", lease=lease, concurrency=3, version_tag="v", queues=["a", "b"])
         self.dead: list[tuple[int, int]] = []
         self.declared = threading.Event()
+        self.again = threading.Event()
+        self.loop = asyncio.new_event_loop()
         self.running: list[int] = []
         self.sessions: list[tuple[int, str]] = []
         self.heartbeat = Heartbeat(
@@ -98,6 +103,8 @@ class Beats:
             sessions=lambda: self.sessions,
             dead=self.dead.extend,
             declared_dead=self.declared.set,
+            again=self.again.set,
+            pulse=Pulse(self.loop),
         )
 
 
@@ -109,6 +116,7 @@ def beating(dsn: str, lease: float = 1.0) -> Iterator[Beats]:
         yield made
     finally:
         made.heartbeat.stop()
+        made.loop.close()
 
 
 def row(eyes: Eyes, worker_id: int) -> Any:
@@ -156,3 +164,17 @@ def test_a_dead_one_is_seen_by_all_who_live_and_reported_until_it_is_marked(dsn:
         assert {worker for worker, _ in one.dead + two.dead} == {silent}
         eyes.do("UPDATE pgqueue.worker SET dead_at = now() WHERE id = %s", silent)
         wait_until(lambda: one.heartbeat.judge.live() == 1)
+
+
+@pytest.mark.promise("F06")
+def test_who_cannot_beat_is_late_at_four_fifths_of_its_lease_and_told_when_it_can_again(dsn: str, eyes: Eyes) -> None:
+    with beating(dsn, lease=1.0) as beats:
+        wait_until(lambda: row(eyes, beats.worker_id)[0] >= 2)
+        assert not beats.heartbeat.late() and not beats.again.is_set()
+        with psycopg.connect(dsn) as stranger:
+            stranger.execute("SELECT FROM pgqueue.worker FOR NO KEY UPDATE")
+            wait_until(beats.heartbeat.late)
+            assert monotonic() - beats.heartbeat.last_beat >= LATE * 1.0
+            assert not beats.again.is_set()
+        assert beats.again.wait(5)
+        wait_until(lambda: not beats.heartbeat.late())

@@ -6,14 +6,17 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import psycopg
 import pytest
+from servers import Server
 from workers import Eyes, Taker, until, wait_until, work, workers
 
 import pgqueue
+from pgqueue import migrations
 from pgqueue.rescue import BATCH, Rescue
 from pgqueue.tasks import task
 
@@ -50,6 +53,34 @@ async def sleeps(key: int) -> None:
 async def dies() -> None:
     say("started", key=-2)
     os._exit(9)
+"""
+# The worker stops itself once: when its first claim is sent, and nothing of the answer read; or when it was committed.
+STOPS = """
+import signal
+from psycopg import AsyncCursor
+from pgqueue import statements
+from pgqueue.fetcher import Fetcher
+
+execute, claim, where = AsyncCursor.execute, Fetcher._claim, [os.environ["STOPS"]]
+
+def stop(here: str) -> None:
+    if where == [here]:
+        where.clear()
+        say("stops")
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+async def stopping_execute(self, query, *args, **options):
+    answer = await execute(self, query, *args, **options)
+    if query == statements.text("fetch_claim", "pgqueue"):
+        stop("sent")
+    return answer
+
+async def stopping_claim(self, *args):
+    answer = await claim(self, *args)
+    stop("committed")
+    return answer
+
+AsyncCursor.execute, Fetcher._claim = stopping_execute, stopping_claim
 """
 LEASE = 1.5
 
@@ -221,8 +252,64 @@ def test_a_blocked_loop_is_no_death(tmp_path: Path, go: Path, dsn: str, eyes: Ey
         [first] = made.ready(lease=LEASE)
         first.event("started", key=-1)
         made.ready(lease=LEASE)
+        wait_until(lambda: f"job {job} (crash.blocks) has blocked the event loop" in first.written(), 2 * LEASE)
+        assert eyes.states() == {"running": 1}  # named while it does so
         wait_until(eyes.done(1), 4 * LEASE + 5)
+        assert first.written().count("has blocked the event loop") == 1
     assert eyes.all("SELECT attempt, crashes, result FROM pgqueue.job WHERE id = %s", job) == [(1, 0, first.pid)]
+
+
+@pytest.mark.promise("F06")
+def test_an_outage_of_two_leases_takes_no_job_away_and_counts_no_crash(
+    tmp_path: Path, go: Path, own_server: Server
+) -> None:
+    dsn = own_server.dsn("postgres")
+    migrations.migrate(dsn)
+    with workers(tmp_path, dsn, TASKS) as made:
+        first, second = made.ready(2, lease=LEASE, concurrency=2)
+        put(dsn, "crash.waits", *({"key": key} for key in range(4)))
+        wait_until(lambda: len(first.all("started")) == len(second.all("started")) == 2)
+        own_server.stop()
+        wait_until(lambda: all("no jobs are taken until a beat" in each.written() for each in (first, second)))
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() - began >= 2 * LEASE)
+        own_server.start()
+        eyes = Eyes(dsn)
+        put(dsn, "crash.waits", {"key": 4})
+        go.touch()
+        wait_until(eyes.done(5))
+        assert eyes.all("SELECT DISTINCT attempt, crashes FROM pgqueue.job") == [(1, 0)]
+        assert eyes.one("SELECT count(*) FROM pgqueue.worker WHERE dead_at IS NULL") == 2
+        assert len(first.all("started") + second.all("started")) == 5
+        assert first.stop() == second.stop() == 0
+        assert [each.event("stopped")["fenced"] for each in (first, second)] == [0, 0]
+        eyes.close()
+
+
+@pytest.mark.promise("F24")
+@pytest.mark.parametrize("where", ["sent", "committed"])
+def test_a_worker_that_is_stopped_in_the_middle_of_a_large_claim_holds_nothing_after_its_lease(
+    where: str, tmp_path: Path, go: Path, dsn: str, eyes: Eyes
+) -> None:
+    """Its transaction is open, every row locked, the answer stuck in the socket; or the rows are its own."""
+    (tmp_path / "stops").mkdir()
+    put(dsn, "crash.quick", *({"key": key} for key in range(4_000)))
+    with workers(tmp_path, dsn, TASKS) as made, workers(tmp_path / "stops", dsn, TASKS + STOPS) as stopping:
+        first = stopping.start({"STOPS": where}, lease=LEASE, concurrency=4_000)
+        first.event("stops")
+        held = {pid for pid, _ in eyes.backends()}
+        taken = eyes.one("SELECT count(*) FROM pgqueue.job_running")
+        assert taken == (4_000 if where == "committed" else 0)
+        [second] = made.ready(lease=LEASE, concurrency=100)
+        began = time.monotonic()
+        wait_until(lambda: not held & {pid for pid, _ in eyes.backends()}, LEASE + 5.0)
+        wait_until(eyes.done(1), LEASE + 5.0 - (time.monotonic() - began))
+        print(f"free {time.monotonic() - began:.1f} s after somebody watched; the lease is {LEASE} s")
+        wait_until(eyes.done(3_900), 30.0)
+        first.signal(signal.SIGCONT)
+        wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.worker WHERE dead_at IS NULL") == 2)
+        wait_until(eyes.done(4_000), 30.0)
+        second.stop()
 
 
 @pytest.mark.promise("F02")

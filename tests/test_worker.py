@@ -504,6 +504,32 @@ async def test_a_worker_taken_for_dead_while_the_database_is_away_registers_when
         await until(eyes.done(1))
 
 
+# Without a sign of life ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F06")
+async def test_a_worker_that_cannot_beat_takes_no_more_jobs_and_goes_on_when_it_can(dsn: str, eyes: Eyes) -> None:
+    async with work(dsn, *ALL, lease=1.5, poll=60.0) as worker:
+        first = worker.worker_id
+        put(dsn, waits.new("x"))
+        await stage.started.get()
+        with psycopg.connect(dsn) as stranger:
+            # Holds the beats off, and not the claims: they lock the row FOR KEY SHARE.
+            stranger.execute("SELECT FROM pgqueue.worker FOR NO KEY UPDATE")
+            put(dsn, says.new("in time"))
+            await until(eyes.done(1))
+            await until(worker._heartbeat.late)
+            put(dsn, says.new("late"))
+            await asyncio.sleep(0.5)  # nothing may happen in this time
+            assert eyes.states() == {"running": 1, "completed": 1, "available": 1}
+            stage.go.set()
+            await until(eyes.done(2))  # what it has it may finish
+            assert stage.ran == ["in time"]
+        await until(eyes.done(3))
+        assert worker.worker_id == first
+    assert eyes.all("SELECT DISTINCT attempt, crashes FROM pgqueue.job") == [(1, 0)]
+
+
 # Idle ----------------------------------------------------------------------------------------------------------------
 
 
