@@ -190,17 +190,20 @@ WHERE EXISTS (SELECT FROM pgqueue.job j
 -- name: complete_refuse_doubles
 -- After a job could not go where it had to because a row with its id stood there (restored, or inserted by hand): put that
 -- row aside as failed. Only where the job is still ours: one that rescue gave to others waits there by right.
-WITH double AS (
-    DELETE FROM pgqueue.job
-    WHERE state IN ('available', 'scheduled') AND id = ANY (ARRAY(
-        SELECT r.id
-        FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
-        CROSS JOIN LATERAL (
-            SELECT r.ctid, r.id FROM pgqueue.job_running r
-            WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
-            LIMIT 1
-        ) AS r))
-    RETURNING *
+WITH mine AS MATERIALIZED (
+    SELECT r.id
+    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
+    CROSS JOIN LATERAL (
+        SELECT r.id FROM pgqueue.job_running r
+        WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+        LIMIT 1
+    ) AS r
+), available AS (
+    DELETE FROM pgqueue.job_available WHERE id = ANY (ARRAY(SELECT id FROM mine)) RETURNING *
+), scheduled AS (
+    DELETE FROM pgqueue.job_scheduled WHERE id = ANY (ARRAY(SELECT id FROM mine)) RETURNING *
+), double AS (
+    TABLE available UNION ALL TABLE scheduled
 )
 INSERT INTO pgqueue.job_dead (
     state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
