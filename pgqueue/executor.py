@@ -21,7 +21,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from pgqueue.job import Job, running_job
+from pgqueue.job import Job, late_of, running_job
 from pgqueue.outcome import COMPLETED, LATE, RELEASED, Outcome, given, unknown
 from pgqueue.pool import Pool, runs_on_loop
 from pgqueue.runs import Interrupted, Run
@@ -73,7 +73,7 @@ class Executor:
     def offer(self, pool: Pool, jobs: Sequence[Job]) -> None:
         """Take claimed jobs; they start as slots are free, those past their deadline never. Called on the loop."""
         find = self._tasks.get
-        if late := [job for job in jobs if job.late]:
+        if late := late_of(jobs):
             for job in late:
                 self._finish(job, LATE)
             jobs = [job for job in jobs if not job.late]
@@ -214,13 +214,17 @@ class Executor:
         while True:
             started = perf_counter()
             outcome = await self._call(job, task)
-            if stopped := run.verdict:
-                outcome = stopped[1]
             now = perf_counter()
-            if not run.lost:
-                self._finish(job, outcome)
-                self._forget(job)
-            if now > self._turn_ends or stopped or me.cancelling() or contextvars.copy_context() != clean:
+            if run.verdict is not None:
+                if not run.lost:
+                    self._finish(job, run.verdict[1])
+                    self._forget(job)
+                pool.end(now - started)
+                self._slot_freed(pool)
+                return
+            self._finish(job, outcome)
+            self._forget(job)
+            if now > self._turn_ends or me.cancelling() or contextvars.copy_context() != clean:
                 pool.end(now - started)
                 self._slot_freed(pool)
                 return

