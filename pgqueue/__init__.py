@@ -28,7 +28,7 @@ from pgqueue.errors import (
 from pgqueue.handle import JobHandle
 from pgqueue.job import Job, NewJob, current_job
 from pgqueue.lifespan import lifespan
-from pgqueue.operate import acancel, apause, aresume, cancel, pause, resume
+from pgqueue.operate import acancel, apause, aresume, aretry, cancel, pause, resume, retry
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, remote, task
 
@@ -73,6 +73,7 @@ __all__ = [
     "apause",
     "aqueues",
     "aresume",
+    "aretry",
     "cancel",
     "configure",
     "connect",
@@ -86,6 +87,7 @@ __all__ = [
     "queues",
     "remote",
     "resume",
+    "retry",
     "task",
 ]
 

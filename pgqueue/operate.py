@@ -1,11 +1,11 @@
-"""What people do by hand: `pause` and `resume` a queue, `cancel` jobs.
+"""What people do by hand: `pause` and `resume` a queue, `cancel` and `retry` jobs.
 
 Called by applications and by the CLI, which is a thin skin over these. Everything happens inside the caller's
 transaction, on any connection, and with its COMMIT or not at all. Never commits, never opens a connection.
 
 A job may move while somebody asks for it: be promoted, claimed, completed. So 0 rows never mean "no such job": a
-generator says which statement to send next (`cancelling`), looks at what came back, and asks again, in a new
-snapshot, for what was on the move. Two small drivers send its statements, one of them async.
+generator (`cancelling`, `retrying`) says which statement to send next, looks at what came back, and asks again, in a
+new snapshot, for what was on the move. Two small drivers send its statements, one of them async.
 """
 
 from __future__ import annotations
@@ -30,22 +30,26 @@ ROUNDS = 100
 WALKED_MOST = 20_000
 REASON_MOST = 500  # characters
 WAITING = frozenset({"available", "scheduled", "blocked"})
+DEAD = frozenset({"failed", "cancelled"})
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What became of one job that something was asked of.
 
-    `did` is `cancelled`: it waited, and ends with this transaction; `requested`: it runs, and its worker will stop it;
-    `ended`: it had ended before; `missing`: there is no such job. `state` is the state it was found in.
+    `did` is, of a cancel: `cancelled` (it waited, and ends with this transaction), `requested` (it runs, and its worker
+    will stop it), `ended` (it had before). Of a retry: `retried` (it is available again), `again` (it had completed;
+    `new` is the job that does it once more), `completed` (it had, and `again` was not asked for), `alive` (it has not
+    ended). Of both: `missing` (there is no such job). `state` is the state it was found in.
     """
 
     id: int
     did: str
     state: str | None
+    new: int | None = None
 
 
-REFUSALS = frozenset({"ended", "missing"})
+REFUSALS = frozenset({"ended", "missing", "completed", "alive"})
 """What `did` says where nothing was done."""
 
 
@@ -55,6 +59,10 @@ def sentence(answer: Answer) -> str:
         "cancelled": "cancelled",
         "requested": "runs; its worker was asked to stop it",
         "ended": f"had ended already: {answer.state}",
+        "retried": "is available again",
+        "again": f"had completed; job {answer.new} does it again",
+        "completed": "had completed; --again runs it once more, as a new job",
+        "alive": f"has not ended: {answer.state}",
         "missing": "is not there: no such id, not committed, or removed by retention",
     }
     return f"job {answer.id} {said[answer.did]}"
@@ -79,6 +87,27 @@ def cancel(conn: object, *ids: int, reason: str = "cancelled by hand") -> list[A
 async def acancel(conn: object, *ids: int, reason: str = "cancelled by hand") -> list[Answer]:
     """`cancel` for async connections."""
     return _found(await _adrive(conn, cancelling(ids, reason)))
+
+
+def retry(conn: object, *ids: int, again: bool = False) -> list[Answer]:
+    """Run failed or cancelled jobs again, with this transaction's COMMIT: available at once, at the end of their lane.
+
+    A job keeps its id and its attempts, and is allowed one more at least; its crashes and its reason are forgotten, a
+    deadline that has passed is dropped. A completed one is run only with `again`, as a new job whose headers name the
+    old as `retry_of`. One answer for each id, in order: `retried`, `again` (see `.new`), `completed`, `alive` (see
+    `.state`).
+
+    Raises JobNotFound, after all others have been dealt with, and at REPEATABLE READ the driver's serialization
+    failure, as `cancel` does.
+
+        pgqueue.retry(conn, *[job.id for job in pgqueue.find(conn, state="failed", task="mail.send")])
+    """
+    return _found(drive(conn, retrying(ids, again)))
+
+
+async def aretry(conn: object, *ids: int, again: bool = False) -> list[Answer]:
+    """`retry` for async connections."""
+    return _found(await _adrive(conn, retrying(ids, again)))
 
 
 def pause(conn: object, queue: str) -> bool:
@@ -127,6 +156,29 @@ def cancelling(ids: Iterable[int], reason: str) -> Steps[list[Answer]]:
                 answers[id] = Answer(id, "requested", state)
             elif state not in WAITING:
                 answers[id] = Answer(id, "missing" if state is None else "ended", state)
+        moving = [id for id in moving if id not in answers]
+    raise _restless(moving)
+
+
+def retrying(ids: Iterable[int], again: bool) -> Steps[list[Answer]]:
+    """Run these dead jobs again; an answer for each, `missing` among them."""
+    wanted = _ids(ids)
+    schema, notify = client()
+    answers: dict[int, Answer] = {}
+    moving = sorted(set(wanted))
+    for _ in range(ROUNDS):
+        if not moving:
+            return [answers[id] for id in wanted]
+        params: dict[str, object] = {"ids": integers(moving), "again": again, "notify": notify}
+        for id, state, new, _ in (yield Statement(text("operate_retry", schema), params, list)):
+            if new is not None:
+                answers[id] = Answer(id, "retried" if new == id else "again", state, new)
+            elif state is None:
+                answers[id] = Answer(id, "missing", None)
+            elif state in WAITING or state == "running":
+                answers[id] = Answer(id, "alive", state)
+            elif state not in DEAD and not again:
+                answers[id] = Answer(id, "completed", state)
         moving = [id for id in moving if id not in answers]
     raise _restless(moving)
 

@@ -1,4 +1,4 @@
--- What people do by hand, inside their own transaction: pause and resume a queue, cancel jobs.
+-- What people do by hand, inside their own transaction: pause and resume a queue, cancel jobs, retry them.
 
 -- name: operate_pause
 -- From this transaction's COMMIT on no claim takes jobs of this queue: every claim reads this row. No row back: it was
@@ -75,3 +75,60 @@ SELECT coalesce(json_agg(id ORDER BY id) FILTER (
              AND (%(task)s::text IS NULL OR task = %(task)s::text)), '[]')::text,
        max(id)
 FROM walked;
+
+-- name: operate_retry
+-- Dead jobs are available again, at the end of their lanes, and what was asked of their last run is forgotten; completed ones,
+-- if asked, once more as new jobs that name the old. A row for each id: its state as this statement's snapshot had it (NULL: in
+-- none), and the id of the job that is available now. A dead one without is on the move, and to be asked for anew.
+-- The attempts count on; one more is allowed at least.
+WITH asked AS MATERIALIZED (
+    SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
+), seen AS MATERIALIZED (
+    SELECT DISTINCT ON (asked.id) asked.id, found.state
+    FROM asked CROSS JOIN LATERAL (SELECT j.state FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS found
+    -- A job that lives is not started a second time for a row of its id that was put aside.
+    ORDER BY asked.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC,
+        found.state IN ('failed', 'cancelled') DESC
+), picked AS MATERIALIZED (
+    SELECT id FROM pgqueue.job_dead
+    WHERE id = ANY (ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled'))) ORDER BY id FOR UPDATE
+), dead AS (
+    DELETE FROM pgqueue.job_dead WHERE id = ANY (ARRAY(SELECT id FROM picked))
+    RETURNING id, queue, priority, task, args, headers, enqueued_at, attempt, max_attempts, snoozes, deadline,
+        finished_at, lock_key, limit_key, unique_key, idempotency_key
+), forgotten AS (
+    DELETE FROM pgqueue.job_signal WHERE job_id = ANY (ARRAY(SELECT id FROM picked))
+), retried AS (
+    INSERT INTO pgqueue.job_available (
+        state, rank, run_at, max_attempts, deadline,
+        id, queue, priority, task, args, headers, enqueued_at, attempt, snoozes,
+        lock_key, limit_key, unique_key, idempotency_key)
+    SELECT DISTINCT ON (id) 'available', 2 * priority + 1, pgqueue.now(),
+        CASE WHEN max_attempts IS NOT NULL THEN least(greatest(max_attempts, attempt::integer + 1), 32767) END,
+        CASE WHEN deadline > pgqueue.now() THEN deadline END,
+        id, queue, priority, task, args, headers, enqueued_at, attempt, snoozes,
+        lock_key, limit_key, unique_key, idempotency_key
+    FROM dead ORDER BY id, finished_at DESC
+    RETURNING id, queue
+), again AS (
+    INSERT INTO pgqueue.job_available (state, rank, queue, priority, task, args, headers, max_attempts, lock_key, limit_key)
+    SELECT 'available', 2 * priority + 1, queue, priority, task, args,
+        CASE WHEN jsonb_typeof(headers) = 'object' THEN headers ELSE '{}' END || jsonb_build_object('retry_of', id),
+        max_attempts, lock_key, limit_key
+    FROM (
+        SELECT DISTINCT ON (j.id) j.* FROM seen CROSS JOIN LATERAL (
+            SELECT * FROM pgqueue.job_done d WHERE d.id = seen.id AND d.state = seen.state OFFSET 0) AS j
+        WHERE %(again)s::boolean AND seen.state IN ('completed', 'skipped')
+        ORDER BY j.id, j.finished_at DESC
+    ) AS done
+    RETURNING id, queue, (headers ->> 'retry_of')::bigint AS retry_of
+), told AS (
+    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
+    FROM (SELECT queue FROM retried UNION SELECT queue FROM again) AS q WHERE %(notify)s::boolean
+)
+SELECT asked.id, seen.state, coalesce(retried.id, again.id), (SELECT count(done) FROM told)
+FROM asked
+LEFT JOIN seen ON seen.id = asked.id
+LEFT JOIN retried ON retried.id = asked.id
+LEFT JOIN again ON again.retry_of = asked.id
+ORDER BY asked.id;

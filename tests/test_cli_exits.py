@@ -23,6 +23,7 @@ NEED_A_DATABASE = [
     ["jobs"],
     ["jobs", "1"],
     ["cancel", "1"],
+    ["retry", "1"],
     ["pause", "q"],
     ["resume", "q"],
     ["prune"],
@@ -53,7 +54,7 @@ def test_every_command_takes_the_database_and_the_schema(name: str) -> None:
     assert command is not None
     options = {option for parameter in command.params for option in parameter.opts}
     assert {"--dsn", "--schema"} <= options
-    assert ("--json" in options) == (name in {"status", "jobs", "cancel", "version"})
+    assert ("--json" in options) == (name in {"status", "jobs", "cancel", "retry", "version"})
 
 
 def test_help_is_there_without_the_driver() -> None:

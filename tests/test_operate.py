@@ -1,4 +1,4 @@
-"""What people do by hand: pause and resume a queue, cancel jobs wherever they are."""
+"""What people do by hand: pause and resume a queue, cancel and retry jobs wherever they are."""
 
 from __future__ import annotations
 
@@ -357,7 +357,163 @@ async def test_an_open_transaction_that_cancelled_delays_nobody_else(dsn: str, e
             assert [eyes.state(later), eyes.state(waiting)] == ["cancelled", "cancelled"]
 
 
-# The command ---------------------------------------------------------------------------------------------------------
+# Retry ---------------------------------------------------------------------------------------------------------------
+
+
+def test_retry_is_the_function_though_a_module_has_its_name() -> None:
+    import pgqueue.worker
+
+    assert pgqueue.retry is operate.retry
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled"])
+def test_a_dead_job_is_available_again_at_the_end_of_its_lane(conn: Conn, eyes: Eyes, state: str) -> None:
+    job = put(eyes, state)
+    eyes.do(
+        "WITH gone AS (DELETE FROM pgqueue.job_dead RETURNING *) "
+        "INSERT INTO pgqueue.job (state, id, task, queue, priority, rank, args, headers, enqueued_at, attempt, "
+        "max_attempts, crashes, snoozes, deadline, reason, finished_at) "
+        "SELECT state, id, task, 'mail', 2, -1, args, '{\"h\": 1}', enqueued_at, 3, 3, 2, 4, '2020-01-01Z', reason, "
+        "finished_at FROM gone"
+    )
+    before = eyes.one("INSERT INTO pgqueue.job (task, queue, priority, rank) VALUES ('t', 'mail', 2, 5) RETURNING pos")
+    pgqueue.cancel(eyes.conn, job)
+    assert answers(pgqueue.retry(conn, job)) == [("retried", state)]
+    assert eyes.state(job) == state
+    conn.commit()
+    found = pgqueue.get(conn, job)
+    assert (found.state, found.queue, found.priority, found.args, found.headers) == (
+        "available",
+        "mail",
+        2,
+        {"x": 1},
+        {"h": 1},
+    )
+    assert (found.attempt, found.max_attempts, found.crashes, found.snoozes, found.reason, found.deadline) == (
+        3,
+        4,
+        0,
+        4,
+        None,
+        None,
+    )
+    assert eyes.one("SELECT rank = 5 AND pos > %s FROM pgqueue.job_available WHERE id = %s", before, job)
+
+
+async def test_a_retried_job_runs_though_its_attempts_were_spent(dsn: str, eyes: Eyes) -> None:
+    fails = [True]
+
+    @task(name="operate.flaky", retry=1)
+    async def flaky() -> str:
+        if fails:
+            raise ValueError("not yet")
+        return "done"
+
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        job = flaky.enqueue(conn).id
+        async with work(dsn, flaky):
+            await until(eyes.is_in(job, "failed"))
+            fails.clear()
+            pgqueue.retry(conn, job)
+            await until(eyes.is_in(job, "completed"))
+        assert pgqueue.get(conn, job).attempt == 2
+
+
+def test_a_request_to_its_last_run_does_not_cancel_a_retried_job(conn: Conn, eyes: Eyes) -> None:
+    job = put(eyes, "failed")
+    eyes.do("INSERT INTO pgqueue.job_signal (job_id, kind, reason) VALUES (%s, 'cancel', 'r')", job)
+    pgqueue.retry(conn, job)
+    assert conn.execute("SELECT count(*) FROM pgqueue.job_signal").fetchone() == (0,)
+
+
+def test_a_completed_job_is_done_again_only_if_asked_and_as_a_new_one(conn: Conn, eyes: Eyes) -> None:
+    job = put(eyes, "completed")
+    assert answers(pgqueue.retry(conn, job)) == [("completed", "completed")]
+    [answer] = pgqueue.retry(conn, job, again=True)
+    assert (answer.did, answer.new is not None and answer.new > job) == ("again", True)
+    new = pgqueue.get(conn, answer.new or 0)
+    assert (new.state, new.task, new.args, new.headers, new.attempt) == (
+        "available",
+        "t",
+        {"x": 1},
+        {"retry_of": job},
+        0,
+    )
+    assert pgqueue.get(conn, job).state == "completed"
+
+
+def test_what_lives_is_not_started_a_second_time(conn: Conn, eyes: Eyes) -> None:
+    ids = [put(eyes, state) for state in ("available", "scheduled", "blocked", "running", "failed")]
+    put_aside = put(eyes, "failed")
+    eyes.do(
+        "INSERT INTO pgqueue.job (id, task, state, worker_id, claim, started_at) "
+        "VALUES (%s, 't', 'running', 1, 1, now())",
+        put_aside,
+    )
+    with pytest.raises(pgqueue.JobNotFound, match="no job 4711"):
+        pgqueue.retry(conn, 4711)
+    assert answers(pgqueue.retry(conn, *ids, put_aside, again=True)) == [
+        ("alive", "available"),
+        ("alive", "scheduled"),
+        ("alive", "blocked"),
+        ("alive", "running"),
+        ("retried", "failed"),
+        ("alive", "running"),
+    ]
+
+
+async def test_async_connections_retry(aconn: psycopg.AsyncConnection[Any], eyes: Eyes) -> None:
+    assert answers(await pgqueue.aretry(aconn, put(eyes, "failed"))) == [("retried", "failed")]
+
+
+@pytest.mark.promise("F25")
+async def test_of_two_who_retry_a_job_one_does_and_the_other_is_told(dsn: str, eyes: Eyes) -> None:
+    """The second waits for the first; one statement alone finds 0 rows then."""
+    job = put(eyes, "failed")
+    with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second:
+        assert answers(pgqueue.retry(first, job)) == [("retried", "failed")]
+        other = asyncio.create_task(asyncio.to_thread(pgqueue.retry, second, job))
+        await until(lambda: waiting_for_a_lock(eyes))
+        first.commit()
+        assert answers(await other) == [("alive", "available")]
+    assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE id = %s", job) == 1
+
+
+@pytest.mark.promise("F25")
+async def test_cancel_and_retry_in_a_race_leave_one_job(dsn: str, eyes: Eyes) -> None:
+    job = put(eyes, "available")
+    seen: Counter[str] = Counter()
+
+    def turn(change: Any) -> None:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            for _ in range(150):
+                seen[change(conn, job)[0].did] += 1
+
+    await asyncio.gather(*(asyncio.to_thread(turn, change) for change in (pgqueue.cancel, pgqueue.retry) * 2))
+    assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE id = %s", job) == 1
+    assert abs(seen["cancelled"] - seen["retried"]) <= 1
+    assert set(seen) <= {"cancelled", "ended", "retried", "alive"}
+
+
+# The commands --------------------------------------------------------------------------------------------------------
+
+
+def test_retry_by_id_and_by_filter(dsn: str, eyes: Eyes) -> None:
+    failed, completed = put(eyes, "failed"), put(eyes, "completed")
+    done = command("retry", str(failed), dsn=dsn)
+    assert (done.returncode, done.stdout) == (0, f"job {failed} is available again\n")
+    refused = command("retry", str(completed), dsn=dsn)
+    assert (refused.returncode, "--again" in refused.stdout) == (1, True)
+    again = command("retry", str(completed), "--again", "--json", dsn=dsn)
+    [answer] = json.loads(again.stdout)["jobs"]
+    assert (again.returncode, answer["did"], eyes.state(answer["new"])) == (0, "again", "available")
+    for _ in range(3):
+        put(eyes, "failed")
+    put(eyes, "cancelled")
+    assert command("retry", "--task", "t", dsn=dsn, stdin="n\n").returncode == 1
+    assert command("retry", "--task", "t", "--state", "failed", "--yes", dsn=dsn).stdout == "3 retried\n"
+    assert eyes.states()["cancelled"] == 1
+    assert command("retry", "--state", "completed", "--yes", dsn=dsn).returncode == 2
 
 
 def test_cancel_says_what_became_of_each_id(dsn: str, eyes: Eyes) -> None:
@@ -372,8 +528,8 @@ def test_cancel_says_what_became_of_each_id(dsn: str, eyes: Eyes) -> None:
         1,
         {
             "jobs": [
-                {"id": ended, "did": "ended", "state": "completed"},
-                {"id": 4711, "did": "missing", "state": None},
+                {"id": ended, "did": "ended", "state": "completed", "new": None},
+                {"id": 4711, "did": "missing", "state": None, "new": None},
             ]
         },
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import doctest
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import pytest
 
-from pgqueue import retry
 from pgqueue.errors import InvalidOption
 from pgqueue.retry import MAX_ATTEMPTS, MAX_SECONDS, RetryPolicy, seconds
 
@@ -131,4 +131,4 @@ def test_seconds() -> None:
 
 
 def test_examples() -> None:
-    assert doctest.testmod(retry).failed == 0
+    assert doctest.testmod(import_module("pgqueue.retry")).failed == 0

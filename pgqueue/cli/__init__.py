@@ -21,6 +21,7 @@ COMMANDS = (
     "status",
     "jobs",
     "cancel",
+    "retry",
     "pause",
     "resume",
     "prune",
