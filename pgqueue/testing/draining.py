@@ -32,6 +32,7 @@ from pgqueue.testing.steps import Call, Command, Steps, aplay, play
 MOST = 10_000
 """The most attempts of one drain; a job that enqueues itself would never end."""
 
+NO_TRANSACTION = "25P01"
 LEASE = 3_600.0  # no worker at this database shall take us for dead while somebody looks at a debugger
 UNIX = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -87,6 +88,9 @@ class _Account:
             error.add_note(f"in job {job.id} ({job.task}), attempt {job.attempt}, arguments {job.args}")
             self.errors.append(error)
 
+    def attempts(self) -> int:
+        return sum(self.counts.values())
+
     def closed(self) -> Drained:
         return Drained(**self.counts, errors=tuple(self.errors))
 
@@ -136,7 +140,7 @@ def _drain(clock: Clock | None, most: int, *, alone: bool) -> Steps[Drained]:
                 break
             continue
         try:
-            if claim > most:
+            if account.attempts() >= most:
                 raise Error(f"drain ran {most:,} attempts and there is more to do: does {job.task} enqueue itself?")
             yield from _commit(alone)
             outcome, error = yield from _attempt(job, alone)
@@ -158,12 +162,21 @@ def _in_transaction(alone: bool) -> Steps[None]:
     try:
         yield Command("SAVEPOINT pgqueue_drain")
     except Exception as error:
-        if "transaction block" not in str(error):
+        if _state(error) != NO_TRANSACTION:
             raise
         raise Error(
             "drain works in your transaction, and this connection is in none: open one, or call drain()"
         ) from error
     yield Command("RELEASE SAVEPOINT pgqueue_drain")
+
+
+def _state(error: Exception) -> str | None:
+    """What the server calls it; SQLAlchemy and Django wrap the driver's error."""
+    for each in (error, getattr(error, "orig", None), error.__cause__, getattr(error, "orig", error).__cause__):
+        state: str | None = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
+        if state:
+            return state
+    return None
 
 
 def _commit(alone: bool) -> Steps[None]:
