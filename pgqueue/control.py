@@ -135,7 +135,10 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker process; `dead` when it was declared so or has not beaten for three of its leases. Ages in seconds."""
+    """A worker process; `dead` when it was declared so or has not beaten for three of its leases. Ages in seconds.
+
+    `lost` are slots in which a handler goes on that did not stop at its timeout.
+    """
 
     id: int
     host: str
@@ -144,6 +147,7 @@ class WorkerInfo:
     version_tag: str
     concurrency: int
     running: int
+    lost: int
     queues: tuple[str, ...]
     started_at: datetime
     beat_age: float

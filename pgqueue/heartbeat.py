@@ -123,6 +123,7 @@ class Heartbeat:
         *,
         state: Callable[[], str],
         running: Callable[[], list[int]],
+        lost: Callable[[], int],
         sessions: Callable[[], list[Identity]],
         dead: Callable[[list[tuple[int, int]]], object],
         declared_dead: Callable[[], object],
@@ -137,6 +138,7 @@ class Heartbeat:
         self._lease = lease
         self._state = state
         self._running = running
+        self._lost = lost
         self._sessions = sessions
         self._dead = dead
         self._declared_dead = declared_dead
@@ -228,6 +230,7 @@ class Heartbeat:
             # A beat between the times lists sessions only: to rescue, a job claimed before a beat that did not list it
             # as running had not started, and this one may come when a killer is about to start.
             "running": statements.integers(self._running()) if due else None,
+            "lost": self._lost(),
             "sessions": msgspec.json.encode(sessions).decode(),
         }
         sent = monotonic()

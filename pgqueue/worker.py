@@ -107,8 +107,7 @@ class Worker:
 
     async def start(self) -> None:
         """Check the schema, register, enter the lifespan and start the services."""
-        loop = asyncio.get_running_loop()
-        self._loop = loop
+        self._loop = loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
         self._link = self._link_to(await asyncio.to_thread(embedded.resolve, self.settings.dsn))
         await asyncio.to_thread(self._check_and_register)
@@ -270,6 +269,7 @@ class Worker:
             self.settings.lease,
             state=lambda: self._state,
             running=lambda: list(self._executor.running),
+            lost=lambda: self._executor.lost,
             sessions=self._identities,
             dead=lambda dead: call(self._seen_dead, dead),
             declared_dead=lambda: call(self._declared_dead),

@@ -161,7 +161,7 @@ WITH RECURSIVE counted AS MATERIALIZED (
         ) AS j
     ) AS c
 ), worker AS MATERIALIZED (
-    SELECT id, host, pid, version_tag, concurrency, cardinality(running) AS running, queues, started_at,
+    SELECT id, host, pid, version_tag, concurrency, cardinality(running) AS running, lost, queues, started_at,
            extract(epoch FROM pgqueue.now() - beat_at)::float8 AS beat_age,
            CASE WHEN dead_at IS NOT NULL OR beat_at < pgqueue.now() - 3 * lease THEN 'dead' ELSE state END AS state
     FROM pgqueue.worker ORDER BY id DESC LIMIT 1000

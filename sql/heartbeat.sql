@@ -12,7 +12,7 @@ WITH mine AS (
     UPDATE pgqueue.worker
     SET beat = beat + 1, beat_at = CASE WHEN %(running)s::bigint[] IS NULL THEN beat_at ELSE pgqueue.now() END,
         state = %(state)s::text, running = coalesce(%(running)s::bigint[], running),
-        sessions = %(sessions)s::text::jsonb
+        lost = %(lost)s::integer, sessions = %(sessions)s::text::jsonb
     WHERE id = %(worker_id)s::bigint AND dead_at IS NULL
     RETURNING id, beat, extract(epoch FROM lease)::float8 AS lease
 )

@@ -100,6 +100,7 @@ class Beats:
             lease,
             state=lambda: "running",
             running=lambda: self.running,
+            lost=lambda: 0,
             sessions=lambda: self.sessions,
             dead=self.dead.extend,
             declared_dead=self.declared.set,

@@ -13,6 +13,7 @@ import pytest
 from test_executor import Bench, made
 from workers import Eyes, until, work
 
+import pgqueue.control
 from pgqueue import InvalidOption, RetryPolicy, timekeeper
 from pgqueue.job import Job
 from pgqueue.outcome import COMPLETED, Cancelled, Completed, Failed, Retried
@@ -181,9 +182,10 @@ async def test_a_hung_job_runs_again_while_its_thread_still_hangs(
     held.clear()
     hangs.enqueue(conn)
     conn.commit()
-    async with work(dsn, hangs, poll=0.05) as worker:
+    async with work(dsn, hangs, poll=0.05, lease=1.0) as worker:
         await until(eyes.done(1))
         assert worker._executor.lost == 1
+        await until(lambda: [each.lost for each in pgqueue.control.status(conn).workers] == [1])
         held.set()
         await until(lambda: worker._executor.lost == 0)
         await worker._completer.flushed()

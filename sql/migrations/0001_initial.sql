@@ -271,6 +271,8 @@ CREATE TABLE pgqueue.worker (
     dead_at     timestamptz,
     pid         integer     NOT NULL,
     concurrency integer     NOT NULL,
+    -- Slots in which a handler goes on that did not stop at its timeout; its job was taken away.
+    lost        integer     NOT NULL DEFAULT 0,
     state       text        NOT NULL DEFAULT 'running' CHECK (state IN ('starting', 'running', 'quiet', 'stopped')),
     host        text        NOT NULL,
     version_tag text        NOT NULL,
