@@ -322,6 +322,20 @@ def test_without_a_connection_an_interrupt_gives_the_job_back(configured: str) -
         assert states(conn) == {"available": 1} and workers(conn) == 0
 
 
+def test_a_retry_that_somebody_holds_is_left_to_a_later_drain(configured: str) -> None:
+    @task(name="testing.holds")
+    def holds() -> None:
+        at[0].execute("SELECT FROM pgqueue.job_scheduled FOR UPDATE")
+
+    with psycopg.connect(configured) as holder, pgqueue.connect(autocommit=True) as conn, Clock(conn) as turned:
+        at.append(holder)
+        flaky.using(priority=0).enqueue(conn, good=2)
+        holds.enqueue(conn)
+        assert drain(clock=turned).completed == 1
+        holder.rollback()
+        assert drain(clock=turned).completed == 1
+
+
 def test_without_a_connection_nothing_is_left_when_the_drain_gives_up(configured: str) -> None:
     with pgqueue.connect() as conn:
         greet.enqueue_many(conn, [("a",), ("b",), ("c",)])

@@ -132,13 +132,16 @@ def _drain(clock: Clock | None, most: int, *, alone: bool) -> Steps[Drained]:
     """`alone`: on a connection of our own, where every step is committed."""
     account = _Account()
     yield from _in_transaction(alone)
-    worker_id = yield _register()
+    worker_id, turned = (yield _register()), False
     for claim in count(1):
         job = yield from _claim(worker_id, claim)
         if job is None:
-            if clock is None or not (yield from _forward(clock, account.waiting)):
+            # Nothing right after a turn: somebody holds that row, and will hold it whatever the clock says.
+            if turned or clock is None or not (yield from _forward(clock, account.waiting)):
                 break
+            turned = True
             continue
+        turned = False
         try:
             if account.attempts() >= most:
                 raise Error(f"drain ran {most:,} attempts and there is more to do: does {job.task} enqueue itself?")
