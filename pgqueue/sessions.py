@@ -52,6 +52,8 @@ class Session:
         self.identity: tuple[int, str] | None = None
         self.generation = 0
         """How many connections this session has had; what was learned on an earlier one may not hold on this one."""
+        self.ended = 0
+        """How many round trips were answered or failed: none hangs for ever."""
         self.took = 0.0
         """Seconds the last answer took, without the wait for our turn and for a connection."""
         self._name = name
@@ -74,6 +76,8 @@ class Session:
             except BaseException:
                 await self.close()
                 raise
+            finally:
+                self.ended += 1
 
     async def ready(self) -> int:
         """Connect if need be; the generation of the connection that the next `run` will use."""

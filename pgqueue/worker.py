@@ -16,6 +16,8 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -27,7 +29,7 @@ from pgqueue.heartbeat import Heartbeat, Identity, enter
 from pgqueue.isolation import Isolation
 from pgqueue.job import Job
 from pgqueue.lifespan import declared as declared_lifespan
-from pgqueue.loops import Backoff, transient, within
+from pgqueue.loops import persist, within
 from pgqueue.maintenance import Maintenance
 from pgqueue.notifier import CONTROL, LED, SCHEDULED, Notifier
 from pgqueue.outcome import RELEASED
@@ -90,6 +92,7 @@ class Worker:
             version_tag=version_tag,
         )
         self._state = "starting"
+        self._stopping = False
         self._held: dict[int, Job] = {}
         self._suspects = Suspects()
         self._services: set[asyncio.Task[None]] = set()
@@ -109,7 +112,8 @@ class Worker:
         """Check the schema, register, enter the lifespan and start the services."""
         self._loop = loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
-        self._link = self._link_to(await asyncio.to_thread(embedded.resolve, self.settings.dsn))
+        dsn = await asyncio.to_thread(embedded.resolve, self.settings.dsn)
+        self._link = Link(dsn, self.settings.schema, self.settings.prepare)
         await asyncio.to_thread(self._check_and_register)
         self._build()
         self._heartbeat.start()
@@ -119,29 +123,40 @@ class Worker:
             await self._leave()
             raise
         self._state = "running"
-        self._serve(self._completer.run(), "complete")
-        self._serve(self._fetcher.run(), "fetch")
-        self._serve(self._scheduler.run(), "schedule")
-        self._serve(self._maintenance.run(), "maintain")
-        self._serve(self._reconciler.run(), "reconcile")
-        self._serve(self._signals.run(), "signals")
-        self._serve(self._isolation.run(), "isolate")
-        if self.settings.listen:
-            self._serve(self._notifier.run(), "listen")
+        self._fetching = self._serve(self._fetcher.run(), "fetcher")
+        services: list[Any] = [self._completer, self._scheduler, self._maintenance, self._reconciler, self._signals]
+        for service in [*services, self._isolation, *([self._notifier] if self.settings.listen else [])]:
+            self._serve(service.run(), type(service).__name__.lower())
 
     async def run(self) -> None:
-        """Work until `stop` or `quiet` ends it, or a service fails for good (that error is raised)."""
+        """Work until stopped, or quiet and everything that ran is written, or a service fails for good (raised)."""
         if self._ended is None:
             await self.start()
         assert self._ended is not None
         await asyncio.shield(self._ended)
 
     def quiet(self) -> None:
-        """Take no more jobs and hand back those that have not started; what runs goes on."""
+        """Take no more jobs, hand back those that have not started; `run` returns when what runs has ended."""
         if self._state == "running":
             self._state = "quiet"
             self._fetcher.quiet()
             self._give_back(self._executor.hand_back())
+            self._serve(self._drain(), "drain")
+
+    async def _drain(self) -> None:
+        await asyncio.wait([self._fetching])
+        await self._executor.idle()
+        await self._completer.flushed()
+        if not self._stopping:  # else it goes on until we have left
+            self._end()
+
+    def _end(self) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def completing(self) -> int | None:
+        """What changes as long as the completer moves, None if it has nothing to do: for the watchdog."""
+        return self._give.ended if self._completer.unwritten() else None
 
     async def stop(self, timeout: float = 25.0) -> int:
         """Stop within `timeout` seconds; how many jobs were still running at the deadline.
@@ -155,9 +170,9 @@ class Worker:
             await self._stack.aclose()
             self._state = "stopped"
             return 0
-        deadline = monotonic() + timeout
+        deadline, self._stopping = monotonic() + timeout, True
         self.quiet()
-        await self._ending("fetch", deadline)
+        await within(asyncio.wait([self._fetching]), max(0.1, deadline - monotonic()))
         self._give_back(self._executor.hand_back())
         left = await self._wait_for_jobs(deadline)
         await within(self._completer.flushed(), FLUSH_SECONDS)
@@ -196,13 +211,9 @@ class Worker:
         await self._give.close()
         self._executor.close()
         await self._stack.aclose()
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
+        self._end()
 
     # Building --------------------------------------------------------------------------------------------------------
-
-    def _link_to(self, dsn: str) -> Link:
-        return Link(dsn, self.settings.schema, self.settings.prepare)
 
     def _check_and_register(self) -> None:
         self.worker_id = enter(self._link, self.settings)
@@ -237,7 +248,7 @@ class Worker:
         )
         self._signals = Signals(self._take, lambda: self.worker_id, self._held.__len__, self._executor.interrupt)
         self._notifier = Notifier(
-            self._link_to(embedded.resolve(settings.listen_dsn or settings.dsn)),
+            replace(self._link, dsn=embedded.resolve(settings.listen_dsn or settings.dsn)),
             list(settings.queues),
             heard=self._heard,
         )
@@ -277,10 +288,11 @@ class Worker:
             pulse=self._pulse,
         )
 
-    def _serve(self, service: Coroutine[Any, Any, None], name: str) -> None:
+    def _serve(self, service: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = self._loop.create_task(service, name=f"pgqueue-{name}")
         self._services.add(task)  # the loop itself keeps no task alive
         task.add_done_callback(self._service_ended)
+        return task
 
     def _service_ended(self, task: asyncio.Task[None]) -> None:
         self._services.discard(task)
@@ -291,12 +303,6 @@ class Worker:
             # Half a worker must not look alive: without beats its jobs are given to others.
             self.quiet()
             self._heartbeat.abandon()
-
-    async def _ending(self, name: str, deadline: float) -> None:
-        """Wait for a service that was told to end."""
-        for service in list(self._services):
-            if service.get_name() == f"pgqueue-{name}":
-                await within(asyncio.wait([service]), max(0.1, deadline - monotonic()))
 
     # Where the services meet -----------------------------------------------------------------------------------------
 
@@ -382,15 +388,9 @@ class Worker:
             self._serve(self._register_anew(), "register")
 
     async def _register_anew(self) -> None:
-        backoff = Backoff()
-        while True:
-            try:
-                await asyncio.to_thread(self._check_and_register)
-                break
-            except Exception as error:
-                if not transient(error):
-                    raise
-                await asyncio.sleep(backoff.pause())
+        old = self.worker_id
+        register = partial(asyncio.to_thread, self._check_and_register)
+        await persist(register, name="register", until=lambda: self.worker_id != old)
         self._heartbeat = self._new_heartbeat()
         self._heartbeat.start()
         self._fetcher.news(zero=True)

@@ -20,7 +20,7 @@ LAYERS = {
     "rows": "handle enqueue control operate grants migrations",
     "declarations": "options lifespan tasks pool pulse runs timekeeper settings",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance "
-    "reconciler signals",
+    "reconciler signals watchdog",
     "worker": "worker",
     "supervisor": "supervisor",
     "edges": "testing pytest_plugin metrics web relay demo",

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -369,3 +370,24 @@ def test_the_command_needs_no_console_script(dsn: str, app: Path) -> None:
         [sys.executable, "-m", "pgqueue", "version"], capture_output=True, text=True, env={"PGQUEUE_DSN": dsn}
     )
     assert done.returncode == 0, done.stderr
+
+
+# Seized up -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_whose_loop_stands_still_says_where_and_ends_with_a_code_of_its_own(dsn: str, app: Path) -> None:
+    with busy(dsn, app, "until_blocking", "--stuck", "1s") as (worker, _):
+        assert worker.ends() == 6
+        assert "the event loop has not moved for 1 s" in worker.output
+        assert "in until_blocking" in worker.output
+
+
+@pytest.mark.parametrize("task", ["until", "until_thread"])
+def test_a_long_job_is_no_standstill(task: str, dsn: str, app: Path, conn: psycopg.Connection[Any]) -> None:
+    with busy(dsn, app, task, "--stuck", "1s") as (worker, file):
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() - began > 2.5)
+        file.touch()
+        wait_until(lambda: jobs(conn, "completed"))
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 0

@@ -297,6 +297,36 @@ async def test_quiet_hands_back_what_has_not_started_and_runs_the_rest_to_its_en
     assert eyes.states() == {"completed": 2, "available": 5}
 
 
+async def test_run_returns_when_a_quiet_worker_has_written_its_last_outcome(dsn: str, eyes: Eyes) -> None:
+    put(dsn, waits.new("x"), waits.new("y"))
+    async with work(dsn, *ALL) as worker:
+        running = asyncio.ensure_future(worker.run())
+        for _ in range(2):
+            await stage.started.get()
+        worker.quiet()
+        put(dsn, says.new("not ours"))
+        assert not (await asyncio.wait([running], timeout=0.3))[0]
+        stage.go.set()
+        await asyncio.wait_for(running, 5.0)
+        assert eyes.states() == {"completed": 2, "available": 1}
+        assert await worker.stop() == 0
+
+
+@pytest.mark.parametrize("quiet_before", [False, True])
+async def test_run_returns_from_a_stop_when_the_worker_has_left(quiet_before: bool, dsn: str, eyes: Eyes) -> None:
+    put(dsn, waits.new("x"))
+    async with work(dsn, *ALL) as worker:
+        running = asyncio.ensure_future(worker.run())
+        await stage.started.get()
+        if quiet_before:
+            worker.quiet()
+        stopping = asyncio.ensure_future(worker.stop())
+        stage.go.set()
+        await asyncio.wait_for(running, 5.0)
+        assert eyes.all("SELECT id FROM pgqueue.worker") == []
+        assert await stopping == 0
+
+
 async def test_a_fetch_under_way_when_it_gets_quiet_is_handed_back(dsn: str, eyes: Eyes) -> None:
     async with work(dsn, *ALL) as worker:
         real = worker._fetcher._claim

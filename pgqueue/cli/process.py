@@ -21,6 +21,7 @@ from pgqueue import migrations, tasks
 from pgqueue.cli.database import connected, place
 from pgqueue.cli.exits import DEADLINE, DONE, INTERRUPTED, code_of, line_of
 from pgqueue.config import config, safe
+from pgqueue.watchdog import Watchdog
 from pgqueue.worker import Worker
 
 log = logging.getLogger("pgqueue")
@@ -28,14 +29,14 @@ log = logging.getLogger("pgqueue")
 IDLE_CONNECTIONS = 3
 
 
-def serve(worker: Worker, grace: float) -> int:
+def serve(worker: Worker, grace: float, stuck: float) -> int:
     """Run the worker until a signal, or until its start or a service fails for good; the exit code."""
     try:
         with connected("work") as conn:
             facts = _facts(conn, worker)
         name, factory = _loop()
         with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(_serve(worker, grace, facts | {"loop": name}))
+            return runner.run(_serve(worker, grace, stuck, facts | {"loop": name}))
     except Exception as error:
         code = code_of(error)
         if code is None:
@@ -45,7 +46,7 @@ def serve(worker: Worker, grace: float) -> int:
         return code
 
 
-async def _serve(worker: Worker, grace: float, facts: dict[str, Any]) -> int:
+async def _serve(worker: Worker, grace: float, stuck: float, facts: dict[str, Any]) -> int:
     signals = Signals(asyncio.get_running_loop())
     started = asyncio.create_task(worker.start())
     await _first(started, signals.received)
@@ -54,6 +55,7 @@ async def _serve(worker: Worker, grace: float, facts: dict[str, Any]) -> int:
         return DONE
     started.result()
     log.info(_banner(facts), extra=facts | {"worker_id": worker.worker_id})
+    Watchdog(worker.completing, stuck).start()
     ended = asyncio.create_task(worker.run())
     await _first(ended, signals.received)
     if ended.done():

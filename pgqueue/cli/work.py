@@ -33,6 +33,13 @@ LEVELS = ("debug", "info", "warning", "error")
 @click.option(
     "--grace", type=Duration(), default="25s", show_default=True, help="How long running jobs may go on at shutdown."
 )
+@click.option(
+    "--stuck",
+    type=Duration(least=1.0),
+    default="10m",
+    show_default=True,
+    help="End the process (exit code 6) when its loop stands still for so long.",
+)
 @click.option("--version-tag", help="Of the code, kept with each attempt [pgqueue's version].")
 @click.option(
     "--app-dir",
@@ -54,6 +61,7 @@ def command(
     poll: float,
     lease: float,
     grace: float,
+    stuck: float,
     version_tag: str | None,
     app_dir: str,
     log_level: str,
@@ -99,7 +107,7 @@ def command(
         lease=lease,
         version_tag=version_tag,
     )
-    code = serve(worker, grace)
+    code = serve(worker, grace, stuck)
     sys.stderr.flush()
     raise click.exceptions.Exit(code)
 

@@ -1,0 +1,79 @@
+"""Ends a process that has seized up, so that whoever started it starts another: its jobs go to others.
+
+A thread beside the worker of `pgqueue work`; an application that embeds a `Worker` may start one of its own. Two things
+must move: the event loop, always, and the completer, while it has outcomes to write (a failed try moves, too: an outage
+of the database is no reason). Long jobs do not count, unless one blocks the loop. Before the end all stacks are written
+to stderr: they are the only way to find out why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+STUCK = 6
+"""The exit code."""
+STUCK_SECONDS = 600.0
+LOOKS = 10
+
+
+class Watchdog:
+    """Looks ten times in `most` seconds; made and started on the loop it watches.
+
+    What has not changed in ten looks is stuck. Looks and not seconds: a process that was stopped was not looked at.
+    """
+
+    def __init__(self, completing: Callable[[], int | None], most: float = STUCK_SECONDS) -> None:
+        self._completing = completing
+        self._every = most / LOOKS
+        self._most = most
+        self._loop = asyncio.get_running_loop()
+        self._asked = self._turned = 0
+        self._same: dict[str, tuple[int, int]] = {}
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="pgqueue-watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every):
+            if stuck := self.look():
+                _end(stuck, self._most)
+
+    def look(self) -> str | None:
+        """What has not moved in ten looks, this one included."""
+        waits = self._asked != self._turned
+        moving = {"event loop": self._turned if waits else None, "completer": self._completing()}
+        if not waits and not self._loop.is_closed():
+            self._asked += 1
+            self._loop.call_soon_threadsafe(self._turn)
+        for name, value in moving.items():
+            before, looks = self._same.get(name, (value, 0))
+            if value is None or value != before:
+                self._same.pop(name, None)
+            if value is not None:
+                self._same[name] = (value, looks + 1 if value == before else 1)
+                if self._same[name][1] > LOOKS:
+                    return name
+        return None
+
+    def _turn(self) -> None:
+        self._turned = self._asked
+
+
+def _end(stuck: str, most: float) -> None:
+    # By no log: a thread that is stuck may hold its lock.
+    text = (
+        f"pgqueue: the {stuck} has not moved for {most:g} s; this process ends (exit code {STUCK}); all stacks follow\n"
+    )
+    os.write(2, text.encode())
+    faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+    os._exit(STUCK)
