@@ -271,18 +271,17 @@ class Executor:
         self._inbox.put((pool, run, task))
 
     def _serve(self) -> None:
+        me = threading.get_ident()
         while (message := self._inbox.get()) is not None:
             pool, run, task = message
             job = run.job
             while job is not None:
                 started = perf_counter()
-                outcome, stopped = self._call_thread(run, job, task)
-                if not run.lost:
-                    self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
-                    self._forget(job)
-                if stopped:  # one that something was raised in is not used again
-                    pool.end(perf_counter() - started)
-                    return self._call_loop(self._thread_gone, pool, run, threading.current_thread())
+                outcome = self._call_thread(run, me, job, task)
+                if run.stopped:  # a thread that something was raised in is not used again
+                    return self._leave_thread(pool, run, job, outcome, perf_counter() - started)
+                self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
+                self._forget(job)
                 entry = pool.take(False, perf_counter() - started)
                 if entry is None:
                     break
@@ -293,17 +292,24 @@ class Executor:
                     self._call_loop(self._low)
             self._call_loop(self._thread_freed, pool, run)
 
-    def _call_thread(self, run: Run, job: Job, task: Task[..., Any] | None) -> tuple[Outcome, bool]:
+    def _call_thread(self, run: Run, me: int, job: Job, task: Task[..., Any] | None) -> Outcome:
         """Call the handler where it can be stopped: from the moment the run names its thread until it names no job."""
         outcome: Outcome = RELEASED
         try:
-            run.ident = threading.get_ident()
+            run.ident = me
             if run.verdict is None or not run.condemned(job):
                 outcome = self._context.copy().run(self._call_sync, job, task)
         except Interrupted:
             pass  # the verdict says how it ends
         run.job, run.ident = None, 0
-        return (outcome, False) if run.verdict is None else run.settle(job, outcome)
+        return outcome if run.verdict is None else run.settle(outcome)
+
+    def _leave_thread(self, pool: Pool, run: Run, job: Job, outcome: Outcome, seconds: float) -> None:
+        if not run.lost:
+            self._finish(job, outcome)
+            self._forget(job)
+        pool.end(seconds)
+        self._call_loop(self._thread_gone, pool, run, threading.current_thread())
 
     def _thread_freed(self, pool: Pool, run: Run) -> None:
         self._idle_threads += 1

@@ -26,10 +26,11 @@ class Interrupted(BaseException):
 class Run:
     """What runs `job` now, on the loop (`task`) or in the thread `ident`; `verdict` is how a stopped job shall end.
 
-    `lost`: the job did not stop and was taken away; what comes out of the handler some day counts for nothing.
+    `stopped`: the thread has left the handler and seen the verdict. `lost`: the job did not stop and was taken away;
+    what comes out of the handler some day counts for nothing.
     """
 
-    __slots__ = ("ident", "job", "lock", "lost", "task", "verdict")
+    __slots__ = ("ident", "job", "lock", "lost", "stopped", "task", "verdict")
 
     def __init__(self, job: Job) -> None:
         self.job: Job | None = job
@@ -38,6 +39,7 @@ class Run:
         self.lock: threading.Lock | None = None
         self.verdict: tuple[Job, Outcome] | None = None
         self.lost = False
+        self.stopped = False
 
     def interrupt(self, job: Job, outcome: Outcome) -> bool:
         """Stop `job` if it is still what runs here; it ends with `outcome`. A second call changes nothing."""
@@ -79,8 +81,8 @@ class Run:
         """Whether somebody stopped `job` before its handler was called."""
         return self.verdict is not None and self.verdict[0] is job
 
-    def settle(self, job: Job, outcome: Outcome) -> tuple[Outcome, bool]:
-        """In the thread, out of the handler, with a verdict in sight: how `job` ends, and whether it was stopped.
+    def settle(self, outcome: Outcome) -> Outcome:
+        """In the thread, out of the handler, with a verdict in sight: how the job ends; `stopped` if by that verdict.
 
         Afterwards nothing can be raised here any more: at most one Interrupted is raised per run, under the lock.
         """
@@ -88,10 +90,10 @@ class Run:
         try:
             with self.lock:  # whoever is about to raise into us has done so
                 if self.verdict is None:
-                    return outcome, False
+                    return outcome
             _raise_in(threading.get_ident(), ctypes.py_object())  # what is still on its way
         except Interrupted:
             pass  # it came after the handler had returned
         with self.lock:  # whoever takes the job away has done so, or sees that we have left
-            pass
-        return (self.verdict[1], True) if self.verdict is not None else (outcome, False)
+            self.stopped = self.verdict is not None
+        return outcome if self.verdict is None else self.verdict[1]

@@ -150,5 +150,39 @@ async def test_a_business_refusal_is_an_early_success_and_an_end_asked_for_is_fi
     ]
 
 
+sent: list[int] = []
+
+
+@task(name="asks.notify", retry=RetryPolicy(attempts=3, first=0))
+async def notify(job: Job, order: int, dsn: str) -> None:
+    """The pattern of the docs: look first, mark only after the effect."""
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        row = await (await conn.execute("SELECT delivered FROM shop WHERE id = %s", [order])).fetchone()
+        if row is None or row[0]:
+            return
+        if job.attempt == 1:
+            raise ConnectionError("the sender is down")
+        sent.append(order)
+        await conn.execute("UPDATE shop SET delivered = true WHERE id = %s", [order])
+
+
+@pytest.mark.promise("I03", "I07")
+async def test_a_missing_record_is_a_quiet_end_and_a_failed_sender_is_tried_again_unmarked(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    sent.clear()
+    conn.execute("CREATE TABLE shop (id int PRIMARY KEY, delivered boolean NOT NULL DEFAULT false)")
+    conn.execute("INSERT INTO shop (id) VALUES (1)")
+    gone, there = notify.enqueue(conn, 2, dsn), notify.enqueue(conn, 1, dsn)
+    conn.commit()
+    async with work(dsn, notify, poll=0.05):
+        await until(eyes.done(2))
+    assert eyes.all("SELECT id, attempt FROM pgqueue.job ORDER BY id") == [(gone.id, 1), (there.id, 2)]
+    assert eyes.all("SELECT job_id, outcome, message FROM pgqueue.attempt") == [
+        (there.id, "failed", "the sender is down")
+    ]
+    assert (sent, eyes.all("SELECT id, delivered FROM shop")) == ([1], [(1, True)])
+
+
 def test_the_public_names() -> None:
     assert {"Snooze", "Retry", "Cancel", "Fail"} <= set(pgqueue.__all__)
