@@ -230,7 +230,14 @@ def test_an_operating_role_operates_and_neither_enqueues_nor_works(role: Role, d
         conn.execute(
             "INSERT INTO pgqueue.job (state, task, worker_id, claim, started_at) VALUES ('running', 't', 1, 1, now())"
         )
-    for command in (["pause", "q"], ["status"], ["resume", "q"], ["jobs"], ["cancel", "--task", "t", "--yes"], ["retry", "1"]):
+    for command in (
+        ["pause", "q"],
+        ["status"],
+        ["resume", "q"],
+        ["jobs"],
+        ["cancel", "--task", "t", "--yes"],
+        ["retry", "1"],
+    ):
         assert pgqueue(*command, dsn=mine).returncode == 0, command
     refused(
         mine,

@@ -22,8 +22,8 @@ def command(role: str, kind: str, sql: bool) -> None:
     """Give a role its least rights.
 
     Run it as the owner of the schema. enqueue: put jobs in; sees neither arguments nor results, deletes nothing.
-    work: run workers, which also rescue, prune, enqueue and read. operate: cancel, retry, pause and
-    resume by hand, and read. read: status and jobs. All workers use one role, for rescue ends the sessions of dead ones.
+    work: run workers, which also rescue, prune, enqueue and read. operate: cancel, retry, pause and resume by hand,
+    and read. read: status and jobs. All workers use one role, for rescue ends the sessions of dead ones.
 
     \b
     Examples:
