@@ -158,14 +158,17 @@ class Heartbeat:
         """Whether no beat has gone through for so long that this worker must not take jobs; `again` ends it."""
         return monotonic() - self.last_beat > LATE * self._lease
 
-    async def listed(self) -> None:
-        """Beat at once, so that whoever rescues us can end the sessions we have now; at most `LISTED_SECONDS`."""
+    async def listed(self, most: float = LISTED_SECONDS) -> None:
+        """Beat at once, so that whoever rescues us can end the sessions we have now; waits for that at most so long.
+
+        The completer does not wait: outcomes held back hide who was running when the process dies.
+        """
         if self._stop.is_set():
             return
         loop, done = asyncio.get_running_loop(), asyncio.Event()
         self._listed.append(lambda: loop.call_soon_threadsafe(done.set))
         self._wake.set()
-        await within(done.wait(), LISTED_SECONDS)
+        await within(done.wait(), most)
 
     def abandon(self) -> None:
         """Stop beating, without waiting: from now on others may take us for dead."""

@@ -221,7 +221,7 @@ class Worker:
     def _build(self) -> None:
         settings = self.settings
         self._take = Session(self._link, "fetch", lambda: self._heartbeat.listed())
-        self._give = Session(self._link, "complete", lambda: self._heartbeat.listed())
+        self._give = Session(self._link, "complete", lambda: self._heartbeat.listed(0.0))
         self._completer = Completer(
             self._give,
             lambda: self.worker_id,
