@@ -147,7 +147,7 @@ def cancelling(ids: Iterable[int], reason: str) -> Steps[list[Answer]]:
     moving = sorted(set(wanted))
     for _ in range(ROUNDS):
         if not moving:
-            return [answers[id] for id in wanted]
+            break
         params: dict[str, object] = {"ids": integers(moving), "reason": reason, "notify": notify}
         for id, state, cancelled, _ in (yield Statement(text("operate_cancel", schema), params, list)):
             if cancelled:
@@ -157,7 +157,9 @@ def cancelling(ids: Iterable[int], reason: str) -> Steps[list[Answer]]:
             elif state not in WAITING:
                 answers[id] = Answer(id, "missing" if state is None else "ended", state)
         moving = [id for id in moving if id not in answers]
-    raise _restless(moving)
+    if moving:
+        raise _restless(moving)
+    return [answers[id] for id in wanted]
 
 
 def retrying(ids: Iterable[int], again: bool) -> Steps[list[Answer]]:
@@ -168,7 +170,7 @@ def retrying(ids: Iterable[int], again: bool) -> Steps[list[Answer]]:
     moving = sorted(set(wanted))
     for _ in range(ROUNDS):
         if not moving:
-            return [answers[id] for id in wanted]
+            break
         params: dict[str, object] = {"ids": integers(moving), "again": again, "notify": notify}
         for id, state, new, _ in (yield Statement(text("operate_retry", schema), params, list)):
             if new is not None:
@@ -180,7 +182,9 @@ def retrying(ids: Iterable[int], again: bool) -> Steps[list[Answer]]:
             elif state not in DEAD and not again:
                 answers[id] = Answer(id, "completed", state)
         moving = [id for id in moving if id not in answers]
-    raise _restless(moving)
+    if moving:
+        raise _restless(moving)
+    return [answers[id] for id in wanted]
 
 
 def matching(states: Sequence[str], *, queue: str | None, task: str | None) -> Steps[list[int]]:

@@ -462,6 +462,20 @@ def test_what_lives_is_not_started_a_second_time(conn: Conn, eyes: Eyes) -> None
     ]
 
 
+def test_what_never_stands_still_is_an_error_and_not_a_silent_nothing(
+    conn: Conn, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, dead = put(eyes, "available"), put(eyes, "failed")
+    monkeypatch.setattr(operate, "ROUNDS", 1)
+    assert answers(pgqueue.cancel(conn, job)) == [("cancelled", "available")]
+    assert answers(pgqueue.retry(conn, dead)) == [("retried", "failed")]
+    for steps, state in ((operate.cancelling([7], "r"), "available"), (operate.retrying([7], False), "failed")):
+        next(steps)
+        with pytest.raises(pgqueue.Error, match="jobs 7 were on the move") as restless:
+            steps.send([(7, state, None, 0)])
+        assert restless.value.job_id == 7
+
+
 async def test_async_connections_retry(aconn: psycopg.AsyncConnection[Any], eyes: Eyes) -> None:
     assert answers(await pgqueue.aretry(aconn, put(eyes, "failed"))) == [("retried", "failed")]
 
