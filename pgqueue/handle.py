@@ -10,7 +10,6 @@ the whole database while it commits: completions, which wait for the disk there,
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,6 +84,8 @@ class JobHandle(Generic[R]):
 
     async def aresult(self, timeout: float | timedelta | None = None) -> R:
         """`result` for async code; its connection is async, too."""
+        import asyncio  # not at the top: whoever only enqueues, or asks for --help, need not pay 27 ms
+
         pauses, ask = _pauses(self.id, _end(timeout)), find_outcome(self.id, config().schema)
         async with await connections.aconnect(autocommit=True) as conn:
             outcome = await connections.arun(conn, ask)
