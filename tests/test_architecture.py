@@ -21,7 +21,7 @@ LAYERS = {
     "declarations": "options lifespan tasks pool pulse runs timekeeper settings",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance "
     "reconciler signals watchdog",
-    "worker": "worker",
+    "worker": "wiring worker",
     "supervisor": "supervisor",
     "edges": "testing pytest_plugin metrics web relay demo",
     "cli": "cli __main__",

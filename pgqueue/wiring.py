@@ -1,0 +1,239 @@
+"""Which services one worker has, what each is told about the others, and where they meet: the wiring of `worker`.
+
+    enqueue -> row -NOTIFY-> notifier -wake-> fetcher -Job-> executor -Outcome-> completer -> row
+
+The fetcher asks the executor's pools for their room and delivers jobs; the executor hands outcomes to the completer;
+the heartbeat (a thread of its own) says that we live and watches the others; duties that nobody has to run
+(promotion, rescue, pruning) run in whichever worker leads. `_held` is what we have claimed and not yet written down:
+the truth is in the database, and reconciliation hands back what we do not know of.
+
+Nothing here starts, waits or ends: that is the life of a worker, in `worker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pgqueue import embedded
+from pgqueue.completer import Completer
+from pgqueue.executor import Executor
+from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
+from pgqueue.heartbeat import Heartbeat, Identity, enter
+from pgqueue.isolation import Isolation
+from pgqueue.job import Job
+from pgqueue.loops import persist
+from pgqueue.maintenance import Maintenance
+from pgqueue.notifier import CONTROL, LED, SCHEDULED, Notifier
+from pgqueue.outcome import RELEASED
+from pgqueue.pool import pools
+from pgqueue.pulse import BLOCKED_SECONDS, Pulse
+from pgqueue.reconciler import Reconciler
+from pgqueue.rescue import Rescue
+from pgqueue.scheduler import Scheduler
+from pgqueue.sessions import Link, Session
+from pgqueue.settings import Settings
+from pgqueue.signals import SIGNAL, Signals
+from pgqueue.suspects import Suspects
+from pgqueue.tasks import Task
+
+log = logging.getLogger("pgqueue")
+
+
+class Wiring(ABC):
+    """The services of one worker, made by `_build`, and the callbacks through which they meet."""
+
+    _loop: asyncio.AbstractEventLoop
+    _link: Link
+
+    def __init__(self, settings: Settings, tasks: Mapping[str, Task[..., Any]]) -> None:
+        self.worker_id = 0
+        """This worker's id in the database; another one after it was taken for dead and came back."""
+        self.settings = settings
+        self._tasks = tasks
+        self._state = "starting"
+        self._held: dict[int, Job] = {}
+        self._suspects = Suspects()
+
+    @abstractmethod
+    def quiet(self) -> None:
+        """Take no more jobs."""
+
+    @abstractmethod
+    def _serve(self, service: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Let a service run for as long as we live."""
+
+    # Building --------------------------------------------------------------------------------------------------------
+
+    def _check_and_register(self) -> None:
+        self.worker_id = enter(self._link, self.settings)
+
+    def _build(self) -> None:
+        settings = self.settings
+        self._take = Session(self._link, "fetch", lambda: self._heartbeat.listed())
+        self._give = Session(self._link, "complete", lambda: self._heartbeat.listed(0.0))
+        self._completer = Completer(
+            self._give,
+            lambda: self.worker_id,
+            version_tag=settings.version_tag,
+            notify=settings.notify,
+            written=self._written,
+        )
+        self._fetcher = Fetcher(
+            self._take,
+            lambda: self.worker_id,
+            shares=self._shares,
+            deliver=self._deliver,
+            suspects=lambda: self._suspects.ranks(idle=not self._held),
+            live_workers=lambda: 1 + self._heartbeat.judge.live(),
+            in_doubt=lambda: self._reconciler.doubt(),
+            poll=settings.poll,
+        )
+        self._executor = Executor(
+            pools(settings.queues, settings.concurrency),
+            self._tasks,
+            finish=self._completer.finish,
+            low=self._fetcher.roomier,
+            half_lost=self.quiet,
+        )
+        self._signals = Signals(self._take, lambda: self.worker_id, self._held.__len__, self._executor.interrupt)
+        self._notifier = Notifier(
+            replace(self._link, dsn=embedded.resolve(settings.listen_dsn or settings.dsn)),
+            list(settings.queues),
+            heard=self._heard,
+        )
+        self._scheduler = Scheduler(self._take, notify=settings.notify, leads=self._leads)
+        self._rescue = Rescue(self._take, notify=settings.notify, rescued=lambda: self._fetcher.news(zero=True))
+        self._reconciler = Reconciler(
+            self._take,
+            lambda: self.worker_id,
+            settled=lambda: self._fetcher.settled,
+            knows=self._knows,
+            notify=settings.notify,
+        )
+        self._isolation = Isolation(
+            self._take,
+            list(settings.queues),
+            leads=self._leads,
+            asked=lambda: self._suspects.asked,
+            make_way=self._make_way,
+        )
+        self._maintenance = Maintenance(self._take, leads=self._leads, also=self._leftovers)
+        self._pulse = Pulse(self._loop, min(BLOCKED_SECONDS, settings.lease / 3))
+        self._heartbeat = self._new_heartbeat()
+
+    def _new_heartbeat(self) -> Heartbeat:
+        call = self._loop.call_soon_threadsafe
+        return Heartbeat(
+            self._link,
+            self.worker_id,
+            self.settings.lease,
+            state=lambda: self._state,
+            running=lambda: list(self._executor.running),
+            lost=lambda: self._executor.lost,
+            sessions=self._identities,
+            dead=lambda dead: call(self._seen_dead, dead),
+            declared_dead=lambda: call(self._declared_dead),
+            again=lambda: call(self._fetcher.roomier),
+            pulse=self._pulse,
+        )
+
+    # Where the services meet -----------------------------------------------------------------------------------------
+
+    def _shares(self) -> list[Share]:
+        if self._suspects.alone or self._completer.unwritten() > UNWRITTEN_MOST or self._heartbeat.late():
+            return []
+        if self._suspects.making_way:
+            return [] if self._held else [Share(list(self.settings.queues), 1, alone=True)]
+        return [Share(pool.queues, pool.room()) for pool in self._executor.pools]
+
+    def _make_way(self, wanted: bool) -> None:
+        if wanted is not self._suspects.making_way:
+            self._suspects.making_way = wanted
+            self._fetcher.news()
+
+    def _deliver(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self._held[job.id] = job
+        # A fetch was under way when we were told to take no more; or it brought suspects, who come one at a time.
+        kept = self._suspects.keep(jobs) if self._state == "running" else []
+        if len(kept) < len(jobs):
+            self._give_back(set(jobs).difference(kept))
+        for pool in self._executor.pools:
+            mine = kept if len(self._executor.pools) == 1 else [job for job in kept if job.queue in pool.queues]
+            if mine:
+                pool.adapt()
+                self._executor.offer(pool, mine)
+
+    def _written(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if self._held.get(job.id) is job:
+                del self._held[job.id]
+        self._fetcher.roomier()
+        if self._suspects.ended(jobs):
+            self._fetcher.news()
+
+    def _give_back(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            self._completer.finish(job, RELEASED)
+
+    def _heard(self, channel: str, payload: str) -> None:
+        if channel == SCHEDULED:
+            self._scheduler.news()
+        elif channel == LED:
+            self._scheduler.news()
+            self._maintenance.news()
+        elif channel == CONTROL and payload == SIGNAL:
+            self._signals.news()
+        elif channel == CONTROL or not channel:
+            self._signals.news()
+            self._fetcher.news()
+            self._scheduler.news()
+        else:
+            self._fetcher.news(zero=payload == "zero")
+
+    async def _leftovers(self) -> None:
+        await self._rescue.strays()
+        await self._signals.settle()
+
+    def _leads(self) -> bool:
+        """Without a connection for LISTEN nobody can hold the leader's lock: then everybody does the duties."""
+        return self._notifier.leads or not self.settings.listen
+
+    def _identities(self) -> list[Identity]:
+        found = (self._take.identity, self._give.identity, self._notifier.identity)
+        return [identity for identity in found if identity is not None]
+
+    # Death, ours and others' -----------------------------------------------------------------------------------------
+
+    def _seen_dead(self, dead: list[tuple[int, int]]) -> None:
+        self._serve(self._rescue.seen(dead, leads=self._leads()), "rescue")
+
+    def _declared_dead(self) -> None:
+        """Others took us for dead: our jobs are theirs now. Begin anew under another id; late outcomes are fenced."""
+        if self._state != "stopped":
+            log.error(
+                "worker %d was taken for dead (no sign of life for its lease); its jobs run elsewhere", self.worker_id
+            )
+            dropped = self._executor.hand_back()
+            for job in dropped:
+                self._held.pop(job.id, None)
+            self._suspects.ended(dropped)
+            self._serve(self._register_anew(), "register")
+
+    async def _register_anew(self) -> None:
+        old = self.worker_id
+        register = partial(asyncio.to_thread, self._check_and_register)
+        await persist(register, name="register", until=lambda: self.worker_id != old)
+        self._heartbeat = self._new_heartbeat()
+        self._heartbeat.start()
+        self._fetcher.news(zero=True)
+
+    def _knows(self, job_id: int, claim: int) -> bool:
+        job = self._held.get(job_id)
+        return job is not None and job.claim == claim
