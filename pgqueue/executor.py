@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import Any
 
 from pgqueue.job import Job, late_of, running_job
-from pgqueue.outcome import COMPLETED, LATE, RELEASED, Outcome, given, unknown
+from pgqueue.outcome import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, unknown
 from pgqueue.pool import Pool, runs_on_loop
 from pgqueue.runs import Interrupted, Run
 from pgqueue.tasks import Task
@@ -48,7 +48,8 @@ class Executor:
         half_lost: Callable[[], None],
     ) -> None:
         self.pools = pools
-        self.running: dict[int, Job] = {}
+        self.running: dict[int, Run] = {}
+        """What runs each job, by its id."""
         self.lost = 0
         """Slots whose handler was to stop and runs on without its job."""
         self._timekeeper = Timekeeper(runs=self.runs, interrupt=self.interrupt, abandon=self.abandon)
@@ -96,30 +97,55 @@ class Executor:
             if waiting is not None:
                 self._finish(waiting, outcome)
                 return True
-        job = self.running.get(job_id)
-        return job is not None and any(run.interrupt(job, outcome) for run in self._runs if run.job is job)
+        run = self.running.get(job_id)
+        job = None if run is None else run.job
+        return run is not None and job is not None and run.interrupt(job, outcome)
 
     def runs(self, job: Job) -> bool:
         """Whether it is this run of the job that runs here."""
-        return self.running.get(job.id) is job
+        return self._run_of(job) is not None
+
+    def stopping(self, job: Job) -> bool:
+        """Whether this job was told to stop, or taken away. From any thread; cheap enough for every step of a loop."""
+        run = self._run_of(job)
+        return run is None or run.told(job)
+
+    def seal(self, job: Job) -> None:
+        """From here on nobody stops this job any more: it is about to commit. In the thread of its sync handler.
+
+        Raises Interrupted if it was told to stop before: then it must not commit. Nothing else is raised into it later.
+        """
+        run = self._run_of(job)
+        if run is None or not run.seal(job):
+            raise Interrupted
+
+    async def aseal(self, job: Job) -> None:
+        """`seal` for an async handler, in its task. Raises CancelledError if it was told to stop before."""
+        run = self._run_of(job)
+        if run is None or not run.seal(job):
+            await asyncio.sleep(0)  # the cancellation that is on its way comes through here
+            raise asyncio.CancelledError  # it had come, and been swallowed
+
+    def _run_of(self, job: Job) -> Run | None:
+        run = self.running.get(job.id)
+        return run if run is not None and run.job is job else None
 
     def abandon(self, job: Job) -> None:
         """Take away a job that was interrupted and does not stop: it ends now, its slot is lost until its handler ends.
 
         What the handler says then counts for nothing. Called on the loop. One that has just ended is left alone.
         """
-        for run in self._runs:
-            if run.job is job and (outcome := run.abandon(job)) is not None:
-                self._finish(job, outcome)
-                self._forget(job)
-                self._slot_lost(job)
-                return
+        run = self._run_of(job)
+        if run is not None and (outcome := run.abandon(job)) is not None:
+            self._finish(job, outcome)
+            self._forget(job, run)
+            self._slot_lost(job)
 
     def cancel(self) -> None:
-        """Cancel what runs on the loop, for good; threads cannot be stopped from outside."""
+        """Cancel what runs on the loop, for good, but what is sealed; threads cannot be stopped from outside."""
         self._cancelled = True
         for run in self._runs:
-            if run.task is not None:
+            if run.task is not None and run.sealed is not run.job:
                 run.task.cancel()
 
     async def idle(self) -> None:
@@ -143,8 +169,7 @@ class Executor:
         for pool in self.pools:
             while (entry := pool.start()) is not None:
                 job, task = entry
-                self.running[job.id] = job
-                run = Run(job)
+                self.running[job.id] = run = Run(job)
                 self._runs.add(run)
                 if runs_on_loop(task):
                     run.task = self._loop.create_task(self._run(pool, run, job, task), context=self._context.copy())
@@ -158,9 +183,9 @@ class Executor:
         self._run_gone(run)
         job = run.job
         # Before its first step: nobody else saw the job.
-        if task.cancelled() and job is not None and self.running.get(job.id) is job:
+        if task.cancelled() and job is not None and self.running.get(job.id) is run:
             self._finish(job, RELEASED if run.verdict is None else run.verdict[1])
-            self._forget(job)
+            self._forget(job, run)
             pool.end(0.0)
             self._slot_freed(pool)
 
@@ -186,9 +211,9 @@ class Executor:
             self.lost -= 1
             log.warning("a handler that had not stopped has returned; its slot is free again")
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: Job, run: Run) -> None:
         """It runs no more here. If we were given it anew (we had been taken for dead), that run is another one."""
-        if self.running.get(job.id) is job:
+        if self.running.get(job.id) is run:
             del self.running[job.id]
 
     def _dispatch_soon(self) -> None:
@@ -217,13 +242,13 @@ class Executor:
             now = perf_counter()
             if run.verdict is not None:
                 if not run.lost:
-                    self._finish(job, run.verdict[1])
-                    self._forget(job)
+                    self._finish(job, outcome if outcome is WRITTEN else run.verdict[1])
+                    self._forget(job, run)
                 pool.end(now - started)
                 self._slot_freed(pool)
                 return
             self._finish(job, outcome)
-            self._forget(job)
+            self._forget(job, run)
             if now > self._turn_ends or me.cancelling() or contextvars.copy_context() != clean:
                 pool.end(now - started)
                 self._slot_freed(pool)
@@ -234,7 +259,7 @@ class Executor:
                 return
             job, task = entry
             run.job = job
-            self.running[job.id] = job
+            self.running[job.id] = run
             if len(pool.waiting) == pool.prefetch // 2:
                 self._low()
 
@@ -281,13 +306,13 @@ class Executor:
                 if run.stopped:  # a thread that something was raised in is not used again
                     return self._leave_thread(pool, run, job, outcome, perf_counter() - started)
                 self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
-                self._forget(job)
+                self._forget(job, run)
                 entry = pool.take(False, perf_counter() - started)
                 if entry is None:
                     break
                 job, task = entry
                 run.job = job
-                self.running[job.id] = job
+                self.running[job.id] = run
                 if len(pool.waiting) == pool.prefetch // 2:
                     self._call_loop(self._low)
             self._call_loop(self._thread_freed, pool, run)
@@ -307,7 +332,7 @@ class Executor:
     def _leave_thread(self, pool: Pool, run: Run, job: Job, outcome: Outcome, seconds: float) -> None:
         if not run.lost:
             self._finish(job, outcome)
-            self._forget(job)
+            self._forget(job, run)
         pool.end(seconds)
         self._call_loop(self._thread_gone, pool, run, threading.current_thread())
 

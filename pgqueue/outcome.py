@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from traceback import format_exception
+from typing import Any
 
 import msgspec
 
 from pgqueue.asks import Cancel, Fail, Retry, Snooze
 from pgqueue.errors import InvalidArguments, JobTimeout
-from pgqueue.job import Job
+from pgqueue.job import Job, NewJob
 from pgqueue.retry import RetryPolicy
 
 log = logging.getLogger("pgqueue")
@@ -33,9 +34,11 @@ _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # the escape, not an escaped bac
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """It returned. `result` is the JSON text of what it returned, None for None."""
+    """It returned. `result` is the JSON text of what it returned, None for None; `successors` are the jobs it enqueued
+    by `job.enqueue`, which exist if this completion is written."""
 
     result: str | None = None
+    successors: tuple[NewJob[Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +86,16 @@ class Released:
     """It is given back unfinished, the attempt not spent: it never started, or a shutdown stopped it."""
 
 
-Outcome = Completed | Retried | Failed | Cancelled | Released
+@dataclass(frozen=True, slots=True)
+class Written:
+    """It was ended in the database by its own transaction."""
+
+
+Outcome = Completed | Retried | Failed | Cancelled | Released | Written
 
 COMPLETED = Completed()
 RELEASED = Released()
+WRITTEN = Written()
 LATE = Cancelled("deadline")
 """Its deadline had passed when it was claimed."""
 
@@ -96,6 +105,8 @@ def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -
     match what:
         case None:
             return COMPLETED
+        case Written():
+            return what
         case Snooze(delay=delay):
             return Retried(delay, Problem("snoozed"), spent=False, snoozed=True)
         case Retry():
@@ -106,12 +117,16 @@ def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -
             return Failed("error", Problem("failed", "Fail", _clean(reason, MESSAGE_MOST), _cause(what)[2]))
         case BaseException() if raised:
             return failed(job, retry, what)
+        case Completed() | Retried() | Failed() | Cancelled() | Released() | Written():
+            return what  # what wraps the handler has decided
         case value:
             return completed(value)
 
 
-def completed(value: object) -> Outcome:
+def completed(value: object) -> Completed | Failed:
     """What a returned value becomes: the job's result, or a failure that says why it cannot be stored."""
+    if value is None:
+        return COMPLETED
     try:
         text = _encode(value)
     except Exception as error:

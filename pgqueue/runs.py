@@ -3,6 +3,9 @@
 Used by the executor only. A run costs a job that nobody stops two attributes. Stopping is the rare case, so it bears
 the waiting: whoever stops a thread holds the run's lock, and a thread that has left its handler looks whether somebody
 wanted it, and only then takes the lock, too.
+
+A run that is about to commit is *sealed*: under the same lock (on the loop: in one step) it either finds a verdict, and
+stops, or nobody gives one any more. So a job is never committed and stopped both.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import ctypes
 import threading
 
 from pgqueue.job import Job
-from pgqueue.outcome import Outcome
+from pgqueue.outcome import WRITTEN, Outcome
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
@@ -27,10 +30,10 @@ class Run:
     """What runs `job` now, on the loop (`task`) or in the thread `ident`; `verdict` is how a stopped job shall end.
 
     `stopped`: the thread has left the handler and seen the verdict. `lost`: the job did not stop and was taken away;
-    what comes out of the handler some day counts for nothing.
+    what comes out of the handler some day counts for nothing. `sealed`: the job that cannot be stopped any more.
     """
 
-    __slots__ = ("ident", "job", "lock", "lost", "stopped", "task", "verdict")
+    __slots__ = ("ident", "job", "lock", "lost", "sealed", "stopped", "task", "verdict")
 
     def __init__(self, job: Job) -> None:
         self.job: Job | None = job
@@ -38,6 +41,7 @@ class Run:
         self.ident = 0
         self.lock: threading.Lock | None = None
         self.verdict: tuple[Job, Outcome] | None = None
+        self.sealed: Job | None = None
         self.lost = False
         self.stopped = False
 
@@ -45,6 +49,8 @@ class Run:
         """Stop `job` if it is still what runs here; it ends with `outcome`. A second call changes nothing."""
         if self.lock is not None:
             return self._interrupt_thread(self.lock, job, outcome)
+        if self.sealed is job:
+            return False
         if self.job is job and self.verdict is None and self.task is not None:
             self.verdict = (job, outcome)
             self.task.cancel()
@@ -57,7 +63,7 @@ class Run:
             # In this order, and the thread in the other: it names no job any more, then looks for a verdict. So either
             # we see that it has gone on, or it sees that we want it and waits for the lock.
             self.verdict = (job, outcome)
-            if self.job is not job:
+            if self.job is not job or self.sealed is job:
                 self.verdict = None
                 return False
             if self.ident:  # else the thread has not begun: it looks before it calls the handler
@@ -77,6 +83,22 @@ class Run:
         self.lost = True
         return self.verdict[1]
 
+    def seal(self, job: Job) -> bool:
+        """In the run itself: from now on nobody stops `job`. False if somebody did before; it must not commit then."""
+        if self.lock is None:
+            self.sealed = None if self.told(job) else job
+            return self.sealed is job
+        with self.lock:  # whoever is about to raise into us has done so
+            if self.verdict is None:
+                self.sealed = job
+                return True
+        _take_back()  # so that it does not come in the middle of the rollback
+        return False
+
+    def told(self, job: Job) -> bool:
+        """Whether `job` was told to stop."""
+        return self.condemned(job) or (self.task is not None and self.task.cancelling() > 0)
+
     def condemned(self, job: Job) -> bool:
         """Whether somebody stopped `job` before its handler was called."""
         return self.verdict is not None and self.verdict[0] is job
@@ -91,9 +113,14 @@ class Run:
             with self.lock:  # whoever is about to raise into us has done so
                 if self.verdict is None:
                     return outcome
-            _raise_in(threading.get_ident(), ctypes.py_object())  # what is still on its way
+            _take_back()
         except Interrupted:
             pass  # it came after the handler had returned
         with self.lock:  # whoever takes the job away has done so, or sees that we have left
             self.stopped = self.verdict is not None
-        return outcome if self.verdict is None else self.verdict[1]
+        return outcome if self.verdict is None or outcome is WRITTEN else self.verdict[1]
+
+
+def _take_back() -> None:
+    """What is still on its way into this thread; Interrupted if it comes just now."""
+    _raise_in(threading.get_ident(), ctypes.py_object())

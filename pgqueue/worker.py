@@ -157,7 +157,7 @@ class Worker(Wiring):
         left = len(self._executor.running)
         self._executor.cancel()
         await within(self._executor.idle(), 1.0)
-        for job in list(self._executor.running.values()):
+        for job in [run.job for run in list(self._executor.running.values()) if run.job is not None]:
             log.error(
                 "job %d (%s) could not be stopped; it is given back when this worker's lease is over", job.id, job.task
             )

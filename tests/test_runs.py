@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from test_executor import Bench, made, plain
 
-from pgqueue.outcome import COMPLETED, RELEASED, Cancelled, Completed
+from pgqueue.job import Job
+from pgqueue.outcome import COMPLETED, RELEASED, WRITTEN, Cancelled, Completed, Written
+from pgqueue.runs import Interrupted
 from pgqueue.tasks import Task
 
 STOPPED = Cancelled("no longer wanted")
@@ -180,6 +182,148 @@ async def test_a_shutdown_still_releases_what_nobody_interrupted() -> None:
     assert bench.outcomes[released] is RELEASED
 
 
+# Sealed: about to commit ---------------------------------------------------------------------------------------------
+
+
+async def test_a_sealed_async_run_is_stopped_by_nobody_and_ends_as_written() -> None:
+    sealed, answer = asyncio.Event(), asyncio.Event()
+
+    async def commits(job: Job) -> Written:
+        await bench.executor.aseal(job)
+        sealed.set()
+        await answer.wait()
+        return WRITTEN
+
+    bench = Bench(made(commits, "commits"), plain, slots=1)
+    [job] = bench.offer("commits")
+    await sealed.wait()
+    assert not bench.executor.interrupt(job, STOPPED)
+    run = bench.executor.running[job]
+    assert run.job is not None
+    bench.executor.abandon(run.job)
+    bench.executor.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert job not in bench.outcomes
+    answer.set()
+    assert await bench.outcome(job) is WRITTEN
+    assert await bench.run(plain) is COMPLETED
+
+
+async def test_a_sealed_thread_is_stopped_by_nobody_and_ends_as_written() -> None:
+    sealed, answer = threading.Event(), threading.Event()
+
+    def commits(job: Job) -> Written:
+        bench.executor.seal(job)
+        sealed.set()
+        while not answer.is_set():
+            pass
+        return WRITTEN
+
+    bench = Bench(made(commits, "commits"), slots=1)
+    [job] = bench.offer("commits")
+    await asyncio.to_thread(sealed.wait)
+    assert not bench.executor.interrupt(job, STOPPED)
+    answer.set()
+    assert await bench.outcome(job) is WRITTEN
+
+
+@pytest.mark.parametrize("way", ["interrupt", "shutdown"])
+@pytest.mark.parametrize("swallow", [False, True])
+async def test_an_async_run_that_was_stopped_is_not_sealed_any_more(way: str, swallow: bool) -> None:
+    committed: list[int] = []
+    calm: list[bool] = []
+    started = asyncio.Event()
+
+    async def commits(job: Job) -> None:
+        started.set()
+        try:
+            if swallow:
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.sleep(60)
+            else:
+                stop()  # in this very step: the cancellation has not come yet
+            assert bench.executor.stopping(job)
+            await bench.executor.aseal(job)
+            committed.append(job.id)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)  # the rollback: undisturbed
+            calm.append(True)
+            raise
+
+    def stop() -> None:
+        if way == "interrupt":
+            assert bench.executor.interrupt(job, STOPPED)
+        else:
+            bench.executor.cancel()
+
+    bench = Bench(made(commits, "commits"), slots=1)
+    [job] = bench.offer("commits")
+    if swallow:
+        await started.wait()
+        stop()
+    assert await bench.outcome(job) == (STOPPED if way == "interrupt" else RELEASED)
+    assert (committed, calm) == ([], [True])
+
+
+async def test_a_thread_that_was_stopped_is_not_sealed_and_its_rollback_is_left_in_peace() -> None:
+    started, stopped = threading.Event(), threading.Lock()
+    stopped.acquire()
+    committed: list[int] = []
+    calm: list[bool] = []
+
+    def commits(job: Job) -> None:
+        started.set()
+        try:
+            try:
+                stopped.acquire()
+            finally:
+                bench.executor.seal(job)
+                committed.append(job.id)
+        except Interrupted:
+            for _ in range(10_000):
+                pass
+            calm.append(True)
+            raise
+
+    bench = Bench(made(commits, "commits"), slots=1)
+    [job] = bench.offer("commits")
+    await asyncio.to_thread(started.wait)
+    assert bench.executor.interrupt(job, STOPPED)
+    stopped.release()
+    assert await bench.outcome(job) == STOPPED
+    assert (committed, calm) == ([], [True])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_every_job_is_either_sealed_or_stopped_never_both() -> None:
+    """Threads that seal after a few steps, interrupted at every moment: what was sealed ends as written."""
+    committed: set[int] = set()
+
+    def commits(job: Job) -> Written:
+        for _ in range(job.id % 50):
+            pass
+        bench.executor.seal(job)
+        committed.add(job.id)
+        return WRITTEN
+
+    bench = Bench(made(commits, "commits"), slots=2)
+    ends, stopped = time.monotonic() + 1.0, set[int]()
+    while time.monotonic() < ends:
+        jobs = bench.offer("commits", 20)
+        while not all(job in bench.outcomes for job in jobs):
+            for job in list(bench.executor.running):
+                if job not in stopped and bench.executor.interrupt(job, STOPPED):
+                    stopped.add(job)
+            await asyncio.sleep(0)
+    await bench.until(lambda: bench.pool.running == 0)
+    assert stopped
+    assert committed
+    assert not committed & stopped
+    assert committed == {job for job, outcome in bench.outcomes.items() if outcome is WRITTEN}
+    assert stopped == {job for job, outcome in bench.outcomes.items() if outcome == STOPPED}
+
+
 # An exception raised into a thread may land in a destructor or a weak reference's callback: the interpreter reports it
 # and goes on, the handler ends by itself. What is proven here does not depend on where it lands.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -199,11 +343,11 @@ async def test_an_interruption_never_reaches_the_next_job_of_the_thread(steps: i
         bench.executor.offer(bench.pool, jobs := [bench.job("brief", f'{{"number": {n}}}') for n in range(20)])
         hit: set[int] = set()
         while len(hit) < 5 and not all(job.id in bench.outcomes for job in jobs):
-            for job in list(bench.executor.running.values()):
+            for job_id in list(bench.executor.running):
                 for _ in range(dice.randrange(50)):
                     pass
-                if job.id not in hit and bench.executor.interrupt(job.id, STOPPED):
-                    hit.add(job.id)
+                if job_id not in hit and bench.executor.interrupt(job_id, STOPPED):
+                    hit.add(job_id)
             await asyncio.sleep(0)
         for number, job in enumerate(jobs):
             expected = STOPPED if job.id in hit else Completed(str(number))
