@@ -15,7 +15,7 @@ from pages import PAGES, ROOT, Block, Reader, anchors, blocks, links, prose
 from servers import memory
 
 import pgqueue
-from pgqueue import job, worker
+from pgqueue import job, wiring
 from pgqueue.cli import main
 
 README = ROOT / "README.md"
@@ -90,7 +90,7 @@ def drawing(docstring: str | None) -> str:
     return textwrap.dedent(found[1])
 
 
-@pytest.mark.parametrize("drawn", [job, worker], ids=lambda module: str(module.__name__))
+@pytest.mark.parametrize("drawn", [job, wiring], ids=lambda module: str(module.__name__))
 def test_states_and_flow_are_drawn_as_in_the_code(drawn: object) -> None:
     assert drawing(drawn.__doc__) in [block.text for block in blocks(README) if block.language == "text"]
 

@@ -8,7 +8,9 @@ GRANT SELECT, INSERT ON pgqueue.job, pgqueue.job_done, pgqueue.job_dead, pgqueue
 GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked,
     pgqueue.job_running TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (job_id) ON pgqueue.job_signal TO :"role";
-GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.worker TO :"role";
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.worker, pgqueue.job_progress TO :"role";
+GRANT SELECT, INSERT, DELETE ON pgqueue.job_cursor TO :"role";
+GRANT SELECT, DELETE ON pgqueue.job_waiter TO :"role";
 GRANT SELECT, UPDATE (bin, since) ON pgqueue.ring TO :"role";
 GRANT TRUNCATE ON
     pgqueue.job_done_0, pgqueue.job_done_1, pgqueue.job_done_2, pgqueue.job_done_3, pgqueue.job_done_4,
