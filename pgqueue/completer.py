@@ -17,23 +17,21 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import psycopg
 
+from pgqueue.endings import Ended, Endings
 from pgqueue.job import Job
 from pgqueue.loops import persist, wait
-from pgqueue.outcome import COMPLETED, RELEASED, Cancelled, Completed, Failed, Outcome, Released, Retried
+from pgqueue.outcome import RELEASED, Outcome
 from pgqueue.sessions import Session
-from pgqueue.statements import Statement, integers
+from pgqueue.statements import Row, Statement, integers
 
 log = logging.getLogger("pgqueue")
 
 FLUSH_MOST = 2_000
 LOCKED_PAUSE = 0.05
 IDLE_SECONDS = 30.0
-
-Ended = tuple[Job, Outcome]
 
 
 class Completer:
@@ -43,17 +41,15 @@ class Completer:
         self,
         session: Session,
         worker_id: Callable[[], int],
+        endings: Endings,
         *,
-        version_tag: str,
-        notify: bool,
         written: Callable[[Sequence[Job]], None],
     ) -> None:
         self.fenced = 0
         """Outcomes dropped because the job had been given to somebody else."""
         self._session = session
         self._worker_id = worker_id
-        self._common = {"version_tag": version_tag}
-        self._notify = notify
+        self._endings = endings
         self._written = written
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -109,11 +105,11 @@ class Completer:
             self._flushed.set()
 
     async def _flush(self, batch: list[Ended]) -> None:
-        messages, groups = self._messages(batch)
+        endings = self._endings.many(batch, self._worker_id())
         try:
-            answers = await self._session.run(*messages)
+            answers = await self._session.run(*[ending for ending, _ in endings]) if endings else []
         except psycopg.errors.UniqueViolation:
-            [doubles] = await self._session.run(self._statement("complete_refuse_doubles", [job for job, _ in batch]))
+            [doubles] = await self._session.run(self._about("complete_refuse_doubles", [job for job, _ in batch]))
             log.error("jobs %s ran, and waited too: the second rows are failed: refused", doubles)
             return
         except BaseException:
@@ -121,7 +117,7 @@ class Completer:
             self._unsure.update(job.id for job, _ in batch)
             raise
         left: list[Job] = []
-        for group, answer in zip(groups, answers, strict=True):
+        for (_, group), answer in zip(endings, answers, strict=True):
             if answer is not None:
                 left += _not_in(group, answer)
         locked: set[int] = set()
@@ -135,14 +131,14 @@ class Completer:
     async def _look_up(self, left: list[Job], released: set[int]) -> set[int]:
         """Of jobs that were not ended: those that are still ours. The others are fenced, or ended by an earlier try, or
         were to be given back unfinished, with no outcome that could be dropped."""
-        [answer] = await self._session.run(self._statement("complete_missing", left))
+        [answer] = await self._session.run(self._about("complete_missing", left))
         locked = {row[0] for row in answer}
         gone = [job for job in left if job.id not in locked | released]
-        unsure = [job for job in gone if job.id in self._unsure]
+        unsure = [job for job in gone if job.id in self._unsure or getattr(job, "written", False)]
         ended: set[int] = set()
         if unsure:
             attempts = integers([job.attempt for job in unsure])
-            [answer] = await self._session.run(self._statement("complete_settled", unsure, attempts=attempts))
+            [answer] = await self._session.run(self._about("complete_settled", unsure, attempts=attempts))
             ended = {row[0] for row in answer}
         for job in gone:
             if job.id not in ended:
@@ -154,90 +150,8 @@ class Completer:
                 )
         return locked
 
-    # Outcomes into statements ----------------------------------------------------------------------------------------
-
-    def _messages(self, batch: list[Ended]) -> tuple[list[Statement[Any]], list[list[Job]]]:
-        plain: list[Job] = []
-        results: list[tuple[Job, Completed]] = []
-        retried: list[tuple[Job, Retried]] = []
-        failed: list[tuple[Job, Failed | Cancelled]] = []
-        released: list[Job] = []
-        for job, outcome in batch:
-            if outcome is COMPLETED:
-                plain.append(job)
-                continue
-            match outcome:
-                case Completed():
-                    results.append((job, outcome))
-                case Retried():
-                    retried.append((job, outcome))
-                case Failed() | Cancelled():
-                    failed.append((job, outcome))
-                case Released():
-                    released.append(job)
-        messages: list[Statement[Any]] = []
-        groups: list[list[Job]] = []
-        if plain:
-            messages.append(self._ends("complete_plain", plain))
-            groups.append(plain)
-        if results:
-            jobs = [job for job, _ in results]
-            messages.append(self._ends("complete_result", jobs, results=[done.result for _, done in results]))
-            groups.append(jobs)
-        if retried:
-            messages.append(self._retry(retried))
-            groups.append([job for job, _ in retried])
-        if failed:
-            messages.append(self._fail(failed))
-            groups.append([job for job, _ in failed])
-        if released:
-            messages.append(self._ends("complete_release", released, notify=self._notify))
-            groups.append(released)
-        return messages, groups
-
-    def _retry(self, retried: list[tuple[Job, Retried]]) -> Statement[Any]:
-        return self._ends(
-            "complete_retry",
-            [job for job, _ in retried],
-            delays=[again.delay for _, again in retried],
-            spents=[again.spent for _, again in retried],
-            snoozeds=[again.snoozed for _, again in retried],
-            notify=self._notify,
-            **_problems([again for _, again in retried]),
-        )
-
-    def _fail(self, failed: list[tuple[Job, Failed | Cancelled]]) -> Statement[Any]:
-        return self._ends(
-            "complete_fail",
-            [job for job, _ in failed],
-            states=["cancelled" if isinstance(end, Cancelled) else "failed" for _, end in failed],
-            reasons=[end.reason for _, end in failed],
-            **_problems([end for _, end in failed]),
-        )
-
-    def _ends(self, name: str, jobs: list[Job], **params: object) -> Statement[list[int] | None]:
-        """A statement that ends jobs; it answers None if all were ended, else the ids that were."""
-        statement = self._statement(name, jobs, **params)
-        return Statement(statement.sql, statement.params, lambda rows: rows[0][0])
-
-    def _statement(self, name: str, jobs: list[Job], **params: object) -> Statement[list[tuple[Any, ...]]]:
-        return self._session.link.statement(
-            name,
-            ids=integers([job.id for job in jobs]),
-            claims=integers([job.claim for job in jobs]),
-            worker_id=self._worker_id(),
-            **self._common,
-            **params,
-        )
-
-
-def _problems(ends: Sequence[Retried | Failed | Cancelled]) -> dict[str, object]:
-    return {
-        "outcomes": [end.problem.outcome for end in ends],
-        "error_types": [end.problem.error_type for end in ends],
-        "messages": [end.problem.message for end in ends],
-        "tracebacks": [end.problem.traceback for end in ends],
-    }
+    def _about(self, name: str, jobs: list[Job], **params: object) -> Statement[list[Row]]:
+        return self._endings.about(name, jobs, self._worker_id(), **params)
 
 
 def _not_in(jobs: list[Job], ended: list[int]) -> list[Job]:

@@ -87,8 +87,8 @@ def one(job: NewJob[R], *, schema: str = "pgqueue", notify: bool = True) -> Stat
     }
     if not _has_time(job):
         return Statement(text("enqueue_now", schema), params, _handle)
-    deadline, seconds = _deadline(job)
-    params |= {"run_at": _moment(job.run_at), "delay": job.delay, "deadline": deadline, "deadline_seconds": seconds}
+    deadline, seconds = deadline_of(job)
+    params |= {"run_at": moment_of(job.run_at), "delay": job.delay, "deadline": deadline, "deadline_seconds": seconds}
     return Statement(text("enqueue_later", schema), params, _handle)
 
 
@@ -107,9 +107,9 @@ def many(
     if not any(map(_has_time, jobs)):
         params["heard"] = _lines(sorted({job.queue for job in jobs})) if notify else ""
         return Statement(text("enqueue_many_now", schema), params, _handles)
-    params["run_at"] = _column([job.run_at for job in jobs], _moment)
+    params["run_at"] = _column([job.run_at for job in jobs], moment_of)
     params["delay"] = _column([job.delay for job in jobs], repr)
-    deadlines = [_deadline(job) for job in jobs]
+    deadlines = [deadline_of(job) for job in jobs]
     params["deadline"] = _column([deadline for deadline, _ in deadlines])
     params["deadline_seconds"] = _column([seconds for _, seconds in deadlines], repr)
     params["notify"] = notify
@@ -164,13 +164,13 @@ def _has_time(job: NewJob[Any]) -> bool:
     return job.run_at is not None or job.delay is not None or job.deadline is not None
 
 
-def _deadline(job: NewJob[Any]) -> tuple[str | None, float | None]:
+def deadline_of(job: NewJob[Any]) -> tuple[str | None, float | None]:
     """Its deadline as a time, or as seconds from now."""
     deadline = job.deadline
-    return (_moment(deadline), None) if isinstance(deadline, datetime) else (None, deadline)
+    return (moment_of(deadline), None) if isinstance(deadline, datetime) else (None, deadline)
 
 
-def _moment(moment: datetime | None) -> str | None:
+def moment_of(moment: datetime | None) -> str | None:
     if moment is None:
         return None
     try:  # in UTC: PostgreSQL knows offsets up to 16 hours, Python up to 24

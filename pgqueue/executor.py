@@ -21,7 +21,8 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from pgqueue.job import Job, late_of, running_job
+from pgqueue.aborts import Aborts, aborted
+from pgqueue.job import Job, Means, late_of, running_job
 from pgqueue.outcome import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, unknown
 from pgqueue.pool import Pool, runs_on_loop
 from pgqueue.runs import Interrupted, Run
@@ -36,7 +37,7 @@ TURN_SECONDS = 0.001
 
 class Executor:
     """Runs jobs for one worker. `offer` from the fetcher, `finish` to the completer, `low` tells that there is room,
-    `half_lost` that half of the slots are lost to handlers that do not stop."""
+    `half_lost` that half of the slots are lost to handlers that do not stop; `means` is lent to every handler."""
 
     def __init__(
         self,
@@ -46,6 +47,8 @@ class Executor:
         finish: Callable[[Job, Outcome], None],
         low: Callable[[], None],
         half_lost: Callable[[], None],
+        means: Means,
+        aborts: Aborts,
     ) -> None:
         self.pools = pools
         self.running: dict[int, Run] = {}
@@ -57,8 +60,8 @@ class Executor:
         self._finish = finish
         self._low = low
         self._half_lost = half_lost
-        self.resources: Any = None
-        """What the lifespan yielded: `job.resources` in every handler."""
+        self._aborts = aborts
+        self.means = means
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._runs: set[Run] = set()
@@ -82,7 +85,8 @@ class Executor:
         self._dispatch()
 
     def hand_back(self) -> list[Job]:
-        """Give up all jobs that have not started; the caller releases them."""
+        """Give up all jobs that have not started; the caller releases them. What waits to run again is released."""
+        self._aborts.leave_all()
         return [job for pool in self.pools for job, _ in pool.empty()]
 
     def interrupt(self, job_id: int, outcome: Outcome) -> bool:
@@ -99,7 +103,10 @@ class Executor:
                 return True
         run = self.running.get(job_id)
         job = None if run is None else run.job
-        return run is not None and job is not None and run.interrupt(job, outcome)
+        if run is None or job is None or not run.interrupt(job, outcome):
+            return False
+        self._aborts.leave(job)
+        return True
 
     def runs(self, job: Job) -> bool:
         """Whether it is this run of the job that runs here."""
@@ -144,6 +151,7 @@ class Executor:
     def cancel(self) -> None:
         """Cancel what runs on the loop, for good, but what is sealed; threads cannot be stopped from outside."""
         self._cancelled = True
+        self._aborts.close()
         for run in self._runs:
             if run.task is not None and run.sealed is not run.job:
                 run.task.cancel()
@@ -267,20 +275,34 @@ class Executor:
         if task is None:
             return unknown(job)
         token = running_job.set(job)
-        job.resources = self.resources
+        job.means = self.means
         try:
             args, kwargs = task.codec.decode(job.args)
             value = await (task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs))
-            return COMPLETED if value is None else given(job, task.retry, value)
+            return COMPLETED if value is None and job.successors is None else given(job, task.retry, value)
         except asyncio.CancelledError as error:
             # Only a shutdown gives a job back: one that cancels itself would come back at once, for ever.
             return RELEASED if self._cancelled else given(job, task.retry, error, raised=True)
         except (GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            return given(job, task.retry, error, raised=True)
+            if not aborted(task.retry, error):
+                return given(job, task.retry, error, raised=True)
+            abort = error
         finally:
             running_job.reset(token)
+        return await self._again(job, task, abort)
+
+    async def _again(self, job: Job, task: Task[..., Any], abort: BaseException) -> Outcome:
+        """Run it once more, after a pause, as if it had not run; or say how it ends."""
+        try:
+            ended = await self._aborts.again(job, task.retry, abort)
+        except asyncio.CancelledError as error:
+            return RELEASED if self._cancelled else given(job, task.retry, error, raised=True)
+        if ended is not None:
+            return ended
+        job.successors = None
+        return await self._loop.create_task(self._call(job, task), context=self._context.copy())
 
     # In threads ------------------------------------------------------------------------------------------------------
 
@@ -355,12 +377,19 @@ class Executor:
         if task is None:
             return unknown(job)
         running_job.set(job)
-        job.resources = self.resources
+        job.means = self.means
         try:
             args, kwargs = task.codec.decode(job.args)
             value = task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs)
-            return COMPLETED if value is None else given(job, task.retry, value)
+            return COMPLETED if value is None and job.successors is None else given(job, task.retry, value)
         except Interrupted:
             raise
         except BaseException as error:  # nobody is above us in this thread; what passes here takes a slot with it
-            return given(job, task.retry, error, raised=True)
+            if self._loop.is_closed() or not aborted(task.retry, error):
+                return given(job, task.retry, error, raised=True)
+            abort = error
+        ended = asyncio.run_coroutine_threadsafe(self._aborts.again(job, task.retry, abort), self._loop).result()
+        if ended is not None:
+            return ended
+        job.successors = None
+        return self._context.copy().run(self._call_sync, job, task)

@@ -22,7 +22,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from pgqueue.errors import InvalidOption
+from pgqueue.errors import Error, InvalidArguments, InvalidOption
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -93,6 +93,40 @@ def current_job() -> Job:
     return job
 
 
+class Means:
+    """What whoever runs a job lends to its handler: behind every method of `Job` that does something.
+
+    These here refuse: a worker, and `pgqueue.testing`, lend more.
+    """
+
+    def __init__(self, resources: Any = None) -> None:
+        self.resources = resources
+        """What the lifespan yielded."""
+
+    def connection(self, job: Job) -> Any:
+        raise self._refusal(job, "connection")
+
+    async def aconnection(self, job: Job) -> Any:
+        raise self._refusal(job, "aconnection()")
+
+    def session(self, job: Job) -> Any:
+        raise self._refusal(job, "session()")
+
+    def complete(self, job: Job, conn: object) -> None:
+        raise self._refusal(job, "complete()")
+
+    async def acomplete(self, job: Job, conn: object) -> None:
+        raise self._refusal(job, "acomplete()")
+
+    def _refusal(self, job: Job, what: str) -> Error:
+        return Error(
+            f"job {job.id} ({job.task}): there is no job.{what} here; a worker has it, or pgqueue.testing.drain"
+        )
+
+
+NOTHING = Means()
+
+
 class Job:
     """A claimed job, as its handler sees it. Read it; only the worker changes it.
 
@@ -102,8 +136,8 @@ class Job:
     """
 
     __slots__ = (
-        "_row", "args", "attempt", "claim", "crashes", "id", "lane", "max_attempts", "pos", "queue", "resources",
-        "task",
+        "_row", "args", "attempt", "claim", "crashes", "id", "lane", "max_attempts", "means", "pos", "queue",
+        "successors", "task", "written",
     )  # fmt: skip
 
     def __init__(self, row: tuple[Any, ...], claim: int) -> None:
@@ -123,8 +157,17 @@ class Job:
         self.crashes: int = row[9]
         """How many workers have died under it."""
         self.lane: tuple[str, int] = (self.queue, rank)
-        self.resources: Any = None
-        """What the worker's lifespan yielded."""
+        self.means = NOTHING
+        """Set by whoever runs it."""
+        self.written: bool
+        """Set if its handler has ended it in a transaction of its own; whether that was committed is not known here."""
+        self.successors: list[NewJob[Any]] | None = None
+        """What it has enqueued, to be written with its completion."""
+
+    @property
+    def resources(self) -> Any:
+        """What the worker's lifespan yielded; None without one."""
+        return self.means.resources
 
     @property
     def priority(self) -> int:
@@ -160,6 +203,73 @@ class Job:
     def headers(self) -> dict[str, Any]:
         """The headers given at enqueue."""
         return msgspec.json.decode(self._row[14], type=dict[str, Any]) if self._row[14] else {}
+
+    @property
+    def lock_key(self) -> str | None:
+        """The key under which it runs alone; None without a lock."""
+        key: str | None = self._row[15]
+        return key
+
+    @property
+    def idempotency_key(self) -> str | None:
+        """The key its enqueuer gave, the same in every attempt; None if there was none (then `id` serves)."""
+        key: str | None = self._row[16]
+        return key
+
+    @property
+    def connection(self) -> Any:
+        """The psycopg connection of a task declared with `transactional=True`, inside the attempt's transaction.
+
+        What is written on it is committed together with the job's completion, or not at all. Taken from the worker's
+        pool and begun when it is first asked for. commit() and rollback() on it raise; savepoints
+        (`with job.connection.transaction():`) are free. In an async handler: `await job.aconnection()`.
+        """
+        return self.means.connection(self)
+
+    async def aconnection(self) -> Any:
+        """`connection` for async handlers: a psycopg AsyncConnection inside the attempt's transaction."""
+        return await self.means.aconnection(self)
+
+    def session(self) -> Any:
+        """A SQLAlchemy Session on `connection`; flushed before the job's completion is written and committed."""
+        return self.means.session(self)
+
+    def enqueue(self, task: Enqueueable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Enqueue a successor: it is written by the statement that completes this job, and exists if that commits.
+
+        No I/O here. Dropped if the attempt ends in any other way: an error, `Snooze`, `Retry`, `Cancel`, `Fail`, or a
+        dead worker. `task` is a task, also `task.using(…)`. Raises InvalidArguments at once for what does not fit it.
+
+            job.enqueue(send_receipt, order_id)
+        """
+        make = getattr(task, "new", None)
+        if make is None:
+            raise InvalidArguments(
+                f"{task!r} is not a task: declare it with @pgqueue.task, or use pgqueue.remote(name)"
+            )
+        new = make(*args, **kwargs)
+        if self.successors is None:
+            self.successors = []
+        self.successors.append(new)
+
+    def complete(self, conn: object) -> None:
+        """Complete this job as part of a transaction that the handler has opened itself, on any kind of connection.
+
+            with psycopg.connect(dsn) as conn:
+                conn.execute("UPDATE accounts …")
+                job.complete(conn)
+
+        When that transaction commits, the job is completed with it (its successors are written, too), whatever the
+        handler does afterwards; what it returns then is not stored. If it rolls back, nothing has happened. Raises
+        JobLost, and the transaction cannot commit any more, if the job was given to another worker meanwhile.
+        """
+        self.means.complete(self, conn)
+        self.written = True
+
+    async def acomplete(self, conn: object) -> None:
+        """`complete` on an async connection."""
+        await self.means.acomplete(self, conn)
+        self.written = True
 
     def age(self) -> float:
         """Seconds since it was enqueued, by this machine's clock."""

@@ -120,7 +120,10 @@ def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -
         case Completed() | Retried() | Failed() | Cancelled() | Released() | Written():
             return what  # what wraps the handler has decided
         case value:
-            return completed(value)
+            done = completed(value)
+            if job.successors and isinstance(done, Completed):
+                return Completed(done.result, tuple(job.successors))
+            return done
 
 
 def completed(value: object) -> Completed | Failed:
@@ -141,9 +144,13 @@ def completed(value: object) -> Completed | Failed:
 
 def failed(job: Job, retry: RetryPolicy, error: BaseException) -> Outcome:
     """What an exception becomes: another attempt as the retry policy says, or the end."""
-    problem = Problem("failed", type(error).__qualname__, _clean(_text(error), MESSAGE_MOST), _traceback(error))
     asked = error if isinstance(error, Exception) else RuntimeError(_text(error))
-    return _tried(job, problem, lambda: retry.decide(job.attempt, asked, job.max_attempts))
+    return _tried(job, problem("failed", error), lambda: retry.decide(job.attempt, asked, job.max_attempts))
+
+
+def problem(outcome: str, error: BaseException) -> Problem:
+    """What is said of an exception in the row of its attempt."""
+    return Problem(outcome, type(error).__qualname__, _clean(_text(error), MESSAGE_MOST), _traceback(error))
 
 
 def _again(job: Job, retry: RetryPolicy, ask: Retry) -> Outcome:

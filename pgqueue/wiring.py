@@ -21,12 +21,14 @@ from functools import partial
 from typing import Any
 
 from pgqueue import embedded
+from pgqueue.aborts import Aborts
 from pgqueue.completer import Completer
+from pgqueue.endings import Endings
 from pgqueue.executor import Executor
 from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
 from pgqueue.heartbeat import Heartbeat, Identity, enter
 from pgqueue.isolation import Isolation
-from pgqueue.job import Job
+from pgqueue.job import Job, Means
 from pgqueue.loops import persist
 from pgqueue.maintenance import Maintenance
 from pgqueue.notifier import CONTROL, LED, SCHEDULED, Notifier
@@ -77,11 +79,11 @@ class Wiring(ABC):
         settings = self.settings
         self._take = Session(self._link, "fetch", lambda: self._heartbeat.listed())
         self._give = Session(self._link, "complete", lambda: self._heartbeat.listed(0.0))
+        self._endings = Endings(settings.schema, settings.version_tag, settings.notify)
         self._completer = Completer(
             self._give,
             lambda: self.worker_id,
-            version_tag=settings.version_tag,
-            notify=settings.notify,
+            self._endings,
             written=self._written,
         )
         self._fetcher = Fetcher(
@@ -94,12 +96,15 @@ class Wiring(ABC):
             in_doubt=lambda: self._reconciler.doubt(),
             poll=settings.poll,
         )
+        self._means = Means()
         self._executor = Executor(
             pools(settings.queues, settings.concurrency),
             self._tasks,
             finish=self._completer.finish,
             low=self._fetcher.roomier,
             half_lost=self.quiet,
+            means=self._means,
+            aborts=Aborts(self._give, lambda: self.worker_id, version_tag=settings.version_tag),
         )
         self._signals = Signals(self._take, lambda: self.worker_id, self._held.__len__, self._executor.interrupt)
         self._notifier = Notifier(

@@ -90,7 +90,7 @@ class Worker(Wiring):
         self._build()
         self._heartbeat.start()
         try:
-            self._executor.resources = await self._stack.enter_async_context(declared_lifespan())
+            self._means.resources = await self._stack.enter_async_context(declared_lifespan())
         except BaseException:
             await self._leave()
             raise

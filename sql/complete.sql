@@ -57,6 +57,90 @@ WITH picked AS MATERIALIZED (
 )
 SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END FROM done;
 
+-- name: complete_successors
+-- Jobs that succeeded and have enqueued successors: to history, each with its result if it has one; and the successors of
+-- those that were ended, of no other, become jobs.
+WITH picked AS MATERIALIZED (
+    SELECT r.ctid, r.id, mine.result
+    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(results)s::text[]) AS mine (id, claim, result)
+    CROSS JOIN LATERAL (
+        SELECT r.ctid, r.id FROM pgqueue.job_running r
+        WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+        LIMIT 1 FOR UPDATE SKIP LOCKED
+    ) AS r
+), ended AS (
+    DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+), done AS (
+    INSERT INTO pgqueue.job_done (
+        state, finished_at, bin, version_tag, result,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
+    SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
+        picked.result::jsonb,
+        ended.id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
+        crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+    FROM ended JOIN picked ON picked.id = ended.id
+    RETURNING id
+), asked AS MATERIALIZED (
+    SELECT s.place, s.task, s.args, s.queue, s.priority, s.headers, s.max_attempts,
+        coalesce(s.run_at::timestamptz, pgqueue.now() + make_interval(secs => s.delay)) AS run_at,
+        coalesce(s.deadline::timestamptz, pgqueue.now() + make_interval(secs => s.seconds)) AS deadline
+    FROM unnest(%(parents)s::bigint[], %(tasks)s::text[], %(args)s::text[], %(queues)s::text[], %(priorities)s::smallint[],
+                %(headers)s::text[], %(max_attempts)s::smallint[], %(run_ats)s::text[], %(delays)s::float8[],
+                %(deadlines)s::text[], %(deadline_seconds)s::float8[])
+         WITH ORDINALITY
+         AS s (parent, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, place)
+    WHERE s.parent IN (SELECT id FROM done)
+), judged AS MATERIALIZED (
+    SELECT asked.*, run_at > pgqueue.now() IS TRUE AS later FROM asked ORDER BY place
+), available AS (
+    INSERT INTO pgqueue.job_available (task, args, queue, priority, rank, headers, max_attempts, run_at, deadline)
+    SELECT task, args::jsonb, queue, priority, 2 * priority + 1, headers::jsonb, max_attempts, run_at, deadline
+    FROM judged WHERE NOT later
+    RETURNING queue
+), scheduled AS (
+    INSERT INTO pgqueue.job_scheduled (state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline)
+    SELECT 'scheduled', task, args::jsonb, queue, priority, 2 * priority + 1, headers::jsonb, max_attempts, run_at, deadline
+    FROM judged WHERE later
+    RETURNING id
+), told AS (
+    SELECT pg_notify('pgqueue.' || channel, '')::text AS done
+    FROM (SELECT queue AS channel FROM available UNION SELECT ':scheduled' FROM scheduled) AS heard
+    WHERE %(notify)s::boolean
+)
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
+       (SELECT count(done) FROM told)
+FROM done;
+
+-- name: complete_within
+-- One job that succeeded, completed inside a transaction of its handler, by its fence. If it is not this run's any more, the
+-- statement raises: whatever the client does then, that transaction cannot commit.
+WITH ended AS (
+    DELETE FROM pgqueue.job_running
+    WHERE id = %(id)s::bigint AND claim = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+), done AS (
+    INSERT INTO pgqueue.job_done (
+        state, finished_at, bin, version_tag, result,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
+    SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
+        %(result)s::text::jsonb,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+    FROM ended
+    RETURNING id
+)
+SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint) END FROM done;
+
+-- name: complete_mine
+-- Whether a job is still this run's, after its transaction broke off: waits for whoever has its row locked, so for that
+-- transaction to end. No row: it has been ended, by that transaction or by another worker.
+SELECT id FROM pgqueue.job_running
+WHERE id = %(id)s::bigint AND claim = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
+FOR UPDATE;
+
 -- name: complete_retry
 -- Attempts that did not complete and will be made again: to scheduled, each after its own delay in seconds. An attempt
 -- given back (`spent` false) does not count, a snooze counts as one. What happened is appended to `attempt`.
@@ -185,7 +269,7 @@ WHERE EXISTS (SELECT FROM pgqueue.job j
                 AND j.id = mine.id AND j.claim = mine.claim AND j.worker_id = %(worker_id)s::bigint)
    OR EXISTS (SELECT FROM pgqueue.attempt a
               WHERE a.job_id = mine.id AND a.attempt = mine.attempt AND a.worker_id = %(worker_id)s::bigint
-                AND a.outcome <> 'crashed');
+                AND a.outcome NOT IN ('crashed', 'aborted', 'interrupted'));
 
 -- name: complete_refuse_doubles
 -- After a job could not go where it had to because a row with its id stood there (restored, or inserted by hand): put that

@@ -17,6 +17,7 @@ from workers import Eyes, Taker, until
 
 from pgqueue import completer, statements
 from pgqueue.completer import FLUSH_MOST, Completer
+from pgqueue.endings import Endings
 from pgqueue.job import Job
 from pgqueue.outcome import COMPLETED, RELEASED, Cancelled, Completed, Failed, Outcome, Problem, Retried
 from pgqueue.sessions import Session
@@ -30,9 +31,8 @@ class Desk:
     def __init__(self, taker: Taker, eyes: Eyes) -> None:
         self.taker, self.eyes = taker, eyes
         self.session = Session(taker.link, "complete")
-        self.completer = Completer(
-            self.session, lambda: taker.worker_id, version_tag="v1", notify=True, written=self._written
-        )
+        endings = Endings(taker.link.schema, "v1", notify=True)
+        self.completer = Completer(self.session, lambda: taker.worker_id, endings, written=self._written)
         self.written: list[int] = []
         self.messages = 0
         self._run, self.session.run = self.session.run, self._counted  # type: ignore[method-assign]

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 import pgqueue
+from pgqueue.aborts import Aborts
 from pgqueue.executor import TURN_SECONDS, Executor
-from pgqueue.job import Job, current_job
+from pgqueue.job import Job, Means, current_job
 from pgqueue.outcome import (
     COMPLETED,
     MESSAGE_MOST,
@@ -31,6 +32,7 @@ from pgqueue.outcome import (
 )
 from pgqueue.pool import PREFETCH_MOST, Pool
 from pgqueue.retry import RetryPolicy
+from pgqueue.sessions import Link, Session
 from pgqueue.tasks import Task, task
 
 setting: ContextVar[str] = ContextVar("setting", default="clean")
@@ -46,8 +48,15 @@ class Bench:
         self.order: list[int] = []
         self.lows = self.halves = 0
         self._tasks = {task.name: task for task in tasks}
-        self.executor = Executor([self.pool], self._tasks, finish=self._finish, low=self._low, half_lost=self._half)
-        self.executor.resources = "the lifespan's"
+        self.executor = Executor(
+            [self.pool],
+            self._tasks,
+            finish=self._finish,
+            low=self._low,
+            half_lost=self._half,
+            aborts=Aborts(Session(Link("", "pgqueue"), "bench"), lambda: 1, version_tag=""),
+            means=Means("the lifespan's"),
+        )
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._last = 0

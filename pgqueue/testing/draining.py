@@ -13,18 +13,22 @@ import socket
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from typing import Any
 
 from pgqueue import tasks
 from pgqueue.asks import Cancel, Snooze
 from pgqueue.config import config
 from pgqueue.connections import aconnect, connect
+from pgqueue.endings import Endings
 from pgqueue.errors import Error
 from pgqueue.fetcher import RANKS
+from pgqueue.hooks import declared
 from pgqueue.job import Job
-from pgqueue.outcome import Cancelled, Completed, Failed, Outcome, Released, Retried, given
+from pgqueue.outcome import RELEASED, Cancelled, Completed, Failed, Outcome, Released, Retried, given
 from pgqueue.retry import RetryPolicy
 from pgqueue.scheduler import BATCH, EVER
 from pgqueue.statements import Row, Statement, text
+from pgqueue.tasks import Task
 from pgqueue.testing.clock import Clock
 from pgqueue.testing.handlers import Ran
 from pgqueue.testing.steps import Call, Command, Steps, aplay, play
@@ -190,8 +194,7 @@ def _commit(alone: bool) -> Steps[None]:
 def _give_back(job: Job, worker_id: int) -> Steps[None]:
     """What others can see is tidied up: the job waits again, and its worker is gone."""
     yield Command("ROLLBACK")
-    name, params = _end(Released())
-    yield _statement(name, **_fence(job, worker_id), **params)
+    yield _endings().one(job, RELEASED, worker_id)
     yield _statement("heartbeat_leave", worker_id=worker_id)
     yield Command("COMMIT")
 
@@ -218,8 +221,15 @@ def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
 
 
 def _attempt(job: Job, alone: bool) -> Steps[Ran]:
-    """Call the handler in a savepoint, kept if it returned, rolled back if it raised."""
-    task = tasks.find(job.task)
+    """Call the handler, with middleware and hooks, and say what became of the job."""
+    task, hooks = tasks.find(job.task), declared()
+    ran = yield from _in_savepoint(job, task and hooks.hooked(task), alone)
+    hooks.finished(job, ran[0])
+    return ran
+
+
+def _in_savepoint(job: Job, task: Task[..., Any] | None, alone: bool) -> Steps[Ran]:
+    """Kept if the handler returned, rolled back if it raised."""
     if alone:
         ran: Ran = yield Call(job, task)
         return ran
@@ -267,41 +277,14 @@ def _register() -> Statement[int]:
 
 def _ending(job: Job, outcome: Outcome, worker_id: int) -> Statement[None]:
     """The completer's statement for this outcome."""
-    name, params = _end(outcome)
+    ending = _endings().one(job, outcome, worker_id)
 
     def read(rows: list[Row]) -> None:
-        if rows[0][0] is not None:
+        if ending.read(rows) is not None:
             raise Error(f"job {job.id} ({job.task}) is not running any more: its handler moved or deleted its own row")
 
-    return Statement(text(name, config().schema), _fence(job, worker_id) | params, read)
+    return Statement(ending.sql, ending.params, read)
 
 
-def _fence(job: Job, worker_id: int) -> dict[str, object]:
-    return {"ids": [job.id], "claims": [job.claim], "worker_id": worker_id, "version_tag": "testing"}
-
-
-def _end(outcome: Outcome) -> tuple[str, dict[str, object]]:
-    match outcome:
-        case Completed(None):
-            return "complete_plain", {}
-        case Completed(result):
-            return "complete_result", {"results": [result]}
-        case Retried(delay, _, spent, snoozed):
-            again: dict[str, object] = {"delays": [delay], "spents": [spent], "snoozeds": [snoozed], "notify": False}
-            return "complete_retry", again | _problem(outcome)
-        case Failed(reason):
-            return "complete_fail", {"states": ["failed"], "reasons": [reason]} | _problem(outcome)
-        case Cancelled(reason):
-            return "complete_fail", {"states": ["cancelled"], "reasons": [reason]} | _problem(outcome)
-        case Released():
-            return "complete_release", {"notify": False}
-
-
-def _problem(end: Retried | Failed | Cancelled) -> dict[str, object]:
-    problem = end.problem
-    return {
-        "outcomes": [problem.outcome],
-        "error_types": [problem.error_type],
-        "messages": [problem.message],
-        "tracebacks": [problem.traceback],
-    }
+def _endings() -> Endings:
+    return Endings(config().schema, "testing", notify=False, array=list)

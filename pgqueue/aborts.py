@@ -1,0 +1,137 @@
+"""Runs again, in the same slot and soon, what the database aborted for reasons of its own: a deadlock, a serialization
+failure, a lock not got in time. Such an abort is no failure of the handler, so it spends no attempt.
+
+Called by the executor with what a handler raised, in its exception path only; a thread asks through the loop. Every
+abort is a row in `attempt`, appended by one statement that also reads the fence: so the ten a job has are counted over
+all its claims and workers, and a job that was given to somebody else while it ran is not run again here. What a pause
+waits for is the other side of the conflict; it ends early when the job is to stop, or the worker to take no more.
+
+Never decides what a failure becomes: with the ten used up, or the database away, the abort is one (`outcome.given`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from pgqueue.asks import Cancel, Fail, Retry, Snooze
+from pgqueue.job import Job
+from pgqueue.loops import within
+from pgqueue.outcome import RELEASED, Outcome, given, problem
+from pgqueue.retry import RetryPolicy
+from pgqueue.sessions import Session
+
+log = logging.getLogger("pgqueue")
+
+ABORTS_MOST = 10
+"""How many a job has in its life, before the next one counts as a failure."""
+PAUSE_LEAST, PAUSE_FIRST, PAUSE_MOST = 0.05, 0.1, 1.0
+NOTE_SECONDS = 5.0
+# deadlock_detected, serialization_failure, lock_not_available
+STATES = frozenset({"40P01", "40001", "55P03"})
+WRAPPERS_MOST = 8
+
+
+def aborted(retry: RetryPolicy, error: BaseException) -> bool:
+    """Whether this is an abort to be retried in place. What the handler asked for, `fail_on`, a retry function win."""
+    if retry.function is not None or isinstance(error, (Snooze, Retry, Cancel, Fail, *retry.fail_on)):
+        return False
+    return sqlstate(error) in STATES
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """The SQLSTATE in this exception, whatever driver raised it, whatever wraps that (SQLAlchemy, Django, `from`)."""
+    inner: object = error
+    for _ in range(WRAPPERS_MOST):
+        if not isinstance(inner, BaseException):
+            break
+        state = _attribute(inner, "sqlstate") or _attribute(inner, "pgcode")
+        if isinstance(state, str):
+            return state
+        inner = _attribute(inner, "orig") or inner.__cause__
+    return None
+
+
+def _attribute(error: BaseException, name: str) -> object:
+    try:
+        return getattr(error, name, None)
+    except Exception:  # a property of somebody's exception that fails is none
+        return None
+
+
+class Aborts:
+    """Notes aborts over the given session, and waits before the job runs again."""
+
+    def __init__(self, session: Session, worker_id: Callable[[], int], *, version_tag: str) -> None:
+        self.retried = 0
+        """How many runs were made again in place."""
+        self._session = session
+        self._worker_id = worker_id
+        self._version_tag = version_tag
+        self._pausing: dict[Job, asyncio.Event] = {}
+        self._closed = False
+
+    async def again(self, job: Job, retry: RetryPolicy, error: BaseException) -> Outcome | None:
+        """Note the abort and wait: None when it is time to run the job again, else how it ends. Called on the loop."""
+        self._pausing[job] = left = asyncio.Event()
+        try:
+            return await self._again(job, retry, error, left)
+        finally:
+            del self._pausing[job]
+
+    def leave(self, job: Job) -> None:
+        """This job is to stop: if it waits to run again, it does not."""
+        if event := self._pausing.get(job):
+            event.set()
+
+    def leave_all(self) -> None:
+        """Nothing that waits now is to run again here."""
+        for event in self._pausing.values():
+            event.set()
+
+    def close(self) -> None:
+        """From now on nothing is to run again here."""
+        self._closed = True
+        self.leave_all()
+
+    async def _again(self, job: Job, retry: RetryPolicy, error: BaseException, left: asyncio.Event) -> Outcome | None:
+        try:
+            async with asyncio.timeout(NOTE_SECONDS):
+                before = await self._note(job, error)
+        except Exception as away:
+            log.warning("job %d (%s) was aborted, which could not be noted: %s; it counts", job.id, job.task, away)
+            return given(job, retry, error, raised=True)
+        if before is None:
+            log.warning("job %d (%s): had been given to another worker; it is not run again here", job.id, job.task)
+            return RELEASED  # by its fence, which does not hold: nothing is written
+        if before >= ABORTS_MOST:
+            return given(job, retry, error, raised=True)
+        log.info("job %d (%s) was aborted by the database (%s) and runs again", job.id, job.task, sqlstate(error))
+        if self._closed or await within(left.wait(), pause(before + 1)):
+            return RELEASED
+        self.retried += 1
+        return None
+
+    async def _note(self, job: Job, error: BaseException) -> int | None:
+        what = problem("aborted", error)
+        [rows] = await self._session.run(
+            self._session.link.statement(
+                "aborts_note",
+                id=job.id,
+                claim=job.claim,
+                worker_id=self._worker_id(),
+                most=ABORTS_MOST,
+                error_type=what.error_type,
+                message=what.message,
+                traceback=what.traceback,
+                version_tag=self._version_tag,
+            )
+        )
+        return int(rows[0][0]) if rows else None
+
+
+def pause(abort: int) -> float:
+    """Seconds before the run after this abort: 50 ms at least, up to 1 s as they add up, at random in between."""
+    return random.uniform(PAUSE_LEAST, min(PAUSE_MOST, PAUSE_FIRST * 2.0 ** (abort - 1)))

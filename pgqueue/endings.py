@@ -1,0 +1,167 @@
+"""How jobs are ended: outcomes become statements. Pure functions, no connection.
+
+Used by the completer, which ends many at once on its own connection; by the transactions of handlers, which end one
+inside a transaction of theirs; and by `pgqueue.testing`. Every statement ends jobs by their fence (id, worker, claim),
+and answers which it ended: a job that is not this run's any more is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pgqueue.enqueue import deadline_of, moment_of
+from pgqueue.job import Job, NewJob
+from pgqueue.outcome import COMPLETED, WRITTEN, Cancelled, Completed, Failed, Outcome, Released, Retried
+from pgqueue.statements import Row, Statement, integers, text
+
+Ended = tuple[Job, Outcome]
+Ending = Statement[list[int] | None]
+"""It answers None if all its jobs were ended, else the ids of those that were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """Makes the statements of one worker: for its schema, with its tag, with NOTIFY or without."""
+
+    schema: str
+    version_tag: str
+    notify: bool
+    array: Callable[[Sequence[int]], object] = integers
+    """How integers travel: as one literal on our own connections, as a list on those of applications."""
+
+    def many(self, batch: Sequence[Ended], worker_id: int) -> list[tuple[Ending, list[Job]]]:
+        """The statements that end these jobs, each with its jobs; none for jobs that are written already."""
+        plain: list[Job] = []
+        results: list[tuple[Job, Completed]] = []
+        successors: list[tuple[Job, Completed]] = []
+        retried: list[tuple[Job, Retried]] = []
+        failed: list[tuple[Job, Failed | Cancelled]] = []
+        released: list[Job] = []
+        for job, outcome in batch:
+            if outcome is COMPLETED:
+                plain.append(job)
+                continue
+            match outcome:
+                case Completed():
+                    (successors if outcome.successors else results).append((job, outcome))
+                case Retried():
+                    retried.append((job, outcome))
+                case Failed() | Cancelled():
+                    failed.append((job, outcome))
+                case Released():
+                    released.append(job)
+        made: list[tuple[Ending, list[Job]]] = []
+        if plain:
+            made.append((self._ends("complete_plain", plain, worker_id), plain))
+        if results:
+            jobs = [job for job, _ in results]
+            texts = [done.result for _, done in results]
+            made.append((self._ends("complete_result", jobs, worker_id, results=texts), jobs))
+        if successors:
+            made.append((self._with_successors(successors, worker_id), [job for job, _ in successors]))
+        if retried:
+            made.append((self._retry(retried, worker_id), [job for job, _ in retried]))
+        if failed:
+            made.append((self._fail(failed, worker_id), [job for job, _ in failed]))
+        if released:
+            made.append((self._ends("complete_release", released, worker_id, notify=self.notify), released))
+        return made
+
+    def one(self, job: Job, outcome: Outcome, worker_id: int) -> Ending:
+        """The statement that ends this job so."""
+        assert outcome is not WRITTEN
+        [(ending, _)] = self.many([(job, outcome)], worker_id)
+        return ending
+
+    def within(self, job: Job, done: Completed, worker_id: int) -> Statement[None]:
+        """The statement that completes one job in a transaction of its handler, or lets that transaction fail."""
+        params = {
+            "id": job.id,
+            "claim": job.claim,
+            "worker_id": worker_id,
+            "version_tag": self.version_tag,
+            "result": done.result,
+        }
+        return Statement(text("complete_within", self.schema), params, lambda rows: None)
+
+    def about(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> Statement[list[Row]]:
+        """A statement about jobs of this worker, by their fence; it answers rows."""
+        return Statement(text(name, self.schema), self._fence(jobs, worker_id) | params, list)
+
+    def _with_successors(self, ends: Sequence[tuple[Job, Completed]], worker_id: int) -> Ending:
+        return self._ends(
+            "complete_successors",
+            [job for job, _ in ends],
+            worker_id,
+            results=[done.result for _, done in ends],
+            notify=self.notify,
+            **_columns([(job.id, new) for job, done in ends for new in done.successors]),
+        )
+
+    def _retry(self, retried: Sequence[tuple[Job, Retried]], worker_id: int) -> Ending:
+        return self._ends(
+            "complete_retry",
+            [job for job, _ in retried],
+            worker_id,
+            delays=[again.delay for _, again in retried],
+            spents=[again.spent for _, again in retried],
+            snoozeds=[again.snoozed for _, again in retried],
+            notify=self.notify,
+            **_problems([again for _, again in retried]),
+        )
+
+    def _fail(self, failed: Sequence[tuple[Job, Failed | Cancelled]], worker_id: int) -> Ending:
+        return self._ends(
+            "complete_fail",
+            [job for job, _ in failed],
+            worker_id,
+            states=["cancelled" if isinstance(end, Cancelled) else "failed" for _, end in failed],
+            reasons=[end.reason for _, end in failed],
+            **_problems([end for _, end in failed]),
+        )
+
+    def _ends(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> Ending:
+        return Statement(text(name, self.schema), self._fence(jobs, worker_id) | params, _ended)
+
+    def _fence(self, jobs: Sequence[Job], worker_id: int) -> dict[str, object]:
+        return {
+            "ids": self.array([job.id for job in jobs]),
+            "claims": self.array([job.claim for job in jobs]),
+            "worker_id": worker_id,
+            "version_tag": self.version_tag,
+        }
+
+
+def _ended(rows: list[Row]) -> list[int] | None:
+    ids: list[int] | None = rows[0][0]
+    return ids
+
+
+def _problems(ends: Sequence[Retried | Failed | Cancelled]) -> dict[str, object]:
+    return {
+        "outcomes": [end.problem.outcome for end in ends],
+        "error_types": [end.problem.error_type for end in ends],
+        "messages": [end.problem.message for end in ends],
+        "tracebacks": [end.problem.traceback for end in ends],
+    }
+
+
+def _columns(successors: Sequence[tuple[int, NewJob[Any]]]) -> dict[str, object]:
+    """The rows to be of successors, column by column; `parents` says whose each is."""
+    jobs = [new for _, new in successors]
+    deadlines = [deadline_of(new) for new in jobs]
+    return {
+        "parents": [parent for parent, _ in successors],
+        "tasks": [new.task for new in jobs],
+        "args": [new.args for new in jobs],
+        "queues": [new.queue for new in jobs],
+        "priorities": [new.priority for new in jobs],
+        "headers": [new.headers for new in jobs],
+        "max_attempts": [new.max_attempts for new in jobs],
+        "run_ats": [moment_of(new.run_at) for new in jobs],
+        "delays": [new.delay for new in jobs],
+        "deadlines": [deadline for deadline, _ in deadlines],
+        "deadline_seconds": [seconds for _, seconds in deadlines],
+    }
