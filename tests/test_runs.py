@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from test_executor import Bench, made, plain
 
+from pgqueue import runs
 from pgqueue.job import Job
 from pgqueue.outcome import COMPLETED, RELEASED, WRITTEN, Cancelled, Completed, Written
 from pgqueue.runs import Interrupted
@@ -293,6 +294,39 @@ async def test_a_thread_that_was_stopped_is_not_sealed_and_its_rollback_is_left_
     stopped.release()
     assert await bench.outcome(job) == STOPPED
     assert (committed, calm) == ([], [True])
+
+
+async def test_an_interruption_that_comes_while_the_thread_waits_to_seal_comes_once() -> None:
+    about = threading.Event()
+    outcomes: list[str] = []
+
+    def commits(job: Job) -> None:
+        try:
+            about.set()
+            bench.executor.seal(job)
+            outcomes.append("committed")
+        except Interrupted:
+            try:
+                for _ in range(1000):
+                    pass
+                outcomes.append("rolled back")
+            except Interrupted:
+                outcomes.append("disturbed")
+            raise
+
+    bench = Bench(made(commits, "commits"), slots=1)
+    for _ in range(50):
+        about.clear()
+        [job] = bench.offer("commits")
+        run = bench.executor.running[job]
+        assert run.lock is not None
+        with run.lock:  # as whoever stops it does
+            await asyncio.to_thread(about.wait)
+            run.verdict = (run.job or pytest.fail(), STOPPED)
+            runs._raise_in(run.ident, Interrupted)
+        assert await bench.outcome(job) == STOPPED
+        await bench.until(lambda: bench.pool.running == 0)
+    assert set(outcomes) == {"rolled back"}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
