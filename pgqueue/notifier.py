@@ -8,7 +8,6 @@ session.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,9 +54,8 @@ class Notifier:
     async def _listen(self) -> None:
         conn = await connect(self._link, "pgqueue listen")
         try:
-            async with asyncio.timeout(PING_ANSWER_SECONDS):
-                self.identity = await identify(conn, self._link)
-                await send(conn, self._link, *map(_listen_to, self._channels))
+            self.identity = await identify(conn, self._link, patience=PING_ANSWER_SECONDS)
+            await send(conn, self._link, *map(_listen_to, self._channels), patience=PING_ANSWER_SECONDS)
             self._heard("", "")
             while True:
                 await self._ping(conn)
@@ -69,9 +67,8 @@ class Notifier:
 
     async def _ping(self, conn: AsyncConnection[Any]) -> None:
         """Ask for an answer, and for the lead if we do not have it."""
-        async with asyncio.timeout(PING_ANSWER_SECONDS):
-            ping = self._link.statement("leader_keep" if self.leads else "leader_try")
-            [[(leads,)]] = await send(conn, self._link, ping)
+        ping = self._link.statement("leader_keep" if self.leads else "leader_try")
+        [[(leads,)]] = await send(conn, self._link, ping, patience=PING_ANSWER_SECONDS)
         if leads and not self.leads:
             self.leads = True
             log.info("this worker leads now: it promotes due jobs, rescues, prunes")

@@ -8,13 +8,15 @@ neighbours.
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from psycopg import AsyncConnection, AsyncCursor, Connection
+from psycopg import AsyncConnection, AsyncCursor, Connection, OperationalError
 from psycopg.types.numeric import Int8BinaryLoader
 
 from pgqueue import statements
@@ -68,11 +70,10 @@ class Session:
         """
         async with self._turn:
             try:
-                async with asyncio.timeout(ROUND_TRIP_SECONDS):
-                    connection, sent = await self._connected(), monotonic()
-                    answers = await send(connection, self.link, *messages, settings=settings)
-                    self.took = monotonic() - sent
-                    return answers
+                connection, sent = await self._connected(), monotonic()
+                answers = await send(connection, self.link, *messages, settings=settings)
+                self.took = monotonic() - sent
+                return answers
             except BaseException:
                 await self.close()
                 raise
@@ -82,7 +83,7 @@ class Session:
     async def ready(self) -> int:
         """Connect if need be; the generation of the connection that the next `run` will use."""
         if self._connection is None or self._connection.closed:
-            async with self._turn, asyncio.timeout(ROUND_TRIP_SECONDS):
+            async with self._turn:
                 await self._connected()
         return self.generation
 
@@ -129,16 +130,32 @@ async def connect(link: Link, application_name: str) -> AsyncConnection[Any]:
     return conn
 
 
-async def send(conn: AsyncConnection[Any], link: Link, *messages: Statement[Any], settings: bool = True) -> list[Any]:
-    """Send the statements as one transaction in one round trip, after the settings of a worker's transactions."""
+async def send(
+    conn: AsyncConnection[Any],
+    link: Link,
+    *messages: Statement[Any],
+    settings: bool = True,
+    patience: float | None = None,
+) -> list[Any]:
+    """Send the statements as one transaction in one round trip, after the settings of a worker's transactions.
+
+    Without an answer within `patience` seconds the connection is broken: an OperationalError.
+    """
     first = [BEGIN, link.statement("session_settings")] if settings else [BEGIN]
     cursors: list[AsyncCursor[Any]] = []
-    async with conn.pipeline():
-        for message in (*first, *messages, COMMIT):
-            cursor = conn.cursor(binary=True)
-            # An empty mapping would make psycopg look for placeholders; None sends the text as it is.
-            await cursor.execute(message.sql, message.params or None)
-            cursors.append(cursor)
+    seconds = ROUND_TRIP_SECONDS if patience is None else patience
+    # No asyncio.timeout: psycopg answers a cancellation by asking the server to cancel, and waits for what it says.
+    # Over a dead link that is nothing; before 3.3.6 it waits for ever.
+    timer = asyncio.get_running_loop().call_later(seconds, hang_up, conn)
+    try:
+        async with conn.pipeline():
+            for message in (*first, *messages, COMMIT):
+                cursor = conn.cursor(binary=True)
+                # An empty mapping would make psycopg look for placeholders; None sends the text as it is.
+                await cursor.execute(message.sql, message.params or None)
+                cursors.append(cursor)
+    finally:
+        timer.cancel()
     answers = cursors[len(first) : -1]
     return [
         message.read(await cursor.fetchall() if cursor.description else [])
@@ -146,19 +163,45 @@ async def send(conn: AsyncConnection[Any], link: Link, *messages: Statement[Any]
     ]
 
 
+def hang_up(conn: AsyncConnection[Any] | Connection[Any]) -> None:
+    """Break a connection from outside: whoever waits for it, in whatever thread, gets an OperationalError at once."""
+    with (
+        suppress(OSError, OperationalError),
+        _socket(conn) as link,
+    ):  # errors: it broke by itself, or was closed just now
+        link.shutdown(socket.SHUT_RDWR)
+
+
 @contextmanager
-def transaction(conn: Connection[Any], link: Link) -> Iterator[None]:
-    """A transaction of a worker on a sync connection."""
-    with conn.transaction():
-        conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
-        conn.execute(link.statement("session_settings").sql)
-        yield
+def transaction(conn: Connection[Any], link: Link, patience: float | None = None) -> Iterator[None]:
+    """A transaction of a worker on a sync connection; when the block is left, its COMMIT has been answered.
+
+    What takes longer than `patience` seconds waits over a dead link: the connection is broken, an OperationalError.
+    """
+    timer = threading.Timer(ROUND_TRIP_SECONDS if patience is None else patience, hang_up, [conn])
+    timer.daemon = True
+    timer.start()
+    try:
+        with conn.transaction():
+            conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
+            conn.execute(link.statement("session_settings").sql)
+            yield
+        if conn.pgconn.pipeline_status:
+            with conn.pipeline():
+                """Leaving a pipeline, an inner one too, waits for all answers."""
+    finally:
+        timer.cancel()
 
 
-async def identify(conn: AsyncConnection[Any], link: Link) -> tuple[int, str] | None:
+async def identify(conn: AsyncConnection[Any], link: Link, *, patience: float | None = None) -> tuple[int, str] | None:
     """(pid, backend_start) of a connection, or None where pg_stat_activity does not show it (a pooler)."""
-    [rows] = await send(conn, link, link.statement("session_identity"))
+    [rows] = await send(conn, link, link.statement("session_identity"), patience=patience)
     return (rows[0][0], rows[0][1]) if rows else None
+
+
+def _socket(conn: AsyncConnection[Any] | Connection[Any]) -> socket.socket:
+    """The connection's socket under a second handle; of what kind it is does not matter to a shutdown."""
+    return socket.fromfd(conn.fileno(), socket.AF_INET, socket.SOCK_STREAM)
 
 
 def _finish(opening: asyncio.Future[AsyncConnection[Any]]) -> None:

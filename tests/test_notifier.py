@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from faults import Wire
 from workers import Eyes, until
 
 from pgqueue import notifier, sessions
@@ -87,20 +88,12 @@ async def test_it_listens_again_after_every_loss_and_says_so(dsn: str, eyes: Eye
 async def test_a_half_open_socket_is_noticed(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other side says nothing any more, not even that it is gone."""
     monkeypatch.setattr(notifier, "PING_ANSWER_SECONDS", 0.3)
-    real = sessions.send
-    silent = False
-
-    async def send(*args: Any, **options: Any) -> Any:
-        if silent:
-            await asyncio.sleep(60)
-        return await real(*args, **options)
-
-    monkeypatch.setattr(notifier, "send", send)
-    async with listening(dsn, "mail") as ears:
-        silent = True
-        await until(lambda: ears.notifier.identity is None)
-        silent = False
-        await until(lambda: ears.heard.count(("", "")) == 2)
+    with Wire(dsn) as wire:
+        async with listening(wire.dsn, "mail") as ears:
+            assert wire.kill("pgqueue listen") == 1
+            await until(lambda: ears.heard.count(("", "")) == 2)
+            eyes.all("SELECT pg_notify('pgqueue.mail', '')")
+            await until(lambda: len(ears.news()) == 1)
 
 
 async def test_the_listening_session_holds_no_snapshot_and_no_transaction(dsn: str, eyes: Eyes) -> None:

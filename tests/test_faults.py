@@ -1,0 +1,288 @@
+"""What the world does to a worker: its sessions are ended, its wires go dead, the server goes away, it is stopped in
+the middle of a completion, an application holds what it has touched. Real processes, real signals; the account holds.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+from faults import TASKS, Stream, Wire, account, notes, waits
+from servers import Server
+from workers import Eyes, Workers, wait_until, workers
+
+import pgqueue
+from pgqueue import migrations
+
+LEASE = 1.5
+WIRES = "fetch", "complete", "listen", "beat"
+QUICK = """
+from pgqueue import notifier, sessions
+sessions.ROUND_TRIP_SECONDS = 1.5
+notifier.PING_SECONDS = notifier.LEADER_PING_SECONDS = 0.3
+notifier.PING_ANSWER_SECONDS = 1.0
+"""
+# The worker stops itself once, when it may: its next completion is sent without the COMMIT, so that its rows are
+# locked; or all of it is sent, and nothing of the answer read.
+STOPS = """
+import signal
+from psycopg import AsyncCursor
+from pgqueue import statements
+
+execute, where, sent = AsyncCursor.execute, os.environ["STOPS"], []
+
+async def stopping_execute(self, query, *args, **options):
+    answer = await execute(self, query, *args, **options)
+    if not sent and query == statements.text("complete_plain", "pgqueue") and os.path.exists(os.environ["GO"]):
+        sent.append(where)
+    if sent == ["open"] or sent == ["unread"] and query == "COMMIT":
+        sent.append("stopped")
+        say("stops")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return answer
+
+AsyncCursor.execute = stopping_execute
+"""
+
+
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file whose coming lets the waiting handlers end."""
+    monkeypatch.setenv("GO", str(tmp_path / "go"))
+    return tmp_path / "go"
+
+
+def put(dsn: str, *jobs: Any) -> list[int]:
+    with psycopg.connect(dsn) as conn:
+        return [handle.id for handle in pgqueue.enqueue_many(conn, jobs)]
+
+
+def leave(made: Workers) -> None:
+    """Every worker ends in order, and none was ever taken for dead."""
+    for process in made.all:
+        assert process.stop() == 0, process.written()
+        assert "taken for dead" not in process.written()
+
+
+# The database ends what it likes -------------------------------------------------------------------------------------
+
+
+def end_sessions_at_random(dsn: str, tmp_path: Path, eyes: Eyes, seconds: float) -> None:
+    random, ended, times = Random(6), 0, time.monotonic() + seconds
+    with workers(tmp_path, dsn, TASKS) as made, Stream(dsn, 200.0) as stream:
+        made.ready(2, lease=6.0, concurrency=20, poll=0.2)
+        while time.monotonic() < times:
+            stream.more(random.randint(1, 20))
+            if sessions := eyes.backends():
+                ended += eyes.one("SELECT pg_terminate_backend(%s)::int", random.choice(sessions)[0])
+        stream.end()
+        found = account(eyes, stream, made.all)
+        print(f"{ended} sessions ended; {found}")
+        assert ended >= 3 * seconds
+        assert (found.lost, found.twice, found.crashes) == ([], [], 0)
+        leave(made)
+
+
+@pytest.mark.promise("F06")
+def test_sessions_that_are_ended_at_random_lose_nothing_and_double_nothing(
+    dsn: str, tmp_path: Path, eyes: Eyes
+) -> None:
+    end_sessions_at_random(dsn, tmp_path, eyes, 3.0)
+
+
+@pytest.mark.long
+@pytest.mark.promise("F06")
+def test_sessions_that_are_ended_at_random_for_a_minute(dsn: str, tmp_path: Path, eyes: Eyes) -> None:
+    end_sessions_at_random(dsn, tmp_path, eyes, 60.0)
+
+
+@pytest.mark.long
+@pytest.mark.promise("F06")
+def test_an_outage_of_thirty_seconds(tmp_path: Path, own_server: Server) -> None:
+    """Jobs run on through it and end after it, once; nobody is taken for dead, no crash is counted."""
+    dsn = own_server.dsn("postgres")
+    migrations.migrate(dsn)
+    with workers(tmp_path, dsn, TASKS) as made, Stream(dsn, 50.0, seconds=3.0) as stream:
+        made.ready(2, concurrency=200)
+        stream.more(200)
+        own_server.stop()
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() - began >= 30.0, 60.0)
+        own_server.start()
+        stream.more(200)
+        stream.end()
+        eyes = Eyes(dsn)
+        found = account(eyes, stream, made.all)
+        print(found)
+        assert (found.lost, found.twice, found.crashes) == ([], [], 0)
+        assert eyes.one("SELECT max(attempt) FROM pgqueue.job") == 1
+        leave(made)
+        eyes.close()
+
+
+# Wires go dead -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F06")
+def test_wires_that_go_dead_without_closing_are_noticed_and_replaced(dsn: str, tmp_path: Path, eyes: Eyes) -> None:
+    """All four at once. The first listener leads: its session lives on in the server, with its lock."""
+    with Wire(dsn) as wire, workers(tmp_path, wire.dsn, TASKS + QUICK) as made, Stream(dsn, 100.0) as stream:
+        [process] = made.ready(lease=LEASE, poll=0.2)
+        wait_until(lambda: "this worker leads now" in process.written())
+        stream.more(50)
+        assert wire.kill(*(f"pgqueue {name}" for name in WIRES)) == 4
+        stream.more(50)
+        stream.end()
+        found = account(eyes, stream, made.all)
+        print(found)
+        assert (found.lost, found.twice, found.crashes) == ([], [], 0)
+        for name in WIRES:
+            wait_until(lambda name=name: len(eyes.backends(f"pgqueue {name}")) == 2)  # type: ignore[misc]
+        leave(made)
+
+
+@pytest.mark.long
+@pytest.mark.promise("F06")
+@pytest.mark.parametrize("name", WIRES)
+def test_a_dead_wire_is_noticed_within_its_patience(name: str, dsn: str, tmp_path: Path, eyes: Eyes) -> None:
+    """With the patience workers have: 45 s for an answer, for the listener 20 s until it asks and 10 for the answer."""
+    with Wire(dsn) as wire, workers(tmp_path, wire.dsn, TASKS) as made, Stream(dsn, 50.0) as stream:
+        made.ready(lease=60.0)
+        stream.more(50)
+        assert wire.kill(f"pgqueue {name}") == 1
+        began = time.monotonic()
+        wait_until(lambda: len(eyes.backends(f"pgqueue {name}")) == 2, 60.0)
+        print(f"{name}: another session after {time.monotonic() - began:.0f} s")
+        stream.more(50)
+        stream.end()
+        found = account(eyes, stream, made.all)
+        assert (found.lost, found.twice, found.crashes) == ([], [], 0)
+        leave(made)
+
+
+# Stopped in mid-completion -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F01", "F24")
+@pytest.mark.parametrize("where", ["open", "unread"])
+def test_a_worker_stopped_in_the_middle_of_a_completion_holds_nothing_after_its_lease(
+    where: str, go: Path, tmp_path: Path, dsn: str, eyes: Eyes
+) -> None:
+    """`open`: what it had finished runs again, its late outcomes are dropped and counted. `unread`: all that was
+    committed, so nothing of it runs again, and on its return it finds out that it was done."""
+    (tmp_path / "stops").mkdir()
+    put(dsn, notes.new(key=-1))
+    with workers(tmp_path, dsn, TASKS) as made, workers(tmp_path / "stops", dsn, TASKS + STOPS) as stopping:
+        first = stopping.start({"STOPS": where}, lease=LEASE, concurrency=20)
+        wait_until(lambda: eyes.one("SELECT jsonb_array_length(sessions) FROM pgqueue.worker") == 4)
+        go.touch()
+        put(dsn, *(notes.new(key=key) for key in range(500)))
+        first.event("stops")
+        wait_until(lambda: where == "open" or eyes.states()["completed"] > 1)
+        ended, held = eyes.states()["completed"], {pid for pid, _ in eyes.backends()}
+        running = eyes.all("SELECT id FROM pgqueue.job_running")
+        free = len(eyes.all("SELECT id FROM pgqueue.job_running FOR UPDATE SKIP LOCKED"))
+        assert (free < len(running)) == (where == "open"), "the stop did not come in the middle of a completion"
+        [second] = made.ready(lease=LEASE, concurrency=20)
+        began = time.monotonic()
+        wait_until(lambda: not held & {pid for pid, _ in eyes.backends()}, LEASE + 5.0)
+        mine = first.event("ready")["worker"]
+        wait_until(lambda: not eyes.all("SELECT id FROM pgqueue.job_running WHERE worker_id = %s", mine), LEASE)
+        print(f"{where}: {ended} ended, {len(running) - free} locked; free after {time.monotonic() - began:.1f} s")
+        wait_until(eyes.done(501))
+        first.signal(signal.SIGCONT)
+        wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.worker WHERE dead_at IS NULL") == 2)
+        dropped = len(set(_keys(first.all("ran"))) & set(_keys(second.all("ran"))))
+        wait_until(lambda: first.written().count("the outcome of this run is dropped") == dropped)
+        assert first.stop() == second.stop() == 0
+        assert first.event("stopped")["fenced"] == dropped
+        assert second.event("stopped")["fenced"] == 0
+        assert len(_keys(second.all("ran"))) == 501 - ended
+    assert eyes.states() == {"completed": 501}
+    assert eyes.one("SELECT count(*) FROM pgqueue.job_done WHERE attempt > 2") == 0
+
+
+def _keys(events: list[dict[str, int]]) -> list[int]:
+    return [event["key"] for event in events]
+
+
+# An application holds what it has touched ----------------------------------------------------------------------------
+
+
+@contextmanager
+def application_that_stays_open(dsn: str, *, commit: bool, **ids: list[int]) -> Iterator[dict[str, int]]:
+    """A transaction that has cancelled, enqueued and retried jobs, and stays open as long as the block."""
+    with psycopg.connect(dsn) as conn:
+        pgqueue.cancel(conn, *ids["available"], *ids["scheduled"], *ids["running"])
+        pgqueue.retry(conn, *ids["dead"])
+        new = notes.enqueue(conn, key=-1).id
+        yield {"new": new}
+        if commit:
+            conn.commit()
+        else:
+            conn.rollback()
+
+
+def stay_open(dsn: str, tmp_path: Path, eyes: Eyes, seconds: float, *, commit: bool) -> None:
+    eyes.do("INSERT INTO pgqueue.queue (name, paused_at) VALUES ('later', now())")
+    available = put(dsn, *(notes.using(queue="later").new(key=-2) for _ in range(20)))
+    scheduled = put(dsn, *(notes.using(delay=1.0).new(key=-3) for _ in range(20)))
+    dead = put(dsn, *(notes.using(delay=3600.0).new(key=-4) for _ in range(20)))
+    with psycopg.connect(dsn) as conn:
+        pgqueue.cancel(conn, *dead)
+    with workers(tmp_path, dsn, TASKS) as made:
+        [process] = made.ready(concurrency=20, queues=["default", "later"], lease=6.0)
+        running = put(dsn, *(waits.new(key=-5) for _ in range(5)))
+        wait_until(lambda: len(process.all("ran")) == 5)
+        with application_that_stays_open(
+            dsn, commit=commit, available=available, scheduled=scheduled, running=running, dead=dead
+        ):
+            eyes.do("DELETE FROM pgqueue.queue")
+            with Stream(dsn, 100.0) as stream:
+                began = time.monotonic()
+                wait_until(lambda: time.monotonic() - began > seconds, seconds + 5.0)
+            other = put(dsn, *(notes.using(delay=0.2, queue="later").new(key=-6) for _ in range(20)))
+            Path(tmp_path / "go").touch()
+            beside = [*other, *running, *stream.committed.values()]
+            wait_until(lambda: set(found(eyes, beside)) == {"completed"}, 5.0)
+            waited = eyes.one(
+                "SELECT max(extract(epoch FROM finished_at - enqueued_at))::float8 FROM pgqueue.job_done "
+                "WHERE id = ANY (%s)",
+                list(stream.committed.values()),
+            )
+            print(
+                f"{len(stream.committed)} jobs beside it, the slowest {waited * 1e3:.0f} ms from enqueue to completion"
+            )
+            assert waited < 1.0
+        wait_until(lambda: set(found(eyes, [*available, *scheduled])) == {"cancelled" if commit else "completed"})
+        wait_until(lambda: found(eyes, dead) == ["completed" if commit else "cancelled"] * 20)
+        assert [event["key"] for event in process.all("ran")].count(-1) == int(commit)
+        leave(made)
+
+
+def found(eyes: Eyes, ids: list[int]) -> list[str]:
+    return [state for (state,) in eyes.all("SELECT state FROM pgqueue.job WHERE id = ANY (%s)", ids)]
+
+
+@pytest.mark.promise("F23")
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_application_that_stays_open_stalls_nobody(
+    commit: bool, go: Path, dsn: str, tmp_path: Path, eyes: Eyes
+) -> None:
+    stay_open(dsn, tmp_path, eyes, 2.0, commit=commit)
+
+
+@pytest.mark.long
+@pytest.mark.promise("F23")
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_application_that_stays_open_for_a_minute(
+    commit: bool, go: Path, dsn: str, tmp_path: Path, eyes: Eyes
+) -> None:
+    stay_open(dsn, tmp_path, eyes, 60.0, commit=commit)
