@@ -66,7 +66,7 @@ class Endings:
         if failed:
             made.append((self._fail(failed, worker_id), [job for job, _ in failed]))
         if released:
-            made.append((self._ends("complete_release", released, worker_id, notify=self.notify), released))
+            made.append((self._ends("complete_release", released, worker_id), released))
         return made
 
     def one(self, job: Job, outcome: Outcome, worker_id: int) -> Ending:
@@ -82,6 +82,7 @@ class Endings:
             "claim": job.claim,
             "worker_id": worker_id,
             "version_tag": self.version_tag,
+            "notify": self.notify,
             "result": done.result,
         }
         return Statement(text("complete_within", self.schema), params, lambda rows: None)
@@ -96,7 +97,6 @@ class Endings:
             [job for job, _ in ends],
             worker_id,
             results=[done.result for _, done in ends],
-            notify=self.notify,
             **_columns([(job.id, new) for job, done in ends for new in done.successors]),
         )
 
@@ -108,7 +108,6 @@ class Endings:
             delays=[again.delay for _, again in retried],
             spents=[again.spent for _, again in retried],
             snoozeds=[again.snoozed for _, again in retried],
-            notify=self.notify,
             **_problems([again for _, again in retried]),
         )
 
@@ -131,6 +130,7 @@ class Endings:
             "claims": self.array([job.claim for job in jobs]),
             "worker_id": worker_id,
             "version_tag": self.version_tag,
+            "notify": self.notify,
         }
 
 

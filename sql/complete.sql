@@ -3,6 +3,9 @@
 -- Each id is looked up by itself, by its own index, whatever statistics say: LATERAL with a LIMIT cannot be turned into a
 -- join that reads the table (measured after an ANALYZE under an old snapshot: 2,700 jobs/s instead of 60,000), and
 -- `worker_id + 0` is no condition for that column's index (on a table never analysed: 2,500 jobs/s).
+-- Who waits for the result of a job that ends here is told: asked by id, by the index, for this is the one way that costs
+-- nothing when nobody waits, and no more while an old snapshot keeps what those before have left (measured with 100,000 dead
+-- rows: "is there anybody at all?" took 20 ms a statement).
 
 -- name: complete_plain
 -- Jobs that succeeded without a result: to history. The shortest way, for most jobs take it.
@@ -29,7 +32,10 @@ WITH ended AS (
     FROM ended
     RETURNING id
 )
-SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END FROM done;
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
+       (SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
+        FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (%(ids)s::bigint[]))
+FROM done;
 
 -- name: complete_result
 -- Jobs that succeeded with a result: to history, each with its own.
@@ -55,7 +61,10 @@ WITH picked AS MATERIALIZED (
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id
 )
-SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END FROM done;
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
+       (SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
+        FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (%(ids)s::bigint[]))
+FROM done;
 
 -- name: complete_successors
 -- Jobs that succeeded and have enqueued successors: to history, each with its result if it has one; and the successors of
@@ -109,7 +118,9 @@ WITH picked AS MATERIALIZED (
     WHERE %(notify)s::boolean
 )
 SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
-       (SELECT count(done) FROM told)
+       (SELECT count(done) FROM told),
+       (SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
+        FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (%(ids)s::bigint[]))
 FROM done;
 
 -- name: complete_within
@@ -132,7 +143,10 @@ WITH ended AS (
     FROM ended
     RETURNING id
 )
-SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint) END FROM done;
+SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint) END,
+       (SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
+        FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = %(id)s::bigint)
+FROM done;
 
 -- name: complete_mine
 -- Whether a job is still this run's, after its transaction broke off: waits for whoever has its row locked, so for that
@@ -214,7 +228,10 @@ WITH picked AS MATERIALIZED (
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id
 )
-SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END FROM dead;
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
+       (SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
+        FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (%(ids)s::bigint[]))
+FROM dead;
 
 -- name: complete_release
 -- Jobs given back unfinished (never started, or stopped by a shutdown): to the front of their lanes, the attempt not
