@@ -26,6 +26,7 @@ from pgqueue.errors import (
     UnsupportedConnection,
 )
 from pgqueue.handle import JobHandle
+from pgqueue.hooks import JobOutcome, middleware, on_finish, on_start
 from pgqueue.job import Job, NewJob, current_job
 from pgqueue.lifespan import lifespan
 from pgqueue.operate import acancel, apause, aresume, aretry, cancel, pause, resume, retry
@@ -49,6 +50,7 @@ __all__ = [
     "JobInfo",
     "JobLost",
     "JobNotFound",
+    "JobOutcome",
     "JobTimeout",
     "NewJob",
     "NotConfigured",
@@ -83,6 +85,9 @@ __all__ = [
     "find",
     "get",
     "lifespan",
+    "middleware",
+    "on_finish",
+    "on_start",
     "pause",
     "queues",
     "remote",

@@ -22,8 +22,9 @@ import psycopg
 
 from pgqueue.endings import Ended, Endings
 from pgqueue.job import Job
+from pgqueue.joblog import report
 from pgqueue.loops import persist, wait
-from pgqueue.outcome import RELEASED, Outcome
+from pgqueue.outcome import COMPLETED, RELEASED, Outcome
 from pgqueue.sessions import Session
 from pgqueue.statements import Row, Statement, integers
 
@@ -72,6 +73,8 @@ class Completer:
                 self._wake.set()
             elif not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._wake.set)
+        if outcome is not COMPLETED:
+            report(job, outcome)
 
     def unwritten(self) -> int:
         """How many outcomes are not in the database yet."""

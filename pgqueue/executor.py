@@ -245,7 +245,7 @@ class Executor:
         clean, me = contextvars.copy_context(), run.task
         assert me is not None
         while True:
-            started = perf_counter()
+            job.began = started = perf_counter()
             outcome = await self._call(job, task)
             now = perf_counter()
             if run.verdict is not None:
@@ -323,7 +323,7 @@ class Executor:
             pool, run, task = message
             job = run.job
             while job is not None:
-                started = perf_counter()
+                job.began = started = perf_counter()
                 outcome = self._call_thread(run, me, job, task)
                 if run.stopped:  # a thread that something was raised in is not used again
                     return self._leave_thread(pool, run, job, outcome, perf_counter() - started)

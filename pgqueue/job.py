@@ -136,7 +136,7 @@ class Job:
     """
 
     __slots__ = (
-        "_row", "args", "attempt", "claim", "crashes", "id", "lane", "max_attempts", "means", "pos", "queue",
+        "_row", "args", "attempt", "began", "claim", "crashes", "id", "lane", "max_attempts", "means", "pos", "queue",
         "successors", "task", "written",
     )  # fmt: skip
 
@@ -159,6 +159,8 @@ class Job:
         self.lane: tuple[str, int] = (self.queue, rank)
         self.means = NOTHING
         """Set by whoever runs it."""
+        self.began: float
+        """Set when it begins to run, by `perf_counter`."""
         self.written: bool
         """Set if its handler has ended it in a transaction of its own; whether that was committed is not known here."""
         self.successors: list[NewJob[Any]] | None = None

@@ -15,13 +15,13 @@ PACKAGE = Path(__file__).parent.parent / "pgqueue"
 
 # docs/design.md, section 10. Imports go down; within a layer they may go sideways, except between services.
 LAYERS = {
-    "words": "errors job kinds codec config retry asks outcome suspects watermark",
-    "database": "statements connections embedded embedded_watch loops sessions",
-    "rows": "handle enqueue control operate grants migrations",
-    "declarations": "options lifespan tasks pool pulse runs timekeeper settings",
+    "words": "errors job kinds codec config retry asks outcome logs suspects watermark",
+    "database": "statements connections embedded embedded_watch loops sessions lending orm",
+    "rows": "handle enqueue endings work control operate grants migrations",
+    "declarations": "options lifespan tasks hooks joblog pool pulse runs aborts timekeeper transactions results settings",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance "
     "reconciler signals watchdog",
-    "worker": "wiring worker",
+    "worker": "means wiring worker",
     "supervisor": "supervisor",
     "edges": "testing pytest_plugin metrics web relay demo",
     "cli": "cli __main__",

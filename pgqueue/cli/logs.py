@@ -1,14 +1,15 @@
-"""How a worker logs: lines for people, or one JSON object per line for machines. Everything goes to stderr."""
+"""Where a worker's log goes: to stderr, as text or JSON; or wherever a file for `logging.config.dictConfig` says."""
 
 from __future__ import annotations
 
 import json
 import logging
-from datetime import UTC, datetime
-from typing import Any
+import logging.config
+from pathlib import Path
 
-# What every record has; the rest came with `extra=` and belongs to the line.
-_COMMON = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+import click
+
+from pgqueue.logs import Json, Text
 
 
 def set_up(level: str, form: str) -> None:
@@ -18,31 +19,19 @@ def set_up(level: str, form: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-class Text(logging.Formatter):
-    """`2026-11-20T10:00:00.000Z INFO pgqueue: message`"""
+def load(file: Path) -> None:
+    """Configure logging as the file says; a UsageError if it is none that dictConfig takes.
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return _time(record)
-
-
-class Json(logging.Formatter):
-    """One object: time, level, logger, message, the extras, and the traceback as `exception`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line |= {name: value for name, value in vars(record).items() if name not in _COMMON}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
-
-
-def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    Loggers it does not name stay as they are, unless it says otherwise: dictConfig's own default would silence them.
+    """
+    try:
+        given = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"--log-config {file}: no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise click.UsageError(f"--log-config {file}: must be a JSON object, as logging.config.dictConfig takes it")
+    try:
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False} | given)
+    except Exception as error:  # whatever the classes that it names raise
+        cause = f" ({error.__cause__})" if error.__cause__ else ""
+        raise click.UsageError(f"--log-config {file}: {error}{cause}") from error

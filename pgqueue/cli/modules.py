@@ -17,10 +17,15 @@ from pgqueue import tasks
 from pgqueue.config import safe
 
 
-def import_tasks(modules: Sequence[str], app_dir: str) -> None:
-    """Import the modules, looking in `app_dir` first; a UsageError if one fails or none declares a task."""
+def look_in(app_dir: str) -> Path:
+    """From here on modules are looked for in this directory first; return it."""
     directory = Path(app_dir).resolve()
     sys.path.insert(0, str(directory))
+    return directory
+
+
+def import_tasks(modules: Sequence[str], directory: Path) -> None:
+    """Import the modules; a UsageError if one fails or none declares a task. `directory` is where they should be."""
     for module in modules:
         _import(module, directory)
     if not tasks.registry:

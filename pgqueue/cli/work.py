@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from pgqueue.cli.options import Duration, database, given
 
@@ -50,6 +52,12 @@ LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
 @click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)
+@click.option(
+    "--log-config",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="JSON for logging.config.dictConfig, instead of the two above.",
+)
 @database
 @click.pass_context
 def command(
@@ -66,6 +74,7 @@ def command(
     app_dir: str,
     log_level: str,
     log_format: str,
+    log_config: Path | None,
 ) -> None:
     """Run the jobs of a module's tasks.
 
@@ -81,11 +90,17 @@ def command(
       pgqueue work tasks --app-dir src --log-format json
     """
     from pgqueue.cli import logs
-    from pgqueue.cli.modules import import_tasks
+    from pgqueue.cli.modules import import_tasks, look_in
     from pgqueue.config import OFF, config, configure
 
-    logs.set_up(log_level, log_format)
-    import_tasks(modules, app_dir)
+    directory = look_in(app_dir)
+    if log_config is None:
+        logs.set_up(log_level, log_format)
+    elif _said(ctx, "log_level") or _said(ctx, "log_format"):
+        raise click.UsageError("--log-config says it all: give it, or --log-level and --log-format")
+    else:
+        logs.load(log_config)
+    import_tasks(modules, directory)
     configure(**given(ctx))  # type: ignore[arg-type]  # what a module configured does not win over the command line
     settings = config(listen_dsn=listen_dsn)
 
@@ -110,6 +125,10 @@ def command(
     code = serve(worker, grace, stuck)
     sys.stderr.flush()
     raise click.exceptions.Exit(code)
+
+
+def _said(ctx: click.Context, option: str) -> bool:
+    return ctx.get_parameter_source(option) is not ParameterSource.DEFAULT
 
 
 def _names(queues: tuple[str, ...]) -> list[str] | None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any, ParamSpec, TypeVar
 
+from pgqueue.hooks import Hooks, declared
 from pgqueue.job import Job, NewJob, running_job
 from pgqueue.outcome import LATE, Outcome, given, unknown
 from pgqueue.tasks import Task
@@ -37,7 +39,7 @@ def run(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Run the task's handler as a worker would, without a database, and return what it returns.
 
     The arguments go through JSON and back, a Job is made up, `current_job()` works. Exceptions come through; nothing is
-    retried. Raises InvalidArguments for arguments that an enqueue would refuse.
+    retried. Middleware and hooks are called. Raises InvalidArguments for arguments that an enqueue would refuse.
 
     >>> @pgqueue.task(name="testing.double")
     ... def double(job: pgqueue.Job, n: int) -> int:
@@ -46,7 +48,10 @@ def run(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     >>> run(double, 21)
     42
     """
-    return _run_here(task, _made_up(task.new(*args, **kwargs)))  # type: ignore[no-any-return]
+    job, hooks = _made_up(task.new(*args, **kwargs)), declared()
+    with _telling(hooks, task, job) as gave:
+        gave.append(_run_here(hooks.hooked(task), job))
+    return gave[0]  # type: ignore[no-any-return]
 
 
 async def arun(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -54,7 +59,10 @@ async def arun(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
 
     assert await arun(send, "a@example.com") == "sent"
     """
-    return await _run_there(task, _made_up(task.new(*args, **kwargs)))  # type: ignore[no-any-return]
+    job, hooks = _made_up(task.new(*args, **kwargs)), declared()
+    with _telling(hooks, task, job) as gave:
+        gave.append(await _run_there(hooks.hooked(task), job))
+    return gave[0]  # type: ignore[no-any-return]
 
 
 def call(job: Job, task: Task[..., Any] | None) -> Ran:
@@ -78,6 +86,18 @@ async def acall(job: Job, task: Task[..., Any] | None) -> Ran:
         if test is not None and test.cancelling():  # it is the test that ends, not the attempt
             raise
         return given(job, task.retry, error, raised=True), error
+
+
+@contextmanager
+def _telling(hooks: Hooks, task: Task[..., Any], job: Job) -> Iterator[list[Any]]:
+    """Tell `on_finish` what became of the job: it gave what is in the list, or it raised."""
+    gave: list[Any] = []
+    try:
+        yield gave
+    except ATTEMPT_ERRORS as error:
+        hooks.finished(job, given(job, task.retry, error, raised=True))
+        raise
+    hooks.finished(job, given(job, task.retry, gave[0]))
 
 
 def _run_here(task: Task[..., Any], job: Job) -> Any:

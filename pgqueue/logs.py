@@ -1,0 +1,96 @@
+"""How log lines look: as text or as JSON; and what a line that names a job has as fields.
+
+Used by `pgqueue work`, and by applications in their own logging configuration. Configures nothing itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+from pgqueue.job import Job
+
+# What every record has; the rest came with `extra=` and belongs to the line.
+_COMMON = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def fields(job: Job, **more: object) -> dict[str, object]:
+    """What a line that names a job has as `extra`."""
+    return {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt, **more}
+
+
+class Text(logging.Formatter):
+    """`2026-11-20T10:00:00.000Z INFO pgqueue: message`, and the traceback below it."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return _time(record)
+
+
+class Json(logging.Formatter):
+    """One JSON object on one line of ASCII: time, level, logger, message, the extras, the traceback as `exception`.
+
+    Valid whatever the record holds: what JSON has no word for (NaN, an object, half a surrogate pair) becomes text. An
+    extra under one of our own names gets a `_` behind it.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _message(record),
+        }
+        if trace := self._trace(record):
+            line["exception"] = trace
+        if record.stack_info:
+            line["stack"] = record.stack_info
+        extras = {name: value for name, value in vars(record).items() if name not in _COMMON}
+        line |= {f"{name}_" if name in line else name: value for name, value in extras.items()}
+        try:
+            return _dump(line)
+        except (ValueError, TypeError, RecursionError):
+            return _dump({name: _dumpable(value) for name, value in line.items()})
+
+    def _trace(self, record: logging.LogRecord) -> str | None:
+        if record.exc_info and record.exc_info[0] is not None:
+            return self.formatException(record.exc_info)
+        return record.exc_text
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # the arguments do not fit the message
+        return f"{_text(record.msg)} {_text(record.args)}"
+
+
+def _dump(value: Any) -> str:
+    text = json.dumps(value, default=_text, ensure_ascii=False, allow_nan=False)
+    if text.isascii():
+        return text
+    # Half a surrogate pair cannot be written, and not every stream takes what is beyond ASCII.
+    return json.dumps(json.loads(text.encode(errors="replace")))
+
+
+def _dumpable(value: object) -> object:
+    try:
+        _dump(value)
+    except (ValueError, TypeError, RecursionError):
+        return _text(value)
+    return value
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:
+        return f"({type(value).__name__}, whose str() fails)"
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
