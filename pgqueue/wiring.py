@@ -29,12 +29,10 @@ from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
 from pgqueue.heartbeat import Heartbeat, Identity, enter
 from pgqueue.hooks import declared
 from pgqueue.isolation import Isolation
-from pgqueue.job import Job
+from pgqueue.job import Job, Means
 from pgqueue.joblog import with_lines
-from pgqueue.lending import Lender
 from pgqueue.loops import persist
 from pgqueue.maintenance import Maintenance
-from pgqueue.means import WorkerMeans
 from pgqueue.notifier import CONTROL, LED, SCHEDULED, Notifier
 from pgqueue.outcome import RELEASED
 from pgqueue.pool import pools
@@ -47,8 +45,6 @@ from pgqueue.settings import Settings
 from pgqueue.signals import SIGNAL, Signals
 from pgqueue.suspects import Suspects
 from pgqueue.tasks import Task
-from pgqueue.transactions import Transactions
-from pgqueue.work import Around
 
 log = logging.getLogger("pgqueue")
 
@@ -102,16 +98,7 @@ class Wiring(ABC):
             in_doubt=lambda: self._reconciler.doubt(),
             poll=settings.poll,
         )
-        self._lender = Lender(self._link, settings.concurrency, lambda: self._heartbeat.listed())
-        around = Around(
-            self._lender,
-            self._endings,
-            lambda: self.worker_id,
-            lambda job: self._executor.seal(job),
-            lambda job: self._executor.aseal(job),
-        )
-        transactions = Transactions(around)
-        self._means = WorkerMeans(transactions, self._endings, lambda: self.worker_id)
+        self._means = Means()
         hooks = with_lines(declared())
         self._executor = Executor(
             pools(settings.queues, settings.concurrency),
@@ -228,7 +215,7 @@ class Wiring(ABC):
 
     def _identities(self) -> list[Identity]:
         found = (self._take.identity, self._give.identity, self._notifier.identity)
-        return [identity for identity in found if identity is not None] + self._lender.identities()
+        return [identity for identity in found if identity is not None]
 
     # Death, ours and others' -----------------------------------------------------------------------------------------
 
