@@ -1,0 +1,287 @@
+"""The lives of the crash harness: workers, applications and rescuers, forked from one preloaded process.
+
+As a program it is that process, the nursery: it imports everything, opens nothing, and forks a child for each plan it
+reads (a line of JSON); a child lives its plan and dies of it, or ends in order. Both report by lines on the standard
+output. crashes.py writes the plans and keeps the account.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import random
+import select
+import signal
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from crash_points import Fault, Points, arm, say
+
+import pgqueue
+from pgqueue.completer import Completer
+from pgqueue.executor import Executor
+from pgqueue.heartbeat import Heartbeat
+from pgqueue.job import Job
+from pgqueue.rescue import Rescue
+from pgqueue.retry import RetryPolicy
+from pgqueue.sessions import Link, Session
+from pgqueue.statements import Statement
+from pgqueue.tasks import task
+from pgqueue.worker import Worker
+
+SCHEMA = "pgqueue"
+LEASE = 2.0
+
+# Every job has a token of its application's; the row of the ledger commits with the job, or neither is there.
+TABLES = """
+CREATE SEQUENCE token;
+CREATE TABLE ledger (token bigint PRIMARY KEY, kind text NOT NULL, job_id bigint NOT NULL);
+CREATE TABLE effect (token bigint NOT NULL, kind text NOT NULL, run bigint NOT NULL);
+CREATE TABLE account (token bigint NOT NULL, name text NOT NULL, balance integer NOT NULL, PRIMARY KEY (token, name));
+CREATE INDEX ON effect (token);
+CREATE INDEX ON ledger (job_id);
+"""
+
+AGAIN = RetryPolicy(attempts=1000, first=0.02, factor=1)
+
+
+class Home:
+    """What the handlers of this process share: the way to the database, and the count of what has begun."""
+
+    def __init__(self, dsn: str, enough: int) -> None:
+        self.dsn = dsn
+        self.enough = asyncio.Event()
+        self._left = enough
+        self._loop = asyncio.get_running_loop()
+        self._sync: psycopg.Connection[Any] | None = None
+        self._async: psycopg.AsyncConnection[Any] | None = None
+        self._turn = threading.Lock()
+        self._aturn = asyncio.Lock()
+
+    def began(self) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            self._loop.call_soon_threadsafe(self.enough.set)
+
+    def write(self, token: int, kind: str, run: int) -> None:
+        """An effect of its own: committed, whatever becomes of the job."""
+        with self._turn:
+            if self._sync is None or self._sync.closed:
+                self._sync = psycopg.connect(self.dsn, autocommit=True, application_name="handler")
+            self._sync.execute("INSERT INTO effect VALUES (%s, %s, %s)", (token, kind, run))
+
+    async def awrite(self, token: int, kind: str, run: int) -> None:
+        async with self._aturn:
+            if self._async is None or self._async.closed:
+                self._async = await psycopg.AsyncConnection.connect(
+                    self.dsn, autocommit=True, application_name="handler"
+                )
+            await self._async.execute("INSERT INTO effect VALUES (%s, %s, %s)", (token, kind, run))
+
+
+home: Home
+
+
+# What the jobs do ----------------------------------------------------------------------------------------------------
+
+
+@task(name="crash.plain", retry=AGAIN)
+async def plain(job: Job, token: int) -> None:
+    home.began()
+    await home.awrite(token, "plain", job.attempt)
+
+
+@task(name="crash.sync", retry=AGAIN)
+def sync(job: Job, token: int) -> int:
+    home.began()
+    home.write(token, "sync", job.attempt)
+    return token
+
+
+@task(name="crash.flaky", retry=AGAIN)
+async def flaky(job: Job, token: int) -> None:
+    """Fails after its effect, the first time."""
+    home.began()
+    await home.awrite(token, "flaky", job.attempt)
+    if job.attempt == 1:
+        raise RuntimeError("the first attempt fails")
+
+
+@task(name="crash.fails", retry=AGAIN)
+async def fails(job: Job, token: int) -> object:
+    home.began()
+    await home.awrite(token, "fails", job.attempt)
+    return pgqueue.Fail("as it should")
+
+
+@task(name="crash.slow", retry=AGAIN)
+async def slow(job: Job, token: int) -> None:
+    """Still runs when its worker is told to stop."""
+    home.began()
+    await asyncio.sleep(0.1)
+    await home.awrite(token, "slow", job.attempt)
+
+
+TASKS = {"plain": plain, "sync": sync, "flaky": flaky, "fails": fails, "slow": slow}
+WEIGHTS = {"plain": 6, "sync": 3, "flaky": 3, "fails": 1, "slow": 1}
+TRANSACTIONAL: tuple[str, ...] = ()
+
+
+def enter(conn: psycopg.Connection[Any], kinds: list[str]) -> list[int]:
+    """Enqueue a job of each kind, with its row in the ledger, in the caller's transaction; their tokens."""
+    tokens = []
+    for kind in kinds:
+        row = conn.execute("SELECT nextval('token')").fetchone()
+        assert row is not None
+        token = int(row[0])
+        handle = TASKS[kind].enqueue(conn, token=token)
+        conn.execute("INSERT INTO ledger VALUES (%s, %s, %s)", (token, kind, handle.id))
+        tokens.append(token)
+    return tokens
+
+
+def mixed(number: int) -> list[str]:
+    """So many kinds of jobs, as they come."""
+    return random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=number)
+
+
+# What the processes do -----------------------------------------------------------------------------------------------
+
+
+async def work(plan: dict[str, Any], points: Points) -> None:
+    """A worker: until it has begun so many jobs, its time is over, or it is told to stop; then it stops in order."""
+    global home
+    home = Home(plan["dsn"], plan["jobs"])
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    for cls, name in SHUTDOWN:
+        points.around(cls, name)
+    worker = Worker(dsn=plan["dsn"], tasks=TASKS.values(), queues=["default"], concurrency=3, poll=0.1, lease=LEASE)
+    await worker.start()
+    points.late = lambda: worker._completer.fenced
+    waiting = [asyncio.ensure_future(event.wait()) for event in (told, home.enough)]
+    await asyncio.wait(waiting, timeout=plan["seconds"], return_when=asyncio.FIRST_COMPLETED)
+    points.phase = "shutdown, "
+    await worker.stop(plan["grace"])
+    say("late", life=plan["life"], late=points.late())
+
+
+SHUTDOWN: list[tuple[type, str]] = [
+    (Worker, "quiet"),
+    (Executor, "cancel"),
+    (Completer, "flushed"),
+    (Heartbeat, "stop"),
+    (Session, "close"),
+]
+"""Steps of a shutdown that are no statements."""
+
+
+async def apply(plan: dict[str, Any], points: Points) -> None:
+    """An application: some transactions that enqueue, one in four of them rolled back."""
+    with psycopg.connect(plan["dsn"], application_name="app") as conn:
+        for number in range(4):
+            tokens = enter(conn, mixed(2))
+            if number == 1:
+                conn.rollback()
+                continue
+            points.promised[:] = tokens
+            conn.commit()
+
+
+async def rescue(plan: dict[str, Any], points: Points) -> None:
+    """Somebody who knows that a process is dead and gives its jobs back."""
+    session = Session(Link(plan["dsn"], SCHEMA), "rescue")
+    await rescue_all(Rescue(session, notify=True, rescued=lambda: None), session, plan["pid"])
+    await session.close()
+
+
+async def rescue_all(rescuer: Rescue, session: Session, pid: int) -> int:
+    """Rescue whatever workers the dead process was; how many."""
+    sql = f"SELECT id, beat FROM {SCHEMA}.worker WHERE pid = %(pid)s::integer AND dead_at IS NULL"  # noqa: S608
+    [rows] = await session.run(Statement(sql, {"pid": pid}, list))
+    for worker_id, beat in rows:
+        await rescuer.rescue(worker_id, beat)
+    return len(rows)
+
+
+LIVES = {"work": work, "apply": apply, "rescue": rescue}
+
+
+# The nursery ---------------------------------------------------------------------------------------------------------
+
+
+def live(plan: dict[str, Any]) -> None:
+    """Live this plan in the process just forked; never returns."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        random.seed(plan["seed"])
+        points = Points(plan["life"], [Fault(**fault) for fault in plan["faults"]])
+        arm(points)
+        asyncio.run(LIVES[plan["kind"]](plan, points))
+        if plan["record"]:
+            points.say_seen()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def nurse() -> None:
+    """Fork a child for each plan, report each death, until the harness closes our input; then nobody is left."""
+    logging.basicConfig(level=logging.ERROR, format="%(asctime)s %(process)d %(levelname)s %(message)s")
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    os.set_blocking(heard, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(told)
+    gc.freeze()
+    lives: dict[int, int] = {}
+    rest = b""
+    while True:
+        ready, _, _ = select.select([0, heard], [], [])
+        if heard in ready:
+            with suppress(BlockingIOError):
+                os.read(heard, 4096)
+            reap(lives)
+        if 0 in ready:
+            got = os.read(0, 65536)
+            if not got:
+                break
+            *lines, rest = (rest + got).split(b"\n")
+            for line in lines:
+                bear(json.loads(line), lives)
+    for pid in lives:
+        os.kill(pid, signal.SIGKILL)
+
+
+def bear(plan: dict[str, Any], lives: dict[int, int]) -> None:
+    pid = os.fork()
+    if not pid:
+        live(plan)
+    lives[pid] = plan["life"]
+    say("born", life=plan["life"], pid=pid)
+
+
+def reap(lives: dict[int, int]) -> None:
+    while lives:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        say("ended", life=lives.pop(pid), pid=pid, code=os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    sys.modules["crash_lives"] = sys.modules["__main__"]
+    nurse()

@@ -1,0 +1,257 @@
+"""Kill workers, applications and rescuers at every statement boundary, by the thousand, and account for every job.
+
+    python -m tests.crashes --kills 10000 --seed 1 [--json]
+
+First some lives are lived to their end and record the points they cross (crash_points.py); then each point kills one
+process at least, and the rest of the kills hit points drawn by the seed, three processes at a time. The jobs of a dead
+process are rescued at once, as by a supervisor that knows; now and then the jobs of a living one are taken away, and
+connections are cut at a COMMIT. In the end a worker that nobody kills runs what is left, and the books must balance.
+Exit code 1 if anything is lost, doubled, at odds with its effect, or ran though it was rolled back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import psycopg
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from crash_books import Report, account, number
+from crash_lives import SCHEMA, TABLES, TRANSACTIONAL, enter, mixed, rescue_all
+from crash_nursery import Life, Nursery
+from crash_points import Fault
+from servers import embedded_server
+
+from pgqueue import migrations, operate
+from pgqueue.rescue import Rescue
+from pgqueue.sessions import Link, Session
+
+
+def fault(point: str, nth: int = 1, *, cut: bool = False) -> dict[str, Any]:
+    return asdict(Fault(point, nth, cut))
+
+
+AT_ONCE = 3
+# The lives that are recorded. Two of them are cut off from an answer, and come to what is asked after that.
+LIVES: list[dict[str, Any]] = [
+    {"kind": "work", "jobs": 25, "grace": 1.0},
+    {"kind": "work", "jobs": 15, "grace": 0.0},
+    {"kind": "work", "jobs": 120, "grace": 1.0, "faults": [fault("complete: COMMIT complete_plain sent", cut=True)]},
+    {"kind": "work", "jobs": 60, "grace": 1.0, "faults": [fault("fetch: COMMIT fetch_claim sent", 2, cut=True)]},
+    {"kind": "apply"},
+    {"kind": "rescue"},
+]
+CROSSINGS = {"work": 400, "shutdown": 60, "apply": 40}
+"""About how many points such a life crosses."""
+PROMISED = "app: COMMIT INSERT INTO ledger after"
+BACKLOG = 12
+# A point that one life does not come to is tried again: a retry to promote, say, needs the lead.
+TRIES = 12
+DRAIN_SECONDS = 60.0
+
+
+class Series:
+    """One series of kills in one database."""
+
+    def __init__(self, dsn: str, nursery: Nursery, kills: int, seed: int) -> None:
+        self.report = Report(kills=0, seed=seed)
+        self._dsn, self._nursery, self._kills = dsn, nursery, kills
+        self._random = random.Random(seed)
+        self._session = Session(Link(dsn, SCHEMA), "harness")
+        self._rescue = Rescue(self._session, notify=True, rescued=lambda: None)
+        self._conn = psycopg.connect(dsn, application_name="harness app")
+        self._eyes = psycopg.connect(dsn, autocommit=True, application_name="harness eyes")
+        self._at: Counter[str] = Counter()
+        self._promised: set[int] = set()
+        self._working = True
+        self._every = False
+        """Whether every point has had its turn."""
+
+    async def run(self) -> Report:
+        began = monotonic()
+        for statement in TABLES.split(";"):
+            self._eyes.execute(statement.encode())
+        feeding = asyncio.ensure_future(self._feed())
+        points = await self._record()
+        self.report.points = len(points)
+        plans, taking_away = self._plans(points), asyncio.ensure_future(self._take_away())
+        await asyncio.gather(*(self._slot(plans) for _ in range(AT_ONCE)))
+        self._working = False
+        await asyncio.gather(feeding, taking_away)
+        await self._drain()
+        account(self._eyes, self.report, TRANSACTIONAL, self._promised)
+        self.report.at = dict(sorted(self._at.items()))
+        self.report.seconds = round(monotonic() - began, 1)
+        await self._session.close()
+        self._conn.close()
+        self._eyes.close()
+        return self.report
+
+    # Lives -----------------------------------------------------------------------------------------------------------
+
+    async def _record(self) -> dict[str, dict[str, Any]]:
+        """Live until the end, some times: every point that was crossed, with a plan that leads there."""
+        points: dict[str, dict[str, Any]] = {}
+        for plan in LIVES:
+            crossed = [await self._recorded(plan) for _ in range(2)]
+            for point in set.intersection(*crossed):  # what one life came to and the other did not is luck
+                points.setdefault(point, plan)
+        return points
+
+    async def _recorded(self, plan: dict[str, Any]) -> set[str]:
+        if plan["kind"] != "rescue":
+            return set((await self._live(record=True, **plan)).seen)
+        dead = await self._live(kind="work", faults=[fault("complete: BEGIN before")])
+        life = await self._live(record=True, pid=dead.pid, **plan)
+        await self._rescue_all(dead.pid)
+        return set(life.seen)
+
+    def _plans(self, points: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Every point until a process died there; then random crossings, of a life or of a shutdown."""
+        names = sorted(points)
+        self._random.shuffle(names)
+        for _ in range(TRIES):
+            for name in names:
+                if not self._at[name]:
+                    yield self._with(points[name], fault(name))
+        self.report.missed = [name for name in names if not self._at[name]]
+        self._every = True
+        while True:
+            match self._random.random():
+                case luck if luck < 0.05:
+                    yield self._with({"kind": "apply"}, fault("*", self._random.randint(1, CROSSINGS["apply"])))
+                case luck if luck < 0.3:
+                    plan = {
+                        "kind": "work",
+                        "jobs": self._random.randint(1, 20),
+                        "grace": self._random.choice((0.0, 1.0)),
+                    }
+                    yield self._with(plan, fault("shutdown, *", self._random.randint(1, CROSSINGS["shutdown"])))
+                case _:
+                    yield self._with({"kind": "work"}, fault("*", self._random.randint(1, CROSSINGS["work"])))
+
+    def _with(self, plan: dict[str, Any], deadly: dict[str, Any]) -> dict[str, Any]:
+        """This plan with a deadly fault, and now and then with a connection cut before."""
+        faults = [*plan.get("faults", []), deadly]
+        if plan["kind"] == "work" and self._random.random() < 0.1:
+            session, side = (
+                self._random.choice(("fetch", "complete", "handler")),
+                self._random.choice(("before", "sent")),
+            )
+            faults.append(fault(f"{session}: COMMIT*{side}", self._random.randint(1, 20), cut=True))
+        return plan | {"faults": faults}
+
+    async def _slot(self, plans: Iterator[dict[str, Any]]) -> None:
+        for plan in plans:
+            if self._every and self.report.kills >= self._kills:
+                return
+            if plan["kind"] == "rescue":
+                plan["pid"] = (await self._live(kind="work", faults=[fault("complete: BEGIN before")])).pid
+            life = await self._live(**plan)
+            await self._rescue_all(plan.get("pid", life.pid))
+
+    async def _live(self, born: asyncio.Future[Life] | None = None, **plan: Any) -> Life:
+        life = await self._nursery.live(born, dsn=self._dsn, seed=self._random.getrandbits(32), **plan)
+        self.report.lives += 1
+        self.report.late += life.late
+        self.report.cuts += life.cuts
+        if life.killed:
+            self.report.kills += 1
+            self._at[life.killed] += 1
+        if life.killed == PROMISED:
+            self._promised.update(life.promised)
+        return life
+
+    async def _rescue_all(self, pid: int) -> None:
+        await rescue_all(self._rescue, self._session, pid)
+
+    # Load ------------------------------------------------------------------------------------------------------------
+
+    async def _feed(self) -> None:
+        """Always something to do: jobs in transactions of the application, one in five rolled back."""
+        while self._working:
+            # Suspects do not count: they wait for a worker that does nothing else.
+            if number(self._eyes, WAITING, BACKLOG) < BACKLOG:
+                enter(self._conn, mixed(4))
+                if self._random.random() < 0.2:
+                    self._conn.rollback()
+                else:
+                    self._conn.commit()
+            else:
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0)
+
+    async def _take_away(self) -> None:
+        """Now and then the jobs of a living worker are given to others, as if it had been taken for dead."""
+        while self._working:
+            await asyncio.sleep(1.5)
+            for worker_id, beat in self._eyes.execute(LIVING).fetchall():
+                self.report.taken_away += await self._rescue.rescue(worker_id, beat)
+            await self._rescue.strays()
+
+    async def _drain(self) -> None:
+        """A worker that nobody kills runs what is left; what three crashes put aside is retried by hand."""
+        born: asyncio.Future[Life] = asyncio.get_running_loop().create_future()
+        life = asyncio.ensure_future(self._live(born, kind="work", jobs=1 << 40, seconds=3600.0, grace=10.0))
+        pid = (await born).pid
+        deadline = monotonic() + DRAIN_SECONDS
+        while unfinished := number(self._eyes, UNFINISHED):
+            if monotonic() > deadline:
+                print(f"{unfinished} jobs are still unfinished after {DRAIN_SECONDS:g} s", file=sys.stderr)
+                break
+            await self._rescue.strays()
+            crashed = self._eyes.execute(CRASHED).fetchall()
+            if crashed:
+                operate.retry(self._eyes, *(job_id for (job_id,) in crashed))
+                self.report.crashed += len(crashed)
+            await asyncio.sleep(0.05)
+        os.kill(pid, signal.SIGTERM)
+        await life
+
+
+WAITING = "SELECT count(*) FROM (SELECT FROM pgqueue.job_available WHERE rank >= 0 LIMIT %s) AS ordinary"
+LIVING = b"SELECT id, beat FROM pgqueue.worker WHERE dead_at IS NULL ORDER BY random() LIMIT 1"
+UNFINISHED = """SELECT count(*) FROM pgqueue.job
+                WHERE state NOT IN ('completed', 'failed', 'cancelled') OR state = 'failed' AND reason = 'crashed'"""
+CRASHED = b"SELECT id FROM pgqueue.job WHERE state = 'failed' AND reason = 'crashed' ORDER BY id LIMIT 500"
+
+
+async def series(dsn: str, kills: int, seed: int) -> Report:
+    """One series of so many kills at least in this migrated database."""
+    async with Nursery.open() as nursery:
+        return await Series(dsn, nursery, kills, seed).run()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.crashes", description=__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    logging.getLogger("pgqueue").setLevel(logging.ERROR)  # each rescue would be a line
+    server = embedded_server()
+    try:
+        migrations.migrate(server.dsn("postgres"))
+        report = asyncio.run(series(server.dsn("postgres"), options.kills, options.seed))
+    finally:
+        server.end()
+    print(json.dumps(asdict(report)) if options.json else report.text())
+    return 1 if report.wrongs() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
