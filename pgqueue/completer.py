@@ -23,6 +23,7 @@ import psycopg
 from pgqueue.endings import Ended, Endings
 from pgqueue.job import Job
 from pgqueue.joblog import report
+from pgqueue.logs import fields
 from pgqueue.loops import persist, wait
 from pgqueue.outcome import COMPLETED, RELEASED, Outcome
 from pgqueue.sessions import Session
@@ -150,6 +151,7 @@ class Completer:
                     "job %d (%s): had been given to another worker; the outcome of this run is dropped",
                     job.id,
                     job.task,
+                    extra=fields(job),
                 )
         return locked
 

@@ -18,6 +18,7 @@ import msgspec
 from pgqueue.asks import Cancel, Fail, Retry, Snooze
 from pgqueue.errors import InvalidArguments, JobTimeout
 from pgqueue.job import Job, NewJob
+from pgqueue.logs import fields
 from pgqueue.retry import RetryPolicy
 
 log = logging.getLogger("pgqueue")
@@ -166,7 +167,8 @@ def _tried(job: Job, problem: Problem, decide: Callable[[], float | None]) -> Ou
     try:
         delay = decide()
     except BaseException as broken:
-        log.exception("job %d (%s) failed, and its retry function too; it is not retried", job.id, job.task)
+        said = "job %d (%s) failed, and its retry function too; it is not retried"
+        log.exception(said, job.id, job.task, extra=fields(job))
         message = _clean(f"{problem.message}; retry function: {_text(broken)}", MESSAGE_MOST)
         return Failed("error", Problem("failed", problem.error_type, message))
     return Failed("error", problem) if delay is None else Retried(delay, problem)

@@ -15,6 +15,7 @@ from time import monotonic
 from types import FrameType
 
 from pgqueue.job import Job
+from pgqueue.logs import fields
 
 log = logging.getLogger("pgqueue")
 
@@ -74,6 +75,7 @@ class Pulse:
             code.co_name,
             code.co_filename,
             frame.f_lineno,
+            extra=fields(job, seconds=seconds),
         )
 
 

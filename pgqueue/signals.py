@@ -88,6 +88,6 @@ class Signals:
     def _heed(self, job_id: int, claim: int, reason: str) -> bool:
         if not self._interrupt(job_id, Cancelled(reason)):
             return False
-        log.info("job %d is being cancelled: %s", job_id, reason)
+        log.info("job %d is being cancelled: %s", job_id, reason, extra={"job_id": job_id, "reason": reason})
         self._heeded[job_id] = claim
         return True

@@ -37,7 +37,7 @@ PUT = "INSERT INTO pgqueue.job (task, args) VALUES (%s, jsonb_build_object('seco
 async def test_the_job_that_blocks_the_loop_is_named_once_and_long_ones_are_not(
     dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pgqueue.worker.BLOCKED_SECONDS", 0.1)
+    monkeypatch.setattr("pgqueue.wiring.BLOCKED_SECONDS", 0.1)
     async with work(dsn, blocks, waits, in_thread):
         for name in ("pulse.waits", "pulse.in_thread"):
             eyes.do(PUT, name, 0.6)
