@@ -287,29 +287,31 @@ def _nested(chain: list[Middleware], job: Job, call: Callable[[], Any]) -> Calla
 
 
 class _Called:
-    """A call through middleware: what came out of it, unless the job had been committed inside. Then that counts."""
+    """A call through middleware: what came out of it, unless its outcome was decided inside: a transaction's is."""
 
-    __slots__ = ("job", "value", "written")
+    __slots__ = ("decided", "job", "value")
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.value: Any = None
-        self.written = False
+        self.decided: Outcome | None = None
 
     def gave(self, value: Any) -> Any:
         """What the innermost middleware is told that the handler gave."""
-        if value is not WRITTEN:
+        if not isinstance(value, Outcome):
             return value
-        self.written = True
+        if self.decided is not WRITTEN:
+            self.decided = value
         return None
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
-        if not self.written or isinstance(error, KeyboardInterrupt | GeneratorExit):
-            return False
         if error is not None:
+            if self.decided is not WRITTEN or isinstance(error, KeyboardInterrupt | GeneratorExit):
+                return False
             text = "middleware failed when job %d (%s) had been committed; it stays so"
             log.error(text, self.job.id, self.job.task, extra=fields(self.job), exc_info=error)
-        self.value = WRITTEN
+        if self.decided is not None:
+            self.value = self.decided
         return True

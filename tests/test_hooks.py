@@ -181,26 +181,27 @@ def test_middleware_sees_what_the_handler_raises_and_may_raise_itself(each: Task
         call(hooked(each))
 
 
-def committed(is_async: bool) -> Task[..., Any]:
-    """A task whose handler ends its job in a transaction of its own."""
+def decided(is_async: bool, outcome: Outcome) -> Task[..., Any]:
+    """A task whose outcome is decided inside of middleware, as that of a transactional one is."""
     if is_async:
 
         async def handler() -> Any:
             order.append("handler")
-            return WRITTEN
+            return outcome
 
         return Task("hooks.written", handler, on_loop.codec, is_async=True)
 
     def handler_in_thread() -> Any:
         order.append("handler")
-        return WRITTEN
+        return outcome
 
     return Task("hooks.written", handler_in_thread, in_thread.codec)
 
 
+@pytest.mark.parametrize("outcome", [WRITTEN, Completed('"sent"')])
 @pytest.mark.parametrize("is_async", [True, False])
-def test_what_is_committed_inside_stays_so_whatever_middleware_makes_of_it(
-    is_async: bool, caplog: pytest.LogCaptureFixture
+def test_what_is_decided_inside_stays_so_whatever_middleware_makes_of_it(
+    is_async: bool, outcome: Outcome, caplog: pytest.LogCaptureFixture
 ) -> None:
     @middleware
     def spoils(job: Job, call: Callable[[], Any]) -> Any:
@@ -212,7 +213,7 @@ def test_what_is_committed_inside_stays_so_whatever_middleware_makes_of_it(
         order.append(await call())
         return "another value"
 
-    assert call(hooked(committed(is_async))) is WRITTEN
+    assert call(hooked(decided(is_async, outcome))) is outcome
     assert order == ["handler", None]
     assert caplog.records == []
 
@@ -231,7 +232,9 @@ def test_an_exception_after_the_commit_is_logged_and_no_failure(
         await call()
         raise ValueError("too late")
 
-    assert call(hooked(committed(is_async))) is WRITTEN
+    with pytest.raises(ValueError, match="too late"):  # nothing is committed yet
+        call(hooked(decided(is_async, Completed("1"))))
+    assert call(hooked(decided(is_async, WRITTEN))) is WRITTEN
     [record] = caplog.records
     assert "committed" in record.getMessage() and record.exc_info
     assert record.__dict__["job_id"] == 1

@@ -5,6 +5,7 @@ Both must accept every line, but for those marked with an ignore comment: there 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
@@ -13,6 +14,7 @@ import psycopg
 from pgqueue.asks import Snooze
 from pgqueue.enqueue import aenqueue, enqueue, enqueue_many
 from pgqueue.handle import JobHandle
+from pgqueue.hooks import JobOutcome, middleware, on_finish, on_start
 from pgqueue.job import Job, NewJob
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, declared, find, remote, task
@@ -49,6 +51,46 @@ def later(start: int) -> int | Snooze:
 
 @task
 def anything(value: Any) -> int:  # cannot be told from a Job, so its parameters are not known
+    return 1
+
+
+@middleware
+def trace(job: Job, call: Callable[[], Any]) -> Any:
+    return call()
+
+
+@middleware
+async def trace_async(job: Job, call: Callable[[], Awaitable[Any]]) -> Any:
+    return await call()
+
+
+@on_start
+def announce(job: Job) -> None: ...
+
+
+@on_finish
+def measure(job: Job, outcome: JobOutcome) -> None:
+    assert_type(outcome.seconds, float)
+    assert_type(outcome.error, str | None)
+
+
+async def good_hooks() -> None:
+    assert_type(trace(find_job(), lambda: 1), Any)
+    assert_type(await trace_async(find_job(), find_awaitable), Any)
+    assert_type(announce(find_job()), None)
+
+
+def bad_hooks(outcome: JobOutcome) -> None:
+    on_start(measure)  # type: ignore
+    on_finish(trace)  # type: ignore
+    on_start(trace_async)  # type: ignore
+    middleware(announce)  # type: ignore
+    middleware(good)  # type: ignore
+    on_start(send)  # type: ignore
+    outcome.seconds = 1.0  # type: ignore
+
+
+async def find_awaitable() -> int:
     return 1
 
 
