@@ -71,6 +71,7 @@ class Aborts:
         self._worker_id = worker_id
         self._version_tag = version_tag
         self._pausing: dict[Job, asyncio.Event] = {}
+        self._noting: set[asyncio.Future[int | None]] = set()
         self._closed = False
 
     async def again(self, job: Job, retry: RetryPolicy, error: BaseException) -> Outcome | None:
@@ -98,8 +99,7 @@ class Aborts:
 
     async def _again(self, job: Job, retry: RetryPolicy, error: BaseException, left: asyncio.Event) -> Outcome | None:
         try:
-            async with asyncio.timeout(NOTE_SECONDS):
-                before = await self._note(job, error)
+            before = await self._noted(job, error)
         except Exception as away:
             log.warning("job %d (%s) was aborted, which could not be noted: %s; it counts", job.id, job.task, away)
             return given(job, retry, error, raised=True)
@@ -113,6 +113,20 @@ class Aborts:
             return RELEASED
         self.retried += 1
         return None
+
+    async def _noted(self, job: Job, error: BaseException) -> int | None:
+        """`_note`, but no longer than we care. It is never cancelled: that would wait for the database, too."""
+        noting = asyncio.ensure_future(self._note(job, error))
+        self._noting.add(noting)
+        noting.add_done_callback(self._noting_ended)
+        if not (await asyncio.wait([noting], timeout=NOTE_SECONDS))[0]:
+            raise TimeoutError(f"no answer within {NOTE_SECONDS:g} s")
+        return noting.result()
+
+    def _noting_ended(self, noting: asyncio.Future[int | None]) -> None:
+        self._noting.discard(noting)
+        if not noting.cancelled():
+            noting.exception()  # whoever waited for it has seen it
 
     async def _note(self, job: Job, error: BaseException) -> int | None:
         what = problem("aborted", error)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from pgqueue.outcome import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, 
 from pgqueue.pool import Pool, runs_on_loop
 from pgqueue.runs import Interrupted, Run
 from pgqueue.tasks import Task
+from pgqueue.threads import Threads
 from pgqueue.timekeeper import Timekeeper
 
 log = logging.getLogger("pgqueue")
@@ -65,10 +65,7 @@ class Executor:
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._runs: set[Run] = set()
-        self._inbox: queue.SimpleQueue[tuple[Pool, Run, Task[..., Any] | None] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._threads_made = 0
-        self._idle_threads = 0
+        self._threads = Threads(self._run_in_thread)
         self._turn_ends = 0.0
         self._dispatching = False
         self._cancelled = False
@@ -165,8 +162,7 @@ class Executor:
     def close(self) -> None:
         """Let idle threads end. A thread whose handler hangs is left behind; it dies with the process."""
         self._timekeeper.close()
-        for _ in self._threads:
-            self._inbox.put(None)
+        self._threads.close()
 
     # Starting runs ---------------------------------------------------------------------------------------------------
 
@@ -185,7 +181,8 @@ class Executor:
                     # The run just made may work off everything in its turn; more runs are started only if it waits.
                     self._dispatch_soon()
                     break
-                self._to_thread(pool, run, task)
+                run.lock = threading.Lock()
+                self._threads.start(pool, run, task, done=partial(self._thread_done, pool, run))
 
     def _run_ended(self, pool: Pool, run: Run, task: asyncio.Task[None]) -> None:
         self._run_gone(run)
@@ -242,7 +239,7 @@ class Executor:
     async def _run(self, pool: Pool, run: Run, job: Job, task: Task[..., Any] | None) -> None:
         """Run this job, then waiting ones, until the turn ends, nothing is left, or a handler changed the context or
         cancelled us: the next one shall not feel it."""
-        clean, me = contextvars.copy_context(), run.task
+        clean, me, running, finish = contextvars.copy_context(), run.task, self.running, self._finish
         assert me is not None
         while True:
             job.began = started = perf_counter()
@@ -255,8 +252,9 @@ class Executor:
                 pool.end(now - started)
                 self._slot_freed(pool)
                 return
-            self._finish(job, outcome)
-            self._forget(job, run)
+            finish(job, outcome)
+            if running.get(job.id) is run:  # as `_forget` does; a call less for most jobs
+                del running[job.id]
             if now > self._turn_ends or me.cancelling() or contextvars.copy_context() != clean:
                 pool.end(now - started)
                 self._slot_freed(pool)
@@ -267,7 +265,7 @@ class Executor:
                 return
             job, task = entry
             run.job = job
-            self.running[job.id] = run
+            running[job.id] = run
             if len(pool.waiting) == pool.prefetch // 2:
                 self._low()
 
@@ -306,38 +304,33 @@ class Executor:
 
     # In threads ------------------------------------------------------------------------------------------------------
 
-    def _to_thread(self, pool: Pool, run: Run, task: Task[..., Any] | None) -> None:
-        run.lock = threading.Lock()
-        if self._idle_threads == 0:
-            self._threads_made += 1
-            thread = threading.Thread(target=self._serve, name=f"pgqueue-{self._threads_made}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        else:
-            self._idle_threads -= 1
-        self._inbox.put((pool, run, task))
+    def _run_in_thread(self, pool: Pool, run: Run, task: Task[..., Any] | None) -> bool:
+        """Run this job, then waiting ones, until nothing is left; False if something was raised in this thread."""
+        me, job = threading.get_ident(), run.job
+        while job is not None:
+            job.began = started = perf_counter()
+            outcome = self._call_thread(run, me, job, task)
+            if run.stopped:
+                if not run.lost:
+                    self._finish(job, outcome)
+                    self._forget(job, run)
+                pool.end(perf_counter() - started)
+                return False
+            self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
+            self._forget(job, run)
+            entry = pool.take(False, perf_counter() - started)
+            if entry is None:
+                break
+            job, task = entry
+            run.job = job
+            self.running[job.id] = run
+            if len(pool.waiting) == pool.prefetch // 2:
+                self._threads.call_loop(self._low)
+        return True
 
-    def _serve(self) -> None:
-        me = threading.get_ident()
-        while (message := self._inbox.get()) is not None:
-            pool, run, task = message
-            job = run.job
-            while job is not None:
-                job.began = started = perf_counter()
-                outcome = self._call_thread(run, me, job, task)
-                if run.stopped:  # a thread that something was raised in is not used again
-                    return self._leave_thread(pool, run, job, outcome, perf_counter() - started)
-                self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
-                self._forget(job, run)
-                entry = pool.take(False, perf_counter() - started)
-                if entry is None:
-                    break
-                job, task = entry
-                run.job = job
-                self.running[job.id] = run
-                if len(pool.waiting) == pool.prefetch // 2:
-                    self._call_loop(self._low)
-            self._call_loop(self._thread_freed, pool, run)
+    def _thread_done(self, pool: Pool, run: Run) -> None:
+        self._run_gone(run)
+        self._slot_freed(pool)
 
     def _call_thread(self, run: Run, me: int, job: Job, task: Task[..., Any] | None) -> Outcome:
         """Call the handler where it can be stopped: from the moment the run names its thread until it names no job."""
@@ -350,28 +343,6 @@ class Executor:
             pass  # the verdict says how it ends
         run.job, run.ident = None, 0
         return outcome if run.verdict is None else run.settle(outcome)
-
-    def _leave_thread(self, pool: Pool, run: Run, job: Job, outcome: Outcome, seconds: float) -> None:
-        if not run.lost:
-            self._finish(job, outcome)
-            self._forget(job, run)
-        pool.end(seconds)
-        self._call_loop(self._thread_gone, pool, run, threading.current_thread())
-
-    def _thread_freed(self, pool: Pool, run: Run) -> None:
-        self._idle_threads += 1
-        self._runs.discard(run)
-        self._slot_freed(pool)
-
-    def _thread_gone(self, pool: Pool, run: Run, thread: threading.Thread) -> None:
-        self._threads.remove(thread)
-        self._run_gone(run)
-        self._slot_freed(pool)
-
-    def _call_loop(self, callback: Callable[..., None], *args: Any) -> None:
-        """Run `callback` on the loop; a thread that outlived its worker has nobody to tell."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(callback, *args)
 
     def _call_sync(self, job: Job, task: Task[..., Any] | None) -> Outcome:
         if task is None:
