@@ -21,6 +21,7 @@ from pgqueue.hooks import Hooks, JobOutcome, middleware, on_finish, on_start
 from pgqueue.job import Job, current_job, running_job
 from pgqueue.outcome import COMPLETED, RELEASED, WRITTEN, Cancelled, Completed, Failed, Outcome, Problem, Retried
 from pgqueue.retry import RetryPolicy
+from pgqueue.runs import Interrupted
 from pgqueue.tasks import Task, task
 
 order: list[Any] = []
@@ -440,6 +441,21 @@ def test_a_handler_called_again_within_its_attempt_is_one_start_and_one_end() ->
     assert [entry[0] for entry in order] == ["start", "handler", "handler", "finish"]
     assert outcomes == [COMPLETED, RELEASED]
     assert not made._begun
+
+
+def test_one_that_is_stopped_in_the_middle_of_its_hooks_was_started() -> None:
+    @on_start
+    def is_interrupted(job: Job) -> None:
+        raise Interrupted
+
+    declare_ends()
+    made, job = hooks.declared(), a_job()
+    token = running_job.set(job)
+    with pytest.raises(Interrupted):
+        made.hooked(in_thread).fn(1)
+    running_job.reset(token)
+    made.finished(job, Cancelled("by hand"))
+    assert [entry[0] for entry in order] == ["finish"]
 
 
 def test_the_outcome_is_handed_on_before_the_hooks_are_called() -> None:
