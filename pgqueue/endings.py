@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pgqueue.enqueue import deadline_of, moment_of
+from pgqueue.enqueue import deadline_of, many, moment_of
 from pgqueue.job import Job, NewJob
 from pgqueue.outcome import COMPLETED, WRITTEN, Cancelled, Completed, Failed, Outcome, Released, Retried
 from pgqueue.statements import Row, Statement, integers, text
@@ -39,6 +39,7 @@ class Endings:
         retried: list[tuple[Job, Retried]] = []
         failed: list[tuple[Job, Failed | Cancelled]] = []
         released: list[Job] = []
+        interrupted: list[tuple[Job, Released]] = []
         for job, outcome in batch:
             if outcome is COMPLETED:
                 plain.append(job)
@@ -50,8 +51,10 @@ class Endings:
                     retried.append((job, outcome))
                 case Failed() | Cancelled():
                     failed.append((job, outcome))
-                case Released():
+                case Released(None):
                     released.append(job)
+                case Released():
+                    interrupted.append((job, outcome))
         made: list[tuple[Ending, list[Job]]] = []
         if plain:
             made.append((self._ends("complete_plain", plain, worker_id), plain))
@@ -67,6 +70,8 @@ class Endings:
             made.append((self._fail(failed, worker_id), [job for job, _ in failed]))
         if released:
             made.append((self._ends("complete_release", released, worker_id), released))
+        if interrupted:
+            made.append((self._interrupt(interrupted, worker_id), [job for job, _ in interrupted]))
         return made
 
     def one(self, job: Job, outcome: Outcome, worker_id: int) -> Ending:
@@ -75,8 +80,9 @@ class Endings:
         [(ending, _)] = self.many([(job, outcome)], worker_id)
         return ending
 
-    def within(self, job: Job, done: Completed, worker_id: int) -> Statement[None]:
-        """The statement that completes one job in a transaction of its handler, or lets that transaction fail."""
+    def within(self, job: Job, done: Completed, worker_id: int) -> list[Statement[Any]]:
+        """The statements that complete one job in a transaction of its handler; the first lets that transaction fail if
+        the job is not this run's any more. What they answer says nothing."""
         params = {
             "id": job.id,
             "claim": job.claim,
@@ -85,7 +91,10 @@ class Endings:
             "notify": self.notify,
             "result": done.result,
         }
-        return Statement(text("complete_within", self.schema), params, lambda rows: None)
+        completion: Statement[Any] = Statement(text("complete_within", self.schema), params, list)
+        if not done.successors:
+            return [completion]
+        return [completion, many(done.successors, schema=self.schema, notify=self.notify)]
 
     def about(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> Statement[list[Row]]:
         """A statement about jobs of this worker, by their fence; it answers rows."""
@@ -119,6 +128,16 @@ class Endings:
             states=["cancelled" if isinstance(end, Cancelled) else "failed" for _, end in failed],
             reasons=[end.reason for _, end in failed],
             **_problems([end for _, end in failed]),
+        )
+
+    def _interrupt(self, interrupted: Sequence[tuple[Job, Released]], worker_id: int) -> Ending:
+        problems = [end.problem for _, end in interrupted if end.problem is not None]
+        return self._ends(
+            "complete_interrupt",
+            [job for job, _ in interrupted],
+            worker_id,
+            outcomes=[problem.outcome for problem in problems],
+            messages=[problem.message for problem in problems],
         )
 
     def _ends(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> Ending:

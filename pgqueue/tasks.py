@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from pgqueue.codec import Codec, json_object, keywords_only
 from pgqueue.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
@@ -45,6 +45,9 @@ class TaskOptions(TypedDict, total=False):
     retry: RetryPolicy | RetryFunction | int | None
     timeout: float | timedelta | None
     deadline: float | timedelta | None
+    transactional: bool
+    store_result: bool
+    on_lost_lease: Literal["cancel", "keep"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +84,9 @@ class Task(Generic[P, R_co]):
     max_attempts: int | None = None
     timeout: float | None = None
     deadline: datetime | float | None = None
+    transactional: bool = False
+    store_result: bool = True
+    on_lost_lease: Literal["cancel", "keep"] = "keep"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, as if it were no task."""
@@ -183,7 +189,11 @@ class Declaration:
     Takes plain `def` and `async def` functions. Their name in the database is module.qualname unless `name` gives one;
     `aliases` are older names under which jobs may still wait. A first parameter `job: Job` is given by the worker and
     is no argument. `retry` is a number of attempts, a RetryPolicy, or a function f(attempt, exc) -> delay | None.
-    `timeout` is how long an attempt may run, `deadline` how long after its enqueue a job may start.
+    `timeout` is how long an attempt may run, `deadline` how long after its enqueue a job may start. If `transactional`,
+    what the handler writes on `job.connection` is committed together with the job's completion, or not at all. With
+    `store_result=False` what it returns is not kept. `on_lost_lease` says what happens to a running job when its worker
+    cannot reach the database and others may soon take it for dead: "keep" running it, or "cancel" it, for effects that
+    must never overlap.
     Raises InvalidOption for what cannot work.
 
     >>> @task(name="mail.send", aliases=["mail.deliver"], retry=3)
@@ -271,6 +281,9 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         aliases=tuple(map(check_task_name, aliases)),
         timeout=_positive(options.get("timeout"), f"task {name!r}: timeout"),
         deadline=_positive(options.get("deadline"), f"task {name!r}: deadline"),
+        transactional=_flag(options.get("transactional", False), f"task {name!r}: transactional"),
+        store_result=_flag(options.get("store_result", True), f"task {name!r}: store_result"),
+        on_lost_lease=_choice(options.get("on_lost_lease", "keep"), f"task {name!r}: on_lost_lease"),
     )
 
 
@@ -354,3 +367,15 @@ def _mapping(row: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(row, Mapping):
         return row
     raise InvalidArguments(f"a row is a mapping of keywords or a tuple, not {type(row).__qualname__}: {row!r:.80}")
+
+
+def _flag(value: bool, what: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise InvalidOption(f"{what}: {value!r} is neither True nor False")
+
+
+def _choice(value: Literal["cancel", "keep"], what: str) -> Literal["cancel", "keep"]:
+    if value in ("cancel", "keep"):
+        return value
+    raise InvalidOption(f'{what}: {value!r}; give "cancel" or "keep"')

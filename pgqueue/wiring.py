@@ -29,22 +29,27 @@ from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
 from pgqueue.heartbeat import Heartbeat, Identity, enter
 from pgqueue.hooks import declared
 from pgqueue.isolation import Isolation
-from pgqueue.job import Job, Means
+from pgqueue.job import Job
 from pgqueue.joblog import with_lines
+from pgqueue.lending import Lender
 from pgqueue.loops import persist
 from pgqueue.maintenance import Maintenance
+from pgqueue.means import WorkerMeans
 from pgqueue.notifier import CONTROL, LED, SCHEDULED, Notifier
 from pgqueue.outcome import RELEASED
 from pgqueue.pool import pools
 from pgqueue.pulse import BLOCKED_SECONDS, Pulse
 from pgqueue.reconciler import Reconciler
 from pgqueue.rescue import Rescue
+from pgqueue.results import unstored
 from pgqueue.scheduler import Scheduler
 from pgqueue.sessions import Link, Session
 from pgqueue.settings import Settings
 from pgqueue.signals import SIGNAL, Signals
 from pgqueue.suspects import Suspects
 from pgqueue.tasks import Task
+from pgqueue.transactions import Transactions
+from pgqueue.work import Around
 
 log = logging.getLogger("pgqueue")
 
@@ -98,11 +103,20 @@ class Wiring(ABC):
             in_doubt=lambda: self._reconciler.doubt(),
             poll=settings.poll,
         )
-        self._means = Means()
+        self._lender = Lender(self._link, settings.concurrency, lambda: self._heartbeat.listed())
+        around = Around(
+            self._lender,
+            self._endings,
+            lambda: self.worker_id,
+            lambda job: self._executor.seal(job),
+            lambda job: self._executor.aseal(job),
+        )
+        transactions = Transactions(around)
+        self._means = WorkerMeans(transactions, self._endings, lambda: self.worker_id)
         hooks = with_lines(declared())
         self._executor = Executor(
             pools(settings.queues, settings.concurrency),
-            hooks.around(self._tasks),
+            hooks.around(transactions.transactional(unstored(self._tasks))),
             finish=hooks.finishing(self._completer.finish),
             low=self._fetcher.roomier,
             half_lost=self.quiet,
@@ -215,7 +229,7 @@ class Wiring(ABC):
 
     def _identities(self) -> list[Identity]:
         found = (self._take.identity, self._give.identity, self._notifier.identity)
-        return [identity for identity in found if identity is not None]
+        return [identity for identity in found if identity is not None] + self._lender.identities()
 
     # Death, ours and others' -----------------------------------------------------------------------------------------
 

@@ -181,6 +181,7 @@ class Worker(Wiring):
             log.warning("could not sign off: %s; rescue will notice", error)
         await self._take.close()
         await self._give.close()
+        await self._lender.close()
         self._executor.close()
         await self._stack.aclose()
         self._end()
