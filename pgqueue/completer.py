@@ -25,7 +25,7 @@ from pgqueue.job import Job
 from pgqueue.joblog import report
 from pgqueue.logs import fields
 from pgqueue.loops import persist, wait
-from pgqueue.outcome import COMPLETED, RELEASED, Outcome
+from pgqueue.outcome import COMPLETED, Outcome, Released
 from pgqueue.sessions import Session
 from pgqueue.statements import Row, Statement, integers
 
@@ -126,7 +126,7 @@ class Completer:
                 left += _not_in(group, answer)
         locked: set[int] = set()
         if left:
-            released = {job.id for job, outcome in batch if outcome is RELEASED}
+            released = {job.id for job, outcome in batch if isinstance(outcome, Released)}
             locked = await self._look_up(left, released)
         self._unsure &= locked
         self._in_flight, self._locked = [], [entry for entry in batch if entry[0].id in locked]

@@ -84,7 +84,9 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """It is given back unfinished, the attempt not spent: it never started, or a shutdown stopped it."""
+    """It is given back unfinished, the attempt not spent. `problem` says what stopped it; None: it never started."""
+
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,11 @@ def timed_out(job: Job, retry: RetryPolicy, seconds: float) -> Outcome:
     problem = Problem("timeout", "JobTimeout", str(error))
     outcome = _tried(job, problem, lambda: retry.decide(job.attempt, error, job.max_attempts))
     return Failed("timeout", outcome.problem) if isinstance(outcome, Failed) else outcome
+
+
+def interrupted(why: str) -> Released:
+    """What a run becomes that its worker stopped for a reason of the worker's own."""
+    return Released(Problem("interrupted", None, why))
 
 
 def unknown(job: Job) -> Outcome:

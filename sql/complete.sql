@@ -234,8 +234,8 @@ SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_a
 FROM dead;
 
 -- name: complete_release
--- Jobs given back unfinished (never started, or stopped by a shutdown): to the front of their lanes, the attempt not
--- spent. A run_at that the clock has stepped behind becomes now: what was due stays due.
+-- Jobs given back that never started: to the front of their lanes, the attempt not spent. A run_at that the clock has
+-- stepped behind becomes now: what was due stays due.
 WITH ended AS (
     DELETE FROM pgqueue.job_running
     WHERE ctid = ANY (ARRAY(
@@ -247,6 +247,44 @@ WITH ended AS (
             LIMIT 1 FOR UPDATE SKIP LOCKED
         ) AS r))
     RETURNING *
+), available AS (
+    INSERT INTO pgqueue.job_available (
+        state, rank, attempt,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
+    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, attempt - 1,
+        id, queue, priority, task, args, headers,
+        CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
+    FROM ended
+    RETURNING id, queue
+), told AS (
+    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
+    FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
+)
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
+       (SELECT count(done) FROM told)
+FROM available;
+
+-- name: complete_interrupt
+-- Jobs that were stopped in the middle for a reason of their worker's own (a shutdown, a lost lease): as the one before;
+-- what happened is appended to `attempt`.
+WITH picked AS MATERIALIZED (
+    SELECT r.ctid, r.id, mine.outcome, mine.message
+    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(outcomes)s::text[], %(messages)s::text[])
+         AS mine (id, claim, outcome, message)
+    CROSS JOIN LATERAL (
+        SELECT r.ctid, r.id FROM pgqueue.job_running r
+        WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+        LIMIT 1 FOR UPDATE SKIP LOCKED
+    ) AS r
+), ended AS (
+    DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+), noted AS (
+    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
+    SELECT ended.id, attempt, worker_id, started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+           outcome, message, %(version_tag)s::text
+    FROM ended JOIN picked ON picked.id = ended.id
 ), available AS (
     INSERT INTO pgqueue.job_available (
         state, rank, attempt,

@@ -19,10 +19,23 @@ from pgqueue import completer, statements
 from pgqueue.completer import FLUSH_MOST, Completer
 from pgqueue.endings import Endings
 from pgqueue.job import Job
-from pgqueue.outcome import COMPLETED, RELEASED, Cancelled, Completed, Failed, Outcome, Problem, Retried
+from pgqueue.outcome import (
+    COMPLETED,
+    RELEASED,
+    Cancelled,
+    Completed,
+    Failed,
+    Outcome,
+    Problem,
+    Released,
+    Retried,
+    interrupted,
+)
 from pgqueue.sessions import Session
 
 BROKEN = Problem("failed", "ValueError", "no", "Traceback …")
+INTERRUPTED = interrupted("its worker stopped")
+EVERY: list[Outcome] = [COMPLETED, Completed("1"), Retried(9, BROKEN), Failed("error", BROKEN), RELEASED, INTERRUPTED]
 
 
 class Desk:
@@ -131,7 +144,7 @@ async def test_a_row_keeps_what_it_carries_on_every_way(desk: Desk, eyes: Eyes) 
     names = ", ".join(carried)
     insert = "INSERT INTO pgqueue.job ({}, deadline, enqueued_at) VALUES ({}, 'tomorrow', 'today')"
     select = "SELECT {}, deadline::date - enqueued_at::date FROM pgqueue.job WHERE state <> 'running'"
-    outcomes: list[Outcome] = [COMPLETED, Completed("1"), Retried(1.0, BROKEN), Failed("error", BROKEN), RELEASED]
+    outcomes = EVERY
     for outcome in outcomes:
         eyes.do("TRUNCATE pgqueue.job")
         given = [Jsonb(value) if isinstance(value, dict) else value for value in carried.values()]
@@ -142,13 +155,14 @@ async def test_a_row_keeps_what_it_carries_on_every_way(desk: Desk, eyes: Eyes) 
         desk.completer.finish(job, outcome)
         await asyncio.wait_for(desk.completer.flushed(), 10)
         [row] = eyes.all(select.format(names))
-        kept = carried if outcome is not RELEASED else carried | {"rank": 6}  # the front
-        kept = kept if outcome is RELEASED else kept | {"rank": row[2]}  # elsewhere a lane means nothing
+        back = isinstance(outcome, Released)
+        kept = carried | {"rank": 6} if back else carried  # the front
+        kept = kept if back else kept | {"rank": row[2]}  # elsewhere a lane means nothing
         assert row == (*kept.values(), 1), outcome
 
 
 @pytest.mark.promise("F23")
-@pytest.mark.parametrize("outcome", [COMPLETED, Completed("1"), Retried(9, BROKEN), Failed("error", BROKEN), RELEASED])
+@pytest.mark.parametrize("outcome", EVERY)
 async def test_a_stranger_who_locks_a_row_delays_that_row_only(
     outcome: Outcome, desk: Desk, conn: psycopg.Connection, eyes: Eyes
 ) -> None:
@@ -202,7 +216,7 @@ async def cut(desk: Desk, *, before_commit: bool) -> None:
 
 @pytest.mark.promise("F06")
 async def test_an_answer_that_was_lost_after_the_commit_is_no_fence(desk: Desk, eyes: Eyes) -> None:
-    outcomes: list[Outcome] = [COMPLETED, Completed("1"), Retried(9, BROKEN), Failed("error", BROKEN), RELEASED]
+    outcomes = EVERY
     jobs = await desk.jobs(len(outcomes))
     await cut(desk, before_commit=False)
     for job, outcome in zip(jobs, outcomes, strict=True):
@@ -210,7 +224,7 @@ async def test_an_answer_that_was_lost_after_the_commit_is_no_fence(desk: Desk, 
     await asyncio.wait_for(desk.completer.flushed(), 10)
     assert desk.completer.fenced == 0
     assert sorted(desk.written) == [job.id for job in jobs]
-    assert eyes.states() == {"completed": 2, "scheduled": 1, "failed": 1, "available": 1}
+    assert eyes.states() == {"completed": 2, "scheduled": 1, "failed": 1, "available": 2}
 
 
 @pytest.mark.promise("F06")
@@ -382,7 +396,15 @@ def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.promise("F07")
 @pytest.mark.parametrize(
     "name",
-    ["complete_plain", "complete_result", "complete_retry", "complete_fail", "complete_release", "complete_missing"],
+    [
+        "complete_plain",
+        "complete_result",
+        "complete_retry",
+        "complete_fail",
+        "complete_release",
+        "complete_interrupt",
+        "complete_missing",
+    ],
 )
 def test_a_plan_made_for_an_empty_table_reads_by_id_when_it_is_full_and_was_never_analysed(
     name: str, dsn: str, eyes: Eyes
@@ -407,7 +429,15 @@ def test_a_plan_made_for_an_empty_table_reads_by_id_when_it_is_full_and_was_neve
 @pytest.mark.promise("F08")
 @pytest.mark.parametrize(
     "name",
-    ["complete_plain", "complete_result", "complete_retry", "complete_fail", "complete_release", "complete_missing"],
+    [
+        "complete_plain",
+        "complete_result",
+        "complete_retry",
+        "complete_fail",
+        "complete_release",
+        "complete_interrupt",
+        "complete_missing",
+    ],
 )
 def test_no_statistics_can_make_a_flush_read_the_table(name: str, dsn: str, eyes: Eyes) -> None:
     """As a join, the planner chose by cost, and once in a while the table: 2,700 jobs/s under an old snapshot. Under a
