@@ -148,8 +148,7 @@ class Fetcher:
         asked, n = self._asked(share, next(self._turns[share.queues[0]])), share.room
         self._known.update(share.queues)
         if await self._session.ready() != self._generation:
-            self.watermark.forget()
-            self._generation = self._session.generation
+            self._begin_anew()
         claim = next(self._claims)
         starts = self.watermark.starts(asked.lanes, monotonic())
         try:
@@ -190,12 +189,18 @@ class Fetcher:
         if jobs or share.alone:
             self._deliver(jobs)
 
+    def _begin_anew(self) -> None:
+        """On a new connection, to a server that perhaps has forgotten what this worker completed."""
+        self.watermark.forget()
+        if self._generation:
+            self._in_doubt()
+        self._generation = self._session.generation
+
     async def _refuse_doubles(self) -> None:
         [doubles] = await self._session.run(self._session.link.statement("fetch_refuse_doubles"))
         for (job_id,) in doubles:
-            log.error(
-                "job %d is running, and a second row with its id was available; that row is failed: refused", job_id
-            )
+            said = "job %d is running, and a second row with its id was available; that row is failed: refused"
+            log.error(said, job_id, extra={"job_id": job_id})
 
     def _asked(self, share: Share, turn: int = 0) -> Asked:
         """The lanes to ask, most urgent first; queues of one rank take turns; a suspect comes alone."""

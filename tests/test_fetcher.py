@@ -234,14 +234,19 @@ async def test_a_new_connection_begins_at_zero(taker: Taker, eyes: Eyes) -> None
     assert names(await taker.fetch(10)) == ["again", "again", "x"]
 
 
-async def test_a_connection_that_others_lost_begins_at_zero_too(taker: Taker, eyes: Eyes) -> None:
-    """The session is shared: a promotion may have met the failover, and the fetcher hears nothing of it."""
+async def test_a_connection_that_others_lost_begins_at_zero_too_and_all_held_is_in_doubt(
+    taker: Taker, eyes: Eyes
+) -> None:
+    """The session is shared: a promotion may have met the failover, and the fetcher hears nothing of it. Completions
+    that the lost server took with it have left rows here that nobody would end."""
     put(eyes, "x", number=3)
     assert len(await taker.fetch(2)) == 2
+    assert taker.doubts == 0
     await taker.session.close()
     eyes.do("DELETE FROM pgqueue.job_running")
     eyes.do("INSERT INTO pgqueue.job (task, pos) VALUES ('again', 1), ('again', 2)")
     assert names(await taker.fetch(10)) == ["again", "again", "x"]
+    assert taker.doubts == 1
 
 
 # Waking up -----------------------------------------------------------------------------------------------------------
@@ -506,7 +511,7 @@ async def test_a_second_row_of_a_running_job_is_refused_and_harms_only_itself(
     ]
     assert eyes.all("SELECT id, task FROM pgqueue.job_running WHERE id = %s", first.id) == [(first.id, "first")]
     assert f"job {first.id} is running, and a second row with its id was available" in caplog.text
-    assert taker.doubts == 0
+    assert taker.doubts == 1  # for the connection is a new one
 
 
 async def test_queues_take_turns_in_the_loop_too(dsn: str, eyes: Eyes) -> None:
