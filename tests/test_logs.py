@@ -242,9 +242,11 @@ def test_a_file_says_where_lines_go_and_how_they_look(dsn: str, app: Path) -> No
 
 
 def test_loggers_the_file_does_not_name_are_not_silenced(dsn: str, app: Path) -> None:
-    file = config(app, {"handlers": {"all": {"class": "logging.StreamHandler"}}, "root": {"handlers": ["all"]}})
+    root = {"level": "INFO", "handlers": ["all"]}
+    file = config(app, {"handlers": {"all": {"class": "logging.StreamHandler"}}, "root": root})
     [id] = enqueue(dsn, "fails")
     with working("shop", "--log-config", file, dsn=dsn, cwd=app) as worker:
+        worker.says("ready")
         worker.says(f"job {id} (fails, queue default, attempt 1) failed")
 
 
