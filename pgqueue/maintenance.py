@@ -1,5 +1,5 @@
 """Keeps history bounded: advances the rings, throwing away their oldest leaf. Runs in the worker that leads, and in
-`prune`.
+`prune`. In the worker it also forgets those who waited for a job and died.
 
 Advancing is one transaction inside the database that either truncates the next leaf and moves to it, or does neither.
 It waits 50 ms at most for a reader of history, so that nobody queues behind it; then it tries again in the next
@@ -54,6 +54,7 @@ class Maintenance:
             return jittered(ROUND_SECONDS)
         self._others_at = monotonic() + jittered(OTHERS_SECONDS)
         await self._also()
+        await self._session.run(self._session.link.statement("maintenance_waiters"))
         return READ_SECONDS if await self._blocked() else jittered(ROUND_SECONDS)
 
     async def _blocked(self) -> bool:

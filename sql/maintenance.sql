@@ -8,3 +8,7 @@ SELECT pgqueue.advance_ring(%(kind)s::text, %(forced)s::boolean);
 SELECT kind, leaves, bin, extract(epoch FROM retention)::float8, extract(epoch FROM pgqueue.now() - since)::float8,
        since < pgqueue.now() - retention / (leaves - 2)
 FROM pgqueue.ring ORDER BY kind;
+
+-- name: maintenance_waiters
+-- Forget those who have waited for a job for more than an hour: most died without a word; one who lives goes on by looking.
+DELETE FROM pgqueue.job_waiter WHERE created_at < (SELECT pgqueue.now()) - interval '1 hour' RETURNING waiter;

@@ -57,8 +57,11 @@ WITH asked AS MATERIALIZED (
     RETURNING job_id
 ), told AS (
     SELECT pg_notify('pgqueue.:control', 'signal')::text AS done FROM requested WHERE %(notify)s::boolean LIMIT 1
+), heard AS (
+    SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text AS done
+    FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM cancelled))
 )
-SELECT asked.id, seen.state, cancelled.id IS NOT NULL, (SELECT count(done) FROM told)
+SELECT asked.id, seen.state, cancelled.id IS NOT NULL, (SELECT count(done) FROM told) + (SELECT count(done) FROM heard)
 FROM asked LEFT JOIN seen ON seen.id = asked.id LEFT JOIN cancelled ON cancelled.id = asked.id
 ORDER BY asked.id;
 

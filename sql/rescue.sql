@@ -54,6 +54,10 @@ WITH dead_worker AS MATERIALIZED (
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
         snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
     FROM judged WHERE started AND crashes >= 2
+    RETURNING id
+), heard AS (
+    SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text AS done
+    FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM dead))
 ), available AS (
     INSERT INTO pgqueue.job_available (
         state, rank, crashes, attempt,
@@ -72,7 +76,7 @@ WITH dead_worker AS MATERIALIZED (
     SELECT pg_notify('pgqueue.' || queue, 'zero')::text AS done
     FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
 )
-SELECT (SELECT count(*) FROM lost), (SELECT count(done) FROM told);
+SELECT (SELECT count(*) FROM lost), (SELECT count(done) FROM told) + (SELECT count(done) FROM heard);
 
 -- name: rescue_strays
 -- Workers that have jobs in job_running but are dead, or have no row: their jobs were claimed while they were being judged.

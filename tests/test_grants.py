@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from commands import pgqueue, working
 from psycopg import errors, sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from workers import wait_until
 
 import pgqueue as api
@@ -110,6 +110,28 @@ def test_an_enqueuing_role_enqueues_in_every_way(role: Role) -> None:
     assert pgqueue("enqueue", "t", '{"x": 1}', "--delay", "1h", dsn=mine).returncode == 0
 
 
+def test_an_enqueuing_role_that_reads_is_told_when_its_job_has_ended(
+    role: Role, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that reads only changes nothing: it waits by looking. One that enqueues only does not see results."""
+    reading, enqueuing = role("read"), role("enqueue")
+    both = role("read")
+    with psycopg.connect(dsn) as conn:
+        grants.grant(conn, conninfo_to_dict(both)["user"], "enqueue", "pgqueue")  # type: ignore[arg-type]
+        job = api.enqueue(conn, "t")
+    waits = "SELECT count(*) FROM pgqueue.job_waiter_waiter_seq WHERE is_called"
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        for mine, told in ((reading, 0), (both, 1)):
+            monkeypatch.setenv("PGQUEUE_DSN", mine)
+            with pytest.raises(api.ResultTimeout):
+                job.result(0.05)
+            assert conn.execute(waits.encode()).fetchone() == (told,)
+        assert conn.execute("SELECT count(*) FROM pgqueue.job_waiter").fetchone() == (0,)
+    monkeypatch.setenv("PGQUEUE_DSN", enqueuing)
+    with pytest.raises(errors.InsufficientPrivilege):
+        job.result(0.05)
+
+
 def test_an_enqueuing_role_neither_reads_arguments_nor_deletes(role: Role) -> None:
     mine = role("enqueue")
     refused(
@@ -169,7 +191,10 @@ def test_a_working_role_may_run_every_statement_of_a_worker(role: Role, dsn: str
             text = statements.text(name, "pgqueue")
             nothing = dict.fromkeys(re.findall(r"%\((\w+)\)s", text))
             with conn.transaction(force_rollback=True), contextlib.suppress(errors.NotNullViolation):
-                conn.execute(text.encode(), nothing)
+                try:
+                    conn.execute(text.encode(), nothing)
+                except psycopg.ProgrammingError as refusal:  # of our own: the job is not this run's
+                    assert refusal.sqlstate == "PGQ01", name
 
 
 def test_a_working_role_rescues_the_jobs_of_a_killed_worker(role: Role, dsn: str, tmp_path: Path) -> None:

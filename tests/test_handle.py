@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
@@ -14,6 +16,7 @@ import pytest
 from workers import Eyes, until, work, workers
 
 import pgqueue
+from pgqueue import connections, handle, statements
 from pgqueue.tasks import task
 
 
@@ -165,3 +168,283 @@ async def test_while_its_transaction_is_open_there_is_nothing_to_wait_for(conn: 
         await job.aresult()
     with pytest.raises(pgqueue.InvalidOption, match="timeout -1"):
         job.result(-1)
+
+
+# Being told ----------------------------------------------------------------------------------------------------------
+
+SOON = 5.0  # seconds; who is not told looks again after 60 only
+
+
+@pytest.fixture
+def patient(configured: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Looks are so seldom that only who is told returns soon."""
+    for name in ("LOOK_FIRST", "LOOK_MOST", "TOLD_FIRST", "TOLD_MOST"):
+        monkeypatch.setattr(handle, name, 60.0)
+    return configured
+
+
+@task(name="handle.gate")
+async def gate() -> str:
+    await asyncio.wait_for(gate_open.wait(), 30)
+    return "through"
+
+
+@task(name="handle.gate_fails", retry=1)
+def gate_fails(job: pgqueue.Job) -> None:
+    asyncio.run_coroutine_threadsafe(gate_open.wait(), loop).result(30)
+    raise ValueError("no")
+
+
+gate_open: asyncio.Event
+loop: asyncio.AbstractEventLoop
+
+
+@pytest.fixture(autouse=True)
+async def gates() -> None:
+    global gate_open, loop
+    gate_open, loop = asyncio.Event(), asyncio.get_running_loop()
+
+
+def waiting(eyes: Eyes, number: int = 1) -> Callable[[], bool]:
+    return lambda: eyes.one("SELECT count(*) FROM pgqueue.job_waiter") == number
+
+
+def heard(eyes: Eyes, channel: str) -> list[str]:
+    """What this session hears on the channel until now."""
+    eyes.do("SELECT pg_notify(%s, 'last')", channel)
+    found: list[str] = []
+    for note in eyes.conn.notifies(timeout=10):
+        if note.payload == "last":
+            break
+        found.append(note.channel)
+    return found
+
+
+def put(eyes: Eyes, columns: str = "state", values: str = "'available'") -> pgqueue.JobHandle[Any]:
+    return pgqueue.JobHandle(eyes.one(f"INSERT INTO pgqueue.job (task, {columns}) VALUES ('t', {values}) RETURNING id"))  # noqa: S608
+
+
+async def test_whoever_waits_is_told_when_the_job_has_completed(patient: str, eyes: Eyes) -> None:
+    with psycopg.connect(patient) as conn:
+        job = gate.enqueue(conn)
+    async with work(patient, gate):
+        waiters = [asyncio.create_task(asyncio.to_thread(job.result, 50)) for _ in range(3)]
+        waiters += [asyncio.create_task(job.aresult(50)) for _ in range(3)]
+        await until(waiting(eyes, 6))
+        began = monotonic()
+        gate_open.set()
+        assert await asyncio.gather(*waiters) == ["through"] * 6
+        assert monotonic() - began < SOON
+    assert waiting(eyes, 0)()
+
+
+@pytest.mark.parametrize("made", ["fails", "running", "waiting"])
+async def test_a_failure_and_a_cancel_are_told(patient: str, eyes: Eyes, made: str) -> None:
+    nobody = pgqueue.remote("nobody").using(queue="elsewhere")
+    asked: Any = {"fails": gate_fails, "running": gate, "waiting": nobody}[made]
+    with psycopg.connect(patient) as conn:
+        job = asked.enqueue(conn)
+    async with work(patient, gate, gate_fails, queues=["default"]):
+        end = asyncio.create_task(job.aresult(50))
+        await until(waiting(eyes))
+        if made == "fails":
+            gate_open.set()
+        else:
+            await until(eyes.is_in(job.id, {"running": "running", "waiting": "available"}[made]))
+            pgqueue.cancel(eyes.conn, job.id)
+        began = monotonic()
+        with pytest.raises(pgqueue.JobFailed if made == "fails" else pgqueue.JobCancelled):
+            await end
+        assert monotonic() - began < SOON
+    assert waiting(eyes, 0)()
+
+
+def running(eyes: Eyes) -> pgqueue.JobHandle[Any]:
+    """A job in the hands of worker 7, with two crashes."""
+    return put(eyes, "state, worker_id, claim, started_at, crashes", "'running', 7, 1, pgqueue.now(), 2")
+
+
+def complete(conn: psycopg.Connection[Any], job: pgqueue.JobHandle[Any]) -> None:
+    """As a transaction of the handler does it."""
+    fence = {"id": job.id, "claim": 1, "worker_id": 7, "version_tag": "1", "result": '"in"', "notify": True}
+    conn.execute(statements.text("complete_within", "pgqueue").encode(), fence)
+
+
+async def test_the_end_in_a_handlers_transaction_is_told_with_its_commit(patient: str, eyes: Eyes) -> None:
+    job = running(eyes)
+    end = asyncio.create_task(job.aresult(50))
+    await until(waiting(eyes))
+    with psycopg.connect(patient) as conn:
+        complete(conn, job)
+        conn.commit()
+    began = monotonic()
+    assert await end == "in"
+    assert monotonic() - began < SOON
+
+
+@pytest.mark.usefixtures("patient")
+async def test_the_end_of_a_killer_is_told_by_rescue(eyes: Eyes) -> None:
+    job = running(eyes)
+    end = asyncio.create_task(job.aresult(50))
+    await until(waiting(eyes))
+    eyes.do(
+        "INSERT INTO pgqueue.worker (id, lease, pid, concurrency, host, version_tag, queues, running) "
+        "OVERRIDING SYSTEM VALUE VALUES (7, '15 s', 1, 1, 'gone', '1', '{default}', %s)",
+        [job.id],
+    )
+    asked = {"worker_id": 7, "n": 9, "first": True, "notify": True}
+    eyes.conn.execute(statements.text("rescue_jobs", "pgqueue").encode(), asked)
+    began = monotonic()
+    with pytest.raises(pgqueue.JobFailed, match="crashed"):
+        await end
+    assert monotonic() - began < SOON
+
+
+@pytest.mark.parametrize("when", ["handle_outcome", "handle_wait", "LISTEN"])
+async def test_an_end_between_two_steps_of_a_wait_is_seen(
+    patient: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Looked, then listened: the hint came in between, to nobody. So the last step before a pause is always a look."""
+    job, ends = running(eyes), list[str]()
+
+    def end_once(after: str) -> None:
+        if not ends and after.startswith(statements.text(when, "pgqueue") if when != "LISTEN" else when):
+            ends.append(after)
+            complete(eyes.conn, job)
+
+    run, listen = connections.run, handle._listen
+
+    def run_and_end(conn: object, statement: statements.Statement[Any]) -> Any:
+        answer = run(conn, statement)
+        end_once(statement.sql)
+        return answer
+
+    def end_and_listen(channel: str) -> bytes:
+        end_once("LISTEN")
+        return listen(channel)
+
+    monkeypatch.setattr(connections, "run", run_and_end)
+    monkeypatch.setattr(handle, "_listen", end_and_listen)
+    began = monotonic()
+    assert await asyncio.to_thread(job.result, 50) == "in"
+    assert (len(ends), monotonic() - began < SOON) == (1, True)
+
+
+@pytest.mark.usefixtures("configured")
+async def test_a_hint_that_was_missed_is_made_up_for_by_looking(dsn: str, eyes: Eyes) -> None:
+    """The end was under way when the waiter came: its statement did not see the row."""
+    job = running(eyes)
+    with psycopg.connect(dsn) as ending:
+        complete(ending, job)
+        end = asyncio.create_task(job.aresult(20))
+        await until(waiting(eyes))
+        eyes.do(f'LISTEN "pgqueue.:ended.{job.id}"')
+        ending.commit()
+        began = monotonic()
+        assert await end == "in"
+        assert monotonic() - began < SOON
+        assert heard(eyes, f"pgqueue.:ended.{job.id}") == []
+
+
+async def test_nobody_is_told_of_a_job_that_nobody_waits_for(patient: str, eyes: Eyes) -> None:
+    with psycopg.connect(patient) as conn:
+        job, other = gate.enqueue(conn), gate.enqueue(conn)
+    for each in (job, other):
+        eyes.do(f'LISTEN "pgqueue.:ended.{each.id}"')
+    async with work(patient, gate):
+        end = asyncio.create_task(job.aresult(50))
+        await until(waiting(eyes))
+        gate_open.set()
+        await end
+        await until(eyes.done(2))
+    assert heard(eyes, f"pgqueue.:ended.{job.id}") == [f"pgqueue.:ended.{job.id}"]
+    assert heard(eyes, f"pgqueue.:ended.{other.id}") == []
+
+
+@pytest.mark.usefixtures("configured")
+async def test_who_gives_up_leaves_no_row(eyes: Eyes) -> None:
+    job = put(eyes)
+    with pytest.raises(pgqueue.ResultTimeout):
+        await job.aresult(0.05)
+    with pytest.raises(pgqueue.ResultTimeout):
+        await asyncio.to_thread(job.result, 0.05)
+    cancelled = asyncio.create_task(job.aresult())
+    await until(waiting(eyes))
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert eyes.one("SELECT last_value FROM pgqueue.job_waiter_waiter_seq") == 3
+    assert waiting(eyes, 0)()
+
+
+@pytest.mark.usefixtures("configured")
+async def test_a_lost_connection_is_the_drivers_error_and_no_other(eyes: Eyes) -> None:
+    end = asyncio.create_task(put(eyes).aresult())
+    await until(waiting(eyes))
+    eyes.all(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+    with pytest.raises(psycopg.OperationalError):
+        await end
+
+
+@pytest.mark.parametrize("how", ["notify off", "listen off", "pooler", "read only"])
+async def test_where_nobody_can_be_told_it_is_found_by_looking(
+    configured: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    match how:
+        case "notify off":
+            monkeypatch.setenv("PGQUEUE_NOTIFY", "off")
+        case "listen off":
+            monkeypatch.setenv("PGQUEUE_LISTEN_DSN", "off")
+        case "pooler":  # it makes up the pid that it tells its clients
+            monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", property(lambda info: 1))
+        case _:
+            monkeypatch.setenv("PGQUEUE_DSN", f"{configured}&options=-c%20default_transaction_read_only%3Don")
+    with psycopg.connect(configured) as conn:
+        job = gate.enqueue(conn)
+    async with work(configured, gate):
+        ends = [asyncio.create_task(job.aresult(20)), asyncio.create_task(asyncio.to_thread(job.result, 20))]
+        await until(eyes.is_in(job.id, "running"))
+        gate_open.set()
+        assert await asyncio.gather(*ends) == ["through"] * 2
+    assert not eyes.one("SELECT is_called FROM pgqueue.job_waiter_waiter_seq")
+
+
+async def test_it_listens_where_a_connection_for_that_is_named(
+    patient: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGQUEUE_LISTEN_DSN", f"{patient}&application_name=direct")
+    end = asyncio.create_task(put(eyes).aresult(20))
+    await until(waiting(eyes))
+    assert len(eyes.backends("direct")) == 1
+    end.cancel()
+    with suppress(asyncio.CancelledError):
+        await end
+
+
+def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [plan, *(each for child in plan.get("Plans", ()) for each in nodes(child))]
+
+
+def test_who_waited_under_an_old_snapshot_costs_completions_nothing(dsn: str, eyes: Eyes) -> None:
+    """`EXISTS (SELECT FROM job_waiter)` would walk every row deleted since: 20 ms a statement for 100,000 of them."""
+    eyes.do(
+        "INSERT INTO pgqueue.job (state, task, worker_id, claim, started_at) "
+        "SELECT 'running', 't', 1, 1, pgqueue.now() FROM generate_series(1, 20)"
+    )
+    with psycopg.connect(dsn) as old:
+        old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        for _ in range(2):
+            eyes.do("INSERT INTO pgqueue.job_waiter (job_id) SELECT generate_series(1, 10000)")
+            eyes.do("DELETE FROM pgqueue.job_waiter")
+        ids = [id for (id,) in eyes.all("SELECT id FROM pgqueue.job_running ORDER BY 1")]
+        params = {"ids": ids, "claims": [1] * 20, "worker_id": 1, "version_tag": "1", "notify": True}
+        with psycopg.connect(dsn) as conn:
+            conn.execute(statements.text("session_settings", "pgqueue").encode())
+            sql = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statements.text("complete_plain", "pgqueue")
+            [(found,)] = conn.execute(sql.encode(), params).fetchall()
+        looked = [each for each in nodes(found[0]["Plan"]) if each.get("Relation Name") == "job_waiter"]
+        read = sum(each["Shared Hit Blocks"] + each["Shared Read Blocks"] for each in looked)
+        assert ([each.get("Index Name") for each in looked], read < 150) == (["job_waiter_job"], True), (read, looked)

@@ -10,7 +10,9 @@ import psycopg
 import pytest
 from workers import Eyes, Taker
 
+from pgqueue.endings import Endings
 from pgqueue.maintenance import READ_SECONDS, Maintenance
+from pgqueue.outcome import COMPLETED
 from pgqueue.sessions import Link, Session
 
 LEAVES = {"done": 8, "dead": 16, "attempt": 16}
@@ -156,9 +158,7 @@ async def test_completions_never_wait_for_a_ring_that_turns_beside_a_reader(
             [job] = await taker.fetch()
             began = monotonic()
             await taker.session.run(
-                taker.link.statement(
-                    "complete_plain", ids=[job.id], claims=[job.claim], worker_id=taker.worker_id, version_tag="v"
-                )
+                *(ending for ending, _ in Endings("pgqueue", "v", True).many([(job, COMPLETED)], taker.worker_id))
             )
             longest = max(longest, monotonic() - began)
 
@@ -246,3 +246,14 @@ async def test_who_does_not_lead_does_it_now_and_then_for_the_leaders_loop_may_h
     bench.later("5 hours")
     await bench.maintenance.round()
     assert (bench.bin(), bench.also) == (1, 1)
+
+
+async def test_who_has_waited_for_an_hour_is_forgotten(bench: Bench, eyes: Eyes) -> None:
+    eyes.do("INSERT INTO pgqueue.job_waiter (job_id, created_at) VALUES (1, pgqueue.now())")
+    bench.later("59 minutes")
+    await bench.maintenance.round()
+    eyes.do("INSERT INTO pgqueue.job_waiter (job_id, created_at) VALUES (2, pgqueue.now())")
+    assert eyes.all("SELECT job_id FROM pgqueue.job_waiter ORDER BY 1") == [(1,), (2,)]
+    bench.later("2 minutes")
+    await bench.maintenance.round()
+    assert eyes.all("SELECT job_id FROM pgqueue.job_waiter") == [(2,)]

@@ -1,7 +1,9 @@
 -- What a role needs to enqueue, and nothing else: it puts jobs in, and sees ids, queues and states. It can neither read
--- arguments nor delete, and cannot write a column that only workers may.
+-- arguments nor delete, and cannot write a column that only workers may. It may say that it waits for a job; to read the
+-- result it needs the rights of read.sql, too.
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
 GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
 GRANT INSERT (state, queue, priority, rank, task, args, headers, run_at, deadline, max_attempts)
     ON pgqueue.job, pgqueue.job_available TO :"role";
 GRANT SELECT (id, queue, state) ON pgqueue.job, pgqueue.job_available TO :"role";
+GRANT SELECT, INSERT, DELETE ON pgqueue.job_waiter TO :"role";

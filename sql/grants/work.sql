@@ -9,8 +9,7 @@ GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_
     pgqueue.job_running TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (job_id) ON pgqueue.job_signal TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.worker, pgqueue.job_progress TO :"role";
-GRANT SELECT, INSERT, DELETE ON pgqueue.job_cursor TO :"role";
-GRANT SELECT, DELETE ON pgqueue.job_waiter TO :"role";
+GRANT SELECT, INSERT, DELETE ON pgqueue.job_cursor, pgqueue.job_waiter TO :"role";
 GRANT SELECT, UPDATE (bin, since) ON pgqueue.ring TO :"role";
 GRANT TRUNCATE ON
     pgqueue.job_done_0, pgqueue.job_done_1, pgqueue.job_done_2, pgqueue.job_done_3, pgqueue.job_done_4,
