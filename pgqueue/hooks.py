@@ -20,7 +20,8 @@ from typing import Any, Literal, TypeVar, cast
 from pgqueue.errors import InvalidOption
 from pgqueue.job import Job, current_job
 from pgqueue.logs import fields
-from pgqueue.outcome import WRITTEN, Cancelled, Completed, Failed, Outcome, Released, Retried, Written
+from pgqueue.outcome import WRITTEN, Cancelled, Completed, Failed, Outcome, Problem, Released, Retried, Written
+from pgqueue.results import silent
 from pgqueue.tasks import Task
 
 log = logging.getLogger("pgqueue")
@@ -65,6 +66,8 @@ class JobOutcome:
         match outcome:
             case Completed() | Written():
                 return cls("completed", seconds)
+            case Released(Problem() as problem):
+                return cls("released", seconds, problem.outcome, problem.error_type, problem.message)
             case Released():
                 return cls("released", seconds)
             case Cancelled(reason):
@@ -187,6 +190,8 @@ class Hooks:
         fn = task.fn
         if chain:
             fn = _around_async(fn, chain) if task.is_async else _around(fn, chain)
+            if not task.store_result and not task.transactional:
+                fn = silent(replace(task, fn=fn)).fn
         if self.on_start or self.on_finish:
             fn = self._beginning_async(fn) if task.is_async else self._beginning(fn)
         return task if fn is task.fn else replace(task, fn=fn)
@@ -206,7 +211,7 @@ class Hooks:
         """Call `on_finish` for a job whose handler was started, once."""
         begun = self._begun.pop(job, None)
         if begun is not None and self.on_finish:
-            told = JobOutcome.of(outcome, perf_counter() - begun.at)
+            told = JobOutcome.of(written_in(job, outcome), perf_counter() - begun.at)
             for hook in self.on_finish:
                 begun.context.run(_tell, hook, job, told)
 
@@ -235,6 +240,11 @@ class Hooks:
             except (Exception, SystemExit):  # Interrupted is none of these: it is meant for the job
                 _complain("on_start hook %s failed; job %d (%s) runs all the same", _name(hook), job)
         begun.context = copy_context()
+
+
+def written_in(job: Job, outcome: Outcome) -> Outcome:
+    """The outcome, also if it was written in a transaction of the job's own."""
+    return getattr(job, "ended", outcome) if outcome is WRITTEN else outcome
 
 
 def declared() -> Hooks:

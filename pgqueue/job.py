@@ -136,8 +136,8 @@ class Job:
     """
 
     __slots__ = (
-        "_row", "args", "attempt", "began", "claim", "crashes", "id", "lane", "max_attempts", "means", "pos", "queue",
-        "successors", "task", "written",
+        "_row", "args", "attempt", "began", "claim", "crashes", "ended", "id", "lane", "max_attempts", "means", "pos",
+        "queue", "successors", "task", "written",
     )  # fmt: skip
 
     def __init__(self, row: tuple[Any, ...], claim: int) -> None:
@@ -161,6 +161,8 @@ class Job:
         """Set by whoever runs it."""
         self.began: float
         """Set when it begins to run, by `perf_counter`."""
+        self.ended: object
+        """Set when its transaction has been committed, to the outcome that was written in it."""
         self.written: bool
         """Set if its handler has ended it in a transaction of its own; whether that was committed is not known here."""
         self.successors: list[NewJob[Any]] | None = None

@@ -12,27 +12,25 @@ from dataclasses import asdict, replace
 from time import perf_counter
 from traceback import print_exc
 
-from pgqueue.hooks import Hooks, JobOutcome
+from pgqueue.hooks import Hooks, JobOutcome, written_in
 from pgqueue.job import Job
 from pgqueue.logs import fields
-from pgqueue.outcome import Cancelled, Failed, Outcome, Retried
+from pgqueue.outcome import Cancelled, Failed, Outcome, Problem, Released, Retried
 
 log = logging.getLogger("pgqueue.job")
 
 
 def report(job: Job, outcome: Outcome) -> None:
-    """Log an attempt that did not succeed: WARNING if it is made again or was cancelled, ERROR if it was the last.
+    """Log an attempt that did not succeed: ERROR if it was the last, WARNING if it is made again or was stopped.
 
     Called with outcomes as they come, from the loop and from threads. Raises nothing, whatever the application's own
     filters do: a slot hangs on it.
     """
-    if isinstance(outcome, Retried | Failed | Cancelled):
-        told = JobOutcome.of(outcome, _seconds(job))
-        try:
-            if told.name != "snoozed":
-                _say(logging.ERROR if told.name == "failed" else logging.WARNING, job, told, outcome.problem.traceback)
-        except Exception:
-            print_exc()
+    match written_in(job, outcome):
+        case Retried(_, problem, _, False) | Failed(_, problem) | Released(Problem() as problem) as ended:
+            _tell(job, ended, problem.traceback)
+        case Cancelled() as ended:
+            _tell(job, ended, None)
 
 
 def with_lines(hooks: Hooks) -> Hooks:
@@ -47,8 +45,16 @@ def _started(job: Job) -> None:
 
 
 def _finished(job: Job, told: JobOutcome) -> None:
-    if told.name in ("completed", "snoozed", "released"):
+    if told.name in ("completed", "snoozed") or (told.name == "released" and told.reason is None):
         _say(logging.DEBUG, job, told, None)
+
+
+def _tell(job: Job, ended: Outcome, traceback: str | None) -> None:
+    try:
+        level = logging.ERROR if isinstance(ended, Failed) else logging.WARNING
+        _say(level, job, JobOutcome.of(ended, _seconds(job)), traceback)
+    except Exception:
+        print_exc()
 
 
 def _say(level: int, job: Job, told: JobOutcome, traceback: str | None) -> None:

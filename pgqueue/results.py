@@ -15,10 +15,11 @@ from pgqueue.tasks import Task
 
 def unstored(tasks: Mapping[str, Task[..., Any]]) -> dict[str, Task[..., Any]]:
     """These tasks, with handlers that return nothing where a result is not to be stored."""
-    return {name: task if task.store_result else _silent(task) for name, task in tasks.items()}
+    return {name: task if task.store_result else silent(task) for name, task in tasks.items()}
 
 
-def _silent(task: Task[..., Any]) -> Task[..., Any]:
+def silent(task: Task[..., Any]) -> Task[..., Any]:
+    """The task, with a handler that returns nothing but what it asks for."""
     fn = task.fn
 
     def in_thread(*args: Any, **kwargs: Any) -> Any:

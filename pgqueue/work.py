@@ -156,6 +156,7 @@ class Work(_Attempt):
             if not self._conn.closed:
                 raise  # the server has said no: nothing is committed
             self._settle(error, self._home.lender.identity(self._conn))
+        self._job.ended = outcome
         return WRITTEN
 
     def undo(self) -> None:
@@ -260,6 +261,7 @@ class AsyncWork(_Attempt):
             if not self._conn.closed:
                 raise
             await self._settle(error, self._home.lender.identity(self._conn))
+        self._job.ended = outcome
         return WRITTEN
 
     async def undo(self) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -19,7 +20,18 @@ from pgqueue import hooks, timekeeper
 from pgqueue.errors import InvalidOption
 from pgqueue.hooks import Hooks, JobOutcome, middleware, on_finish, on_start
 from pgqueue.job import Job, current_job, running_job
-from pgqueue.outcome import COMPLETED, RELEASED, WRITTEN, Cancelled, Completed, Failed, Outcome, Problem, Retried
+from pgqueue.outcome import (
+    COMPLETED,
+    RELEASED,
+    WRITTEN,
+    Cancelled,
+    Completed,
+    Failed,
+    Outcome,
+    Problem,
+    Retried,
+    interrupted,
+)
 from pgqueue.retry import RetryPolicy
 from pgqueue.runs import Interrupted
 from pgqueue.tasks import Task, task
@@ -153,6 +165,12 @@ def test_the_first_declared_is_the_outermost_and_what_it_returns_counts(each: Ta
     assert order[0] == ("first", 1, 1)
 
 
+@pytest.mark.parametrize("each", [on_loop, in_thread])
+def test_a_result_that_is_not_to_be_stored_is_not_made_by_middleware_either(each: Task[..., Any]) -> None:
+    declare_two()
+    assert call(hooked(replace(each, store_result=False)), 7) is None
+
+
 def test_a_handler_that_is_not_called_does_not_run() -> None:
     @middleware
     def instead(job: Job, call: Callable[[], Any]) -> Any:
@@ -239,6 +257,87 @@ def test_an_exception_after_the_commit_is_logged_and_no_failure(
     [record] = caplog.records
     assert "committed" in record.getMessage() and record.exc_info
     assert record.__dict__["job_id"] == 1
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_middleware_sees_the_commit_of_a_transactional_task_fail(dsn: str, eyes: Eyes, is_async: bool) -> None:
+    eyes.do("CREATE TABLE parent (id int PRIMARY KEY)")
+    eyes.do("CREATE TABLE child (id int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
+
+    @middleware
+    def sees(job: Job, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except psycopg.errors.ForeignKeyViolation:
+            order.append("seen")
+            raise pgqueue.Cancel("no parent") from None
+
+    @middleware
+    async def sees_async(job: Job, call: Callable[[], Any]) -> Any:
+        try:
+            return await call()
+        except psycopg.errors.ForeignKeyViolation:
+            order.append("seen")
+            raise pgqueue.Cancel("no parent") from None
+
+    @task(name="hooks.writes", transactional=True)
+    def writes(job: Job) -> None:
+        job.connection.execute("INSERT INTO child VALUES (1)")
+
+    @task(name="hooks.writes_async", transactional=True)
+    async def writes_async(job: Job) -> None:
+        conn = await job.aconnection()
+        await conn.execute("INSERT INTO child VALUES (1)")
+
+    new = writes_async.new() if is_async else writes.new()
+    enqueue(dsn, new)
+    async with work(dsn, writes, writes_async):
+        await until(lambda: eyes.states() == {"cancelled": 1})
+    assert order == ["seen"]
+    assert eyes.all("SELECT reason FROM pgqueue.job_dead") == [("no parent",)]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_transactional_task_is_told_as_what_was_committed(dsn: str, eyes: Eyes, is_async: bool) -> None:
+    declare_two()
+    declare_ends()
+
+    def answer(what: str) -> Any:
+        return {"snooze": pgqueue.Snooze(60), "cancel": pgqueue.Cancel("not wanted")}.get(what, what)
+
+    @task(name="hooks.commits", transactional=True)
+    def commits(job: Job, what: str) -> Any:
+        job.connection.execute("SELECT 1")
+        return answer(what)
+
+    @task(name="hooks.commits_async", transactional=True)
+    async def commits_async(job: Job, what: str) -> Any:
+        await (await job.aconnection()).execute("SELECT 1")
+        return answer(what)
+
+    each = commits_async if is_async else commits
+
+    @middleware
+    def swallows(job: Job, call: Callable[[], Any]) -> Any:
+        call()
+        return 7
+
+    @middleware
+    async def swallows_async(job: Job, call: Callable[[], Any]) -> Any:
+        await call()
+        return 7
+
+    async with work(dsn, each) as worker:
+        for number, what in enumerate(("sent", "snooze", "cancel"), 1):
+            enqueue(dsn, each.new(what))
+            await until(partial(lambda wanted: len(finishes()) == wanted, number))
+        await until(lambda: not worker._held)
+        assert worker._completer.fenced == 0
+    assert [(told.name, told.reason, told.delay) for told in finishes()] == [
+        ("completed", None, None), ("snoozed", None, 60.0), ("cancelled", "not wanted", None),
+    ]  # fmt: skip
+    assert eyes.states() == {"completed": 1, "scheduled": 1, "cancelled": 1}
+    assert eyes.one("SELECT result FROM pgqueue.job_done") == "sent"
 
 
 # Hooks ---------------------------------------------------------------------------------------------------------------
@@ -477,14 +576,12 @@ def test_the_outcome_is_handed_on_before_the_hooks_are_called() -> None:
         (Completed("1"), JobOutcome("completed", 1.0)),
         (WRITTEN, JobOutcome("completed", 1.0)),
         (RELEASED, JobOutcome("released", 1.0)),
+        (interrupted("it stops"), JobOutcome("released", 1.0, "interrupted", None, "it stops")),
         (Cancelled("why"), JobOutcome("cancelled", 1.0, "why")),
         (Failed("timeout", Problem("timeout", "T", "m")), JobOutcome("failed", 1.0, "timeout", "T", "m")),
         (Retried(5.0, Problem("timeout", "T", "m")), JobOutcome("retried", 1.0, "timeout", "T", "m", 5.0)),
         (Retried(5.0, Problem("failed", "T", "m")), JobOutcome("retried", 1.0, "error", "T", "m", 5.0)),
-        (
-            Retried(5.0, Problem("interrupted", None, None), spent=False),
-            JobOutcome("retried", 1.0, "interrupted", None, None, 5.0),
-        ),
+        (Retried(5.0, Problem("odd"), spent=False), JobOutcome("retried", 1.0, "odd", delay=5.0)),
         (Retried(5.0, Problem("snoozed"), spent=False, snoozed=True), JobOutcome("snoozed", 1.0, delay=5.0)),
     ],
 )
@@ -511,7 +608,7 @@ def test_what_cannot_be_a_hook_is_refused_at_the_declaration() -> None:
         with pytest.raises(InvalidOption, match="async"):
             decorator(of_nobody)  # type: ignore[type-var]
     for given, decorator in decorators.items():
-        for function in (generator, async_generator, functools.partial(nothing), 7, on_loop):
+        for function in (generator, async_generator, partial(nothing), 7, on_loop):
             with pytest.raises(InvalidOption, match="must be a function"):
                 decorator(function)
         with pytest.raises(InvalidOption, match=rf"test_what_.*\.nothing is called with \({given}\)"):

@@ -27,6 +27,7 @@ from pgqueue.outcome import (
     Outcome,
     Problem,
     Retried,
+    interrupted,
 )
 from pgqueue.tasks import task
 
@@ -62,6 +63,7 @@ PROBLEM = Problem("failed", "KeyError", "'sku'", "Traceback …")
         (Retried(10, Problem("unknown", None, "no task"), spent=False), "WARNING", "failed, again in 10.0 s: no task"),
         (Cancelled("not wanted"), "WARNING", "cancelled: not wanted"),
         (LATE, "WARNING", "cancelled: deadline"),
+        (interrupted("its worker stops"), "WARNING", "released: its worker stops"),
     ],
 )  # fmt: skip
 def test_what_did_not_succeed_is_told_in_one_sentence(
@@ -184,6 +186,23 @@ async def test_each_failed_attempt_timeout_and_cancellation_is_told_once(
     assert all(told[job.id].__dict__["seconds"] >= 0.1 for job in made[1:3])
     assert "seconds" not in told[late.id].__dict__
     assert "KeyError" in (told[made[0].id].exc_text or "")
+
+
+async def test_what_a_transaction_has_written_is_told_as_what_it_is(
+    dsn: str, eyes: Eyes, lines: Callable[[], list[logging.LogRecord]]
+) -> None:
+    @task(name="joblog.commits", transactional=True)
+    async def commits(job: Job, what: str) -> Any:
+        await job.aconnection()
+        return {"fail": pgqueue.Fail("cannot be"), "snooze": pgqueue.Snooze(60)}.get(what)
+
+    with psycopg.connect(dsn) as conn:
+        failing = commits.enqueue(conn, "fail")
+        commits.enqueue_many(conn, [("snooze",), ("fine",)])
+    async with work(dsn, commits):
+        await until(lambda: eyes.states() == {"failed": 1, "scheduled": 1, "completed": 1})
+    [line] = lines()
+    assert (line.levelname, line.__dict__["job_id"], line.__dict__["error"]) == ("ERROR", failing.id, "cannot be")
 
 
 async def test_started_and_finished_are_told_of_a_worker_that_began_with_debug(
