@@ -106,10 +106,6 @@ LATE = Cancelled("deadline")
 def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -> Outcome:
     """What a handler gave, returned or raised, becomes its outcome."""
     match what:
-        case None:
-            return COMPLETED
-        case Written():
-            return what
         case Snooze(delay=delay):
             return Retried(delay, Problem("snoozed"), spent=False, snoozed=True)
         case Retry():

@@ -801,3 +801,63 @@ def test_the_fixtures_are_listed_with_their_help(project: Path) -> None:
     done = pytest_in(project, "", "--fixtures")
     for name in ("pgqueue_db", "pgqueue_conn", "pgqueue_drain"):
         assert name in done.stdout, done.stdout
+
+
+# Transactional tasks --------------------------------------------------------------------------------------------------
+
+
+@task(name="testing.note", transactional=True, retry=pgqueue.RetryPolicy(attempts=2, first=1))
+def note(job: pgqueue.Job, text: str, fails: bool = False) -> object:
+    job.connection.execute("INSERT INTO notes VALUES (%s)", [text])
+    job.enqueue(greet, "successor")
+    with pytest.raises(psycopg.ProgrammingError, match="forbidden"):
+        job.connection.commit()
+    if fails:
+        raise LookupError
+    return pgqueue.Snooze(60) if text == "later" else None
+
+
+@task(name="testing.anote", transactional=True, retry=pgqueue.RetryPolicy(attempts=1))
+async def anote(job: pgqueue.Job, text: str, fails: bool = False) -> None:
+    await (await job.aconnection()).execute("INSERT INTO notes VALUES (%s)", [text])
+    job.enqueue(greet, "successor")
+    if fails:
+        raise LookupError
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["given", "own"])
+def test_a_transactional_task_writes_on_the_connection_of_the_drain(
+    conn: psycopg.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    monkeypatch.setenv("PGQUEUE_DSN", dsn)
+    conn.execute("CREATE TABLE notes (text text)")
+    for text, fails in (("kept", False), ("undone", True), ("later", False)):
+        note.enqueue(conn, text, fails)
+    if alone:
+        conn.commit()
+    drained = drain(None if alone else conn)
+    assert (drained.completed, drained.retried, drained.failed) == (2, 2, 0)  # the successor of the first one, too
+    assert conn.execute("SELECT text FROM notes ORDER BY 1").fetchall() == [("kept",), ("later",)]
+
+
+async def test_an_async_transactional_task_needs_an_async_connection(aconn: psycopg.AsyncConnection) -> None:
+    await aconn.execute("CREATE TABLE notes (text text)")
+    for text, fails in (("kept", False), ("undone", True)):
+        await anote.aenqueue(aconn, text, fails)
+    await note.aenqueue(aconn, "refused")
+    drained = await adrain(aconn)
+    assert (drained.completed, drained.retried, drained.failed) == (2, 1, 1)
+    assert "a sync handler needs drain()" in str(drained.errors[-1])
+    assert await (await aconn.execute("SELECT text FROM notes")).fetchall() == [("kept",)]
+
+
+def test_a_transactional_task_below_sqlalchemy(dsn: str) -> None:
+    orm = pytest.importorskip("sqlalchemy.orm")
+    sa = pytest.importorskip("sqlalchemy")
+    engine = sa.create_engine(dsn.replace("postgresql://", "postgresql+psycopg://"))
+    with orm.Session(engine) as session:
+        session.execute(sa.text("CREATE TABLE notes (text text)"))
+        note.enqueue(session, "kept")
+        assert drain(session).completed == 2
+        assert session.execute(sa.text("SELECT text FROM notes")).all() == [("kept",)]
+    engine.dispose()

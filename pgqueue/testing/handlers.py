@@ -16,10 +16,12 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Any, ParamSpec, TypeVar
 
+from pgqueue.asks import Cancel, Fail, Retry, Snooze
 from pgqueue.hooks import Hooks, declared
 from pgqueue.job import Job, NewJob, running_job
-from pgqueue.outcome import LATE, Outcome, given, unknown
+from pgqueue.outcome import LATE, Completed, Outcome, given, unknown
 from pgqueue.tasks import Task
+from pgqueue.testing.lent import Lent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,27 +67,42 @@ async def arun(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     return gave[0]  # type: ignore[no-any-return]
 
 
-def call(job: Job, task: Task[..., Any] | None) -> Ran:
-    """Run the job here to its outcome; None: no task of this name is imported."""
+def call(job: Job, task: Task[..., Any] | None, conn: object) -> Ran:
+    """Run the job here to its outcome, with the drain's connection; None: no task of this name is imported."""
     if job.late or task is None:
         return (LATE if job.late else unknown(job)), None
+    job.means = lent = Lent(task, conn)
     try:
-        return given(job, task.retry, _run_here(task, job)), None
+        what = _run_here(task, job)
+        outcome = given(job, task.retry, what)
+        lent.end(kept=_kept(outcome, what))
+        return outcome, None
     except ATTEMPT_ERRORS as error:
+        lent.end(kept=False)
         return given(job, task.retry, error, raised=True), error
 
 
-async def acall(job: Job, task: Task[..., Any] | None) -> Ran:
+async def acall(job: Job, task: Task[..., Any] | None, conn: object) -> Ran:
     """`call` from a running loop."""
     if job.late or task is None:
         return (LATE if job.late else unknown(job)), None
+    job.means = lent = Lent(task, conn)
     test = asyncio.current_task()
     try:
-        return given(job, task.retry, await _run_there(task, job)), None
+        what = await _run_there(task, job)
+        outcome = given(job, task.retry, what)
+        await lent.aend(kept=_kept(outcome, what))
+        return outcome, None
     except ATTEMPT_ERRORS as error:
+        await lent.aend(kept=False)
         if test is not None and test.cancelling():  # it is the test that ends, not the attempt
             raise
         return given(job, task.retry, error, raised=True), error
+
+
+def _kept(outcome: Outcome, what: object) -> bool:
+    """Whether what a transactional task wrote stays: not if its result cannot be stored, which nobody asked for."""
+    return isinstance(outcome, Completed) or isinstance(what, Snooze | Retry | Cancel | Fail)
 
 
 @contextmanager

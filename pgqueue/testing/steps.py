@@ -77,7 +77,7 @@ def _take(conn: Any, step: Step) -> Any:
         case Command():
             return _command(conn, step)
         case Call():
-            return handlers.call(step.job, step.task)
+            return handlers.call(step.job, step.task, conn)
 
 
 async def _atake(conn: Any, step: Step) -> Any:
@@ -87,7 +87,7 @@ async def _atake(conn: Any, step: Step) -> Any:
         case Command():
             return await _acommand(conn, step)
         case Call():
-            return await handlers.acall(step.job, step.task)
+            return await handlers.acall(step.job, step.task, conn)
 
 
 def _command(conn: Any, command: Command) -> None:
