@@ -1,7 +1,7 @@
 """What fault tests need: a wire that goes dead without closing, a stream of jobs through every fault, and the account.
 
-Used by test_faults.py, test_failover.py and test_upgrade.py. Nothing here knows how pgqueue works inside: it enqueues
-as an application does, and counts what ran by what the handlers of `TASKS` report.
+Used by test_faults.py, test_frozen.py, test_standby.py and test_versions.py. Nothing here knows how pgqueue works
+inside: it enqueues as an application does, and counts what ran by what the handlers of `TASKS` report.
 """
 
 from __future__ import annotations
@@ -35,6 +35,17 @@ async def waits(key: int) -> None:
 """
 notes = pgqueue.remote("fault.notes")
 waits = pgqueue.remote("fault.waits")
+
+
+def put(dsn: str, *jobs: Any) -> list[int]:
+    """Enqueue and commit."""
+    with psycopg.connect(dsn) as conn:
+        return [handle.id for handle in pgqueue.enqueue_many(conn, jobs)]
+
+
+def keys(events: Iterable[dict[str, Any]]) -> list[int]:
+    """The keys of what was reported."""
+    return [event["key"] for event in events]
 
 
 class Wire:
@@ -212,13 +223,25 @@ class Account:
 def account(eyes: Eyes, stream: Stream, processes: Iterable[Process], seconds: float = 30.0) -> Account:
     """Wait until everything has ended, and draw up the account. Fails if something is stuck."""
     try:
+        settled(eyes, seconds)
+    except AssertionError as stuck:
+        raise AssertionError("\n".join([str(stuck), *(process.written()[-3000:] for process in processes)])) from None
+    return drawn_up(eyes, stream, Counter(key for process in processes for key in keys(process.all("ran"))))
+
+
+def settled(eyes: Eyes, seconds: float) -> None:
+    """Wait until nothing waits or runs."""
+    try:
         wait_until(lambda: eyes.states().keys() <= {"completed"}, seconds)
     except AssertionError:
-        written = "\n".join(process.written()[-3000:] for process in processes)
-        raise AssertionError(f"stuck after {seconds:g} s: {eyes.states()}\n{written}") from None
+        raise AssertionError(f"stuck after {seconds:g} s: {eyes.states()}") from None
+
+
+def drawn_up(eyes: Eyes, stream: Stream, runs: Counter[int]) -> Account:
+    """The account, when these keys were started so often."""
     done = {key for (key,) in eyes.all("SELECT (args->>'key')::int FROM pgqueue.job_done")}
     return Account(
         lost=sorted(stream.committed.keys() - done),
-        runs=Counter(event["key"] for process in processes for event in process.all("ran")),
+        runs=runs,
         crashes=eyes.one("SELECT coalesce(sum(crashes), 0)::int FROM pgqueue.job"),
     )

@@ -10,20 +10,25 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import psutil
 import psycopg
-from psycopg import sql
 from servers import SETTINGS, memory
-from workers import Eyes, wait_until
+from workers import wait_until
 
 from pgqueue import embedded
 from pgqueue.embedded import Cluster
 
-SLOT = "standby"
+
+def ask(cluster: Cluster, query: str, *params: object) -> Any:
+    """The first value of the answer of that server."""
+    with psycopg.connect(cluster.dsn(), autocommit=True) as conn:
+        row = conn.execute(query.encode(), params).fetchone()
+    return row and row[0]
 
 
 class Pair:
@@ -31,7 +36,6 @@ class Pair:
 
     def __init__(self, primary: Cluster, standby: Cluster) -> None:
         self.primary, self.standby = primary, standby
-        self._crashed: list[psutil.Process] = []
 
     def dsn(self, database: str = "postgres") -> str:
         """Both hosts: the client takes the one that is no standby."""
@@ -42,72 +46,82 @@ class Pair:
     def crash(self) -> None:
         """Kill the primary with all its processes, as if its machine had lost power."""
         postmaster = psutil.Process(self.primary.postmaster())
-        self._crashed = [postmaster, *postmaster.children()]
-        for process in self._crashed:
-            _kill(process)
-        psutil.wait_procs(self._crashed, 10)
+        processes = [postmaster, *postmaster.children()]
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        psutil.wait_procs(processes, 10)
 
-    def cut(self, database: str = "postgres") -> None:
+    def caught_up(self) -> None:
+        """Wait until the standby has seen all that the primary has committed by now."""
+        catch_up(self.primary, self.standby)
+
+    def cut(self) -> None:
         """Let the standby hear no more of the primary, which goes on."""
-        with psycopg.connect(self.standby.dsn(database), autocommit=True) as conn:
-            conn.execute("ALTER SYSTEM SET primary_conninfo = ''")
-            conn.execute("SELECT pg_reload_conf()")
-            eyes = Eyes(self.standby.dsn(database))
-            wait_until(lambda: not eyes.all("SELECT FROM pg_stat_wal_receiver"))
-            eyes.close()
+        alter(self.standby, "primary_conninfo", "")
+        wait_until(lambda: ask(self.standby, "SELECT count(*) FROM pg_stat_wal_receiver") == 0)
 
     def promote(self) -> None:
         """Make the standby the primary; returns when it can be written."""
         self.standby.run("pg_ctl", "-D", str(self.standby.data), "-w", "-t", "60", "promote")
 
-    def caught_up(self) -> None:
-        """Wait until the standby has seen all that the primary has committed by now."""
-        with psycopg.connect(self.primary.dsn(), autocommit=True) as conn:
-            row = conn.execute("SELECT pg_current_wal_lsn()").fetchone()
-        eyes = Eyes(self.standby.dsn())
-        wait_until(lambda: eyes.one("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", row and row[0]))
-        eyes.close()
-
 
 @contextmanager
-def standby(primary: Cluster, *, synchronous: bool = False, **settings: str) -> Iterator[Cluster]:
-    """A standby of a running server, streaming over a slot; `synchronous`: its commits wait until it has them too."""
+def standby(primary: Cluster, **settings: str) -> Iterator[Cluster]:
+    """A standby of a running server, streaming over a slot."""
     directory = Path(tempfile.mkdtemp(prefix="pgqueue-standby-", dir=memory()))
-    shutil.chown(directory, *primary.account) if primary.account else None
-    (directory / "door.lock").touch()
-    host = str(primary.sockets)
-    primary.run(
-        *("pg_basebackup", "-h", host, "-U", "postgres", "-D", str(directory / "data"), "-X", "stream", "-R"),
-        *("-C", "-S", SLOT, "-c", "fast", "--no-sync"),
-    )
-    # What the primary asks of its standbys is copied with it, and this one has none: it would wait for ever.
-    own = SETTINGS | {"synchronous_standby_names": "", **settings}
-    with embedded.start(directory, bin_path=primary.bin_path, settings=own, keep=False) as running:
-        if synchronous:
-            _wait_for_standby(primary)
-        yield running.cluster
+    if primary.account:
+        os.chown(directory, *primary.account)
+    (directory / "door.lock").touch()  # a directory of ours, for `embedded`
+    try:
+        primary.run(
+            *("pg_basebackup", "-h", str(primary.sockets), "-U", "postgres", "-D", str(directory / "data")),
+            *("--wal-method=stream", "--checkpoint=fast", "--no-sync", "--write-recovery-conf"),
+            *("--create-slot", "--slot=standby"),
+        )
+        with embedded.start(directory, bin_path=primary.bin_path, settings=SETTINGS | settings, keep=False) as second:
+            yield second.cluster
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
 def pair(primary: Cluster, *, synchronous: bool) -> Iterator[Pair]:
-    """The two, to fail over from one to the other."""
-    with standby(primary, synchronous=synchronous) as second:
+    """The two, to fail over from one to the other; `synchronous`: a commit waits until the standby has it too."""
+    with standby(primary) as second:
+        if synchronous:
+            alter(primary, "synchronous_standby_names", "*")
+            wait_until(lambda: ask(primary, "SELECT sync_state FROM pg_stat_replication") == "sync")
         yield Pair(primary, second)
         if primary.postmaster() is None:
             primary.start()  # and stop in order: a killed server leaves its shared memory behind
+            alter(primary, "synchronous_standby_names", "")
 
 
-def _wait_for_standby(primary: Cluster) -> None:
-    with psycopg.connect(primary.dsn(), autocommit=True) as conn:
-        conn.execute(sql.SQL("ALTER SYSTEM SET synchronous_standby_names = '*'"))
-        conn.execute("SELECT pg_reload_conf()")
-    eyes = Eyes(primary.dsn())
-    wait_until(lambda: eyes.one("SELECT sync_state FROM pg_stat_replication") == "sync")
-    eyes.close()
-
-
-def _kill(process: psutil.Process) -> None:
-    try:
-        os.kill(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
+@contextmanager
+def feedback(primary: Cluster, second: Cluster, database: str, *, hold: bool = True) -> Iterator[None]:
+    """A long query on the standby, which tells the primary to keep what that may still want to see."""
+    if not hold:
+        yield
         return
+    catch_up(primary, second)
+    with psycopg.connect(second.dsn(database)) as conn:
+        conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        conn.execute("SELECT count(*) FROM pgqueue.job")
+        wait_until(lambda: ask(primary, "SELECT xmin::text FROM pg_replication_slots"))
+        yield
+        held = ask(primary, "SELECT age(xmin) FROM pg_replication_slots")
+        assert held > 20, f"the standby held back {held} transactions only"
+
+
+def catch_up(primary: Cluster, second: Cluster) -> None:
+    """Wait until `second` has replayed all that is written now."""
+    written = ask(primary, "SELECT pg_current_wal_lsn()::text")
+    wait_until(lambda: ask(second, "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", written))
+
+
+def alter(cluster: Cluster, name: str, value: str) -> None:
+    """Change a setting of a running server."""
+    with psycopg.connect(cluster.dsn(), autocommit=True) as conn:
+        conn.execute(f"ALTER SYSTEM SET {name} = '{value}'".encode())
+        conn.execute("SELECT pg_reload_conf()")

@@ -1,20 +1,18 @@
-"""What the world does to a worker: its sessions are ended, its wires go dead, the server goes away, it is stopped in
-the middle of a completion, an application holds what it has touched. Real processes, real signals; the account holds.
+"""What the world does to a worker: its sessions are ended, its wires go dead, the server goes away, an application
+holds what it has touched. Real processes; the account holds.
 """
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import psycopg
 import pytest
-from faults import TASKS, Stream, Wire, account, notes, waits
+from faults import TASKS, Stream, Wire, account, notes, put, waits
 from servers import Server
 from workers import Eyes, Workers, wait_until, workers
 
@@ -29,27 +27,6 @@ sessions.ROUND_TRIP_SECONDS = 1.5
 notifier.PING_SECONDS = notifier.LEADER_PING_SECONDS = 0.3
 notifier.PING_ANSWER_SECONDS = 1.0
 """
-# The worker stops itself once, when it may: its next completion is sent without the COMMIT, so that its rows are
-# locked; or all of it is sent, and nothing of the answer read.
-STOPS = """
-import signal
-from psycopg import AsyncCursor
-from pgqueue import statements
-
-execute, where, sent = AsyncCursor.execute, os.environ["STOPS"], []
-
-async def stopping_execute(self, query, *args, **options):
-    answer = await execute(self, query, *args, **options)
-    if not sent and query == statements.text("complete_plain", "pgqueue") and os.path.exists(os.environ["GO"]):
-        sent.append(where)
-    if sent == ["open"] or sent == ["unread"] and query == "COMMIT":
-        sent.append("stopped")
-        say("stops")
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return answer
-
-AsyncCursor.execute = stopping_execute
-"""
 
 
 @pytest.fixture
@@ -57,11 +34,6 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file whose coming lets the waiting handlers end."""
     monkeypatch.setenv("GO", str(tmp_path / "go"))
     return tmp_path / "go"
-
-
-def put(dsn: str, *jobs: Any) -> list[int]:
-    with psycopg.connect(dsn) as conn:
-        return [handle.id for handle in pgqueue.enqueue_many(conn, jobs)]
 
 
 def leave(made: Workers) -> None:
@@ -165,52 +137,6 @@ def test_a_dead_wire_is_noticed_within_its_patience(name: str, dsn: str, tmp_pat
         found = account(eyes, stream, made.all)
         assert (found.lost, found.twice, found.crashes) == ([], [], 0)
         leave(made)
-
-
-# Stopped in mid-completion -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.promise("F01", "F24")
-@pytest.mark.parametrize("where", ["open", "unread"])
-def test_a_worker_stopped_in_the_middle_of_a_completion_holds_nothing_after_its_lease(
-    where: str, go: Path, tmp_path: Path, dsn: str, eyes: Eyes
-) -> None:
-    """`open`: what it had finished runs again, its late outcomes are dropped and counted. `unread`: all that was
-    committed, so nothing of it runs again, and on its return it finds out that it was done."""
-    (tmp_path / "stops").mkdir()
-    put(dsn, notes.new(key=-1))
-    with workers(tmp_path, dsn, TASKS) as made, workers(tmp_path / "stops", dsn, TASKS + STOPS) as stopping:
-        first = stopping.start({"STOPS": where}, lease=LEASE, concurrency=20)
-        wait_until(lambda: eyes.one("SELECT jsonb_array_length(sessions) FROM pgqueue.worker") == 4)
-        go.touch()
-        put(dsn, *(notes.new(key=key) for key in range(500)))
-        first.event("stops")
-        wait_until(lambda: where == "open" or eyes.states()["completed"] > 1)
-        ended, held = eyes.states()["completed"], {pid for pid, _ in eyes.backends()}
-        running = eyes.all("SELECT id FROM pgqueue.job_running")
-        free = len(eyes.all("SELECT id FROM pgqueue.job_running FOR UPDATE SKIP LOCKED"))
-        assert (free < len(running)) == (where == "open"), "the stop did not come in the middle of a completion"
-        [second] = made.ready(lease=LEASE, concurrency=20)
-        began = time.monotonic()
-        wait_until(lambda: not held & {pid for pid, _ in eyes.backends()}, LEASE + 5.0)
-        mine = first.event("ready")["worker"]
-        wait_until(lambda: not eyes.all("SELECT id FROM pgqueue.job_running WHERE worker_id = %s", mine), LEASE)
-        print(f"{where}: {ended} ended, {len(running) - free} locked; free after {time.monotonic() - began:.1f} s")
-        wait_until(eyes.done(501))
-        first.signal(signal.SIGCONT)
-        wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.worker WHERE dead_at IS NULL") == 2)
-        dropped = len(set(_keys(first.all("ran"))) & set(_keys(second.all("ran"))))
-        wait_until(lambda: first.written().count("the outcome of this run is dropped") == dropped)
-        assert first.stop() == second.stop() == 0
-        assert first.event("stopped")["fenced"] == dropped
-        assert second.event("stopped")["fenced"] == 0
-        assert len(_keys(second.all("ran"))) == 501 - ended
-    assert eyes.states() == {"completed": 501}
-    assert eyes.one("SELECT count(*) FROM pgqueue.job_done WHERE attempt > 2") == 0
-
-
-def _keys(events: list[dict[str, int]]) -> list[int]:
-    return [event["key"] for event in events]
 
 
 # An application holds what it has touched ----------------------------------------------------------------------------

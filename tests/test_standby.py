@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
 from faults import TASKS, Stream, account, waits
-from servers import Server
-from standby import Pair, pair
-from workers import Eyes, Process, Workers, wait_until, workers
+from servers import VERSION, Server
+from standby import Pair, feedback, pair, standby
+from test_fetcher import beside
+from workers import Eyes, Process, Taker, Workers, wait_until, workers
 
-from pgqueue import migrations
+from bench.samples import Sample, alternate, ratio
+from bench.server import Lab
+from bench.track import Setup, track
+from pgqueue import embedded, migrations
 
 HEAD = "SELECT pg_sequence_last_value('pgqueue.job_pos_seq')"
 
@@ -128,3 +133,59 @@ def go_back(both: Pair, stream: Stream, made: Workers) -> dict[int, int]:
     stream.more(300)
     eyes.close()
     return committed
+
+
+FEEDBACK = {"hot_standby_feedback": "on", "wal_receiver_status_interval": "1s"}
+
+
+@pytest.mark.promise("F08")
+async def test_a_standbys_feedback_changes_nothing_in_what_a_claim_reads(own_server: Server) -> None:
+    primary, dsn = own_server.cluster, own_server.dsn("postgres")
+    assert primary is not None
+    migrations.migrate(dsn)
+    with standby(primary, **FEEDBACK) as second, psycopg.connect(dsn) as conn:
+        eyes, taker = Eyes(dsn), Taker(dsn)
+        without, during, naive = await beside(feedback(primary, second, "postgres"), taker, eyes, conn)
+        await taker.close()
+        eyes.close()
+    print(f"buffers for 10 jobs: {without} before, {during} beside the feedback, {naive} from the head of the index")
+    assert naive > 2 * without, "the test does not show the effect it is about"
+    assert during <= 1.1 * without
+
+
+@pytest.mark.long
+@pytest.mark.promise("F08")
+def test_a_standbys_feedback_changes_neither_rate_nor_buffers(tmp_path: Path) -> None:
+    """As `bench held`: a drain after 300,000 jobs have passed, with the feedback of a long query on the standby held
+    all the while, and without; a median of five, in turn."""
+    lab = Lab(int(VERSION))
+    try:
+        primary = lab._server.cluster
+        with standby(primary, **FEEDBACK) as second:
+            held, free = alternate(
+                5,
+                {
+                    "held": partial(drain, lab, primary, second, hold=True),
+                    "free": partial(drain, lab, primary, second, hold=False),
+                },
+            )
+    finally:
+        lab.close()
+    rate, buffers = ratio(held, free), ratio(held, free, lambda sample: sample.more["buffers"])
+    print(
+        f"rate {rate:.2f} of {free.rate:,.0f}/s, buffers per job {buffers:.2f} of {free.samples[0].more['buffers']:.1f}"
+    )
+    for side in (held, free):
+        print(f"{side.name}: CPU per job {side.client:.1f} us in the worker, {side.server:.1f} us in the server")
+    assert rate >= 0.9
+    assert 0.9 <= buffers <= 1.1
+
+
+def drain(lab: Lab, primary: embedded.Cluster, second: embedded.Cluster, *, hold: bool) -> Sample:
+    with track(lab, Setup()) as ready, feedback(primary, second, database(ready.dsn), hold=hold):
+        ready.pass_through(300_000)
+        return ready.measure(100_000)
+
+
+def database(dsn: str) -> str:
+    return str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])
