@@ -20,6 +20,10 @@ from psycopg.conninfo import conninfo_to_dict
 from servers import Server
 from workers import wait_until
 
+from pgqueue import migrations
+
+VERSION = migrations.files()[-1].version
+
 TASKS = """
 import asyncio, os, pathlib, time
 import pgqueue
@@ -106,7 +110,7 @@ def test_the_banner_says_where_what_and_how_without_the_password(server: Server,
         worker.says("loop:")
         for line in (
             "PostgreSQL",
-            "pgqueue, version 1",
+            f"pgqueue, version {VERSION}",
             "fast, default",
             "quick, until",
             "concurrency: 10",
@@ -135,7 +139,7 @@ def test_another_schema_is_worked_in_and_enqueued_into(dsn: str, app: Path, conn
     )
     assert pgqueue("migrate", "--schema", "jobs", dsn=dsn).returncode == 0
     with working("more", "--schema", "jobs", dsn=dsn, cwd=app) as worker:
-        worker.says("jobs, version 1")
+        worker.says(f"jobs, version {VERSION}")
         assert pgqueue("enqueue", "parent", "--schema", "jobs", dsn=dsn).returncode == 0
         wait_until(
             lambda: conn.execute("SELECT task FROM jobs.job WHERE task = 'child' AND state = 'completed'").fetchall()
@@ -307,7 +311,7 @@ def test_json_logs_are_one_object_per_line(dsn: str, app: Path, conn: psycopg.Co
     lines = [json.loads(line) for line in worker.lines]
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
     ready = lines[0]
-    assert (ready["queues"], ready["schema_version"], ready["concurrency"]) == (["fast", "default"], 1, 10)
+    assert (ready["queues"], ready["schema_version"], ready["concurrency"]) == (["fast", "default"], VERSION, 10)
 
 
 def test_json_logs_stay_json_to_the_last_line(dsn: str, app: Path) -> None:
