@@ -29,7 +29,8 @@ from pgqueue.handle import JobHandle
 from pgqueue.hooks import JobOutcome, middleware, on_finish, on_start
 from pgqueue.job import Job, NewJob, current_job
 from pgqueue.lifespan import lifespan
-from pgqueue.operate import acancel, apause, aresume, aretry, cancel, pause, resume, retry
+from pgqueue.operate import acancel, aretry, cancel, retry
+from pgqueue.pausing import apause, aresume, pause, resume
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, remote, task
 

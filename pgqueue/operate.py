@@ -1,36 +1,35 @@
-"""What people do by hand: `pause` and `resume` a queue, `cancel` and `retry` jobs.
+"""What people do to jobs by hand: `cancel` and `retry` them, by id or all that fit a filter.
 
 Called by applications and by the CLI, which is a thin skin over these. Everything happens inside the caller's
 transaction, on any connection, and with its COMMIT or not at all. Never commits, never opens a connection.
 
 A job may move while somebody asks for it: be promoted, claimed, completed. So 0 rows never mean "no such job": a
 generator (`cancelling`, `retrying`) says which statement to send next, looks at what came back, and asks again, in a
-new snapshot, for what was on the move. Two small drivers send its statements, one of them async.
+new snapshot, for what was on the move.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, overload
 
-from pgqueue import connections
+from pgqueue.choosing import LEFT_OUT, Filter, checked, filtered, finding
 from pgqueue.config import client
-from pgqueue.errors import Error, InvalidArguments, InvalidOption, JobNotFound
-from pgqueue.job import check_queue
-from pgqueue.statements import Row, Statement, integers, text
+from pgqueue.errors import Error, InvalidOption, JobNotFound
+from pgqueue.statements import Statement, integers, text
+from pgqueue.steps import Steps, adrive, drive
 
-T = TypeVar("T")
-Steps = Generator[Statement[list[Row]], list[Row], T]
-"""What to send, one statement after another; what comes back is sent in; at the end the result."""
-
+BATCH = 1_000
+"""How many jobs one statement changes; where each statement is a transaction, nobody waits long for a row."""
 ROUNDS = 100
 """How often a job may be on the move each time we look; each takes a claim or a promotion at that very moment."""
-WALKED_MOST = 20_000
 REASON_MOST = 500  # characters
+BY_HAND = "cancelled by hand"
 WAITING = frozenset({"available", "scheduled", "blocked"})
-DEAD = frozenset({"failed", "cancelled"})
+LIVE = ("available", "scheduled", "blocked", "running")
+DEAD = ("failed", "cancelled")
+DONE = ("completed", "skipped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,9 @@ class Answer:
     state: str | None
     new: int | None = None
 
+
+Judge = Callable[[int, str | None, Any], Answer | None]
+"""What the answer is for a job: its id, the state it was in, what the statement made of it. None: it is on the move."""
 
 REFUSALS = frozenset({"ended", "missing", "completed", "alive"})
 """What `did` says where nothing was done."""
@@ -68,195 +70,214 @@ def sentence(answer: Answer) -> str:
     return f"job {answer.id} {said[answer.did]}"
 
 
-def cancel(conn: object, *ids: int, reason: str = "cancelled by hand") -> list[Answer]:
+@overload
+def cancel(conn: object, *ids: int, reason: str = BY_HAND) -> list[Answer]: ...
+@overload
+def cancel(
+    conn: object,
+    *,
+    state: str | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    limit: int | None = None,
+    reason: str = BY_HAND,
+) -> list[Answer]: ...
+def cancel(
+    conn: object,
+    *ids: int,
+    reason: str = BY_HAND,
+    state: str | None = LEFT_OUT,
+    queue: str | None = LEFT_OUT,
+    task: str | None = LEFT_OUT,
+    limit: int | None = LEFT_OUT,
+) -> list[Answer]:
     """Cancel jobs, with this transaction's COMMIT: those that wait end at once, those that run are stopped.
 
-    One answer for each id, in order: `cancelled`, `requested` (it runs; its worker hears of it after the COMMIT; it may
-    still complete before), `ended` (it had, see `.state`). A handler is stopped as at a timeout: an async one by
+    By id, or all that fit a filter: `state` (default: all four that are no end), `queue`, `task` (its name), the oldest
+    `limit` of them. In statements of 1,000 jobs: on a connection in autocommit mode each is a transaction.
+
+    One answer for each job, in order: `cancelled`, `requested` (it runs; its worker hears of it after the COMMIT; it
+    may still complete before), `ended` (it had, see `.state`). A handler is stopped as at a timeout: an async one by
     cancellation, a sync one by an exception at its next step in Python.
 
-    Raises JobNotFound, after all others have been dealt with, for an id that no job has; roll back to undo them. At
-    REPEATABLE READ a job that moved since the transaction's snapshot raises the driver's serialization failure: try
-    again in a new transaction.
+    Raises JobNotFound, after all others have been dealt with, for an id that no job has; roll back to undo them; and
+    InvalidOption for a filter that says nothing. At REPEATABLE READ a job that moved since the transaction's snapshot
+    raises the driver's serialization failure: try again in a new transaction.
 
         pgqueue.cancel(conn, job.id, reason="order withdrawn")
+        pgqueue.cancel(conn, queue="mail", state="scheduled")
     """
-    return _found(drive(conn, cancelling(ids, reason)))
+    asked = filtered(ids, LIVE, state=state, queue=queue, task=task, limit=limit)
+    return _found(drive(conn, _cancelling(ids, asked, reason)), asked)
 
 
-async def acancel(conn: object, *ids: int, reason: str = "cancelled by hand") -> list[Answer]:
+@overload
+async def acancel(conn: object, *ids: int, reason: str = BY_HAND) -> list[Answer]: ...
+@overload
+async def acancel(
+    conn: object,
+    *,
+    state: str | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    limit: int | None = None,
+    reason: str = BY_HAND,
+) -> list[Answer]: ...
+async def acancel(
+    conn: object,
+    *ids: int,
+    reason: str = BY_HAND,
+    state: str | None = LEFT_OUT,
+    queue: str | None = LEFT_OUT,
+    task: str | None = LEFT_OUT,
+    limit: int | None = LEFT_OUT,
+) -> list[Answer]:
     """`cancel` for async connections."""
-    return _found(await _adrive(conn, cancelling(ids, reason)))
+    asked = filtered(ids, LIVE, state=state, queue=queue, task=task, limit=limit)
+    return _found(await adrive(conn, _cancelling(ids, asked, reason)), asked)
 
 
-def retry(conn: object, *ids: int, again: bool = False) -> list[Answer]:
+@overload
+def retry(conn: object, *ids: int, again: bool = False) -> list[Answer]: ...
+@overload
+def retry(
+    conn: object,
+    *,
+    state: str | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    limit: int | None = None,
+    again: bool = False,
+) -> list[Answer]: ...
+def retry(
+    conn: object,
+    *ids: int,
+    again: bool = False,
+    state: str | None = LEFT_OUT,
+    queue: str | None = LEFT_OUT,
+    task: str | None = LEFT_OUT,
+    limit: int | None = LEFT_OUT,
+) -> list[Answer]:
     """Run failed or cancelled jobs again, with this transaction's COMMIT: available at once, at the end of their lane.
+
+    By id, or all that fit a filter: `state` (default: failed and cancelled), `queue`, `task` (its name), the oldest
+    `limit` of them. In statements of 1,000 jobs: on a connection in autocommit mode each is a transaction.
 
     A job keeps its id and its attempts, and is allowed one more at least; its crashes and its reason are forgotten, a
     deadline that has passed is dropped. A completed one is run only with `again`, as a new job whose headers name the
-    old as `retry_of`. One answer for each id, in order: `retried`, `again` (see `.new`), `completed`, `alive` (see
-    `.state`).
+    old as `retry_of`; a filter must name its state, too. One answer for each job, in order: `retried`, `again` (see
+    `.new`), `completed`, `alive` (see `.state`).
 
-    Raises JobNotFound, after all others have been dealt with, and at REPEATABLE READ the driver's serialization
-    failure, as `cancel` does.
+    Raises JobNotFound, after all others have been dealt with, InvalidOption for a filter that says nothing, and at
+    REPEATABLE READ the driver's serialization failure, as `cancel` does.
 
-        pgqueue.retry(conn, *[job.id for job in pgqueue.find(conn, state="failed", task="mail.send")])
+        pgqueue.retry(conn, state="failed", task="mail.send")
     """
-    return _found(drive(conn, retrying(ids, again)))
+    asked = _retried(ids, again, state=state, queue=queue, task=task, limit=limit)
+    return _found(drive(conn, _retrying(ids, asked, again)), asked)
 
 
-async def aretry(conn: object, *ids: int, again: bool = False) -> list[Answer]:
+@overload
+async def aretry(conn: object, *ids: int, again: bool = False) -> list[Answer]: ...
+@overload
+async def aretry(
+    conn: object,
+    *,
+    state: str | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    limit: int | None = None,
+    again: bool = False,
+) -> list[Answer]: ...
+async def aretry(
+    conn: object,
+    *ids: int,
+    again: bool = False,
+    state: str | None = LEFT_OUT,
+    queue: str | None = LEFT_OUT,
+    task: str | None = LEFT_OUT,
+    limit: int | None = LEFT_OUT,
+) -> list[Answer]:
     """`retry` for async connections."""
-    return _found(await _adrive(conn, retrying(ids, again)))
-
-
-def pause(conn: object, queue: str) -> bool:
-    """Stop a queue: once this is committed no worker takes a job from it. False if it was paused already.
-
-    What has been taken goes on, also the few jobs that wait in a worker for their turn; enqueuing goes on as well. It
-    holds until `resume`, whatever restarts in the meantime.
-
-        pgqueue.pause(conn, "mail")
-    """
-    return connections.run(conn, _pausing(queue))
-
-
-async def apause(conn: object, queue: str) -> bool:
-    """`pause` for async connections."""
-    return await connections.arun(conn, _pausing(queue))
-
-
-def resume(conn: object, queue: str) -> bool:
-    """Open a paused queue again; its workers look at once. False if it was not paused."""
-    return connections.run(conn, _resuming(queue))
-
-
-async def aresume(conn: object, queue: str) -> bool:
-    """`resume` for async connections."""
-    return await connections.arun(conn, _resuming(queue))
+    asked = _retried(ids, again, state=state, queue=queue, task=task, limit=limit)
+    return _found(await adrive(conn, _retrying(ids, asked, again)), asked)
 
 
 # The steps -----------------------------------------------------------------------------------------------------------
 
 
+def _cancelling(ids: Sequence[int], asked: Filter | None, reason: str) -> Steps[list[Answer]]:
+    chosen: Sequence[int] = ids if asked is None else (yield from finding(asked))
+    return (yield from cancelling(chosen, reason))
+
+
+def _retrying(ids: Sequence[int], asked: Filter | None, again: bool) -> Steps[list[Answer]]:
+    chosen: Sequence[int] = ids if asked is None else (yield from finding(asked))
+    return (yield from retrying(chosen, again))
+
+
+def _retried(ids: Sequence[int], again: bool, **given: object) -> Filter | None:
+    if given["state"] in DONE and not again:
+        raise InvalidOption(f"state {given['state']!r}: jobs that have completed are run with again=True only")
+    return filtered(ids, DEAD, DONE, **given)
+
+
 def cancelling(ids: Iterable[int], reason: str) -> Steps[list[Answer]]:
     """Cancel these jobs; an answer for each, `missing` among them."""
-    wanted, reason = _ids(ids), _reason(reason)
-    schema, notify = client()
-    answers: dict[int, Answer] = {}
-    moving = sorted(set(wanted))
-    for _ in range(ROUNDS):
-        if not moving:
-            break
-        params: dict[str, object] = {"ids": integers(moving), "reason": reason, "notify": notify}
-        for id, state, cancelled, _ in (yield Statement(text("operate_cancel", schema), params, list)):
-            if cancelled:
-                answers[id] = Answer(id, "cancelled", state)
-            elif state == "running":
-                answers[id] = Answer(id, "requested", state)
-            elif state not in WAITING:
-                answers[id] = Answer(id, "missing" if state is None else "ended", state)
-        moving = [id for id in moving if id not in answers]
-    if moving:
-        raise _restless(moving)
-    return [answers[id] for id in wanted]
+
+    def judge(id: int, state: str | None, cancelled: bool) -> Answer | None:
+        if cancelled:
+            return Answer(id, "cancelled", state)
+        if state == "running":
+            return Answer(id, "requested", state)
+        return None if state in WAITING else Answer(id, "missing" if state is None else "ended", state)
+
+    return _settling("operate_cancel", ids, {"reason": _reason(reason)}, judge)
 
 
 def retrying(ids: Iterable[int], again: bool) -> Steps[list[Answer]]:
     """Run these dead jobs again; an answer for each, `missing` among them."""
-    wanted = _ids(ids)
+
+    def judge(id: int, state: str | None, new: int | None) -> Answer | None:
+        if new is not None:
+            return Answer(id, "retried" if new == id else "again", state, new)
+        if state is None:
+            return Answer(id, "missing", None)
+        if state in LIVE:
+            return Answer(id, "alive", state)
+        return None if state in DEAD or again else Answer(id, "completed", state)
+
+    return _settling("operate_retry", ids, {"again": again}, judge)
+
+
+def _settling(name: str, ids: Iterable[int], params: Mapping[str, object], judge: Judge) -> Steps[list[Answer]]:
+    """Send the statement until every job has an answer: one without is on the move, and found where it went."""
+    wanted = checked(ids)
     schema, notify = client()
     answers: dict[int, Answer] = {}
-    moving = sorted(set(wanted))
-    for _ in range(ROUNDS):
-        if not moving:
-            break
-        params: dict[str, object] = {"ids": integers(moving), "again": again, "notify": notify}
-        for id, state, new, _ in (yield Statement(text("operate_retry", schema), params, list)):
-            if new is not None:
-                answers[id] = Answer(id, "retried" if new == id else "again", state, new)
-            elif state is None:
-                answers[id] = Answer(id, "missing", None)
-            elif state in WAITING or state == "running":
-                answers[id] = Answer(id, "alive", state)
-            elif state not in DEAD and not again:
-                answers[id] = Answer(id, "completed", state)
-        moving = [id for id in moving if id not in answers]
-    if moving:
-        raise _restless(moving)
+    for batch in _batches(wanted):
+        moving = batch
+        for _ in range(ROUNDS):
+            values = {"ids": integers(moving), "notify": notify, **params}
+            for id, state, changed, _ in (yield Statement(text(name, schema), values, list)):
+                if (answer := judge(id, state, changed)) is not None:
+                    answers[id] = answer
+            moving = [id for id in moving if id not in answers]
+            if not moving:
+                break
+        else:
+            raise _restless(moving)
     return [answers[id] for id in wanted]
 
 
-def matching(states: Sequence[str], *, queue: str | None, task: str | None) -> Steps[list[int]]:
-    """The ids of all jobs that fit, looked for in pieces of 20,000 rows."""
-    schema, _ = client()
-    found: list[int] = []
-    after: int | None = 0
-    while after is not None:
-        params = {"states": list(states), "queue": queue, "task": task, "after": after, "most": WALKED_MOST}
-        [(ids, after)] = yield Statement(text("operate_matching", schema), params, list)
-        found += json.loads(ids)
-    return found
-
-
-def _pausing(queue: str) -> Statement[bool]:
-    schema, _ = client()
-    return Statement(text("operate_pause", schema), {"queue": check_queue(queue)}, bool)
-
-
-def _resuming(queue: str) -> Statement[bool]:
-    schema, notify = client()
-    return Statement(text("operate_resume", schema), {"queue": check_queue(queue), "notify": notify}, bool)
-
-
-# The drivers ---------------------------------------------------------------------------------------------------------
-
-
-def drive(conn: object, steps: Steps[T]) -> T:
-    """Send what the steps say, on this connection; their result."""
-    try:
-        statement = next(steps)
-        while True:
-            statement = steps.send(connections.run(conn, statement))
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    except Exception as error:
-        _explain(error)
-        raise
-
-
-async def _adrive(conn: object, steps: Steps[T]) -> T:
-    try:
-        statement = next(steps)
-        while True:
-            statement = steps.send(await connections.arun(conn, statement))
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    except Exception as error:
-        _explain(error)
-        raise
-
-
-def _explain(error: Exception) -> None:
-    """Add to the driver's error, which applications know how to retry on, what it means for the job."""
-    for each in (error, getattr(error, "orig", None), error.__cause__):
-        if (getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)) == "40001":
-            error.add_note(
-                "pgqueue: the job has moved since this transaction took its snapshot (REPEATABLE READ or "
-                "SERIALIZABLE); roll back and try again in a new transaction"
-            )
-            return
+def _batches(ids: Iterable[int]) -> Iterator[list[int]]:
+    """In the order of ids, each once: whoever else changes jobs by hand locks them in the same order."""
+    ordered = sorted(set(ids))
+    for first in range(0, len(ordered), BATCH):
+        yield ordered[first : first + BATCH]
 
 
 # What is given and what comes back -----------------------------------------------------------------------------------
-
-
-def _ids(ids: Iterable[int]) -> list[int]:
-    wanted = list(ids)
-    for id in wanted:
-        if not isinstance(id, int) or isinstance(id, bool) or not 0 < id < 1 << 63:
-            raise InvalidArguments(f"{id!r} is no job's id: give whole numbers, as job.id")
-    return wanted
 
 
 def _reason(reason: str) -> str:
@@ -265,10 +286,10 @@ def _reason(reason: str) -> str:
     return reason
 
 
-def _found(answers: list[Answer]) -> list[Answer]:
-    """The answers, if every id has a job."""
+def _found(answers: list[Answer], asked: Filter | None) -> list[Answer]:
+    """The answers, if every id has a job. What a filter found may be gone, too: by retention, a moment later."""
     missing = [answer.id for answer in answers if answer.did == "missing"]
-    if missing:
+    if missing and asked is None:
         raise JobNotFound(
             f"no job {_listed(missing)}: no such id, its transaction is open or was rolled back, retention has removed "
             "it, or it is younger than this transaction's snapshot (REPEATABLE READ); "

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "pgqueue"
 LAYERS = {
     "words": "errors job kinds codec config retry asks outcome logs suspects watermark",
     "database": "statements connections embedded embedded_watch loops sessions lending orm",
-    "rows": "handle enqueue endings work control operate grants migrations",
+    "rows": "handle enqueue endings work control steps choosing operate pausing grants migrations",
     "declarations": "options lifespan tasks hooks joblog pool pulse threads runs aborts lost_lease timekeeper "
     "transactions results settings",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance "

@@ -16,7 +16,7 @@ from commands import pgqueue as command
 from workers import Eyes, Taker, until, work
 
 import pgqueue
-from pgqueue import operate, signals
+from pgqueue import choosing, operate, signals, steps
 from pgqueue.errors import InvalidOption
 from pgqueue.tasks import task
 
@@ -469,10 +469,10 @@ def test_what_never_stands_still_is_an_error_and_not_a_silent_nothing(
     monkeypatch.setattr(operate, "ROUNDS", 1)
     assert answers(pgqueue.cancel(conn, job)) == [("cancelled", "available")]
     assert answers(pgqueue.retry(conn, dead)) == [("retried", "failed")]
-    for steps, state in ((operate.cancelling([7], "r"), "available"), (operate.retrying([7], False), "failed")):
-        next(steps)
+    for asking, state in ((operate.cancelling([7], "r"), "available"), (operate.retrying([7], False), "failed")):
+        next(asking)
         with pytest.raises(pgqueue.Error, match="jobs 7 were on the move") as restless:
-            steps.send([(7, state, None, 0)])
+            asking.send([(7, state, None, 0)])
         assert restless.value.job_id == 7
 
 
@@ -569,10 +569,126 @@ def test_cancel_needs_ids_or_a_filter(dsn: str, arguments: list[str]) -> None:
     assert command("cancel", *arguments, dsn=dsn).returncode == 2
 
 
+# By filter -----------------------------------------------------------------------------------------------------------
+
+
 def test_a_filter_looks_beyond_one_piece(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operate, "WALKED_MOST", 10)
+    monkeypatch.setattr(choosing, "WALKED_MOST", 10)
     conn.execute(
         "INSERT INTO pgqueue.job (task) SELECT CASE g % 40 WHEN 39 THEN 'b' ELSE 'a' END FROM generate_series(1, 80) g"
     )
-    found = operate.drive(conn, operate.matching(["available", "failed"], queue=None, task="b"))
+    found = steps.drive(conn, choosing.finding(choosing.Filter(("available", "failed"), task="b")))
     assert len(found) == 2
+    assert steps.drive(conn, choosing.finding(choosing.Filter(("available",), task="b", limit=1))) == found[:1]
+
+
+def test_cancel_takes_all_that_fit_and_no_other(conn: Conn, eyes: Eyes) -> None:
+    eyes.do("INSERT INTO pgqueue.job (task, queue) SELECT 't' || g % 2, 'q' || g % 3 FROM generate_series(1, 60) g")
+    later, running, failed = put(eyes, "scheduled"), put(eyes, "running"), put(eyes, "failed")
+    found = pgqueue.cancel(conn, queue="q1", task="t0", reason="closed")
+    assert (len(found), {answer.did for answer in found}) == (10, {"cancelled"})
+    assert [answer.id for answer in found] == sorted(answer.id for answer in found)
+    assert {pgqueue.get(conn, answer.id).reason for answer in found} == {"closed"}
+    assert pgqueue.cancel(conn, queue="q1", task="t0") == []
+    assert answers(pgqueue.cancel(conn, state="scheduled")) == [("cancelled", "scheduled")]
+    assert [(each.id, each.did) for each in pgqueue.cancel(conn, task="t")] == [(running, "requested")]
+    assert len(pgqueue.cancel(conn, queue="q2", task=None, limit=7)) == 7
+    assert len(pgqueue.cancel(conn, queue="q2", limit=None)) == 13
+    assert pgqueue.get(conn, later).state == "cancelled"
+    assert pgqueue.get(conn, failed).state == "failed"
+    conn.rollback()
+    assert eyes.states() == {"available": 60, "scheduled": 1, "running": 1, "failed": 1}
+
+
+def test_retry_takes_the_dead_that_fit_and_completed_ones_only_if_they_are_named(conn: Conn, eyes: Eyes) -> None:
+    ids = [put(eyes, state) for state in ("failed", "cancelled", "failed", "completed")]
+    put(eyes, "available")
+    assert [answer.id for answer in pgqueue.retry(conn, state="failed", limit=1)] == ids[:1]
+    assert [answer.id for answer in pgqueue.retry(conn, task="t", again=True)] == ids[1:3]
+    assert pgqueue.retry(conn, task="t") == []
+    [again] = pgqueue.retry(conn, state="completed", task="t", again=True)
+    assert (again.id, again.did, pgqueue.get(conn, again.new or 0).state) == (ids[3], "again", "available")
+
+
+async def test_a_completed_job_that_is_done_again_is_not_chased(dsn: str, eyes: Eyes) -> None:
+    """The new job has completed before the walk is over; found then, it would be done again, and so on for ever."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        pgqueue.enqueue_many(conn, [note.new(number) for number in range(30)])
+        async with work(dsn, note):
+            await until(eyes.done(30))
+            again = await asyncio.to_thread(pgqueue.retry, conn, state="completed", queue="mail", again=True)
+            await until(eyes.done(60))
+    assert len(again) == 30
+    assert eyes.states() == {"completed": 60}
+
+
+def test_many_jobs_are_changed_in_batches_each_its_own_statement(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In autocommit mode each is a transaction, so nobody waits for more than one of them; else all are one."""
+    monkeypatch.setattr(operate, "BATCH", 10)
+    eyes.do("INSERT INTO pgqueue.job (task) SELECT 't' FROM generate_series(1, 25)")
+    ends = "SELECT count(DISTINCT xmin::text) FROM pgqueue.job_dead"
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        assert len(pgqueue.cancel(conn, task="t")) == 25
+        assert eyes.one(ends) == 3
+        back = pgqueue.retry(conn, *[id for (id,) in eyes.all("SELECT id FROM pgqueue.job_dead ORDER BY id DESC")])
+        assert [answer.id for answer in back] == sorted((answer.id for answer in back), reverse=True)
+    with psycopg.connect(dsn) as conn:
+        assert len(pgqueue.cancel(conn, task="t")) == 25
+    assert eyes.one(ends) == 1
+
+
+@pytest.mark.parametrize("change", [pgqueue.cancel, pgqueue.retry])
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"queue": None}, "would choose all jobs"),
+        ({"limit": 5}, "would choose all jobs"),
+        ({"state": None, "task": None}, "would choose all jobs"),
+        ({"state": "pending"}, "state 'pending': use one of"),
+        ({"queue": "a b"}, "queue"),
+        ({"queue": ""}, "queue"),
+        ({"task": note}, "give its name"),
+        ({"task": "t", "limit": 0}, "limit 0"),
+        ({"task": "t", "limit": True}, "limit True"),
+        ({"task": "t", "limit": "5"}, "limit '5'"),
+    ],
+)
+def test_a_filter_that_says_nothing_or_nonsense_is_refused(conn: Conn, change: Any, wrong: Any, why: str) -> None:
+    pgqueue.enqueue(conn, "t")
+    with pytest.raises(InvalidOption, match=why):
+        change(conn, **wrong)
+    with pytest.raises(InvalidOption, match="not both"):
+        change(conn, 1, queue="mail")
+    assert change(conn) == []
+    assert pgqueue.find(conn, state="available")
+
+
+def test_what_cannot_be_retried_or_cancelled_is_no_state_of_a_filter(conn: Conn) -> None:
+    for change, state in ((pgqueue.cancel, "failed"), (pgqueue.cancel, "completed"), (pgqueue.retry, "available")):
+        with pytest.raises(InvalidOption, match=f"state '{state}': use one of"):
+            change(conn, state=state)
+    for state in ("completed", "skipped"):
+        with pytest.raises(InvalidOption, match="again=True only"):
+            pgqueue.retry(conn, state=state)
+
+
+async def test_async_connections_take_filters(aconn: psycopg.AsyncConnection[Any], eyes: Eyes, dsn: str) -> None:
+    job = put(eyes, "available")
+    assert answers(await pgqueue.acancel(aconn, task="t", limit=3)) == [("cancelled", "available")]
+    await aconn.commit()
+    plain = await asyncpg.connect(dsn)
+    assert [answer.id for answer in await pgqueue.aretry(plain, state="cancelled")] == [job]
+    with pytest.raises(InvalidOption, match="all jobs"):
+        await pgqueue.aretry(plain, queue=None)
+    await plain.close()
+
+
+def test_the_commands_take_the_oldest_so_many(dsn: str, eyes: Eyes) -> None:
+    eyes.do("INSERT INTO pgqueue.job (task) SELECT 't' FROM generate_series(1, 9)")
+    assert command("cancel", "--task", "t", "--limit", "4", "--yes", dsn=dsn).stdout == "4 cancelled\n"
+    assert eyes.all("SELECT max(id) FROM pgqueue.job_dead") == [(4,)]
+    assert command("retry", "--state", "cancelled", "--limit", "1", "--yes", dsn=dsn).stdout == "1 retried\n"
+    for wrong in (["--limit", "4"], ["1", "--limit", "4"], ["--task", "t", "--limit", "0"]):
+        assert command("cancel", *wrong, "--yes", dsn=dsn).returncode == 2

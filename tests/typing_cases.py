@@ -16,6 +16,7 @@ from pgqueue.enqueue import aenqueue, enqueue, enqueue_many
 from pgqueue.handle import JobHandle
 from pgqueue.hooks import JobOutcome, middleware, on_finish, on_start
 from pgqueue.job import Job, NewJob
+from pgqueue.operate import Answer, acancel, cancel, retry
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, declared, find, remote, task
 
@@ -118,6 +119,8 @@ def good(conn: psycopg.Connection) -> None:
     every: list[Task[..., Any]] = [charge, send, count, remote("x"), *declared()]
     assert_type(every[0], Task[..., Any])
     assert_type(find("count"), Task[..., Any] | None)
+    assert_type(cancel(conn, 1, 2, reason="no more"), list[Answer])
+    assert_type(retry(conn, state="failed", queue=None, limit=10), list[Answer])
 
 
 async def good_async(conn: psycopg.AsyncConnection) -> None:
@@ -126,6 +129,7 @@ async def good_async(conn: psycopg.AsyncConnection) -> None:
     assert_type(await send.aenqueue(conn, "a"), JobHandle[bytes])
     assert_type(await aenqueue(conn, watch, 1), JobHandle[int])
     assert_type(await charge.aenqueue_many(conn, [(1,)]), list[JobHandle[float]])
+    assert_type(await acancel(conn, state="available", reason="no more"), list[Answer])
 
 
 def bad(conn: psycopg.Connection) -> None:
@@ -158,6 +162,11 @@ def bad(conn: psycopg.Connection) -> None:
     task(retry="often")  # type: ignore
     remote("x", lock=1)  # type: ignore
     charge.queue = "other"  # type: ignore
+    cancel(conn, 1, queue="mail")  # type: ignore
+    cancel(conn, "1")  # type: ignore
+    cancel(conn, name="mail")  # type: ignore
+    retry(conn, 1, limit=1)  # type: ignore
+    retry(conn, task=charge)  # type: ignore
 
 
 def find_job() -> Job:

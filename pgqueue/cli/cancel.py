@@ -22,6 +22,7 @@ def command(
     state: str | None,
     queue: str | None,
     task: str | None,
+    limit: int | None,
     yes: bool,
     reason: str,
     as_json: bool,
@@ -40,8 +41,8 @@ def command(
     """
     from pgqueue import operate
 
-    if bool(ids) == bool(state or queue or task):
+    if bool(ids) == bool(state or queue or task) or (ids and limit):
         raise click.UsageError("give IDs, or choose with --state, --queue, --task")
     states = (state,) if state else LIVE
     steps = partial(operate.cancelling, reason=reason)
-    act("cancel", ids, states=states, queue=queue, task=task, yes=yes, as_json=as_json, steps=steps)
+    act("cancel", ids, states=states, queue=queue, task=task, limit=limit, yes=yes, as_json=as_json, steps=steps)

@@ -1,10 +1,10 @@
-"""Which jobs a command acts on: ids, or all that fit a filter; asked for, then done in batches, a transaction each."""
+"""Which jobs a command acts on: ids, or all that fit a filter; then done in batches, a transaction each."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,14 +15,10 @@ from pgqueue.cli.exits import NO
 from pgqueue.cli.tables import plain
 
 if TYPE_CHECKING:
-    import psycopg
-
-    from pgqueue.operate import Answer, Steps
+    from pgqueue.operate import Answer
+    from pgqueue.steps import Steps
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-BATCH = 1_000
-"""How many jobs one transaction changes: what is done stays done, and nobody waits long for a row."""
 
 
 def filters(states: Sequence[str]) -> Callable[[F], F]:
@@ -31,6 +27,7 @@ def filters(states: Sequence[str]) -> Callable[[F], F]:
     def add(command: F) -> F:
         for option in (
             click.option("--yes", is_flag=True, help="Do not ask."),
+            click.option("--limit", type=click.IntRange(1), help="The oldest of them, so many."),
             click.option("--task", help="All of this task."),
             click.option("--queue", help="All of this queue."),
             click.option(
@@ -51,18 +48,21 @@ def act(
     states: Sequence[str],
     queue: str | None,
     task: str | None,
+    limit: int | None,
     yes: bool,
     as_json: bool,
     steps: Callable[[Iterable[int]], Steps[list[Answer]]],
 ) -> None:
     """Find the jobs, ask before acting on a filter, act, say what was done; exit code 1 if not all could be."""
     from pgqueue import operate
+    from pgqueue.choosing import Filter, finding
+    from pgqueue.steps import drive
 
-    with connected(verb) as conn:
-        chosen = list(ids) or operate.drive(conn, operate.matching(states, queue=queue, task=task))
+    with connected(verb) as conn:  # in autocommit mode: each statement is a transaction
+        chosen = list(ids) or drive(conn, finding(Filter(tuple(states), queue, task, limit)))
         if not ids and chosen and not yes:
             _ask(f"{verb.capitalize()} {_jobs(len(chosen))}{_of(queue, task)}, now {' or '.join(states)}?")
-        answers = [answer for batch in _batches(chosen) for answer in _done(conn, steps(batch))]
+        answers = drive(conn, steps(chosen))
     refused = [answer for answer in answers if answer.did in operate.REFUSALS]
     if as_json:
         click.echo(json.dumps({"jobs": [asdict(answer) for answer in answers]}))
@@ -72,18 +72,6 @@ def act(
         click.echo(_summary(answers))
     if ids and refused:
         raise click.exceptions.Exit(NO)
-
-
-def _done(conn: psycopg.Connection[Any], steps: Steps[list[Answer]]) -> list[Answer]:
-    from pgqueue import operate
-
-    with conn.transaction():
-        return operate.drive(conn, steps)
-
-
-def _batches(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    for first in range(0, len(ids), BATCH):
-        yield ids[first : first + BATCH]
 
 
 def _ask(question: str) -> None:

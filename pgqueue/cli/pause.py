@@ -21,8 +21,8 @@ def command(queue: str) -> None:
     Examples:
       pgqueue pause mail
     """
-    from pgqueue import operate
+    from pgqueue import pausing
 
     with connected("pause") as conn:
-        changed = operate.pause(conn, queue)
+        changed = pausing.pause(conn, queue)
     click.echo(f"queue {queue} {'is paused' if changed else 'was paused already'}")

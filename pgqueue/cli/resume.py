@@ -20,8 +20,8 @@ def command(queue: str) -> None:
     Examples:
       pgqueue resume mail
     """
-    from pgqueue import operate
+    from pgqueue import pausing
 
     with connected("resume") as conn:
-        changed = operate.resume(conn, queue)
+        changed = pausing.resume(conn, queue)
     click.echo(f"queue {queue} {'is open again' if changed else 'was not paused'}")

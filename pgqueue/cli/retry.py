@@ -22,6 +22,7 @@ def command(
     state: str | None,
     queue: str | None,
     task: str | None,
+    limit: int | None,
     yes: bool,
     again: bool,
     as_json: bool,
@@ -40,10 +41,10 @@ def command(
     """
     from pgqueue import operate
 
-    if bool(ids) == bool(state or queue or task):
+    if bool(ids) == bool(state or queue or task) or (ids and limit):
         raise click.UsageError("give IDs, or choose with --state, --queue, --task")
     if state == "completed" and not again:
         raise click.UsageError("completed jobs are run with --again only")
     states = (state,) if state else DEAD
     steps = partial(operate.retrying, again=again)
-    act("retry", ids, states=states, queue=queue, task=task, yes=yes, as_json=as_json, steps=steps)
+    act("retry", ids, states=states, queue=queue, task=task, limit=limit, yes=yes, as_json=as_json, steps=steps)

@@ -1,0 +1,54 @@
+"""One description of what to ask for, one statement after another, sent on a sync or an async connection.
+
+A generator yields statements and is sent their rows; so what people do by hand is written once, however the application
+connects. Knows nothing of what the statements mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeVar
+
+from pgqueue import connections
+from pgqueue.statements import Row, Statement
+
+T = TypeVar("T")
+Steps = Generator[Statement[list[Row]], list[Row], T]
+"""What to send, one statement after another; what comes back is sent in; at the end the result."""
+
+
+def drive(conn: object, steps: Steps[T]) -> T:
+    """Send what the steps say, on this connection; their result."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(connections.run(conn, statement))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    except Exception as error:
+        _explain(error)
+        raise
+
+
+async def adrive(conn: object, steps: Steps[T]) -> T:
+    """`drive` for async connections."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(await connections.arun(conn, statement))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    except Exception as error:
+        _explain(error)
+        raise
+
+
+def _explain(error: Exception) -> None:
+    """Add to the driver's error, which applications know how to retry on, what it means for the job."""
+    for each in (error, getattr(error, "orig", None), error.__cause__):
+        if (getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)) == "40001":
+            error.add_note(
+                "pgqueue: the job has moved since this transaction took its snapshot (REPEATABLE READ or "
+                "SERIALIZABLE); roll back and try again in a new transaction"
+            )
+            return
