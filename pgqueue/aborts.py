@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from pgqueue.asks import Cancel, Fail, Retry, Snooze
 from pgqueue.job import Job
+from pgqueue.logs import fields
 from pgqueue.loops import within
 from pgqueue.outcome import RELEASED, Outcome, given, problem
 from pgqueue.retry import RetryPolicy
@@ -101,14 +102,17 @@ class Aborts:
         try:
             before = await self._noted(job, error)
         except Exception as away:
-            log.warning("job %d (%s) was aborted, which could not be noted: %s; it counts", job.id, job.task, away)
+            said = "job %d (%s) was aborted, which could not be noted: %s; it counts"
+            log.warning(said, job.id, job.task, away, extra=fields(job))
             return given(job, retry, error, raised=True)
         if before is None:
-            log.warning("job %d (%s): had been given to another worker; it is not run again here", job.id, job.task)
+            said = "job %d (%s): had been given to another worker; it is not run again here"
+            log.warning(said, job.id, job.task, extra=fields(job))
             return RELEASED  # by its fence, which does not hold: nothing is written
         if before >= ABORTS_MOST:
             return given(job, retry, error, raised=True)
-        log.info("job %d (%s) was aborted by the database (%s) and runs again", job.id, job.task, sqlstate(error))
+        said = "job %d (%s) was aborted by the database (%s) and runs again"
+        log.info(said, job.id, job.task, sqlstate(error), extra=fields(job))
         if self._closed or await within(left.wait(), pause(before + 1)):
             return RELEASED
         self.retried += 1

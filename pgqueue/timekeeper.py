@@ -22,6 +22,7 @@ from time import monotonic
 from typing import Any
 
 from pgqueue.job import Job, current_job
+from pgqueue.logs import fields
 from pgqueue.outcome import Outcome, timed_out
 from pgqueue.tasks import Task
 
@@ -117,5 +118,6 @@ class Timekeeper:
             return
         assert task.timeout is not None
         if self._interrupt(job.id, timed_out(job, task.retry, task.timeout)):
-            log.warning("job %d (%s) runs longer than %g s and is being stopped", job.id, job.task, task.timeout)
+            said = "job %d (%s) runs longer than %g s and is being stopped"
+            log.info(said, job.id, job.task, task.timeout, extra=fields(job))
         heapq.heappush(self._heap, (at + GRACE, number, job, task, True))

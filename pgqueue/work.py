@@ -33,6 +33,7 @@ from pgqueue.endings import Ending, Endings
 from pgqueue.errors import JobLost
 from pgqueue.job import Job
 from pgqueue.lending import Lender
+from pgqueue.logs import fields
 from pgqueue.loops import Backoff, transient
 from pgqueue.outcome import WRITTEN, Completed, Outcome, given
 from pgqueue.retry import RetryPolicy
@@ -102,6 +103,7 @@ class _Attempt:
                 self._job.id,
                 self._job.task,
                 took,
+                extra=fields(self._job, seconds=took),
             )
 
     def _decide(self, error: psycopg.Error, *, mine: bool, done: bool) -> None:
@@ -117,6 +119,7 @@ class _Attempt:
             self._job.id,
             self._job.task,
             str(error).strip() or type(error).__name__,
+            extra=fields(self._job),
         )
 
 
