@@ -105,6 +105,15 @@ class Executor:
         self._aborts.leave(job)
         return True
 
+    def interrupt_run(self, job: Job, outcome: Outcome) -> None:
+        """`interrupt` for this run of the job, from any thread: in a thread at once, even if the loop is blocked."""
+        run = self._run_of(job)
+        if run is not None and run.lock is not None:
+            run.interrupt(job, outcome)
+            self._threads.call_loop(self._aborts.leave, job)
+        elif run is not None:
+            self._threads.call_loop(run.interrupt, job, outcome)
+
     def runs(self, job: Job) -> bool:
         """Whether it is this run of the job that runs here."""
         return self._run_of(job) is not None
@@ -112,23 +121,37 @@ class Executor:
     def stopping(self, job: Job) -> bool:
         """Whether this job was told to stop, or taken away. From any thread; cheap enough for every step of a loop."""
         run = self._run_of(job)
-        return run is None or run.told(job)
+        return run is None or self._cancelled or run.told(job)
 
-    def seal(self, job: Job) -> None:
+    def checkpoint(self, job: Job) -> None:
+        """Raise what stops a handler if this job was told to stop, or taken away. From any thread."""
+        if self.stopping(job):
+            run = self._run_of(job)
+            raise Interrupted if run is None or run.task is None else asyncio.CancelledError
+
+    def seal(self, job: Job, *, reopens: bool = False) -> None:
         """From here on nobody stops this job any more: it is about to commit. In the thread of its sync handler.
 
         Raises Interrupted if it was told to stop before: then it must not commit. Nothing else is raised into it later.
+        A seal that `reopens` is followed by `unseal`.
         """
         run = self._run_of(job)
-        if run is None or not run.seal(job):
+        if run is None or not run.seal(job, reopens=reopens):
             raise Interrupted
 
-    async def aseal(self, job: Job) -> None:
+    async def aseal(self, job: Job, *, reopens: bool = False) -> None:
         """`seal` for an async handler, in its task. Raises CancelledError if it was told to stop before."""
         run = self._run_of(job)
-        if run is None or not run.seal(job):
+        if run is None or not run.seal(job, reopens=reopens):
             await asyncio.sleep(0)  # the cancellation that is on its way comes through here
             raise asyncio.CancelledError  # it had come, and been swallowed
+
+    def unseal(self, job: Job) -> None:
+        """The job can be stopped again; raises, as `checkpoint` does, if that was wanted meanwhile. In the run itself."""
+        run = self._run_of(job)
+        if run is not None:
+            run.unseal(job)
+        self.checkpoint(job)
 
     def _run_of(self, job: Job) -> Run | None:
         run = self.running.get(job.id)

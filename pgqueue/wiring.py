@@ -33,6 +33,7 @@ from pgqueue.job import Job
 from pgqueue.joblog import with_lines
 from pgqueue.lending import Lender
 from pgqueue.loops import persist
+from pgqueue.lost_lease import LostLease
 from pgqueue.maintenance import Maintenance
 from pgqueue.means import WorkerMeans
 from pgqueue.notifier import CONTROL, LED, SCHEDULED, Notifier
@@ -114,9 +115,14 @@ class Wiring(ABC):
         transactions = Transactions(around)
         self._means = WorkerMeans(transactions, self._endings, lambda: self.worker_id)
         hooks = with_lines(declared())
+        self._lost_lease = LostLease(
+            settings.lease,
+            last_beat=lambda: self._heartbeat.last_beat,
+            stop=lambda job, outcome: self._executor.interrupt_run(job, outcome),
+        )
         self._executor = Executor(
             pools(settings.queues, settings.concurrency),
-            hooks.around(transactions.transactional(unstored(self._tasks))),
+            self._lost_lease.guarded(hooks.around(transactions.transactional(unstored(self._tasks)))),
             finish=hooks.finishing(self._completer.finish),
             low=self._fetcher.roomier,
             half_lost=self.quiet,
@@ -242,6 +248,7 @@ class Wiring(ABC):
             log.error(
                 "worker %d was taken for dead (no sign of life for its lease); its jobs run elsewhere", self.worker_id
             )
+            self._lost_lease.lost()
             dropped = self._executor.hand_back()
             for job in dropped:
                 self._held.pop(job.id, None)

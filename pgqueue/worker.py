@@ -89,6 +89,7 @@ class Worker(Wiring):
         await asyncio.to_thread(self._check_and_register)
         self._build()
         self._heartbeat.start()
+        self._lost_lease.start()
         try:
             self._means.resources = await self._stack.enter_async_context(declared_lifespan())
         except BaseException:
@@ -165,6 +166,7 @@ class Worker(Wiring):
 
     async def _leave(self) -> None:
         self._state = "stopped"
+        self._lost_lease.close()
         await asyncio.to_thread(self._heartbeat.stop)
         services = list(self._services)
         for service in services:
