@@ -28,32 +28,49 @@ SETTINGS = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "of
 
 
 class Databases:
-    """Makes databases on one server, named after our session there, so that runs side by side do not meet."""
+    """Makes databases on one server, named after our session there, so that runs side by side do not meet.
 
-    def __init__(self, dsn: str) -> None:
+    One that is done with is dropped when the next is made: right after a test its sessions are still ending, and DROP
+    DATABASE would wait 100 ms for them. `strategy` is how CREATE DATABASE copies; None leaves that to the server.
+    """
+
+    def __init__(self, dsn: str, strategy: str | None = None) -> None:
         import psycopg
 
         self._dsn = dsn
+        self._strategy = f" STRATEGY {strategy}" if strategy else ""
         self._admin = psycopg.connect(dsn, autocommit=True)
         self._prefix = f"pgqueue_run_{self._admin.info.backend_pid}"
         self._made = 0
+        self._left: list[str] = []
         self._template: str | None = None
 
     def close(self) -> None:
+        """Drop what is left, and disconnect."""
         if self._template is not None:
-            self._drop(self._template)
+            self._left.append(self._template)
+        self._drop_left()
         self._admin.close()
 
-    @contextmanager
-    def copy(self) -> Iterator[str]:
-        """A migrated database as long as this lasts; its DSN."""
+    @property
+    def template(self) -> str:
+        """The name of a database that has been migrated; to be copied, never to be connected to."""
         if self._template is None:
-            self._template = self._migrated()
-        name = self._create(self._template)
+            from pgqueue import migrations
+
+            name = self._create("template0")
+            migrations.migrate(self.address(name))
+            self._template = name
+        return self._template
+
+    @contextmanager
+    def copy(self, template: str | None = None) -> Iterator[str]:
+        """A database like `template` (default: the migrated one) as long as this lasts; its DSN."""
+        name = self._create(template or self.template)
         try:
             yield self.address(name)
         finally:
-            self._drop(name)
+            self._left.append(name)
 
     def address(self, name: str) -> str:
         """The DSN of that database, as a URL: psycopg, psycopg2, asyncpg and SQLAlchemy read it alike."""
@@ -67,28 +84,23 @@ class Databases:
         rest = {key: value for key, value in given.items() if key != "dbname"}
         return f"postgresql://{account}/{name}?{urlencode(rest, quote_via=quote, safe='/,:')}"
 
-    def _migrated(self) -> str:
-        from pgqueue import migrations
-
-        name = self._create("template0")
-        migrations.migrate(self.address(name))
-        return name
-
     def _create(self, template: str) -> str:
+        self._drop_left()
         self._made += 1
         name = f"{self._prefix}_{self._made}"
-        self._admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+        self._admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}{self._strategy}".encode())
         return name
 
-    def _drop(self, name: str) -> None:
-        self._admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
+    def _drop_left(self) -> None:
+        while self._left:
+            self._admin.execute(f"DROP DATABASE IF EXISTS {self._left.pop()} WITH (FORCE)".encode())
 
 
 @pytest.fixture(scope="session")
 def pgqueue_databases() -> Iterator[Databases]:
     """The server of the run; not for tests, which ask for `pgqueue_db`."""
     with ExitStack() as stack:
-        databases = Databases(_server(stack))
+        databases = _databases(stack)
         stack.callback(databases.close)
         yield databases
 
@@ -126,19 +138,20 @@ def pgqueue_drain(pgqueue_conn: psycopg.Connection[tuple[Any, ...]]) -> Callable
     return drain_here
 
 
-def _server(stack: ExitStack) -> str:
-    """The DSN of a database to make others from."""
+def _databases(stack: ExitStack) -> Databases:
+    """On the server that is named, else on an embedded one."""
     from pgqueue import embedded
     from pgqueue.config import normalize
     from pgqueue.errors import Error
 
     given = os.environ.get("PGQUEUE_TEST_DSN")
     if given:
-        return normalize(given)
+        return Databases(normalize(given))
     directory = tempfile.mkdtemp(prefix="pgqueue-test-")
     try:
-        return stack.enter_context(embedded.start(directory, settings=SETTINGS, keep=False)).dsn
+        started = stack.enter_context(embedded.start(directory, settings=SETTINGS, keep=False))
     except Error as error:
         shutil.rmtree(directory, ignore_errors=True)
         error.add_note("for these tests: PGQUEUE_TEST_DSN=postgresql://… with a role that may make databases")
         raise
+    return Databases(started.dsn)

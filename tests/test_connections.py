@@ -29,18 +29,17 @@ import psycopg2.extras
 import pytest
 import sqlalchemy
 import sqlmodel
-from conftest import Databases
 from django.db import connections as django_connections
 from django.db import transaction as django_transaction
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row, namedtuple_row
 from psycopg_pool import ConnectionPool
-from servers import Server
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import pgqueue
 from pgqueue import connections
+from pgqueue.pytest_plugin import Databases
 
 TASK = "app.receipt"
 ISOLATIONS = ("read committed", "repeatable read", "serializable")
@@ -338,13 +337,12 @@ class Witness:
 
 
 @pytest.fixture(scope="module")
-def shop(server: Server, databases: Databases, template: str) -> Iterator[str]:
+def shop(pgqueue_databases: Databases) -> Iterator[str]:
     """One database for all tests of this module, with a table of the application."""
-    name = databases.create(template)
-    with psycopg.connect(server.dsn(name)) as conn:
-        conn.execute("CREATE TABLE app_order (id integer PRIMARY KEY)")
-    yield server.dsn(name)
-    databases.leave(name)
+    with pgqueue_databases.copy() as dsn:
+        with psycopg.connect(dsn) as conn:
+            conn.execute("CREATE TABLE app_order (id integer PRIMARY KEY)")
+        yield dsn
 
 
 @pytest.fixture

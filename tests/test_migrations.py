@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from conftest import Databases
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 from servers import Server, binaries
@@ -20,6 +19,7 @@ from servers import Server, binaries
 from pgqueue import migrations
 from pgqueue.errors import Error, InvalidOption, SchemaBehind, SchemaMissing, SchemaTooNew
 from pgqueue.migrations import migrate, require
+from pgqueue.pytest_plugin import Databases
 from pgqueue.statements import sql_directory
 
 ENTER = "INSERT INTO pgqueue.migration (version, name, breaking) VALUES ({}, '{}', {});"
@@ -398,11 +398,10 @@ def test_a_standby_sends_to_the_primary(own_server: Server) -> None:
 
 
 @pytest.fixture
-def latin_dsn(server: Server, databases: Databases) -> Iterator[str]:
+def latin_dsn(pgqueue_databases: Databases) -> Iterator[str]:
     """An empty database that cannot hold every text."""
-    name = databases.create("template0 ENCODING 'LATIN1' LOCALE 'C'")
-    yield server.dsn(name)
-    databases.leave(name)
+    with pgqueue_databases.copy("template0 ENCODING 'LATIN1' LOCALE 'C'") as dsn:
+        yield dsn
 
 
 def test_a_database_that_is_not_utf8_is_refused(latin_dsn: str) -> None:

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from pgqueue import statements
+from pgqueue.pytest_plugin import Databases
 
 PLACEHOLDER = re.compile(r"%\((\w+)\)s(?:::([a-z0-9]+(?:\[\])?))?")
 SOURCES = {file.name: file.read_text(encoding="utf-8") for file in sorted(statements.sql_directory().glob("*.sql"))}
@@ -24,12 +25,10 @@ def code(source: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def shared(template: str, databases: object, server: object) -> Iterator[psycopg.Connection]:
+def shared(pgqueue_databases: Databases) -> Iterator[psycopg.Connection]:
     """One database for all statements: none of them is run."""
-    name = databases.create(template)  # type: ignore[attr-defined]
-    with psycopg.connect(server.dsn(name)) as conn:  # type: ignore[attr-defined]
+    with pgqueue_databases.copy() as dsn, psycopg.connect(dsn) as conn:
         yield conn
-    databases.leave(name)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", statements.names())

@@ -772,13 +772,17 @@ def pytest_in(project: Path, test: str, *options: str, **environment: str) -> su
 
 
 def test_the_fixtures_on_a_server_that_is_named(project: Path, dsn: str) -> None:
+    before = run_databases(dsn)
     done = pytest_in(project, USES, PGQUEUE_TEST_DSN=dsn)
     assert "4 passed" in done.stdout and "1 failed" in done.stdout, done.stdout + done.stderr
     assert "AssertionError: plugin.greet(name='a') is not enqueued; enqueued are:" in done.stdout
     assert 'plugin.greet {"name":"b"} (available, queue default)' in done.stdout
+    assert run_databases(dsn) <= before
+
+
+def run_databases(dsn: str) -> set[str]:
     with psycopg.connect(dsn) as conn:
-        left = conn.execute("SELECT count(*) FROM pg_database WHERE datname LIKE 'pgqueue_run_%'").fetchone()
-    assert left == (0,)
+        return {name for (name,) in conn.execute("SELECT datname FROM pg_database WHERE datname LIKE 'pgqueue_run_%'")}
 
 
 def test_the_fixtures_start_a_server_of_their_own(project: Path) -> None:
