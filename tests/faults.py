@@ -186,7 +186,7 @@ class Stream:
                 try:
                     with psycopg.connect(self._dsn, connect_timeout=2) as conn:
                         self._enqueue(conn)
-                except psycopg.OperationalError:
+                except (psycopg.OperationalError, psycopg.InternalError):  # away, or a standby not yet promoted
                     self._end.wait(0.05)
         except BaseException as error:
             self.errors.append(error)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import psutil
 import psycopg
@@ -37,11 +37,11 @@ class Pair:
     def __init__(self, primary: Cluster, standby: Cluster) -> None:
         self.primary, self.standby = primary, standby
 
-    def dsn(self, database: str = "postgres") -> str:
-        """Both hosts: the client takes the one that is no standby."""
+    def dsn(self, attributes: str = "read-write") -> str:
+        """Both hosts: the client takes the one that is no standby; `any`: the first that answers."""
         hosts = ",".join(str(cluster.sockets) for cluster in (self.primary, self.standby))
-        query = urlencode({"host": hosts, "target_session_attrs": "read-write"}, safe="/,")
-        return f"postgresql://postgres@/{quote(database, safe='')}?{query}"
+        query = urlencode({"host": hosts, "target_session_attrs": attributes}, safe="/,")
+        return f"postgresql://postgres@/postgres?{query}"
 
     def crash(self) -> None:
         """Kill the primary with all its processes, as if its machine had lost power."""

@@ -12,7 +12,7 @@ from random import Random
 
 import psycopg
 import pytest
-from faults import TASKS, Stream, Wire, account, notes, put, waits
+from faults import TASKS, Stream, Wire, account, keys, notes, put, waits
 from servers import Server
 from workers import Eyes, Workers, wait_until, workers
 
@@ -124,13 +124,13 @@ def test_wires_that_go_dead_without_closing_are_noticed_and_replaced(dsn: str, t
 @pytest.mark.promise("F06")
 @pytest.mark.parametrize("name", WIRES)
 def test_a_dead_wire_is_noticed_within_its_patience(name: str, dsn: str, tmp_path: Path, eyes: Eyes) -> None:
-    """With the patience workers have: 45 s for an answer, for the listener 20 s until it asks and 10 for the answer."""
+    """With the patience workers have: 45 s for an answer. The listener asks every 20 s at least, and waits 10 s."""
     with Wire(dsn) as wire, workers(tmp_path, wire.dsn, TASKS) as made, Stream(dsn, 50.0) as stream:
-        made.ready(lease=60.0)
+        made.ready(lease=30.0)
         stream.more(50)
         assert wire.kill(f"pgqueue {name}") == 1
         began = time.monotonic()
-        wait_until(lambda: len(eyes.backends(f"pgqueue {name}")) == 2, 60.0)
+        wait_until(lambda: len(eyes.backends(f"pgqueue {name}")) == 2, 80.0)
         print(f"{name}: another session after {time.monotonic() - began:.0f} s")
         stream.more(50)
         stream.end()
@@ -159,14 +159,14 @@ def application_that_stays_open(dsn: str, *, commit: bool, **ids: list[int]) -> 
 def stay_open(dsn: str, tmp_path: Path, eyes: Eyes, seconds: float, *, commit: bool) -> None:
     eyes.do("INSERT INTO pgqueue.queue (name, paused_at) VALUES ('later', now())")
     available = put(dsn, *(notes.using(queue="later").new(key=-2) for _ in range(20)))
-    scheduled = put(dsn, *(notes.using(delay=1.0).new(key=-3) for _ in range(20)))
+    scheduled = put(dsn, *(notes.using(delay=1.0, queue="later").new(key=-3) for _ in range(20)))
     dead = put(dsn, *(notes.using(delay=3600.0).new(key=-4) for _ in range(20)))
     with psycopg.connect(dsn) as conn:
         pgqueue.cancel(conn, *dead)
     with workers(tmp_path, dsn, TASKS) as made:
         [process] = made.ready(concurrency=20, queues=["default", "later"], lease=6.0)
         running = put(dsn, *(waits.new(key=-5) for _ in range(5)))
-        wait_until(lambda: len(process.all("ran")) == 5)
+        wait_until(lambda: keys(process.all("ran")) == [-5] * 5)
         with application_that_stays_open(
             dsn, commit=commit, available=available, scheduled=scheduled, running=running, dead=dead
         ):
@@ -186,10 +186,10 @@ def stay_open(dsn: str, tmp_path: Path, eyes: Eyes, seconds: float, *, commit: b
             print(
                 f"{len(stream.committed)} jobs beside it, the slowest {waited * 1e3:.0f} ms from enqueue to completion"
             )
-            assert waited < 1.0
+            assert waited < min(0.9 * seconds, 2.0)
         wait_until(lambda: set(found(eyes, [*available, *scheduled])) == {"cancelled" if commit else "completed"})
         wait_until(lambda: found(eyes, dead) == ["completed" if commit else "cancelled"] * 20)
-        assert [event["key"] for event in process.all("ran")].count(-1) == int(commit)
+        assert keys(process.all("ran")).count(-1) == int(commit)
         leave(made)
 
 
