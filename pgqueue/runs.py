@@ -5,7 +5,8 @@ the waiting: whoever stops a thread holds the run's lock, and a thread that has 
 wanted it, and only then takes the lock, too.
 
 A run that is about to commit is *sealed*: under the same lock (on the loop: in one step) it either finds a verdict, and
-stops, or nobody gives one any more. So a job is never committed and stopped both.
+stops, or nobody gives one any more. So a job is never committed and stopped both. Where the run goes on after the
+commit (a batch of an iteration), the seal *reopens*: a verdict given meanwhile is kept, and found at the unseal.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ class Run:
     """What runs `job` now, on the loop (`task`) or in the thread `ident`; `verdict` is how a stopped job shall end.
 
     `stopped`: the thread has left the handler and seen the verdict. `lost`: the job did not stop and was taken away;
-    what comes out of the handler some day counts for nothing. `sealed`: the job that cannot be stopped any more.
+    what comes out of the handler some day counts for nothing. `sealed`: the job that cannot be stopped any more, or not
+    now if the seal `reopens`.
     """
 
-    __slots__ = ("ident", "job", "lock", "lost", "sealed", "stopped", "task", "verdict")
+    __slots__ = ("ident", "job", "lock", "lost", "reopens", "sealed", "stopped", "task", "verdict")
 
     def __init__(self, job: Job) -> None:
         self.job: Job | None = job
@@ -42,6 +44,7 @@ class Run:
         self.lock: threading.Lock | None = None
         self.verdict: tuple[Job, Outcome] | None = None
         self.sealed: Job | None = None
+        self.reopens = False
         self.lost = False
         self.stopped = False
 
@@ -49,11 +52,12 @@ class Run:
         """Stop `job` if it is still what runs here; it ends with `outcome`. A second call changes nothing."""
         if self.lock is not None:
             return self._interrupt_thread(self.lock, job, outcome)
-        if self.sealed is job:
+        if self.sealed is job and not self.reopens:
             return False
         if self.job is job and self.verdict is None and self.task is not None:
             self.verdict = (job, outcome)
-            self.task.cancel()
+            if self.sealed is not job:
+                self.task.cancel()
         return self.job is job
 
     def _interrupt_thread(self, lock: threading.Lock, job: Job, outcome: Outcome) -> bool:
@@ -63,10 +67,11 @@ class Run:
             # In this order, and the thread in the other: it names no job any more, then looks for a verdict. So either
             # we see that it has gone on, or it sees that we want it and waits for the lock.
             self.verdict = (job, outcome)
-            if self.job is not job or self.sealed is job:
+            if self.job is not job or (self.sealed is job and not self.reopens):
                 self.verdict = None
                 return False
-            if self.ident:  # else the thread has not begun: it looks before it calls the handler
+            # A thread that has not begun looks before it calls the handler; a sealed one when it unseals.
+            if self.ident and self.sealed is not job:
                 _raise_in(self.ident, Interrupted)
             return True
 
@@ -83,17 +88,26 @@ class Run:
         self.lost = True
         return self.verdict[1]
 
-    def seal(self, job: Job) -> bool:
+    def seal(self, job: Job, *, reopens: bool = False) -> bool:
         """In the run itself: from now on nobody stops `job`. False if somebody did before; it must not commit then."""
         if self.lock is None:
-            self.sealed = None if self.told(job) else job
+            self.sealed, self.reopens = None if self.told(job) else job, reopens
             return self.sealed is job
         with self.lock:  # whoever is about to raise into us has done so
             if self.verdict is None:
-                self.sealed = job
+                self.sealed, self.reopens = job, reopens
                 return True
         _take_back()  # so that it does not come in the middle of the rollback
         return False
+
+    def unseal(self, job: Job) -> bool:
+        """In the run itself: `job` can be stopped again. False if somebody wanted to meanwhile; it must stop then."""
+        if self.lock is None:
+            self.sealed = None
+            return not self.told(job)
+        with self.lock:
+            self.sealed = None
+            return self.verdict is None
 
     def told(self, job: Job) -> bool:
         """Whether `job` was told to stop."""
