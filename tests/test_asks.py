@@ -12,10 +12,14 @@ from test_executor import Bench, made
 from workers import Eyes, until, work
 
 import pgqueue
-from pgqueue import Cancel, Fail, InvalidOption, Retry, RetryPolicy, Snooze
+from pgqueue import Cancel, Fail, InvalidOption, Retry, RetryPolicy, Snooze, testing
 from pgqueue.job import Job
 from pgqueue.outcome import MESSAGE_MOST, Cancelled, Completed, Failed, Outcome, Problem, Retried
 from pgqueue.tasks import Task, task
+from pgqueue.testing import Clock, Drained
+
+Conn = psycopg.Connection[Any]
+Drain = Callable[..., Drained]
 
 
 def gives(what: Any, raised: bool, on_loop: bool, **options: Any) -> Task[..., Any]:
@@ -111,6 +115,11 @@ async def snoozes(job: Job) -> int | Snooze:
     return job.attempt if job.snoozes == 3 else Snooze(0.01)
 
 
+@task(name="asks.naps", retry=1)
+async def naps(job: Job) -> int | Snooze:
+    return job.attempt if job.snoozes == 3 else Snooze(timedelta(days=7))
+
+
 @task(name="asks.transfer", retry=5)
 def transfer(cents: int) -> str:
     return "transferred" if cents <= 40 else "refused: balance 40"
@@ -131,22 +140,38 @@ async def test_snoozes_are_counted_apart_and_spend_no_attempt(dsn: str, eyes: Ey
     assert eyes.all("SELECT outcome, count(*) FROM pgqueue.attempt GROUP BY 1") == [("snoozed", 3)]
 
 
+def test_a_snooze_lasts_as_long_as_it_says(pgqueue_conn: Conn, pgqueue_drain: Drain) -> None:
+    with Clock(pgqueue_conn) as clock:
+        job = naps.enqueue(pgqueue_conn)
+        assert pgqueue_drain().retried == 1
+        clock.advance(days=6, hours=23)
+        assert pgqueue_drain() == Drained()
+        clock.advance(hours=1)
+        drained = pgqueue_drain(clock)  # which turns it on over the two that follow
+        assert (drained.retried, drained.completed) == (2, 1)
+        assert clock.now - pgqueue.get(pgqueue_conn, job.id).enqueued_at == timedelta(days=21)
+    found = pgqueue.get(pgqueue_conn, job.id)
+    assert (found.attempt, found.snoozes, found.result) == (1, 3, 1)
+    assert [each.outcome for each in found.attempts] == ["snoozed"] * 3
+
+
 @pytest.mark.promise("T14")
-async def test_a_business_refusal_is_an_early_success_and_an_end_asked_for_is_final(
-    dsn: str, eyes: Eyes, conn: psycopg.Connection
+def test_a_business_refusal_is_an_early_success_and_an_end_asked_for_is_final(
+    pgqueue_conn: Conn, pgqueue_drain: Drain
 ) -> None:
-    refused, failed, cancelled = transfer.enqueue(conn, 50), card.enqueue(conn, "0"), card.enqueue(conn, "1")
-    conn.commit()
-    async with work(dsn, transfer, card):
-        await until(lambda: len(eyes.all("SELECT FROM pgqueue.job WHERE finished_at IS NOT NULL")) == 3)
-    assert eyes.all("SELECT id, state, attempt, result, reason FROM pgqueue.job ORDER BY id") == [
-        (refused.id, "completed", 1, "refused: balance 40", None),
-        (failed.id, "failed", 1, None, "error"),
-        (cancelled.id, "cancelled", 1, None, "the customer left"),
+    conn = pgqueue_conn
+    jobs = transfer.enqueue(conn, 50), card.enqueue(conn, "0"), card.enqueue(conn, "1")
+    done = pgqueue_drain()
+    assert (done.completed, done.failed, done.cancelled, done.retried) == (1, 1, 1, 0)
+    found = [pgqueue.get(conn, job.id) for job in jobs]
+    assert [(each.state, each.attempt, each.result, each.reason) for each in found] == [
+        ("completed", 1, "refused: balance 40", None),
+        ("failed", 1, None, "error"),
+        ("cancelled", 1, None, "the customer left"),
     ]
-    assert sorted(eyes.all("SELECT outcome, message FROM pgqueue.attempt")) == [
-        ("cancelled", "the customer left"),
+    assert [(each.outcome, each.message) for job in found for each in job.attempts] == [
         ("failed", "no such card"),
+        ("cancelled", "the customer left"),
     ]
 
 
@@ -154,34 +179,31 @@ sent: list[int] = []
 
 
 @task(name="asks.notify", retry=RetryPolicy(attempts=3, first=0))
-async def notify(job: Job, order: int, dsn: str) -> None:
+def notify(job: Job, order: int) -> None:
     """The pattern of the docs: look first, mark only after the effect."""
-    async with await psycopg.AsyncConnection.connect(dsn) as conn:
-        row = await (await conn.execute("SELECT delivered FROM shop WHERE id = %s", [order])).fetchone()
+    with pgqueue.connect() as conn:
+        row = conn.execute("SELECT delivered FROM shop WHERE id = %s", [order]).fetchone()
         if row is None or row[0]:
             return
         if job.attempt == 1:
             raise ConnectionError("the sender is down")
         sent.append(order)
-        await conn.execute("UPDATE shop SET delivered = true WHERE id = %s", [order])
+        conn.execute("UPDATE shop SET delivered = true WHERE id = %s", [order])
 
 
 @pytest.mark.promise("I03", "I07")
-async def test_a_missing_record_is_a_quiet_end_and_a_failed_sender_is_tried_again_unmarked(
-    dsn: str, eyes: Eyes, conn: psycopg.Connection
-) -> None:
+@pytest.mark.usefixtures("pgqueue_db")
+def test_a_missing_record_is_a_quiet_end_and_a_failed_sender_is_tried_again_unmarked(conn: Conn) -> None:
     sent.clear()
     conn.execute("CREATE TABLE shop (id int PRIMARY KEY, delivered boolean NOT NULL DEFAULT false)")
     conn.execute("INSERT INTO shop (id) VALUES (1)")
-    gone, there = notify.enqueue(conn, 2, dsn), notify.enqueue(conn, 1, dsn)
+    gone, there = notify.enqueue(conn, 2), notify.enqueue(conn, 1)
     conn.commit()
-    async with work(dsn, notify, poll=0.05):
-        await until(eyes.done(2))
-    assert eyes.all("SELECT id, attempt FROM pgqueue.job ORDER BY id") == [(gone.id, 1), (there.id, 2)]
-    assert eyes.all("SELECT job_id, outcome, message FROM pgqueue.attempt") == [
-        (there.id, "failed", "the sender is down")
-    ]
-    assert (sent, eyes.all("SELECT id, delivered FROM shop")) == ([1], [(1, True)])
+    done = testing.drain()
+    assert (done.completed, done.retried, [str(error) for error in done.errors]) == (2, 1, ["the sender is down"])
+    assert [pgqueue.get(conn, job.id).attempt for job in (gone, there)] == [1, 2]
+    assert [each.message for each in pgqueue.get(conn, there.id).attempts] == ["the sender is down"]
+    assert (sent, conn.execute("SELECT id, delivered FROM shop").fetchall()) == ([1], [(1, True)])
 
 
 def test_the_public_names() -> None:

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -32,6 +33,7 @@ from pgqueue.outcome import (
     interrupted,
 )
 from pgqueue.sessions import Session
+from pgqueue.testing import Clock
 
 BROKEN = Problem("failed", "ValueError", "no", "Traceback …")
 INTERRUPTED = interrupted("its worker stopped")
@@ -319,15 +321,12 @@ async def test_an_outcome_that_comes_while_the_connection_is_closed_is_written(
 async def test_a_clock_that_steps_back_keeps_no_job_from_being_given_back(desk: Desk, eyes: Eyes) -> None:
     eyes.do("INSERT INTO pgqueue.job (task, run_at) VALUES ('due', now()), ('long due', now() - interval '1 day')")
     jobs = [*await desk.taker.fetch(), *await desk.jobs(1)]
-    eyes.do(
-        "CREATE OR REPLACE FUNCTION pgqueue.now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE "
-        "RETURN clock_timestamp() - interval '1 hour'"
-    )
-    for job in jobs:
-        desk.completer.finish(job, RELEASED)
-    await asyncio.wait_for(desk.completer.flushed(), 5)
-    assert eyes.states() == {"available": 3}
-    assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE run_at > pgqueue.now()") == 0
+    with Clock(eyes.conn, datetime.now(UTC) - timedelta(hours=1)):
+        for job in jobs:
+            desk.completer.finish(job, RELEASED)
+        await asyncio.wait_for(desk.completer.flushed(), 5)
+        assert eyes.states() == {"available": 3}
+        assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE run_at > pgqueue.now()") == 0
 
 
 async def test_a_row_that_waits_by_right_is_not_taken_for_the_double_of_another(desk: Desk, eyes: Eyes) -> None:

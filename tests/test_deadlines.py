@@ -13,6 +13,7 @@ import pgqueue
 from pgqueue import InvalidOption
 from pgqueue.job import Job
 from pgqueue.tasks import task
+from pgqueue.testing import Clock
 
 ran: list[int] = []
 PAST = datetime(2001, 2, 3, tzinfo=UTC)
@@ -93,11 +94,8 @@ async def test_a_job_claimed_after_its_deadline_is_cancelled_and_not_run(
 async def test_the_clock_of_the_database_decides(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
     """Not that of the worker's machine, which may be wrong."""
     job = notes.using(deadline=60).enqueue(conn)
-    conn.execute(
-        "CREATE OR REPLACE FUNCTION pgqueue.now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE "
-        "RETURN clock_timestamp() + interval '2 minutes'"
-    )
     conn.commit()
-    async with work(dsn, notes):
-        await until(lambda: eyes.all("SELECT FROM pgqueue.job WHERE state = 'cancelled'"))
+    with Clock(eyes.conn, datetime.now(UTC) + timedelta(minutes=2)):
+        async with work(dsn, notes):
+            await until(lambda: eyes.all("SELECT FROM pgqueue.job WHERE state = 'cancelled'"))
     assert (ran, job.id) == ([], job.id)

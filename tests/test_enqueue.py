@@ -25,6 +25,7 @@ from pgqueue import migrations
 from pgqueue.enqueue import many, one
 from pgqueue.job import NewJob
 from pgqueue.statements import in_schema
+from pgqueue.testing import Clock
 
 mail = pgqueue.remote("shop.mail")
 SOON = timedelta(hours=1)
@@ -83,11 +84,10 @@ def test_a_name_stands_for_a_task_of_another_codebase(conn: psycopg.Connection[A
 def test_the_databases_clock_decides_what_is_due(
     conn: psycopg.Connection[Any], options: dict[str, Any], state: str, after: float | None, batch: bool
 ) -> None:
-    conn.execute("""CREATE OR REPLACE FUNCTION pgqueue.now() RETURNS timestamptz LANGUAGE sql
-                    RETURN timestamptz '2030-01-01 00:00:00+00'""")
-    new = mail.using(**options).new()
-    pgqueue.enqueue_many(conn, [new, mail.new()]) if batch else pgqueue.enqueue(conn, mail.using(**options))
-    rows = jobs(conn, "state, extract(epoch FROM run_at - pgqueue.now())::float8")
+    with Clock(conn, datetime(2030, 1, 1, tzinfo=UTC)):
+        new = mail.using(**options).new()
+        pgqueue.enqueue_many(conn, [new, mail.new()]) if batch else pgqueue.enqueue(conn, mail.using(**options))
+        rows = jobs(conn, "state, extract(epoch FROM run_at - pgqueue.now())::float8")
     assert rows[0] == (state, after)
     assert rows[1:] == ([("available", None)] if batch else [])
 

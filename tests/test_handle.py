@@ -20,13 +20,7 @@ from pgqueue import connections, handle, statements
 from pgqueue.tasks import task
 
 
-@pytest.fixture
-def configured(dsn: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("PGQUEUE_DSN", dsn)
-    return dsn
-
-
-@pytest.mark.usefixtures("configured")
+@pytest.mark.usefixtures("pgqueue_db")
 def test_the_state_is_what_other_sessions_see(conn: psycopg.Connection[Any]) -> None:
     now = pgqueue.enqueue(conn, "shop.mail")
     later = pgqueue.enqueue(conn, pgqueue.remote("shop.mail").using(delay=60))
@@ -37,7 +31,7 @@ def test_the_state_is_what_other_sessions_see(conn: psycopg.Connection[Any]) -> 
     assert (now.state, later.state) == ("available", "scheduled")
 
 
-@pytest.mark.usefixtures("configured")
+@pytest.mark.usefixtures("pgqueue_db")
 @pytest.mark.parametrize("state", ["running", "completed", "skipped", "failed", "cancelled", "blocked"])
 def test_a_job_is_found_in_every_state(conn: psycopg.Connection[Any], state: str) -> None:
     row = conn.execute(
@@ -56,7 +50,7 @@ def test_a_job_is_found_in_every_state(conn: psycopg.Connection[Any], state: str
     assert pgqueue.JobHandle(row[0]).state == state
 
 
-@pytest.mark.usefixtures("configured")
+@pytest.mark.usefixtures("pgqueue_db")
 def test_a_job_that_never_was_is_not_found() -> None:
     with pytest.raises(LookupError, match="job 4711"):
         _ = pgqueue.JobHandle(4711).state
@@ -99,7 +93,7 @@ async def waits() -> None:
     await asyncio.Event().wait()
 
 
-@pytest.mark.usefixtures("configured")
+@pytest.mark.usefixtures("pgqueue_db")
 @pytest.mark.parametrize("it", [None, 7, "é", [1, {"a": None}], 2**70, True])
 async def test_a_result_comes_back_as_json(dsn: str, it: Any) -> None:
     with psycopg.connect(dsn) as conn:
@@ -109,7 +103,7 @@ async def test_a_result_comes_back_as_json(dsn: str, it: Any) -> None:
         assert await asyncio.to_thread(job.result, timedelta(seconds=10)) == it
 
 
-@pytest.mark.usefixtures("configured")
+@pytest.mark.usefixtures("pgqueue_db")
 def test_it_is_waited_for_while_another_process_runs_the_job(
     dsn: str, conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
@@ -121,7 +115,7 @@ def test_it_is_waited_for_while_another_process_runs_the_job(
         assert job.result(20) == {"from": "there"}
 
 
-@pytest.mark.usefixtures("configured")
+@pytest.mark.usefixtures("pgqueue_db")
 async def test_a_failed_job_says_what_its_last_attempt_said(dsn: str) -> None:
     with psycopg.connect(dsn) as conn:
         job = fails.enqueue(conn)
@@ -132,7 +126,7 @@ async def test_a_failed_job_says_what_its_last_attempt_said(dsn: str) -> None:
     assert "in fails" in failed.value.__notes__[0]
 
 
-@pytest.mark.usefixtures("configured")
+@pytest.mark.usefixtures("pgqueue_db")
 async def test_a_cancelled_job_says_why_also_while_it_is_waited_for(dsn: str, eyes: Eyes) -> None:
     with psycopg.connect(dsn) as conn:
         job = waits.enqueue(conn)
@@ -144,7 +138,7 @@ async def test_a_cancelled_job_says_why_also_while_it_is_waited_for(dsn: str, ey
             await waiting
 
 
-@pytest.mark.usefixtures("configured")
+@pytest.mark.usefixtures("pgqueue_db")
 async def test_patience_ends_and_the_job_goes_on(conn: psycopg.Connection[Any]) -> None:
     job = pgqueue.enqueue(conn, "nobody.runs")
     conn.commit()
@@ -159,7 +153,7 @@ async def test_patience_ends_and_the_job_goes_on(conn: psycopg.Connection[Any]) 
     assert job.state == "available"
 
 
-@pytest.mark.usefixtures("configured")
+@pytest.mark.usefixtures("pgqueue_db")
 async def test_while_its_transaction_is_open_there_is_nothing_to_wait_for(conn: psycopg.Connection[Any]) -> None:
     job = pgqueue.enqueue(conn, "shop.mail")
     with pytest.raises(pgqueue.JobNotFound, match="its transaction is open"):
@@ -176,11 +170,11 @@ SOON = 5.0  # seconds; who is not told looks again after 60 only
 
 
 @pytest.fixture
-def patient(configured: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def patient(pgqueue_db: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Looks are so seldom that only who is told returns soon."""
     for name in ("LOOK_FIRST", "LOOK_MOST", "TOLD_FIRST", "TOLD_MOST"):
         monkeypatch.setattr(handle, name, 60.0)
-    return configured
+    return pgqueue_db
 
 
 @task(name="handle.gate")
@@ -330,7 +324,7 @@ async def test_an_end_between_two_steps_of_a_wait_is_seen(
     assert (len(ends), monotonic() - began < SOON) == (1, True)
 
 
-@pytest.mark.usefixtures("configured")
+@pytest.mark.usefixtures("pgqueue_db")
 async def test_a_hint_that_was_missed_is_made_up_for_by_looking(dsn: str, eyes: Eyes) -> None:
     """The end was under way when the waiter came: its statement did not see the row."""
     job = running(eyes)
@@ -361,7 +355,7 @@ async def test_nobody_is_told_of_a_job_that_nobody_waits_for(patient: str, eyes:
     assert heard(eyes, f"pgqueue.:ended.{other.id}") == []
 
 
-@pytest.mark.usefixtures("configured")
+@pytest.mark.usefixtures("pgqueue_db")
 async def test_who_gives_up_leaves_no_row(eyes: Eyes) -> None:
     job = put(eyes)
     with pytest.raises(pgqueue.ResultTimeout):
@@ -377,7 +371,7 @@ async def test_who_gives_up_leaves_no_row(eyes: Eyes) -> None:
     assert waiting(eyes, 0)()
 
 
-@pytest.mark.usefixtures("configured")
+@pytest.mark.usefixtures("pgqueue_db")
 async def test_a_lost_connection_is_the_drivers_error_and_no_other(eyes: Eyes) -> None:
     end = asyncio.create_task(put(eyes).aresult())
     await until(waiting(eyes))
@@ -391,7 +385,7 @@ async def test_a_lost_connection_is_the_drivers_error_and_no_other(eyes: Eyes) -
 
 @pytest.mark.parametrize("how", ["notify off", "listen off", "pooler", "read only"])
 async def test_where_nobody_can_be_told_it_is_found_by_looking(
-    configured: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, how: str
+    pgqueue_db: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     match how:
         case "notify off":
@@ -401,10 +395,10 @@ async def test_where_nobody_can_be_told_it_is_found_by_looking(
         case "pooler":  # it makes up the pid that it tells its clients
             monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", property(lambda info: 1))
         case _:
-            monkeypatch.setenv("PGQUEUE_DSN", f"{configured}&options=-c%20default_transaction_read_only%3Don")
-    with psycopg.connect(configured) as conn:
+            pgqueue.configure(dsn=f"{pgqueue_db}&options=-c%20default_transaction_read_only%3Don")
+    with psycopg.connect(pgqueue_db) as conn:
         job = gate.enqueue(conn)
-    async with work(configured, gate):
+    async with work(pgqueue_db, gate):
         ends = [asyncio.create_task(job.aresult(20)), asyncio.create_task(asyncio.to_thread(job.result, 20))]
         await until(eyes.is_in(job.id, "running"))
         gate_open.set()

@@ -14,33 +14,28 @@ from pgqueue.endings import Endings
 from pgqueue.maintenance import READ_SECONDS, Maintenance
 from pgqueue.outcome import COMPLETED
 from pgqueue.sessions import Link, Session
+from pgqueue.testing import Clock
 
 LEAVES = {"done": 8, "dead": 16, "attempt": 16}
-CLOCK = """
-    CREATE TABLE clock (ahead interval);
-    INSERT INTO clock VALUES ('0');
-    CREATE OR REPLACE FUNCTION pgqueue.now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
-        RETURN clock_timestamp() + (SELECT ahead FROM public.clock);
-"""
 
 
 class Bench:
     """Maintenance without its loop, and a clock to turn."""
 
-    def __init__(self, dsn: str, eyes: Eyes) -> None:
+    def __init__(self, dsn: str, eyes: Eyes, clock: Clock) -> None:
+        self.clock = clock
         self.session = Session(Link(dsn, "pgqueue"), "maintain")
         self.eyes = eyes
         self.also = 0
         self.leads = True
         self.maintenance = Maintenance(self.session, leads=lambda: self.leads, also=self._also)
-        eyes.do(CLOCK)
         eyes.do("UPDATE pgqueue.ring SET since = pgqueue.now()")  # not since the template was migrated
 
     async def _also(self) -> None:
         self.also += 1
 
     def later(self, interval: str) -> None:
-        self.eyes.do("UPDATE clock SET ahead = ahead + %s::interval", interval)
+        self.clock.set(self.eyes.one("SELECT pgqueue.now() + %s::interval", interval))
 
     def bin(self, kind: str = "done") -> int:
         found: int = self.eyes.one("SELECT bin FROM pgqueue.ring WHERE kind = %s", kind)
@@ -60,9 +55,10 @@ class Bench:
 
 @pytest.fixture
 async def bench(dsn: str, eyes: Eyes) -> AsyncIterator[Bench]:
-    made = Bench(dsn, eyes)
-    yield made
-    await made.session.close()
+    with Clock(eyes.conn) as clock:
+        made = Bench(dsn, eyes, clock)
+        yield made
+        await made.session.close()
 
 
 @pytest.mark.promise("F20")

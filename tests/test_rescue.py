@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psycopg
@@ -19,6 +20,7 @@ import pgqueue
 from pgqueue import migrations
 from pgqueue.rescue import BATCH, Rescue
 from pgqueue.tasks import task
+from pgqueue.testing import Clock
 
 TASKS = """
 @pgqueue.task(name="crash.waits")
@@ -489,11 +491,8 @@ async def test_a_clock_that_steps_back_keeps_no_job_from_being_given_back(dsn: s
     eyes.do("INSERT INTO pgqueue.job (task, run_at) VALUES ('due', now()), ('long due', now() - interval '1 day')")
     eyes.do("INSERT INTO pgqueue.job (task) VALUES ('at once')")
     assert len(await victim.fetch()) == 3
-    eyes.do(
-        "CREATE OR REPLACE FUNCTION pgqueue.now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE "
-        "RETURN clock_timestamp() - interval '1 hour'"
-    )
-    assert await rescue.rescue(victim.worker_id, 0)
+    with Clock(eyes.conn, datetime.now(UTC) - timedelta(hours=1)):
+        assert await rescue.rescue(victim.worker_id, 0)
     assert eyes.states() == {"available": 3}
     assert {job.task for job in await taker.fetch()} == {"due", "long due", "at once"}
     await taker.close()

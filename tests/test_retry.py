@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import doctest
+from collections.abc import Callable
 from datetime import timedelta
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
+import psycopg
 import pytest
 
+import pgqueue
 from pgqueue.errors import InvalidOption
 from pgqueue.retry import MAX_ATTEMPTS, MAX_SECONDS, RetryPolicy, seconds
+from pgqueue.tasks import task
+from pgqueue.testing import Clock, Drained
 
 ALMOST_ONE = 1 - 2**-53
 
@@ -122,6 +128,25 @@ def test_a_short_form_that_is_none(bad: Any) -> None:
 def test_a_policy_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=f"retry: {next(iter(options))}"):
         RetryPolicy(**options)
+
+
+@task(name="retry.never")
+def never() -> None:
+    raise OSError("no")
+
+
+def test_a_job_that_always_fails_is_tried_ten_times_over_7_to_15_hours(
+    pgqueue_conn: psycopg.Connection[Any], pgqueue_drain: Callable[..., Drained]
+) -> None:
+    with Clock(pgqueue_conn) as clock:
+        job, began = never.enqueue(pgqueue_conn), clock.now
+        done = pgqueue_drain(clock)
+        assert (done.retried, done.failed, len(done.errors)) == (9, 1, 10)
+        assert timedelta(hours=7) < clock.now - began < timedelta(hours=15.1)
+    found = pgqueue.get(pgqueue_conn, job.id)
+    assert (found.state, found.attempt, found.reason) == ("failed", 10, "error")
+    waits = [after.started_at - before.finished_at for before, after in pairwise(found.attempts)]
+    assert all(shorter < longer for shorter, longer in pairwise(waits[:7]))
 
 
 def test_seconds() -> None:
