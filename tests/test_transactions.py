@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pages
 import psycopg
 import pytest
 from workers import Eyes, until, work
@@ -573,3 +575,71 @@ async def test_what_is_returned_is_not_kept_where_nobody_wants_it(dsn: str, eyes
         await until(eyes.done(1))
         await until(eyes.is_in(asked.id, "scheduled"))
     assert eyes.one("SELECT result FROM pgqueue.job_done") is None
+
+
+@pytest.mark.promise("T18")
+@pytest.mark.promise("T09")
+async def test_the_ten_lines_of_the_readme_move_money_once(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run twice (its session is cut before the first COMMIT, the answer to the second is lost), in effect once."""
+    eyes.do("CREATE TABLE account (id int PRIMARY KEY, cents int NOT NULL)")
+    eyes.do("INSERT INTO account VALUES (1, 100), (2, 200)")
+    [block] = [block for block in pages.blocks(pages.ROOT / "README.md") if block.text.startswith("# transfer.py")]
+    lines = [line for line in block.text.splitlines() if line and not line.startswith("#")]
+    assert len(lines) <= 10
+    module: dict[str, Any] = {"__name__": "transfer"}
+    exec(block.text, module)
+    commit, runs = Work._commit, []
+
+    def cutting(work: Work, conn: Any, outcome: Any) -> None:
+        runs.append(outcome)
+        if len(runs) == 2:
+            commit(work, conn, outcome)
+        eyes.do("SELECT pg_terminate_backend(%s, 5000)", conn.info.backend_pid)
+        if len(runs) == 1:
+            commit(work, conn, outcome)
+        else:
+            conn.execute("SELECT 1")
+
+    monkeypatch.setattr(Work, "_commit", cutting)
+    quick = dataclasses.replace(module["transfer"], retry=SOON)
+    async with work(dsn, quick):
+        with psycopg.connect(dsn) as conn:
+            handle = quick.enqueue(conn, 1, 2, 30)
+        await until(eyes.is_in(handle.id, "completed"))
+    assert len(runs) == 2
+    assert eyes.all("SELECT cents FROM account ORDER BY id") == [(70,), (230,)]
+
+
+@pytest.mark.promise("T08")
+@pytest.mark.promise("T16")
+@pytest.mark.parametrize("times", [2, 10, pytest.param(100, marks=pytest.mark.long)])
+async def test_a_job_that_is_delivered_many_times_has_one_effect(dsn: str, accounts: Eyes, times: int) -> None:
+    """Each run is released by force while it is in its transaction, and delivered again; then all try to commit."""
+    runs, all_there = [], asyncio.Event()
+
+    async def transfer(job: Job) -> None:
+        conn = await job.aconnection()
+        await conn.execute("INSERT INTO effect VALUES (%s, %s)", [job.id, str(job.claim)])
+        runs.append(job.claim)
+        await all_there.wait()
+
+    moving = declared(transfer)
+    async with work(dsn, moving, concurrency=times, poll=0.05) as worker:
+        with psycopg.connect(dsn) as conn:
+            handle = moving.enqueue(conn)
+        for number in range(1, times + 1):
+            await until(lambda number=number: len(runs) == number)  # type: ignore[misc]
+            if number < times:
+                accounts.do(
+                    "WITH gone AS (DELETE FROM pgqueue.job_running RETURNING *), "
+                    "again AS (INSERT INTO pgqueue.job_available (id, task, args, attempt) "
+                    "SELECT id, task, args, attempt FROM gone RETURNING queue) "
+                    "SELECT pg_notify('pgqueue.' || queue, '') FROM again"
+                )
+        all_there.set()
+        await until(accounts.is_in(handle.id, "completed"))
+        await until(lambda: worker._completer.fenced == times - 1)
+    assert accounts.all("SELECT note FROM effect") == [(str(runs[-1]),)]
+    assert len(set(runs)) == times
