@@ -22,7 +22,7 @@ from typing import Any
 
 from pgqueue.aborts import Aborts, aborted
 from pgqueue.job import Job, Means, late_of, running_job
-from pgqueue.outcome import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, unknown
+from pgqueue.outcome import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted, unknown
 from pgqueue.pool import Pool, runs_on_loop
 from pgqueue.runs import Interrupted, Run
 from pgqueue.tasks import Task
@@ -33,6 +33,8 @@ log = logging.getLogger("pgqueue")
 
 # How long runs may go on without giving the loop a turn; the fetcher and the completer need it.
 TURN_SECONDS = 0.001
+
+STOPPED = interrupted("its worker was shut down")
 
 
 class Executor:
@@ -169,12 +171,18 @@ class Executor:
             self._slot_lost(job)
 
     def cancel(self) -> None:
-        """Cancel what runs on the loop, for good, but what is sealed; threads cannot be stopped from outside."""
+        """Stop what runs, for good: it is given back, and noted as interrupted. What is sealed ends as it will.
+
+        An async handler that returns all the same has completed. A sync one that does has not: it may have swallowed
+        the exception in the middle.
+        """
         self._cancelled = True
         self._aborts.close()
         for run in self._runs:
             if run.task is not None and run.sealed is not run.job:
                 run.task.cancel()
+            elif (job := run.job) is not None:
+                run.interrupt(job, STOPPED if run.task or run.ident else RELEASED)
 
     async def idle(self) -> None:
         """Wait until nothing runs."""
@@ -303,7 +311,7 @@ class Executor:
             return COMPLETED if value is None and job.successors is None else given(job, task.retry, value)
         except asyncio.CancelledError as error:
             # Only a shutdown gives a job back: one that cancels itself would come back at once, for ever.
-            return RELEASED if self._cancelled else given(job, task.retry, error, raised=True)
+            return STOPPED if self._cancelled else given(job, task.retry, error, raised=True)
         except (GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -319,7 +327,7 @@ class Executor:
         try:
             ended = await self._aborts.again(job, task.retry, abort)
         except asyncio.CancelledError as error:
-            return RELEASED if self._cancelled else given(job, task.retry, error, raised=True)
+            return STOPPED if self._cancelled else given(job, task.retry, error, raised=True)
         if ended is not None:
             return ended
         job.successors = None

@@ -17,12 +17,15 @@ from pgqueue.lifespan import declared as declared_lifespan
 from pgqueue.loops import within
 from pgqueue.sessions import Link
 from pgqueue.settings import by_name, settle
+from pgqueue.statements import integers
 from pgqueue.tasks import Task
 from pgqueue.wiring import Wiring
 
 log = logging.getLogger("pgqueue")
 
 FLUSH_SECONDS = 10.0
+# How long handlers may take to leave when they are stopped at the shutdown's deadline.
+STOP_SECONDS = 1.0
 
 
 class Worker(Wiring):
@@ -134,10 +137,10 @@ class Worker(Wiring):
     async def stop(self, timeout: float = 25.0) -> int:
         """Stop within `timeout` seconds; how many jobs were still running at the deadline.
 
-        In this order: take no more, hand back what has not started, wait for what runs, cancel what is left and release
-        what has really stopped (its attempt is not spent), write all outcomes down, leave. A thread that cannot be
-        stopped keeps its job until the lease is over; rescue gives it back then. Killing the process at any moment
-        loses nothing.
+        In this order: take no more, hand back what has not started, wait for what runs, stop what is left and give back
+        what has really stopped (its attempt is not spent, a row says `interrupted`), write all outcomes down, leave. A
+        handler that cannot be stopped, in a call into C, keeps its job until the lease is over; rescue gives it back
+        then. Killing the process at any moment loses nothing.
         """
         if self._state in ("starting", "stopped"):
             await self._stack.aclose()
@@ -157,7 +160,7 @@ class Worker(Wiring):
             return 0
         left = len(self._executor.running)
         self._executor.cancel()
-        await within(self._executor.idle(), 1.0)
+        await within(self._executor.idle(), STOP_SECONDS)
         for job in [run.job for run in list(self._executor.running.values()) if run.job is not None]:
             log.error(
                 "job %d (%s) could not be stopped; it is given back when this worker's lease is over", job.id, job.task
@@ -177,7 +180,9 @@ class Worker(Wiring):
                 await self._reconciler.reconcile()
                 await self._take.run(
                     self._link.statement("heartbeat_leave", worker_id=self.worker_id),
-                    self._link.statement("heartbeat_abandon", worker_id=self.worker_id),
+                    self._link.statement(
+                        "heartbeat_abandon", worker_id=self.worker_id, stuck=integers(self._executor.running)
+                    ),
                 )
         except Exception as error:  # whatever it is, what follows must be taken down
             log.warning("could not sign off: %s; rescue will notice", error)

@@ -29,5 +29,13 @@ WHERE w.id = %(worker_id)s::bigint
 RETURNING id;
 
 -- name: heartbeat_abandon
--- The jobs that are left did not crash: the operator's deadline ended them. Rescue gives their attempts back.
+-- The jobs that are left did not crash: the operator's deadline ended them. Rescue gives their attempts back. Those that
+-- run still (`stuck`) are noted as interrupted here, for with the process they end.
+WITH noted AS (
+    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message)
+    SELECT r.id, r.attempt, r.worker_id, r.started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+           'interrupted', 'its worker was shut down, and could not stop it'
+    FROM pgqueue.job_running r
+    WHERE r.id = ANY (%(stuck)s::bigint[]) AND r.worker_id + 0 = %(worker_id)s::bigint
+)
 UPDATE pgqueue.worker SET running = '{}', beat_at = pgqueue.now() WHERE id = %(worker_id)s::bigint RETURNING id;

@@ -17,7 +17,7 @@ import pytest
 
 import pgqueue
 from pgqueue.aborts import Aborts
-from pgqueue.executor import TURN_SECONDS, Executor
+from pgqueue.executor import STOPPED, TURN_SECONDS, Executor
 from pgqueue.job import Job, Means, current_job
 from pgqueue.outcome import (
     COMPLETED,
@@ -316,7 +316,7 @@ async def test_cancel_at_shutdown_releases_what_waits_and_keeps_what_finishes_an
     swallowed, failed, waited = (bench.outcomes[job] for job in jobs)
     assert swallowed == Completed('"cleaned up"')
     assert isinstance(failed, Retried)
-    assert waited is RELEASED
+    assert waited is STOPPED
 
 
 async def test_cancel_before_the_first_step_of_a_run_loses_no_job() -> None:
@@ -510,7 +510,7 @@ async def test_handing_back_takes_only_what_has_not_started() -> None:
     assert [job.id for job in bench.executor.hand_back()] == jobs[1:]
     assert list(bench.executor.running) == jobs[:1]
     bench.executor.cancel()
-    assert await bench.outcome(jobs[0]) is RELEASED
+    assert await bench.outcome(jobs[0]) is STOPPED
 
 
 async def test_a_job_runs_until_its_outcome_has_been_handed_on() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from test_executor import Bench, made, plain
 
-from pgqueue import runs
+from pgqueue import executor, runs
 from pgqueue.job import Job
-from pgqueue.outcome import COMPLETED, RELEASED, WRITTEN, Cancelled, Completed, Written
+from pgqueue.outcome import COMPLETED, WRITTEN, Cancelled, Completed, Written
 from pgqueue.runs import Interrupted
 from pgqueue.tasks import Task
 
@@ -180,7 +180,7 @@ async def test_a_shutdown_still_releases_what_nobody_interrupted() -> None:
     bench.executor.cancel()
     await asyncio.wait_for(bench.executor.idle(), 5)
     assert bench.outcomes[stopped] == STOPPED
-    assert bench.outcomes[released] is RELEASED
+    assert bench.outcomes[released] is executor.STOPPED
 
 
 # Sealed: about to commit ---------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ async def test_an_async_run_that_was_stopped_is_not_sealed_any_more(way: str, sw
     if swallow:
         await started.wait()
         stop()
-    assert await bench.outcome(job) == (STOPPED if way == "interrupt" else RELEASED)
+    assert await bench.outcome(job) == (STOPPED if way == "interrupt" else executor.STOPPED)
     assert (committed, calm) == ([], [True])
 
 
