@@ -149,7 +149,7 @@ class Executor:
             raise asyncio.CancelledError  # it had come, and been swallowed
 
     def unseal(self, job: Job) -> None:
-        """The job can be stopped again; raises, as `checkpoint` does, if that was wanted meanwhile. In the run itself."""
+        """The job can be stopped again; raises, as `checkpoint` does, if somebody wanted to. In the run itself."""
         run = self._run_of(job)
         if run is not None:
             run.unseal(job)
@@ -330,7 +330,7 @@ class Executor:
             return STOPPED if self._cancelled else given(job, task.retry, error, raised=True)
         if ended is not None:
             return ended
-        job.successors = None
+        self.means.anew(job)
         return await self._loop.create_task(self._call(job, task), context=self._context.copy())
 
     # In threads ------------------------------------------------------------------------------------------------------
@@ -393,5 +393,5 @@ class Executor:
         ended = asyncio.run_coroutine_threadsafe(self._aborts.again(job, task.retry, abort), self._loop).result()
         if ended is not None:
             return ended
-        job.successors = None
+        self.means.anew(job)
         return self._context.copy().run(self._call_sync, job, task)

@@ -14,9 +14,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
+from math import isfinite
 from time import time
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
@@ -26,6 +27,11 @@ from pgqueue.errors import Error, InvalidArguments, InvalidOption
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+
+Source = Callable[[Any], Iterable[tuple[Any, T]]]
+"""What an iteration goes through: called with a cursor (None: from the beginning), it gives (cursor, item) after it."""
+AnySource = Callable[[Any], Iterable[tuple[Any, T]] | AsyncIterable[tuple[Any, T]]]
 
 _QUEUE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
@@ -117,6 +123,26 @@ class Means:
 
     async def acomplete(self, job: Job, conn: object) -> None:
         raise self._refusal(job, "acomplete()")
+
+    def checkpoint(self, job: Job) -> None:
+        """Nobody can stop it here."""
+
+    def progress(self, job: Job, done: float, total: float | None) -> None:
+        """Nobody looks here."""
+
+    def iterate(self, job: Job, source: Source[Any], size: int) -> Iterator[list[Any]]:
+        raise self._refusal(job, "iterate()")
+
+    def aiterate(self, job: Job, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
+        raise self._refusal(job, "aiterate()")
+
+    def left(self, job: Job) -> str | None:
+        """Why the job is not complete although its handler has returned; None if it is."""
+        return None
+
+    def anew(self, job: Job) -> None:
+        """Its handler is about to be called once more, as if it had not been called."""
+        job.successors = None
 
     def _refusal(self, job: Job, what: str) -> Error:
         return Error(
@@ -275,6 +301,59 @@ class Job:
         await self.means.acomplete(self, conn)
         self.written = True
 
+    def checkpoint(self) -> None:
+        """Leave the handler here if the job was told to stop: cancelled, timed out, or its worker stops or lost it.
+
+        What it raises stops the handler as anywhere else: let it pass. For long loops: in threads that the handler has
+        started (nothing is raised in those by itself), after what swallows exceptions, where stopping is convenient.
+        No I/O, 0.4 µs. An async handler must give the loop a turn now and then, else nobody can tell it anything.
+        """
+        self.means.checkpoint(self)
+
+    def progress(self, done: float, total: float | None = None) -> None:
+        """Say how far the job is; shown by `pgqueue jobs` and `JobInfo.progress` while it runs.
+
+            job.progress(i, len(rows))
+
+        No I/O here, from any thread: say it as often as you like, the worker writes the last at most once a second.
+        InvalidOption if `done` or `total` is no finite number, negative, or `done` more than `total`.
+        """
+        for number in (done, total):
+            if number is not None and not (isinstance(number, int | float) and isfinite(number) and number >= 0):
+                raise InvalidOption(f"progress {number!r}: use a finite number, 0 or more")
+        if total is not None and done > total:
+            raise InvalidOption(f"progress {done!r} of {total!r}: done cannot be more than the total")
+        self.means.progress(self, done, total)
+
+    def iterate(self, source: Source[T], size: int = 100) -> Iterator[list[T]]:
+        """Go through a long list in batches, each one transaction; after a crash or a deploy, go on after the last.
+
+            def users(cursor: int | None) -> Iterable[tuple[int, str]]:
+                return conn.execute("SELECT id, email FROM users WHERE id > %s ORDER BY id", [cursor or 0])
+
+            for batch in job.iterate(users, size=500):
+                job.connection.executemany("INSERT INTO mail (email) VALUES (%s)", [[email] for email in batch])
+
+        `source` gets a cursor, at first None, and gives (cursor, item) for everything after it, always in the same
+        order; a cursor is any JSON value but None. When the loop asks for the next batch, what its body has written on
+        `job.connection`, what it has enqueued by `job.enqueue`, and the cursor of its last item are committed together.
+        So no batch is applied twice, and none left out, in whatever attempt, on whatever worker. The job can be stopped
+        between batches, never in a commit.
+
+        A loop that is left early (break, return, an exception) rolls back what that batch wrote; to stop early, let
+        `source` end. Once per job: a second iteration raises Error. The task need not be transactional; if it is, what
+        follows the loop is one more transaction, and `job.connection` must not be used before the loop.
+        """
+        return self.means.iterate(self, source, _size(size))
+
+    def aiterate(self, source: AnySource[T], size: int = 100) -> AsyncIterator[list[T]]:
+        """`iterate` for async handlers; `source` may give an async iterable.
+
+        async for batch in job.aiterate(users, size=500):
+            conn = await job.aconnection()
+        """
+        return self.means.aiterate(self, source, _size(size))
+
     def age(self) -> float:
         """Seconds since it was enqueued, by this machine's clock."""
         # Not by datetime: a row written by hand can hold a time that Python has not, infinity for one.
@@ -282,6 +361,12 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.task} attempt {self.attempt}>"
+
+
+def _size(size: int) -> int:
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 1:
+        return size
+    raise InvalidOption(f"size {size!r}: use how many items a batch has, 1 or more")
 
 
 def late_of(jobs: Iterable[Job]) -> list[Job]:

@@ -1,8 +1,8 @@
-"""What a worker lends to its handlers: behind `job.connection`, `job.session()`, `job.complete(conn)`."""
+"""What a worker lends to its handlers: behind every method of `Job` that does something."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,8 @@ from pgqueue import connections
 from pgqueue.aborts import sqlstate
 from pgqueue.endings import Endings
 from pgqueue.errors import Error
-from pgqueue.job import Job, Means
+from pgqueue.iterate import Iterations
+from pgqueue.job import AnySource, Job, Means, Source
 from pgqueue.outcome import Completed
 from pgqueue.statements import Statement
 from pgqueue.transactions import Transactions
@@ -20,11 +21,23 @@ from pgqueue.work import LOST, lost
 class WorkerMeans(Means):
     """The means of one worker."""
 
-    def __init__(self, transactions: Transactions, endings: Endings, worker_id: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        transactions: Transactions,
+        iterations: Iterations,
+        endings: Endings,
+        worker_id: Callable[[], int],
+        *,
+        stops: Callable[[Job], None],
+        says: Callable[[Job, float, float | None], None],
+    ) -> None:
         super().__init__()
         self._transactions = transactions
+        self._iterations = iterations
         self._endings = replace(endings, array=list)
         self._worker_id = worker_id
+        self._stops = stops
+        self._says = says
 
     def connection(self, job: Job) -> Any:
         return self._transactions.connection(job)
@@ -34,6 +47,25 @@ class WorkerMeans(Means):
 
     def session(self, job: Job) -> Any:
         return self._transactions.session(job)
+
+    def checkpoint(self, job: Job) -> None:
+        self._stops(job)
+
+    def progress(self, job: Job, done: float, total: float | None) -> None:
+        self._says(job, done, total)
+
+    def iterate(self, job: Job, source: Source[Any], size: int) -> Iterator[list[Any]]:
+        return self._iterations.iterate(job, source, size)
+
+    def aiterate(self, job: Job, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
+        return self._iterations.aiterate(job, source, size)
+
+    def left(self, job: Job) -> str | None:
+        return self._iterations.left(job)
+
+    def anew(self, job: Job) -> None:
+        super().anew(job)
+        self._iterations.drop([job])
 
     def complete(self, job: Job, conn: object) -> None:
         try:
@@ -52,8 +84,8 @@ class WorkerMeans(Means):
     def _completion(self, job: Job) -> list[Statement[Any]]:
         if self._transactions.owns(job):
             raise Error(
-                f"job {job.id} ({job.task}): its task is transactional, so the worker completes it on job.connection; "
-                "job.complete(conn) is for handlers that open a transaction themselves",
+                f"job {job.id} ({job.task}): its task is transactional, or it is inside job.iterate, so the worker "
+                "completes it; job.complete(conn) is for handlers that open a transaction themselves",
                 job_id=job.id,
             )
         return self._endings.within(job, Completed(successors=tuple(job.successors or ())), self._worker_id())

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from pgqueue.asks import Cancel, Fail, Retry, Snooze
-from pgqueue.errors import InvalidArguments, JobTimeout
+from pgqueue.errors import Error, InvalidArguments, JobTimeout
 from pgqueue.job import Job, NewJob
 from pgqueue.logs import fields
 from pgqueue.retry import RetryPolicy
@@ -119,6 +119,8 @@ def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -
         case Completed() | Retried() | Failed() | Cancelled() | Released() | Written():
             return what  # what wraps the handler has decided
         case value:
+            if (left := job.means.left(job)) is not None:
+                return failed(job, retry, Error(left, job_id=job.id))
             done = completed(value)
             if job.successors and isinstance(done, Completed):
                 return Completed(done.result, tuple(job.successors))

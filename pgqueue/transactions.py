@@ -9,9 +9,10 @@ Nobody stops a run from the moment it begins to commit: no job is committed and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from psycopg import AsyncConnection, Connection
 
@@ -25,12 +26,17 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 
+W = TypeVar("W", Work, AsyncWork)
+
+
 class Transactions:
     """Runs transactional tasks of one worker, and knows which transaction is whose."""
 
     def __init__(self, around: Around) -> None:
         self._around = around
         self._open: dict[Job, Work | AsyncWork] = {}
+        self._loop = asyncio.get_running_loop()
+        self._undoing: set[asyncio.Task[None]] = set()
 
     def transactional(self, tasks: Mapping[str, Task[..., Any]]) -> dict[str, Task[..., Any]]:
         """These tasks, with a transaction around the handlers that are declared so."""
@@ -58,8 +64,52 @@ class Transactions:
         raise _no_connection(job, work, "session()")
 
     def owns(self, job: Job) -> bool:
-        """Whether the worker completes this job in a transaction of the job's own."""
+        """Whether the worker ends the transaction this job is in."""
         return job in self._open
+
+    def lend(self, job: Job) -> Work:
+        """What an iteration commits its batches by. A job that is not transactional has it until `take_back`."""
+        work = self._open.get(job)
+        if work is None and not _on_a_loop():
+            work = self._open[job] = Work(self._around, job, lent=True)
+        if not isinstance(work, Work):
+            raise Error(
+                f"job {job.id} ({job.task}): its handler is async: `async for batch in job.aiterate(…)`", job_id=job.id
+            )
+        return _unused(job, work)
+
+    def alend(self, job: Job) -> AsyncWork:
+        """The same for an async handler."""
+        work = self._open.get(job)
+        if work is None and self._loop is asyncio.get_running_loop():
+            work = self._open[job] = AsyncWork(self._around, job, lent=True)
+        if not isinstance(work, AsyncWork):
+            raise Error(f"job {job.id} ({job.task}): its handler is sync: `for batch in job.iterate(…)`", job_id=job.id)
+        return _unused(job, work)
+
+    def take_back(self, job: Job, work: Work | AsyncWork) -> None:
+        """The iteration is over: a job that is not transactional has no connection any more."""
+        if work.lent and self._open.get(job) is work:
+            del self._open[job]
+
+    def drop(self, job: Job, work: Work | AsyncWork) -> None:
+        """The job has ended, and its handler goes on, or left its loop lying about: end its session."""
+        self.take_back(job, work)
+        if isinstance(work, AsyncWork):
+            self.leave(work)
+        else:
+            work.cut()
+
+    def leave(self, work: AsyncWork) -> None:
+        """Undo what this has begun; nobody sees it any more. From any thread."""
+        left = work.leave()
+        if left is not None:
+            self._loop.call_soon_threadsafe(self._undo, left)
+
+    def _undo(self, left: Coroutine[Any, Any, None]) -> None:
+        undoing = self._loop.create_task(left)
+        self._undoing.add(undoing)  # the loop itself keeps no task alive
+        undoing.add_done_callback(self._undoing.discard)
 
     def _wrapped(self, task: Task[..., Any]) -> Task[..., Any]:
         fn = task.fn
@@ -87,9 +137,27 @@ class Transactions:
 
 def _no_connection(job: Job, work: Work | AsyncWork | None, what: str) -> Error:
     if work is None:
-        why = "declare the task with transactional=True, and ask while its handler runs"
+        why = "declare the task with transactional=True and ask while its handler runs, or ask inside job.iterate"
     elif isinstance(work, AsyncWork):
         why = "its handler is async: use `await job.aconnection()` (a session is for sync handlers)"
     else:
         why = "its handler is sync: use `job.connection`"
     return Error(f"job {job.id} ({job.task}): no job.{what} here: {why}", job_id=job.id)
+
+
+def _unused(job: Job, work: W) -> W:
+    if work.begun:
+        raise Error(
+            f"job {job.id} ({job.task}): job.connection was asked for before the iteration, whose first batch would "
+            "commit what was written there; ask inside the loop, or after it",
+            job_id=job.id,
+        )
+    return work
+
+
+def _on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

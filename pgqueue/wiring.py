@@ -29,6 +29,7 @@ from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
 from pgqueue.heartbeat import Heartbeat, Identity, enter
 from pgqueue.hooks import declared
 from pgqueue.isolation import Isolation
+from pgqueue.iterate import Iterations
 from pgqueue.job import Job
 from pgqueue.joblog import with_lines
 from pgqueue.lending import Lender
@@ -39,6 +40,7 @@ from pgqueue.means import WorkerMeans
 from pgqueue.notifier import CONTROL, LED, SCHEDULED, Notifier
 from pgqueue.outcome import RELEASED
 from pgqueue.pool import pools
+from pgqueue.progress import Progress
 from pgqueue.pulse import BLOCKED_SECONDS, Pulse
 from pgqueue.reconciler import Reconciler
 from pgqueue.rescue import Rescue
@@ -109,11 +111,26 @@ class Wiring(ABC):
             self._lender,
             self._endings,
             lambda: self.worker_id,
-            lambda job: self._executor.seal(job),
-            lambda job: self._executor.aseal(job),
+            lambda job, **how: self._executor.seal(job, **how),
+            lambda job, **how: self._executor.aseal(job, **how),
+            lambda job: self._executor.unseal(job),
         )
         transactions = Transactions(around)
-        self._means = WorkerMeans(transactions, self._endings, lambda: self.worker_id)
+        iterations = Iterations(transactions, self._endings, lambda job: self._executor.checkpoint(job))
+        self._progress = Progress(
+            self._take,
+            lambda: self.worker_id,
+            holds=lambda job: self._held.get(job.id) is job,
+            iterated=iterations.drop,
+        )
+        self._means = WorkerMeans(
+            transactions,
+            iterations,
+            self._endings,
+            lambda: self.worker_id,
+            stops=lambda job: self._executor.checkpoint(job),
+            says=self._progress.say,
+        )
         hooks = with_lines(declared())
         self._lost_lease = LostLease(
             settings.lease,
@@ -202,6 +219,7 @@ class Wiring(ABC):
         for job in jobs:
             if self._held.get(job.id) is job:
                 del self._held[job.id]
+        self._progress.over(jobs)
         self._fetcher.roomier()
         if self._suspects.ended(jobs):
             self._fetcher.news()
@@ -228,6 +246,7 @@ class Wiring(ABC):
     async def _leftovers(self) -> None:
         await self._rescue.strays()
         await self._signals.settle()
+        await self._progress.sweep()
 
     def _leads(self) -> bool:
         """Without a connection for LISTEN nobody can hold the leader's lock: then everybody does the duties."""

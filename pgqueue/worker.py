@@ -101,7 +101,12 @@ class Worker(Wiring):
         self._state = "running"
         self._fetching = self._serve(self._fetcher.run(), "fetcher")
         services: list[Any] = [self._completer, self._scheduler, self._maintenance, self._reconciler, self._signals]
-        for service in [*services, self._isolation, *([self._notifier] if self.settings.listen else [])]:
+        for service in [
+            *services,
+            self._isolation,
+            self._progress,
+            *([self._notifier] if self.settings.listen else []),
+        ]:
             self._serve(service.run(), type(service).__name__.lower())
 
     async def run(self) -> None:
