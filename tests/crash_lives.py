@@ -16,140 +16,26 @@ import random
 import select
 import signal
 import sys
-import threading
 import traceback
 from contextlib import suppress
 from typing import Any
 
+import crash_naive
+import crash_tasks
 import psycopg
 from crash_points import Fault, Points, arm, say
+from crash_tasks import TASKS, Home, enter, follow, mixed
 
-import pgqueue
 from pgqueue.completer import Completer
 from pgqueue.executor import Executor
 from pgqueue.heartbeat import Heartbeat
-from pgqueue.job import Job
 from pgqueue.rescue import Rescue
-from pgqueue.retry import RetryPolicy
 from pgqueue.sessions import Link, Session
 from pgqueue.statements import Statement
-from pgqueue.tasks import task
 from pgqueue.worker import Worker
 
 SCHEMA = "pgqueue"
 LEASE = 2.0
-
-# Every job has a token of its application's; the row of the ledger commits with the job, or neither is there.
-TABLES = """
-CREATE SEQUENCE token;
-CREATE TABLE ledger (token bigint PRIMARY KEY, kind text NOT NULL, job_id bigint NOT NULL);
-CREATE TABLE effect (token bigint NOT NULL, kind text NOT NULL, run bigint NOT NULL);
-CREATE TABLE account (token bigint NOT NULL, name text NOT NULL, balance integer NOT NULL, PRIMARY KEY (token, name));
-CREATE INDEX ON effect (token);
-CREATE INDEX ON ledger (job_id);
-"""
-
-AGAIN = RetryPolicy(attempts=1000, first=0.02, factor=1)
-
-
-class Home:
-    """What the handlers of this process share: the way to the database, and the count of what has begun."""
-
-    def __init__(self, dsn: str, enough: int) -> None:
-        self.dsn = dsn
-        self.enough = asyncio.Event()
-        self._left = enough
-        self._loop = asyncio.get_running_loop()
-        self._sync: psycopg.Connection[Any] | None = None
-        self._async: psycopg.AsyncConnection[Any] | None = None
-        self._turn = threading.Lock()
-        self._aturn = asyncio.Lock()
-
-    def began(self) -> None:
-        self._left -= 1
-        if self._left <= 0:
-            self._loop.call_soon_threadsafe(self.enough.set)
-
-    def write(self, token: int, kind: str, run: int) -> None:
-        """An effect of its own: committed, whatever becomes of the job."""
-        with self._turn:
-            if self._sync is None or self._sync.closed:
-                self._sync = psycopg.connect(self.dsn, autocommit=True, application_name="handler")
-            self._sync.execute("INSERT INTO effect VALUES (%s, %s, %s)", (token, kind, run))
-
-    async def awrite(self, token: int, kind: str, run: int) -> None:
-        async with self._aturn:
-            if self._async is None or self._async.closed:
-                self._async = await psycopg.AsyncConnection.connect(
-                    self.dsn, autocommit=True, application_name="handler"
-                )
-            await self._async.execute("INSERT INTO effect VALUES (%s, %s, %s)", (token, kind, run))
-
-
-home: Home
-
-
-# What the jobs do ----------------------------------------------------------------------------------------------------
-
-
-@task(name="crash.plain", retry=AGAIN)
-async def plain(job: Job, token: int) -> None:
-    home.began()
-    await home.awrite(token, "plain", job.attempt)
-
-
-@task(name="crash.sync", retry=AGAIN)
-def sync(job: Job, token: int) -> int:
-    home.began()
-    home.write(token, "sync", job.attempt)
-    return token
-
-
-@task(name="crash.flaky", retry=AGAIN)
-async def flaky(job: Job, token: int) -> None:
-    """Fails after its effect, the first time."""
-    home.began()
-    await home.awrite(token, "flaky", job.attempt)
-    if job.attempt == 1:
-        raise RuntimeError("the first attempt fails")
-
-
-@task(name="crash.fails", retry=AGAIN)
-async def fails(job: Job, token: int) -> object:
-    home.began()
-    await home.awrite(token, "fails", job.attempt)
-    return pgqueue.Fail("as it should")
-
-
-@task(name="crash.slow", retry=AGAIN)
-async def slow(job: Job, token: int) -> None:
-    """Still runs when its worker is told to stop."""
-    home.began()
-    await asyncio.sleep(0.1)
-    await home.awrite(token, "slow", job.attempt)
-
-
-TASKS = {"plain": plain, "sync": sync, "flaky": flaky, "fails": fails, "slow": slow}
-WEIGHTS = {"plain": 6, "sync": 3, "flaky": 3, "fails": 1, "slow": 1}
-TRANSACTIONAL: tuple[str, ...] = ()
-
-
-def enter(conn: psycopg.Connection[Any], kinds: list[str]) -> list[int]:
-    """Enqueue a job of each kind, with its row in the ledger, in the caller's transaction; their tokens."""
-    tokens = []
-    for kind in kinds:
-        row = conn.execute("SELECT nextval('token')").fetchone()
-        assert row is not None
-        token = int(row[0])
-        handle = TASKS[kind].enqueue(conn, token=token)
-        conn.execute("INSERT INTO ledger VALUES (%s, %s, %s)", (token, kind, handle.id))
-        tokens.append(token)
-    return tokens
-
-
-def mixed(number: int) -> list[str]:
-    """So many kinds of jobs, as they come."""
-    return random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=number)
 
 
 # What the processes do -----------------------------------------------------------------------------------------------
@@ -157,13 +43,14 @@ def mixed(number: int) -> list[str]:
 
 async def work(plan: dict[str, Any], points: Points) -> None:
     """A worker: until it has begun so many jobs, its time is over, or it is told to stop; then it stops in order."""
-    global home
-    home = Home(plan["dsn"], plan["jobs"])
+    crash_tasks.home = home = Home(plan["dsn"], plan["jobs"])
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
     for cls, name in SHUTDOWN:
         points.around(cls, name)
-    worker = Worker(dsn=plan["dsn"], tasks=TASKS.values(), queues=["default"], concurrency=3, poll=0.1, lease=LEASE)
+    worker = Worker(
+        dsn=plan["dsn"], tasks=[*TASKS.values(), follow], queues=["default"], concurrency=3, poll=0.1, lease=LEASE
+    )
     await worker.start()
     points.late = lambda: worker._completer.fenced
     waiting = [asyncio.ensure_future(event.wait()) for event in (told, home.enough)]
@@ -227,6 +114,8 @@ def live(plan: dict[str, Any]) -> None:
         random.seed(plan["seed"])
         points = Points(plan["life"], [Fault(**fault) for fault in plan["faults"]])
         arm(points)
+        if plan["naive"]:
+            getattr(crash_naive, plan["naive"])()
         asyncio.run(LIVES[plan["kind"]](plan, points))
         if plan["record"]:
             points.say_seen()

@@ -30,10 +30,11 @@ import psycopg
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from crash_books import Report, account, number
-from crash_lives import SCHEMA, TABLES, TRANSACTIONAL, enter, mixed, rescue_all
+from crash_books import Report, account, look, number
+from crash_lives import SCHEMA, rescue_all
 from crash_nursery import Life, Nursery
 from crash_points import Fault
+from crash_tasks import EXACTLY_ONCE, TABLES, enter, mixed
 from servers import embedded_server
 
 from pgqueue import migrations, operate
@@ -55,21 +56,22 @@ LIVES: list[dict[str, Any]] = [
     {"kind": "apply"},
     {"kind": "rescue"},
 ]
+RECORDED = 3  # times each
 CROSSINGS = {"work": 400, "shutdown": 60, "apply": 40}
 """About how many points such a life crosses."""
 PROMISED = "app: COMMIT INSERT INTO ledger after"
 BACKLOG = 12
-# A point that one life does not come to is tried again: a retry to promote, say, needs the lead.
-TRIES = 12
+TRIES, TRIES_ALONE = 3, 15
+TAKEN_AWAY = 0.05  # after so many of the lives, a living worker loses its jobs
 DRAIN_SECONDS = 60.0
 
 
 class Series:
     """One series of kills in one database."""
 
-    def __init__(self, dsn: str, nursery: Nursery, kills: int, seed: int) -> None:
-        self.report = Report(kills=0, seed=seed)
-        self._dsn, self._nursery, self._kills = dsn, nursery, kills
+    def __init__(self, dsn: str, nursery: Nursery, kills: int, seed: int, naive: str = "", only: str = "") -> None:
+        self.report = Report(seed=seed)
+        self._dsn, self._nursery, self._kills, self._naive, self._only = dsn, nursery, kills, naive, only
         self._random = random.Random(seed)
         self._session = Session(Link(dsn, SCHEMA), "harness")
         self._rescue = Rescue(self._session, notify=True, rescued=lambda: None)
@@ -77,23 +79,18 @@ class Series:
         self._eyes = psycopg.connect(dsn, autocommit=True, application_name="harness eyes")
         self._at: Counter[str] = Counter()
         self._promised: set[int] = set()
+        self._youngest = 0
         self._working = True
-        self._every = False
-        """Whether every point has had its turn."""
 
     async def run(self) -> Report:
         began = monotonic()
         for statement in TABLES.split(";"):
             self._eyes.execute(statement.encode())
-        feeding = asyncio.ensure_future(self._feed())
-        points = await self._record()
-        self.report.points = len(points)
-        plans, taking_away = self._plans(points), asyncio.ensure_future(self._take_away())
-        await asyncio.gather(*(self._slot(plans) for _ in range(AT_ONCE)))
-        self._working = False
-        await asyncio.gather(feeding, taking_away)
+        async with asyncio.TaskGroup() as load:
+            load.create_task(self._feed())
+            load.create_task(self._kill())
         await self._drain()
-        account(self._eyes, self.report, TRANSACTIONAL, self._promised)
+        account(self._eyes, self.report, EXACTLY_ONCE, self._promised)
         self.report.at = dict(sorted(self._at.items()))
         self.report.seconds = round(monotonic() - began, 1)
         await self._session.close()
@@ -101,14 +98,43 @@ class Series:
         self._eyes.close()
         return self.report
 
+    async def _kill(self) -> None:
+        if self._only:
+            await self._slots(self._some())
+        else:
+            points = await self._record()
+            self.report.points = len(points)
+            await self._slots(self._every(points, TRIES))
+            # Who did not come there among others may come there alone: as the leader, with more jobs.
+            await self._slots(self._every(points, TRIES_ALONE), 1)
+            self.report.missed = [name for name in points if not self._at[name]]
+            await self._slots(self._any())
+        self._working = False
+
+    async def _slots(self, plans: Iterator[dict[str, Any]], number: int = AT_ONCE) -> None:
+        """Have the plans lived, so many at once."""
+        async with asyncio.TaskGroup() as slots:
+            for _ in range(number):
+                slots.create_task(self._slot(plans))
+
+    async def _slot(self, plans: Iterator[dict[str, Any]]) -> None:
+        for plan in plans:
+            if plan["kind"] == "rescue":
+                plan["pid"] = (await self._live(kind="work", faults=[fault("complete: BEGIN before")])).pid
+            life = await self._live(**plan)
+            await self._rescue_all(plan.get("pid", life.pid))
+            look(self._eyes, self.report, self._youngest - 500)
+            if self._random.random() < TAKEN_AWAY:
+                await self._take_away()
+
     # Lives -----------------------------------------------------------------------------------------------------------
 
     async def _record(self) -> dict[str, dict[str, Any]]:
         """Live until the end, some times: every point that was crossed, with a plan that leads there."""
         points: dict[str, dict[str, Any]] = {}
         for plan in LIVES:
-            crossed = [await self._recorded(plan) for _ in range(2)]
-            for point in set.intersection(*crossed):  # what one life came to and the other did not is luck
+            crossed = [await self._recorded(plan) for _ in range(RECORDED)]
+            for point in set.intersection(*crossed):  # what some came to and others did not is luck
                 points.setdefault(point, plan)
         return points
 
@@ -120,29 +146,33 @@ class Series:
         await self._rescue_all(dead.pid)
         return set(life.seen)
 
-    def _plans(self, points: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Every point until a process died there; then random crossings, of a life or of a shutdown."""
+    def _every(self, points: dict[str, dict[str, Any]], tries: int) -> Iterator[dict[str, Any]]:
+        """Every point until a process has died there, or so many have tried."""
         names = sorted(points)
         self._random.shuffle(names)
-        for _ in range(TRIES):
+        for _ in range(tries):
             for name in names:
                 if not self._at[name]:
                     yield self._with(points[name], fault(name))
-        self.report.missed = [name for name in names if not self._at[name]]
-        self._every = True
-        while True:
+
+    def _any(self) -> Iterator[dict[str, Any]]:
+        """Random crossings, of a life or of a shutdown."""
+        while self.report.kills < self._kills:
             match self._random.random():
                 case luck if luck < 0.05:
                     yield self._with({"kind": "apply"}, fault("*", self._random.randint(1, CROSSINGS["apply"])))
                 case luck if luck < 0.3:
-                    plan = {
-                        "kind": "work",
-                        "jobs": self._random.randint(1, 20),
-                        "grace": self._random.choice((0.0, 1.0)),
-                    }
-                    yield self._with(plan, fault("shutdown, *", self._random.randint(1, CROSSINGS["shutdown"])))
+                    jobs, grace = self._random.randint(1, 20), self._random.choice((0.0, 1.0))
+                    deadly = fault("shutdown, *", self._random.randint(1, CROSSINGS["shutdown"]))
+                    yield self._with({"kind": "work", "jobs": jobs, "grace": grace}, deadly)
                 case _:
                     yield self._with({"kind": "work"}, fault("*", self._random.randint(1, CROSSINGS["work"])))
+
+    def _some(self) -> Iterator[dict[str, Any]]:
+        """Only points of one pattern."""
+        kind = "apply" if self._only.startswith("app") else "work"
+        while self.report.kills < self._kills:
+            yield {"kind": kind, "faults": [fault(self._only, self._random.randint(1, 5))]}
 
     def _with(self, plan: dict[str, Any], deadly: dict[str, Any]) -> dict[str, Any]:
         """This plan with a deadly fault, and now and then with a connection cut before."""
@@ -155,16 +185,8 @@ class Series:
             faults.append(fault(f"{session}: COMMIT*{side}", self._random.randint(1, 20), cut=True))
         return plan | {"faults": faults}
 
-    async def _slot(self, plans: Iterator[dict[str, Any]]) -> None:
-        for plan in plans:
-            if self._every and self.report.kills >= self._kills:
-                return
-            if plan["kind"] == "rescue":
-                plan["pid"] = (await self._live(kind="work", faults=[fault("complete: BEGIN before")])).pid
-            life = await self._live(**plan)
-            await self._rescue_all(plan.get("pid", life.pid))
-
     async def _live(self, born: asyncio.Future[Life] | None = None, **plan: Any) -> Life:
+        plan = {"naive": self._naive} | plan
         life = await self._nursery.live(born, dsn=self._dsn, seed=self._random.getrandbits(32), **plan)
         self.report.lives += 1
         self.report.late += life.late
@@ -186,7 +208,7 @@ class Series:
         while self._working:
             # Suspects do not count: they wait for a worker that does nothing else.
             if number(self._eyes, WAITING, BACKLOG) < BACKLOG:
-                enter(self._conn, mixed(4))
+                self._youngest = enter(self._conn, mixed(4))[-1]
                 if self._random.random() < 0.2:
                     self._conn.rollback()
                 else:
@@ -196,17 +218,15 @@ class Series:
             await asyncio.sleep(0)
 
     async def _take_away(self) -> None:
-        """Now and then the jobs of a living worker are given to others, as if it had been taken for dead."""
-        while self._working:
-            await asyncio.sleep(1.5)
-            for worker_id, beat in self._eyes.execute(LIVING).fetchall():
-                self.report.taken_away += await self._rescue.rescue(worker_id, beat)
-            await self._rescue.strays()
+        """The jobs of a living worker are given to others, as if it had been taken for dead."""
+        for worker_id, beat in self._eyes.execute(LIVING).fetchall():
+            self.report.taken_away += await self._rescue.rescue(worker_id, beat)
+        await self._rescue.strays()
 
     async def _drain(self) -> None:
         """A worker that nobody kills runs what is left; what three crashes put aside is retried by hand."""
         born: asyncio.Future[Life] = asyncio.get_running_loop().create_future()
-        life = asyncio.ensure_future(self._live(born, kind="work", jobs=1 << 40, seconds=3600.0, grace=10.0))
+        life = asyncio.ensure_future(self._live(born, naive="", kind="work", jobs=1 << 40, seconds=3600.0, grace=10.0))
         pid = (await born).pid
         deadline = monotonic() + DRAIN_SECONDS
         while unfinished := number(self._eyes, UNFINISHED):
@@ -230,10 +250,13 @@ UNFINISHED = """SELECT count(*) FROM pgqueue.job
 CRASHED = b"SELECT id FROM pgqueue.job WHERE state = 'failed' AND reason = 'crashed' ORDER BY id LIMIT 500"
 
 
-async def series(dsn: str, kills: int, seed: int) -> Report:
-    """One series of so many kills at least in this migrated database."""
+async def series(dsn: str, kills: int, seed: int, *, naive: str = "", only: str = "") -> Report:
+    """One series of so many kills at least, in this migrated database.
+
+    `only` restricts them to the points of that pattern; `naive` spoils the processes (crash_naive.py).
+    """
     async with Nursery.open() as nursery:
-        return await Series(dsn, nursery, kills, seed).run()
+        return await Series(dsn, nursery, kills, seed, naive, only).run()
 
 
 def main() -> int:

@@ -1,0 +1,91 @@
+"""What everybody writes first. Each function spoils pgqueue in a forked child; the crash harness must notice.
+
+Named in a plan of crash_lives.py, called before that life begins. test_crashes.py says what each of them breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import crash_tasks
+import psycopg
+
+from pgqueue.fetcher import Fetcher
+from pgqueue.job import Job
+from pgqueue.statements import Statement, integers
+
+
+def delete_then_insert() -> None:
+    """Jobs are taken out in one transaction and put in by the next: in between they are in memory only."""
+    real = Fetcher._claim
+
+    async def claim(self: Fetcher, *args: Any) -> Any:
+        [rows] = await self._session.run(Statement(TAKE_OUT, {}, list))
+        if rows:
+            await self._session.run(Statement(PUT_IN, {"rows": rows[0][0]}, list))
+        return await real(self, *args)
+
+    Fetcher._claim = claim  # type: ignore[method-assign,assignment]
+
+
+TAKE_OUT = """WITH out AS (
+    DELETE FROM pgqueue.job_available WHERE ctid IN (
+        SELECT ctid FROM pgqueue.job_available WHERE rank >= 0 LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING *
+) SELECT json_agg(out)::text FROM out HAVING count(*) > 0"""
+PUT_IN = """INSERT INTO pgqueue.job_available
+SELECT * FROM json_populate_recordset(null::pgqueue.job_available, %(rows)s::text::json) RETURNING id"""
+
+
+def completed_when_claimed() -> None:
+    """Jobs are done with as soon as somebody has them, before they have run."""
+    real = Fetcher._claim
+
+    async def claim(self: Fetcher, *args: Any) -> Any:
+        reading, (opened, jobs) = await real(self, *args)
+        if jobs:
+            ids, claims = (integers(getattr(job, name) for job in jobs) for name in ("id", "claim"))
+            params = {"ids": ids, "claims": claims, "worker_id": self._worker_id()}
+            params |= {"version_tag": "naive", "notify": False}
+            await self._session.run(self._session.link.statement("complete_plain", **params))
+        return reading, (opened, jobs)
+
+    Fetcher._claim = claim  # type: ignore[method-assign,assignment]
+
+
+def enqueue_by_itself() -> None:
+    """The job goes in by a connection of its own, whatever becomes of the application's transaction."""
+    real = crash_tasks.put
+
+    def put(conn: psycopg.Connection[Any], kind: str, token: int) -> int:
+        with psycopg.connect(conn.info.dsn, autocommit=True, application_name="app") as own:
+            return real(own, kind, token)
+
+    crash_tasks.put = put
+
+
+def complete_afterwards() -> None:
+    """The handler commits its work, and the completion follows in a transaction of its own."""
+
+    def transfer(job: Job, token: int) -> None:
+        crash_tasks.home.began()
+        with crash_tasks.home.connection() as conn, conn.transaction():
+            crash_tasks.move(conn, job, token)
+
+    _plain(transfer)
+
+
+def commit_each() -> None:
+    """Every write is committed by itself."""
+
+    def transfer(job: Job, token: int) -> None:
+        crash_tasks.home.began()
+        with crash_tasks.home.connection() as conn:
+            crash_tasks.move(conn, job, token)
+
+    _plain(transfer)
+
+
+def _plain(transfer: Callable[[Job, int], None]) -> None:
+    crash_tasks.TASKS["transfer"] = replace(crash_tasks.transfer, fn=transfer, transactional=False)
