@@ -124,7 +124,7 @@ def test_an_enqueuing_role_that_reads_is_told_when_its_job_has_ended(
         for mine, told in ((reading, 0), (both, 1)):
             monkeypatch.setenv("PGQUEUE_DSN", mine)
             with pytest.raises(api.ResultTimeout):
-                job.result(0.05)
+                job.result(2.0)  # time enough to say that it waits
             assert conn.execute(waits.encode()).fetchone() == (told,)
         assert conn.execute("SELECT count(*) FROM pgqueue.job_waiter").fetchone() == (0,)
     monkeypatch.setenv("PGQUEUE_DSN", enqueuing)

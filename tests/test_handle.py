@@ -356,12 +356,13 @@ async def test_nobody_is_told_of_a_job_that_nobody_waits_for(patient: str, eyes:
 
 
 @pytest.mark.usefixtures("pgqueue_db")
-async def test_who_gives_up_leaves_no_row(eyes: Eyes) -> None:
+async def test_who_gives_up_leaves_no_row(eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     job = put(eyes)
-    with pytest.raises(pgqueue.ResultTimeout):
-        await job.aresult(0.05)
-    with pytest.raises(pgqueue.ResultTimeout):
-        await asyncio.to_thread(job.result, 0.05)
+    with monkeypatch.context() as patched, pytest.raises(pgqueue.ResultTimeout):
+        patched.setattr(handle._Wait, "_left", lambda wait: 1.0 if wait.waiter is None else 0.0)
+        with pytest.raises(pgqueue.ResultTimeout):
+            await asyncio.to_thread(job.result)
+        await job.aresult()
     cancelled = asyncio.create_task(job.aresult())
     await until(waiting(eyes))
     cancelled.cancel()
