@@ -232,14 +232,8 @@ class Executor:
     def _slot_lost(self, job: Job) -> None:
         self.lost += 1
         slots = sum(pool.slots for pool in self.pools)
-        log.error(
-            "job %d (%s) does not stop and is taken away; its handler goes on in a slot that is lost (%d of %d are)",
-            job.id,
-            job.task,
-            self.lost,
-            slots,
-            extra=fields(job),
-        )
+        said = "job %d (%s) does not stop and is taken away; its handler goes on in a slot that is lost (%d of %d are)"
+        log.error(said, job.id, job.task, self.lost, slots, extra=fields(job))
         if 2 * self.lost >= slots:
             log.critical("half of this worker's slots are lost to handlers that do not stop: it takes no more jobs")
             self._half_lost()

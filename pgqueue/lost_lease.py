@@ -31,6 +31,7 @@ from time import monotonic
 from typing import Any
 
 from pgqueue.job import Job, current_job
+from pgqueue.logs import fields
 from pgqueue.outcome import RELEASED, Outcome, interrupted
 from pgqueue.tasks import Task
 
@@ -127,4 +128,5 @@ class LostLease:
                 "from now on another worker may run it at the same time",
                 job.id,
                 job.task,
+                extra=fields(job),
             )

@@ -14,6 +14,7 @@ from typing import Any
 
 from pgqueue import embedded
 from pgqueue.lifespan import declared as declared_lifespan
+from pgqueue.logs import fields
 from pgqueue.loops import within
 from pgqueue.sessions import Link
 from pgqueue.settings import by_name, settle
@@ -167,9 +168,8 @@ class Worker(Wiring):
         self._executor.cancel()
         await within(self._executor.idle(), STOP_SECONDS)
         for job in [run.job for run in list(self._executor.running.values()) if run.job is not None]:
-            log.error(
-                "job %d (%s) could not be stopped; it is given back when this worker's lease is over", job.id, job.task
-            )
+            said = "job %d (%s) could not be stopped; it is given back when this worker's lease is over"
+            log.error(said, job.id, job.task, extra=fields(job))
         return left
 
     async def _leave(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -419,7 +420,18 @@ async def test_on_finish_is_told_whatever_became_of_the_job(dsn: str, eyes: Eyes
     assert facts("fail") == ("failed", "error", "Fail", "cannot be", False)
 
 
-async def test_a_job_that_is_cancelled_or_released_in_the_middle_is_told_once(dsn: str, eyes: Eyes) -> None:
+@task(name="hooks.waits_in_thread")
+def waits_in_thread() -> None:
+    order.append("began")
+    ends = monotonic() + 60
+    while monotonic() < ends:
+        pass
+
+
+@pytest.mark.parametrize("waits", [waits, waits_in_thread])
+async def test_a_job_that_is_cancelled_or_interrupted_in_the_middle_is_told_once(
+    dsn: str, eyes: Eyes, waits: Task[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
     declare_ends()
     [first] = enqueue(dsn, waits.new())
     async with work(dsn, waits) as worker:
@@ -432,8 +444,12 @@ async def test_a_job_that_is_cancelled_or_released_in_the_middle_is_told_once(ds
         [second] = enqueue(dsn, waits.new())
         await until(lambda: "began" in order)
         await worker.stop(0.0)
-        assert [each.name for each in finishes()] == ["released"]
+        assert [(each.name, each.reason) for each in finishes()] == [("released", "interrupted")]
     assert eyes.state(second) == "available"
+    lines = [record for record in caplog.records if record.name == "pgqueue.job"]
+    assert [(line.levelname, line.__dict__["outcome"]) for line in lines] == [
+        ("WARNING", "cancelled"), ("WARNING", "released"),
+    ]  # fmt: skip
 
 
 async def test_a_job_taken_away_from_its_handler_is_told_once(
