@@ -54,11 +54,25 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class JobProgress:
+    """How far a running job says it is (`job.progress`), and when that was written. `str()` is for people."""
+
+    done: float
+    total: float | None
+    updated_at: datetime | None
+
+    def __str__(self) -> str:
+        done, total = _short(self.done), _short(self.total)
+        return f"{done} of {total} ({100 * self.done / self.total:.0f} %)" if self.total else done
+
+
+@dataclass(frozen=True, slots=True)
 class JobInfo:
     """A job as it stands in the database. Times are UTC, by the database's clock.
 
-    `reason` says why it is dead, or why it waits for another attempt. `key` is what a blocked job waits for. `attempts`
-    are those that did not complete, oldest first; `find` leaves them empty.
+    `reason` says why it is dead, or why it waits for another attempt. `key` is what a blocked job waits for. `progress`
+    is what a running job has said last. `attempts` are those that did not complete, oldest first; `find` leaves them
+    empty.
     """
 
     id: int
@@ -84,7 +98,7 @@ class JobInfo:
     key: str | None
     unique_key: str | None
     idempotency_key: str | None
-    progress: Any
+    progress: JobProgress | None
     reason: str | None
     result: Any
     attempts: tuple[Attempt, ...] = ()
@@ -236,8 +250,9 @@ def one(id: int, schema: str) -> Statement[JobInfo]:
                 "or retention has removed it",
                 job_id=id,
             )
-        job, attempts = rows[0]
-        return _job(json.loads(job), tuple(map(_attempt, json.loads(attempts))))
+        job, attempts, said = rows[0]
+        row = json.loads(job) | {"said": said and json.loads(said)}
+        return _job(row, tuple(map(_attempt, json.loads(attempts))))
 
     return Statement(text("control_get", schema), {"id": id}, read)
 
@@ -273,7 +288,9 @@ def _page(rows: list[Row]) -> Page:
 
 
 def _job(row: Mapping[str, Any], attempts: tuple[Attempt, ...] = ()) -> JobInfo:
-    return JobInfo(**_timed(row, JobInfo), attempts=attempts)
+    said = row["said"]
+    progress = said and JobProgress(**_timed(said, JobProgress))
+    return JobInfo(**_timed(row, JobInfo) | {"progress": progress}, attempts=attempts)
 
 
 def _attempt(row: Mapping[str, Any]) -> Attempt:
@@ -289,7 +306,7 @@ def _names(kind: Any) -> Iterable[str]:
     return (field.name for field in fields(kind))
 
 
-_TIMES = frozenset({"enqueued_at", "run_at", "started_at", "finished_at", "deadline"})
+_TIMES = frozenset({"enqueued_at", "run_at", "started_at", "finished_at", "deadline", "updated_at"})
 
 
 def _moment(value: str | None) -> datetime | None:
@@ -301,6 +318,10 @@ def _moment(value: str | None) -> datetime | None:
     except (ValueError, OverflowError):
         early = value.startswith("-") or value.endswith("BC")
         return (datetime.min if early else datetime.max).replace(tzinfo=UTC)
+
+
+def _short(number: float | None) -> str:
+    return "" if number is None else f"{number:,.0f}" if number == int(number) else f"{number:,.2f}"
 
 
 def _two_digits(n: int) -> int:

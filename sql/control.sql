@@ -2,10 +2,13 @@
 -- bounded however many rows there are: nothing is counted beyond 10,000 and no search goes on for ever.
 
 -- name: control_get
--- One job with its attempts that did not complete, as JSON. No row: no such job.
+-- One job with its attempts that did not complete, and with what it has said in this run of how far it is, as JSON. No row:
+-- no such job.
 SELECT to_json(job)::text,
        (SELECT coalesce(json_agg(to_json(a) ORDER BY a.finished_at), '[]')::text
-        FROM pgqueue.attempt a WHERE a.job_id = %(id)s::bigint)
+        FROM pgqueue.attempt a WHERE a.job_id = %(id)s::bigint),
+       (SELECT to_json(p)::text FROM pgqueue.job_progress p
+        WHERE job.state = 'running' AND p.job_id = job.id AND p.updated_at >= job.started_at)
 FROM pgqueue.job
 WHERE id = %(id)s::bigint;
 
@@ -43,7 +46,7 @@ WITH found AS MATERIALIZED (
     ORDER BY id DESC
     LIMIT %(n)s::integer
 )
-SELECT coalesce(json_agg(to_json(found) ORDER BY id DESC), '[]')::text,
+SELECT coalesce(json_agg(to_json(shown) ORDER BY id DESC), '[]')::text,
        CASE WHEN count(*) < %(n)s::integer THEN (
            SELECT count(*) FROM (
                (SELECT FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
@@ -60,7 +63,9 @@ SELECT coalesce(json_agg(to_json(found) ORDER BY id DESC), '[]')::text,
                LIMIT %(most)s::integer
            ) AS walked)
        END
-FROM found;
+FROM (SELECT found.*, (SELECT to_json(p) FROM pgqueue.job_progress p
+                       WHERE found.state = 'running' AND p.job_id = found.id AND p.updated_at >= found.started_at) AS said
+      FROM found) AS shown;
 
 -- name: control_status
 -- How everything stands, as one JSON object: states, queues, workers. A partition of up to 10,000 rows is counted. A

@@ -95,7 +95,7 @@ def _when(job: JobInfo, now: datetime) -> str:
     if job.finished_at:
         return f"{span(now - job.finished_at)} ago"
     if job.state == "running" and job.started_at:
-        return f"for {span(now - job.started_at)}"
+        return f"for {span(now - job.started_at)}" + (f", {job.progress}" if job.progress else "")
     if job.state == "scheduled" and job.run_at:
         return f"in {span(job.run_at - now)}"
     return f"since {span(now - max(job.enqueued_at, job.run_at or job.enqueued_at))}"
@@ -105,7 +105,7 @@ def _details(job: JobInfo) -> Iterator[str]:
     for name, value in asdict(job).items():
         if name == "attempts" or value is None:
             continue
-        yield f"{name + ':':<16} {_value(value)}"
+        yield f"{name + ':':<16} {_value(str(job.progress) if name == 'progress' else value)}"
     for attempt in job.attempts:
         yield ""
         yield (
