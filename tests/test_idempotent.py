@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Barrier, Lock
+from threading import Barrier, Event, Lock
 from typing import Any
 
 import psycopg
@@ -132,6 +132,39 @@ async def test_of_twenty_at_once_one_enters_and_the_others_look_again_and_leave(
         await until(shop.done(20), 30)
     assert (len(sent), len(left)) == (1, 19)
     assert shop.one("SELECT count(*) FROM pgqueue.attempt") == 0
+
+
+# What waits in the queue ---------------------------------------------------------------------------------------------
+
+inside: list[int] = []
+leave = Event()
+
+
+@task(name="idempotent.alone", transactional=True)
+def alone(job: Job) -> None:
+    job.connection.execute("SELECT FROM account WHERE id = %s FOR UPDATE", [job.id])
+    inside.append(job.id)
+    leave.wait(30)
+
+
+@pytest.mark.promise("I10")
+@pytest.mark.parametrize("backlog", [100, 10_000])
+async def test_a_job_that_waits_for_its_turn_holds_no_lock(dsn: str, eyes: Eyes, backlog: int) -> None:
+    """Five are inside their critical sections; what is queued behind them has no transaction, and locks nothing."""
+    inside.clear()
+    leave.clear()
+    eyes.do("CREATE TABLE account (id int PRIMARY KEY)")
+    eyes.do("INSERT INTO account SELECT generate_series(1, %s)", backlog)
+    eyes.do("INSERT INTO pgqueue.job (task) SELECT 'idempotent.alone' FROM generate_series(1, %s)", backlog)
+    held = """SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+              WHERE a.datname = current_database() AND (l.locktype IN ('transactionid', 'tuple')
+                  OR l.relation = 'account'::regclass AND l.mode = 'RowShareLock')"""
+    async with work(dsn, alone, concurrency=5) as worker:
+        await until(lambda: len(inside) == 5)
+        await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_available") >= backlog - 200)
+        await until(lambda: eyes.one(held) == 10)  # of each of the five its transaction and its table; a fetch is over
+        leave.set()
+        worker.quiet()
 
 
 # An effect outside ---------------------------------------------------------------------------------------------------
