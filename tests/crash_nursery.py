@@ -60,7 +60,9 @@ class Nursery:
         """Have a process live this plan; what became of it. `born` is told of it at its birth."""
         self._number += 1
         life = Life(
-            {"life": self._number, "jobs": 200, "seconds": 2.0, "grace": 0.2, "record": False, "faults": [], **plan}
+            {"life": self._number, "seed": self._number, "naive": "", "jobs": 200, "seconds": 2.0, "grace": 0.2}
+            | {"record": False, "faults": []}
+            | plan
         )
         ended: asyncio.Future[Life] = asyncio.get_running_loop().create_future()
         birth = asyncio.Event()

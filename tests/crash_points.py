@@ -5,9 +5,9 @@ at a time, each with its own answer; and it stands in front of the two generator
 statement goes, of sync and async connections alike. So a point needs no sleep and no guess, and no statement can be
 forgotten: the worker's own, the handler's, the application's.
 
-A point reads `session: statement side`. Sides: `before` it is sent; `sent`, the server has it and nobody reads the
-answer; `after`, the answer has been read and nobody has acted on it. The last two exist for what commits: between two
-statements of a transaction "after" one is "before" the next.
+A point reads `session: statement side`; a statement may name itself, as in `/* debit */ UPDATE …`. Sides: `before` it
+is sent; `sent`, the server has it and nobody reads the answer; `after`, the answer has been read and nobody has acted
+on it. The last two exist for what commits: between two statements of a transaction "after" one is "before" the next.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from psycopg.pq import TransactionStatus
 from pgqueue import statements
 
 LINE_MOST = 40  # points in a line: what several processes write to one pipe stays whole up to 4,096 bytes
+NAMES = {statements.text(name, "pgqueue"): name for name in statements.names()}
 OPENING = ("BEGIN", "START TRANSACTION")
 
 
@@ -71,7 +72,6 @@ class Points:
         self._life = life
         self._faults = faults
         self._met: Counter[Fault] = Counter()
-        self._names = {statements.text(name, "pgqueue"): name for name in statements.names()}
         self._last: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
@@ -81,7 +81,8 @@ class Points:
             sql = sql.as_string(conn)
         text = sql.decode() if isinstance(sql, bytes) else str(sql)
         words = text.split()
-        name = self._names.get(text) or " ".join(words[:1] if words[0] == "BEGIN" else words[:3]).strip(';"')
+        named = words[1:2] if words[0] == "/*" else words[:1] if words[0] == "BEGIN" else words[:3]
+        name = NAMES.get(text) or " ".join(named).strip(';"')
         idle = conn.pgconn.transaction_status == TransactionStatus.IDLE
         ends = name.startswith("COMMIT")
         if ends:

@@ -132,9 +132,9 @@ async def follow(job: Job, token: int) -> None:
 
 # Exactly once: the effect is committed with the completion -----------------------------------------------------------
 
-DEBIT = "UPDATE account SET balance = balance - 50 WHERE token = %s AND name = 'a'"
-CREDIT = "UPDATE account SET balance = balance + 50 WHERE token = %s AND name = 'b'"
-NOTE = "INSERT INTO effect VALUES (%s, 'transfer', %s)"
+DEBIT = "/* debit */ UPDATE account SET balance = balance - 50 WHERE token = %s AND name = 'a'"
+CREDIT = "/* credit */ UPDATE account SET balance = balance + 50 WHERE token = %s AND name = 'b'"
+NOTE = "/* note */ INSERT INTO effect VALUES (%s, 'transfer', %s)"
 
 
 def move(conn: psycopg.Connection[Any], job: Job, token: int) -> None:

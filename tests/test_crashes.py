@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import random
 
+import psycopg
 import pytest
 from crash_books import Report
-from crashes import series
+from crash_lives import rescue_all
+from crash_nursery import Nursery
+from crash_tasks import TABLES, enter
+from crashes import fault, series
+from workers import Eyes
+
+from pgqueue.rescue import Rescue
+from pgqueue.sessions import Link, Session
 
 
 def printed(report: Report) -> Report:
@@ -14,6 +22,15 @@ def printed(report: Report) -> Report:
     return report
 
 
+TRANSFER = (
+    "debit before",
+    "credit before",
+    "note before",
+    "complete_within before",
+    "COMMIT complete_within before",
+    "COMMIT complete_within sent",
+    "COMMIT complete_within after",
+)
 FAMILIES = (
     "start: COMMIT heartbeat_register sent",
     "fetch: fetch_reading before",
@@ -22,12 +39,7 @@ FAMILIES = (
     "handler: INSERT INTO effect before",
     "handler: INSERT INTO effect after",
     "handler: COMMIT complete_within sent",
-    "job: UPDATE account SET before",
-    "job: INSERT INTO effect before",
-    "job: complete_within before",
-    "job: COMMIT complete_within before",
-    "job: COMMIT complete_within sent",
-    "job: COMMIT complete_within after",
+    *(f"job: {boundary}" for boundary in TRANSFER),
     *(
         f"complete: COMMIT complete_{kind} sent"
         for kind in ("plain", "result", "successors", "retry", "fail", "missing", "settled")
@@ -58,6 +70,50 @@ async def test_ten_thousand_random_kills_lose_and_double_nothing(dsn: str) -> No
     assert report.kills >= 10_000
 
 
+# One job, every boundary of its own ----------------------------------------------------------------------------------
+
+BOOKED = """SELECT (SELECT array_agg(balance ORDER BY name) FROM account WHERE token = %(token)s),
+                   (SELECT count(*)::int FROM effect WHERE token = %(token)s),
+                   (SELECT state = 'completed' FROM pgqueue.job WHERE id = %(job)s)"""
+NEITHER, BOTH = ([100, 200, 50], 0, False), ([50, 250, 50], 1, True)
+
+
+@pytest.mark.promise("T01", "T03", "T15")
+@pytest.mark.parametrize(("kind", "session"), [("transfer", "job"), ("atransfer", "job"), ("own", "handler")])
+async def test_a_transfer_killed_at_any_boundary_is_whole_or_not_there_and_then_once(
+    kind: str, session: str, dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    for statement in TABLES.split(";"):
+        eyes.do(statement)
+    rescuing = Session(Link(dsn, "pgqueue"), "rescue")
+    rescuer = Rescue(rescuing, notify=True, rescued=lambda: None)
+
+    def entered() -> dict[str, int]:
+        [token] = enter(conn, [kind])
+        conn.commit()
+        return {"token": token, "job": eyes.one("SELECT job_id FROM ledger WHERE token = %s", token)}
+
+    async with Nursery.open() as nursery:
+        entered()
+        life = await nursery.live(dsn=dsn, kind="work", jobs=2, seconds=0.5, record=True)
+        points = [point for point in life.seen if point.startswith(f"{session}: ")]
+        for point in points:
+            names = entered()
+            dead = await nursery.live(dsn=dsn, kind="work", jobs=2, seconds=10.0, faults=[fault(point)])
+            assert dead.killed == point
+            await rescue_all(rescuer, rescuing, dead.pid)
+            booked = eyes.conn.execute(BOOKED, names).fetchone()
+            assert booked in (NEITHER, BOTH), point
+            if not point.endswith("sent"):
+                assert (booked == BOTH) is (point == f"{session}: COMMIT complete_within after"), point
+            if booked == NEITHER:
+                await nursery.live(dsn=dsn, kind="work", jobs=1, seconds=10.0, grace=10.0)
+            assert eyes.conn.execute(BOOKED, names).fetchone() == BOTH, point
+    await rescuing.close()
+    print(f"{kind}: {len(points)} points", *points, sep="\n")
+    assert {f"{session}: {boundary}" for boundary in TRANSFER} <= set(points)
+
+
 # The harness can fail -------------------------------------------------------------------------------------------------
 
 
@@ -67,8 +123,8 @@ async def test_ten_thousand_random_kills_lose_and_double_nothing(dsn: str) -> No
         ("delete_then_insert", "fetch: INSERT INTO pgqueue.job_available before", "lost"),
         ("completed_when_claimed", "handler: *before", "lost"),
         ("enqueue_by_itself", "app: COMMIT*", "ghosts"),
-        ("complete_afterwards", "handler: COMMIT INSERT INTO effect after", "doubled"),
-        ("commit_each", "handler: UPDATE account SET before", "totals"),
+        ("complete_afterwards", "handler: COMMIT note after", "doubled"),
+        ("commit_each", "handler: credit before", "totals"),
     ],
 )
 async def test_what_everybody_writes_first_is_found_out(naive: str, only: str, wrong: str, dsn: str) -> None:
