@@ -1,0 +1,69 @@
+"""The crash harness with tasks that iterate: the nursery of crash_lives.py, with these and one naive version more.
+
+As a program it is that nursery. test_iterate_crashes.py writes the plans and looks at the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import crash_lives
+import crash_naive
+import crash_tasks
+from crash_tasks import AGAIN
+
+from pgqueue.job import Job
+from pgqueue.settling import send
+from pgqueue.statements import Statement
+from pgqueue.tasks import Task, task
+from pgqueue.work import Work
+
+ITEMS, SIZE = 6, 2
+TABLE = "CREATE TABLE item (place bigserial, token bigint NOT NULL, item integer NOT NULL)"
+INSERT = "INSERT INTO item (token, item) VALUES (%s, %s)"
+
+
+def items(cursor: int | None) -> Iterator[tuple[int, int]]:
+    for item in range((cursor or 0) + 1, ITEMS + 1):
+        yield item, item
+
+
+def batches(job: Job, token: int) -> None:
+    crash_tasks.home.began()
+    for batch in job.iterate(items, SIZE):
+        for item in batch:
+            job.connection.execute(INSERT, (token, item))
+
+
+async def abatches(job: Job, token: int) -> None:
+    crash_tasks.home.began()
+    async for batch in job.aiterate(items, SIZE):
+        conn = await job.aconnection()
+        for item in batch:
+            await conn.execute(INSERT, (token, item))
+
+
+TASKS: dict[str, Task[..., Any]] = {
+    "batches": task(name="crash.batches", retry=AGAIN)(batches),
+    "abatches": task(name="crash.abatches", retry=AGAIN)(abatches),
+    "tbatches": task(name="crash.tbatches", retry=AGAIN, transactional=True)(batches),
+    "tabatches": task(name="crash.tabatches", retry=AGAIN, transactional=True)(abatches),
+}
+
+
+def cursor_afterwards() -> None:
+    """The batch is committed, and where to go on is written after it, in a transaction of its own."""
+    real = Work._commit_with
+
+    def commit(self: Work, conn: Any, statements: Sequence[Statement[Any]]) -> None:
+        real(self, conn, [])
+        send(conn, statements[0])
+
+    Work._commit_with = commit  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    crash_naive.cursor_afterwards = cursor_afterwards  # type: ignore[attr-defined]
+    crash_tasks.TASKS.update(TASKS)  # type: ignore[arg-type]
+    crash_lives.nurse()
