@@ -57,7 +57,7 @@ LIVES: list[dict[str, Any]] = [
     {"kind": "rescue"},
 ]
 RECORDED = 3  # times each
-CROSSINGS = {"work": 400, "shutdown": 60, "apply": 40}
+CROSSINGS = {"work": 250, "shutdown": 60, "apply": 40}
 """About how many points such a life crosses."""
 PROMISED = "app: COMMIT INSERT INTO ledger after"
 BACKLOG = 12
@@ -124,7 +124,7 @@ class Series:
             life = await self._live(**plan)
             await self._rescue_all(plan.get("pid", life.pid))
             look(self._eyes, self.report, self._youngest - 500)
-            if self._random.random() < TAKEN_AWAY:
+            if self._naive or self._random.random() < TAKEN_AWAY:
                 await self._take_away()
 
     # Lives -----------------------------------------------------------------------------------------------------------
@@ -220,7 +220,10 @@ class Series:
     async def _take_away(self) -> None:
         """The jobs of a living worker are given to others, as if it had been taken for dead."""
         for worker_id, beat in self._eyes.execute(LIVING).fetchall():
-            self.report.taken_away += await self._rescue.rescue(worker_id, beat)
+            if self._random.random() < 0.5:
+                self.report.taken_away += await self._rescue.rescue(worker_id, beat)
+            else:  # without ending its sessions, as behind a pooler: only the fence is left
+                self.report.taken_away += self._eyes.execute(MARK, (worker_id,)).rowcount
         await self._rescue.strays()
 
     async def _drain(self) -> None:
@@ -245,6 +248,7 @@ class Series:
 
 WAITING = "SELECT count(*) FROM (SELECT FROM pgqueue.job_available WHERE rank >= 0 LIMIT %s) AS ordinary"
 LIVING = b"SELECT id, beat FROM pgqueue.worker WHERE dead_at IS NULL ORDER BY random() LIMIT 1"
+MARK = b"UPDATE pgqueue.worker SET dead_at = pgqueue.now(), state = 'stopped' WHERE id = %s AND dead_at IS NULL"
 UNFINISHED = """SELECT count(*) FROM pgqueue.job
                 WHERE state NOT IN ('completed', 'failed', 'cancelled') OR state = 'failed' AND reason = 'crashed'"""
 CRASHED = b"SELECT id FROM pgqueue.job WHERE state = 'failed' AND reason = 'crashed' ORDER BY id LIMIT 500"

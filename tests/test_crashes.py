@@ -118,15 +118,18 @@ async def test_a_transfer_killed_at_any_boundary_is_whole_or_not_there_and_then_
 
 
 @pytest.mark.parametrize(
-    ("naive", "only", "wrong"),
+    ("naive", "only", "wrong", "kills"),
     [
-        ("delete_then_insert", "fetch: INSERT INTO pgqueue.job_available before", "lost"),
-        ("completed_when_claimed", "handler: *before", "lost"),
-        ("enqueue_by_itself", "app: COMMIT*", "ghosts"),
-        ("complete_afterwards", "handler: COMMIT note after", "doubled"),
-        ("commit_each", "handler: credit before", "totals"),
+        ("delete_then_insert", "fetch: INSERT INTO pgqueue.job_available before", "lost", 10),
+        ("completed_when_claimed", "handler: *before", "lost", 10),
+        ("enqueue_by_itself", "app: COMMIT*", "ghosts", 10),
+        ("complete_afterwards", "handler: COMMIT note after", "doubled", 10),
+        ("commit_whatever", "job: COMMIT complete_within after", "doubled", 50),
+        ("commit_each", "handler: credit before", "totals", 10),
     ],
 )
-async def test_what_everybody_writes_first_is_found_out(naive: str, only: str, wrong: str, dsn: str) -> None:
-    report = printed(await series(dsn, 10, 1, naive=naive, only=only))
+async def test_what_everybody_writes_first_is_found_out(
+    naive: str, only: str, wrong: str, kills: int, dsn: str
+) -> None:
+    report = printed(await series(dsn, kills, 1, naive=naive, only=only))
     assert getattr(report, wrong) > 0
