@@ -107,7 +107,7 @@ def test_a_failover_that_turns_back_the_time_works_what_survived(go: Path, tmp_p
         stream.more(100)
         stream.end()
         eyes = Eyes(both.dsn())
-        found = account(eyes, stream, made.all, 150.0)
+        found = account(eyes, stream, made.all, 60.0)
         ids = {stream.committed[key] for key in stream.committed.keys() - held.keys()}
         again = ids & set(held.values())
         print(f"{len(found.lost)} lost with the primary, {len(again)} ids given twice; {found}")
