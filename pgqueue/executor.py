@@ -34,6 +34,8 @@ log = logging.getLogger("pgqueue")
 
 # How long runs may go on without giving the loop a turn; the fetcher and the completer need it.
 TURN_SECONDS = 0.001
+# How soon to look whether a thread has left; then later and later, for it may be in C for long.
+INSIST_FIRST, INSIST_MOST = 0.01, 1.0
 
 STOPPED = interrupted("its worker was shut down")
 
@@ -60,18 +62,14 @@ class Executor:
         """Slots whose handler was to stop and runs on without its job."""
         self._timekeeper = Timekeeper(runs=self.runs, interrupt=self.interrupt, abandon=self.abandon)
         self._tasks = self._timekeeper.timed(tasks)
-        self._finish = finish
-        self._low = low
-        self._half_lost = half_lost
+        self._finish, self._low, self._half_lost = finish, low, half_lost
         self._aborts = aborts
         self.means = means
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._runs: set[Run] = set()
         self._threads = Threads(self._run_in_thread)
-        self._turn_ends = 0.0
-        self._dispatching = False
-        self._cancelled = False
+        self._turn_ends, self._dispatching, self._cancelled = 0.0, False, False
         self._ended = asyncio.Event()
 
     def offer(self, pool: Pool, jobs: Sequence[Job]) -> None:
@@ -105,7 +103,7 @@ class Executor:
         job = None if run is None else run.job
         if run is None or job is None or not run.interrupt(job, outcome):
             return False
-        self._aborts.leave(job)
+        self._interrupted(run, job)
         return True
 
     def interrupt_run(self, job: Job, outcome: Outcome) -> None:
@@ -113,7 +111,7 @@ class Executor:
         run = self._run_of(job)
         if run is not None and run.lock is not None:
             run.interrupt(job, outcome)
-            self._threads.call_loop(self._aborts.leave, job)
+            self._threads.call_loop(self._interrupted, run, job)
         elif run is not None:
             self._threads.call_loop(run.interrupt, job, outcome)
 
@@ -163,6 +161,13 @@ class Executor:
         run = self.running.get(job.id)
         return run if run is not None and run.job is job else None
 
+    def _interrupted(self, run: Run, job: Job, pause: float = INSIST_FIRST) -> None:
+        """See to it that the job leaves a pause, and a destructor that has swallowed the exception."""
+        self._aborts.leave(job)
+        if (again := run.insist(job)) is not None:
+            more = INSIST_FIRST if again else min(INSIST_MOST, 2 * pause)
+            self._loop.call_later(pause, self._interrupted, run, job, more)
+
     def abandon(self, job: Job) -> None:
         """Take away a job that was interrupted and does not stop: it ends now, its slot is lost until its handler ends.
 
@@ -175,11 +180,8 @@ class Executor:
             self._slot_lost(job)
 
     def cancel(self) -> None:
-        """Stop what runs, for good: it is given back, and noted as interrupted. What is sealed ends as it will.
-
-        An async handler that returns all the same has completed. A sync one that does has not: it may have swallowed
-        the exception in the middle.
-        """
+        """Stop what runs, for good: it is given back, and noted as interrupted. What is sealed ends as it will. An
+        async handler that returns all the same has completed; a sync one may have swallowed the exception half-way."""
         self._cancelled = True
         self._aborts.close()
         for run in self._runs:
@@ -187,6 +189,7 @@ class Executor:
                 run.task.cancel()
             elif (job := run.job) is not None:
                 run.interrupt(job, STOPPED if run.task or run.ident else RELEASED)
+                self._interrupted(run, job)
 
     async def idle(self) -> None:
         """Wait until nothing runs."""

@@ -7,13 +7,20 @@ wanted it, and only then takes the lock, too.
 A run that is about to commit is *sealed*: under the same lock (on the loop: in one step) it either finds a verdict, and
 stops, or nobody gives one any more. So a job is never committed and stopped both. Where the run goes on after the
 commit (a batch of an iteration), the seal *reopens*: a verdict given meanwhile is kept, and found at the unseal.
+
+An exception raised into a thread can land in a destructor or the callback of a weak reference. There the interpreter
+reports it as unraisable and goes on; so we listen to what is reported, and raise it again (`insist`), until the handler
+has left. Never on suspicion: a handler that is leaving must not be disturbed while it cleans up. So at any moment at
+most one Interrupted is on its way into a thread, and `settle` has no more than one to take back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import sys
 import threading
+from typing import Any
 
 from pgqueue.job import Job
 from pgqueue.outcome import WRITTEN, Outcome
@@ -32,10 +39,10 @@ class Run:
 
     `stopped`: the thread has left the handler and seen the verdict. `lost`: the job did not stop and was taken away;
     what comes out of the handler some day counts for nothing. `sealed`: the job that cannot be stopped any more, or not
-    now if the seal `reopens`.
+    now if the seal `reopens`. `missed`: what was raised in the thread was lost in a destructor.
     """
 
-    __slots__ = ("ident", "job", "lock", "lost", "reopens", "sealed", "stopped", "task", "verdict")
+    __slots__ = ("ident", "job", "lock", "lost", "missed", "reopens", "sealed", "stopped", "task", "verdict")
 
     def __init__(self, job: Job) -> None:
         self.job: Job | None = job
@@ -46,6 +53,7 @@ class Run:
         self.sealed: Job | None = None
         self.reopens = False
         self.lost = False
+        self.missed = False
         self.stopped = False
 
     def interrupt(self, job: Job, outcome: Outcome) -> bool:
@@ -72,7 +80,23 @@ class Run:
                 return False
             # A thread that has not begun looks before it calls the handler; a sealed one when it unseals.
             if self.ident and self.sealed is not job:
+                _listen()
+                _raised[self.ident] = self
                 _raise_in(self.ident, Interrupted)
+            return True
+
+    def insist(self, job: Job) -> bool | None:
+        """Whether what was raised in the thread of `job` was lost in a destructor: then it is raised again. None: the
+        handler has left."""
+        if self.lock is None:
+            return None
+        with self.lock:
+            if self.job is not job or not self.ident:
+                return None
+            if not self.missed or self.sealed is job:
+                return False
+            self.missed = False
+            _raise_in(self.ident, Interrupted)
             return True
 
     def abandon(self, job: Job) -> Outcome | None:
@@ -97,6 +121,7 @@ class Run:
             if self.verdict is None:
                 self.sealed, self.reopens = job, reopens
                 return True
+            self.ident = 0  # nothing more is raised
         _take_back()  # so that it does not come in the middle of the rollback
         return False
 
@@ -132,9 +157,31 @@ class Run:
             pass  # it came after the handler had returned
         with self.lock:  # whoever takes the job away has done so, or sees that we have left
             self.stopped = self.verdict is not None
+            _raised.pop(threading.get_ident(), None)
         return outcome if self.verdict is None or outcome is WRITTEN else self.verdict[1]
 
 
 def _take_back() -> None:
     """What is still on its way into this thread; Interrupted if it comes just now."""
     _raise_in(threading.get_ident(), ctypes.py_object())
+
+
+_raised: dict[int, Run] = {}
+"""The threads into which something was raised, until they have left their handler."""
+_report: Any = None
+"""What was told of unraisable exceptions before us."""
+
+
+def _listen() -> None:
+    global _report
+    if _report is None:
+        _report, sys.unraisablehook = sys.unraisablehook, _unraisable
+
+
+def _unraisable(lost: Any) -> None:
+    """In the thread in which an exception could not go on: take note of ours, pass on all others."""
+    run = _raised.get(threading.get_ident())
+    if lost.exc_type is Interrupted and run is not None:
+        run.missed = True
+    else:
+        _report(lost)
