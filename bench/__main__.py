@@ -11,7 +11,7 @@ from typing import Any
 import click
 import psutil
 
-from bench import claims, drain, enqueueing, flat, idle, latency, load
+from bench import claims, drain, enqueueing, flat, idle, latency, load, writing
 from bench.figures import Figure, document, table
 from bench.run import Run
 from bench.server import Lab
@@ -22,6 +22,7 @@ SCENARIOS: dict[str, Scenario] = {
     "drain-asyncio": drain.drain_asyncio,
     "drain-two": drain.drain_two,
     "drain-sync": drain.drain_sync,
+    "transactional": writing.transactional,
     "enqueue-one": enqueueing.enqueue_one,
     "enqueue-many": enqueueing.enqueue_many,
     "latency": latency.latency,

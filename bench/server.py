@@ -36,6 +36,7 @@ SETTINGS = {
 MINIMAL = """
 CREATE TABLE minimal (id bigint PRIMARY KEY, state integer NOT NULL, args jsonb NOT NULL);
 CREATE TABLE warm (LIKE minimal INCLUDING ALL);
+CREATE TABLE bench_effect (job bigint NOT NULL);
 """
 TEMPLATE = "bench_template"
 

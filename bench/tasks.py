@@ -1,12 +1,19 @@
-"""The handlers of the worker under test. They do nothing, so that what is measured is the queue."""
+"""The handlers of the worker under test. They do next to nothing, so that what is measured is the queue."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from functools import cached_property
 from time import monotonic
+from typing import Any
 
-from pgqueue import Job, task
+from psycopg import AsyncConnection, Connection
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from pgqueue import Job, lifespan, task
 
 QUEUE = "bench"
+WRITE = "INSERT INTO bench_effect (job) VALUES (%s)"
 
 starts: list[tuple[int, float]] = []
 """(job id, monotonic seconds) of every `stamp` that has begun; the clock is the same in all processes of a machine."""
@@ -26,3 +33,60 @@ def noop_sync() -> None:
 async def stamp(job: Job) -> None:
     """Write down when it began."""
     starts.append((job.id, monotonic()))
+
+
+class Own:
+    """Pools of the application, opened when a handler first wants one; as large as the worker has slots."""
+
+    dsn = ""
+    slots = 10
+
+    @cached_property
+    def threads(self) -> ConnectionPool[Connection[Any]]:
+        return ConnectionPool(self.dsn, min_size=self.slots, max_size=self.slots, open=True)
+
+    @cached_property
+    def loop(self) -> AsyncConnectionPool[AsyncConnection[Any]]:
+        return AsyncConnectionPool(self.dsn, min_size=self.slots, max_size=self.slots, open=False)
+
+
+own = Own()
+
+
+@lifespan
+async def pools() -> AsyncIterator[None]:
+    """Close what was opened."""
+    yield
+    if "threads" in vars(own):
+        own.threads.close()
+    if "loop" in vars(own):
+        await own.loop.close()
+
+
+@task(name="bench.own_sync", queue=QUEUE)
+def own_sync(job: Job) -> None:
+    """Write a row in a transaction of its own, in a thread."""
+    with own.threads.connection() as conn, conn.transaction():
+        conn.execute(WRITE, [job.id])
+
+
+@task(name="bench.own_async", queue=QUEUE)
+async def own_async(job: Job) -> None:
+    """Write a row in a transaction of its own, on the loop."""
+    if own.loop.closed:
+        await own.loop.open()
+    async with own.loop.connection() as conn, conn.transaction():
+        await conn.execute(WRITE, [job.id])
+
+
+@task(name="bench.write_sync", queue=QUEUE, transactional=True)
+def write_sync(job: Job) -> None:
+    """Write a row in the job's transaction, in a thread."""
+    job.connection.execute(WRITE, [job.id])
+
+
+@task(name="bench.write_async", queue=QUEUE, transactional=True)
+async def write_async(job: Job) -> None:
+    """Write a row in the job's transaction, on the loop."""
+    conn = await job.aconnection()
+    await conn.execute(WRITE, [job.id])

@@ -28,6 +28,7 @@ from pgqueue import Worker
 @click.option("--workers", default=1, show_default=True, help="Workers inside this process.")
 def main(dsn: str, queues: str, concurrency: int, loop: str, workers: int) -> None:
     """Work until standard input ends."""
+    tasks.own.dsn, tasks.own.slots = dsn, concurrency
     with asyncio.Runner(loop_factory=_factory(loop)) as runner:
         runner.run(work(dsn, queues.split(","), concurrency, workers))
 

@@ -138,7 +138,7 @@ class Completer:
         [answer] = await self._session.run(self._about("complete_missing", left))
         locked = {row[0] for row in answer}
         gone = [job for job in left if job.id not in locked | released]
-        unsure = [job for job in gone if job.id in self._unsure or getattr(job, "written", False)]
+        unsure = [job for job in gone if job.id in self._unsure or job.written]
         ended: set[int] = set()
         if unsure:
             attempts = integers([job.attempt for job in unsure])

@@ -62,6 +62,22 @@ async def arun(conn: object, statement: Statement[R]) -> R:
     return statement.read(rows)
 
 
+def alone(conn: Any) -> bool:
+    """Whether a statement on this connection is a transaction of its own: it is in autocommit mode and in no block.
+
+    Of a connection of SQLAlchemy only SQLAlchemy knows; it counts as in a transaction.
+    """
+    kind = _kind(conn.__class__) or ""
+    if kind.startswith("asyncpg."):
+        return not conn.is_in_transaction()
+    if kind.startswith("django."):
+        return bool(conn.get_autocommit())
+    if not kind.startswith(("psycopg.", "psycopg2.")):
+        return False
+    driver = getattr(conn, "connection", conn)
+    return bool(driver.autocommit and driver.info.transaction_status == 0)
+
+
 def connect(**options: Any) -> psycopg.Connection[tuple[Any, ...]]:
     """Open a psycopg connection to the configured database; `options` as for `psycopg.connect`.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pgqueue.enqueue import deadline_of, many, moment_of
 from pgqueue.job import Job, NewJob
-from pgqueue.outcome import COMPLETED, WRITTEN, Cancelled, Completed, Failed, Outcome, Released, Retried
+from pgqueue.outcome import COMPLETED, WRITTEN, Cancelled, Completed, Failed, Handed, Outcome, Released, Retried
 from pgqueue.statements import Row, Statement, integers, text
 
 Ended = tuple[Job, Outcome]
@@ -44,6 +44,8 @@ class Endings:
             if outcome is COMPLETED:
                 plain.append(job)
                 continue
+            if isinstance(outcome, Handed):
+                outcome = outcome.otherwise
             match outcome:
                 case Completed():
                     (successors if outcome.successors else results).append((job, outcome))

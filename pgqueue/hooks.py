@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, cast
 from pgqueue.errors import InvalidOption
 from pgqueue.job import Job, current_job
 from pgqueue.logs import fields
-from pgqueue.outcome import WRITTEN, Cancelled, Completed, Failed, Outcome, Problem, Released, Retried, Written
+from pgqueue.outcome import WRITTEN, Cancelled, Completed, Failed, Handed, Outcome, Problem, Released, Retried, Written
 from pgqueue.results import silent
 from pgqueue.tasks import Task
 
@@ -64,7 +64,7 @@ class JobOutcome:
     def of(cls, outcome: Outcome, seconds: float) -> JobOutcome:
         """The public side of an outcome."""
         match outcome:
-            case Completed() | Written():
+            case Completed() | Written() | Handed():
                 return cls("completed", seconds)
             case Released(Problem() as problem):
                 return cls("released", seconds, problem.outcome, problem.error_type, problem.message)

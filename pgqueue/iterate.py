@@ -23,8 +23,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -33,10 +34,8 @@ from pgqueue.enqueue import many
 from pgqueue.errors import Error
 from pgqueue.job import AnySource, Job, NewJob, Source
 from pgqueue.logs import fields
-from pgqueue.settling import asend, send
+from pgqueue.runs import Interrupted
 from pgqueue.statements import Row, Statement
-from pgqueue.transactions import Transactions
-from pgqueue.work import AsyncWork, Work
 
 log = logging.getLogger("pgqueue")
 
@@ -53,12 +52,12 @@ class Place:
         self.cursor: Any = None
         self.over = self.through = self.dropped = False
         """The loop is over, in whatever way; it has come to the end of its source; the job has ended, or runs anew."""
-        self.work: Work | AsyncWork | None = None
+        self.work: Any = None
         self._n = 0
         self._endings = endings
         self._before: list[NewJob[Any]] = []
 
-    def begin(self, work: Work | AsyncWork) -> None:
+    def begin(self, work: Any) -> None:
         """The loop begins. What its body enqueues goes with its batch."""
         self.work = work
         self._before, self.job.successors = self.job.successors or [], []
@@ -80,7 +79,7 @@ class Place:
         self._n += 1
         return items
 
-    def statements(self, work: Work | AsyncWork) -> list[Statement[Any]]:
+    def statements(self, work: Any) -> list[Statement[Any]]:
         """What ends the batch: its row, and the jobs its body has enqueued."""
         append = work.statement("iterate_append", n=self._n, cursor=_encode(self.cursor).decode())
         successors, self.job.successors = self.job.successors, []
@@ -88,9 +87,10 @@ class Place:
             return [append]
         return [append, many(successors, schema=self._endings.schema, notify=self._endings.notify)]
 
-    def appended(self, work: Work | AsyncWork) -> Statement[Any]:
+    def appended(self, work: Any) -> Statement[Any]:
         """Whether the row of the batch is there."""
-        return work.statement("iterate_appended", n=self._n)
+        appended: Statement[Any] = work.statement("iterate_appended", n=self._n)
+        return appended
 
     def end(self) -> None:
         """The loop is over; what was enqueued before it is enqueued again, what a batch left behind is not."""
@@ -110,10 +110,21 @@ class Place:
         )
 
 
+class Lending(Protocol):
+    """Who lends what batches are committed by (`work.Work`, on the loop `awork.AsyncWork`): a worker's transactions, or
+    a drain."""
+
+    def lend(self, job: Job) -> Any: ...
+    def alend(self, job: Job) -> Any: ...
+    def take_back(self, job: Job, work: Any) -> None: ...
+    def leave(self, work: Any) -> None: ...
+    def drop(self, job: Job, work: Any) -> None: ...
+
+
 class Iterations:
     """The iterations of one worker. `checkpoint` raises if a job was told to stop."""
 
-    def __init__(self, transactions: Transactions, endings: Endings, checkpoint: Callable[[Job], None]) -> None:
+    def __init__(self, transactions: Lending, endings: Endings, checkpoint: Callable[[Job], None]) -> None:
         self.places: dict[Job, Place] = {}
         """Of the jobs that have iterated and are not over yet."""
         self._transactions = transactions
@@ -159,8 +170,7 @@ class Iterations:
         job, work = place.job, self._transactions.lend(place.job)
         place.begin(work)
         try:
-            place.read(send(work.connection(), work.statement("iterate_last")).fetchall())
-            work.undo()
+            place.read(work.look(work.statement("iterate_last")))
             pairs = iter(source(place.cursor))
             while True:
                 self._checkpoint(job)
@@ -171,16 +181,17 @@ class Iterations:
                 work.keep(place.statements(work), place.appended(work))
             place.through = True
         finally:
-            work.undo()
+            with suppress(Interrupted):  # nobody hears what is raised in a generator that is being closed
+                work.undo()
             place.end()
             self._transactions.take_back(job, work)
+        self._checkpoint(job)
 
     async def _abatches(self, place: Place, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
         job, work = place.job, self._transactions.alend(place.job)
         place.begin(work)
         try:
-            place.read(await (await asend(await work.connection(), work.statement("iterate_last"))).fetchall())
-            await work.undo()
+            place.read(await work.look(work.statement("iterate_last")))
             pairs = _aiter(source(place.cursor))
             while True:
                 self._checkpoint(job)
@@ -192,13 +203,15 @@ class Iterations:
             place.through = True
         finally:
             if not place.over:
-                await work.undo()
-                place.end()
-                self._transactions.take_back(job, work)
+                try:
+                    await work.undo()
+                finally:
+                    place.end()
+                    self._transactions.take_back(job, work)
 
     def _leave(self, place: Place) -> None:
         """The loop was left, so what its batch has begun is nobody's any more."""
-        if not place.over and isinstance(place.work, AsyncWork):
+        if not place.over and place.work is not None:
             self._transactions.leave(place.work)
             place.end()
             self._transactions.take_back(place.job, place.work)

@@ -140,6 +140,9 @@ class Means:
         """Why the job is not complete although its handler has returned; None if it is."""
         return None
 
+    def abandoned(self, job: Job) -> None:
+        """It was taken away from its handler, which goes on."""
+
     def anew(self, job: Job) -> None:
         """Its handler is about to be called once more, as if it had not been called."""
         job.successors = None
@@ -189,8 +192,8 @@ class Job:
         """Set when it begins to run, by `perf_counter`."""
         self.ended: object
         """Set when its transaction has been committed, to the outcome that was written in it."""
-        self.written: bool
-        """Set if its handler has ended it in a transaction of its own; whether that was committed is not known here."""
+        self.written = False
+        """Whether its handler has ended it in a transaction of its own; if that was committed is not known here."""
         self.successors: list[NewJob[Any]] | None = None
         """What it has enqueued, to be written with its completion."""
 
@@ -277,6 +280,8 @@ class Job:
             raise InvalidArguments(
                 f"{task!r} is not a task: declare it with @pgqueue.task, or use pgqueue.remote(name)"
             )
+        if self.written:
+            raise Error(f"job {self.id} ({self.task}): enqueue before job.complete(conn): that writes the successors")
         new = make(*args, **kwargs)
         if self.successors is None:
             self.successors = []
@@ -290,16 +295,21 @@ class Job:
                 job.complete(conn)
 
         When that transaction commits, the job is completed with it (its successors are written, too), whatever the
-        handler does afterwards; what it returns then is not stored. If it rolls back, nothing has happened. Raises
-        JobLost, and the transaction cannot commit any more, if the job was given to another worker meanwhile.
+        handler does afterwards; what it returns then is not stored. If it does not commit, nothing has happened, and
+        the attempt has failed. Raises JobLost, and the transaction cannot commit any more, if the job was given to
+        another worker meanwhile; Error if there is no transaction, because the connection is in autocommit mode.
         """
         self.means.complete(self, conn)
-        self.written = True
+        self._hand_over()
 
     async def acomplete(self, conn: object) -> None:
         """`complete` on an async connection."""
         await self.means.acomplete(self, conn)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
         self.written = True
+        self.successors = []  # those it had are written; an empty list makes the executor look at what has happened
 
     def checkpoint(self) -> None:
         """Leave the handler here if the job was told to stop: cancelled, timed out, or its worker stops or lost it.

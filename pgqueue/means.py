@@ -63,25 +63,34 @@ class WorkerMeans(Means):
     def left(self, job: Job) -> str | None:
         return self._iterations.left(job)
 
+    def abandoned(self, job: Job) -> None:
+        self._transactions.abandoned(job)
+
     def anew(self, job: Job) -> None:
         super().anew(job)
         self._iterations.drop([job])
 
     def complete(self, job: Job, conn: object) -> None:
         try:
-            for statement in self._completion(job):
+            for statement in self._completion(job, conn):
                 connections.run(conn, statement)
         except Exception as error:
             raise _explained(job, error) from error
 
     async def acomplete(self, job: Job, conn: object) -> None:
         try:
-            for statement in self._completion(job):
+            for statement in self._completion(job, conn):
                 await connections.arun(conn, statement)
         except Exception as error:
             raise _explained(job, error) from error
 
-    def _completion(self, job: Job) -> list[Statement[Any]]:
+    def _completion(self, job: Job, conn: object) -> list[Statement[Any]]:
+        if connections.alone(conn):
+            raise Error(
+                f"job {job.id} ({job.task}): job.complete(conn) outside of a transaction would complete it at once, "
+                "whatever comes after; open a transaction on this connection first",
+                job_id=job.id,
+            )
         if self._transactions.owns(job):
             raise Error(
                 f"job {job.id} ({job.task}): its task is transactional, or it is inside job.iterate, so the worker "

@@ -29,6 +29,8 @@ RESULT_MOST = 1 << 20  # bytes
 # A name no process here knows: another version may. Ask again after 10 s, later less often; give up after a day.
 UNKNOWN_FIRST, UNKNOWN_MOST, UNKNOWN_DAY = 10.0, 300.0, 86_400.0
 
+ASKS = (Snooze, Retry, Cancel, Fail)
+
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # the escape, not an escaped backslash before the text u0000
 
@@ -94,7 +96,15 @@ class Written:
     """It was ended in the database by its own transaction."""
 
 
-Outcome = Completed | Retried | Failed | Cancelled | Released | Written
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """Its handler completed it in a transaction of its own (`job.complete`). Only the database knows whether that was
+    committed; `otherwise` is what becomes of the job if it was not."""
+
+    otherwise: Completed | Retried | Failed | Cancelled | Released
+
+
+Outcome = Completed | Retried | Failed | Cancelled | Released | Written | Handed
 
 COMPLETED = Completed()
 RELEASED = Released()
@@ -105,6 +115,16 @@ LATE = Cancelled("deadline")
 
 def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -> Outcome:
     """What a handler gave, returned or raised, becomes its outcome."""
+    if job.written:
+        uncommitted = Error("job.complete(conn) was called, but that transaction did not commit", job_id=job.id)
+        otherwise = (
+            _given(job, retry, what, raised) if raised or isinstance(what, ASKS) else failed(job, retry, uncommitted)
+        )
+        return otherwise if isinstance(otherwise, Written | Handed) else Handed(otherwise)
+    return _given(job, retry, what, raised)
+
+
+def _given(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome:
     match what:
         case Snooze(delay=delay):
             return Retried(delay, Problem("snoozed"), spent=False, snoozed=True)
@@ -116,7 +136,7 @@ def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -
             return Failed("error", Problem("failed", "Fail", _clean(reason, MESSAGE_MOST), _cause(what)[2]))
         case BaseException() if raised:
             return failed(job, retry, what)
-        case Completed() | Retried() | Failed() | Cancelled() | Released() | Written():
+        case Completed() | Retried() | Failed() | Cancelled() | Released() | Written() | Handed():
             return what  # what wraps the handler has decided
         case value:
             if (left := job.means.left(job)) is not None:

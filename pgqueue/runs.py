@@ -20,6 +20,7 @@ import asyncio
 import ctypes
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 from pgqueue.job import Job
@@ -133,6 +134,20 @@ class Run:
         with self.lock:
             self.sealed = None
             return self.verdict is None
+
+    def hold(self, job: Job) -> bool:
+        """In the thread of the run: from now on nothing is raised into it; who stops `job` is heard at the unseal.
+
+        Unlike `seal` it holds for a job that was stopped before, too. False: it is sealed already, and stays so.
+        """
+        assert self.lock is not None
+        with self.lock:  # whoever is about to raise into us has done so
+            if self.sealed is job:
+                return False
+            self.sealed, self.reopens = job, True
+        with suppress(Interrupted):  # the verdict says the same
+            _take_back()
+        return True
 
     def told(self, job: Job) -> bool:
         """Whether `job` was told to stop."""

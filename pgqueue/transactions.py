@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from psycopg import AsyncConnection, Connection
 
+from pgqueue.awork import AsyncWork
 from pgqueue.errors import Error
 from pgqueue.job import Job, current_job
 from pgqueue.outcome import Outcome
 from pgqueue.tasks import Task
-from pgqueue.work import Around, AsyncWork, Work
+from pgqueue.work import Around, Work
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -100,6 +101,12 @@ class Transactions:
         else:
             work.cut()
 
+    def abandoned(self, job: Job) -> None:
+        """The job was taken from its handler, which goes on: its transaction must not."""
+        work = self._open.get(job)
+        if work is not None:
+            self.drop(job, work)
+
     def leave(self, work: AsyncWork) -> None:
         """Undo what this has begun; nobody sees it any more. From any thread."""
         left = work.leave()
@@ -118,10 +125,15 @@ class Transactions:
             job = current_job()
             work = self._open[job] = Work(self._around, job)
             try:
-                return work.end(task.retry, fn(*args, **kwargs))
-            finally:
-                work.undo()
-                del self._open[job]
+                try:
+                    return work.end(task.retry, fn(*args, **kwargs))
+                finally:
+                    work.undo()
+            finally:  # what is raised into a thread comes once: if it kept us from the first, it spares the second
+                try:
+                    work.undo()
+                finally:
+                    del self._open[job]
 
         async def on_loop(*args: Any, **kwargs: Any) -> Outcome:
             job = current_job()
@@ -129,8 +141,10 @@ class Transactions:
             try:
                 return await work.end(task.retry, await fn(*args, **kwargs))
             finally:
-                await work.undo()
-                del self._open[job]
+                try:
+                    await work.undo()
+                finally:
+                    del self._open[job]
 
         return replace(task, fn=on_loop if task.is_async else in_thread)
 

@@ -106,7 +106,8 @@ class Wiring(ABC):
             in_doubt=lambda: self._reconciler.doubt(),
             poll=settings.poll,
         )
-        self._lender = Lender(self._link, settings.concurrency, lambda: self._heartbeat.listed())
+        slots = pools(settings.queues, settings.concurrency)
+        self._lender = Lender(self._link, sum(pool.slots for pool in slots), lambda: self._heartbeat.listed())
         around = Around(
             self._lender,
             self._endings,
@@ -114,6 +115,7 @@ class Wiring(ABC):
             lambda job, **how: self._executor.seal(job, **how),
             lambda job, **how: self._executor.aseal(job, **how),
             lambda job: self._executor.unseal(job),
+            lambda job, **how: self._executor.hold(job, **how),
         )
         transactions = Transactions(around)
         iterations = Iterations(transactions, self._endings, lambda job: self._executor.checkpoint(job))
@@ -138,7 +140,7 @@ class Wiring(ABC):
             stop=lambda job, outcome: self._executor.interrupt_run(job, outcome),
         )
         self._executor = Executor(
-            pools(settings.queues, settings.concurrency),
+            slots,
             self._lost_lease.guarded(hooks.around(transactions.transactional(unstored(self._tasks)))),
             finish=hooks.finishing(self._completer.finish),
             low=self._fetcher.roomier,

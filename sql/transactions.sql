@@ -3,4 +3,4 @@
 -- name: transactions_end_session
 -- End a session of our own whose COMMIT was not answered, so that its transaction comes to its end. Answers how many.
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-WHERE pid = %(pid)s::integer AND backend_start::text = %(backend_start)s::text;
+WHERE pid = %(pid)s::integer AND backend_start = %(backend_start)s::text::timestamptz;

@@ -33,6 +33,7 @@ from psycopg._cursor_base import BaseCursor
 from psycopg.pq import TransactionStatus
 
 from pgqueue import statements
+from pgqueue.lending import Borrowed
 
 LINE_MOST = 40  # points in a line: what several processes write to one pipe stays whole up to 4,096 bytes
 NAMES = {statements.text(name, "pgqueue"): name for name in statements.names()}
@@ -182,6 +183,10 @@ def arm(points: Points) -> None:
             statement.cross("after")
             return end.value
 
+    def says(conn: Any, how: bytes) -> None:
+        with conn.lock:
+            conn.wait(conn._exec_command(how))
+
     def sends(name: str) -> None:
         real = getattr(BaseCursor, name)
 
@@ -196,6 +201,7 @@ def arm(points: Points) -> None:
     BaseConnection._exec_command = exec_command  # type: ignore[method-assign,assignment]
     sends("_execute_send")
     sends("_send_query_prepared")
+    Borrowed._say = says  # type: ignore[method-assign]  # the same message, by way of the generator
     psycopg.Connection.pipeline = _no_pipeline  # type: ignore[method-assign,assignment]
     psycopg.AsyncConnection.pipeline = _no_async_pipeline  # type: ignore[method-assign,assignment]
 

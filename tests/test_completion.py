@@ -8,7 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from test_connections import ASYNC, KINDS, drive
+import sqlalchemy
+from sqlalchemy.orm import Session
+from test_connections import ASYNC, KINDS, drive, url
 from workers import Eyes, Taker, until, work
 
 import pgqueue
@@ -102,7 +104,7 @@ async def test_what_a_handler_says_after_its_commit_changes_nothing(dsn: str, or
 
 
 async def test_a_transaction_still_open_when_the_handler_returns_is_waited_for(dsn: str, orders: Eyes) -> None:
-    """The row is locked, so the completer looks again; a commit later on ends the job, a rollback leaves it to us."""
+    """The row is locked, so the completer looks again: a commit later on ends the job, a rollback fails the attempt."""
     open_one: list[psycopg.Connection[Any]] = []
 
     def order(job: Job) -> None:
@@ -111,19 +113,55 @@ async def test_a_transaction_still_open_when_the_handler_returns_is_waited_for(d
         job.complete(conn)
         open_one.append(conn)
 
-    ordering = task(name="completion.open")(order)
+    ordering = task(name="completion.open", retry=ONCE)(order)
     async with work(dsn, ordering) as worker:
-        for number, end in enumerate(("commit", "rollback"), 1):
+        for number, (end, state) in enumerate((("commit", "completed"), ("rollback", "failed")), 1):
             job_id = enqueued(dsn, ordering)
             await until(lambda number=number: len(open_one) == number)  # type: ignore[misc]
             await until(lambda: len(worker._completer._locked) == 1)
             assert orders.state(job_id) == "running"
             getattr(open_one[-1], end)()
             open_one[-1].close()
-            await until(orders.is_in(job_id, "completed"))
+            await until(orders.is_in(job_id, state))
         await until(lambda: not worker._held)
         assert worker._completer.fenced == 0
     assert orders.one("SELECT count(*) FROM app_order") == 1
+    assert "did not commit" in orders.one("SELECT message FROM pgqueue.attempt")
+
+
+async def test_a_commit_that_was_forgotten_is_no_completion(dsn: str, orders: Eyes) -> None:
+    """SQLAlchemy's session rolls back at the end of its block: what the handler returns then is no success."""
+
+    def order(job: Job) -> str:
+        engine = sqlalchemy.create_engine(url(dsn, "psycopg"))
+        with Session(engine) as session:
+            session.execute(sqlalchemy.text("INSERT INTO app_order VALUES (7)"))
+            job.complete(session)
+        engine.dispose()
+        return "done"
+
+    ordering = task(name="completion.forgotten", retry=ONCE)(order)
+    async with work(dsn, ordering):
+        await until(orders.is_in(enqueued(dsn, ordering), "failed"))
+    assert orders.one("SELECT count(*) FROM app_order") == 0
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "psycopg2", "django", "psycopg_async", "asyncpg"])
+async def test_a_job_is_not_completed_outside_of_a_transaction(dsn: str, orders: Eyes, kind: str) -> None:
+    async def scenario(job: Job) -> None:
+        async with KINDS[kind](dsn, True) as app:
+            if kind in ASYNC:
+                await job.acomplete(app.conn)
+            else:
+                job.complete(app.conn)
+
+    def order(job: Job) -> None:
+        drive(kind, scenario(job))
+
+    ordering = task(name=f"completion.alone.{kind}", retry=ONCE)(order)
+    async with work(dsn, ordering):
+        await until(orders.is_in(enqueued(dsn, ordering), "failed"))
+    assert "outside of a transaction" in orders.one("SELECT message FROM pgqueue.attempt")
 
 
 @pytest.mark.promise("L06")
@@ -250,8 +288,13 @@ async def test_what_does_not_fit_is_refused_in_the_handler(dsn: str, eyes: Eyes)
         with pytest.raises(pgqueue.InvalidArguments) as caught:
             job.enqueue("follow", 7)  # type: ignore[arg-type]
         refused.append(str(caught.value))
+        with psycopg.connect(dsn) as conn:
+            job.complete(conn)
+        with pytest.raises(pgqueue.Error) as late:
+            job.enqueue(follow, 7)
+        refused.append(str(late.value))
 
     async with work(dsn, unfit):
         enqueued(dsn, unfit)
         await until(eyes.done(1))
-    assert ["needs int" in refused[0], "not a task" in refused[1]] == [True, True]
+    assert ["needs int" in refused[0], "not a task" in refused[1], "before job.complete" in refused[2]] == [True] * 3

@@ -42,7 +42,8 @@ AsyncCursor.execute = stopping_execute
 TRANSFERS = """
 import signal, threading
 from pgqueue import Job
-from pgqueue.work import AsyncWork, Work
+from pgqueue.awork import AsyncWork
+from pgqueue.work import Work
 
 MOVE = "UPDATE account SET balance = balance + CASE id WHEN 1 THEN -50 ELSE 50 END"
 

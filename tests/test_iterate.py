@@ -13,10 +13,11 @@ from workers import Eyes, until, work
 
 import pgqueue
 from pgqueue import Job, Snooze, testing
+from pgqueue.awork import AsyncWork
 from pgqueue.outcome import Cancelled
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, task
-from pgqueue.work import AsyncWork, Work
+from pgqueue.work import Work
 
 SOON = RetryPolicy(attempts=5, first=0.01, most=0.05)
 ITEMS = 25
@@ -85,6 +86,11 @@ def declared(fn: Callable[..., Any], **options: Any) -> Task[..., Any]:
     name = f"iterate.{fn.__qualname__.replace('.<locals>', '')}"
     made: Task[..., Any] = task(name=name, **({"retry": SOON} | options))(fn)
     return made
+
+
+def _number(statements: Any) -> int | None:
+    """Which batch these statements end."""
+    return statements[0].params.get("n") if statements else None
 
 
 def put(dsn: str, goes: Task[..., Any], *args: Any, **options: Any) -> int:
@@ -212,7 +218,7 @@ async def test_a_commit_of_a_batch_whose_answer_is_lost_is_settled(
         effects.do("SELECT pg_terminate_backend(%s, 5000)", conn.info.backend_pid)
 
     def cutting(work: Work, conn: Any, statements: Any) -> None:
-        second = statements[0].params.get("n") == 2 and not cuts
+        second = _number(statements) == 2 and not cuts
         if committed or not second:
             commit(work, conn, statements)
         if second:
@@ -223,7 +229,7 @@ async def test_a_commit_of_a_batch_whose_answer_is_lost_is_settled(
             commit(work, conn, statements)
 
     async def acutting(work: AsyncWork, conn: Any, statements: Any) -> None:
-        second = statements[0].params.get("n") == 2 and not cuts
+        second = _number(statements) == 2 and not cuts
         if committed or not second:
             await acommit(work, conn, statements)
         if second:
@@ -257,12 +263,12 @@ async def test_what_stops_a_job_in_the_commit_of_a_batch_stops_it_after_it(
         told.append(worker._executor.interrupt(job_id, Cancelled("enough")))
 
     def telling(work: Work, conn: Any, statements: Any) -> None:
-        if statements[0].params.get("n") == 2:
+        if _number(statements) == 2:
             interrupt(work._job.id)
         commit(work, conn, statements)
 
     async def atelling(work: AsyncWork, conn: Any, statements: Any) -> None:
-        if statements[0].params.get("n") == 2:
+        if _number(statements) == 2:
             interrupt(work._job.id)
             await asyncio.sleep(0)
         await acommit(work, conn, statements)
@@ -548,7 +554,7 @@ async def test_a_timeout_of_the_handlers_own_does_not_break_into_a_commit(
     ended: list[bool] = []
 
     async def slowly(work: AsyncWork, conn: Any, statements: Any) -> None:
-        if statements[0].params.get("n") == 2 and not ended:
+        if _number(statements) == 2 and not ended:
             asyncio.get_running_loop().call_soon(expired.set)
             await asyncio.sleep(0.05)
             ended.append(True)
@@ -721,3 +727,86 @@ def test_without_a_worker_it_says_so() -> None:
 
     with pytest.raises(pgqueue.Error, match=r"no job\.iterate"):
         testing.run(goes)
+
+
+# In a drain ----------------------------------------------------------------------------------------------------------
+
+
+@kinds
+def test_in_a_drain_a_later_failure_keeps_the_batches_before(dsn: str, effects: Eyes, transactional: bool) -> None:
+    fails = [True]
+
+    def fail_once(job: Job, batch: list[int]) -> None:
+        job.enqueue(after, batch[0])
+        if batch[0] == 11 and fails:
+            fails.clear()
+            raise LookupError
+
+    goes = going(False, transactional, fail_once, retry=RetryPolicy(attempts=3, first=600))
+    with psycopg.connect(dsn) as conn:
+        goes.enqueue(conn)
+        first = testing.drain(conn)
+        assert (first.retried, first.completed) == (1, 1)  # the successor of the first batch runs at once
+        assert conn.execute("SELECT array_agg(item ORDER BY place) FROM effect").fetchone() == ([*range(1, 11)],)
+        with testing.Clock(conn) as clock:
+            clock.advance(hours=1)
+            assert testing.drain(conn).completed == 3
+        assert conn.execute("SELECT array_agg(item ORDER BY place) FROM effect").fetchone() == ([*range(1, 26)],)
+        conn.rollback()
+    assert applied(effects) == []
+
+
+@kinds
+async def test_in_an_async_drain(dsn: str, effects: Eyes, transactional: bool) -> None:
+    goes = going(True, transactional)
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        await goes.aenqueue(conn)
+        assert (await testing.adrain(conn)).check().completed == 1
+        await conn.commit()
+    assert applied(effects) == [*range(1, 26)]
+
+
+@both
+@kinds
+async def test_in_a_drain_a_job_cannot_complete_out_of_its_loop(
+    dsn: str, effects: Eyes, on_loop: bool, transactional: bool
+) -> None:
+    def leaves(job: Job) -> None:
+        for batch in job.iterate(items, SIZE):
+            job.connection.execute(INSERT, [job.id, batch[0]])
+            if batch[0] == 11:
+                break
+
+    async def aleaves(job: Job) -> None:
+        async for batch in job.aiterate(items, SIZE):
+            await (await job.aconnection()).execute(INSERT, [job.id, batch[0]])
+            if batch[0] == 11:
+                break
+
+    left = declared(aleaves if on_loop else leaves, transactional=transactional, retry=1)
+    if on_loop:
+        async with await psycopg.AsyncConnection.connect(dsn) as aconn:
+            await left.aenqueue(aconn)
+            drained = await testing.adrain(aconn)
+    else:
+        with psycopg.connect(dsn) as conn:
+            left.enqueue(conn)
+            drained = testing.drain(conn)
+    assert drained.failed == 1
+    assert applied(effects) == [1]
+
+
+def test_a_drain_on_its_own_connection_commits_each_batch(
+    dsn: str, effects: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGQUEUE_DSN", dsn)
+
+    def fail(job: Job, batch: list[int]) -> None:
+        if batch[0] == 21:
+            raise LookupError
+
+    goes = going(False, False, fail, retry=1)
+    put(dsn, goes)
+    assert testing.drain().failed == 1
+    assert applied(effects) == [*range(1, 21)]
+    assert cursors(effects) == [(1, 10), (2, 20)]

@@ -16,9 +16,10 @@ from workers import Eyes, until, work
 
 import pgqueue
 from pgqueue import Cancel, Fail, Job, Retry, Snooze
+from pgqueue.awork import AsyncWork
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, task
-from pgqueue.work import AsyncWork, Work
+from pgqueue.work import Work
 
 SOON = RetryPolicy(attempts=5, first=0.01, most=0.05)
 

@@ -1,0 +1,133 @@
+"""The transaction of one attempt on the event loop: what `work` is in threads; why it is right stands there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from time import monotonic
+from typing import Any
+
+import psycopg
+
+from pgqueue.job import Job
+from pgqueue.lending import AsyncBorrowed
+from pgqueue.outcome import WRITTEN, Completed, Outcome
+from pgqueue.retry import RetryPolicy
+from pgqueue.settling import asend, asettle, to_its_end
+from pgqueue.statements import Row, Statement
+from pgqueue.work import Around, Attempt, lost
+
+
+class AsyncWork(Attempt):
+    """The transaction of one attempt on the loop."""
+
+    _conn: AsyncBorrowed | None
+
+    def __init__(self, home: Around, job: Job, *, lent: bool = False) -> None:
+        super().__init__(home, job, lent=lent)
+        self._beginning = asyncio.Lock()
+
+    async def connection(self) -> AsyncBorrowed:
+        """The connection; begins the transaction at the first call, whichever of the handler's tasks that is."""
+        if self._conn is None:
+            async with self._beginning:
+                if self._conn is None:
+                    await self._begin()
+        assert self._conn is not None
+        return self._conn
+
+    async def end(self, retry: RetryPolicy, what: object) -> Outcome:
+        """Commit with what the handler returned. Raises what prevents it; then nothing is committed."""
+        outcome, kept = self._outcome(retry, what)
+        conn = self._conn
+        if conn is None or not kept:
+            return outcome
+        self._open(conn)
+        await self._home.aseal(self._job)
+        try:
+            await self._commit(conn, outcome)
+        except psycopg.Error as error:
+            self._known(error, conn)
+            questions = self._questions(conn, error, self._settled())
+            await self.undo()
+            self._ended(error, *await asettle(error, self._home.lender, questions))
+        self._job.ended = outcome
+        return WRITTEN
+
+    async def look(self, statement: Statement[Any]) -> list[Row]:
+        """The rows of a statement that only reads, in a transaction of its own."""
+        conn = await self.connection()
+        rows = await (await asend(conn, statement)).fetchall()
+        await self._commit_with(conn, [])
+        await self.undo()
+        return rows
+
+    async def keep(self, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:
+        """`Work.keep`. Nor does a cancellation of the handler's own, of a timeout around the loop, break into it."""
+        conn = await self.connection()
+        await self._home.aseal(self._job, reopens=True)
+        try:
+            await to_its_end(self._keep(conn, statements, kept))
+        finally:
+            self._home.unseal(self._job)
+
+    async def undo(self) -> None:
+        """Give the connection back: after a commit as it is, else closed (see `Work.undo`). The last step."""
+        if left := self.leave():
+            await left
+
+    def leave(self) -> Coroutine[Any, Any, None] | None:
+        """`undo` in two steps: from now on nobody sees this transaction; what is returned undoes it."""
+        conn, self._conn, committed, self._committed = self._conn, None, self._committed, False
+        return None if conn is None else self._undo(conn, committed)
+
+    async def _undo(self, conn: AsyncBorrowed, committed: bool) -> None:
+        try:
+            if not committed:
+                await conn.close()
+        finally:
+            await self._home.lender.agive(conn)
+            self._look_at_the_clock()
+
+    async def _begin(self) -> None:
+        while True:
+            conn = await self._home.lender.atake()
+            try:
+                await conn.begin()
+            except BaseException as error:
+                dead = conn.closed
+                await conn.close()
+                await self._home.lender.agive(conn)
+                if dead and isinstance(error, psycopg.OperationalError):
+                    continue
+                raise
+            self._conn, self._began = conn, monotonic()
+            return
+
+    async def _commit(self, conn: AsyncBorrowed, outcome: Outcome) -> None:
+        if isinstance(outcome, Completed):
+            await self._commit_with(conn, self._within(outcome))
+            return
+        await asend(conn, self.statement("complete_mine"))
+        ending = self._ending(outcome)
+        if ending.read(await (await asend(conn, ending)).fetchall()) is not None:
+            raise lost(self._job)
+        await self._commit_with(conn, [])
+
+    async def _commit_with(self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]]) -> None:
+        for statement in statements:
+            await asend(conn, statement)
+        await conn.end(b"COMMIT")
+        self._committed = True
+
+    async def _keep(self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:
+        try:
+            self._open(conn)
+            await self._commit_with(conn, statements)
+        except psycopg.Error as error:
+            self._known(error, conn)
+            questions = self._questions(conn, error, kept)
+            await self.undo()
+            self._kept(error, *await asettle(error, self._home.lender, questions))
+        finally:
+            await self.undo()
