@@ -99,7 +99,7 @@ def test_a_dsn_nobody_can_read_is_2_and_its_password_stays_secret(dsn: str) -> N
 
 
 def test_a_database_that_does_not_exist_is_3(dsn: str) -> None:
-    done = pgqueue("status", dsn=dsn.replace("pgqueue_test", "pgqueue_nowhere"))
+    done = pgqueue("status", dsn=dsn.replace("pgqueue_run", "pgqueue_nowhere"))
     assert (done.returncode, "does not exist" in done.stderr) == (3, True)
 
 
