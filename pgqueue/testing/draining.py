@@ -150,7 +150,7 @@ def _drain(clock: Clock | None, most: int, *, alone: bool) -> Steps[Drained]:
             if account.attempts() >= most:
                 raise Error(f"drain ran {most:,} attempts and there is more to do: does {job.task} enqueue itself?")
             yield from _commit(alone)
-            outcome, error = yield from _attempt(job, alone)
+            outcome, error = yield from _attempt(job, worker_id, alone)
             account.add(job, outcome, error)
             yield _ending(job, outcome, worker_id)
             yield from _commit(alone)
@@ -220,21 +220,21 @@ def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
     return Job(rows[0], claim) if rows else None
 
 
-def _attempt(job: Job, alone: bool) -> Steps[Ran]:
+def _attempt(job: Job, worker_id: int, alone: bool) -> Steps[Ran]:
     """Call the handler, with middleware and hooks, and say what became of the job."""
     task, hooks = tasks.find(job.task), declared()
-    ran = yield from _in_savepoint(job, task and hooks.hooked(task), alone)
+    ran = yield from _in_savepoint(job, task and hooks.hooked(task), worker_id, alone)
     hooks.finished(job, ran[0])
     return ran
 
 
-def _in_savepoint(job: Job, task: Task[..., Any] | None, alone: bool) -> Steps[Ran]:
+def _in_savepoint(job: Job, task: Task[..., Any] | None, worker_id: int, alone: bool) -> Steps[Ran]:
     """Kept if the handler returned, rolled back if it raised."""
     if alone:
-        ran: Ran = yield Call(job, task)
+        ran: Ran = yield Call(job, task, worker_id, alone)
         return ran
     yield Command("SAVEPOINT pgqueue_job")
-    outcome, error = yield Call(job, task)
+    outcome, error = yield Call(job, task, worker_id, alone)
     if error is None:
         try:
             yield Command("RELEASE SAVEPOINT pgqueue_job")

@@ -67,11 +67,11 @@ async def arun(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     return gave[0]  # type: ignore[no-any-return]
 
 
-def call(job: Job, task: Task[..., Any] | None, conn: object) -> Ran:
+def call(job: Job, task: Task[..., Any] | None, conn: object, worker_id: int, *, alone: bool) -> Ran:
     """Run the job here to its outcome, with the drain's connection; None: no task of this name is imported."""
     if job.late or task is None:
         return (LATE if job.late else unknown(job)), None
-    job.means = lent = Lent(task, conn)
+    job.means = lent = Lent(task, conn, worker_id, alone=alone)
     try:
         what = _run_here(task, job)
         outcome = given(job, task.retry, what)
@@ -82,11 +82,11 @@ def call(job: Job, task: Task[..., Any] | None, conn: object) -> Ran:
         return given(job, task.retry, error, raised=True), error
 
 
-async def acall(job: Job, task: Task[..., Any] | None, conn: object) -> Ran:
+async def acall(job: Job, task: Task[..., Any] | None, conn: object, worker_id: int, *, alone: bool) -> Ran:
     """`call` from a running loop."""
     if job.late or task is None:
         return (LATE if job.late else unknown(job)), None
-    job.means = lent = Lent(task, conn)
+    job.means = lent = Lent(task, conn, worker_id, alone=alone)
     test = asyncio.current_task()
     try:
         what = await _run_there(task, job)

@@ -1,4 +1,4 @@
-"""What a drain lends to the handlers of transactional tasks: the test's own connection, inside a savepoint.
+"""What a drain lends to handlers that are transactional or iterate: the test's own connection, inside a savepoint.
 
 So the test sees what a handler writes, and it rolls back with the test. commit() and rollback() on it raise, as in a
 worker. Sync handlers want a sync psycopg connection below what the drain was given, async handlers an async one.
@@ -6,22 +6,35 @@ worker. Sync handlers want a sync psycopg connection below what the drain was gi
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from psycopg import AsyncConnection, Connection, Rollback
 from psycopg.pq import TransactionStatus
 
 from pgqueue import orm
+from pgqueue.config import config
+from pgqueue.endings import Endings
 from pgqueue.errors import Error
-from pgqueue.job import Job, Means
+from pgqueue.iterate import Iterations
+from pgqueue.job import AnySource, Job, Means, Source
 from pgqueue.tasks import Task
+from pgqueue.testing.batches import Batches
 
 
 class Lent(Means):
     """The means of one job in a drain; `end` or `aend` when its handler is done."""
 
-    def __init__(self, task: Task[..., Any], conn: object) -> None:
+    def __init__(self, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool) -> None:
         super().__init__()
+        self.worker_id = worker_id
+        self.alone = alone
+        """Whether the drain has a connection of its own."""
+        self.lends = self.spoilt = False
+        """To an iteration, too; what one has left behind is to be undone."""
+        self._iterations = Iterations(
+            Batches(self), Endings(config().schema, "testing", notify=False), lambda job: None
+        )
         self._task = task
         self._given = conn
         self._lent: Any = None
@@ -29,9 +42,9 @@ class Lent(Means):
         self._session: Any = None
 
     def connection(self, job: Job) -> Any:
-        if self._lent is None:
+        if self._block is None:
             conn = _below(self._given)
-            if not (self._task.transactional and isinstance(conn, Connection)):
+            if not ((self._task.transactional or self.lends) and isinstance(conn, Connection)):
                 raise self._refusal(job, "connection")
             if conn.info.transaction_status == TransactionStatus.IDLE:
                 conn.execute("SELECT 1")  # so that the block is a savepoint: the drain commits, together with the end
@@ -41,9 +54,11 @@ class Lent(Means):
         return self._lent
 
     async def aconnection(self, job: Job) -> Any:
-        if self._lent is None:
+        if self.spoilt:
+            await self.aend(kept=False)
+        if self._block is None:
             conn = await _abelow(self._given)
-            if not (self._task.transactional and isinstance(conn, AsyncConnection)):
+            if not ((self._task.transactional or self.lends) and isinstance(conn, AsyncConnection)):
                 raise self._refusal(job, "aconnection()")
             if conn.info.transaction_status == TransactionStatus.IDLE:
                 await conn.execute("SELECT 1")
@@ -73,15 +88,25 @@ class Lent(Means):
     async def aend(self, *, kept: bool) -> None:
         """`end` for async handlers."""
         block, self._block = self._block, None
+        spoilt, self.spoilt = self.spoilt, False
         if block is not None:
-            await block.__aexit__(*_how(kept))
+            await block.__aexit__(*_how(kept and not spoilt))
+
+    def iterate(self, job: Job, source: Source[Any], size: int) -> Iterator[list[Any]]:
+        return self._iterations.iterate(job, source, size)
+
+    def aiterate(self, job: Job, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
+        return self._iterations.aiterate(job, source, size)
+
+    def left(self, job: Job) -> str | None:
+        return self._iterations.left(job)
 
     def _refusal(self, job: Job, what: str) -> Error:
         told = f"job {job.id} ({job.task}): no job.{what} here"
         if what.startswith(("complete", "acomplete")):
             return Error(f"{told}: what a drain runs is completed by the drain, in the transaction of the test")
         if not self._task.transactional:
-            return Error(f"{told}: declare the task with transactional=True")
+            return Error(f"{told}: declare the task with transactional=True, or ask inside job.iterate")
         return Error(
             f"{told}: a sync handler needs drain() with psycopg below, an async handler adrain() with an async psycopg "
             f"connection; this drain was given {type(self._given).__name__}"

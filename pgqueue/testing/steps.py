@@ -34,6 +34,8 @@ class Call:
 
     job: Job
     task: Task[..., Any] | None
+    worker_id: int
+    alone: bool
 
 
 Step = Statement[Any] | Command | Call
@@ -77,7 +79,7 @@ def _take(conn: Any, step: Step) -> Any:
         case Command():
             return _command(conn, step)
         case Call():
-            return handlers.call(step.job, step.task, conn)
+            return handlers.call(step.job, step.task, conn, step.worker_id, alone=step.alone)
 
 
 async def _atake(conn: Any, step: Step) -> Any:
@@ -87,7 +89,7 @@ async def _atake(conn: Any, step: Step) -> Any:
         case Command():
             return await _acommand(conn, step)
         case Call():
-            return await handlers.acall(step.job, step.task, conn)
+            return await handlers.acall(step.job, step.task, conn, step.worker_id, alone=step.alone)
 
 
 def _command(conn: Any, command: Command) -> None:
