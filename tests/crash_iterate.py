@@ -58,7 +58,8 @@ def cursor_afterwards() -> None:
 
     def commit(self: Work, conn: Any, statements: Sequence[Statement[Any]]) -> None:
         real(self, conn, [])
-        send(conn, statements[0])
+        for statement in statements:
+            send(conn, statement)
 
     Work._commit_with = commit  # type: ignore[method-assign]
 

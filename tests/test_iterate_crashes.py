@@ -46,7 +46,8 @@ class Books:
             return crash_iterate.TASKS[kind].enqueue(conn, token=token).id
 
     async def live(self, **plan: Any) -> Life:
-        return await self.nursery.live(**({"dsn": self.dsn, "kind": "work", "jobs": 2, "seconds": 10.0} | plan))
+        whole: dict[str, Any] = {"dsn": self.dsn, "kind": "work", "jobs": 2, "seconds": 10.0} | plan
+        return await self.nursery.live(**whole)
 
     async def die(self, point: str, nth: int, naive: str = "") -> str:
         """Where a worker died that should at this point."""
@@ -92,7 +93,7 @@ async def books(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 )
 async def test_every_item_is_applied_once_and_in_order_wherever_its_workers_die(kind: str, books: Books) -> None:
     job = books.put(kind)
-    life = await books.live(seconds=0.5, record=True)
+    life = await books.live(seconds=2.0, record=True)
     assert books.applied(job) == WHOLE
     points = [point for point in life.seen if point.startswith("job: ")]
     assert {f"job: {boundary}" for boundary in BOUNDARIES} <= set(points), points
