@@ -13,7 +13,6 @@ import asyncpg
 import django.db.utils
 import psycopg
 import psycopg2
-import psycopg2.errors
 import pytest
 import sqlalchemy
 import sqlalchemy.exc
@@ -35,8 +34,8 @@ class Stage:
     def __init__(self) -> None:
         self.dsn = ""
         self.runs: list[int] = []
-        self.meet: Callable[[], None] = lambda: None
-        self.act: Callable[[Job], None] = lambda job: None
+        self.meet: Callable[[], object] = lambda: None
+        self.act: Callable[[Job], object] = lambda job: None
 
 
 stage = Stage()
@@ -59,8 +58,10 @@ def raised_from(cause: BaseException, error: Exception) -> Exception:
         return raised
 
 
-class Psycopg2Deadlock(psycopg2.errors.DeadlockDetected):
-    pgcode = "40P01"  # read-only, and set from the server's answer, in a real one
+class Psycopg2Deadlock(Exception):
+    """As psycopg2 says it; in its own errors only the server's answer sets the code."""
+
+    pgcode = "40P01"
 
 
 class Broken(Exception):
@@ -167,7 +168,7 @@ async def test_of_two_jobs_that_deadlock_the_victim_runs_again_at_once(
 ) -> None:
     eyes.do(SETUP)
     barrier = threading.Barrier(2)
-    stage.meet = lambda: None if len(stage.runs) > 2 else barrier.wait(10) and None
+    stage.meet = lambda: len(stage.runs) > 2 or barrier.wait(10)
     jobs = [crosses.enqueue(conn, 1, 2).id, crosses.enqueue(conn, 2, 1).id]
     conn.commit()
     async with work(dsn, crosses) as worker:
@@ -358,7 +359,7 @@ async def test_a_worker_that_goes_quiet_ends_the_pause_and_gives_the_job_back(
 
 async def test_a_timeout_counts_over_the_runs_in_place(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
     gate = threading.Event()
-    stage.act = lambda job: gate.wait(30) and None if len(stage.runs) == 3 else None
+    stage.act = lambda job: len(stage.runs) == 3 and gate.wait(30)
     timed.enqueue(conn)
     conn.commit()
     async with work(dsn, timed) as worker:
