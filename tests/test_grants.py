@@ -52,6 +52,7 @@ SERVICES = {
     "schedule",
     "session",
     "signals",
+    "waiting",
 }
 
 Role = Callable[[grants.Kind], str]

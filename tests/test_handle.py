@@ -13,10 +13,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from faults import Wire
+from servers import Server
 from workers import Eyes, until, work, workers
 
 import pgqueue
-from pgqueue import connections, handle, statements
+from pgqueue import connections, migrations, statements, waiting
 from pgqueue.tasks import task
 
 
@@ -173,7 +175,7 @@ SOON = 5.0  # seconds; who is not told looks again after 60 only
 def patient(pgqueue_db: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Looks are so seldom that only who is told returns soon."""
     for name in ("LOOK_FIRST", "LOOK_MOST", "TOLD_FIRST", "TOLD_MOST"):
-        monkeypatch.setattr(handle, name, 60.0)
+        monkeypatch.setattr(waiting, name, 60.0)
     return pgqueue_db
 
 
@@ -199,7 +201,7 @@ async def gates() -> None:
     gate_open, loop = asyncio.Event(), asyncio.get_running_loop()
 
 
-def waiting(eyes: Eyes, number: int = 1) -> Callable[[], bool]:
+def wait_for(eyes: Eyes, number: int = 1) -> Callable[[], bool]:
     return lambda: eyes.one("SELECT count(*) FROM pgqueue.job_waiter") == number
 
 
@@ -224,12 +226,12 @@ async def test_whoever_waits_is_told_when_the_job_has_completed(patient: str, ey
     async with work(patient, gate):
         waiters = [asyncio.create_task(asyncio.to_thread(job.result, 50)) for _ in range(3)]
         waiters += [asyncio.create_task(job.aresult(50)) for _ in range(3)]
-        await until(waiting(eyes, 6))
+        await until(wait_for(eyes, 6))
         began = monotonic()
         gate_open.set()
         assert await asyncio.gather(*waiters) == ["through"] * 6
         assert monotonic() - began < SOON
-    assert waiting(eyes, 0)()
+    assert wait_for(eyes, 0)()
 
 
 @pytest.mark.parametrize("made", ["fails", "running", "waiting"])
@@ -240,7 +242,7 @@ async def test_a_failure_and_a_cancel_are_told(patient: str, eyes: Eyes, made: s
         job = asked.enqueue(conn)
     async with work(patient, gate, gate_fails, queues=["default"]):
         end = asyncio.create_task(job.aresult(50))
-        await until(waiting(eyes))
+        await until(wait_for(eyes))
         if made == "fails":
             gate_open.set()
         else:
@@ -250,7 +252,7 @@ async def test_a_failure_and_a_cancel_are_told(patient: str, eyes: Eyes, made: s
         with pytest.raises(pgqueue.JobFailed if made == "fails" else pgqueue.JobCancelled):
             await end
         assert monotonic() - began < SOON
-    assert waiting(eyes, 0)()
+    assert wait_for(eyes, 0)()
 
 
 def running(eyes: Eyes) -> pgqueue.JobHandle[Any]:
@@ -267,7 +269,7 @@ def complete(conn: psycopg.Connection[Any], job: pgqueue.JobHandle[Any]) -> None
 async def test_the_end_in_a_handlers_transaction_is_told_with_its_commit(patient: str, eyes: Eyes) -> None:
     job = running(eyes)
     end = asyncio.create_task(job.aresult(50))
-    await until(waiting(eyes))
+    await until(wait_for(eyes))
     with psycopg.connect(patient) as conn:
         complete(conn, job)
         conn.commit()
@@ -280,7 +282,7 @@ async def test_the_end_in_a_handlers_transaction_is_told_with_its_commit(patient
 async def test_the_end_of_a_killer_is_told_by_rescue(eyes: Eyes) -> None:
     job = running(eyes)
     end = asyncio.create_task(job.aresult(50))
-    await until(waiting(eyes))
+    await until(wait_for(eyes))
     eyes.do(
         "INSERT INTO pgqueue.worker (id, lease, pid, concurrency, host, version_tag, queues, running) "
         "OVERRIDING SYSTEM VALUE VALUES (7, '15 s', 1, 1, 'gone', '1', '{default}', %s)",
@@ -294,7 +296,7 @@ async def test_the_end_of_a_killer_is_told_by_rescue(eyes: Eyes) -> None:
     assert monotonic() - began < SOON
 
 
-@pytest.mark.parametrize("when", ["handle_outcome", "handle_wait", "LISTEN"])
+@pytest.mark.parametrize("when", ["waiting_outcome", "waiting_begin", "LISTEN"])
 async def test_an_end_between_two_steps_of_a_wait_is_seen(
     patient: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
@@ -306,7 +308,7 @@ async def test_an_end_between_two_steps_of_a_wait_is_seen(
             ends.append(after)
             complete(eyes.conn, job)
 
-    run, listen = connections.run, handle._listen
+    run, listen = connections.run, waiting._listen
 
     def run_and_end(conn: object, statement: statements.Statement[Any]) -> Any:
         answer = run(conn, statement)
@@ -318,7 +320,7 @@ async def test_an_end_between_two_steps_of_a_wait_is_seen(
         return listen(channel)
 
     monkeypatch.setattr(connections, "run", run_and_end)
-    monkeypatch.setattr(handle, "_listen", end_and_listen)
+    monkeypatch.setattr(waiting, "_listen", end_and_listen)
     began = monotonic()
     assert await asyncio.to_thread(job.result, 50) == "in"
     assert (len(ends), monotonic() - began < SOON) == (1, True)
@@ -331,7 +333,7 @@ async def test_a_hint_that_was_missed_is_made_up_for_by_looking(dsn: str, eyes: 
     with psycopg.connect(dsn) as ending:
         complete(ending, job)
         end = asyncio.create_task(job.aresult(20))
-        await until(waiting(eyes))
+        await until(wait_for(eyes))
         eyes.do(f'LISTEN "pgqueue.:ended.{job.id}"')
         ending.commit()
         began = monotonic()
@@ -347,7 +349,7 @@ async def test_nobody_is_told_of_a_job_that_nobody_waits_for(patient: str, eyes:
         eyes.do(f'LISTEN "pgqueue.:ended.{each.id}"')
     async with work(patient, gate):
         end = asyncio.create_task(job.aresult(50))
-        await until(waiting(eyes))
+        await until(wait_for(eyes))
         gate_open.set()
         await end
         await until(eyes.done(2))
@@ -359,29 +361,116 @@ async def test_nobody_is_told_of_a_job_that_nobody_waits_for(patient: str, eyes:
 async def test_who_gives_up_leaves_no_row(eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     job = put(eyes)
     with monkeypatch.context() as patched, pytest.raises(pgqueue.ResultTimeout):
-        patched.setattr(handle._Wait, "_left", lambda wait: 1.0 if wait.waiter is None else 0.0)
+        patched.setattr(waiting.Wait, "left", lambda wait: 1.0 if wait.waiter is None else 0.0)
         with pytest.raises(pgqueue.ResultTimeout):
             await asyncio.to_thread(job.result)
         await job.aresult()
     cancelled = asyncio.create_task(job.aresult())
-    await until(waiting(eyes))
+    await until(wait_for(eyes))
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
     assert eyes.one("SELECT last_value FROM pgqueue.job_waiter_waiter_seq") == 3
-    assert waiting(eyes, 0)()
+    assert wait_for(eyes, 0)()
+
+
+# A connection that breaks --------------------------------------------------------------------------------------------
+
+
+RESTS = """SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'pgqueue result'
+           AND state = 'idle' AND query LIKE '%FROM pgqueue.job j%'"""
+"""One who waits has looked, and listens."""
+
+
+def end_waiters(eyes: Eyes) -> int:
+    """End the sessions of those who wait; how many."""
+    return eyes.terminate("pgqueue result")
+
+
+async def test_a_connection_that_breaks_is_replaced_and_the_wait_goes_on(patient: str, eyes: Eyes) -> None:
+    job = running(eyes)
+    ends = [asyncio.create_task(asyncio.to_thread(job.result, 50)), asyncio.create_task(job.aresult(50))]
+    await until(wait_for(eyes, 2))
+    before = eyes.one("SELECT last_value FROM pgqueue.job_waiter_waiter_seq")
+    assert end_waiters(eyes) == 2
+    await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_waiter WHERE waiter > %s", before) == 2)
+    assert wait_for(eyes, 2)()  # the rows of the lost ones are gone
+    complete(eyes.conn, job)
+    began = monotonic()
+    assert await asyncio.gather(*ends) == ["in"] * 2
+    assert monotonic() - began < SOON
+    assert wait_for(eyes, 0)()
+
+
+async def test_it_waits_through_a_restart_of_the_server(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    dsn = own_server.dsn("postgres")
+    migrations.migrate(dsn)
+    monkeypatch.setenv("PGQUEUE_DSN", dsn)
+    eyes = Eyes(dsn)
+    job = running(eyes)
+    ends = [asyncio.create_task(asyncio.to_thread(job.result, 50)), asyncio.create_task(job.aresult(50))]
+    await until(wait_for(eyes, 2))
+    eyes.close()
+    await asyncio.to_thread(own_server.restart)
+    eyes = Eyes(dsn)
+    complete(eyes.conn, job)
+    assert await asyncio.gather(*ends) == ["in"] * 2
+    with pytest.raises(pgqueue.ResultTimeout):  # no longer there when the time is over
+        end = asyncio.create_task(put(eyes).aresult(2))
+        await until(wait_for(eyes))
+        eyes.close()
+        await asyncio.to_thread(own_server.stop)
+        await end
 
 
 @pytest.mark.usefixtures("pgqueue_db")
-async def test_a_lost_connection_is_the_drivers_error_and_no_other(eyes: Eyes) -> None:
-    end = asyncio.create_task(put(eyes).aresult())
-    await until(waiting(eyes))
-    eyes.all(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-    )
-    with pytest.raises(psycopg.OperationalError):
-        await end
+def test_who_cannot_connect_at_all_is_told_at_once(own_server: Server) -> None:
+    pgqueue.configure(dsn=own_server.dsn("nowhere"))
+    with pytest.raises(psycopg.OperationalError, match="nowhere"):
+        pgqueue.JobHandle(1).result()
+
+
+@pytest.mark.usefixtures("pgqueue_db")
+@pytest.mark.parametrize("timeout", [2.0, None])
+async def test_a_link_that_went_dead_does_not_hold_the_wait(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+) -> None:
+    """Nothing passes any more, and nobody says so. With a timeout it is kept, without one the link is replaced."""
+    monkeypatch.setattr(waiting, "ANSWER_SECONDS", 0.5)
+    job = running(eyes)
+    with Wire(dsn) as wire:
+        pgqueue.configure(dsn=wire.dsn)
+        asked = asyncio.create_task(asyncio.to_thread(job.result, timeout)), asyncio.create_task(job.aresult(timeout))
+        await until(wait_for(eyes, 2))
+        assert wire.kill("pgqueue result") == 2
+        if timeout is None:
+            complete(eyes.conn, job)
+            assert list(await asyncio.wait_for(asyncio.gather(*asked), 20)) == ["in"] * 2
+            return
+        for each in asked:
+            with pytest.raises(pgqueue.ResultTimeout):
+                await asyncio.wait_for(each, 10)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_who_is_cancelled_over_a_dead_link_is_cancelled(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the row cannot be taken away is no reason to connect again, and to go on waiting."""
+    monkeypatch.setattr(waiting, "ANSWER_SECONDS", 0.5)
+    with Wire(dsn) as wire:
+        pgqueue.configure(dsn=wire.dsn)
+        end = asyncio.create_task(put(eyes).aresult())
+        await until(wait_for(eyes))
+        await until(lambda: eyes.all(RESTS))
+        wire.kill("pgqueue result")
+        end.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(end, 10)
+    assert wait_for(eyes, 1)()
+
+
+# Where nobody can be told --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["notify off", "listen off", "pooler", "read only"])
@@ -412,7 +501,7 @@ async def test_it_listens_where_a_connection_for_that_is_named(
 ) -> None:
     monkeypatch.setenv("PGQUEUE_LISTEN_DSN", f"{patient}&application_name=direct")
     end = asyncio.create_task(put(eyes).aresult(20))
-    await until(waiting(eyes))
+    await until(wait_for(eyes))
     assert len(eyes.backends("direct")) == 1
     end.cancel()
     with suppress(asyncio.CancelledError):
