@@ -110,7 +110,6 @@ def live(plan: dict[str, Any]) -> None:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setpgid(0, 0)
         random.seed(plan["seed"])
         points = Points(plan["life"], [Fault(**fault) for fault in plan["faults"]])
         arm(points)

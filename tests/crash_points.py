@@ -30,14 +30,17 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg._connection_base import BaseConnection
 from psycopg._cursor_base import BaseCursor
-from psycopg.pq import TransactionStatus
+from psycopg.errors import error_from_result
+from psycopg.generators import execute as execute_results
+from psycopg.pq import ExecStatus, TransactionStatus
 
 from pgqueue import statements
 from pgqueue.lending import Borrowed
 
 LINE_MOST = 40  # points in a line: what several processes write to one pipe stays whole up to 4,096 bytes
 NAMES = {statements.text(name, "pgqueue"): name for name in statements.names()}
-OPENING = ("BEGIN", "START TRANSACTION")
+OPENING = ("BEGIN", "RESET ROLE")
+"""How messages begin that begin a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +85,20 @@ class Points:
             sql = sql.as_string(conn)
         text = sql.decode() if isinstance(sql, bytes) else str(sql)
         words = text.split()
-        named = words[1:2] if words[0] == "/*" else words[:1] if words[0] == "BEGIN" else words[:3]
-        name = NAMES.get(text) or " ".join(named).strip(';"')
+        if text.startswith(OPENING):
+            name = "BEGIN"
+        else:
+            name = NAMES.get(text) or " ".join(words[1:2] if words[0] == "/*" else words[:3]).strip(';"')
         idle = conn.pgconn.transaction_status == TransactionStatus.IDLE
         ends = name.startswith("COMMIT")
         if ends:
             name = f"COMMIT {self._last.get(conn, '')}".strip()
-        elif name.startswith(OPENING):
+        elif name == "BEGIN":
             self._last[conn] = ""
         elif name != "session_settings":
             self._last[conn] = name
         session = (conn.pgconn.parameter_status(b"application_name") or b"").decode().removeprefix("pgqueue ")
-        commits = ends or (idle and not name.startswith(OPENING))
+        commits = ends or (idle and name != "BEGIN")
         return Statement(self, conn, f"{self.phase}{session}: {name}", commits)
 
     def cross(self, point: str, conn: Any = None) -> None:
@@ -183,9 +188,19 @@ def arm(points: Points) -> None:
             statement.cross("after")
             return end.value
 
-    def says(conn: Any, how: bytes) -> None:
+    def says(conn: Borrowed, command: bytes) -> bytes:
+        """As the real one, which knows no generator."""
+        statement = points.statement(conn, command)
+        statement.cross("before")
         with conn.lock:
-            conn.wait(conn._exec_command(how))
+            conn.pgconn.send_query(command)
+            conn.pgconn.flush()
+            statement.cross("sent")
+            result = conn.wait(execute_results(conn.pgconn))[-1]
+        statement.cross("after")
+        if result.status == ExecStatus.FATAL_ERROR:
+            raise error_from_result(result, conn.info.encoding)
+        return result.command_status or b""
 
     def sends(name: str) -> None:
         real = getattr(BaseCursor, name)
@@ -201,7 +216,7 @@ def arm(points: Points) -> None:
     BaseConnection._exec_command = exec_command  # type: ignore[method-assign,assignment]
     sends("_execute_send")
     sends("_send_query_prepared")
-    Borrowed._say = says  # type: ignore[method-assign]  # the same message, by way of the generator
+    Borrowed._say = says  # type: ignore[method-assign,assignment]
     psycopg.Connection.pipeline = _no_pipeline  # type: ignore[method-assign,assignment]
     psycopg.AsyncConnection.pipeline = _no_async_pipeline  # type: ignore[method-assign,assignment]
 

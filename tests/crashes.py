@@ -19,7 +19,7 @@ import os
 import random
 import signal
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -66,6 +66,10 @@ TAKEN_AWAY = 0.05  # after so many of the lives, a living worker loses its jobs
 DRAIN_SECONDS = 60.0
 
 
+Ways = dict[str, list[dict[str, Any]]]
+"""Points, each with plans of lives that come there."""
+
+
 class Series:
     """One series of kills in one database."""
 
@@ -102,12 +106,12 @@ class Series:
         if self._only:
             await self._slots(self._some())
         else:
-            points = await self._record()
-            self.report.points = len(points)
-            await self._slots(self._every(points, TRIES))
+            ways = await self._record()
+            self.report.points = len(ways)
+            await self._slots(self._every(ways, TRIES))
             # Who did not come there among others may come there alone: as the leader, with more jobs.
-            await self._slots(self._every(points, TRIES_ALONE), 1)
-            self.report.missed = [name for name in points if not self._at[name]]
+            await self._slots(self._every(ways, TRIES_ALONE), 1)
+            self.report.missed = [name for name in ways if not self._at[name]]
             await self._slots(self._any())
         self._working = False
 
@@ -129,14 +133,16 @@ class Series:
 
     # Lives -----------------------------------------------------------------------------------------------------------
 
-    async def _record(self) -> dict[str, dict[str, Any]]:
-        """Live until the end, some times: every point that was crossed, with a plan that leads there."""
-        points: dict[str, dict[str, Any]] = {}
+    async def _record(self) -> Ways:
+        """Live until the end, some times: every point that is surely crossed, with the plans that lead there."""
+        ways: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+        sure: set[str] = set()
         for plan in LIVES:
             crossed = [await self._recorded(plan) for _ in range(RECORDED)]
-            for point in set.intersection(*crossed):  # what some came to and others did not is luck
-                points.setdefault(point, plan)
-        return points
+            sure |= set.intersection(*crossed)  # what some came to and others did not is luck
+            for point in set.union(*crossed):
+                ways[point].append(plan)
+        return {point: ways[point] for point in sure}
 
     async def _recorded(self, plan: dict[str, Any]) -> set[str]:
         if plan["kind"] != "rescue":
@@ -146,14 +152,14 @@ class Series:
         await self._rescue_all(dead.pid)
         return set(life.seen)
 
-    def _every(self, points: dict[str, dict[str, Any]], tries: int) -> Iterator[dict[str, Any]]:
+    def _every(self, ways: Ways, tries: int) -> Iterator[dict[str, Any]]:
         """Every point until a process has died there, or so many have tried."""
-        names = sorted(points)
+        names = sorted(ways)
         self._random.shuffle(names)
-        for _ in range(tries):
+        for turn in range(tries):
             for name in names:
                 if not self._at[name]:
-                    yield self._with(points[name], fault(name))
+                    yield self._with(ways[name][turn % len(ways[name])], fault(name))
 
     def _any(self) -> Iterator[dict[str, Any]]:
         """Random crossings, of a life or of a shutdown."""
