@@ -185,6 +185,47 @@ async def test_of_two_jobs_that_deadlock_the_victim_runs_again_at_once(
     assert stage.runs == [*jobs, victim] or stage.runs == [*reversed(jobs), victim]
 
 
+@task(name="aborts.transfers", transactional=True)
+def transfers(job: Job, first: int, second: int) -> None:
+    stage.runs.append(job.id)
+    job.connection.execute(QUICK)
+    job.connection.execute("UPDATE acct SET n = n - 1 WHERE id = %s", [first])
+    job.enqueue(moves, 1, 1)
+    stage.meet()
+    job.connection.execute("UPDATE acct SET n = n + 1 WHERE id = %s", [second])
+
+
+@task(name="aborts.transfers_async", transactional=True)
+async def transfers_async(job: Job, first: int, second: int) -> None:
+    stage.runs.append(job.id)
+    conn = await job.aconnection()
+    await conn.execute(QUICK)
+    await conn.execute("UPDATE acct SET n = n - 1 WHERE id = %s", [first])
+    job.enqueue(moves, 1, 1)
+    await asyncio.to_thread(stage.meet)
+    await conn.execute("UPDATE acct SET n = n + 1 WHERE id = %s", [second])
+
+
+@pytest.mark.promise("T06", "T07")
+@pytest.mark.parametrize("crosses", [transfers, transfers_async], ids=lambda each: each.name)
+async def test_of_two_transactional_jobs_that_deadlock_both_happen_once(
+    crosses: Any, dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    eyes.do(SETUP)
+    barrier = threading.Barrier(2)
+    stage.meet = lambda: len(stage.runs) > 2 or barrier.wait(10)
+    crosses.using(queue="cross").enqueue(conn, 1, 2)
+    crosses.using(queue="cross").enqueue(conn, 2, 1)
+    conn.commit()
+    async with work(dsn, crosses, queues=["cross"]):
+        await until(eyes.done(2))
+    assert len(stage.runs) == 3
+    assert eyes.all("SELECT n FROM acct ORDER BY id") == [(0,), (0,)]
+    assert eyes.all("SELECT attempt, outcome FROM pgqueue.attempt") == [(1, "aborted")]
+    # What the aborted run had enqueued went with it.
+    assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE task = 'aborts.moves'") == 2
+
+
 @task(name="aborts.waits_for_a_lock")
 async def waits_for_a_lock() -> None:
     async with await psycopg.AsyncConnection.connect(stage.dsn) as conn:
