@@ -78,7 +78,8 @@ class AsyncWork(Attempt):
 
     def leave(self) -> Coroutine[Any, Any, None] | None:
         """`undo` in two steps: from now on nobody sees this transaction; what is returned undoes it."""
-        conn, self._conn, committed, self._committed = self._conn, None, self._committed, False
+        conn, self._conn, committed = self._conn, None, self._committed
+        self._committing = self._committed = False
         return None if conn is None else self._undo(conn, committed)
 
     async def _undo(self, conn: AsyncBorrowed, committed: bool) -> None:
@@ -117,7 +118,8 @@ class AsyncWork(Attempt):
     async def _commit_with(self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]]) -> None:
         for statement in statements:
             await asend(conn, statement)
-        await conn.end(b"COMMIT")
+        self._committing = True
+        await conn.end()
         self._committed = True
 
     async def _keep(self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:

@@ -69,8 +69,8 @@ class Gate:
     def hold(self, job: Job, *, leaving: bool = False) -> Iterator[None]:
         """Nothing is raised into the thread of this sync job meanwhile; who stops it then is heard afterwards.
 
-        For steps that must not be left half-way: taking a connection from its pool, giving it back. With `leaving` it is
-        not heard here: the handler is on its way out, and the executor asks how the job ends.
+        For steps that must not be left half-way: taking a connection from its pool, giving it back. With `leaving` it
+        is not heard here: the handler is on its way out, and the executor asks how the job ends.
         """
         run = self.run_of(job)
         if run is None or run.lock is None or not run.hold(job):

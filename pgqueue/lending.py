@@ -5,9 +5,9 @@ known to the others (`listed`) before a handler gets it, so that whoever rescues
 keep its row locks for ever. One that broke on our side stays known until its session has been ended: the server may
 not have noticed, and the next attempt would run into its locks.
 
-Whoever gets a connection finds nothing of whoever had it before: settings, cursors, channels, temporary tables and
-advisory locks are cleared in the message that begins (`FRESH`). Behind a transaction pooler a session is nobody's own,
-so there is nothing to clear, and a name in pg_stat_activity that is not ours to end.
+A handler leaves nothing behind in a session: settings, cursors, channels, temporary tables and advisory locks are
+cleared in the message that commits (`CLEAR`); a connection that did not commit is closed. Behind a transaction pooler a
+session is nobody's own, so there is nothing to clear, and a name in pg_stat_activity that is not ours to end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from psycopg import (
     ProgrammingError,
 )
 from psycopg.errors import error_from_result
-from psycopg.pq import ConnStatus, ExecStatus
+from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
@@ -44,8 +44,10 @@ IDLE_SECONDS = 60.0
 NAME = "pgqueue job"
 
 BEGIN = f"BEGIN; SET LOCAL lock_timeout = '{LOCK_SECONDS}s'".encode()
-FRESH = (
-    b"RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; DISCARD TEMP; SELECT pg_catalog.pg_advisory_unlock_all(); " + BEGIN
+COMMIT = b"COMMIT"
+# After the COMMIT, in a transaction of its own. Should it fail, the job has ended all the same: its row is gone.
+CLEAR = COMMIT + (
+    b"; RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; DISCARD TEMP; SELECT pg_catalog.pg_advisory_unlock_all()"
 )
 
 Identity = tuple[int, str]
@@ -63,14 +65,15 @@ class Borrowed(Connection[Any]):
     kept = False
 
     def begin(self) -> None:
-        """Begin the transaction, with nothing left of the one before."""
-        self._say(FRESH if self.own else BEGIN)
+        """Begin the transaction."""
+        self._say(BEGIN)
         self.kept = True
 
-    def end(self, how: bytes) -> None:
-        """End it: COMMIT or ROLLBACK. Raises OperationalError if there was no answer, and what the server says."""
+    def end(self) -> None:
+        """Commit it. Raises OperationalError if there was no answer, and what the server says."""
+        _check(self)
         self.kept = False
-        _check(how, self._say(how))
+        self._say(CLEAR if self.own else COMMIT)
 
     def commit(self) -> None:
         _refuse(self, "commit")
@@ -80,14 +83,13 @@ class Borrowed(Connection[Any]):
         _refuse(self, "rollback")
         super().rollback()
 
-    def _say(self, command: bytes) -> bytes:
+    def _say(self, command: bytes) -> None:
         with self.lock:
             result = self.pgconn.exec_(command)
         if self.pgconn.status != ConnStatus.OK:
             raise OperationalError(self.pgconn.get_error_message() or "the connection is lost")
         if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
             raise error_from_result(result, self.info.encoding)
-        return result.command_status or b""
 
 
 class AsyncBorrowed(AsyncConnection[Any]):
@@ -97,14 +99,15 @@ class AsyncBorrowed(AsyncConnection[Any]):
     kept = False
 
     async def begin(self) -> None:
-        """Begin the transaction, with nothing left of the one before."""
-        await self.execute(FRESH if self.own else BEGIN)
+        """Begin the transaction."""
+        await self.execute(BEGIN)
         self.kept = True
 
-    async def end(self, how: bytes) -> None:
-        """End it: COMMIT or ROLLBACK."""
+    async def end(self) -> None:
+        """Commit it."""
+        _check(self)
         self.kept = False
-        _check(how, ((await self.execute(how)).statusmessage or "").encode())
+        await self.execute(CLEAR if self.own else COMMIT)
 
     async def commit(self) -> None:
         _refuse(self, "commit")
@@ -123,9 +126,9 @@ def _refuse(conn: Borrowed | AsyncBorrowed, what: str) -> None:
         )
 
 
-def _check(how: bytes, answer: bytes) -> None:
-    if answer != how:  # COMMIT of a transaction in which a statement has failed is a ROLLBACK
-        raise InternalError(f"{how.decode()} was answered by {answer.decode() or 'nothing'}")
+def _check(conn: Borrowed | AsyncBorrowed) -> None:
+    if conn.info.transaction_status != TransactionStatus.INTRANS:  # a COMMIT after a failed statement is a ROLLBACK
+        raise InternalError(f"there is nothing to commit: the transaction is {conn.info.transaction_status.name}")
 
 
 class Lender:

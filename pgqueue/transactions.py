@@ -127,6 +127,9 @@ class Transactions:
             try:
                 try:
                     return work.end(task.retry, fn(*args, **kwargs))
+                except Exception:
+                    work.check()  # what was committed already must not be done again
+                    raise
                 finally:
                     work.undo()
             finally:  # what is raised into a thread comes once: if it kept us from the first, it spares the second
@@ -140,6 +143,9 @@ class Transactions:
             work = self._open[job] = AsyncWork(self._around, job)
             try:
                 return await work.end(task.retry, await fn(*args, **kwargs))
+            except Exception:
+                work.check()
+                raise
             finally:
                 try:
                     await work.undo()

@@ -74,7 +74,7 @@ class Attempt:
         self.lent = lent
         """It is there for an iteration only: the task is not transactional."""
         self._conn: Any = None
-        self._committed = False
+        self._committing = self._committed = False
         self._home = home
         self._job = job
         self._began = 0.0
@@ -129,6 +129,11 @@ class Attempt:
             raise lost(self._job) from error
         if not done:
             raise error
+
+    def check(self) -> None:
+        """Raise if the handler ended the transaction itself."""
+        if self._conn is not None and not self._committing and not self._conn.closed:
+            self._open(self._conn)
 
     def _open(self, conn: Borrowed | AsyncBorrowed) -> None:
         """Raise if there is no transaction any more that could be committed with the end."""
@@ -254,7 +259,7 @@ class Work(Attempt):
                 if not self._committed:
                     conn.close()
                 self._home.lender.give(conn)
-                self._conn, self._session, self._committed = None, None, False
+                self._conn, self._session, self._committing, self._committed = None, None, False, False
             self._look_at_the_clock()
 
     def cut(self) -> None:
@@ -291,7 +296,8 @@ class Work(Attempt):
     def _commit_with(self, conn: Borrowed, statements: Sequence[Statement[Any]]) -> None:
         for statement in statements:
             send(conn, statement)
-        conn.end(b"COMMIT")
+        self._committing = True
+        conn.end()
         self._committed = True
 
 
