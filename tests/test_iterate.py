@@ -98,6 +98,7 @@ def put(dsn: str, goes: Task[..., Any], *args: Any, **options: Any) -> int:
         return (goes.using(**options) if options else goes).enqueue(conn, *args).id
 
 
+@pytest.mark.promise("T15")
 @both
 @kinds
 async def test_each_batch_is_one_transaction_with_its_cursor(
@@ -127,6 +128,7 @@ async def test_each_batch_is_one_transaction_with_its_cursor(
     assert worker._completer.fenced == 0
 
 
+@pytest.mark.promise("T02")
 @both
 @kinds
 async def test_a_failed_batch_is_rolled_back_and_the_next_attempt_goes_on_with_it(
@@ -172,6 +174,7 @@ async def test_a_dead_job_keeps_its_cursor_and_a_retry_by_hand_goes_on(
     assert applied(effects) == [*range(1, 26)]
 
 
+@pytest.mark.promise("L06")
 @both
 @kinds
 async def test_a_run_whose_job_was_given_away_commits_no_batch(
@@ -198,11 +201,13 @@ async def test_a_run_whose_job_was_given_away_commits_no_batch(
         )
         async with work(dsn, goes, queues=["elsewhere"]):
             await until(effects.is_in(job, "completed"))
+            await until(lambda: not cursors(effects))  # now only the fence is left: that number is free again
             go_on.set()
             await until(lambda: late._completer.fenced == 1)
     assert applied(effects) == [*range(1, 26)]
 
 
+@pytest.mark.promise("T03")
 @both
 @kinds
 @pytest.mark.parametrize("committed", [False, True], ids=["before", "after"])
@@ -464,6 +469,7 @@ async def after(item: int) -> None:
     pass
 
 
+@pytest.mark.promise("L15")
 @both
 @kinds
 async def test_successors_go_with_the_batch_that_enqueued_them(
@@ -513,6 +519,7 @@ async def test_what_was_enqueued_before_the_loop_waits_for_the_completion(
     ) == [(1,), (2,)]
 
 
+@pytest.mark.promise("T07")
 @both
 @kinds
 async def test_an_abort_in_a_batch_is_run_again_in_place_and_goes_on(
