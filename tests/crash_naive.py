@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from time import sleep
 from typing import Any
 
 import crash_points
@@ -90,7 +91,14 @@ def commit_each() -> None:
 
 
 def commit_whatever() -> None:
-    """A handler's transaction commits although its job has been given to others."""
+    """A handler's transaction commits although its job has been given to others; handlers take a while here."""
+    move = crash_tasks.move
+
+    def slowly(conn: psycopg.Connection[Any], job: Job, token: int) -> None:
+        move(conn, job, token)
+        sleep(0.2)
+
+    crash_tasks.move = slowly
     sql = statements._all()
     sql["complete_within"] = sql["complete_within"].replace("pgqueue.refuse_lost(%(id)s::bigint)", "0")
     statements.text.cache_clear()

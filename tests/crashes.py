@@ -226,7 +226,7 @@ class Series:
     async def _take_away(self) -> None:
         """The jobs of a living worker are given to others, as if it had been taken for dead."""
         for worker_id, beat in self._eyes.execute(LIVING).fetchall():
-            if self._random.random() < 0.5:
+            if not self._naive and self._random.random() < 0.5:
                 self.report.taken_away += await self._rescue.rescue(worker_id, beat)
             else:  # without ending its sessions, as behind a pooler: only the fence is left
                 self.report.taken_away += self._eyes.execute(MARK, (worker_id,)).rowcount

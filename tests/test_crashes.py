@@ -124,7 +124,7 @@ async def test_a_transfer_killed_at_any_boundary_is_whole_or_not_there_and_then_
         ("completed_when_claimed", "handler: *before", "lost", 10),
         ("enqueue_by_itself", "app: COMMIT*", "ghosts", 10),
         ("complete_afterwards", "handler: COMMIT note after", "doubled", 10),
-        ("commit_whatever", "job: COMMIT complete_within after", "doubled", 50),
+        ("commit_whatever", "job: COMMIT complete_within after", "doubled", 20),
         ("commit_each", "handler: credit before", "totals", 10),
     ],
 )
