@@ -17,7 +17,8 @@ PACKAGE = Path(__file__).parent.parent / "pgqueue"
 LAYERS = {
     "words": "errors job kinds codec config retry asks outcome logs suspects watermark",
     "database": "statements connections embedded embedded_watch loops sessions lending orm",
-    "rows": "waiting handle enqueue endings settling work awork control steps choosing operate pausing grants migrations",
+    "rows": "waiting handle enqueue endings settling work awork control steps choosing operate pausing grants "
+    "migrations",
     "declarations": "options lifespan tasks hooks joblog pool pulse threads runs gate aborts lost_lease timekeeper "
     "transactions iterate results settings",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance "
