@@ -1,8 +1,9 @@
 """`job.iterate` and `job.aiterate`: a long list in batches, each batch one transaction that also says how far it went.
 
-The end of a batch is one message: deferred constraints are checked, the running row is locked by the run's fence (id,
-worker, claim) and a row (job, n, cursor) appended, successors are enqueued, COMMIT. Its beginning is another, when
-the loop body first asks for the connection.
+A batch begins with BEGIN when the loop body (or the source) first asks for the connection. It ends with one statement
+that locks the running row by the run's fence (id, worker, claim) and appends a row (job, n, cursor), one more if the
+body has enqueued jobs, and COMMIT, which checks what was deferred. So it costs three round trips beside its own
+statements.
 
 Why each batch is applied once, in order. Batch n is what comes after the cursor of n - 1, and its writes and its row
 are one transaction. (1) Between two runs: the append locks the running row of its own run until the COMMIT, and raises
