@@ -4,19 +4,21 @@ order, and the cursor says how many; in the end each item was applied once. And 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import crash_iterate
 import crash_lives
 import psycopg
 import pytest
-from crash_iterate import ITEMS, SIZE, TABLE
+from crash_iterate import INSERT, ITEMS, SIZE, TABLE
 from crash_lives import rescue_all
 from crash_nursery import Life, Nursery
 from crash_tasks import TABLES
 from crashes import fault
-from workers import Eyes
+from workers import Eyes, wait_until, workers
 
+import pgqueue
 from pgqueue.rescue import Rescue
 from pgqueue.sessions import Link, Session
 
@@ -116,3 +118,33 @@ async def test_the_order_that_everybody_writes_first_applies_a_batch_twice(books
     assert (books.applied(job), books.cursor(job)) == ([1, 2, 3, 4], 2)
     await books.live(jobs=1, grace=10.0)
     assert books.applied(job) == [1, 2, 3, 4, 3, 4, 5, 6]
+
+
+DEPLOYED = f"""
+@pgqueue.task(name="deploy.goes")
+def goes(job: pgqueue.Job) -> None:
+    for batch in job.iterate(lambda cursor: ((n, n) for n in range((cursor or 0) + 1, 201)), 1):
+        job.connection.execute("{INSERT}", (job.id, batch[0]))
+        if batch[0] in (40, 120):
+            say("at", item=batch[0])
+        time.sleep(0.005)
+"""
+
+
+@pytest.mark.promise("S11")
+def test_deploys_in_the_middle_cost_nothing(dsn: str, eyes: Eyes, tmp_path: Path) -> None:
+    """Real processes, SIGTERM with a short grace: each goes on where the one before it was stopped."""
+    eyes.do(TABLE)
+    with workers(tmp_path, dsn, DEPLOYED) as made:
+        with psycopg.connect(dsn) as conn:
+            job = pgqueue.enqueue(conn, "deploy.goes").id
+        for item in (40, 120):
+            old = made.start({"GRACE": "0.05"}, concurrency=1)
+            old.event("at", item=item)
+            assert old.stop() == 0
+            assert eyes.state(job) == "available"
+        made.start(concurrency=1)
+        wait_until(lambda: eyes.state(job) == "completed")
+    assert [item for (item,) in eyes.all("SELECT item FROM item ORDER BY place")] == [*range(1, 201)]
+    assert eyes.all("SELECT attempt FROM pgqueue.job_done") == [(1,)]
+    assert eyes.all("SELECT outcome FROM pgqueue.attempt") == [("interrupted",)] * 2
