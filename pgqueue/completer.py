@@ -25,7 +25,7 @@ from pgqueue.job import Job
 from pgqueue.joblog import report
 from pgqueue.logs import fields
 from pgqueue.loops import persist, wait
-from pgqueue.outcome import COMPLETED, Outcome, Released
+from pgqueue.outcome import COMPLETED, Handed, Outcome, Released
 from pgqueue.sessions import Session
 from pgqueue.statements import Row, Statement, integers
 
@@ -129,7 +129,11 @@ class Completer:
             released = {job.id for job, outcome in batch if isinstance(outcome, Released)}
             locked = await self._look_up(left, released)
         self._unsure &= locked
-        self._in_flight, self._locked = [], [entry for entry in batch if entry[0].id in locked]
+        self._in_flight = []
+        self._locked = [entry for entry in batch if entry[0].id in locked] if locked else []
+        for job, outcome in batch:
+            if outcome.__class__ is Handed and job not in left:  # its handler's transaction did not commit
+                report(job, outcome.otherwise)
         self._written([job for job, _ in batch if job.id not in locked])
 
     async def _look_up(self, left: list[Job], released: set[int]) -> set[int]:

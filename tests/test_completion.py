@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from typing import Any
 
@@ -144,6 +145,34 @@ async def test_a_commit_that_was_forgotten_is_no_completion(dsn: str, orders: Ey
     async with work(dsn, ordering):
         await until(orders.is_in(enqueued(dsn, ordering), "failed"))
     assert orders.one("SELECT count(*) FROM app_order") == 0
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["rolled back", "committed"])
+@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
+async def test_an_attempt_that_failed_after_complete_is_logged_once(
+    dsn: str, orders: Eyes, caplog: pytest.LogCaptureFixture, raises: bool, committed: bool
+) -> None:
+    """Only the completer learns that it has failed: its statement found the row."""
+
+    def order(job: Job) -> None:
+        with psycopg.connect(dsn) as conn:
+            conn.execute("INSERT INTO app_order VALUES (7)")
+            job.complete(conn)
+            if not committed:
+                conn.rollback()
+        if raises:
+            raise LookupError("no such order")
+
+    ordering = task(name=f"completion.told.{raises}.{committed}", retry=ONCE)(order)
+    with caplog.at_level(logging.INFO, "pgqueue.job"):
+        async with work(dsn, ordering) as worker:
+            await until(orders.is_in(enqueued(dsn, ordering), "completed" if committed else "failed"))
+            await until(lambda: not worker._held)
+    told = [record for record in caplog.records if record.name == "pgqueue.job"]
+    assert len(told) == (0 if committed else 1)
+    if not committed:
+        assert told[0].levelno == logging.ERROR
+        assert ("LookupError: no such order" if raises else "did not commit") in told[0].getMessage()
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "psycopg2", "django", "psycopg_async", "asyncpg"])
