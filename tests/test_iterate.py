@@ -464,6 +464,25 @@ async def test_what_follows_the_loop_is_committed_with_the_completion(dsn: str, 
     )
 
 
+async def test_each_batch_has_a_session_of_sqlalchemy(dsn: str, effects: Eyes) -> None:
+    sa = pytest.importorskip("sqlalchemy")
+
+    @task(name="iterate.session", retry=SOON)
+    def goes(job: Job) -> None:
+        for batch in job.iterate(items, SIZE):
+            for item in batch:
+                job.session().execute(sa.text("INSERT INTO effect (job, item) VALUES (:job, :item)"), [
+                    {"job": job.id, "item": item},
+                ])  # fmt: skip
+            if batch[0] == 11 and job.attempt == 1:
+                raise LookupError
+
+    async with work(dsn, goes):
+        job = put(dsn, goes)
+        await until(effects.is_in(job, "completed"))
+    assert applied(effects) == [*range(1, 26)]
+
+
 @task(name="iterate.after")
 async def after(item: int) -> None:
     pass
