@@ -3,10 +3,11 @@
     python -m tests.crashes --kills 10000 --seed 1 [--json]
 
 First some lives are lived to their end and record the points they cross (crash_points.py); then each point kills one
-process at least, and the rest of the kills hit points drawn by the seed, three processes at a time. The jobs of a dead
-process are rescued at once, as by a supervisor that knows; now and then the jobs of a living one are taken away, and
-connections are cut at a COMMIT. In the end a worker that nobody kills runs what is left, and the books must balance.
-Exit code 1 if anything is lost, doubled, at odds with its effect, or ran though it was rolled back.
+process at least, and the rest of the kills hit points drawn by the seed, three processes at a time (a seed repeats the
+draw, not who is faster). The jobs of a dead process are rescued at once, as by a supervisor that knows; now and then
+those of a living one are taken away, and connections are cut at a COMMIT. In the end a worker that nobody kills runs
+what is left, and the books must balance. Exit code 1 if anything is lost, doubled, at odds with its effect, or ran
+though its enqueue was rolled back.
 """
 
 from __future__ import annotations
