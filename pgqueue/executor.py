@@ -154,7 +154,11 @@ class Executor(Gate):
             await self._ended.wait()
 
     def close(self) -> None:
-        """Let idle threads end. A thread whose handler hangs is left behind; it dies with the process."""
+        """Let idle threads end. A thread whose handler hangs is left behind, without its transaction; it dies with the
+        process."""
+        for run in list(self.running.values()):
+            if run.job is not None:
+                self.means.abandoned(run.job)
         self._timekeeper.close()
         self._threads.close()
 
