@@ -31,7 +31,7 @@ from psycopg import (
 from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.rows import tuple_row
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed
 
 from pgqueue.sessions import Link, options
 from pgqueue.statements import text
@@ -47,7 +47,8 @@ BEGIN = f"BEGIN; SET LOCAL lock_timeout = '{LOCK_SECONDS}s'".encode()
 COMMIT = b"COMMIT"
 # After the COMMIT, in a transaction of its own. Should it fail, the job has ended all the same: its row is gone.
 CLEAR = COMMIT + (
-    b"; RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; DISCARD TEMP; SELECT pg_catalog.pg_advisory_unlock_all()"
+    b"; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; DISCARD TEMP; DISCARD SEQUENCES"
+    b"; SELECT pg_catalog.pg_advisory_unlock_all()"
 )
 
 Identity = tuple[int, str]
@@ -100,14 +101,14 @@ class AsyncBorrowed(AsyncConnection[Any]):
 
     async def begin(self) -> None:
         """Begin the transaction."""
-        await self.execute(BEGIN)
+        await self._say(BEGIN)
         self.kept = True
 
     async def end(self) -> None:
         """Commit it."""
         _check(self)
         self.kept = False
-        await self.execute(CLEAR if self.own else COMMIT)
+        await self._say(CLEAR if self.own else COMMIT)
 
     async def commit(self) -> None:
         _refuse(self, "commit")
@@ -116,6 +117,10 @@ class AsyncBorrowed(AsyncConnection[Any]):
     async def rollback(self) -> None:
         _refuse(self, "rollback")
         await super().rollback()
+
+    async def _say(self, command: bytes) -> None:
+        """As it is, whatever cursors and prepared statements the handler wants: several commands cannot be prepared."""
+        await AsyncCursor(self).execute(command, prepare=False)
 
 
 def _refuse(conn: Borrowed | AsyncBorrowed, what: str) -> None:
@@ -169,10 +174,12 @@ class Lender:
 
     async def atake(self) -> AsyncBorrowed:
         """A connection for the loop."""
+        if self.closed:
+            raise PoolClosed("the worker has stopped: it lends no connections any more")
         if self._async is None:
             pool = AsyncConnectionPool(connection_class=AsyncBorrowed, configure=self._aconfigure, **self._pool())
             self._async = pool
-        if self._async.closed and not self.closed:
+        if self._async.closed:
             await self._async.open()
         conn = await self._async.getconn()
         try:
@@ -216,7 +223,8 @@ class Lender:
 
     async def close(self) -> None:
         """Close the pools; connections that are lent are closed when they come back."""
-        self.closed = True
+        with self._opening:
+            self.closed = True
         if self._async is not None:
             await self._async.close()
         if self._sync is not None:
@@ -224,6 +232,8 @@ class Lender:
 
     def _open(self) -> ConnectionPool[Borrowed]:
         with self._opening:
+            if self.closed:
+                raise PoolClosed("the worker has stopped: it lends no connections any more")
             if self._sync is None:
                 pool = ConnectionPool(connection_class=Borrowed, configure=self._configure, **self._pool())
                 pool.open()

@@ -70,12 +70,12 @@ async def to_its_end(step: Coroutine[Any, Any, None]) -> None:
 
 
 def send(conn: Connection[Any], statement: Statement[Any]) -> Cursor[Row]:
-    """Send a statement; its rows are tuples, whatever the connection's owner likes."""
-    cursor = conn.cursor(row_factory=tuple_row)
+    """Send a statement; its rows are tuples, its parameters named, whatever the connection's owner likes."""
+    cursor = Cursor(conn, row_factory=tuple_row)
     return cursor.execute(statement.sql, statement.params)
 
 
 async def asend(conn: AsyncConnection[Any], statement: Statement[Any]) -> AsyncCursor[Row]:
     """`send` on the loop."""
-    cursor = conn.cursor(row_factory=tuple_row)
+    cursor = AsyncCursor(conn, row_factory=tuple_row)
     return await cursor.execute(statement.sql, statement.params)
