@@ -1,0 +1,219 @@
+"""Handlers that are stopped: at whatever step, and whether they heed it or not, nothing of theirs stays."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from typing import Any
+
+import psycopg
+import pytest
+from test_lending import SESSIONS, free, restless, tidied
+from test_transactions import accounts, balances, declared
+from test_work import BOTH, enqueued
+from workers import Eyes, until, work
+
+from pgqueue import Job
+from pgqueue.lending import Borrowed, Lender
+from pgqueue.outcome import Cancelled
+from pgqueue.retry import RetryPolicy
+from pgqueue.tasks import task
+from pgqueue.work import Work
+
+__all__ = ["accounts", "restless"]
+
+THRICE = RetryPolicy(attempts=3, first=0.01, most=0.02)
+
+
+# Interruption --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [
+        (Lender, "_configure"),
+        (Lender, "take"),
+        (Borrowed, "begin"),
+        (Work, "undo"),
+        (Borrowed, "close"),
+        (Lender, "give"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+async def test_a_thread_that_is_stopped_at_any_step_leaves_nothing_behind(
+    dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
+) -> None:
+    """While it waits in the pool (a connection is being made), begins, or gives the connection back."""
+    come, told = threading.Event(), threading.Event()
+    real = getattr(owner, step)
+
+    def stopping(self: Any, *args: Any) -> Any:
+        if not come.is_set():
+            come.set()
+            assert told.wait(20)
+        return real(self, *args)
+
+    monkeypatch.setattr(owner, step, stopping)
+
+    def fails(job: Job) -> None:
+        job.connection.execute("UPDATE account SET balance = 1 WHERE id = 1")
+        raise ValueError
+
+    def succeeds(job: Job) -> None:
+        job.connection.execute("UPDATE account SET balance = balance + 1 WHERE id = 1")
+
+    failing, succeeding = declared(fails), declared(succeeds)
+    async with work(dsn, failing, succeeding, concurrency=1) as worker:
+        stopped = enqueued(dsn, failing)
+        await until(come.is_set)
+        assert worker._executor.interrupt(stopped, Cancelled("stopped by the test"))
+        told.set()
+        await until(accounts.is_in(stopped, "cancelled"))
+        await tidied(worker, accounts)
+        await until(accounts.is_in(enqueued(dsn, succeeding), "completed"))
+        await tidied(worker, accounts)
+    assert balances(accounts)[0] == 101
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("jobs", [200, pytest.param(2_000, marks=pytest.mark.long)])
+@BOTH
+async def test_timeouts_at_any_moment_lose_no_connection(dsn: str, accounts: Eyes, jobs: int, on_loop: bool) -> None:
+    """Three attempts of 50 ms each, with 16 slots: timeouts come in every step, from the first connection on."""
+
+    def writes(job: Job) -> None:
+        time.sleep(random.random() * 0.03)
+        job.connection.execute("INSERT INTO effect VALUES (%s)", [job.id])
+        job.connection.execute("SELECT pg_sleep(%s)", [random.random() * 0.03])
+        if random.random() < 0.3:
+            raise ValueError
+
+    async def awrites(job: Job) -> None:
+        await asyncio.sleep(random.random() * 0.03)
+        conn = await job.aconnection()
+        await conn.execute("INSERT INTO effect VALUES (%s)", [job.id])
+        await conn.execute("SELECT pg_sleep(%s)", [random.random() * 0.03])
+        if random.random() < 0.3:
+            raise ValueError
+
+    writing = task(name=f"lending.fuzz.{on_loop}", transactional=True, retry=THRICE, timeout=0.05)(
+        awrites if on_loop else writes
+    )
+    ended = "SELECT count(*) FROM pgqueue.job WHERE state IN ('completed', 'failed')"
+    async with work(dsn, writing, concurrency=16) as worker:
+        with psycopg.connect(dsn) as conn:
+            writing.enqueue_many(conn, [()] * jobs)
+        await until(lambda: accounts.one(ended) == jobs, 30 + jobs / 20)
+        await tidied(worker, accounts)
+        assert worker._completer.fenced == 0
+    assert accounts.one("SELECT count(*) FROM pgqueue.attempt WHERE outcome = 'timeout'") > 0
+    per_job = (
+        "SELECT j.state, count(e.job) FROM pgqueue.job j LEFT JOIN effect e ON e.job = j.id GROUP BY j.id, j.state"
+    )
+    assert set(accounts.all(per_job)) <= {("completed", 1), ("failed", 0)}
+
+
+# Handlers that do not stop -------------------------------------------------------------------------------------------
+
+
+class Stuck:
+    """A sync handler in one call into C, which no exception leaves; afterwards it tries to write."""
+
+    def __init__(self, eyes: Eyes) -> None:
+        self.began, self.go_on, self.left = threading.Event(), threading.Event(), threading.Event()
+        self.refused: list[BaseException] = []
+        self.eyes = eyes
+
+    def __call__(self, job: Job) -> None:
+        conn = job.connection
+        conn.execute("UPDATE account SET balance = 1 WHERE id = 1")
+        self.began.set()
+        try:
+            assert self.go_on.wait(30)
+        finally:
+            try:
+                conn.execute("UPDATE account SET balance = 2 WHERE id = 1")
+            except psycopg.Error as error:
+                self.refused.append(error)
+            finally:
+                self.left.set()
+
+
+async def test_an_abandoned_handler_holds_no_locks(dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pgqueue.timekeeper.GRACE", 0.2)
+    stuck = Stuck(accounts)
+
+    @task(name="lending.stuck", transactional=True, timeout=0.2, retry=RetryPolicy(attempts=1))
+    def hangs(job: Job) -> None:
+        stuck(job)
+
+    async with work(dsn, hangs) as worker:
+        job_id = enqueued(dsn, hangs)
+        await until(stuck.began.is_set)
+        await until(accounts.is_in(job_id, "failed"))
+        await until(lambda: free(accounts))
+        assert worker._executor.lost == 1
+        stuck.go_on.set()
+        await until(lambda: worker._executor.lost == 0)
+        await tidied(worker, accounts)
+    assert [type(error) for error in stuck.refused] == [psycopg.OperationalError]
+    assert balances(accounts)[0] == 100
+
+
+async def test_a_handler_that_outlives_its_worker_holds_no_locks(dsn: str, accounts: Eyes) -> None:
+    stuck = Stuck(accounts)
+
+    @task(name="lending.outlives", transactional=True)
+    def hangs(job: Job) -> None:
+        stuck(job)
+
+    async with work(dsn, hangs):
+        enqueued(dsn, hangs)
+        await until(stuck.began.is_set)
+    assert not stuck.left.is_set()
+    await until(lambda: free(accounts))
+    stuck.go_on.set()
+    await until(stuck.left.is_set)
+    await until(lambda: accounts.one(f"SELECT count(*) {SESSIONS}") == 0)
+    assert [type(error) for error in stuck.refused] == [psycopg.OperationalError]
+    assert balances(accounts)[0] == 100
+
+
+@BOTH
+async def test_whoever_asks_when_the_worker_has_stopped_gets_nothing(dsn: str, accounts: Eyes, on_loop: bool) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    refused: list[BaseException] = []
+
+    def asks(job: Job) -> None:
+        began.set()
+        try:
+            assert go_on.wait(30)
+        finally:
+            try:
+                job.connection.execute("UPDATE account SET balance = 2 WHERE id = 1")
+            except BaseException as error:
+                refused.append(error)
+
+    async def aasks(job: Job) -> None:
+        began.set()
+        while not go_on.is_set():
+            try:
+                await asyncio.to_thread(go_on.wait, 30)
+            except asyncio.CancelledError:
+                continue
+        try:
+            await (await job.aconnection()).execute("UPDATE account SET balance = 2 WHERE id = 1")
+        except BaseException as error:
+            refused.append(error)
+
+    asking = declared(aasks if on_loop else asks)
+    async with work(dsn, asking):
+        enqueued(dsn, asking)
+        await until(began.is_set)
+    assert refused == []
+    go_on.set()
+    await until(lambda: refused)
+    assert accounts.one(f"SELECT count(*) {SESSIONS}") == 0
+    assert balances(accounts)[0] == 100
