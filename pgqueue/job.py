@@ -316,7 +316,7 @@ class Job:
 
         What it raises stops the handler as anywhere else: let it pass. For long loops: in threads that the handler has
         started (nothing is raised in those by itself), after what swallows exceptions, where stopping is convenient.
-        No I/O, 0.4 µs. An async handler must give the loop a turn now and then, else nobody can tell it anything.
+        No I/O, 0.12 µs. An async handler must give the loop a turn now and then, else nobody can tell it anything.
         """
         self.means.checkpoint(self)
 
