@@ -200,7 +200,7 @@ class Heartbeat:
 
     def _beat_on_one_connection(self, backoff: Backoff) -> None:
         with psycopg.connect(self._link.dsn, **options(self._link, "pgqueue beat")) as conn:
-            with conn.pipeline(), transaction(conn, self._link):
+            with transaction(conn, self._link, pipeline=True):
                 row = conn.execute(statements.text("session_identity", self._link.schema)).fetchone()
             self._identity = None if row is None else (row[0], row[1])
             while not self._stop.is_set():
@@ -237,7 +237,7 @@ class Heartbeat:
             "sessions": msgspec.json.encode(sessions).decode(),
         }
         sent = monotonic()
-        with conn.pipeline(), transaction(conn, self._link):
+        with transaction(conn, self._link, pipeline=True):
             beats = conn.execute(statements.text("heartbeat_beat", self._link.schema), params).fetchall()
         if all(worker_id != self._worker_id for worker_id, _, _ in beats):
             self._declared_dead()

@@ -11,7 +11,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -173,22 +173,20 @@ def hang_up(conn: AsyncConnection[Any] | Connection[Any]) -> None:
 
 
 @contextmanager
-def transaction(conn: Connection[Any], link: Link, patience: float | None = None) -> Iterator[None]:
-    """A transaction of a worker on a sync connection; when the block is left, its COMMIT has been answered.
+def transaction(conn: Connection[Any], link: Link, *, pipeline: bool = False) -> Iterator[None]:
+    """A transaction of a worker on a sync connection, as a pipeline if wanted.
 
-    What takes longer than `patience` seconds waits over a dead link: the connection is broken, an OperationalError.
+    One that takes too long waits over a dead link: the connection is broken, an OperationalError. That holds to the
+    last answer, so the pipeline is ours: leaving it is a round trip, too.
     """
-    timer = threading.Timer(ROUND_TRIP_SECONDS if patience is None else patience, hang_up, [conn])
+    timer = threading.Timer(ROUND_TRIP_SECONDS, hang_up, [conn])
     timer.daemon = True
     timer.start()
     try:
-        with conn.transaction():
+        with conn.pipeline() if pipeline else nullcontext(), conn.transaction():
             conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
             conn.execute(link.statement("session_settings").sql)
             yield
-        if conn.pgconn.pipeline_status:
-            with conn.pipeline():
-                """Leaving a pipeline, an inner one too, waits for all answers."""
     finally:
         timer.cancel()
 
