@@ -7,12 +7,14 @@ import logging
 
 import psycopg
 import pytest
+from faults import Wire
 from psycopg import errors
 from workers import Eyes, until, work
 
+from pgqueue import sessions
 from pgqueue.enqueue import enqueue
 from pgqueue.job import Job
-from pgqueue.sessions import Link, Session
+from pgqueue.sessions import Link, Session, transaction
 from pgqueue.statements import Statement
 from pgqueue.tasks import task
 
@@ -171,3 +173,17 @@ async def test_no_setting_of_the_role_breaks_a_worker(
     # Of the worker itself; what it says of the job that fails is wanted.
     assert [record.getMessage() for record in caplog.records if record.name != "pgqueue.job"] == []
     assert eyes.one("SELECT count(*) FROM pgqueue.worker") == 0
+
+
+@pytest.mark.promise("F06")
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_a_link_that_dies_before_the_last_answer_is_hung_up(
+    pipeline: bool, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is left to come is the answer to COMMIT, and to leaving the pipeline."""
+    monkeypatch.setattr(sessions, "ROUND_TRIP_SECONDS", 1.0)
+    with Wire(dsn) as wire, psycopg.connect(wire.dsn, application_name="pgqueue beat", autocommit=True) as conn:
+        with pytest.raises(psycopg.OperationalError), transaction(conn, Link(dsn, "pgqueue"), pipeline=pipeline):
+            conn.execute("SELECT 1").fetchall()
+            assert wire.kill("pgqueue beat") == 1
+        assert conn.closed
