@@ -33,7 +33,7 @@ class Gate:
         return run is None or self.cancelled or run.told(job)
 
     def checkpoint(self, job: Job) -> None:
-        """Raise what stops a handler if this job is `stopping`. Flat, for every step of a tight loop: 0.12 µs, measured."""
+        """Raise what stops a handler if this job is `stopping`. Flat, for tight loops: 0.12 µs per step, measured."""
         run = self.running.get(job.id)
         if run is not None and run.job is job and run.verdict is None and not self.cancelled:
             if run.task is None or not run.task.cancelling():
