@@ -44,6 +44,7 @@ class AsyncWork(Attempt):
             return outcome
         self._open(conn)
         await self._home.aseal(self._job)
+        self.ending = monotonic()
         try:
             await self._commit(conn, outcome)
         except psycopg.Error as error:
@@ -66,6 +67,7 @@ class AsyncWork(Attempt):
         """`Work.keep`. Nor does a cancellation of the handler's own, of a timeout around the loop, break into it."""
         conn = await self.connection()
         await self._home.aseal(self._job, reopens=True)
+        self.ending = monotonic()
         try:
             await to_its_end(self._keep(conn, statements, kept))
         finally:
@@ -80,6 +82,7 @@ class AsyncWork(Attempt):
         """`undo` in two steps: from now on nobody sees this transaction; what is returned undoes it."""
         conn, self._conn, committed = self._conn, None, self._committed
         self._committing = self._committed = False
+        self.ending = 0.0
         return None if conn is None else self._undo(conn, committed)
 
     async def _undo(self, conn: AsyncBorrowed, committed: bool) -> None:

@@ -101,6 +101,12 @@ class Transactions:
         else:
             work.cut()
 
+    def cut_overdue(self) -> None:
+        """Hang up where a COMMIT waits over a dead link: it is settled on another one. Called with each beat."""
+        for work in list(self._open.values()):
+            if work.overdue():
+                work.cut()
+
     def abandoned(self, job: Job) -> None:
         """The job was taken from its handler, which goes on: its transaction must not."""
         work = self._open.get(job)

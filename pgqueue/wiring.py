@@ -117,7 +117,7 @@ class Wiring(ABC):
             lambda job: self._executor.unseal(job),
             lambda job, **how: self._executor.hold(job, **how),
         )
-        transactions = Transactions(around)
+        self._transactions = transactions = Transactions(around)
         iterations = Iterations(transactions, self._endings, lambda job: self._executor.checkpoint(job))
         self._progress = Progress(
             self._take,
@@ -255,6 +255,7 @@ class Wiring(ABC):
         return self._notifier.leads or not self.settings.listen
 
     def _identities(self) -> list[Identity]:
+        self._transactions.cut_overdue()
         found = (self._take.identity, self._give.identity, self._notifier.identity)
         return [identity for identity in found if identity is not None] + self._lender.identities()
 

@@ -38,7 +38,7 @@ from pgqueue.lending import AsyncBorrowed, Borrowed, Lender
 from pgqueue.logs import fields
 from pgqueue.outcome import WRITTEN, Completed, Outcome, given
 from pgqueue.retry import RetryPolicy
-from pgqueue.sessions import hang_up
+from pgqueue.sessions import ROUND_TRIP_SECONDS, hang_up
 from pgqueue.settling import send, settle
 from pgqueue.statements import Row, Statement, text
 
@@ -73,6 +73,8 @@ class Attempt:
     def __init__(self, home: Around, job: Job, *, lent: bool = False) -> None:
         self.lent = lent
         """It is there for an iteration only: the task is not transactional."""
+        self.ending = 0.0
+        """When it began to commit, by this process's clock; 0 if it does not."""
         self._conn: Any = None
         self._committing = self._committed = False
         self._home = home
@@ -145,6 +147,16 @@ class Attempt:
                 "ROLLBACK in its SQL: what it wrote is not undone, and running it again could do it twice"
             )
 
+    def overdue(self) -> bool:
+        """Whether its last messages wait over a dead link."""
+        return 0.0 < self.ending < monotonic() - ROUND_TRIP_SECONDS
+
+    def cut(self) -> None:
+        """End the session of the transaction there is now, from any thread; whoever uses it gets an error."""
+        conn = self._conn
+        if conn is not None:
+            hang_up(conn)
+
     def _known(self, error: psycopg.Error, conn: Borrowed | AsyncBorrowed) -> None:
         """Raise what prevented the commit, if that is known."""
         if error.sqlstate == LOST:
@@ -204,6 +216,7 @@ class Work(Attempt):
         if self._session is not None:
             self._session.finish()
         self._home.seal(self._job)
+        self.ending = monotonic()
         try:
             self._commit(conn, outcome)
         except psycopg.Error as error:
@@ -232,6 +245,7 @@ class Work(Attempt):
         if self._session is not None:
             self._session.finish()
         self._home.seal(self._job, reopens=True)
+        self.ending = monotonic()
         try:
             self._commit_with(conn, statements)
         except psycopg.Error as error:
@@ -260,13 +274,8 @@ class Work(Attempt):
                     conn.close()
                 self._home.lender.give(conn)
                 self._conn, self._session, self._committing, self._committed = None, None, False, False
+                self.ending = 0.0
             self._look_at_the_clock()
-
-    def cut(self) -> None:
-        """End the session of the transaction there is now, from any thread; whoever uses it gets an error."""
-        conn = self._conn
-        if conn is not None:
-            hang_up(conn)
 
     def _begin(self) -> None:
         while True:

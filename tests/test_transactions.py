@@ -12,6 +12,7 @@ from typing import Any
 import pages
 import psycopg
 import pytest
+from faults import Wire
 from workers import Eyes, until, work
 
 import pgqueue
@@ -644,3 +645,33 @@ async def test_a_job_that_is_delivered_many_times_has_one_effect(dsn: str, accou
         await until(lambda: worker._completer.fenced == times - 1)
     assert accounts.all("SELECT note FROM effect") == [(str(runs[-1]),)]
     assert len(set(runs)) == times
+
+
+@pytest.mark.promise("F06")
+@pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
+async def test_a_commit_over_a_dead_wire_is_given_up_and_settled(
+    dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch, on_loop: bool
+) -> None:
+    monkeypatch.setattr("pgqueue.work.ROUND_TRIP_SECONDS", 1.0)
+    with Wire(dsn) as wire:
+
+        def effect(job: Job) -> None:
+            job.connection.execute("INSERT INTO effect VALUES (%s)", [job.id])
+            if job.attempt == 1:
+                assert wire.kill("pgqueue job") == 1
+
+        async def aeffect(job: Job) -> None:
+            await (await job.aconnection()).execute("INSERT INTO effect VALUES (%s)", [job.id])
+            if job.attempt == 1:
+                assert await asyncio.to_thread(wire.kill, "pgqueue job") == 1
+
+        effecting = declared(aeffect if on_loop else effect)
+        async with work(wire.dsn, effecting, lease=3.0) as worker:
+            with psycopg.connect(dsn) as conn:
+                handle = effecting.enqueue(conn)
+            await until(accounts.is_in(handle.id, "completed"), 20)
+            await until(lambda: not worker._held)
+    assert accounts.one("SELECT count(*) FROM effect") == 1
+    assert outcomes(accounts) == ["failed"]
+    left = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+    assert accounts.one(left) == 0
