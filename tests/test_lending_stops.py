@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
 import time
+from types import FrameType
 from typing import Any
 
 import psycopg
@@ -19,6 +21,7 @@ from pgqueue import Job
 from pgqueue.lending import Borrowed, Lender
 from pgqueue.outcome import Cancelled
 from pgqueue.retry import RetryPolicy
+from pgqueue.runs import Run
 from pgqueue.tasks import task
 from pgqueue.work import Work
 
@@ -113,6 +116,69 @@ async def test_timeouts_at_any_moment_lose_no_connection(dsn: str, accounts: Eye
         "SELECT j.state, count(e.job) FROM pgqueue.job j LEFT JOIN effect e ON e.job = j.id GROUP BY j.id, j.state"
     )
     assert set(accounts.all(per_job)) <= {("completed", 1), ("failed", 0)}
+
+
+TRACED = ("work.py", "lending.py", "transactions.py", "orm.py", "executor.py", "pool.py")
+"""Where a connection is taken, used and given back: ours, and the pool's."""
+
+
+class Tracer:
+    """Stops the job in whose thread it begins, when that has come to its n-th instruction in the files that count."""
+
+    def __init__(self, run: Run, job: Job, number: int) -> None:
+        self.left, self.run, self.job = number, run, job
+        self.at = ""
+
+    def begin(self) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:  # those we are called from are to be left one after another
+            if frame.f_code.co_filename.endswith(TRACED):
+                frame.f_trace, frame.f_trace_opcodes = self, True
+            frame = frame.f_back
+        sys.settrace(self)
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        if self.left <= 0 or not frame.f_code.co_filename.endswith(TRACED):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if not self.left:
+                sys.settrace(None)
+                self.at = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+                self.run.interrupt(self.job, Cancelled("stopped by the test"))
+        return self
+
+
+@pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
+async def test_a_thread_can_be_stopped_at_every_instruction(dsn: str, accounts: Eyes, raises: bool, step: int) -> None:
+    """Either it was committed and completed or neither, and its connection is back, wherever it was."""
+    tracers: list[Tracer] = []
+
+    def writes(job: Job, number: int) -> None:
+        tracers.append(Tracer(worker._executor.running[job.id], job, number))
+        tracers[-1].begin()
+        job.connection.execute("UPDATE account SET balance = balance + 1 WHERE id = 1")
+        if raises:
+            raise ValueError
+
+    writing = declared(writes)
+    number = done = 0
+    async with work(dsn, writing, concurrency=2) as worker:
+        while not tracers or tracers[-1].at:
+            number += step
+            job_id = enqueued(dsn, writing.using(retry=1), number)
+            state = await until(lambda job_id=job_id: ended(accounts, job_id))  # type: ignore[misc]
+            done += state == "completed"
+            assert balances(accounts)[0] == 100 + done, tracers[-1].at
+            await tidied(worker, accounts)
+    assert number > 300
+
+
+def ended(eyes: Eyes, job_id: int) -> str | None:
+    state = eyes.state(job_id)
+    return state if state in ("completed", "failed", "cancelled") else None
 
 
 # Handlers that do not stop -------------------------------------------------------------------------------------------
