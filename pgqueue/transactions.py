@@ -132,17 +132,18 @@ class Transactions:
             work = self._open[job] = Work(self._around, job)
             try:
                 try:
-                    return work.end(task.retry, fn(*args, **kwargs))
-                except Exception:
-                    work.check()  # what was committed already must not be done again
-                    raise
-                finally:
+                    try:
+                        return work.end(task.retry, fn(*args, **kwargs))
+                    except Exception:
+                        work.check()  # what was committed already must not be done again
+                        raise
+                    finally:
+                        work.undo()
+                finally:  # what is raised into a thread comes once: if it kept us from one step, it spares its second
                     work.undo()
-            finally:  # what is raised into a thread comes once: if it kept us from the first, it spares the second
-                try:
-                    work.undo()
-                finally:
-                    del self._open[job]
+                    self._open.pop(job, None)
+            finally:
+                self._open.pop(job, None)
 
         async def on_loop(*args: Any, **kwargs: Any) -> Outcome:
             job = current_job()
