@@ -118,7 +118,7 @@ async def test_timeouts_at_any_moment_lose_no_connection(dsn: str, accounts: Eye
     assert set(accounts.all(per_job)) <= {("completed", 1), ("failed", 0)}
 
 
-TRACED = ("work.py", "lending.py", "transactions.py", "orm.py", "executor.py", "pool.py")
+TRACED = ("work.py", "lending.py", "transactions.py", "pool.py")
 """Where a connection is taken, used and given back: ours, and the pool's."""
 
 
