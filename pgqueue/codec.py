@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import inspect
 import re
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import NoneType, SimpleNamespace
+from types import NoneType
 from typing import Any, cast
 
 import msgspec
 
+from pgqueue import signatures
 from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
 from pgqueue.kinds import Kind, check_plain, is_model, kind_of, listed, unfit
 
@@ -33,7 +33,6 @@ MAX_BYTES = 1024 * 1024
 _EMPTY = frozenset(("{}", b"{}"))
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # an escape, not a backslash that is followed by these letters
 _WHERE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _TOO_DEEP = ": nested too deeply, or contains itself"
 _LATE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
@@ -75,9 +74,9 @@ class Codec:
         resolved at run time or has no codec.
         """
         name = task or str(getattr(fn, "__qualname__", fn))
-        parameters = _parameters(name, fn)
-        wants_job = _wants_job(fn, parameters)
-        return _build(name, wants_job, tuple(_resolve(name, fn, parameters[wants_job:])))
+        parameters = signatures.parameters(name, fn)
+        wants_job = signatures.wants_job(fn, parameters)
+        return _build(name, wants_job, tuple(signatures.resolved(name, fn, parameters[wants_job:])))
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return the JSON object for a call with these arguments.
@@ -119,6 +118,20 @@ class Codec:
         if len(values) == len(self._positional):
             return values, rest
         return self._spread(values, rest)
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, defaults filled in. Raises InvalidArguments for what does not bind."""
+        given = self._bind(args, kwargs)
+        defaults = {p.name: p.default for p in self._parameters if p.default is not p.empty}
+        return defaults | given
+
+    def knows(self, name: str) -> bool:
+        """Whether a call may have an argument of this name."""
+        return self._rest is not None or name in self._order()
+
+    def takes(self) -> str:
+        """The signature in words, for messages."""
+        return self._takes()
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         given = dict(zip(self._positional, args, strict=False))
@@ -228,7 +241,7 @@ def _build(task: str, wants_job: bool, parameters: tuple[inspect.Parameter, ...]
         task=task,
         wants_job=wants_job,
         _parameters=named,
-        _positional=tuple(p.name for p in named if p.kind in _POSITIONAL),
+        _positional=tuple(p.name for p in named if p.kind in signatures.POSITIONAL),
         _keywords=frozenset(p.name for p in named if p.kind in _NAMED),
         _required=frozenset(p.name for p in named if p.default is p.empty and p.kind is not p.VAR_POSITIONAL),
         _list=next((p.name for p in named if p.kind is p.VAR_POSITIONAL), None),
@@ -289,48 +302,6 @@ def _default(parameter: inspect.Parameter) -> Any:
         return msgspec.field(default_factory=list)
     value = parameter.default
     return value if type(value) in (str, int, float, bool, NoneType) else msgspec.field(default_factory=lambda: value)
-
-
-def _parameters(task: str, fn: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError, NameError) as error:  # a NameError: annotations are evaluated here from Python 3.14
-        raise InvalidOption(f"task {task!r}: its signature cannot be read ({error})") from error
-
-
-def _wants_job(fn: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:
-    """True if the first parameter is annotated with pgqueue's Job.
-
-    A name that cannot be looked up is taken for it when it reads `Job`: it may be imported for type checkers only.
-    """
-    if not parameters or parameters[0].kind not in _POSITIONAL:
-        return False
-    annotation = parameters[0].annotation
-    try:
-        found = _evaluated(fn, annotation)
-    except Exception:  # anything may happen in a text; unless it reads Job, _resolve meets it again and reports it
-        return str(annotation).rpartition(".")[2] == "Job"
-    return isinstance(found, type) and f"{found.__module__}.{found.__qualname__}" == "pgqueue.job.Job"
-
-
-def _resolve(task: str, fn: Callable[..., Any], parameters: list[inspect.Parameter]) -> Iterable[inspect.Parameter]:
-    for parameter in parameters:
-        try:
-            yield parameter.replace(annotation=_evaluated(fn, parameter.annotation))
-        except Exception as error:
-            raise InvalidOption(
-                f"task {task!r}, parameter {parameter.name}: the annotation {parameter.annotation!r} cannot be "
-                f"resolved when the program runs ({error}); define or import it at the top of the module, "
-                "not in a function or under TYPE_CHECKING"
-            ) from error
-
-
-def _evaluated(fn: Callable[..., Any], annotation: Any) -> Any:
-    if annotation is inspect.Parameter.empty:
-        return annotation
-    scope = getattr(inspect.unwrap(fn), "__globals__", {})
-    holder = SimpleNamespace(__annotations__={"it": annotation})
-    return typing.get_type_hints(holder, globalns=scope, include_extras=True)["it"]
 
 
 # -- JSON text -------------------------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ class Endings:
     notify: bool
     array: Callable[[Sequence[int]], object] = integers
     """How integers travel: as one literal on our own connections, as a list on those of applications."""
+    holding: frozenset[str] = frozenset()
+    """The tasks that keep their keys while they wait for another attempt."""
 
     def many(self, batch: Sequence[Ended], worker_id: int) -> list[tuple[Ending, list[Job]]]:
         """The statements that end these jobs, each with its jobs; none for jobs that are written already."""
@@ -119,6 +121,7 @@ class Endings:
             delays=[again.delay for _, again in retried],
             spents=[again.spent for _, again in retried],
             snoozeds=[again.snoozed for _, again in retried],
+            holdings=[job.task in self.holding for job, _ in retried],
             **_problems([again for _, again in retried]),
         )
 
@@ -185,4 +188,7 @@ def _columns(successors: Sequence[tuple[int, NewJob[Any]]]) -> dict[str, object]
         "delays": [new.delay for new in jobs],
         "deadlines": [deadline for deadline, _ in deadlines],
         "deadline_seconds": [seconds for _, seconds in deadlines],
+        "lock_keys": [new.lock_key for new in jobs],
+        "lock_limits": [new.lock_limit for new in jobs],
+        "on_lockeds": [new.on_locked for new in jobs],
     }

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeVar, overload
 
+import msgspec
+
 from pgqueue import codec, connections
 from pgqueue.config import client
 from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
@@ -85,10 +87,11 @@ def one(job: NewJob[R], *, schema: str = "pgqueue", notify: bool = True) -> Stat
         "max_attempts": job.max_attempts,
         "notify": notify,
     }
-    if not _has_time(job):
+    if _is_plain(job):
         return Statement(text("enqueue_now", schema), params, _handle)
     deadline, seconds = deadline_of(job)
     params |= {"run_at": moment_of(job.run_at), "delay": job.delay, "deadline": deadline, "deadline_seconds": seconds}
+    params |= {"lock_key": job.lock_key, "lock_limit": job.lock_limit, "on_locked": job.on_locked}
     return Statement(text("enqueue_later", schema), params, _handle)
 
 
@@ -104,7 +107,7 @@ def many(
         "headers": _column([job.headers for job in jobs]),
         "max_attempts": _column([job.max_attempts for job in jobs], str),
     }
-    if not any(map(_has_time, jobs)):
+    if all(map(_is_plain, jobs)):
         params["heard"] = _lines(sorted({job.queue for job in jobs})) if notify else ""
         return Statement(text("enqueue_many_now", schema), params, _handles)
     params["run_at"] = _column([job.run_at for job in jobs], moment_of)
@@ -112,6 +115,9 @@ def many(
     deadlines = [deadline_of(job) for job in jobs]
     params["deadline"] = _column([deadline for deadline, _ in deadlines])
     params["deadline_seconds"] = _column([seconds for _, seconds in deadlines], repr)
+    params["lock_key"] = _column([job.lock_key for job in jobs], _quoted)
+    params["lock_limit"] = _column([job.lock_limit for job in jobs], str)
+    params["on_locked"] = _column([job.on_locked for job in jobs])
     params["notify"] = notify
     return Statement(text("enqueue_many_later", schema), params, _handles)
 
@@ -160,8 +166,14 @@ def _checked(jobs: Iterable[NewJob[Any]]) -> list[NewJob[Any]]:
     return batch
 
 
-def _has_time(job: NewJob[Any]) -> bool:
-    return job.run_at is not None or job.delay is not None or job.deadline is not None
+def _is_plain(job: NewJob[Any]) -> bool:
+    """It may run at once, and needs nothing that few jobs need."""
+    return job.run_at is None and job.delay is None and job.deadline is None and job.lock_key is None
+
+
+def _quoted(key: str) -> str:
+    """A key as JSON: it may have line breaks."""
+    return msgspec.json.encode(key).decode()
 
 
 def deadline_of(job: NewJob[Any]) -> tuple[str | None, float | None]:

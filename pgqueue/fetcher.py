@@ -1,8 +1,12 @@
 """Claims jobs: one fetch in flight, sized by the room the executor has, behind the watermark.
 
-Part of the flow between notifier and executor: woken by the notifier, by room, or by its own slow poll. A fetch is one
-round trip, one READ COMMITTED transaction: a reading (snapshot, head, own id, in this order), then the claim. It never
-waits for jobs inside the database, and never decides what a job means.
+Part of the flow between notifier and executor: woken by the notifier, by room, or by its own slow poll. A fetch is
+one round trip, one READ COMMITTED transaction: a reading (snapshot, head, own id, in this order), then the claim. It
+never waits for jobs inside the database, and never decides what a job means.
+
+A job that needs a key and does not hold it is parked by the claim and comes back through admit: it took nobody's
+slot, so the fetch is repeated. Where such jobs stand in long rows for few keys, the next fetch first parks more of
+them at once.
 
 Wake-ups are not lost: the event is cleared *before* a fetch, so news that comes while a fetch is under way leads to
 another one. What is *known* is kept per queue: one whose slots are taken is not asked, and may have more. Whatever
@@ -19,13 +23,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
+from typing import Any
 
 import msgspec
 import psycopg
 
+from pgqueue.claims import Claims
 from pgqueue.job import Job
 from pgqueue.loops import jittered, persist, wait
 from pgqueue.sessions import Session
+from pgqueue.statements import Statement
 from pgqueue.watermark import Lane, Reading, Watermark
 
 log = logging.getLogger("pgqueue")
@@ -35,6 +42,8 @@ RANKS = tuple(range(20))
 SOON = 0.01
 # Outcomes not yet written down: past this, taking more would only grow what a crash repeats.
 UNWRITTEN_MOST = 5_000
+# How many jobs that need a key are parked ahead of a claim, where they stand in long rows: so many to a key.
+PARK_MOST, LONG_ROW = 2_000, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,17 @@ class Share:
     room: int
     alone: bool = False
     """Ask only for suspects that must run alone; the answer is delivered even if it is empty."""
+
+
+class Parked(msgspec.Struct):
+    """What a claim has parked: (queue, rank, how many, highest position) of each lane; keys with the ids to be skipped
+    if they are held."""
+
+    lanes: list[tuple[str, int, int, int]]
+    keys: dict[str, list[int]]
+
+    def __len__(self) -> int:
+        return sum(count for _, _, count, _ in self.lanes)
 
 
 @dataclass(slots=True)
@@ -69,11 +89,14 @@ class Fetcher:
         live_workers: Callable[[], int],
         in_doubt: Callable[[], None],
         poll: float,
+        claims: Claims | None = None,
+        parked: Callable[[Mapping[str, Sequence[int]]], None] = lambda keys: None,
+        holding: Callable[[Sequence[Job]], None] = lambda jobs: None,
     ) -> None:
         self.watermark = Watermark()
-        self.settled = 0
-        """The last claim number whose answer has been processed or given up."""
         self.fetches = 0
+        self.asking: tuple[Sequence[str], int] = ((), 0)
+        """The queues a claim under way asks, and for how many jobs."""
         self._session = session
         self._worker_id = worker_id
         self._shares = shares
@@ -84,7 +107,10 @@ class Fetcher:
         self._poll = poll
         self._wake = asyncio.Event()
         self._known: set[str] = set()
-        self._claims = itertools.count(1)
+        self.claims = Claims() if claims is None else claims
+        self._parked = parked
+        self._holding = holding
+        self._long_rows = False
         self._pool_turns = itertools.count()
         # One for each pool: a common one would come to the same queue each time where the other pools' number fits.
         self._turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -149,10 +175,11 @@ class Fetcher:
         self._known.update(share.queues)
         if await self._session.ready() != self._generation:
             self._begin_anew()
-        claim = next(self._claims)
+        claim = self.claims.begin()
         starts = self.watermark.starts(asked.lanes, monotonic())
+        self.asking = (share.queues, n)
         try:
-            reading, (opened, jobs) = await self._claim(asked, starts, n, claim)
+            reading, opened, jobs, parked = await self._claim(asked, starts, n, claim)
         except psycopg.errors.UniqueViolation:
             self.watermark.forget()
             self._known.clear()
@@ -165,9 +192,10 @@ class Fetcher:
             self._in_doubt()
             raise
         finally:
-            self.settled = claim
+            self.claims.end(claim)
+            self.asking = ((), 0)
         self.fetches += 1
-        taken = _taken(jobs)
+        taken = _taken(jobs, parked)
         open_lanes = {asked.lanes[place - 1] for place in opened}
         repeat = self.watermark.fetched(
             reading,
@@ -180,7 +208,7 @@ class Fetcher:
             self._session.took,
             self._live_workers(),
         )
-        if repeat or len(jobs) >= n or share.alone:
+        if repeat or len(jobs) + len(parked) >= n or share.alone:
             self._known.clear()
         self._known -= self._short_of_limit(asked, taken, n)
         if jobs:
@@ -215,10 +243,11 @@ class Fetcher:
 
     async def _claim(
         self, asked: Asked, starts: list[int], n: int, claim: int
-    ) -> tuple[Reading, tuple[list[int], list[Job]]]:
+    ) -> tuple[Reading, list[int], list[Job], Parked]:
         link = self._session.link
-        [(head, xid, snapshot, *_)], rows = await self._session.run(
+        [(head, xid, snapshot, *_)], *ahead, rows = await self._session.run(
             link.statement("fetch_reading"),
+            *self._ahead(asked, starts),
             link.statement(
                 "fetch_claim",
                 queues=[queue for queue, _ in asked.lanes],
@@ -231,8 +260,38 @@ class Fetcher:
             ),
             settings=False,
         )
-        opened = msgspec.json.decode(rows[0][5], type=list[int])
-        return Reading(head, xid, snapshot), (opened, [Job(row, claim) for row in rows[1:]])
+        first = rows[0]
+        opened = msgspec.json.decode(first[5], type=list[int])
+        jobs = [Job(row, claim) for row in rows[1:]]
+        if first[7]:
+            self._holding(jobs)
+        parked = Parked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Parked)
+        if parked.keys or ahead:
+            self._tell(parked, ahead)
+        return Reading(head, xid, snapshot), opened, jobs, parked
+
+    def _ahead(self, asked: Asked, starts: list[int]) -> list[Statement[Any]]:
+        if not self._long_rows:
+            return []
+        return [
+            self._session.link.statement(
+                "fetch_park",
+                queues=[queue for queue, _ in asked.lanes],
+                ranks=[rank for _, rank in asked.lanes],
+                afters=starts,
+                worker_id=self._worker_id(),
+                n=PARK_MOST,
+            )
+        ]
+
+    def _tell(self, parked: Parked, ahead: list[Any]) -> None:
+        keys = parked.keys
+        for [(found,)] in ahead:
+            for key, ids in ({} if found is None else msgspec.json.decode(found, type=dict[str, list[int]])).items():
+                keys[key] = [*keys.get(key, ()), *ids]
+        self._long_rows = len(parked) >= LONG_ROW * len(parked.keys) > 0 or (bool(ahead) and bool(keys))
+        if keys:
+            self._parked(keys)
 
     @staticmethod
     def _short_of_limit(asked: Asked, taken: Mapping[Lane, tuple[int, int]], n: int) -> set[str]:
@@ -244,9 +303,9 @@ class Fetcher:
         }
 
 
-def _taken(jobs: Collection[Job]) -> dict[Lane, tuple[int, int]]:
-    """How many rows each lane gave, and the highest position of them."""
-    taken: dict[Lane, tuple[int, int]] = {}
+def _taken(jobs: Collection[Job], parked: Parked) -> dict[Lane, tuple[int, int]]:
+    """How many rows each lane gave, parked ones too, and the highest position of them."""
+    taken: dict[Lane, tuple[int, int]] = {(queue, rank): (count, pos) for queue, rank, count, pos in parked.lanes}
     for job in jobs:
         count, highest = taken.get(job.lane, (0, 0))
         taken[job.lane] = (count + 1, job.pos if job.pos > highest else highest)

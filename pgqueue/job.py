@@ -51,6 +51,9 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
     headers: str | None  # the text of a JSON object
     max_attempts: int | None  # None: as the task's retry policy says when it runs
     deadline: datetime | float | None = None  # with a time zone, or seconds from the enqueue
+    lock_key: str | None = None
+    lock_limit: int | None = None
+    on_locked: str | None = None
 
 
 class Enqueueable(Protocol[P, R_co]):

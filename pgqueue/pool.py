@@ -93,9 +93,13 @@ class Pool:
                     return job
             return None
 
-    def adapt(self) -> None:
-        """Set the prefetch from how long jobs have lasted since the last fetch: 50 ms of work, none for long jobs."""
+    def adapt(self, least: int = 0) -> None:
+        """Set the prefetch from how long jobs have lasted since the last fetch: 50 ms of work, none for long jobs.
+
+        When fewer than `least` have ended since, they say too little yet, and are counted with the next."""
         with self._lock:
+            if self._jobs < least:
+                return
             seconds, jobs = self._seconds, self._jobs
             self._seconds, self._jobs = 0.0, 0
         if not jobs:

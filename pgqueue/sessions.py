@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -68,10 +68,19 @@ class Session:
         Whatever goes wrong closes the connection: the next call starts on a new one. psycopg's errors come through; the
         transaction may then have been committed or not.
         """
+        return await self._send(messages, settings)
+
+    async def run_then(self, *messages: Statement[Any], then: Sequence[Statement[Any]]) -> list[Any]:
+        """`run`, and in the same round trip `then`, in a transaction of its own after that COMMIT; what each read."""
+        return await self._send(messages, after=then)
+
+    async def _send(
+        self, messages: Sequence[Statement[Any]], settings: bool = True, after: Sequence[Statement[Any]] = ()
+    ) -> list[Any]:
         async with self._turn:
             try:
                 connection, sent = await self._connected(), monotonic()
-                answers = await send(connection, self.link, *messages, settings=settings)
+                answers = await send(connection, self.link, *messages, settings=settings, after=after)
                 self.took = monotonic() - sent
                 return answers
             except BaseException:
@@ -135,6 +144,7 @@ async def send(
     link: Link,
     *messages: Statement[Any],
     settings: bool = True,
+    after: Sequence[Statement[Any]] = (),
     patience: float | None = None,
 ) -> list[Any]:
     """Send the statements as one transaction in one round trip, after the settings of a worker's transactions.
@@ -149,17 +159,20 @@ async def send(
     timer = asyncio.get_running_loop().call_later(seconds, hang_up, conn)
     try:
         async with conn.pipeline():
-            for message in (*first, *messages, COMMIT):
+            for message in (*first, *messages, COMMIT, *((*first, *after, COMMIT) if after else ())):
                 cursor = conn.cursor(binary=True)
                 # An empty mapping would make psycopg look for placeholders; None sends the text as it is.
                 await cursor.execute(message.sql, message.params or None)
                 cursors.append(cursor)
     finally:
         timer.cancel()
-    answers = cursors[len(first) : -1]
+    begin = len(first)
+    answers = cursors[begin : begin + len(messages)]
+    if after:
+        answers += cursors[-1 - len(after) : -1]
     return [
         message.read(await cursor.fetchall() if cursor.description else [])
-        for message, cursor in zip(messages, answers, strict=True)
+        for message, cursor in zip((*messages, *after), answers, strict=True)
     ]
 
 

@@ -20,6 +20,7 @@ from pgqueue.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.handle import JobHandle
 from pgqueue.job import NewJob, check_priority, check_queue, check_task_name
+from pgqueue.options import Lock, Locking, locked, locking
 from pgqueue.retry import RetryFunction, RetryPolicy, check_attempts, seconds
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class TaskOptions(TypedDict, total=False):
     transactional: bool
     store_result: bool
     on_lost_lease: Literal["cancel", "keep"]
+    lock: Lock | str | Callable[..., str | None] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +89,7 @@ class Task(Generic[P, R_co]):
     transactional: bool = False
     store_result: bool = True
     on_lost_lease: Literal["cancel", "keep"] = "keep"
+    locking: Locking | None = field(default=None, repr=False)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, as if it were no task."""
@@ -99,7 +102,7 @@ class Task(Generic[P, R_co]):
 
     def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob[R_co]:
         """Return the job this call would enqueue, for `enqueue_many`. Raises InvalidArguments if they do not fit."""
-        return NewJob(
+        new: NewJob[R_co] = NewJob(
             self.name,
             self.codec.encode(args, kwargs),
             self.queue,
@@ -110,6 +113,7 @@ class Task(Generic[P, R_co]):
             self.max_attempts,
             self.deadline,
         )
+        return new if self.locking is None else locked(new, self.locking, self.codec.arguments(args, kwargs))
 
     def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
         """Enqueue a call on the caller's connection, in its transaction: the job exists if that commits."""
@@ -140,12 +144,14 @@ class Task(Generic[P, R_co]):
         retry: int | None = None,
         headers: Mapping[str, Any] | None = None,
         deadline: datetime | float | timedelta | None = None,
+        lock: Lock | str | Callable[..., str | None] | None = None,
     ) -> Task[P, R_co]:
         """Return a copy with these options for the jobs it makes; the declared task stays as it is.
 
         `delay` is seconds or a timedelta; `run_at` has a time zone; giving one replaces an earlier other. `retry` is
         the most attempts of these jobs; how long they wait in between stays the task's own policy. A job that has not
-        started by its `deadline` (a time, or so long after its enqueue) is cancelled.
+        started by its `deadline` (a time, or so long after its enqueue) is cancelled. `lock` takes the place of the
+        task's own.
         """
         if run_at is not None and delay is not None:
             raise InvalidOption(f"task {self.name!r}: give run_at or delay, not both")
@@ -158,6 +164,7 @@ class Task(Generic[P, R_co]):
             delay=(None if delay is None else seconds(delay, "delay")) if timed else self.delay,
             max_attempts=self.max_attempts if retry is None else check_attempts(retry),
             deadline=self.deadline if deadline is None else _by(deadline),
+            locking=self.locking if lock is None else locking(lock, self.codec),
             headers=self.headers if headers is None else json_object(headers, f"task {self.name!r}, headers"),
         )
 
@@ -191,9 +198,10 @@ class Declaration:
     is no argument. `retry` is a number of attempts, a RetryPolicy, or a function f(attempt, exc) -> delay | None.
     `timeout` is how long an attempt may run, `deadline` how long after its enqueue a job may start. If `transactional`,
     what the handler writes on `job.connection` is committed together with the job's completion, or not at all. With
-    `store_result=False` what it returns is not kept. `on_lost_lease` says what happens to a running job when its worker
+    `store_result=False` what it returns is not kept. `lock` is a `Lock`, or its key: at most one job of a key runs at
+    a time. `on_lost_lease` says what happens to a running job when its worker
     cannot reach the database and others may soon take it for dead: "keep" running it, or "cancel" it, for effects that
-    must never overlap.
+    must never overlap; a task with a lock is cancelled unless it says "keep".
     Raises InvalidOption for what cannot work.
 
     >>> @task(name="mail.send", aliases=["mail.deliver"], retry=3)
@@ -262,6 +270,11 @@ def remote(name: str, *, queue: str = "default", priority: int = 5) -> Task[...,
     return Task(name=name, fn=elsewhere, codec=codec, queue=check_queue(queue), priority=check_priority(priority))
 
 
+def holding(tasks: Mapping[str, Task[..., Any]]) -> frozenset[str]:
+    """The names of those that keep their keys while they wait for another attempt."""
+    return frozenset(name for name, task in tasks.items() if task.locking and task.locking.lock.hold_on_retry)
+
+
 def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
     _check_function(fn)
     given = options.get("name")
@@ -270,10 +283,13 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
     if isinstance(aliases, str):
         raise InvalidOption(f"task {name!r}: aliases are a list of names, such as aliases=[{aliases!r}]")
     retry = options.get("retry")
+    codec = Codec.of(fn, name)
+    lock = options.get("lock")
     return Task(
         name=name,
         fn=fn,
-        codec=Codec.of(fn, name),
+        codec=codec,
+        locking=None if lock is None else locking(lock, codec),
         is_async=inspect.iscoroutinefunction(fn),
         queue=check_queue(options.get("queue", "default")),
         priority=check_priority(options.get("priority", 5)),
@@ -283,7 +299,9 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         deadline=_positive(options.get("deadline"), f"task {name!r}: deadline"),
         transactional=_flag(options.get("transactional", False), f"task {name!r}: transactional"),
         store_result=_flag(options.get("store_result", True), f"task {name!r}: store_result"),
-        on_lost_lease=_choice(options.get("on_lost_lease", "keep"), f"task {name!r}: on_lost_lease"),
+        on_lost_lease=_choice(
+            options.get("on_lost_lease", "keep" if lock is None else "cancel"), f"task {name!r}: on_lost_lease"
+        ),
     )
 
 

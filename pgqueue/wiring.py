@@ -22,6 +22,8 @@ from typing import Any
 
 from pgqueue import embedded
 from pgqueue.aborts import Aborts
+from pgqueue.admit import Admit, Slots
+from pgqueue.claims import Claims
 from pgqueue.completer import Completer
 from pgqueue.endings import Endings
 from pgqueue.executor import Executor
@@ -50,7 +52,8 @@ from pgqueue.sessions import Link, Session
 from pgqueue.settings import Settings
 from pgqueue.signals import SIGNAL, Signals
 from pgqueue.suspects import Suspects
-from pgqueue.tasks import Task
+from pgqueue.sweep import SWEEP, Sweep
+from pgqueue.tasks import Task, holding
 from pgqueue.transactions import Transactions
 from pgqueue.work import Around
 
@@ -89,13 +92,26 @@ class Wiring(ABC):
         settings = self.settings
         self._take = Session(self._link, "fetch", lambda: self._heartbeat.listed())
         self._give = Session(self._link, "complete", lambda: self._heartbeat.listed(0.0))
-        self._endings = Endings(settings.schema, settings.version_tag, settings.notify)
+        self._keys = Session(self._link, "admit", lambda: self._heartbeat.listed())
+        self._endings = Endings(settings.schema, settings.version_tag, settings.notify, holding=holding(self._tasks))
         self._completer = Completer(
             self._give,
             lambda: self.worker_id,
             self._endings,
             written=self._written,
         )
+        claims = Claims()
+        self._admit = Admit(
+            self._keys,
+            lambda: self.worker_id,
+            claims=claims,
+            slots=self._slots,
+            deliver=self._let_in,
+            done=lambda: self._fetcher.roomier(),
+            in_doubt=lambda: self._reconciler.doubt(),
+            notify=settings.notify,
+        )
+        self._sweep = Sweep(self._take, found=self._admit.swept)
         self._fetcher = Fetcher(
             self._take,
             lambda: self.worker_id,
@@ -105,6 +121,9 @@ class Wiring(ABC):
             live_workers=lambda: 1 + self._heartbeat.judge.live(),
             in_doubt=lambda: self._reconciler.doubt(),
             poll=settings.poll,
+            claims=claims,
+            parked=self._admit.parked,
+            holding=self._admit.holding,
         )
         slots = pools(settings.queues, settings.concurrency)
         self._lender = Lender(self._link, sum(pool.slots for pool in slots), lambda: self._heartbeat.listed())
@@ -155,11 +174,11 @@ class Wiring(ABC):
             heard=self._heard,
         )
         self._scheduler = Scheduler(self._take, notify=settings.notify, leads=self._leads)
-        self._rescue = Rescue(self._take, notify=settings.notify, rescued=lambda: self._fetcher.news(zero=True))
+        self._rescue = Rescue(self._take, notify=settings.notify, rescued=self._rescued)
         self._reconciler = Reconciler(
             self._take,
             lambda: self.worker_id,
-            settled=lambda: self._fetcher.settled,
+            settled=lambda: claims.settled,
             knows=self._knows,
             notify=settings.notify,
         )
@@ -197,14 +216,26 @@ class Wiring(ABC):
             return []
         if self._suspects.making_way:
             return [] if self._held else [Share(list(self.settings.queues), 1, alone=True)]
-        return [Share(pool.queues, pool.room()) for pool in self._executor.pools]
+        coming = self._admit.pending
+        return [Share(pool.queues, max(0, pool.room() - coming)) for pool in self._executor.pools]
+
+    def _slots(self) -> list[Slots]:
+        """Where admit may put jobs: what a fetch under way has asked for is taken."""
+        if self._state != "running" or self._heartbeat.late():
+            return []
+        closed = self._suspects.alone or self._suspects.making_way
+        queues, asked = self._fetcher.asking
+        return [
+            Slots(pool.queues, 0 if closed else max(0, pool.asked() - (asked if pool.queues[0] in queues else 0)))
+            for pool in self._executor.pools
+        ]
 
     def _make_way(self, wanted: bool) -> None:
         if wanted is not self._suspects.making_way:
             self._suspects.making_way = wanted
             self._fetcher.news()
 
-    def _deliver(self, jobs: list[Job]) -> None:
+    def _deliver(self, jobs: list[Job], let_in: bool = False) -> None:
         for job in jobs:
             self._held[job.id] = job
         # A fetch was under way when we were told to take no more; or it brought suspects, who come one at a time.
@@ -214,14 +245,19 @@ class Wiring(ABC):
         for pool in self._executor.pools:
             mine = kept if len(self._executor.pools) == 1 else [job for job in kept if job.queue in pool.queues]
             if mine:
-                pool.adapt()
+                pool.adapt(pool.prefetch // 2 if let_in else 0)
                 self._executor.offer(pool, mine)
+
+    def _let_in(self, jobs: list[Job]) -> None:
+        """Admits bring few at a time: they make no measure of how many to have at hand."""
+        self._deliver(jobs, let_in=True)
 
     def _written(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if self._held.get(job.id) is job:
                 del self._held[job.id]
         self._progress.over(jobs)
+        self._admit.ended(jobs)
         self._fetcher.roomier()
         if self._suspects.ended(jobs):
             self._fetcher.news()
@@ -238,8 +274,11 @@ class Wiring(ABC):
             self._maintenance.news()
         elif channel == CONTROL and payload == SIGNAL:
             self._signals.news()
+        elif channel == CONTROL and payload == SWEEP:
+            self._sweep.soon()
         elif channel == CONTROL or not channel:
             self._signals.news()
+            self._sweep.soon()
             self._fetcher.news()
             self._scheduler.news()
         else:
@@ -256,10 +295,14 @@ class Wiring(ABC):
 
     def _identities(self) -> list[Identity]:
         self._transactions.cut_overdue()
-        found = (self._take.identity, self._give.identity, self._notifier.identity)
+        found = (self._take.identity, self._give.identity, self._keys.identity, self._notifier.identity)
         return [identity for identity in found if identity is not None] + self._lender.identities()
 
     # Death, ours and others' -----------------------------------------------------------------------------------------
+
+    def _rescued(self) -> None:
+        self._fetcher.news(zero=True)
+        self._sweep.soon()
 
     def _seen_dead(self, dead: list[tuple[int, int]]) -> None:
         self._serve(self._rescue.seen(dead, leads=self._leads()), "rescue")
@@ -275,6 +318,7 @@ class Wiring(ABC):
             for job in dropped:
                 self._held.pop(job.id, None)
             self._suspects.ended(dropped)
+            self._admit.ended(dropped)
             self._serve(self._register_anew(), "register")
 
     async def _register_anew(self) -> None:

@@ -25,6 +25,7 @@ from pgqueue.wiring import Wiring
 log = logging.getLogger("pgqueue")
 
 FLUSH_SECONDS = 10.0
+HAND_ON_SECONDS = 1.0  # the keys of our last jobs; whom we miss, the sweep finds
 # How long handlers may take to leave when they are stopped at the shutdown's deadline.
 STOP_SECONDS = 1.0
 
@@ -99,9 +100,11 @@ class Worker(Wiring):
         except BaseException:
             await self._leave()
             raise
+        self._warn_of_locks()
         self._state = "running"
         self._fetching = self._serve(self._fetcher.run(), "fetcher")
         services: list[Any] = [self._completer, self._scheduler, self._maintenance, self._reconciler, self._signals]
+        services += [self._admit, self._sweep]
         for service in [
             *services,
             self._isolation,
@@ -109,6 +112,12 @@ class Worker(Wiring):
             *([self._notifier] if self.settings.listen else []),
         ]:
             self._serve(service.run(), type(service).__name__.lower())
+
+    def _warn_of_locks(self) -> None:
+        endless = sorted({task.name for task in self._tasks.values() if task.locking and task.timeout is None})
+        if endless:
+            said = "tasks with a lock and without a timeout: %s; one that hangs keeps its key for as long as it hangs"
+            log.warning(said, ", ".join(endless))
 
     async def run(self) -> None:
         """Work until stopped, or quiet and everything that ran is written, or a service fails for good (raised)."""
@@ -158,6 +167,7 @@ class Worker(Wiring):
         self._give_back(self._executor.hand_back())
         left = await self._wait_for_jobs(deadline)
         await within(self._completer.flushed(), FLUSH_SECONDS)
+        await within(self._admit.idle(), HAND_ON_SECONDS)
         await self._leave()
         return left
 
@@ -193,6 +203,7 @@ class Worker(Wiring):
             log.warning("could not sign off: %s; rescue will notice", error)
         await self._take.close()
         await self._give.close()
+        await self._keys.close()
         await self._lender.close()
         self._executor.close()
         await self._stack.aclose()

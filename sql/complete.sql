@@ -91,25 +91,31 @@ WITH picked AS MATERIALIZED (
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id
 ), asked AS MATERIALIZED (
-    SELECT s.place, s.task, s.args, s.queue, s.priority, s.headers, s.max_attempts,
+    SELECT s.place, s.task, s.args, s.queue, s.priority, s.headers, s.max_attempts, s.lock_key, s.lock_limit, s.on_locked,
         coalesce(s.run_at::timestamptz, pgqueue.now() + make_interval(secs => s.delay)) AS run_at,
         coalesce(s.deadline::timestamptz, pgqueue.now() + make_interval(secs => s.seconds)) AS deadline
     FROM unnest(%(parents)s::bigint[], %(tasks)s::text[], %(args)s::text[], %(queues)s::text[], %(priorities)s::smallint[],
                 %(headers)s::text[], %(max_attempts)s::smallint[], %(run_ats)s::text[], %(delays)s::float8[],
-                %(deadlines)s::text[], %(deadline_seconds)s::float8[])
+                %(deadlines)s::text[], %(deadline_seconds)s::float8[], %(lock_keys)s::text[], %(lock_limits)s::integer[],
+                %(on_lockeds)s::text[])
          WITH ORDINALITY
-         AS s (parent, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, place)
+         AS s (parent, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, lock_key,
+               lock_limit, on_locked, place)
     WHERE s.parent IN (SELECT id FROM done)
 ), judged AS MATERIALIZED (
     SELECT asked.*, run_at > pgqueue.now() IS TRUE AS later FROM asked ORDER BY place
 ), available AS (
-    INSERT INTO pgqueue.job_available (task, args, queue, priority, rank, headers, max_attempts, run_at, deadline)
-    SELECT task, args::jsonb, queue, priority, 2 * priority + 1, headers::jsonb, max_attempts, run_at, deadline
+    INSERT INTO pgqueue.job_available (
+        task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked)
+    SELECT task, args::jsonb, queue, priority, 2 * priority + 1, headers::jsonb, max_attempts, run_at, deadline, lock_key,
+        lock_limit, on_locked
     FROM judged WHERE NOT later
     RETURNING queue
 ), scheduled AS (
-    INSERT INTO pgqueue.job_scheduled (state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline)
-    SELECT 'scheduled', task, args::jsonb, queue, priority, 2 * priority + 1, headers::jsonb, max_attempts, run_at, deadline
+    INSERT INTO pgqueue.job_scheduled (
+        state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked)
+    SELECT 'scheduled', task, args::jsonb, queue, priority, 2 * priority + 1, headers::jsonb, max_attempts, run_at, deadline,
+        lock_key, lock_limit, on_locked
     FROM judged WHERE later
     RETURNING id
 ), told AS (
@@ -157,12 +163,15 @@ FOR UPDATE;
 
 -- name: complete_retry
 -- Attempts that did not complete and will be made again: to scheduled, each after its own delay in seconds. An attempt
--- given back (`spent` false) does not count, a snooze counts as one. What happened is appended to `attempt`.
+-- given back (`spent` false) does not count, a snooze counts as one. What happened is appended to `attempt`. The key is given
+-- up, unless `holding`.
 WITH picked AS MATERIALIZED (
-    SELECT r.ctid, r.id, mine.delay, mine.spent, mine.snoozed, mine.outcome, mine.error_type, mine.message, mine.traceback
+    SELECT r.ctid, r.id, mine.delay, mine.spent, mine.snoozed, mine.holding, mine.outcome, mine.error_type, mine.message,
+        mine.traceback
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(delays)s::float8[], %(spents)s::boolean[],
-                %(snoozeds)s::boolean[], %(outcomes)s::text[], %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[])
-         AS mine (id, claim, delay, spent, snoozed, outcome, error_type, message, traceback)
+                %(snoozeds)s::boolean[], %(holdings)s::boolean[], %(outcomes)s::text[], %(error_types)s::text[],
+                %(messages)s::text[], %(tracebacks)s::text[])
+         AS mine (id, claim, delay, spent, snoozed, holding, outcome, error_type, message, traceback)
     CROSS JOIN LATERAL (
         SELECT r.ctid, r.id FROM pgqueue.job_running r
         WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
@@ -178,10 +187,10 @@ WITH picked AS MATERIALIZED (
     FROM ended JOIN picked ON picked.id = ended.id
 ), later AS (
     INSERT INTO pgqueue.job_scheduled (
-        state, run_at, attempt, snoozes, reason,
+        state, run_at, holds, attempt, snoozes, reason,
         id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, deadline,
         lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
-    SELECT 'scheduled', pgqueue.now() + make_interval(secs => picked.delay),
+    SELECT 'scheduled', pgqueue.now() + make_interval(secs => picked.delay), holds AND picked.holding,
         attempt - CASE WHEN picked.spent THEN 0 ELSE 1 END,
         CASE WHEN picked.snoozed THEN least(snoozes + 1, 32767) ELSE snoozes END, picked.message,
         ended.id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, deadline,
@@ -220,11 +229,11 @@ WITH picked AS MATERIALIZED (
     INSERT INTO pgqueue.job_dead (
         state, finished_at, bin, version_tag, reason,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
+        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
     SELECT picked.state, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(version_tag)s::text,
         picked.reason,
         ended.id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
-        crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+        crashes, snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id
 )

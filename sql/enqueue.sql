@@ -11,13 +11,15 @@ VALUES (
 RETURNING id, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.' || queue, '') END
 
 -- name: enqueue_later
--- One job with a time to start (available if that or none has come) or a deadline. The scheduler hears of one that has to wait. One row: id.
-INSERT INTO pgqueue.job (state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline)
+-- One job with a time to start (available if that or none has come), a deadline or a lock. The scheduler hears of one that has to wait. One row: id.
+INSERT INTO pgqueue.job (
+    state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked)
 SELECT
     CASE WHEN asked.run_at > pgqueue.now() THEN 'scheduled' ELSE 'available' END,
     %(task)s::text, %(args)s::text::jsonb, %(queue)s::text, %(priority)s::smallint, 2 * %(priority)s::smallint + 1,
     %(headers)s::text::jsonb, %(max_attempts)s::smallint, asked.run_at,
-    coalesce(%(deadline)s::text::timestamptz, pgqueue.now() + make_interval(secs => %(deadline_seconds)s::float8))
+    coalesce(%(deadline)s::text::timestamptz, pgqueue.now() + make_interval(secs => %(deadline_seconds)s::float8)),
+    %(lock_key)s::text, %(lock_limit)s::integer, %(on_locked)s::text
 FROM (
     SELECT coalesce(%(run_at)s::text::timestamptz, pgqueue.now() + make_interval(secs => %(delay)s::float8))
 ) AS asked (run_at)
@@ -51,13 +53,14 @@ SELECT
 FROM added
 
 -- name: enqueue_many_later
--- The same for a batch in which some have a time to start or a deadline: those whose time has come, or that have none, are available.
+-- The same for a batch in which some have a time to start, a deadline or a lock (its key as JSON: it may have line breaks): those whose time has come, or that have none, are available.
 WITH added AS (
-    INSERT INTO pgqueue.job (state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline)
+    INSERT INTO pgqueue.job (
+        state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked)
     SELECT
         CASE WHEN asked.run_at > pgqueue.now() THEN 'scheduled' ELSE 'available' END,
         asked.task, asked.args, asked.queue, asked.priority, 2 * asked.priority + 1, asked.headers, asked.max_attempts, asked.run_at,
-        asked.deadline
+        asked.deadline, asked.lock_key, asked.lock_limit, asked.on_locked
     FROM (
         SELECT
             coalesce(line.task, %(task)s::text) AS task,
@@ -74,14 +77,20 @@ WITH added AS (
                 nullif(coalesce(line.deadline, %(deadline)s::text), '')::timestamptz,
                 pgqueue.now() + make_interval(
                     secs => nullif(coalesce(line.deadline_seconds, %(deadline_seconds)s::text), '')::float8)
-            ) AS deadline
+            ) AS deadline,
+            nullif(coalesce(line.lock_key, %(lock_key)s::text), '')::jsonb #>> '{}' AS lock_key,
+            nullif(coalesce(line.lock_limit, %(lock_limit)s::text), '')::integer AS lock_limit,
+            nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked
         FROM ROWS FROM (
             string_to_table(%(task)s::text, E'\n'), string_to_table(%(args)s::text, E'\n'),
             string_to_table(%(queue)s::text, E'\n'), string_to_table(%(priority)s::text, E'\n'),
             string_to_table(%(headers)s::text, E'\n'), string_to_table(%(max_attempts)s::text, E'\n'),
             string_to_table(%(run_at)s::text, E'\n'), string_to_table(%(delay)s::text, E'\n'),
-            string_to_table(%(deadline)s::text, E'\n'), string_to_table(%(deadline_seconds)s::text, E'\n')
-        ) AS line (task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, deadline_seconds)
+            string_to_table(%(deadline)s::text, E'\n'), string_to_table(%(deadline_seconds)s::text, E'\n'),
+            string_to_table(%(lock_key)s::text, E'\n'), string_to_table(%(lock_limit)s::text, E'\n'),
+            string_to_table(%(on_locked)s::text, E'\n')
+        ) AS line (task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, deadline_seconds, lock_key,
+                   lock_limit, on_locked)
     ) AS asked
     RETURNING id, CASE state WHEN 'available' THEN queue ELSE ':scheduled' END AS heard
 )

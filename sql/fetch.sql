@@ -18,9 +18,12 @@ SELECT coalesce(pg_catalog.pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
        pg_catalog.set_config('enable_indexscan', 'on', true);
 
 -- name: fetch_claim
--- Move up to n available jobs of the open lanes, most urgent lane first, to this worker.
--- The first row has no id; its args hold the places (from 1) of the lanes that were open. Every condition stands in
--- `lane` and `picked`: what is picked is deleted, and what is deleted is inserted, or the statement raises.
+-- Move up to n available jobs of the open lanes, most urgent lane first: to this worker, or, those that need a key and do
+-- not hold it, to job_blocked, where they wait until `admit` lets them in.
+-- The first row has no id. Its args hold the places (from 1) of the lanes that were open; its headers, if jobs were parked,
+-- what each lane gave of them [queue, rank, how many, highest pos], and their keys with those ids that may be skipped; its
+-- priority says whether any of the jobs holds a key. Every condition stands in `lane` and `picked`: what is picked is deleted,
+-- and what is deleted is inserted, or the statement raises.
 -- The ORDER BY in `lane` must be there: a hashed anti-join turns the lanes round.
 WITH lane AS MATERIALIZED (
     SELECT l.queue, l.rank, l.after, l.most, l.place
@@ -51,20 +54,77 @@ WITH lane AS MATERIALIZED (
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767),
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
-    FROM taken
-    RETURNING 1
+    FROM taken WHERE lock_key IS NULL OR holds
+    RETURNING lock_key
+), parked AS (
+    INSERT INTO pgqueue.job_blocked (
+        state, key,
+        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
+        deadline, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
+    SELECT 'blocked', 'lock:' || lock_key,
+        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
+        deadline, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+    FROM taken WHERE lock_key IS NOT NULL AND NOT holds
+    RETURNING id, key, on_locked
 )
 SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
        (SELECT coalesce(json_agg(place), '[]') FROM lane)::text,
-       CASE WHEN (SELECT count(*) FROM picked) <> (SELECT count(*) FROM running)
+       CASE WHEN (SELECT count(*) FROM picked) <> started.n + (SELECT count(*) FROM parked)
             THEN pgqueue.refuse('a claim deleted jobs it did not start') END::smallint,
-       NULL::smallint, NULL::smallint, NULL::smallint, NULL::smallint,
-       NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::text, NULL::text, NULL::text
+       (started.keyed > 0)::integer::smallint, NULL::smallint, NULL::smallint, NULL::smallint,
+       NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
+       CASE WHEN EXISTS (SELECT FROM parked) THEN json_build_object(
+            'lanes', (SELECT json_agg(json_build_array(queue, rank, n, pos)) FROM (
+                SELECT queue, rank, count(*) AS n, max(pos) AS pos FROM taken
+                WHERE lock_key IS NOT NULL AND NOT holds GROUP BY queue, rank) AS lanes),
+            'keys', (SELECT json_object_agg(key, coalesce(ids, '{}')) FROM (
+                SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait') AS ids
+                FROM parked GROUP BY key) AS keys))::text END,
+       NULL::text, NULL::text
+FROM (SELECT count(*) AS n, count(lock_key) AS keyed FROM running) AS started
 UNION ALL
 SELECT id, pos, rank, queue, task, args::text, least(attempt + 1, 32767)::smallint, priority, max_attempts, crashes, snoozes,
        enqueued_at, run_at, CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END, headers::text, lock_key,
        idempotency_key
-FROM taken;
+FROM taken WHERE lock_key IS NULL OR holds;
+
+-- name: fetch_park
+-- Park those of the next n available jobs of these lanes that need a key, ahead of a claim in the same transaction: so that
+-- many of them in a row cost few fetches, and do not count against a claim's n. Locks no other job, and leaves the rest
+-- where it is. Answers their keys with those ids that may be skipped; NULL if there were none.
+WITH lane AS MATERIALIZED (
+    SELECT l.queue, l.rank, l.after, l.place
+    FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[])
+         WITH ORDINALITY AS l (queue, rank, after, place)
+    WHERE NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
+      AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE)
+    ORDER BY l.place
+), seen AS MATERIALIZED (
+    SELECT available.ctid, available.keyed
+    FROM lane CROSS JOIN LATERAL (
+        SELECT j.ctid, j.lock_key IS NOT NULL AND NOT j.holds AS keyed FROM pgqueue.job_available j
+        WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
+        ORDER BY j.pos
+        LIMIT %(n)s::integer
+    ) available
+    LIMIT %(n)s::integer
+), picked AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM seen WHERE keyed)) FOR UPDATE SKIP LOCKED
+), taken AS (
+    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+), parked AS (
+    INSERT INTO pgqueue.job_blocked (
+        state, key,
+        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
+        deadline, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
+    SELECT 'blocked', 'lock:' || lock_key,
+        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
+        deadline, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+    FROM taken
+    RETURNING id, key, on_locked
+)
+SELECT json_object_agg(key, coalesce(ids, '{}'))::text
+FROM (SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait') AS ids FROM parked GROUP BY key) AS keys;
 
 -- name: fetch_probe
 -- Has anything happened since the last fetch? Read-only, takes no id, touches no job: the head of the position sequence,
@@ -78,10 +138,12 @@ SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
 SELECT id, claim FROM pgqueue.job_running WHERE worker_id = %(worker_id)s::bigint;
 
 -- name: fetch_refuse_doubles
--- After a claim met an id that is running already (rows restored or inserted with ids of their own): put the second row
--- aside as failed, so that it harms only itself. Answers their ids.
+-- After a claim met an id that is running or parked already (rows restored or inserted with ids of their own): put the second
+-- row aside as failed, so that it harms only itself. Answers their ids.
 WITH double AS (
-    DELETE FROM pgqueue.job_available a USING pgqueue.job_running r WHERE a.id = r.id RETURNING a.*
+    DELETE FROM pgqueue.job_available a
+    WHERE a.id = ANY (ARRAY(SELECT id FROM pgqueue.job_running UNION ALL SELECT id FROM pgqueue.job_blocked))
+    RETURNING a.*
 )
 INSERT INTO pgqueue.job_dead (
     state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,

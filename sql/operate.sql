@@ -98,19 +98,19 @@ WITH asked AS MATERIALIZED (
 ), dead AS (
     DELETE FROM pgqueue.job_dead WHERE id = ANY (ARRAY(SELECT id FROM picked))
     RETURNING id, queue, priority, task, args, headers, enqueued_at, attempt, max_attempts, snoozes, deadline,
-        finished_at, lock_key, limit_key, unique_key, idempotency_key
+        finished_at, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
 ), forgotten AS (
     DELETE FROM pgqueue.job_signal WHERE job_id = ANY (ARRAY(SELECT id FROM picked))
 ), retried AS (
     INSERT INTO pgqueue.job_available (
         state, rank, run_at, max_attempts, deadline,
         id, queue, priority, task, args, headers, enqueued_at, attempt, snoozes,
-        lock_key, limit_key, unique_key, idempotency_key)
+        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
     SELECT DISTINCT ON (id) 'available', 2 * priority + 1, pgqueue.now(),
         CASE WHEN max_attempts IS NOT NULL THEN least(greatest(max_attempts, attempt::integer + 1), 32767) END,
         CASE WHEN deadline > pgqueue.now() THEN deadline END,
         id, queue, priority, task, args, headers, enqueued_at, attempt, snoozes,
-        lock_key, limit_key, unique_key, idempotency_key
+        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
     FROM dead ORDER BY id, finished_at DESC
     RETURNING id, queue
 ), again AS (

@@ -13,6 +13,18 @@ FROM pgqueue.job_scheduled WHERE id = ANY (%(ids)s::bigint[]);
 -- The time by pgqueue.now(), in microseconds since 1970, and the definition of that function, to put it back.
 SELECT (extract(epoch FROM pgqueue.now()) * 1000000)::bigint, pg_get_functiondef('pgqueue.now()'::regprocedure);
 
+-- name: testing_parked
+-- The keys that somebody waits for, 64 at most; the queues of who waits; and how many wait.
+SELECT coalesce((SELECT array_agg(key) FROM (SELECT DISTINCT key FROM pgqueue.job_blocked ORDER BY key LIMIT 64) AS keys), '{}'),
+       coalesce(array_agg(DISTINCT queue::text), '{}'), count(*)
+FROM pgqueue.job_blocked;
+
+-- name: testing_lock
+-- As `admit_lock`, without a change of settings: the transaction is a test's.
+SELECT count(pg_advisory_xact_lock(hashed.hash)::text)
+FROM (SELECT DISTINCT hashtextextended('pgqueue.' || asked.key, 7) AS hash
+      FROM unnest(%(keys)s::text[]) AS asked (key) ORDER BY hash LIMIT 64) AS hashed;
+
 -- name: testing_claimed
 -- The job of this claim, in the columns of a claim. Times are microseconds since 2000, as a worker's connections read them:
 -- the drivers of applications make datetimes of times, and some fail for infinity.

@@ -144,7 +144,7 @@ async def test_a_row_keeps_what_it_carries_on_every_way(desk: Desk, eyes: Eyes) 
         "idempotency_key": "i",
     }  # fmt: skip
     names = ", ".join(carried)
-    insert = "INSERT INTO pgqueue.job ({}, deadline, enqueued_at) VALUES ({}, 'tomorrow', 'today')"
+    insert = "INSERT INTO pgqueue.job ({}, deadline, enqueued_at, holds) VALUES ({}, 'tomorrow', 'today', true)"
     select = "SELECT {}, deadline::date - enqueued_at::date FROM pgqueue.job WHERE state <> 'running'"
     outcomes = EVERY
     for outcome in outcomes:

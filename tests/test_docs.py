@@ -129,7 +129,9 @@ def flags(command: click.Command) -> set[str]:
     options = (
         parameter for parameter in command.params if isinstance(parameter, click.Option) and not parameter.hidden
     )
-    return {name for option in options for name in [*option.opts, *option.secondary_opts]}
+    nested = command.commands.values() if isinstance(command, click.Group) else ()
+    own = {name for option in options for name in [*option.opts, *option.secondary_opts]}
+    return own.union(*map(flags, nested))
 
 
 @pytest.mark.parametrize("name", commands())

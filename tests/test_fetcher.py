@@ -217,10 +217,10 @@ async def test_a_claim_whose_answer_is_lost_is_in_doubt_and_settled(taker: Taker
     with pytest.raises(psycopg.OperationalError):
         await taker.fetch(2)
     taker.session.run = real  # type: ignore[method-assign]
-    assert (taker.doubts, taker.fetcher.settled) == (1, 1)
+    assert (taker.doubts, taker.fetcher.claims.settled) == (1, 1)
     assert eyes.states() == {"available": 1, "running": 2}
     assert len(await taker.fetch()) == 1
-    assert taker.fetcher.settled == 2
+    assert taker.fetcher.claims.settled == 2
 
 
 async def test_a_new_connection_begins_at_zero(taker: Taker, eyes: Eyes) -> None:

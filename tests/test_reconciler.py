@@ -23,7 +23,7 @@ class Bench:
         self.reconciler = Reconciler(
             self.taker.session,
             lambda: self.taker.worker_id,
-            settled=lambda: self.taker.fetcher.settled,
+            settled=lambda: self.taker.fetcher.claims.settled,
             knows=lambda job_id, claim: (job_id, claim) in self.known,
             notify=True,
         )
@@ -75,10 +75,11 @@ async def test_another_claim_of_a_known_job_is_unknown_and_one_under_way_is_left
 ) -> None:
     job = await bench.claim(known=False)
     bench.known.add((job, 99))
-    bench.taker.fetcher.settled -= 1  # its answer may still come
+    claims = bench.taker.fetcher.claims
+    claims._open.add(claims.settled)  # its answer may still come
     await bench.reconciler.reconcile()
     assert eyes.states() == {"running": 1}
-    bench.taker.fetcher.settled += 1
+    claims.end(claims.settled + 1)
     await bench.reconciler.reconcile()
     assert eyes.states() == {"available": 1}
 

@@ -168,7 +168,7 @@ async def test_it_is_usable_while_the_database_is_otherwise_loaded(dsn: str, eye
 LATER = """-- breaking: {breaking}
 ALTER TABLE pgqueue.job ADD COLUMN colour text;
 CREATE INDEX job_running_colour ON pgqueue.job_running (colour) WHERE colour IS NOT NULL;
-INSERT INTO pgqueue.migration (version, name, breaking) VALUES (2, 'colour', {answer});
+INSERT INTO pgqueue.migration (version, name, breaking) VALUES ({version}, 'colour', {answer});
 """
 
 
@@ -177,7 +177,8 @@ INSERT INTO pgqueue.migration (version, name, breaking) VALUES (2, 'colour', {an
 async def test_a_later_schema_arrives_while_workers_work(dsn: str, eyes: Eyes, breaking: bool) -> None:
     """Under load, in one transaction as `migrate` does it: no deadlock, no lost job; the old worker goes on with what
     it has, and does not start on a schema that breaks it."""
-    later = LATER.format(breaking="yes" if breaking else "no", answer=str(breaking).lower())
+    version = len(migrations.files()) + 1
+    later = LATER.format(breaking="yes" if breaking else "no", answer=str(breaking).lower(), version=version)
     async with work(dsn, notes):
         with psycopg.connect(dsn) as conn:
             pgqueue.enqueue_many(conn, [notes.new(number) for number in range(3000)])

@@ -143,7 +143,7 @@ def test_a_static_method_is_a_plain_function() -> None:
         ({"priority": True}, "priority"),
         ({"priority": "5"}, "priority '5'"),
         ({"retry": 0}, "retry"),
-        ({"lock": "user"}, "no option lock"),
+        ({"rate": "user"}, "no option rate"),
     ],
 )
 def test_a_wrong_option_is_said_at_declaration(options: dict[str, Any], why: str) -> None:

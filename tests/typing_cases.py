@@ -154,10 +154,10 @@ def bad(conn: psycopg.Connection) -> None:
     print(wrong)
     charge.enqueue_many(conn, [1, 2])  # type: ignore
     charge.using(priority="high")  # type: ignore
-    charge.using(lock="x")  # type: ignore
+    charge.using(lock=7)  # type: ignore
     charge.using(retry=RetryPolicy())  # type: ignore
     task(queue=5)  # type: ignore
-    task(lock="x")  # type: ignore
+    task(lock=7)  # type: ignore
     task("name")  # type: ignore
     task(retry="often")  # type: ignore
     remote("x", lock=1)  # type: ignore

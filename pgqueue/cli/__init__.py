@@ -24,6 +24,7 @@ COMMANDS = (
     "retry",
     "pause",
     "resume",
+    "locks",
     "prune",
     "grants",
     "demo",

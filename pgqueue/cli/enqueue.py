@@ -19,9 +19,18 @@ from pgqueue.cli.options import Duration, Moment, database
 @click.option("--queue", default="default", show_default=True, help="Its queue.")
 @click.option("--priority", type=int, default=5, show_default=True, help="0 (first) to 9.")
 @click.option("--delay", type=Duration(), help="Start after this time: 30s, 5m, 2h.")
+@click.option("--lock", metavar="KEY", help="At most one job of this key runs at a time.")
 @click.option("--at", "run_at", type=Moment(), help="Start at this time: 2026-12-24T18:00+01:00.")
 @database
-def command(name: str, arguments: str, queue: str, priority: int, delay: float | None, run_at: datetime | None) -> None:
+def command(
+    name: str,
+    arguments: str,
+    queue: str,
+    priority: int,
+    delay: float | None,
+    lock: str | None,
+    run_at: datetime | None,
+) -> None:
     """Enqueue one job and print its id.
 
     NAME is the task, JSON the object of its arguments by name; `-` reads it from stdin. The task's code is not
@@ -30,6 +39,7 @@ def command(name: str, arguments: str, queue: str, priority: int, delay: float |
     \b
     Examples:
       pgqueue enqueue mail.send '{"to": "a@example.com"}'
+      pgqueue enqueue billing.charge '{"account": 7}' --lock account:7
       pgqueue enqueue report.daily --queue slow --at 2026-12-24T06:00Z
       jq -c .order order.json | pgqueue enqueue billing.charge -
     """
@@ -38,6 +48,8 @@ def command(name: str, arguments: str, queue: str, priority: int, delay: float |
     if delay is not None and run_at is not None:
         raise click.UsageError("--delay and --at exclude each other")
     task = pgqueue.remote(name, queue=queue, priority=priority).using(delay=delay, run_at=run_at)
+    if lock is not None:
+        task = task.using(lock=lambda **arguments: lock)
     new = task.new(**_object(arguments))
     with connected("enqueue", check=False) as conn:
         [handle] = pgqueue.enqueue_many(conn, [new])

@@ -200,8 +200,26 @@ def _give_back(job: Job, worker_id: int) -> Steps[None]:
 
 
 def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
-    """Promote what is due, then take the most urgent job of all queues that are not paused."""
+    """Promote what is due, then take the most urgent job of all queues that are not paused, and whose key is free."""
     yield _statement("schedule_promote", after=EVER, n=BATCH, notify=False)
+    waiting = 0
+    while True:
+        yield from _fetch(worker_id, claim)
+        job = yield from _claimed(worker_id, claim)
+        if job is not None:
+            return job
+        [(keys, queues, number)] = yield _statement("testing_parked")
+        if number == waiting:  # nothing came to those that wait already
+            return None
+        yield _statement("testing_lock", keys=keys)
+        yield _admit(worker_id, claim, keys, queues)
+        job = yield from _claimed(worker_id, claim)
+        if job is not None:
+            return job
+        [(_, _, waiting)] = yield _statement("testing_parked")
+
+
+def _fetch(worker_id: int, claim: int) -> Steps[None]:
     [(queues,)] = yield _statement("testing_queues")
     lanes = [(queue, rank) for rank in (-2, -1, *RANKS) for queue in queues]
     yield Command(
@@ -216,6 +234,25 @@ def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
             "n": 1,
         },
     )
+
+
+def _admit(worker_id: int, claim: int, keys: list[str], queues: list[str]) -> Command:
+    """Let one of those in that wait for these keys."""
+    params = {
+        "keys": keys,
+        "fresh": [],
+        "heads": True,
+        "queues": queues,
+        "pools": [1] * len(queues),
+        "slots": [1],
+        "worker_id": worker_id,
+        "claim": claim,
+        "notify": False,
+    }
+    return Command(text("admit_move", config().schema), params)
+
+
+def _claimed(worker_id: int, claim: int) -> Steps[Job | None]:
     rows: list[Row] = yield _statement("testing_claimed", worker_id=worker_id, claim=claim)
     return Job(rows[0], claim) if rows else None
 
@@ -287,4 +324,4 @@ def _ending(job: Job, outcome: Outcome, worker_id: int) -> Statement[None]:
 
 
 def _endings() -> Endings:
-    return Endings(config().schema, "testing", notify=False, array=list)
+    return Endings(config().schema, "testing", notify=False, array=list, holding=tasks.holding(tasks.registry))

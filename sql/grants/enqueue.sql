@@ -3,7 +3,8 @@
 -- result it needs the rights of read.sql, too.
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
 GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
-GRANT INSERT (state, queue, priority, rank, task, args, headers, run_at, deadline, max_attempts)
+GRANT INSERT (state, queue, priority, rank, task, args, headers, run_at, deadline, max_attempts, lock_key, lock_limit,
+    on_locked)
     ON pgqueue.job, pgqueue.job_available TO :"role";
 GRANT SELECT (id, queue, state) ON pgqueue.job, pgqueue.job_available TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_waiter TO :"role";

@@ -11,6 +11,7 @@ GRANT SELECT, INSERT, DELETE, UPDATE (job_id) ON pgqueue.job_signal TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.worker, pgqueue.job_progress TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_cursor, pgqueue.job_waiter TO :"role";
 GRANT SELECT, UPDATE (bin, since) ON pgqueue.ring TO :"role";
+GRANT SELECT, UPDATE (done_at) ON pgqueue.duty TO :"role";
 GRANT TRUNCATE ON
     pgqueue.job_done_0, pgqueue.job_done_1, pgqueue.job_done_2, pgqueue.job_done_3, pgqueue.job_done_4,
     pgqueue.job_done_5, pgqueue.job_done_6, pgqueue.job_done_7, pgqueue.job_dead_0, pgqueue.job_dead_1,

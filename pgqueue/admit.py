@@ -1,0 +1,235 @@
+"""Lets jobs in that wait for a key: told which keys may be free, it asks the database and delivers whom it let in.
+
+The claim parks keyed jobs, whatever their key, and commits; a completion deletes its running row, and commits. Each
+then names the keys here. An admit is one short transaction: lock the keys, and in a second statement count and move.
+
+Why a limit is never exceeded. A row becomes a holder of its key only in `admit_move`, whose transaction has the key's
+advisory lock. Its snapshot is taken after it has the lock, so it sees what every earlier admit of the key has
+committed: the lock is given away after the commit is visible. All other moves (claim of a granted job, rescue,
+release, a retry that keeps its key, promotion) are one transaction that deletes one row of a holder and inserts one:
+a snapshot finds exactly one of the two; or they only take a holder away. So the holders counted are at least those
+there are. Counting in the statement that takes the lock, or handing the key on without counting, would each exceed
+limit 1 at once.
+
+Why nobody waits for ever: not because of this. An admit may come too early (the holder's commit is not yet visible),
+may meet a head that somebody has locked, or may never come, when the process dies after its commit. The sweep finds
+those.
+
+Takes no lock of a plain job, decides nothing by what it remembers, and never waits longer than a second for a key:
+where somebody was stopped in the middle of an admit, the keys of the batch are tried in smaller ones, and the one
+that is held is left to the sweep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import psycopg
+
+from pgqueue.claims import Claims
+from pgqueue.job import Job
+from pgqueue.loops import persist, wait
+from pgqueue.sessions import Session
+
+log = logging.getLogger("pgqueue")
+
+KEYS_MOST = 64  # each is a row of the server's lock table
+FREED_MOST = 1_000
+IDLE_SECONDS = 30.0
+RESERVED_SECONDS = 0.1
+"""How long slots are kept free for whom an admit under way may bring; a stuck one must not starve other jobs."""
+
+Wanted = dict[str, tuple[list[int], bool]]
+"""Keys, each with its jobs that were parked just now, and whether the head of its line may have to be skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Queues that share slots, and how many are free."""
+
+    queues: Sequence[str]
+    free: int
+
+
+class Admit:
+    """Keeps the keys busy. `slots` says where a job may run here now, `deliver` receives those that shall."""
+
+    def __init__(
+        self,
+        session: Session,
+        worker_id: Callable[[], int],
+        *,
+        claims: Claims,
+        slots: Callable[[], list[Slots]],
+        deliver: Callable[[list[Job]], None],
+        done: Callable[[], None],
+        in_doubt: Callable[[], None],
+        notify: bool,
+    ) -> None:
+        self.admits = self.skipped = 0
+        """How many admits this worker has made, and how many jobs were skipped in them."""
+        self._session = session
+        self._worker_id = worker_id
+        self._claims = claims
+        self._slots = slots
+        self._deliver = deliver
+        self._done = done
+        self._in_doubt = in_doubt
+        self._notify = notify
+        self._wake = asyncio.Event()
+        self._freed: dict[str, None] = {}
+        self._lines: set[str] = set()
+        """Keys that had somebody in line when one of theirs ended here: a hint, it saves a look."""
+        self._wanted: Wanted = {}
+        self._asking: Wanted = {}
+        self._idle = asyncio.Event()
+        self._since = 0.0
+        self._holding: dict[Job, str] = {}
+
+    # What others tell ------------------------------------------------------------------------------------------------
+
+    def parked(self, keys: Mapping[str, Iterable[int]]) -> None:
+        """Jobs now wait for these keys; those of these ids may have to be skipped."""
+        if not self._wanted and not self._asking:
+            self._since = monotonic()
+        for key, fresh in keys.items():
+            ids, head = self._wanted.get(key, ([], False))
+            self._wanted[key] = ([*ids, *fresh], head)
+        self._wake.set()
+
+    def swept(self, keys: Iterable[str]) -> None:
+        """These keys seem to have room, or a head that its claimer did not live to decide on."""
+        for key in keys:
+            self._wanted[key] = (self._wanted.get(key, ([], True))[0], True)
+        self._wake.set()
+
+    def holding(self, jobs: Iterable[Job]) -> None:
+        """Some of these jobs, which run here, hold keys."""
+        for job in jobs:
+            if job.lock_key is not None:
+                self._holding[job] = "lock:" + job.lock_key
+
+    def ended(self, jobs: Iterable[Job]) -> None:
+        """These jobs are not ours any more, and that is committed: their keys may be free."""
+        if self._holding:
+            pop = self._holding.pop
+            for job in jobs:
+                key = pop(job, None)
+                if key in self._lines:
+                    self._wanted.setdefault(key, ([], False))
+                elif key is not None:
+                    self._freed[key] = None
+            self._wake.set()
+
+    @property
+    def pending(self) -> int:
+        """For how many jobs slots should be kept free, because an admit is about to bring them."""
+        coming = len(self._wanted) + len(self._asking)
+        return coming if coming and monotonic() - self._since < RESERVED_SECONDS else 0
+
+    async def idle(self) -> None:
+        """Wait until nothing is left to ask for."""
+        while self._wanted or self._freed or self._asking:
+            self._idle.clear()
+            await self._idle.wait()
+
+    # Admitting -------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Admit until cancelled. What is lost with the database away, the sweep finds again."""
+        await persist(self._step, name="admit")
+
+    async def _step(self) -> None:
+        if not self._wanted and not self._freed:
+            if not await wait(self._wake, IDLE_SECONDS):
+                await self._session.close()
+                await self._wake.wait()
+            self._wake.clear()
+        while self._wanted or self._freed:
+            if self._freed:
+                await self._look()
+            some = list(self._wanted)[:KEYS_MOST]
+            if not some:
+                continue
+            self._asking = {key: self._wanted.pop(key) for key in some}
+            self._since = monotonic()
+            try:
+                await self._admit(self._asking)
+            except BaseException:
+                self._wanted = self._asking | self._wanted
+                raise
+            finally:
+                self._asking = {}
+                self._done()
+        self._idle.set()
+
+    async def _look(self) -> None:
+        """Of the keys that were freed, those that somebody waits for are wanted: most keys have no line."""
+        some = dict.fromkeys(list(self._freed)[:FREED_MOST])
+        for key in some:
+            del self._freed[key]  # before: it may be freed once more while we look
+        try:
+            [rows] = await self._session.run(self._session.link.statement("admit_lines", keys=list(some)))
+        except BaseException:
+            self._freed |= some
+            raise
+        for (key,) in rows:
+            self._lines.add(key)
+            self._wanted.setdefault(key, ([], False))
+
+    async def _admit(self, asked: Wanted) -> None:
+        try:
+            await self._try(asked)
+        except psycopg.errors.LockNotAvailable:
+            if len(asked) > 1:
+                keys = list(asked)
+                for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
+                    await self._admit({key: asked[key] for key in half})
+            else:
+                log.warning("key %s: somebody has held it for a second; the sweep comes back to it", *asked)
+        except psycopg.errors.UniqueViolation:
+            [doubles] = await self._session.run(self._session.link.statement("admit_refuse_doubles"))
+            log.error("jobs %s run, and waited for a key too: the second rows are failed: refused", doubles)
+
+    async def _try(self, asked: Wanted) -> None:
+        link, claim = self._session.link, self._claims.begin()
+        try:
+            keys = list(asked)
+            _, [(_, skipped, _, _)], rows = await self._session.run_then(
+                link.statement("admit_lock", keys=keys),
+                link.statement("admit_move", **self._asked(asked, claim)),
+                then=[link.statement("admit_read", keys=keys, claim=claim, worker_id=self._worker_id())],
+            )
+            self.admits += 1
+            self.skipped += len(skipped)
+            jobs = [Job(row, claim) for row in rows]
+            if jobs:
+                self.holding(jobs)
+                self._deliver(jobs)
+            self._lines.difference_update(set(keys).difference("lock:" + (job.lock_key or "") for job in jobs))
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation):
+            raise  # nothing was committed
+        except BaseException:
+            self._in_doubt()
+            raise
+        finally:
+            self._claims.end(claim)
+
+    def _asked(self, asked: Wanted, claim: int) -> dict[str, Any]:
+        pools = self._slots()
+        return {
+            "keys": list(asked),
+            "fresh": [job_id for ids, _ in asked.values() for job_id in ids],
+            "heads": any(head for _, head in asked.values()),
+            "queues": [queue for pool in pools for queue in pool.queues],
+            "pools": [place for place, pool in enumerate(pools, 1) for _ in pool.queues],
+            "slots": [pool.free for pool in pools],
+            "worker_id": self._worker_id(),
+            "claim": claim,
+            "notify": self._notify,
+        }

@@ -1,0 +1,29 @@
+"""Numbers of claims: which are still to be answered. Shared by all that give jobs to this worker, fetcher and admit.
+
+A row in job_running with a number up to `settled` that this worker does not know is one whose answer was lost.
+"""
+
+from __future__ import annotations
+
+
+class Claims:
+    """Counts up from 1; each number is open until its answer has been processed, or is given up."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._open: set[int] = set()
+
+    def begin(self) -> int:
+        """The next number."""
+        self._last += 1
+        self._open.add(self._last)
+        return self._last
+
+    def end(self, claim: int) -> None:
+        """Its answer has been processed or given up."""
+        self._open.discard(claim)
+
+    @property
+    def settled(self) -> int:
+        """All numbers up to this one have been answered or given up."""
+        return min(self._open) - 1 if self._open else self._last

@@ -1,0 +1,201 @@
+-- Who gets a key. Truth is rows: the holders of a key are its rows in job_running, and those elsewhere with `holds`. A row
+-- becomes a holder in `admit_move` only; every other move takes its hold with it, or gives it up. All who would change that
+-- lock the key first (`admit_lock`), and count in a statement of its own after it, whose snapshot so has whatever the one
+-- before has committed. Lock order: our worker's row, running and available rows, keys, blocked rows with SKIP LOCKED.
+
+-- name: admit_lines
+-- Those of these keys that somebody waits for. Asked after a holder's end has been committed, and without a lock: who is parked
+-- later than this has seen asks for the key himself, and finds that holder gone.
+SELECT freed.key FROM unnest(%(keys)s::text[]) AS freed (key)
+CROSS JOIN LATERAL (SELECT FROM pgqueue.job_blocked b WHERE b.key = freed.key LIMIT 1) AS b;
+
+-- name: admit_lock
+-- Lock these keys, at most 64, for this transaction: in the order of their hashes, so that no two can wait for each other.
+-- It is a short one, of pgqueue's own, and may be lost: then its jobs wait again.
+SELECT count(pg_catalog.pg_advisory_xact_lock(hashed.hash)::pg_catalog.text)
+FROM (
+    SELECT DISTINCT pg_catalog.hashtextextended('pgqueue.' || asked.key, 7) AS hash
+    FROM unnest(%(keys)s::text[]) AS asked (key) ORDER BY hash LIMIT 64
+) AS hashed
+CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog.set_config('synchronous_commit', 'off', true)
+            OFFSET 0) AS settings;
+
+-- name: admit_move
+-- With these keys locked: count the holders of each, and let in as many of those that wait for it, in (rank, id) order, as
+-- its limit allows: here to this worker (`queues` with the place of their pool, `slots` by pool), the rest to the front of
+-- their lanes as granted. Heads of queues that are paused or that nobody serves are passed over. A head with a smaller limit
+-- of its own holds up those behind it.
+-- Then, of the jobs `fresh` (and, if `heads` says so, of the first of each line) that have never started and found no room:
+-- `skip` ends as skipped; `once` too, if another job of its task waits for the key that way, which will run after it.
+-- Answers the ids of those let in here, of those skipped, how many were granted, and how many were told.
+WITH me AS MATERIALIZED (
+    SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
+), line AS MATERIALIZED (
+    SELECT wanted.key, held.n, head.most
+    FROM me CROSS JOIN (SELECT DISTINCT key FROM unnest(%(keys)s::text[]) AS k (key)) AS wanted
+    CROSS JOIN LATERAL (
+        SELECT coalesce(b.lock_limit, 1) AS most FROM pgqueue.job_blocked b
+        WHERE b.key = wanted.key AND NOT b.holds
+          AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+          AND (b.queue = ANY (%(queues)s::text[])
+               OR EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
+                                                         AND b.queue = ANY (w.queues)))
+        ORDER BY b.rank, b.id LIMIT 1
+    ) AS head
+    CROSS JOIN LATERAL (
+        SELECT count(*)::integer AS n FROM (
+            (SELECT FROM pgqueue.job_running r WHERE r.lock_key = substr(wanted.key, 6) LIMIT head.most)
+            UNION ALL
+            (SELECT FROM pgqueue.job_available a WHERE a.lock_key = substr(wanted.key, 6) AND a.holds LIMIT head.most)
+            UNION ALL
+            (SELECT FROM pgqueue.job_scheduled s WHERE s.lock_key = substr(wanted.key, 6) AND s.holds LIMIT head.most)
+            UNION ALL
+            (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = substr(wanted.key, 6) AND b.holds LIMIT head.most)
+            LIMIT head.most
+        ) AS holder
+    ) AS held
+), head AS MATERIALIZED (
+    SELECT line.key, line.n, b.ctid, b.id, b.rank, b.queue, b.lock_limit, b.crashes
+    FROM line CROSS JOIN LATERAL (
+        SELECT b.ctid, b.id, b.rank, b.queue, b.lock_limit, b.crashes FROM pgqueue.job_blocked b
+        WHERE b.key = line.key AND NOT b.holds
+          AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+          AND (b.queue = ANY (%(queues)s::text[])
+               OR EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
+                                                         AND b.queue = ANY (w.queues)))
+        ORDER BY b.rank, b.id LIMIT line.most - line.n
+        FOR UPDATE SKIP LOCKED
+    ) AS b
+), fitting AS MATERIALIZED (
+    SELECT numbered.*, bool_and(n + nth <= coalesce(lock_limit, 1)) OVER (PARTITION BY key ORDER BY nth) AS fits
+    FROM (SELECT head.*, row_number() OVER (PARTITION BY key ORDER BY rank, id) AS nth FROM head) AS numbered
+), admitted AS MATERIALIZED (
+    -- A suspect is granted: its lane sees to it that it comes alone.
+    SELECT f.ctid, f.id, f.key, f.crashes = 0 AND coalesce(
+               row_number() OVER (PARTITION BY mine.pool, f.crashes = 0 ORDER BY f.rank, f.id)
+               <= (%(slots)s::integer[])[mine.pool], false) AS here
+    FROM fitting f
+    LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = f.queue
+    WHERE f.fits
+), taken AS (
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM admitted))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
+        deadline, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+), running AS (
+    INSERT INTO pgqueue.job_running (
+        state, worker_id, claim, started_at, attempt, rank, holds,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
+    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), 2 * priority, true,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+    FROM taken WHERE id = ANY (ARRAY(SELECT id FROM admitted WHERE here))
+    RETURNING id
+), granted AS (
+    INSERT INTO pgqueue.job_available (
+        state, rank, holds,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
+    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, true,
+        id, queue, priority, task, args, headers,
+        CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, attempt, max_attempts, crashes,
+        snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+    FROM taken WHERE NOT id = ANY (ARRAY(SELECT id FROM admitted WHERE here))
+    RETURNING queue
+), room AS MATERIALIZED (
+    SELECT line.key, line.n + (SELECT count(*) FROM admitted WHERE admitted.key = line.key)::integer AS n FROM line
+    WHERE %(heads)s::boolean OR cardinality(%(fresh)s::bigint[]) > 0
+), asked AS MATERIALIZED (
+    SELECT room.key, b.ctid, b.id, b.task, b.on_locked
+    FROM unnest(%(fresh)s::bigint[]) AS fresh (id)
+    CROSS JOIN LATERAL (
+        SELECT b.ctid, b.id, b.key, b.task, b.on_locked, b.lock_limit, b.attempt, b.snoozes, b.crashes
+        FROM pgqueue.job_blocked b WHERE b.id = fresh.id AND NOT b.holds LIMIT 1
+    ) AS b
+    JOIN room ON room.key = b.key AND room.n >= coalesce(b.lock_limit, 1)
+    WHERE b.on_locked IN ('skip', 'once') AND b.attempt = 0 AND b.snoozes = 0 AND b.crashes = 0
+    UNION
+    SELECT room.key, b.ctid, b.id, b.task, b.on_locked
+    FROM room
+    CROSS JOIN LATERAL (
+        SELECT b.ctid, b.id, b.task, b.on_locked, b.lock_limit, b.attempt, b.snoozes, b.crashes
+        FROM pgqueue.job_blocked b
+        WHERE b.key = room.key AND NOT b.holds AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
+        ORDER BY b.rank, b.id LIMIT 1
+    ) AS b
+    WHERE %(heads)s::boolean AND room.n >= coalesce(b.lock_limit, 1)
+      AND b.on_locked IN ('skip', 'once') AND b.attempt = 0 AND b.snoozes = 0 AND b.crashes = 0
+), late AS MATERIALIZED (
+    SELECT * FROM asked WHERE NOT id = ANY (ARRAY(SELECT id FROM admitted))
+), keeper AS MATERIALIZED (
+    -- Locked against a cancel: should it be withdrawn in this moment, the others stay.
+    SELECT once.key, once.task, b.id
+    FROM (SELECT DISTINCT key, task FROM late WHERE on_locked = 'once') AS once
+    CROSS JOIN LATERAL (
+        SELECT b.id FROM pgqueue.job_blocked b
+        WHERE b.key = once.key AND b.task = once.task AND b.on_locked = 'once' AND NOT b.holds
+          AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
+        ORDER BY b.rank, b.id LIMIT 1
+        FOR KEY SHARE SKIP LOCKED
+    ) AS b
+), refused AS MATERIALIZED (
+    SELECT b.ctid FROM pgqueue.job_blocked b
+    WHERE b.ctid = ANY (ARRAY(
+        SELECT late.ctid FROM late LEFT JOIN keeper ON keeper.key = late.key AND keeper.task = late.task
+        WHERE late.on_locked = 'skip' OR keeper.id <> late.id))
+    FOR UPDATE SKIP LOCKED
+), dropped AS (
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM refused)) RETURNING *
+), skipped AS (
+    INSERT INTO pgqueue.job_done (
+        state, finished_at, bin, reason,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, limit_key, unique_key, idempotency_key)
+    SELECT 'skipped', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), 'locked',
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, limit_key, unique_key, idempotency_key
+    FROM dropped
+    RETURNING id
+), told AS (
+    SELECT pg_notify('pgqueue.' || channel, '')::text AS done FROM (
+        SELECT queue::text AS channel FROM granted
+        UNION
+        SELECT ':ended.' || w.job_id FROM pgqueue.job_waiter w WHERE w.job_id = ANY (ARRAY(SELECT id FROM skipped))
+    ) AS heard
+    WHERE %(notify)s::boolean
+)
+SELECT CASE WHEN (SELECT count(*) FROM admitted) <> (SELECT count(*) FROM running) + (SELECT count(*) FROM granted)
+            THEN ARRAY[pgqueue.refuse('an admit deleted jobs it did not move')::bigint]
+            ELSE ARRAY(SELECT id FROM running) END,
+       ARRAY(SELECT id FROM skipped), (SELECT count(*) FROM granted), (SELECT count(done) FROM told);
+
+-- name: admit_read
+-- The jobs that were let in by this claim for these keys, in the columns of a claim, the oldest first. In a transaction of its
+-- own: however large the payloads are, nobody waits for a key while they travel.
+SELECT r.id, 0::bigint, r.rank, r.queue, r.task, r.args::text, r.attempt, r.priority, r.max_attempts, r.crashes, r.snoozes,
+       r.enqueued_at, r.run_at, CASE WHEN r.deadline <= pgqueue.now() THEN '-infinity' ELSE r.deadline END, r.headers::text,
+       r.lock_key, r.idempotency_key
+FROM (SELECT DISTINCT substr(key, 6) AS key FROM unnest(%(keys)s::text[]) AS k (key)) AS mine
+CROSS JOIN LATERAL (
+    SELECT * FROM pgqueue.job_running r
+    WHERE r.lock_key = mine.key AND r.claim = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint
+    OFFSET 0
+) AS r
+ORDER BY r.priority, r.id;
+
+-- name: admit_refuse_doubles
+-- After an admit met an id that is running or available already (rows restored or inserted by hand): put the parked row aside
+-- as failed, so that it harms only itself. Answers their ids.
+WITH double AS (
+    DELETE FROM pgqueue.job_blocked b
+    WHERE b.id = ANY (ARRAY(SELECT id FROM pgqueue.job_running UNION ALL SELECT id FROM pgqueue.job_available WHERE holds))
+    RETURNING b.*
+)
+INSERT INTO pgqueue.job_dead (
+    state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
+    crashes, snoozes, deadline, lock_key, limit_key, unique_key, idempotency_key)
+SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
+    id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
+    crashes, snoozes, deadline, lock_key, limit_key, unique_key, idempotency_key
+FROM double
+RETURNING id;

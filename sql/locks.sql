@@ -1,0 +1,85 @@
+-- What people see of keys, and do to them by hand.
+
+-- name: locks_list
+-- Who holds a key and who waits for it, as a JSON array, the longest lines first: all keys that are held or waited for, 1,000
+-- of either at most. Lines are counted up to 10,001.
+WITH RECURSIVE walked (key, place) AS (
+    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > '' ORDER BY b.key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key ORDER BY b.key LIMIT 1), w.place + 1
+    FROM walked w WHERE w.key IS NOT NULL AND w.place < 1000
+), holder AS MATERIALIZED (
+    (SELECT lock_key, id, task, queue, state, worker_id, started_at AS since
+     FROM pgqueue.job_running WHERE lock_key IS NOT NULL ORDER BY started_at LIMIT 1000)
+    UNION ALL
+    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_available WHERE holds AND lock_key IS NOT NULL LIMIT 1000)
+    UNION ALL
+    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_scheduled WHERE holds AND lock_key IS NOT NULL LIMIT 1000)
+    UNION ALL
+    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_blocked WHERE holds AND lock_key IS NOT NULL LIMIT 1000)
+), named AS (
+    SELECT substr(key, 6) AS key FROM walked WHERE key IS NOT NULL UNION SELECT lock_key FROM holder
+), listed AS (
+    SELECT named.key,
+           (SELECT coalesce(json_agg(json_build_object(
+                'id', h.id, 'task', h.task, 'queue', h.queue, 'state', h.state, 'worker', h.worker_id,
+                'process', w.host || ':' || w.pid, 'age', extract(epoch FROM pgqueue.now() - h.since)::float8)
+                ORDER BY h.since, h.id), '[]')
+            FROM holder h LEFT JOIN pgqueue.worker w ON w.id = h.worker_id WHERE h.lock_key = named.key) AS holders,
+           (SELECT count(*) FROM (
+                SELECT FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || named.key AND NOT b.holds LIMIT 10001) AS line) AS waiting,
+           (SELECT b.id FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || named.key AND NOT b.holds
+            ORDER BY b.rank, b.id LIMIT 1) AS next,
+           (SELECT extract(epoch FROM pgqueue.now() - greatest(b.enqueued_at, b.run_at))::float8
+            FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || named.key AND NOT b.holds
+            ORDER BY b.rank, b.id LIMIT 1) AS waited
+    FROM named
+    WHERE %(key)s::text IS NULL OR named.key = %(key)s::text
+)
+SELECT coalesce(json_agg(to_json(listed) ORDER BY waiting DESC, key), '[]')::text FROM listed;
+
+-- name: locks_release
+-- Take a key from those of its holders that do not run: granted jobs wait for it again, in their old places, and jobs that
+-- hold it until their next attempt wait for that without it. Waits for nobody: what is being claimed just now is left alone.
+-- Whoever sweeps next gives the key to the next in line; it hears of that. One row: the ids, and those that run, each with its
+-- worker, where that is, and whether it is dead.
+WITH granted AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_available WHERE lock_key = %(key)s::text AND holds FOR UPDATE SKIP LOCKED
+), later AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_scheduled WHERE lock_key = %(key)s::text AND holds FOR UPDATE SKIP LOCKED
+), from_granted AS (
+    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM granted)) RETURNING *
+), from_later AS (
+    DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM later)) RETURNING *
+), parked AS (
+    INSERT INTO pgqueue.job_blocked (
+        state, key, rank,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
+    SELECT 'blocked', 'lock:' || lock_key, CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+    FROM from_granted
+    RETURNING id
+), put_off AS (
+    INSERT INTO pgqueue.job_scheduled (
+        state, rank, run_at, reason,
+        id, queue, priority, task, args, headers, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
+    SELECT 'scheduled', rank, run_at, reason,
+        id, queue, priority, task, args, headers, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+    FROM from_later
+    RETURNING id
+), released AS (
+    SELECT id FROM parked UNION ALL SELECT id FROM put_off
+), told AS (
+    SELECT pg_notify('pgqueue.:control', 'sweep')::text AS done WHERE %(notify)s::boolean
+)
+SELECT ARRAY(SELECT id FROM released ORDER BY id)::text,
+       (SELECT coalesce(json_agg(json_build_object(
+            'id', r.id, 'task', r.task, 'worker', r.worker_id, 'process', w.host || ':' || w.pid,
+            'dead', w.id IS NULL OR w.dead_at IS NOT NULL) ORDER BY r.id), '[]')
+        FROM pgqueue.job_running r LEFT JOIN pgqueue.worker w ON w.id = r.worker_id
+        WHERE r.lock_key = %(key)s::text)::text,
+       (SELECT count(done) FROM told);

@@ -1,0 +1,168 @@
+"""Desks: the taking half of a worker with its admits, step by step; and how many held a key at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from workers import Eyes, Taker
+
+from pgqueue.admit import Admit, Slots
+from pgqueue.job import Job
+from pgqueue.sessions import Link, Session
+from pgqueue.statements import Statement, integers
+from pgqueue.sweep import Sweep
+
+
+class Desk(Taker):
+    """Fetches and admits when told, with `room` for so many; nothing runs by itself."""
+
+    def __init__(self, dsn: str, queues: tuple[str, ...] = ("default",), link: Link | None = None) -> None:
+        super().__init__(dsn, queues)
+        self.keys = Session(link or self.link, "admit")
+        self.slots = 1000
+        self.admit = Admit(
+            self.keys,
+            lambda: self.worker_id,
+            claims=self.fetcher.claims,
+            slots=lambda: [Slots(self.queues, self.slots)],
+            deliver=self.jobs.extend,
+            done=lambda: None,
+            in_doubt=self._doubt,
+            notify=True,
+        )
+        self.sweeping = Sweep(self.session, found=self.admit.swept)
+        self.fetcher._parked = self.admit.parked
+
+    async def park(self, room: int = 1000) -> list[Job]:
+        """One fetch; what it claimed. What it parked waits for `let_in`."""
+        return await self.fetch(room)
+
+    async def let_in(self) -> list[Job]:
+        """Admit whatever waits to be; who came in here."""
+        self.jobs.clear()
+        if self.admit._wanted or self.admit._freed:
+            await self.admit._step()
+        return list(self.jobs)
+
+    async def take(self, room: int = 1000) -> list[int]:
+        """Fetch and admit; the ids of all that run here now because of it."""
+        claimed = await self.park(room)
+        self.jobs[:] = claimed + await self.let_in()
+        return sorted(job.id for job in self.jobs)
+
+    async def sweep(self) -> list[int]:
+        """Sweep and admit; who came in here."""
+        assert await self.sweeping.sweep()
+        return sorted(job.id for job in await self.let_in())
+
+    async def end(self, name: str, jobs: Iterable[Job], **params: Any) -> None:
+        """End jobs by this statement, as the completer does; their keys wait for `let_in`."""
+        jobs = list(jobs)
+        await self.session.run(ending(self.link, name, jobs, self.worker_id, **params))
+        self.admit.holding(jobs)
+        self.admit.ended(jobs)
+
+    async def complete(self, *jobs: Job) -> None:
+        await self.end("complete_plain", jobs)
+
+    async def close(self) -> None:
+        await self.keys.close()
+        await super().close()
+
+
+def ending(link: Link, name: str, jobs: Sequence[Job], worker_id: int, **params: Any) -> Statement[Any]:
+    return link.statement(
+        name,
+        ids=integers([job.id for job in jobs]),
+        claims=integers([job.claim for job in jobs]),
+        worker_id=worker_id,
+        version_tag="t",
+        notify=True,
+        **params,
+    )
+
+
+class Unlocked(Link):
+    """What a naive admit sends: it does not lock its keys before it counts."""
+
+    def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
+        if name == "admit_lock":
+            return Statement("SELECT 1", {}, list)
+        return super().statement(name, **params)
+
+
+class OneStatement(Link):
+    """What another naive admit sends: it counts in the statement that takes the lock."""
+
+    def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
+        made = super().statement(name, **params)
+        if name == "admit_lock":
+            return Statement("SELECT 1", {}, list)
+        if name != "admit_move":
+            return made
+        lock = super().statement("admit_lock").sql.rstrip().rstrip(";")
+        first = "me AS MATERIALIZED ("
+        sql = made.sql.replace(f"WITH {first}", f"WITH locked AS MATERIALIZED ({lock}), {first}", 1).replace(
+            "w.dead_at IS NULL FOR KEY SHARE", "w.dead_at IS NULL AND (SELECT count FROM locked) >= 0 FOR KEY SHARE", 1
+        )
+        assert sql.count(" locked") == 2, sql
+        return replace(made, sql=sql)
+
+
+class Uncounted(Link):
+    """What a third naive admit sends: it hands the key on without counting."""
+
+    def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
+        made = super().statement(name, **params)
+        return replace(made, sql=made.sql.replace("count(*)::integer AS n", "0 * count(*)::integer AS n", 1))
+
+
+class Holders:
+    """How many hold each key, as those who hold it say: never more than there are in the database."""
+
+    def __init__(self) -> None:
+        self.now: Counter[str | None] = Counter()
+        self.most: Counter[str | None] = Counter()
+        self.ran = 0
+
+    def begin(self, job: Job) -> None:
+        self.ran += 1
+        self.now[job.lock_key] += 1
+        self.most[job.lock_key] = max(self.most[job.lock_key], self.now[job.lock_key])
+
+    def end(self, job: Job) -> None:
+        self.now[job.lock_key] -= 1
+
+
+async def race(dsn: str, eyes: Eyes, *, claimers: int, rounds: int, limit: int, link: type[Link] = Link) -> int:
+    """So many claimers work off so many jobs of one key, until too many run; how many at most ran at the same time."""
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, lock_key, lock_limit) SELECT 'x', 'k', %s FROM generate_series(1, %s)",
+        limit,
+        rounds,
+    )
+    holders = Holders()
+    desks = [Desk(dsn, link=link(dsn, "pgqueue")) for _ in range(claimers)]
+
+    async def claimer(desk: Desk) -> None:
+        desk.slots = 1
+        while holders.ran < rounds and holders.most["k"] <= limit:
+            claimed = await desk.park(1)
+            desk.admit.parked({"lock:k": ()})
+            for job in claimed + await desk.let_in():
+                holders.begin(job)
+                await asyncio.sleep(0)
+                holders.end(job)
+                await desk.complete(job)
+
+    try:
+        async with asyncio.timeout(60 + rounds / 20):
+            await asyncio.gather(*map(claimer, desks))
+    finally:
+        for desk in desks:
+            await desk.close()
+    return holders.most["k"]
