@@ -57,7 +57,10 @@ class Sweep:
         self._wake.clear()
         if not told:
             self._next = monotonic() + self._every
-        await self.sweep(AT_ONCE_SECONDS if told else 0.9 * self._every)
+            await self.sweep(0.9 * self._every)
+        elif not await self.sweep(AT_ONCE_SECONDS):
+            await asyncio.sleep(2 * AT_ONCE_SECONDS)  # who has swept just now may have looked before it happened
+            await self.sweep(AT_ONCE_SECONDS)
 
     async def sweep(self, seconds: float = 0.0) -> bool:
         """Sweep, unless somebody has done it in the last `seconds`."""
