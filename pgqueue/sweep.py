@@ -69,6 +69,8 @@ class Sweep:
         if not due:
             return False
         self.sweeps += 1
+        if not due[0][0]:
+            return True
         parked, [(keys, after)] = await self._session.run(
             link.statement("sweep_park", n=KEYS_MOST), link.statement("sweep_keys", after="", n=KEYS_MOST)
         )

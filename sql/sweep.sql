@@ -2,10 +2,11 @@
 
 -- name: sweep_due
 -- Whether the sweep is ours to do: nobody has done it for so many seconds (or the clock has stepped back). It is, if a row
--- comes back.
+-- comes back; it says whether anybody waits for a key or has been granted one, so that an idle queue costs nothing more.
 UPDATE pgqueue.duty SET done_at = pgqueue.now()
 WHERE name = 'sweep' AND (done_at <= pgqueue.now() - make_interval(secs => %(seconds)s::float8) OR done_at > pgqueue.now())
-RETURNING name;
+RETURNING EXISTS (SELECT FROM pgqueue.job_blocked)
+       OR EXISTS (SELECT FROM pgqueue.job_available a WHERE a.holds AND a.lock_key IS NOT NULL);
 
 -- name: sweep_park
 -- Granted jobs of queues that are paused, or that nobody serves, wait again, in their old places; others may have their
