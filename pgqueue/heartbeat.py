@@ -166,7 +166,8 @@ class Heartbeat:
         if self._stop.is_set():
             return
         loop, done = asyncio.get_running_loop(), asyncio.Event()
-        self._listed.append(lambda: loop.call_soon_threadsafe(done.set))
+        # A loop that was closed meanwhile waits for nothing.
+        self._listed.append(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(done.set))
         self._wake.set()
         await within(done.wait(), most)
 
