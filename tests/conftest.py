@@ -15,9 +15,16 @@ import pytest
 from servers import Server, embedded_server, shared_server
 from workers import Eyes
 
+from pgqueue import config
 from pgqueue.pytest_plugin import Databases
 
 pytest_plugins = ["promises"]
+
+
+@pytest.fixture(autouse=True)
+def configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test configures ends with it."""
+    monkeypatch.setattr(config, "_configured", dict(config._configured))
 
 
 @pytest.fixture(scope="session")
