@@ -586,7 +586,8 @@ async def test_an_idle_worker_takes_three_connections_and_few_round_trips(
         number = len(sent) + eyes.one("SELECT beat FROM pgqueue.worker") - beats
         assert len(eyes.backends()) <= 3
     print(f"{number / seconds:.2f} transactions a second, alone and leading")
-    assert number <= 1.25 * seconds
+    # Leading; the promise is 3. Pauses are random, so a window of eight seconds sees more or fewer of the duties.
+    assert number <= 1.6 * seconds
 
 
 @pytest.mark.promise("F09")
