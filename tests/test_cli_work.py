@@ -121,6 +121,21 @@ def test_the_banner_says_where_what_and_how_without_the_password(server: Server,
         assert str(conninfo_to_dict(dsn)["dbname"]) in worker.output
 
 
+def test_tasks_that_may_keep_a_key_for_ever_are_named_at_the_start(dsn: str, tmp_path: Path) -> None:
+    (tmp_path / "keyed.py").write_text(
+        "import pgqueue\n"
+        "@pgqueue.task(name='endless', lock='one')\ndef endless() -> None: ...\n"
+        "@pgqueue.task(name='bounded', lock='one', timeout=60)\ndef bounded() -> None: ...\n"
+    )
+    with working("keyed", dsn=dsn, cwd=tmp_path) as worker:
+        worker.says("tasks with a lock and no timeout, so a hung job keeps its key: endless")
+
+
+def test_the_help_says_when_a_failed_attempt_is_made_again(app: Path) -> None:
+    shown = " ".join(pgqueue("work", "--help", cwd=app).stdout.split())
+    assert "min(most, first x factor^(n-1)) seconds, times a random 0.5 to 1" in shown
+
+
 def test_the_tag_and_the_lease_reach_the_database(dsn: str, app: Path, conn: psycopg.Connection[Any]) -> None:
     with working("shop", "--version-tag", "v7", "--lease", "90s", dsn=dsn, cwd=app) as worker:
         worker.says("ready")

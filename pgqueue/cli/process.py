@@ -55,6 +55,8 @@ async def _serve(worker: Worker, grace: float, stuck: float, facts: dict[str, An
         return DONE
     started.result()
     log.info(_banner(facts), extra=facts | {"worker_id": worker.worker_id})
+    if endless := [task.name for task in tasks.declared() if task.locking is not None and task.timeout is None]:
+        log.warning("tasks with a lock and no timeout, so a hung job keeps its key: %s", ", ".join(sorted(endless)))
     Watchdog(worker.completing, stuck).start()
     ended = asyncio.create_task(worker.run())
     await _first(ended, signals.received)

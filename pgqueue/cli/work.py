@@ -83,6 +83,9 @@ def command(
     signal leaves at once (130); the jobs run again when the lease is over. An outage of the database is waited out;
     only at the start it is an error (3).
 
+    A failed attempt n is made again after min(most, first x factor^(n-1)) seconds, times a random 0.5 to 1: by default
+    min(21600, 10 x 3^(n-1)), ten attempts within 7 to 15 hours. A task's retry= says otherwise.
+
     \b
     Examples:
       pgqueue work myapp.tasks
