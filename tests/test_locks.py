@@ -197,9 +197,12 @@ def test_over_four_processes_as_many_as_the_limit_and_never_one_more(
     tmp_path: Path, dsn: str, eyes: Eyes, limit: int
 ) -> None:
     number = 40 * limit
+    # The first of the line run long enough to be at it together, on however busy a machine.
     eyes.do(
         "INSERT INTO pgqueue.job (task, args, lock_key, lock_limit) "
-        """SELECT 'span', '{"key": "k", "seconds": 0.02}', 'k', %s FROM generate_series(1, %s)""",
+        "SELECT 'span', jsonb_build_object('key', 'k', 'seconds', CASE WHEN n <= %s THEN 2.5 ELSE 0.02 END), 'k', %s "
+        "FROM generate_series(1, %s) n ORDER BY n",
+        limit,
         limit,
         number,
     )
