@@ -110,7 +110,7 @@ class Endings:
             [job for job, _ in ends],
             worker_id,
             results=[done.result for _, done in ends],
-            **_columns([(job.id, new) for job, done in ends for new in done.successors]),
+            **_columns([(job, new) for job, done in ends for new in done.successors]),
         )
 
     def _retry(self, retried: Sequence[tuple[Job, Retried]], worker_id: int) -> Ending:
@@ -172,12 +172,13 @@ def _problems(ends: Sequence[Retried | Failed | Cancelled]) -> dict[str, object]
     }
 
 
-def _columns(successors: Sequence[tuple[int, NewJob[Any]]]) -> dict[str, object]:
-    """The rows to be of successors, column by column; `parents` says whose each is."""
+def _columns(successors: Sequence[tuple[Job, NewJob[Any]]]) -> dict[str, object]:
+    """The rows to be of successors, column by column; `parents` and their claims say which run's each is."""
     jobs = [new for _, new in successors]
     deadlines = [deadline_of(new) for new in jobs]
     return {
-        "parents": [parent for parent, _ in successors],
+        "parents": [parent.id for parent, _ in successors],
+        "parent_claims": [parent.claim for parent, _ in successors],
         "tasks": [new.task for new in jobs],
         "args": [new.args for new in jobs],
         "queues": [new.queue for new in jobs],

@@ -68,7 +68,8 @@ FROM done;
 
 -- name: complete_successors
 -- Jobs that succeeded and have enqueued successors: to history, each with its result if it has one; and the successors of
--- those that were ended, of no other, become jobs.
+-- those that were ended, of no other, become jobs. Of those runs: a worker that was taken for dead may have been given its own job
+-- again, and end both runs with one flush; only one of them is fenced in.
 WITH picked AS MATERIALIZED (
     SELECT r.ctid, r.id, mine.result
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(results)s::text[]) AS mine (id, claim, result)
@@ -89,19 +90,19 @@ WITH picked AS MATERIALIZED (
         ended.id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
         crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
-    RETURNING id
+    RETURNING id, claim
 ), asked AS MATERIALIZED (
     SELECT s.place, s.task, s.args, s.queue, s.priority, s.headers, s.max_attempts, s.lock_key, s.lock_limit, s.on_locked,
         coalesce(s.run_at::timestamptz, pgqueue.now() + make_interval(secs => s.delay)) AS run_at,
         coalesce(s.deadline::timestamptz, pgqueue.now() + make_interval(secs => s.seconds)) AS deadline
-    FROM unnest(%(parents)s::bigint[], %(tasks)s::text[], %(args)s::text[], %(queues)s::text[], %(priorities)s::smallint[],
-                %(headers)s::text[], %(max_attempts)s::smallint[], %(run_ats)s::text[], %(delays)s::float8[],
-                %(deadlines)s::text[], %(deadline_seconds)s::float8[], %(lock_keys)s::text[], %(lock_limits)s::integer[],
-                %(on_lockeds)s::text[])
+    FROM unnest(%(parents)s::bigint[], %(parent_claims)s::integer[], %(tasks)s::text[], %(args)s::text[], %(queues)s::text[],
+                %(priorities)s::smallint[], %(headers)s::text[], %(max_attempts)s::smallint[], %(run_ats)s::text[],
+                %(delays)s::float8[], %(deadlines)s::text[], %(deadline_seconds)s::float8[], %(lock_keys)s::text[],
+                %(lock_limits)s::integer[], %(on_lockeds)s::text[])
          WITH ORDINALITY
-         AS s (parent, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, lock_key,
+         AS s (parent, claim, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, lock_key,
                lock_limit, on_locked, place)
-    WHERE s.parent IN (SELECT id FROM done)
+    WHERE (s.parent, s.claim) IN (SELECT id, claim FROM done)
 ), judged AS MATERIALIZED (
     SELECT asked.*, run_at > pgqueue.now() IS TRUE AS later FROM asked ORDER BY place
 ), available AS (

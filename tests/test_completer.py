@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from workers import Eyes, Taker, until
 from pgqueue import completer, statements
 from pgqueue.completer import FLUSH_MOST, Completer
 from pgqueue.endings import Endings
-from pgqueue.job import Job
+from pgqueue.job import Job, NewJob
 from pgqueue.outcome import (
     COMPLETED,
     RELEASED,
@@ -38,6 +39,9 @@ from pgqueue.testing import Clock
 BROKEN = Problem("failed", "ValueError", "no", "Traceback …")
 INTERRUPTED = interrupted("its worker stopped")
 EVERY: list[Outcome] = [COMPLETED, Completed("1"), Retried(9, BROKEN), Failed("error", BROKEN), RELEASED, INTERRUPTED]
+
+
+AFTER = NewJob("after", "{}", "default", 5, None, None, None, None)
 
 
 class Desk:
@@ -201,6 +205,36 @@ async def test_the_outcome_of_a_job_that_was_given_away_is_dropped_and_counted(
     assert desk.completer.fenced == 1
     assert f"job {given_away.id}" in caplog.text
     assert eyes.states() == {"running": 1, "completed": 1}
+
+
+@pytest.mark.promise("T01", "L15")
+@pytest.mark.parametrize(
+    "outcome",
+    [*EVERY, Completed(None, (AFTER,)), Completed("1", (AFTER, AFTER))],
+)
+async def test_two_runs_of_a_job_in_one_flush_end_it_once_and_leave_the_successors_of_one(
+    desk: Desk, eyes: Eyes, outcome: Outcome
+) -> None:
+    """Taken for dead, a worker may be given its own job again: only the second run is fenced in and has followers."""
+    [first] = await desk.jobs(1)
+    running = "FROM pgqueue.job_running WHERE id = %s"
+    columns = "id, task, worker_id, started_at, attempt"
+    eyes.do(
+        f"WITH gone AS (DELETE {running} RETURNING {columns}) "  # noqa: S608
+        f"INSERT INTO pgqueue.job_running (state, claim, {columns}) SELECT 'running', %s, {columns} FROM gone",
+        first.id,
+        first.claim + 1,
+    )
+    second = copy(first)
+    second.claim = first.claim + 1
+    for run in (first, second):
+        desk.completer.finish(run, outcome)
+    await asyncio.wait_for(desk.completer.flushed(), 10)
+    assert desk.completer.fenced == (0 if isinstance(outcome, Released) else 1)
+    followers = [new.task for new in getattr(outcome, "successors", ())]
+    assert eyes.all("SELECT task FROM pgqueue.job WHERE id <> %s ORDER BY id", first.id) == [(f,) for f in followers]
+    assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE id = %s", first.id) == 1
+    assert eyes.one("SELECT count(*) FROM pgqueue.attempt") <= 1
 
 
 async def cut(desk: Desk, *, before_commit: bool) -> None:
