@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
+from pgqueue.checks import aware, check_function, choice, default_name, flag, positive, start_by
 from pgqueue.codec import Codec, json_object, keywords_only
 from pgqueue.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
@@ -160,10 +161,10 @@ class Task(Generic[P, R_co]):
             self,
             queue=self.queue if queue is None else check_queue(queue),
             priority=self.priority if priority is None else check_priority(priority),
-            run_at=_aware(run_at) if timed else self.run_at,
+            run_at=aware(run_at) if timed else self.run_at,
             delay=(None if delay is None else seconds(delay, "delay")) if timed else self.delay,
             max_attempts=self.max_attempts if retry is None else check_attempts(retry),
-            deadline=self.deadline if deadline is None else _by(deadline),
+            deadline=self.deadline if deadline is None else start_by(deadline),
             locking=self.locking if lock is None else locking(lock, self.codec),
             headers=self.headers if headers is None else json_object(headers, f"task {self.name!r}, headers"),
         )
@@ -276,9 +277,11 @@ def holding(tasks: Mapping[str, Task[..., Any]]) -> frozenset[str]:
 
 
 def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
-    _check_function(fn)
+    if isinstance(fn, Task):
+        raise InvalidOption(f"task {fn!r}: it is the task {fn.name!r} already; declare a plain def or async def")
+    check_function(fn)
     given = options.get("name")
-    name = check_task_name(_default_name(fn) if given is None else given)
+    name = check_task_name(default_name(fn) if given is None else given)
     aliases = options.get("aliases", ())
     if isinstance(aliases, str):
         raise InvalidOption(f"task {name!r}: aliases are a list of names, such as aliases=[{aliases!r}]")
@@ -295,11 +298,11 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         priority=check_priority(options.get("priority", 5)),
         retry=RetryPolicy() if retry is None else RetryPolicy.of(retry),
         aliases=tuple(map(check_task_name, aliases)),
-        timeout=_positive(options.get("timeout"), f"task {name!r}: timeout"),
-        deadline=_positive(options.get("deadline"), f"task {name!r}: deadline"),
-        transactional=_flag(options.get("transactional", False), f"task {name!r}: transactional"),
-        store_result=_flag(options.get("store_result", True), f"task {name!r}: store_result"),
-        on_lost_lease=_choice(
+        timeout=positive(options.get("timeout"), f"task {name!r}: timeout"),
+        deadline=positive(options.get("deadline"), f"task {name!r}: deadline"),
+        transactional=flag(options.get("transactional", False), f"task {name!r}: transactional"),
+        store_result=flag(options.get("store_result", True), f"task {name!r}: store_result"),
+        on_lost_lease=choice(
             options.get("on_lost_lease", "keep" if lock is None else "cancel"), f"task {name!r}: on_lost_lease"
         ),
     )
@@ -324,76 +327,7 @@ def _origin(declared: Task[..., Any]) -> str:
     return f"{declared.fn.__module__}:{declared.fn.__qualname__}"
 
 
-def _default_name(fn: Callable[..., Any]) -> str:
-    if fn.__module__ == "__main__":
-        raise InvalidOption(
-            f"task {fn.__qualname__}: it is declared in __main__, a name no worker can find again: "
-            f"pass name=…, such as @task(name={fn.__qualname__!r}), or move it to a module"
-        )
-    if fn.__name__ == "<lambda>":
-        raise InvalidOption("task: a lambda has no name of its own: pass name=…, or use def")
-    return f"{fn.__module__}.{fn.__qualname__}"
-
-
-def _check_function(fn: Callable[..., Any]) -> None:
-    if not inspect.isfunction(fn):
-        raise InvalidOption(f"task {fn!r}: {_no_function(fn)}; declare a plain def or async def")
-    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-        raise InvalidOption(f"task {fn.__qualname__}: a generator does nothing until iterated; return instead of yield")
-    first = next(iter(inspect.signature(fn).parameters), "")
-    if first in ("self", "cls") and "." in fn.__qualname__.rpartition("<locals>.")[2]:
-        raise InvalidOption(
-            f"task {fn.__qualname__}: a method needs its object, which is no argument: "
-            "use a function that is given an id and loads the object"
-        )
-
-
-def _no_function(fn: object) -> str:
-    if isinstance(fn, Task):
-        return f"it is the task {fn.name!r} already"
-    if isinstance(fn, type):
-        return "a class is no task"
-    if inspect.ismethod(fn):
-        return "a bound method carries an object that cannot be stored"
-    if isinstance(fn, staticmethod | classmethod):
-        return f"put @{type(fn).__name__} above @task"
-    if callable(fn):
-        return "a partial or other callable object has no name of its own"
-    return "the options of a task are keywords, such as @task(name=…)"
-
-
-def _aware(run_at: datetime | None) -> datetime | None:
-    if run_at is not None and (not isinstance(run_at, datetime) or run_at.utcoffset() is None):
-        raise InvalidOption(f"{run_at!r}: give a datetime with a time zone, such as datetime.now(timezone.utc)")
-    return run_at
-
-
-def _by(deadline: datetime | float | timedelta) -> datetime | float | None:
-    return _aware(deadline) if isinstance(deadline, datetime) else seconds(deadline, "deadline")
-
-
-def _positive(duration: float | timedelta | None, what: str) -> float | None:
-    if duration is None:
-        return None
-    length = seconds(duration, what)
-    if length == 0:
-        raise InvalidOption(f"{what} {duration!r}: give more than 0 seconds, or None for no limit")
-    return length
-
-
 def _mapping(row: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(row, Mapping):
         return row
     raise InvalidArguments(f"a row is a mapping of keywords or a tuple, not {type(row).__qualname__}: {row!r:.80}")
-
-
-def _flag(value: bool, what: str) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise InvalidOption(f"{what}: {value!r} is neither True nor False")
-
-
-def _choice(value: Literal["cancel", "keep"], what: str) -> Literal["cancel", "keep"]:
-    if value in ("cancel", "keep"):
-        return value
-    raise InvalidOption(f'{what}: {value!r}; give "cancel" or "keep"')

@@ -1,0 +1,82 @@
+"""What a declaration of a task may say: each check returns the value as it is kept, or raises InvalidOption.
+
+Used by tasks, at import and by `using`. Words only: the names, times and flags themselves; what needs a signature is
+in options.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from pgqueue.errors import InvalidOption
+from pgqueue.retry import seconds
+
+
+def default_name(fn: Callable[..., Any]) -> str:
+    if fn.__module__ == "__main__":
+        raise InvalidOption(
+            f"task {fn.__qualname__}: it is declared in __main__, a name no worker can find again: "
+            f"pass name=…, such as @task(name={fn.__qualname__!r}), or move it to a module"
+        )
+    if fn.__name__ == "<lambda>":
+        raise InvalidOption("task: a lambda has no name of its own: pass name=…, or use def")
+    return f"{fn.__module__}.{fn.__qualname__}"
+
+
+def check_function(fn: Callable[..., Any]) -> None:
+    if not inspect.isfunction(fn):
+        raise InvalidOption(f"task {fn!r}: {_no_function(fn)}; declare a plain def or async def")
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise InvalidOption(f"task {fn.__qualname__}: a generator does nothing until iterated; return instead of yield")
+    first = next(iter(inspect.signature(fn).parameters), "")
+    if first in ("self", "cls") and "." in fn.__qualname__.rpartition("<locals>.")[2]:
+        raise InvalidOption(
+            f"task {fn.__qualname__}: a method needs its object, which is no argument: "
+            "use a function that is given an id and loads the object"
+        )
+
+
+def _no_function(fn: object) -> str:
+    if isinstance(fn, type):
+        return "a class is no task"
+    if inspect.ismethod(fn):
+        return "a bound method carries an object that cannot be stored"
+    if isinstance(fn, staticmethod | classmethod):
+        return f"put @{type(fn).__name__} above @task"
+    if callable(fn):
+        return "a partial or other callable object has no name of its own"
+    return "the options of a task are keywords, such as @task(name=…)"
+
+
+def aware(run_at: datetime | None) -> datetime | None:
+    if run_at is not None and (not isinstance(run_at, datetime) or run_at.utcoffset() is None):
+        raise InvalidOption(f"{run_at!r}: give a datetime with a time zone, such as datetime.now(timezone.utc)")
+    return run_at
+
+
+def start_by(deadline: datetime | float | timedelta) -> datetime | float | None:
+    return aware(deadline) if isinstance(deadline, datetime) else seconds(deadline, "deadline")
+
+
+def positive(duration: float | timedelta | None, what: str) -> float | None:
+    if duration is None:
+        return None
+    length = seconds(duration, what)
+    if length == 0:
+        raise InvalidOption(f"{what} {duration!r}: give more than 0 seconds, or None for no limit")
+    return length
+
+
+def flag(value: bool, what: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise InvalidOption(f"{what}: {value!r} is neither True nor False")
+
+
+def choice(value: Literal["cancel", "keep"], what: str) -> Literal["cancel", "keep"]:
+    if value in ("cancel", "keep"):
+        return value
+    raise InvalidOption(f'{what}: {value!r}; give "cancel" or "keep"')
