@@ -34,6 +34,7 @@ from pgqueue.options import Lock
 from pgqueue.pausing import apause, aresume, pause, resume
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, remote, task
+from pgqueue.uniqueness import Unique
 
 if TYPE_CHECKING:
     from pgqueue.worker import Worker
@@ -67,6 +68,7 @@ __all__ = [
     "SchemaTooNew",
     "Snooze",
     "Task",
+    "Unique",
     "UnsupportedConnection",
     "Worker",
     "acancel",

@@ -17,6 +17,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import psycopg
 
@@ -110,8 +111,11 @@ class Completer:
 
     async def _flush(self, batch: list[Ended]) -> None:
         endings = self._endings.many(batch, self._worker_id())
+        messages: list[Statement[Any]] = [ending for ending, _ in endings]
+        if (release := self._endings.release([job for job, _ in batch])) is not None:
+            messages.append(release)
         try:
-            answers = await self._session.run(*[ending for ending, _ in endings]) if endings else []
+            answers = await self._session.run(*messages) if messages else []
         except psycopg.errors.UniqueViolation:
             [doubles] = await self._session.run(self._about("complete_refuse_doubles", [job for job, _ in batch]))
             log.error("jobs %s ran, and waited too: the second rows are failed: refused", doubles)
@@ -121,7 +125,7 @@ class Completer:
             self._unsure.update(job.id for job, _ in batch)
             raise
         left: list[Job] = []
-        for (_, group), answer in zip(endings, answers, strict=True):
+        for (_, group), answer in zip(endings, answers[: len(endings)], strict=True):
             if answer is not None:
                 left += _not_in(group, answer)
         locked: set[int] = set()

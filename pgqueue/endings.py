@@ -7,14 +7,17 @@ and answers which it ended: a job that is not this run's any more is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pgqueue.enqueue import deadline_of, many, moment_of
-from pgqueue.job import Job, NewJob
+from pgqueue.enqueue import deadline_of, following, moment_of
+from pgqueue.job import Job, NewJob, keyed_of
+from pgqueue.keys import Keys
 from pgqueue.outcome import COMPLETED, WRITTEN, Cancelled, Completed, Failed, Handed, Outcome, Released, Retried
 from pgqueue.statements import Row, Statement, integers, text
+from pgqueue.unique import log_duplicates
 
 Ended = tuple[Job, Outcome]
 Ending = Statement[list[int] | None]
@@ -98,20 +101,26 @@ class Endings:
         completion: Statement[Any] = Statement(text("complete_within", self.schema), params, list)
         if not done.successors:
             return [completion]
-        return [completion, many(done.successors, schema=self.schema, notify=self.notify)]
+        return [completion, following(done.successors, schema=self.schema, notify=self.notify)]
+
+    def release(self, jobs: Iterable[Job]) -> Statement[None] | None:
+        """The statement that lets go of the unique keys of those that have been completed; None if none has a key."""
+        keyed = keyed_of(jobs)
+        if not keyed:
+            return None
+        named = [(name, job.id) for job in keyed for name in Keys(job.unique_key, job.idempotency_key).names()]
+        params = {"keys": [name for name, _ in named], "ids": self.array([id for _, id in named])}
+        return Statement(text("unique_release", self.schema), params, lambda rows: None)
 
     def about(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> Statement[list[Row]]:
         """A statement about jobs of this worker, by their fence; it answers rows."""
         return Statement(text(name, self.schema), self._fence(jobs, worker_id) | params, list)
 
     def _with_successors(self, ends: Sequence[tuple[Job, Completed]], worker_id: int) -> Ending:
-        return self._ends(
-            "complete_successors",
-            [job for job, _ in ends],
-            worker_id,
-            results=[done.result for _, done in ends],
-            **_columns([(job, new) for job, done in ends for new in done.successors]),
-        )
+        params = self._fence([job for job, _ in ends], worker_id)
+        params |= {"results": [done.result for _, done in ends]}
+        params |= _columns([(job, new) for job, done in ends for new in done.successors])
+        return Statement(text("complete_successors", self.schema), params, _ended_with_successors)
 
     def _retry(self, retried: Sequence[tuple[Job, Retried]], worker_id: int) -> Ending:
         return self._ends(
@@ -163,6 +172,12 @@ def _ended(rows: list[Row]) -> list[int] | None:
     return ids
 
 
+def _ended_with_successors(rows: list[Row]) -> list[int] | None:
+    for task, parent, holder in json.loads(rows[0][3] or "[]"):
+        log_duplicates([(task, holder)], parent)
+    return _ended(rows)
+
+
 def _problems(ends: Sequence[Retried | Failed | Cancelled]) -> dict[str, object]:
     return {
         "outcomes": [end.problem.outcome for end in ends],
@@ -192,4 +207,8 @@ def _columns(successors: Sequence[tuple[Job, NewJob[Any]]]) -> dict[str, object]
         "lock_keys": [new.lock_key for new in jobs],
         "lock_limits": [new.lock_limit for new in jobs],
         "on_lockeds": [new.on_locked for new in jobs],
+        "unique_keys": [new.keys and new.keys.unique for new in jobs],
+        "idempotency_keys": [new.keys and new.keys.idempotency for new in jobs],
+        "holds": [new.keys and new.keys.hold for new in jobs],
+        "hold_seconds": [new.keys and new.keys.seconds for new in jobs],
     }

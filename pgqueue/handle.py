@@ -23,10 +23,15 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class JobHandle(Generic[R]):
-    """One enqueued job; `R` is what its task returns. `created` says whether this enqueue made it."""
+    """One enqueued job; `R` is what its task returns.
+
+    `created` says whether this enqueue made it; if not, it is the job that has the unique key, and `replaced` says
+    whether this enqueue changed it.
+    """
 
     id: int
     created: bool = True
+    replaced: bool = False
 
     @property
     def state(self) -> str:

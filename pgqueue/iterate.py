@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import msgspec
 
 from pgqueue.endings import Endings
-from pgqueue.enqueue import many
+from pgqueue.enqueue import following
 from pgqueue.errors import Error
 from pgqueue.job import AnySource, Job, NewJob, Source
 from pgqueue.logs import fields
@@ -86,7 +86,7 @@ class Place:
         successors, self.job.successors = self.job.successors, []
         if not successors:
             return [append]
-        return [append, many(successors, schema=self._endings.schema, notify=self._endings.notify)]
+        return [append, following(successors, schema=self._endings.schema, notify=self._endings.notify)]
 
     def appended(self, work: Any) -> Statement[Any]:
         """Whether the row of the batch is there."""

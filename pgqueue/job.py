@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -24,6 +25,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 import msgspec
 
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
+from pgqueue.keys import Keys
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -54,6 +56,7 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
     lock_key: str | None = None
     lock_limit: int | None = None
     on_locked: str | None = None
+    keys: Keys | None = None
 
 
 class Enqueueable(Protocol[P, R_co]):
@@ -247,10 +250,14 @@ class Job:
         return key
 
     @property
+    def unique_key(self) -> str | None:
+        """Its unique key; None without one."""
+        return None if self._row[16] is None else json.loads(self._row[16])[0]
+
+    @property
     def idempotency_key(self) -> str | None:
         """The key its enqueuer gave, the same in every attempt; None if there was none (then `id` serves)."""
-        key: str | None = self._row[16]
-        return key
+        return None if self._row[16] is None else json.loads(self._row[16])[1]
 
     @property
     def connection(self) -> Any:
@@ -385,3 +392,8 @@ def _size(size: int) -> int:
 def late_of(jobs: Iterable[Job]) -> list[Job]:
     """Those that are late. Asked of every job that is claimed, so without a call for each (0.03 µs instead of 0.1)."""
     return [job for job in jobs if job._row[13] == _PASSED]
+
+
+def keyed_of(jobs: Iterable[Job]) -> list[Job]:
+    """Those that have a unique key. Asked of every job that ends, so as cheap as the one above."""
+    return [job for job in jobs if job._row[16] is not None]

@@ -1,5 +1,5 @@
 """Keeps history bounded: advances the rings, throwing away their oldest leaf. Runs in the worker that leads, and in
-`prune`. In the worker it also forgets those who waited for a job and died.
+`prune`. In the worker it also forgets those who waited for a job and died, and removes unique keys that are left over.
 
 Advancing is one transaction inside the database that either truncates the next leaf and moves to it, or does neither.
 It waits 50 ms at most for a reader of history, so that nobody queues behind it; then it tries again in the next
@@ -21,6 +21,7 @@ log = logging.getLogger("pgqueue")
 ROUND_SECONDS = 60.0
 OTHERS_SECONDS = 300.0
 READ_SECONDS = 5.0
+KEYS_MOST, KEYS_SECONDS = 1_000, 1.0
 
 
 class Maintenance:
@@ -31,6 +32,7 @@ class Maintenance:
         self._leads = leads
         self._also = also
         self._others_at = monotonic() + jittered(OTHERS_SECONDS)
+        self._keys_after = ""
         self._wake = asyncio.Event()
 
     def news(self) -> None:
@@ -55,7 +57,21 @@ class Maintenance:
         self._others_at = monotonic() + jittered(OTHERS_SECONDS)
         await self._also()
         await self._session.run(self._session.link.statement("maintenance_waiters"))
+        await self._keys()
         return READ_SECONDS if await self._blocked() else jittered(ROUND_SECONDS)
+
+    async def _keys(self) -> None:
+        """Go on through the unique keys, from where the last round stopped, for a second; removes what is left over."""
+        link, until = self._session.link, monotonic() + KEYS_SECONDS
+        removed, looked = 0, KEYS_MOST
+        while looked == KEYS_MOST and monotonic() < until:
+            [[(last, looked, gone, _)]] = await self._session.run(
+                link.statement("unique_sweep", after=self._keys_after, n=KEYS_MOST)
+            )
+            self._keys_after = last if looked == KEYS_MOST else ""
+            removed += gone
+        if removed:
+            log.info("unique keys: %d left over were removed", removed)
 
     async def _blocked(self) -> bool:
         """Advance the rings that are due; whether a reader prevented one."""

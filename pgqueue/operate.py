@@ -39,19 +39,21 @@ class Answer:
     `did` is, of a cancel: `cancelled` (it waited, and ends with this transaction), `requested` (it runs, and its worker
     will stop it), `ended` (it had before). Of a retry: `retried` (it is available again), `again` (it had completed;
     `new` is the job that does it once more), `completed` (it had, and `again` was not asked for), `alive` (it has not
-    ended). Of both: `missing` (there is no such job). `state` is the state it was found in.
+    ended), `held` (another job, `holder`, has its unique key). Of both: `missing` (there is no such job). `state` is
+    the state it was found in.
     """
 
     id: int
     did: str
     state: str | None
     new: int | None = None
+    holder: int | None = None
 
 
 Judge = Callable[[int, str | None, Any], Answer | None]
 """What the answer is for a job: its id, the state it was in, what the statement made of it. None: it is on the move."""
 
-REFUSALS = frozenset({"ended", "missing", "completed", "alive"})
+REFUSALS = frozenset({"ended", "missing", "completed", "alive", "held"})
 """What `did` says where nothing was done."""
 
 
@@ -65,6 +67,7 @@ def sentence(answer: Answer) -> str:
         "again": f"had completed; job {answer.new} does it again",
         "completed": "had completed; --again runs it once more, as a new job",
         "alive": f"has not ended: {answer.state}",
+        "held": f"was not retried: job {answer.holder} has its unique key",
         "missing": "is not there: no such id, not committed, or removed by retention",
     }
     return f"job {answer.id} {said[answer.did]}"
@@ -165,8 +168,9 @@ def retry(
 
     A job keeps its id and its attempts, and is allowed one more at least; its crashes and its reason are forgotten, a
     deadline that has passed is dropped. A completed one is run only with `again`, as a new job whose headers name the
-    old as `retry_of`; a filter must name its state, too. One answer for each job, in order: `retried`, `again` (see
-    `.new`), `completed`, `alive` (see `.state`).
+    old as `retry_of`, without its unique keys; a filter must name its state, too. A dead job with a unique key takes it
+    again. One answer for each job, in order: `retried`, `again` (see `.new`), `completed`, `alive` (see `.state`),
+    `held` (see `.holder`: that job has the key).
 
     Raises JobNotFound, after all others have been dealt with, InvalidOption for a filter that says nothing, and at
     REPEATABLE READ the driver's serialization failure, as `cancel` does.
@@ -259,8 +263,10 @@ def _settling(name: str, ids: Iterable[int], params: Mapping[str, object], judge
         moving = batch
         for _ in range(ROUNDS):
             values = {"ids": integers(moving), "notify": notify, **params}
-            for id, state, changed, _ in (yield Statement(text(name, schema), values, list)):
-                if (answer := judge(id, state, changed)) is not None:
+            for id, state, changed, holder, _ in (yield Statement(text(name, schema), values, list)):
+                if holder is not None:
+                    answers[id] = Answer(id, "held", state, holder=holder)
+                elif (answer := judge(id, state, changed)) is not None:
                     answers[id] = answer
             moving = [id for id in moving if id not in answers]
             if not moving:

@@ -83,8 +83,7 @@ def locking(given: Lock | str | Callable[..., str | None], codec: Codec) -> Lock
     """Check a lock against a task's signature. Raises InvalidOption."""
     lock = Lock.of(given)
     what = f"task {codec.task!r}: lock {lock.key!r}"
-    key_of = _template(lock.key, codec, what) if isinstance(lock.key, str) else _function(lock.key, codec, what)
-    return Locking(lock, codec.task, key_of)
+    return Locking(lock, codec.task, rendering(lock.key, codec, what))
 
 
 def locked(new: NewJob[R], lock: Locking, arguments: Mapping[str, Any]) -> NewJob[R]:
@@ -93,6 +92,13 @@ def locked(new: NewJob[R], lock: Locking, arguments: Mapping[str, Any]) -> NewJo
     if key is None:
         return new
     return msgspec.structs.replace(new, lock_key=key, lock_limit=lock.lock.limit, on_locked=lock.lock.on_locked)
+
+
+def rendering(
+    key: str | Callable[..., str | None], codec: Codec, what: str
+) -> Callable[[Mapping[str, Any]], str | None]:
+    """What makes the key of a call of its arguments; checked against the task's signature, `what` names it."""
+    return _template(key, codec, what) if isinstance(key, str) else _function(key, codec, what)
 
 
 def _template(template: str, codec: Codec, what: str) -> Callable[[Mapping[str, Any]], str | None]:
@@ -156,4 +162,4 @@ def _shown(value: object) -> str:
         plain = msgspec.to_builtins(value)
         return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
     except (TypeError, ValueError) as error:
-        raise InvalidArguments(f"lock key: {value!r:.80} has no JSON form ({error}); use a function") from error
+        raise InvalidArguments(f"key: {value!r:.80} has no JSON form ({error}); use a function") from error

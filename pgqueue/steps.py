@@ -6,7 +6,7 @@ connects. Knows nothing of what the statements mean.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import TypeVar
 
 from pgqueue import connections
@@ -17,7 +17,14 @@ Steps = Generator[Statement[list[Row]], list[Row], T]
 """What to send, one statement after another; what comes back is sent in; at the end the result."""
 
 
-def drive(conn: object, steps: Steps[T]) -> T:
+NOTES: Mapping[str, str] = {
+    "40001": "the job has moved since this transaction took its snapshot (REPEATABLE READ or SERIALIZABLE); roll back "
+    "and try again in a new transaction"
+}
+"""What an error of the server means where jobs are changed by hand, by its SQLSTATE."""
+
+
+def drive(conn: object, steps: Steps[T], notes: Mapping[str, str] = NOTES) -> T:
     """Send what the steps say, on this connection; their result."""
     try:
         statement = next(steps)
@@ -26,11 +33,11 @@ def drive(conn: object, steps: Steps[T]) -> T:
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     except Exception as error:
-        _explain(error)
+        _explain(error, notes)
         raise
 
 
-async def adrive(conn: object, steps: Steps[T]) -> T:
+async def adrive(conn: object, steps: Steps[T], notes: Mapping[str, str] = NOTES) -> T:
     """`drive` for async connections."""
     try:
         statement = next(steps)
@@ -39,16 +46,14 @@ async def adrive(conn: object, steps: Steps[T]) -> T:
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     except Exception as error:
-        _explain(error)
+        _explain(error, notes)
         raise
 
 
-def _explain(error: Exception) -> None:
-    """Add to the driver's error, which applications know how to retry on, what it means for the job."""
+def _explain(error: Exception, notes: Mapping[str, str]) -> None:
+    """Add to the driver's error, which applications know how to retry on, what it means here."""
     for each in (error, getattr(error, "orig", None), error.__cause__):
-        if (getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)) == "40001":
-            error.add_note(
-                "pgqueue: the job has moved since this transaction took its snapshot (REPEATABLE READ or "
-                "SERIALIZABLE); roll back and try again in a new transaction"
-            )
+        state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
+        if note := notes.get(str(state)):
+            error.add_note(f"pgqueue: {note}")
             return

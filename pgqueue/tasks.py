@@ -23,6 +23,7 @@ from pgqueue.handle import JobHandle
 from pgqueue.job import NewJob, check_priority, check_queue, check_task_name
 from pgqueue.options import Lock, Locking, locked, locking
 from pgqueue.retry import RetryFunction, RetryPolicy, check_attempts, seconds
+from pgqueue.uniqueness import Unique, Uniqueness, idempotent_by, unique_by
 
 if TYPE_CHECKING:
     from pgqueue.job import Job
@@ -51,6 +52,7 @@ class TaskOptions(TypedDict, total=False):
     store_result: bool
     on_lost_lease: Literal["cancel", "keep"]
     lock: Lock | str | Callable[..., str | None] | None
+    unique: Unique | str | Callable[..., str | None] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +93,7 @@ class Task(Generic[P, R_co]):
     store_result: bool = True
     on_lost_lease: Literal["cancel", "keep"] = "keep"
     locking: Locking | None = field(default=None, repr=False)
+    uniqueness: Uniqueness | None = field(default=None, repr=False)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, as if it were no task."""
@@ -114,7 +117,12 @@ class Task(Generic[P, R_co]):
             self.max_attempts,
             self.deadline,
         )
-        return new if self.locking is None else locked(new, self.locking, self.codec.arguments(args, kwargs))
+        if self.locking is None and self.uniqueness is None:
+            return new
+        arguments = self.codec.arguments(args, kwargs)
+        if self.locking is not None:
+            new = locked(new, self.locking, arguments)
+        return new if self.uniqueness is None else self.uniqueness.keyed(new, arguments)
 
     def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
         """Enqueue a call on the caller's connection, in its transaction: the job exists if that commits."""
@@ -146,17 +154,23 @@ class Task(Generic[P, R_co]):
         headers: Mapping[str, Any] | None = None,
         deadline: datetime | float | timedelta | None = None,
         lock: Lock | str | Callable[..., str | None] | None = None,
+        unique: Unique | str | Callable[..., str | None] | None = None,
+        idempotency_key: str | None = None,
     ) -> Task[P, R_co]:
         """Return a copy with these options for the jobs it makes; the declared task stays as it is.
 
         `delay` is seconds or a timedelta; `run_at` has a time zone; giving one replaces an earlier other. `retry` is
         the most attempts of these jobs; how long they wait in between stays the task's own policy. A job that has not
-        started by its `deadline` (a time, or so long after its enqueue) is cancelled. `lock` takes the place of the
-        task's own.
+        started by its `deadline` (a time, or so long after its enqueue) is cancelled. `lock` and `unique` take the
+        place of the task's own. `idempotency_key` names the request: while its job lives, and for 24 hours after its
+        end, enqueuing with it again gives the handle of that job.
         """
         if run_at is not None and delay is not None:
             raise InvalidOption(f"task {self.name!r}: give run_at or delay, not both")
         timed = run_at is not None or delay is not None
+        uniqueness = self.uniqueness if unique is None else unique_by(unique, self.codec, self.uniqueness)
+        if idempotency_key is not None:
+            uniqueness = idempotent_by(idempotency_key, self.codec, uniqueness)
         return replace(
             self,
             queue=self.queue if queue is None else check_queue(queue),
@@ -166,6 +180,7 @@ class Task(Generic[P, R_co]):
             max_attempts=self.max_attempts if retry is None else check_attempts(retry),
             deadline=self.deadline if deadline is None else start_by(deadline),
             locking=self.locking if lock is None else locking(lock, self.codec),
+            uniqueness=uniqueness,
             headers=self.headers if headers is None else json_object(headers, f"task {self.name!r}, headers"),
         )
 
@@ -200,7 +215,8 @@ class Declaration:
     `timeout` is how long an attempt may run, `deadline` how long after its enqueue a job may start. If `transactional`,
     what the handler writes on `job.connection` is committed together with the job's completion, or not at all. With
     `store_result=False` what it returns is not kept. `lock` is a `Lock`, or its key: at most one job of a key runs at
-    a time. `on_lost_lease` says what happens to a running job when its worker
+    a time. `unique` is a `Unique`, or its key: at most one job of a key lives at a time.
+    `on_lost_lease` says what happens to a running job when its worker
     cannot reach the database and others may soon take it for dead: "keep" running it, or "cancel" it, for effects that
     must never overlap; a task with a lock is cancelled unless it says "keep".
     Raises InvalidOption for what cannot work.
@@ -287,12 +303,13 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         raise InvalidOption(f"task {name!r}: aliases are a list of names, such as aliases=[{aliases!r}]")
     retry = options.get("retry")
     codec = Codec.of(fn, name)
-    lock = options.get("lock")
+    lock, unique = options.get("lock"), options.get("unique")
     return Task(
         name=name,
         fn=fn,
         codec=codec,
         locking=None if lock is None else locking(lock, codec),
+        uniqueness=None if unique is None else unique_by(unique, codec),
         is_async=inspect.iscoroutinefunction(fn),
         queue=check_queue(options.get("queue", "default")),
         priority=check_priority(options.get("priority", 5)),

@@ -174,7 +174,8 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted) <> (SELECT count(*) FROM runnin
 -- own: however large the payloads are, nobody waits for a key while they travel.
 SELECT r.id, 0::bigint, r.rank, r.queue, r.task, r.args::text, r.attempt, r.priority, r.max_attempts, r.crashes, r.snoozes,
        r.enqueued_at, r.run_at, CASE WHEN r.deadline <= pgqueue.now() THEN '-infinity' ELSE r.deadline END, r.headers::text,
-       r.lock_key, r.idempotency_key
+       r.lock_key, CASE WHEN coalesce(r.unique_key, r.idempotency_key) IS NOT NULL
+                        THEN json_build_array(r.unique_key, r.idempotency_key)::text END
 FROM (SELECT DISTINCT substr(key, 6) AS key FROM unnest(%(keys)s::text[]) AS k (key)) AS mine
 CROSS JOIN LATERAL (
     SELECT * FROM pgqueue.job_running r

@@ -85,7 +85,7 @@ FROM (SELECT count(*) AS n, count(lock_key) AS keyed FROM running) AS started
 UNION ALL
 SELECT id, pos, rank, queue, task, args::text, least(attempt + 1, 32767)::smallint, priority, max_attempts, crashes, snoozes,
        enqueued_at, run_at, CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END, headers::text, lock_key,
-       idempotency_key
+       CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END
 FROM taken WHERE lock_key IS NULL OR holds;
 
 -- name: fetch_park

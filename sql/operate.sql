@@ -61,7 +61,8 @@ WITH asked AS MATERIALIZED (
     SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text AS done
     FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM cancelled))
 )
-SELECT asked.id, seen.state, cancelled.id IS NOT NULL, (SELECT count(done) FROM told) + (SELECT count(done) FROM heard)
+SELECT asked.id, seen.state, cancelled.id IS NOT NULL, NULL::bigint,
+       (SELECT count(done) FROM told) + (SELECT count(done) FROM heard)
 FROM asked LEFT JOIN seen ON seen.id = asked.id LEFT JOIN cancelled ON cancelled.id = asked.id
 ORDER BY asked.id;
 
@@ -82,7 +83,8 @@ FROM walked;
 -- name: operate_retry
 -- Dead jobs are available again, at the end of their lanes, and what was asked of their last run is forgotten; completed ones,
 -- if asked, once more as new jobs that name the old. A row for each id: its state as this statement's snapshot had it (NULL: in
--- none), and the id of the job that is available now. A dead one without is on the move, and to be asked for anew.
+-- none), the id of the job that is available now, and of the one that holds its unique key, so that it is not. A dead one without
+-- either is on the move, and to be asked for anew. Takes the keys, in their order, before anything is moved.
 -- The attempts count on; one more is allowed at least.
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
@@ -92,9 +94,18 @@ WITH asked AS MATERIALIZED (
     -- A job that lives is not started a second time for a row of its id that was put aside.
     ORDER BY asked.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC,
         found.state IN ('failed', 'cancelled') DESC
-), picked AS MATERIALIZED (
-    SELECT id FROM pgqueue.job_dead
+), found AS MATERIALIZED (
+    SELECT id, unique_key, idempotency_key, finished_at FROM pgqueue.job_dead
     WHERE id = ANY (ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled'))) ORDER BY id FOR UPDATE
+), keyed AS MATERIALIZED (
+    SELECT id, pgqueue.take_keys(idempotency_key, unique_key, NULL, NULL, id) AS holder
+    FROM (
+        SELECT DISTINCT ON (id) * FROM found ORDER BY id, finished_at DESC
+    ) AS dead
+    WHERE unique_key IS NOT NULL OR idempotency_key IS NOT NULL
+    ORDER BY coalesce('idempotency:' || idempotency_key, 'unique:' || unique_key) COLLATE "C"
+), picked AS MATERIALIZED (
+    SELECT id FROM found WHERE id <> ALL (ARRAY(SELECT id FROM keyed WHERE holder <> id))
 ), dead AS (
     DELETE FROM pgqueue.job_dead WHERE id = ANY (ARRAY(SELECT id FROM picked))
     RETURNING id, queue, priority, task, args, headers, enqueued_at, attempt, max_attempts, snoozes, deadline,
@@ -129,8 +140,9 @@ WITH asked AS MATERIALIZED (
     SELECT pg_notify('pgqueue.' || queue, '')::text AS done
     FROM (SELECT queue FROM retried UNION SELECT queue FROM again) AS q WHERE %(notify)s::boolean
 )
-SELECT asked.id, seen.state, coalesce(retried.id, again.id), (SELECT count(done) FROM told)
+SELECT asked.id, seen.state, coalesce(retried.id, again.id), keyed.holder, (SELECT count(done) FROM told)
 FROM asked
+LEFT JOIN keyed ON keyed.id = asked.id AND keyed.holder <> asked.id
 LEFT JOIN seen ON seen.id = asked.id
 LEFT JOIN retried ON retried.id = asked.id
 LEFT JOIN again ON again.retry_of = asked.id

@@ -33,5 +33,6 @@ SELECT id, 0, rank, queue, task, args::text, attempt, priority, max_attempts, cr
        CASE WHEN isfinite(run_at) THEN (extract(epoch FROM run_at) * 1000000)::bigint - 946684800000000 END,
        CASE WHEN deadline <= pgqueue.now() THEN -9223372036854775808
             WHEN isfinite(deadline) THEN (extract(epoch FROM deadline) * 1000000)::bigint - 946684800000000 END,
-       headers::text, lock_key, idempotency_key
+       headers::text, lock_key,
+       CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END
 FROM pgqueue.job_running WHERE worker_id = %(worker_id)s::bigint AND claim = %(claim)s::integer;

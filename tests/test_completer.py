@@ -41,7 +41,7 @@ INTERRUPTED = interrupted("its worker stopped")
 EVERY: list[Outcome] = [COMPLETED, Completed("1"), Retried(9, BROKEN), Failed("error", BROKEN), RELEASED, INTERRUPTED]
 
 
-AFTER = NewJob("after", "{}", "default", 5, None, None, None, None)
+AFTER: NewJob[None] = NewJob("after", "{}", "default", 5, None, None, None, None)
 
 
 class Desk:

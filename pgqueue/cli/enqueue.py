@@ -20,6 +20,8 @@ from pgqueue.cli.options import Duration, Moment, database
 @click.option("--priority", type=int, default=5, show_default=True, help="0 (first) to 9.")
 @click.option("--delay", type=Duration(), help="Start after this time: 30s, 5m, 2h.")
 @click.option("--lock", metavar="KEY", help="At most one job of this key runs at a time.")
+@click.option("--unique", metavar="KEY", help="None, if a job of this key is there: prints the id of that one.")
+@click.option("--idempotency-key", metavar="KEY", help="The same, until 24 hours after that job's end.")
 @click.option("--at", "run_at", type=Moment(), help="Start at this time: 2026-12-24T18:00+01:00.")
 @database
 def command(
@@ -29,6 +31,8 @@ def command(
     priority: int,
     delay: float | None,
     lock: str | None,
+    unique: str | None,
+    idempotency_key: str | None,
     run_at: datetime | None,
 ) -> None:
     """Enqueue one job and print its id.
@@ -40,6 +44,7 @@ def command(
     Examples:
       pgqueue enqueue mail.send '{"to": "a@example.com"}'
       pgqueue enqueue billing.charge '{"account": 7}' --lock account:7
+      pgqueue enqueue billing.charge '{"account": 7}' --idempotency-key order-4711
       pgqueue enqueue report.daily --queue slow --at 2026-12-24T06:00Z
       jq -c .order order.json | pgqueue enqueue billing.charge -
     """
@@ -50,10 +55,15 @@ def command(
     task = pgqueue.remote(name, queue=queue, priority=priority).using(delay=delay, run_at=run_at)
     if lock is not None:
         task = task.using(lock=lambda **arguments: lock)
+    if unique is not None:
+        task = task.using(unique=lambda **arguments: unique)
+    task = task.using(idempotency_key=idempotency_key)
     new = task.new(**_object(arguments))
     with connected("enqueue", check=False) as conn:
         [handle] = pgqueue.enqueue_many(conn, [new])
     click.echo(handle.id)
+    if not handle.created:
+        click.echo(f"enqueue: nothing was enqueued: job {handle.id} has this key", err=True)
 
 
 def _object(arguments: str) -> dict[str, Any]:

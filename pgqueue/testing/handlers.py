@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -153,7 +154,8 @@ def _made_up(new: NewJob[Any]) -> Job:
     now = microseconds(datetime.now(UTC))
     rank = 2 * new.priority + 1
     head = (next(_ids), 0, rank, new.queue, new.task, new.args, 1, new.priority, new.max_attempts, 0, 0)
-    return Job((*head, now, None, None, new.headers, None, None), 0)
+    keys = new.keys and json.dumps([new.keys.unique, new.keys.idempotency])
+    return Job((*head, now, None, None, new.headers, new.lock_key, keys), 0)
 
 
 def microseconds(moment: datetime) -> int:

@@ -1,5 +1,5 @@
 -- What a role needs to enqueue, and nothing else: it puts jobs in, and sees ids, queues and states. It can neither read
--- arguments nor delete, and cannot write a column that only workers may. It may say that it waits for a job; to read the
+-- arguments nor delete jobs, and cannot write a column that only workers may. It may say that it waits for a job; to read the
 -- result it needs the rights of read.sql, too.
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
 GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
@@ -7,4 +7,9 @@ GRANT INSERT (state, queue, priority, rank, task, args, headers, run_at, deadlin
     on_locked)
     ON pgqueue.job, pgqueue.job_available TO :"role";
 GRANT SELECT (id, queue, state) ON pgqueue.job, pgqueue.job_available TO :"role";
+-- With a unique key: the id is drawn before the job is written, for the row of the key names it; whether a key still holds is seen
+-- by its job; and a job that is to wait for our COMMIT is locked.
+GRANT INSERT (id, unique_key, idempotency_key), SELECT (attempt, snoozes, crashes, finished_at), UPDATE (id)
+    ON pgqueue.job TO :"role";
+GRANT SELECT, INSERT, DELETE ON pgqueue.unique_key TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_waiter TO :"role";

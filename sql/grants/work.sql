@@ -4,6 +4,8 @@
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
 GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
 GRANT SELECT ON pgqueue.migration, pgqueue.queue TO :"role";
+GRANT UPDATE (id) ON pgqueue.job TO :"role";
+GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
 GRANT SELECT, INSERT ON pgqueue.job, pgqueue.job_done, pgqueue.job_dead, pgqueue.attempt TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked,
     pgqueue.job_running TO :"role";

@@ -1,0 +1,337 @@
+-- Jobs with unique keys. The primary key of `unique_key` decides: who inserts the row has the key, in the statement that inserts
+-- the job. Whether a row that is there still holds is said by `key_state`, which looks at the job it names. Everybody takes keys in
+-- the order of their bytes, and removes a row by its version: one that was removed and written anew meanwhile stays.
+-- While a statement waits for a transaction that is just taking the same key, it is bounded by the session's lock_timeout, by 5 s
+-- if that has none; afterwards the setting is as it was.
+
+-- name: unique_enqueue
+-- A batch of jobs of which some have unique keys (as JSON: they may have line breaks), in the columns of `enqueue_many_later`: those
+-- whose keys were all free, and those without. One row: the ids in the lines' order, NULL for a job that was not inserted.
+WITH patience AS MATERIALIZED (
+    SELECT asked.patience, set_config('lock_timeout', CASE asked.patience WHEN '0' THEN '5s' ELSE asked.patience END, true)
+    FROM current_setting('lock_timeout') AS asked (patience)
+), asked AS MATERIALIZED (
+    SELECT
+        line.place,
+        nextval('pgqueue.job_id_seq') AS id,
+        coalesce(line.task, %(task)s::text) AS task,
+        line.args::jsonb AS args,
+        coalesce(line.queue, %(queue)s::text) AS queue,
+        coalesce(line.priority, %(priority)s::text)::smallint AS priority,
+        nullif(coalesce(line.headers, %(headers)s::text), '')::jsonb AS headers,
+        nullif(coalesce(line.max_attempts, %(max_attempts)s::text), '')::smallint AS max_attempts,
+        coalesce(
+            nullif(coalesce(line.run_at, %(run_at)s::text), '')::timestamptz,
+            pgqueue.now() + make_interval(secs => nullif(coalesce(line.delay, %(delay)s::text), '')::float8)
+        ) AS run_at,
+        coalesce(
+            nullif(coalesce(line.deadline, %(deadline)s::text), '')::timestamptz,
+            pgqueue.now() + make_interval(
+                secs => nullif(coalesce(line.deadline_seconds, %(deadline_seconds)s::text), '')::float8)
+        ) AS deadline,
+        nullif(coalesce(line.lock_key, %(lock_key)s::text), '')::jsonb #>> '{}' AS lock_key,
+        nullif(coalesce(line.lock_limit, %(lock_limit)s::text), '')::integer AS lock_limit,
+        nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked,
+        nullif(coalesce(line.unique_key, %(unique_key)s::text), '')::jsonb #>> '{}' AS unique_key,
+        nullif(coalesce(line.idempotency_key, %(idempotency_key)s::text), '')::jsonb #>> '{}' AS idempotency_key,
+        coalesce(line.hold, %(hold)s::text) AS hold,
+        nullif(coalesce(line.hold_seconds, %(hold_seconds)s::text), '')::float8 AS hold_seconds
+    FROM patience CROSS JOIN ROWS FROM (
+        string_to_table(%(task)s::text, E'\n'), string_to_table(%(args)s::text, E'\n'),
+        string_to_table(%(queue)s::text, E'\n'), string_to_table(%(priority)s::text, E'\n'),
+        string_to_table(%(headers)s::text, E'\n'), string_to_table(%(max_attempts)s::text, E'\n'),
+        string_to_table(%(run_at)s::text, E'\n'), string_to_table(%(delay)s::text, E'\n'),
+        string_to_table(%(deadline)s::text, E'\n'), string_to_table(%(deadline_seconds)s::text, E'\n'),
+        string_to_table(%(lock_key)s::text, E'\n'), string_to_table(%(lock_limit)s::text, E'\n'),
+        string_to_table(%(on_locked)s::text, E'\n'), string_to_table(%(unique_key)s::text, E'\n'),
+        string_to_table(%(idempotency_key)s::text, E'\n'), string_to_table(%(hold)s::text, E'\n'),
+        string_to_table(%(hold_seconds)s::text, E'\n')
+    ) WITH ORDINALITY AS line (task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, deadline_seconds,
+                               lock_key, lock_limit, on_locked, unique_key, idempotency_key, hold, hold_seconds, place)
+), taken AS (
+    INSERT INTO pgqueue.unique_key (key, job_id, hold, seconds)
+    SELECT wanted.key COLLATE "C", wanted.id, wanted.hold, wanted.seconds
+    FROM (
+        SELECT 'unique:' || unique_key AS key, id, hold, coalesce(hold_seconds, 0) AS seconds
+        FROM asked WHERE unique_key IS NOT NULL
+        UNION ALL
+        SELECT 'idempotency:' || idempotency_key, id, 'after', 86400 FROM asked WHERE idempotency_key IS NOT NULL
+    ) AS wanted
+    ORDER BY wanted.key COLLATE "C", wanted.id
+    ON CONFLICT DO NOTHING
+    RETURNING job_id
+), won AS MATERIALIZED (
+    SELECT asked.* FROM asked LEFT JOIN (SELECT job_id, count(*) AS n FROM taken GROUP BY job_id) AS mine ON mine.job_id = asked.id
+    WHERE coalesce(mine.n, 0) = (asked.unique_key IS NOT NULL)::integer + (asked.idempotency_key IS NOT NULL)::integer
+    ORDER BY asked.place
+), added AS (
+    INSERT INTO pgqueue.job (
+        id, state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        unique_key, idempotency_key)
+    SELECT
+        id, CASE WHEN run_at > pgqueue.now() THEN 'scheduled' ELSE 'available' END,
+        task, args, queue, priority, 2 * priority + 1, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        unique_key, idempotency_key
+    FROM won
+    RETURNING id, CASE state WHEN 'available' THEN queue ELSE ':scheduled' END AS heard
+)
+SELECT
+    (SELECT array_agg(added.id ORDER BY asked.place) FROM asked LEFT JOIN added ON added.id = asked.id),
+    (
+        SELECT count(pg_notify('pgqueue.' || channel.heard, ''))
+        FROM (SELECT DISTINCT heard FROM added WHERE %(notify)s::boolean) AS channel
+    ),
+    (SELECT set_config('lock_timeout', patience.patience, true) FROM patience);
+
+-- name: unique_judge
+-- Of keys that were not free: who holds them, in the snapshot of this statement; a leftover is removed. As a JSON array, for each
+-- that is held: the key, the job, and whether that has never started. One that holds only while it waits is kept from starting
+-- until this transaction ends, for it is to see what this transaction has written; if it was just being started, it is left out.
+WITH patience AS MATERIALIZED (
+    SELECT asked.patience, set_config('lock_timeout', CASE asked.patience WHEN '0' THEN '5s' ELSE asked.patience END, true)
+    FROM current_setting('lock_timeout') AS asked (patience)
+), seen AS MATERIALIZED (
+    SELECT k.*
+    FROM patience CROSS JOIN (SELECT DISTINCT key FROM json_array_elements_text(%(keys)s::text::json) AS a (key)) AS asked
+    CROSS JOIN LATERAL (
+        SELECT k.key, k.job_id, k.hold, k.xmin AS version, pgqueue.key_state(k) AS state
+        FROM pgqueue.unique_key k WHERE k.key = asked.key LIMIT 1
+    ) AS k
+), kept AS MATERIALIZED (
+    SELECT j.id FROM pgqueue.job j
+    WHERE j.id = ANY (ARRAY(SELECT job_id FROM seen WHERE state = 'waiting' AND hold = 'pending'))
+      AND j.state IN ('available', 'scheduled', 'blocked')
+    ORDER BY j.id FOR KEY SHARE
+), removed AS (
+    DELETE FROM pgqueue.unique_key k USING seen WHERE seen.state = 'free' AND k.key = seen.key AND k.xmin = seen.version
+    RETURNING k.key
+)
+SELECT coalesce((
+           SELECT json_agg(json_build_array(key, job_id, state = 'waiting')) FROM seen
+           WHERE state = 'held' OR state = 'waiting' AND (hold <> 'pending' OR job_id = ANY (ARRAY(SELECT id FROM kept)))
+       ), '[]')::text,
+       (SELECT count(*) FROM removed),
+       (SELECT set_config('lock_timeout', patience.patience, true) FROM patience);
+
+-- name: unique_replace
+-- Jobs that have never started become what these lines say (as `unique_enqueue`, with the job's id), in one move: they keep their
+-- ids, their keys and the time of their first enqueue, and start at the latest so many seconds after that. One whose time has come
+-- keeps its turn: it goes to the front of its lane. One row: the ids of those that were changed; the others are on the move.
+WITH patience AS MATERIALIZED (
+    SELECT asked.patience, set_config('lock_timeout', CASE asked.patience WHEN '0' THEN '5s' ELSE asked.patience END, true)
+    FROM current_setting('lock_timeout') AS asked (patience)
+), asked AS MATERIALIZED (
+    SELECT
+        line.holder::bigint AS id,
+        nullif(coalesce(line.at_most, %(at_most)s::text), '')::float8 AS at_most,
+        coalesce(line.task, %(task)s::text) AS task,
+        line.args::jsonb AS args,
+        coalesce(line.queue, %(queue)s::text) AS queue,
+        coalesce(line.priority, %(priority)s::text)::smallint AS priority,
+        nullif(coalesce(line.headers, %(headers)s::text), '')::jsonb AS headers,
+        nullif(coalesce(line.max_attempts, %(max_attempts)s::text), '')::smallint AS max_attempts,
+        coalesce(
+            nullif(coalesce(line.run_at, %(run_at)s::text), '')::timestamptz,
+            pgqueue.now() + make_interval(secs => nullif(coalesce(line.delay, %(delay)s::text), '')::float8)
+        ) AS run_at,
+        coalesce(
+            nullif(coalesce(line.deadline, %(deadline)s::text), '')::timestamptz,
+            pgqueue.now() + make_interval(
+                secs => nullif(coalesce(line.deadline_seconds, %(deadline_seconds)s::text), '')::float8)
+        ) AS deadline,
+        nullif(coalesce(line.lock_key, %(lock_key)s::text), '')::jsonb #>> '{}' AS lock_key,
+        nullif(coalesce(line.lock_limit, %(lock_limit)s::text), '')::integer AS lock_limit,
+        nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked
+    FROM patience CROSS JOIN ROWS FROM (
+        string_to_table(%(task)s::text, E'\n'), string_to_table(%(args)s::text, E'\n'),
+        string_to_table(%(queue)s::text, E'\n'), string_to_table(%(priority)s::text, E'\n'),
+        string_to_table(%(headers)s::text, E'\n'), string_to_table(%(max_attempts)s::text, E'\n'),
+        string_to_table(%(run_at)s::text, E'\n'), string_to_table(%(delay)s::text, E'\n'),
+        string_to_table(%(deadline)s::text, E'\n'), string_to_table(%(deadline_seconds)s::text, E'\n'),
+        string_to_table(%(lock_key)s::text, E'\n'), string_to_table(%(lock_limit)s::text, E'\n'),
+        string_to_table(%(on_locked)s::text, E'\n'), string_to_table(%(holder)s::text, E'\n'),
+        string_to_table(%(at_most)s::text, E'\n')
+    ) AS line (task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, deadline_seconds, lock_key, lock_limit,
+               on_locked, holder, at_most)
+), available AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_available WHERE id = ANY (ARRAY(SELECT id FROM asked))
+        AND attempt = 0 AND snoozes = 0 AND crashes = 0 ORDER BY id FOR UPDATE
+), scheduled AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_scheduled WHERE id = ANY (ARRAY(SELECT id FROM asked))
+        AND attempt = 0 AND snoozes = 0 AND crashes = 0 ORDER BY id FOR UPDATE
+), blocked AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_blocked WHERE id = ANY (ARRAY(SELECT id FROM asked))
+        AND attempt = 0 AND snoozes = 0 AND crashes = 0 ORDER BY id FOR UPDATE
+), from_available AS (
+    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM available))
+    RETURNING id, enqueued_at, unique_key, idempotency_key
+), from_scheduled AS (
+    DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM scheduled))
+    RETURNING id, enqueued_at, unique_key, idempotency_key
+), from_blocked AS (
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM blocked))
+    RETURNING id, enqueued_at, unique_key, idempotency_key
+), changed AS MATERIALIZED (
+    SELECT asked.id, task, args, queue, priority, headers, max_attempts, deadline, lock_key, lock_limit, on_locked,
+        gone.enqueued_at, gone.unique_key, gone.idempotency_key, gone.was_due,
+        least(asked.run_at, gone.enqueued_at + make_interval(secs => asked.at_most)) AS run_at
+    FROM asked JOIN (
+        SELECT *, true AS was_due FROM from_available UNION ALL SELECT *, true FROM from_blocked
+        UNION ALL SELECT *, false FROM from_scheduled
+    ) AS gone ON gone.id = asked.id
+), judged AS MATERIALIZED (
+    SELECT *, run_at > pgqueue.now() IS TRUE AS later FROM changed
+), now_available AS (
+    INSERT INTO pgqueue.job_available (
+        state, rank, id, task, args, queue, priority, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        enqueued_at, unique_key, idempotency_key)
+    SELECT 'available', 2 * priority + CASE WHEN was_due THEN 0 ELSE 1 END, id, task, args, queue, priority, headers, max_attempts,
+        run_at, deadline, lock_key, lock_limit, on_locked, enqueued_at, unique_key, idempotency_key
+    FROM judged WHERE NOT later
+    RETURNING id, queue
+), now_scheduled AS (
+    INSERT INTO pgqueue.job_scheduled (
+        state, rank, id, task, args, queue, priority, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        enqueued_at, unique_key, idempotency_key)
+    SELECT 'scheduled', 2 * priority + 1, id, task, args, queue, priority, headers, max_attempts,
+        run_at, deadline, lock_key, lock_limit, on_locked, enqueued_at, unique_key, idempotency_key
+    FROM judged WHERE later
+    RETURNING id
+), told AS (
+    SELECT pg_notify('pgqueue.' || channel, '')::text AS done
+    FROM (SELECT queue::text AS channel FROM now_available UNION SELECT ':scheduled' FROM now_scheduled) AS heard
+    WHERE %(notify)s::boolean
+)
+SELECT ARRAY(SELECT id FROM now_available UNION ALL SELECT id FROM now_scheduled), (SELECT count(done) FROM told),
+       (SELECT set_config('lock_timeout', patience.patience, true) FROM patience);
+
+-- name: unique_following
+-- The successors of a job, in its transaction, some with unique keys; the lines as of `unique_enqueue`. One statement whatever it
+-- finds: one whose key is held is not made, and no more is said than which job holds it. One row: those as a JSON array of
+-- [task, holder].
+WITH asked AS MATERIALIZED (
+    SELECT
+        line.place,
+        nextval('pgqueue.job_id_seq') AS id,
+        coalesce(line.task, %(task)s::text) AS task,
+        line.args::jsonb AS args,
+        coalesce(line.queue, %(queue)s::text) AS queue,
+        coalesce(line.priority, %(priority)s::text)::smallint AS priority,
+        nullif(coalesce(line.headers, %(headers)s::text), '')::jsonb AS headers,
+        nullif(coalesce(line.max_attempts, %(max_attempts)s::text), '')::smallint AS max_attempts,
+        coalesce(
+            nullif(coalesce(line.run_at, %(run_at)s::text), '')::timestamptz,
+            pgqueue.now() + make_interval(secs => nullif(coalesce(line.delay, %(delay)s::text), '')::float8)
+        ) AS run_at,
+        coalesce(
+            nullif(coalesce(line.deadline, %(deadline)s::text), '')::timestamptz,
+            pgqueue.now() + make_interval(
+                secs => nullif(coalesce(line.deadline_seconds, %(deadline_seconds)s::text), '')::float8)
+        ) AS deadline,
+        nullif(coalesce(line.lock_key, %(lock_key)s::text), '')::jsonb #>> '{}' AS lock_key,
+        nullif(coalesce(line.lock_limit, %(lock_limit)s::text), '')::integer AS lock_limit,
+        nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked,
+        nullif(coalesce(line.unique_key, %(unique_key)s::text), '')::jsonb #>> '{}' AS unique_key,
+        nullif(coalesce(line.idempotency_key, %(idempotency_key)s::text), '')::jsonb #>> '{}' AS idempotency_key,
+        coalesce(line.hold, %(hold)s::text) AS hold,
+        nullif(coalesce(line.hold_seconds, %(hold_seconds)s::text), '')::float8 AS hold_seconds
+    FROM ROWS FROM (
+        string_to_table(%(task)s::text, E'\n'), string_to_table(%(args)s::text, E'\n'),
+        string_to_table(%(queue)s::text, E'\n'), string_to_table(%(priority)s::text, E'\n'),
+        string_to_table(%(headers)s::text, E'\n'), string_to_table(%(max_attempts)s::text, E'\n'),
+        string_to_table(%(run_at)s::text, E'\n'), string_to_table(%(delay)s::text, E'\n'),
+        string_to_table(%(deadline)s::text, E'\n'), string_to_table(%(deadline_seconds)s::text, E'\n'),
+        string_to_table(%(lock_key)s::text, E'\n'), string_to_table(%(lock_limit)s::text, E'\n'),
+        string_to_table(%(on_locked)s::text, E'\n'), string_to_table(%(unique_key)s::text, E'\n'),
+        string_to_table(%(idempotency_key)s::text, E'\n'), string_to_table(%(hold)s::text, E'\n'),
+        string_to_table(%(hold_seconds)s::text, E'\n')
+    ) WITH ORDINALITY AS line (task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, deadline_seconds,
+                               lock_key, lock_limit, on_locked, unique_key, idempotency_key, hold, hold_seconds, place)
+), judged AS MATERIALIZED (
+    SELECT asked.*, CASE WHEN unique_key IS NOT NULL OR idempotency_key IS NOT NULL
+        THEN pgqueue.take_keys(idempotency_key, unique_key, hold, hold_seconds, id) ELSE id END AS holder
+    FROM asked ORDER BY coalesce('idempotency:' || idempotency_key, 'unique:' || unique_key) COLLATE "C", place
+), added AS (
+    INSERT INTO pgqueue.job (
+        id, state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        unique_key, idempotency_key)
+    SELECT
+        id, CASE WHEN run_at > pgqueue.now() THEN 'scheduled' ELSE 'available' END,
+        task, args, queue, priority, 2 * priority + 1, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        unique_key, idempotency_key
+    FROM judged WHERE holder = id ORDER BY place
+    RETURNING CASE state WHEN 'available' THEN queue ELSE ':scheduled' END AS heard
+)
+SELECT
+    (SELECT json_agg(json_build_array(task, holder))::text FROM judged WHERE holder <> id),
+    (
+        SELECT count(pg_notify('pgqueue.' || channel.heard, ''))
+        FROM (SELECT DISTINCT heard FROM added WHERE %(notify)s::boolean) AS channel
+    );
+
+-- name: unique_release
+-- Jobs with these keys have just been completed, in this transaction or before: their keys are free, or expire so long after their
+-- end. Only tidies up: whoever wants the key judges for himself. Waits for nobody, and leaves alone what is not completed.
+WITH picked AS MATERIALIZED (
+    SELECT k.ctid, k.hold
+    FROM unnest(%(keys)s::text[], %(ids)s::bigint[]) AS mine (key, id)
+    CROSS JOIN LATERAL (
+        SELECT FROM pgqueue.job_done d
+        WHERE d.id = mine.id AND d.bin = (SELECT bin FROM pgqueue.ring WHERE kind = 'done') LIMIT 1
+    ) AS done
+    CROSS JOIN LATERAL (
+        SELECT k.ctid, k.hold FROM pgqueue.unique_key k WHERE k.key = mine.key AND k.job_id = mine.id
+        LIMIT 1 FOR UPDATE SKIP LOCKED
+    ) AS k
+), freed AS (
+    DELETE FROM pgqueue.unique_key WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked WHERE hold <> 'after'))
+)
+UPDATE pgqueue.unique_key SET expires_at = pgqueue.now() + make_interval(secs => seconds)
+WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked WHERE hold = 'after'))
+RETURNING job_id;
+
+-- name: unique_sweep
+-- Go on through the keys, behind `after`, n of them: remove what holds no more and whose job can never need it again (one that
+-- failed or was cancelled can be retried by hand), and note when a key expires before history forgets its job. Waits for nobody.
+-- Answers the last key looked at (NULL: there was none), how many were removed, and how many are noted.
+WITH walked AS MATERIALIZED (
+    SELECT k.key, k.job_id, k.hold, k.seconds, k.expires_at, k.xmin AS version FROM pgqueue.unique_key k
+    WHERE k.key > %(after)s::text ORDER BY k.key LIMIT %(n)s::integer
+), judged AS MATERIALIZED (
+    SELECT walked.*, ended.finished_at, ended.dead
+    FROM walked
+    -- Scalar subqueries, each a look into one index: no plan turns them into a join that reads the tables.
+    CROSS JOIN LATERAL (
+        SELECT coalesce((SELECT true FROM pgqueue.job_available j WHERE j.id = walked.job_id LIMIT 1),
+                        (SELECT true FROM pgqueue.job_scheduled j WHERE j.id = walked.job_id LIMIT 1),
+                        (SELECT true FROM pgqueue.job_blocked j WHERE j.id = walked.job_id LIMIT 1),
+                        (SELECT true FROM pgqueue.job_running j WHERE j.id = walked.job_id LIMIT 1), false) AS lives
+        WHERE coalesce(walked.expires_at, '-infinity') <= (SELECT pgqueue.now())
+        OFFSET 0
+    ) AS there
+    LEFT JOIN LATERAL (
+        SELECT j.finished_at, j.state IN ('failed', 'cancelled') AS dead FROM pgqueue.job j
+        WHERE j.id = walked.job_id AND j.state IN ('completed', 'skipped', 'failed', 'cancelled')
+        ORDER BY j.finished_at DESC LIMIT 1
+    ) AS ended ON true
+    WHERE NOT there.lives
+), settled AS MATERIALIZED (
+    SELECT key, version, hold = 'after' AND expires_at IS NULL AND finished_at IS NOT NULL AS notes
+    FROM judged
+    WHERE dead IS NOT TRUE OR hold = 'after' AND expires_at IS NULL
+), picked AS MATERIALIZED (
+    SELECT k.ctid, settled.notes
+    FROM settled CROSS JOIN LATERAL (
+        SELECT k.ctid FROM pgqueue.unique_key k WHERE k.key = settled.key AND k.xmin = settled.version
+        LIMIT 1 FOR UPDATE SKIP LOCKED
+    ) AS k
+), removed AS (
+    DELETE FROM pgqueue.unique_key WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked WHERE NOT notes)) RETURNING key
+), noted AS (
+    UPDATE pgqueue.unique_key k SET expires_at = (
+        SELECT max(j.finished_at) + make_interval(secs => k.seconds) FROM pgqueue.job j
+        WHERE j.id = k.job_id AND j.state IN ('completed', 'skipped', 'failed', 'cancelled'))
+    WHERE k.ctid = ANY (ARRAY(SELECT ctid FROM picked WHERE notes))
+    RETURNING k.key
+)
+SELECT (SELECT max(key) FROM walked), (SELECT count(*) FROM walked), (SELECT count(*) FROM removed), (SELECT count(*) FROM noted);
