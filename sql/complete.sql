@@ -71,7 +71,7 @@ FROM done;
 -- those that were ended, of no other, become jobs. Of those runs: a worker that was taken for dead may have been given its own job
 -- again, and end both runs with one flush; only one of them is fenced in.
 -- A successor whose unique key is held, by another than its parent, is not made: the fourth column says so, as a JSON array of
--- [task, parent, holder]. Where somebody is just taking the key the job is left out, as if it were locked: nobody here waits.
+-- [task, parent, holder]. Where somebody, in this flush or elsewhere, is just taking the key, the job is left out, as if it were locked: nobody here waits.
 WITH picked AS MATERIALIZED (
     SELECT r.ctid, r.id, mine.claim AS fence, mine.result
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(results)s::text[]) AS mine (id, claim, result)
@@ -95,14 +95,17 @@ WITH picked AS MATERIALIZED (
                lock_limit, on_locked, unique_key, idempotency_key, hold, hold_seconds, place)
     WHERE (s.parent, s.claim) IN (SELECT id, fence FROM picked)
 ), keyed AS MATERIALIZED (
-    SELECT place, parent, task, id, pgqueue.try_keys(idempotency_key, unique_key, hold, hold_seconds, id, parent) AS holder
+    SELECT place, parent, task, id,
+        pgqueue.try_keys(idempotency_key, unique_key, hold, hold_seconds, id, parent, ARRAY(SELECT id FROM asked)) AS holder
     FROM (
         SELECT * FROM asked WHERE unique_key IS NOT NULL OR idempotency_key IS NOT NULL
         ORDER BY coalesce('idempotency:' || idempotency_key, 'unique:' || unique_key) COLLATE "C", place
     ) AS wanted
 ), ended AS (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM picked WHERE id <> ALL (ARRAY(SELECT parent FROM keyed WHERE holder IS NULL))))
+        SELECT ctid FROM picked WHERE id <> ALL (ARRAY(
+            SELECT keyed.parent FROM keyed LEFT JOIN asked ON asked.id = keyed.holder
+            WHERE keyed.holder IS NULL OR asked.parent <> keyed.parent))))
     RETURNING *
 ), done AS (
     INSERT INTO pgqueue.job_done (

@@ -37,9 +37,11 @@ CREATE FUNCTION pgqueue.key_state(k pgqueue.unique_key) RETURNS text LANGUAGE sq
 
 -- Take one or both of these keys for a job that is about to be inserted by this transaction, or neither. Answers the job that has
 -- them: `for_job`, or the holder. `hold` NULL: as this job held it before, else while it lives. A key that lives with `parent`,
--- which ends in this statement, is free. Waits for a transaction that is just taking the same key.
+-- which ends in this statement, is free; one that was taken for one of `others`, which this statement is about to insert or to
+-- move, is not. Waits for a transaction that is just taking the same key.
 CREATE FUNCTION pgqueue.take_keys(
-    idempotency_key text, unique_key text, hold text, seconds double precision, for_job bigint, parent bigint DEFAULT NULL
+    idempotency_key text, unique_key text, hold text, seconds double precision, for_job bigint, parent bigint DEFAULT NULL,
+    others bigint[] DEFAULT NULL
 ) RETURNS bigint LANGUAGE plpgsql SET search_path = '' AS $$
 DECLARE
     wanted text;
@@ -65,8 +67,8 @@ BEGIN
             -- A statement of its own: it sees what has been committed while the one before waited.
             SELECT k.job_id, k.hold, k.xmin AS version, pgqueue.key_state(k) AS state INTO holder
             FROM pgqueue.unique_key k WHERE k.key = wanted;
-            IF holder.state IN ('waiting', 'held') AND holder.job_id <> for_job
-                AND NOT (holder.job_id = parent AND holder.hold <> 'after') IS TRUE
+            IF holder.job_id <> for_job AND (holder.job_id = ANY (others) OR holder.state IN ('waiting', 'held')
+                AND NOT coalesce(holder.job_id = parent AND holder.hold <> 'after', false))
             THEN
                 IF holder.state = 'waiting' AND holder.hold = 'pending' THEN
                     -- It must not start before we commit: it is to see what we have written.
@@ -85,10 +87,10 @@ END $$;
 
 -- The same for who may not wait: NULL if somebody is just taking one of these keys.
 CREATE FUNCTION pgqueue.try_keys(
-    idempotency_key text, unique_key text, hold text, seconds double precision, for_job bigint, parent bigint
+    idempotency_key text, unique_key text, hold text, seconds double precision, for_job bigint, parent bigint, others bigint[]
 ) RETURNS bigint LANGUAGE plpgsql SET search_path = '' SET lock_timeout = '5ms' AS $$
 BEGIN
-    RETURN pgqueue.take_keys(idempotency_key, unique_key, hold, seconds, for_job, parent);
+    RETURN pgqueue.take_keys(idempotency_key, unique_key, hold, seconds, for_job, parent, others);
 EXCEPTION WHEN lock_not_available THEN
     RETURN NULL;
 END $$;
