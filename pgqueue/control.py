@@ -192,29 +192,48 @@ async def aget(conn: object, id: int) -> JobInfo:
 
 
 def find(
-    conn: object, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 50
+    conn: object,
+    *,
+    state: str | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    key: str | None = None,
+    limit: int = 50,
 ) -> list[JobInfo]:
     """Return the newest jobs that fit, newest first, at most `limit` (1 to 10,000).
 
-    Looks at the newest 20,000 jobs of the state (of all, without one), so it may miss older ones.
+    `key` is a lock key, a unique key or an idempotency key. Looks at the newest 20,000 jobs of the state (of all,
+    without one), so it may miss older ones.
 
         pgqueue.find(conn, state="failed", task="billing.charge")
     """
-    return list(search(conn, state=state, queue=queue, task=task, limit=limit).jobs)
+    return list(search(conn, state=state, queue=queue, task=task, key=key, limit=limit).jobs)
 
 
 async def afind(
-    conn: object, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 50
+    conn: object,
+    *,
+    state: str | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    key: str | None = None,
+    limit: int = 50,
 ) -> list[JobInfo]:
     """`find` for async connections."""
-    return list((await connections.arun(conn, newest(state, queue, task, limit, config().schema))).jobs)
+    return list((await connections.arun(conn, newest(state, queue, task, limit, config().schema, key))).jobs)
 
 
 def search(
-    conn: object, *, state: str | None = None, queue: str | None = None, task: str | None = None, limit: int = 50
+    conn: object,
+    *,
+    state: str | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    key: str | None = None,
+    limit: int = 50,
 ) -> Page:
     """`find` that also says how far it looked."""
-    return connections.run(conn, newest(state, queue, task, limit, config().schema))
+    return connections.run(conn, newest(state, queue, task, limit, config().schema, key))
 
 
 def queues(conn: object) -> list[QueueInfo]:
@@ -257,7 +276,9 @@ def one(id: int, schema: str) -> Statement[JobInfo]:
     return Statement(text("control_get", schema), {"id": id}, read)
 
 
-def newest(state: str | None, queue: str | None, task: str | None, limit: int, schema: str) -> Statement[Page]:
+def newest(
+    state: str | None, queue: str | None, task: str | None, limit: int, schema: str, key: str | None = None
+) -> Statement[Page]:
     """Ask for the newest jobs that fit."""
     if state is not None and state not in STATES:
         raise InvalidOption(f"state {state!r}: use one of {', '.join(STATES)}")
@@ -268,6 +289,7 @@ def newest(state: str | None, queue: str | None, task: str | None, limit: int, s
         "states": list(STATES) if state is None else [state],
         "queue": queue,
         "task": task,
+        "key": key,
         "n": limit,
         "most": SEARCHED_MOST,
     }

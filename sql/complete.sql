@@ -81,19 +81,23 @@ WITH picked AS MATERIALIZED (
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) AS r
 ), asked AS MATERIALIZED (
-    SELECT s.parent, s.claim, s.place, s.task, s.args, s.queue, s.priority, s.headers, s.max_attempts, s.lock_key, s.lock_limit,
-        s.on_locked, s.unique_key, s.idempotency_key, s.hold, s.hold_seconds, nextval('pgqueue.job_id_seq') AS id,
-        coalesce(s.run_at::timestamptz, pgqueue.now() + make_interval(secs => s.delay)) AS run_at,
-        coalesce(s.deadline::timestamptz, pgqueue.now() + make_interval(secs => s.seconds)) AS deadline
-    FROM unnest(%(parents)s::bigint[], %(parent_claims)s::integer[], %(tasks)s::text[], %(args)s::text[], %(queues)s::text[],
-                %(priorities)s::smallint[], %(headers)s::text[], %(max_attempts)s::smallint[], %(run_ats)s::text[],
-                %(delays)s::float8[], %(deadlines)s::text[], %(deadline_seconds)s::float8[], %(lock_keys)s::text[],
-                %(lock_limits)s::integer[], %(on_lockeds)s::text[], %(unique_keys)s::text[], %(idempotency_keys)s::text[],
-                %(holds)s::text[], %(hold_seconds)s::float8[])
-         WITH ORDINALITY
-         AS s (parent, claim, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, lock_key,
-               lock_limit, on_locked, unique_key, idempotency_key, hold, hold_seconds, place)
-    WHERE (s.parent, s.claim) IN (SELECT id, fence FROM picked)
+    SELECT ordered.*, nextval('pgqueue.job_id_seq') AS id
+    FROM (
+        SELECT s.parent, s.claim, s.place, s.task, s.args, s.queue, s.priority, s.headers, s.max_attempts, s.lock_key,
+            s.lock_limit, s.on_locked, s.unique_key, s.idempotency_key, s.hold, s.hold_seconds,
+            coalesce(s.run_at::timestamptz, pgqueue.now() + make_interval(secs => s.delay)) AS run_at,
+            coalesce(s.deadline::timestamptz, pgqueue.now() + make_interval(secs => s.seconds)) AS deadline
+        FROM unnest(%(parents)s::bigint[], %(parent_claims)s::integer[], %(tasks)s::text[], %(args)s::text[], %(queues)s::text[],
+                    %(priorities)s::smallint[], %(headers)s::text[], %(max_attempts)s::smallint[], %(run_ats)s::text[],
+                    %(delays)s::float8[], %(deadlines)s::text[], %(deadline_seconds)s::float8[], %(lock_keys)s::text[],
+                    %(lock_limits)s::integer[], %(on_lockeds)s::text[], %(unique_keys)s::text[], %(idempotency_keys)s::text[],
+                    %(holds)s::text[], %(hold_seconds)s::float8[])
+             WITH ORDINALITY
+             AS s (parent, claim, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, lock_key,
+                   lock_limit, on_locked, unique_key, idempotency_key, hold, hold_seconds, place)
+        WHERE (s.parent, s.claim) IN (SELECT id, fence FROM picked)
+        ORDER BY s.place
+    ) AS ordered
 ), keyed AS MATERIALIZED (
     SELECT place, parent, task, id,
         pgqueue.try_keys(idempotency_key, unique_key, hold, hold_seconds, id, parent, ARRAY(SELECT id FROM asked)) AS holder

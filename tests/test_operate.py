@@ -472,7 +472,7 @@ def test_what_never_stands_still_is_an_error_and_not_a_silent_nothing(
     for asking, state in ((operate.cancelling([7], "r"), "available"), (operate.retrying([7], False), "failed")):
         next(asking)
         with pytest.raises(pgqueue.Error, match="jobs 7 were on the move") as restless:
-            asking.send([(7, state, None, 0)])
+            asking.send([(7, state, None, None, 0)])
         assert restless.value.job_id == 7
 
 
@@ -542,8 +542,8 @@ def test_cancel_says_what_became_of_each_id(dsn: str, eyes: Eyes) -> None:
         1,
         {
             "jobs": [
-                {"id": ended, "did": "ended", "state": "completed", "new": None},
-                {"id": 4711, "did": "missing", "state": None, "new": None},
+                {"id": ended, "did": "ended", "state": "completed", "new": None, "holder": None},
+                {"id": 4711, "did": "missing", "state": None, "new": None, "holder": None},
             ]
         },
     )

@@ -328,15 +328,17 @@ LIVES = ("scheduled", "available", "blocked", "running")
 ENDS = ("completed", "skipped", "failed", "cancelled")
 
 
-def make(conn: Conn, state: str, hold: str, *, attempt: int = 0, snoozes: int = 0, ended: float = 0.0) -> int:
-    """A job with the key "k", as it stands in this state."""
+def make(
+    conn: Conn, state: str, hold: str, *, key: str = "k", attempt: int = 0, snoozes: int = 0, ended: float = 0.0
+) -> int:
+    """A job with this key, as it stands in this state."""
     columns = {
         "id": "nextval('pgqueue.job_id_seq')",
         "state": f"'{state}'",
         "task": "'t'",
         "attempt": str(attempt),
         "snoozes": str(snoozes),
-        "unique_key": "'k'",
+        "unique_key": f"'{key}'",
         "run_at": "now() + interval '1 hour'" if state == "scheduled" else "NULL",
         "key": "'lock:l'" if state == "blocked" else "NULL",
     }
@@ -347,7 +349,7 @@ def make(conn: Conn, state: str, hold: str, *, attempt: int = 0, snoozes: int = 
     sql = f"INSERT INTO pgqueue.job ({', '.join(columns)}) VALUES ({', '.join(columns.values())}) RETURNING id"  # noqa: S608
     [(id,)] = conn.execute(sql.encode()).fetchall()
     kind, seconds = (hold, 0.0) if hold in ("pending", "live") else ("after", float(hold))
-    conn.execute("INSERT INTO pgqueue.unique_key VALUES ('unique:k', %s, %s, %s)", [id, kind, seconds])
+    conn.execute("INSERT INTO pgqueue.unique_key VALUES (%s, %s, %s, %s)", [f"unique:{key}", id, kind, seconds])
     return int(id)
 
 

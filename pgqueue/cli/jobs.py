@@ -27,10 +27,13 @@ SHOWN_MOST = 2_000
 @click.option("--state", type=click.Choice(STATES), metavar="STATE", help=f"Only these: {', '.join(STATES)}.")
 @click.option("--queue", help="Only of this queue.")
 @click.option("--task", help="Only of this task.")
+@click.option("--key", help="Only with this lock key, unique key or idempotency key.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="At most so many.")
 @as_json
 @database
-def command(id: int | None, state: str | None, queue: str | None, task: str | None, limit: int, as_json: bool) -> None:
+def command(
+    id: int | None, state: str | None, queue: str | None, task: str | None, key: str | None, limit: int, as_json: bool
+) -> None:
     """List the newest jobs, or show one.
 
     With an ID: everything about that job and its failed attempts. A search looks at the newest 20,000 jobs of the
@@ -42,12 +45,12 @@ def command(id: int | None, state: str | None, queue: str | None, task: str | No
       pgqueue jobs 4711
       pgqueue jobs --json --limit 1000 | jq '.jobs[] | select(.attempt > 3)'
     """
-    if id is not None and (state or queue or task):
-        raise click.UsageError("an ID and --state, --queue or --task exclude each other")
+    if id is not None and (state or queue or task or key):
+        raise click.UsageError("an ID and --state, --queue, --task or --key exclude each other")
     if id is not None:
         _one(id, as_json)
     else:
-        _list(state, queue, task, limit, as_json)
+        _list(state, queue, task, key, limit, as_json)
 
 
 def _one(id: int, as_json: bool) -> None:
@@ -58,11 +61,11 @@ def _one(id: int, as_json: bool) -> None:
     click.echo(_json(asdict(job)) if as_json else "\n".join(_details(job)))
 
 
-def _list(state: str | None, queue: str | None, task: str | None, limit: int, as_json: bool) -> None:
+def _list(state: str | None, queue: str | None, task: str | None, key: str | None, limit: int, as_json: bool) -> None:
     from pgqueue import control
 
     with reading("jobs") as conn:
-        page = control.search(conn, state=state, queue=queue, task=task, limit=limit)
+        page = control.search(conn, state=state, queue=queue, task=task, key=key, limit=limit)
     if as_json:
         jobs = [{name: value for name, value in asdict(job).items() if name != "attempts"} for job in page.jobs]
         click.echo(_json({"jobs": jobs, "searched": page.searched, "complete": page.complete}))
