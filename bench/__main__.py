@@ -25,6 +25,7 @@ SCENARIOS: dict[str, Scenario] = {
     "transactional": writing.transactional,
     "enqueue-one": enqueueing.enqueue_one,
     "enqueue-many": enqueueing.enqueue_many,
+    "enqueue-unique": enqueueing.enqueue_unique,
     "latency": latency.latency,
     "held": flat.held,
     "deep": flat.deep,

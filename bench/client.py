@@ -19,7 +19,7 @@ import psycopg
 import pgqueue
 from bench import claims, floors
 from bench.processes import serve
-from bench.tasks import noop, stamp
+from bench.tasks import noop, numbered, stamp
 
 Connection = psycopg.Connection[Any]
 
@@ -37,6 +37,7 @@ def main(dsn: str) -> None:
                 "copy": partial(floors.copy, conn),
                 "enqueue": partial(enqueue, conn),
                 "enqueue_many": partial(enqueue_many, conn),
+                "enqueue_numbered": partial(enqueue_numbered, conn),
                 "pace": partial(pace, conn),
                 "claim": lambda **options: asyncio.run(claims.claim(dsn, **options)),
             }
@@ -65,6 +66,20 @@ def enqueue_many(conn: Connection, jobs: int, batch: int) -> dict[str, float]:
         with conn.transaction():
             pgqueue.enqueue_many(conn, [noop.new() for _ in range(batch)])
     return {"jobs": jobs, "started": started, "ended": monotonic(), "cpu": process_time() - cpu}
+
+
+def enqueue_numbered(conn: Connection, jobs: int, batch: int, first: int, keyed: bool) -> dict[str, float]:
+    """As `enqueue_many`, each job with a number of its own, from `first` on; with a unique key each, or without."""
+    task = numbered.using(unique="bench:{n}") if keyed else numbered
+    handles: list[pgqueue.JobHandle[Any]] = []
+    started, cpu = monotonic(), process_time()
+    for start in range(first, first + jobs, batch):
+        with conn.transaction():
+            handles = pgqueue.enqueue_many(conn, [task.new(n) for n in range(start, start + batch)])
+    ended = monotonic()
+    if not all(handle.created for handle in handles):
+        raise RuntimeError("a key was taken already: this would measure duplicates")
+    return {"jobs": jobs, "started": started, "ended": ended, "cpu": process_time() - cpu}
 
 
 def pace(conn: Connection, rate: float, seconds: float) -> dict[str, Any]:

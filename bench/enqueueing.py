@@ -39,6 +39,23 @@ def enqueue_many(run: Run) -> list[Figure]:
     return [Figure("enqueue-many", "of copy", ratio(ours, other), "x", Goal(0.35, 0.5), ours, other)]
 
 
+def enqueue_unique(run: Run) -> list[Figure]:
+    """10,000 jobs in one call and one transaction, a unique key each, against the same jobs without keys."""
+    batch = min(BATCH, run.jobs(MANY))
+    jobs = run.jobs(MANY) // batch * batch
+    size = {"do": "enqueue_numbered", "batch": batch, "jobs": jobs}
+    firsts = count(1, jobs)
+    with run.lab.database() as dsn, start_client(dsn) as client:
+        sides = {
+            "keyed": partial(_block, run.lab, client, lambda: size | {"first": next(firsts), "keyed": True}),
+            "no keys": partial(_block, run.lab, client, lambda: size | {"first": next(firsts), "keyed": False}),
+        }
+        for warm in sides.values():
+            warm()
+        ours, other = alternate(ROUNDS * run.rounds, sides)
+    return [Figure("enqueue-unique", "of no keys", ratio(ours, other), "x", Goal(0.35, 0.5), ours, other)]
+
+
 def _in_turn(run: Run, floor: str, ours: dict[str, Any], other: dict[str, Any]) -> list[Side]:
     """Blocks of both sides in turn; one of each before anything counts: statements are prepared, caches full."""
     firsts = count(1, other["jobs"])

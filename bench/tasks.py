@@ -29,6 +29,11 @@ def noop_sync() -> None:
     """Return at once, in a thread."""
 
 
+@task(name="bench.numbered", queue=QUEUE)
+async def numbered(n: int) -> None:
+    """Return at once; its number is what a unique key can be made of."""
+
+
 @task(name="bench.stamp", queue=QUEUE)
 async def stamp(job: Job) -> None:
     """Write down when it began."""

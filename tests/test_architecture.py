@@ -15,12 +15,13 @@ PACKAGE = Path(__file__).parent.parent / "pgqueue"
 
 # docs/design.md, section 10. Imports go down; within a layer they may go sideways, except between services.
 LAYERS = {
-    "words": "errors job kinds codec config retry checks asks outcome logs suspects watermark claims keys signatures",
+    "words": "errors job kinds codec config retry checks asks outcome logs suspects watermark claims keys signatures "
+    "columns",
     "database": "statements connections embedded embedded_watch loops sessions lending orm",
-    "rows": "waiting handle enqueue endings settling work awork control steps choosing operate pausing grants "
+    "rows": "waiting handle enqueue unique endings settling work awork control steps choosing operate pausing grants "
     "migrations locks",
-    "declarations": "options lifespan tasks hooks joblog pool pulse threads runs gate aborts lost_lease timekeeper "
-    "transactions iterate results settings",
+    "declarations": "options uniqueness lifespan tasks hooks joblog pool pulse threads runs gate aborts lost_lease "
+    "timekeeper transactions iterate results settings",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance "
     "reconciler signals progress watchdog admit sweep",
     "worker": "means wiring worker",

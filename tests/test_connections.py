@@ -421,6 +421,47 @@ def test_every_statement_works_on_every_kind(shop: str, witness: Witness, kind: 
     drive(kind, scenario())
 
 
+@pytest.mark.promise("T13")
+@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_unique_key_is_taken_once_on_every_kind(shop: str, witness: Witness, kind: str, outcome: str) -> None:
+    """One and many, by either key, replaced; in a transaction, and where each statement is one."""
+
+    async def scenario() -> None:
+        async with KINDS[kind](shop, outcome == "autocommit") as app:
+            order = next(numbers)
+            key = f"{order} {AWKWARD}"
+            plain = pgqueue.remote(TASK)
+            keyed = plain.using(unique=lambda **_: key, idempotency_key=key)
+            await app.execute("SELECT 1")
+            if outcome == "savepoint rollback":
+                await app.execute("SAVEPOINT here")
+            first = await enqueue(kind, app, keyed, order=order)
+            again = [
+                await enqueue(kind, app, keyed, order=order),
+                await enqueue(kind, app, plain.using(idempotency_key=key), order=order),
+                *await enqueue_many(kind, app, [keyed.new(order=order), keyed.new(order=order)]),
+            ]
+            assert first.created and again == [pgqueue.JobHandle(first.id, created=False)] * 4
+            newest = plain.using(unique=pgqueue.Unique(lambda **_: key, on_duplicate="replace"), headers={"n": 2})
+            replaced: pgqueue.JobHandle[Any] = pgqueue.JobHandle(first.id, created=False, replaced=True)
+            assert await enqueue(kind, app, newest, order=order) == replaced
+            assert await enqueue_many(kind, app, [newest.new(order=order)]) == [replaced]
+            with pytest.raises(pgqueue.DuplicateJob):
+                raising = pgqueue.Unique(lambda **_: key, on_duplicate="raise")
+                await enqueue(kind, app, plain.using(unique=raising), order=order)
+            if outcome == "savepoint rollback":
+                await app.execute("ROLLBACK TO SAVEPOINT here")
+            if outcome != "autocommit":
+                await (app.rollback() if outcome == "rollback" else app.commit())
+            there = outcome in ("commit", "autocommit")
+            assert witness.jobs(order) == [order] * there
+            assert (await enqueue(kind, app, keyed, order=order)).created != there
+            await app.rollback()
+
+    drive(kind, scenario())
+
+
 AWKWARD = "100% :name %(task)s $1 \\ ' \" \n\t {} 'äöü' 日本 🙂"
 
 
