@@ -112,7 +112,7 @@ class Completer:
     async def _flush(self, batch: list[Ended]) -> None:
         endings = self._endings.many(batch, self._worker_id())
         messages: list[Statement[Any]] = [ending for ending, _ in endings]
-        if (release := self._endings.release([job for job, _ in batch])) is not None:
+        if (release := self._endings.release(batch)) is not None:
             messages.append(release)
         try:
             answers = await self._session.run(*messages) if messages else []

@@ -103,9 +103,9 @@ class Endings:
             return [completion]
         return [completion, following(done.successors, schema=self.schema, notify=self.notify)]
 
-    def release(self, jobs: Iterable[Job]) -> Statement[None] | None:
+    def release(self, batch: Iterable[Ended]) -> Statement[None] | None:
         """The statement that lets go of the unique keys of those that have been completed; None if none has a key."""
-        keyed = keyed_of(jobs)
+        keyed = keyed_of(batch)
         if not keyed:
             return None
         named = [(name, job.id) for job in keyed for name in Keys(job.unique_key, job.idempotency_key).names()]

@@ -394,6 +394,6 @@ def late_of(jobs: Iterable[Job]) -> list[Job]:
     return [job for job in jobs if job._row[13] == _PASSED]
 
 
-def keyed_of(jobs: Iterable[Job]) -> list[Job]:
+def keyed_of(ended: Iterable[tuple[Job, object]]) -> list[Job]:
     """Those that have a unique key. Asked of every job that ends, so as cheap as the one above."""
-    return [job for job in jobs if job._row[16] is not None]
+    return [job for job, _ in ended if job._row[16] is not None]

@@ -554,14 +554,22 @@ def test_a_retry_and_an_enqueue_in_a_race_never_both_live(dsn: str, eyes: Eyes) 
             won.add(answers[0])
 
 
-def test_many_who_take_over_one_leftover_make_one_job(dsn: str, eyes: Eyes) -> None:
+@pytest.mark.parametrize("by", ["python", "sql"])
+def test_many_who_take_over_one_leftover_make_one_job(dsn: str, eyes: Eyes, by: str) -> None:
+    """The SQL function looks and removes in two statements: not by the version, it removes what another has taken."""
+
+    def act(conn: Conn) -> int:
+        if by == "python":
+            return put(conn, "k").id
+        [(id,)] = conn.execute("SELECT pgqueue.enqueue('t', unique_key => 'k')").fetchall()
+        return int(id)
+
     with connections(dsn, 20, autocommit=True) as conns:
-        for _ in range(10):
-            ended = [put(eyes.conn, "k").id]
-            pgqueue.cancel(eyes.conn, *ended)
-            handles = together(20, lambda n: put(conns[n], "k"))
-            assert sum(handle.created for handle in handles) == 1 and len({handle.id for handle in handles}) == 1
-            pgqueue.cancel(eyes.conn, handles[0].id)
+        for _ in range(20):
+            pgqueue.cancel(eyes.conn, put(eyes.conn, "k").id)
+            ids = together(20, lambda n: act(conns[n]))
+            assert len(set(ids)) == 1 == eyes.one("SELECT count(*) FROM pgqueue.job_available")
+            pgqueue.cancel(eyes.conn, ids[0])
 
 
 # From SQL ------------------------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def _drain(clock: Clock | None, most: int, *, alone: bool) -> Steps[Drained]:
             outcome, error = yield from _attempt(job, worker_id, alone)
             account.add(job, outcome, error)
             yield _ending(job, outcome, worker_id)
-            if (release := _endings().release([job])) is not None:
+            if (release := _endings().release([(job, outcome)])) is not None:
                 yield release
             yield from _commit(alone)
         except BaseException:
