@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -252,12 +251,12 @@ class Job:
     @property
     def unique_key(self) -> str | None:
         """Its unique key; None without one."""
-        return None if self._row[16] is None else json.loads(self._row[16])[0]
+        return None if self._row[16] is None else msgspec.json.decode(self._row[16])[0]
 
     @property
     def idempotency_key(self) -> str | None:
         """The key its enqueuer gave, the same in every attempt; None if there was none (then `id` serves)."""
-        return None if self._row[16] is None else json.loads(self._row[16])[1]
+        return None if self._row[16] is None else msgspec.json.decode(self._row[16])[1]
 
     @property
     def connection(self) -> Any:

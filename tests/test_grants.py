@@ -145,7 +145,6 @@ def test_an_enqueuing_role_neither_reads_arguments_nor_deletes(role: Role) -> No
         "DELETE FROM pgqueue.job_available",
         "TRUNCATE pgqueue.job_available",
         "UPDATE pgqueue.job SET priority = 0",
-        "INSERT INTO pgqueue.job (task, id) VALUES ('t', 1)",
         "INSERT INTO pgqueue.job (task, pos) VALUES ('t', 1)",
         "INSERT INTO pgqueue.job (task, crashes) VALUES ('t', 1)",
         "INSERT INTO pgqueue.job_running (task) VALUES ('t')",

@@ -32,8 +32,7 @@ CREATE FUNCTION pgqueue.key_state(k pgqueue.unique_key) RETURNS text LANGUAGE sq
         ELSE CASE WHEN k.hold = 'after' AND coalesce(k.expires_at, (
                       SELECT max(j.finished_at) + make_interval(secs => k.seconds) FROM pgqueue.job j
                       WHERE j.id = k.job_id AND j.state IN ('completed', 'skipped', 'failed', 'cancelled'))) > pgqueue.now()
-                  THEN 'held' ELSE 'free' END
-    END;
+                  THEN 'held' ELSE 'free' END END;
 
 -- Take one or both of these keys for a job that is about to be inserted by this transaction, or neither. Answers the job that has
 -- them: `for_job`, or the holder. `hold` NULL: as this job held it before, else while it lives. A key that lives with `parent`,
