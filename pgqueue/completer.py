@@ -8,6 +8,9 @@ synchronous_commit).
 A job the statement did not end is looked up: gone means that somebody else was given it (rescue) and this run's
 outcome is dropped and counted, unless an earlier try of ours had ended it and only the answer was lost; still there
 means that its row is locked, and it goes with the next flush. So a stranger who locks a row delays that row only.
+
+A job whose successors want unique keys is ended in a transaction of its own, after the others: to take a key is to wait
+for whoever is just taking it, and to have a part of what one asked for is to give it back.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -26,14 +30,18 @@ from pgqueue.job import Job
 from pgqueue.joblog import report
 from pgqueue.logs import fields
 from pgqueue.loops import persist, wait
-from pgqueue.outcome import COMPLETED, Handed, Outcome, Released
+from pgqueue.outcome import COMPLETED, Completed, Handed, Outcome, Released
 from pgqueue.sessions import Session
 from pgqueue.statements import Row, Statement, integers
+from pgqueue.work import LOST
 
 log = logging.getLogger("pgqueue")
 
 FLUSH_MOST = 2_000
 LOCKED_PAUSE = 0.05
+# Jobs with successors that want a key which somebody is just taking: so many are tried at once, each costs the flush 5 ms
+# and the server's log a line, and so long is the pause between two tries in the end.
+BUSY_MOST, BUSY_PAUSE = 4, 1.0
 IDLE_SECONDS = 30.0
 
 
@@ -62,6 +70,9 @@ class Completer:
         self._waiting: deque[Ended] = deque()
         self._in_flight: list[Ended] = []
         self._locked: list[Ended] = []
+        self._busy: list[Ended] = []
+        self._busy_at = 0.0
+        self._patience = LOCKED_PAUSE
         self._unsure: set[int] = set()
         self._flushed = asyncio.Event()
         self._flushed.set()
@@ -80,7 +91,7 @@ class Completer:
 
     def unwritten(self) -> int:
         """How many outcomes are not in the database yet."""
-        return len(self._waiting) + len(self._in_flight) + len(self._locked)
+        return len(self._waiting) + len(self._in_flight) + len(self._locked) + len(self._busy)
 
     async def flushed(self) -> None:
         """Wait until everything finished so far has been written or dropped."""
@@ -94,7 +105,7 @@ class Completer:
 
     async def _step(self) -> None:
         if not self._in_flight:
-            if not await wait(self._wake, LOCKED_PAUSE if self._locked else IDLE_SECONDS) and not self._locked:
+            if not await wait(self._wake, self._pause()) and not self._locked and not self._busy:
                 await self._session.close()  # an idle worker has three connections, not four
                 await self._wake.wait()
             self._wake.clear()
@@ -102,6 +113,9 @@ class Completer:
             waiting = self._waiting
             self._in_flight = self._locked + [waiting.popleft() for _ in range(min(len(waiting), FLUSH_MOST))]
             self._locked = []
+            if self._busy and monotonic() >= self._busy_at:
+                self._in_flight += self._busy
+                self._busy = []
             if waiting:
                 self._wake.set()
         if self._in_flight:
@@ -109,7 +123,52 @@ class Completer:
         if not self.unwritten():
             self._flushed.set()
 
+    def _pause(self) -> float:
+        """How long to wait for more."""
+        pause = LOCKED_PAUSE if self._locked else IDLE_SECONDS
+        return min(pause, max(0.0, self._busy_at - monotonic())) if self._busy else pause
+
     async def _flush(self, batch: list[Ended]) -> None:
+        alone = [entry for entry in batch if entry[1] is not COMPLETED and _wants_keys(entry[1])]
+        if len(alone) < len(batch):
+            await self._end([entry for entry in batch if entry not in alone] if alone else batch, alone)
+        if alone:
+            await self._end_alone(alone)
+
+    async def _end_alone(self, entries: list[Ended]) -> None:
+        """One after the other, each in its own transaction, for it may wait for a key; those that would wait for long are
+        tried again with a later flush, the others first. So whoever keeps a key open delays those who want it."""
+        busy: list[Ended] = []
+        tried = 0
+        for job, outcome in entries:
+            if len(busy) == BUSY_MOST:
+                break
+            tried += 1
+            assert isinstance(outcome, Completed)
+            gone = False
+            try:
+                await self._session.run(*self._endings.alone(job, outcome, self._worker_id()))
+            except psycopg.errors.LockNotAvailable:
+                busy.append((job, outcome))
+                continue
+            except psycopg.Error as error:
+                if error.sqlstate != LOST:
+                    self._unsure.add(job.id)
+                    raise
+                gone = True
+            except BaseException:
+                self._unsure.add(job.id)
+                raise
+            if gone:
+                await self._look_up([job], set())
+            self._unsure.discard(job.id)
+            self._in_flight = [entry for entry in self._in_flight if entry[0] is not job]
+            self._written([job])
+        self._patience = min(BUSY_PAUSE, 2 * self._patience) if busy else LOCKED_PAUSE
+        self._busy, self._busy_at = entries[tried:] + busy, monotonic() + self._patience
+        self._in_flight = []
+
+    async def _end(self, batch: list[Ended], rest: list[Ended]) -> None:
         endings = self._endings.many(batch, self._worker_id())
         messages: list[Statement[Any]] = [ending for ending, _ in endings]
         if (release := self._endings.release(batch)) is not None:
@@ -132,8 +191,8 @@ class Completer:
         if left:
             released = {job.id for job, outcome in batch if isinstance(outcome, Released)}
             locked = await self._look_up(left, released)
-        self._unsure &= locked
-        self._in_flight = []
+        self._unsure &= locked | {job.id for job, _ in rest}
+        self._in_flight = rest
         self._locked = [entry for entry in batch if entry[0].id in locked] if locked else []
         for job, outcome in batch:
             if outcome.__class__ is Handed and job not in left:  # its handler's transaction did not commit
@@ -165,6 +224,10 @@ class Completer:
 
     def _about(self, name: str, jobs: list[Job], **params: object) -> Statement[list[Row]]:
         return self._endings.about(name, jobs, self._worker_id(), **params)
+
+
+def _wants_keys(outcome: Outcome) -> bool:
+    return isinstance(outcome, Completed) and any([new.keys is not None for new in outcome.successors])
 
 
 def _not_in(jobs: list[Job], ended: list[int]) -> list[Job]:

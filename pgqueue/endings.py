@@ -7,7 +7,6 @@ and answers which it ended: a job that is not this run's any more is left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from pgqueue.job import Job, NewJob, keyed_of
 from pgqueue.keys import Keys
 from pgqueue.outcome import COMPLETED, WRITTEN, Cancelled, Completed, Failed, Handed, Outcome, Released, Retried
 from pgqueue.statements import Row, Statement, integers, text
-from pgqueue.unique import log_duplicates
+from pgqueue.unique import impatient
 
 Ended = tuple[Job, Outcome]
 Ending = Statement[list[int] | None]
@@ -103,6 +102,12 @@ class Endings:
             return [completion]
         return [completion, following(done.successors, schema=self.schema, notify=self.notify)]
 
+    def alone(self, job: Job, done: Completed, worker_id: int) -> list[Statement[Any]]:
+        """The statements that complete one job in a transaction of its own, for its successors want keys: as `within`,
+        but they wait 5 ms at most for whoever is just taking one."""
+        release = self.release([(job, done)])
+        return [impatient(self.schema), *self.within(job, done, worker_id), *([] if release is None else [release])]
+
     def release(self, batch: Iterable[Ended]) -> Statement[None] | None:
         """The statement that lets go of the unique keys of those that have been completed; None if none has a key."""
         keyed = keyed_of(batch)
@@ -117,10 +122,13 @@ class Endings:
         return Statement(text(name, self.schema), self._fence(jobs, worker_id) | params, list)
 
     def _with_successors(self, ends: Sequence[tuple[Job, Completed]], worker_id: int) -> Ending:
-        params = self._fence([job for job, _ in ends], worker_id)
-        params |= {"results": [done.result for _, done in ends]}
-        params |= _columns([(job, new) for job, done in ends for new in done.successors])
-        return Statement(text("complete_successors", self.schema), params, _ended_with_successors)
+        return self._ends(
+            "complete_successors",
+            [job for job, _ in ends],
+            worker_id,
+            results=[done.result for _, done in ends],
+            **_columns([(job, new) for job, done in ends for new in done.successors]),
+        )
 
     def _retry(self, retried: Sequence[tuple[Job, Retried]], worker_id: int) -> Ending:
         return self._ends(
@@ -172,12 +180,6 @@ def _ended(rows: list[Row]) -> list[int] | None:
     return ids
 
 
-def _ended_with_successors(rows: list[Row]) -> list[int] | None:
-    for task, parent, holder in json.loads(rows[0][3] or "[]"):
-        log_duplicates([(task, holder)], parent)
-    return _ended(rows)
-
-
 def _problems(ends: Sequence[Retried | Failed | Cancelled]) -> dict[str, object]:
     return {
         "outcomes": [end.problem.outcome for end in ends],
@@ -207,8 +209,4 @@ def _columns(successors: Sequence[tuple[Job, NewJob[Any]]]) -> dict[str, object]
         "lock_keys": [new.lock_key for new in jobs],
         "lock_limits": [new.lock_limit for new in jobs],
         "on_lockeds": [new.on_locked for new in jobs],
-        "unique_keys": [new.keys and new.keys.unique for new in jobs],
-        "idempotency_keys": [new.keys and new.keys.idempotency for new in jobs],
-        "holds": [new.keys and new.keys.hold for new in jobs],
-        "hold_seconds": [new.keys and new.keys.seconds for new in jobs],
     }

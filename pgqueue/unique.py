@@ -10,8 +10,8 @@ Why at most one job holds a key:
    transaction that makes the job, and the primary key admits one: who comes second waits for that transaction. If it
    commits he reads a row that is committed; if it rolls back his own goes in.
 2. A row is removed only by its version, by who has read in one snapshot both the row and the state of its job, and
-   found that it does not hold. A job that has ended lives again by `retry` alone, and that removes the old row and
-   writes a new one: so it wins, or it finds that another has won.
+   found that it does not hold. A job that has ended lives again by `retry` alone, and that writes the row anew: so it
+   wins, or it finds that another has won.
 3. After a removal nobody has the key, not even who removed it: he sends the insert again, and may lose.
 
 Who looks first and inserts then, without the constraint, makes two (tests/test_unique.py shows it). Who lets the insert
@@ -76,17 +76,16 @@ def following(jobs: Sequence[NewJob[Any]], columns: Columns, *, schema: str, not
     """The one statement that makes successors of these; those whose key is held are not made, and that is logged."""
 
     def read(rows: list[Row]) -> None:
-        log_duplicates([(task, holder) for task, holder in json.loads(rows[0][0] or "[]")])
+        for task, holder in json.loads(rows[0][0] or "[]"):
+            log.info("the successor %s was not enqueued: job %d has its unique key", task, holder)
 
     params = columns(jobs) | _key_columns(jobs) | {"notify": notify}
     return Statement(text("unique_following", schema), params, read)
 
 
-def log_duplicates(found: Sequence[tuple[str, int]], parent: int | None = None) -> None:
-    """Say which successors were not made."""
-    of = "" if parent is None else f" of job {parent}"
-    for task, holder in found:
-        log.info("the successor %s%s was not enqueued: job %d has its unique key", task, of, holder)
+def impatient(schema: str) -> Statement[None]:
+    """What makes the statements after it, in their transaction, wait for next to nobody."""
+    return Statement(text("unique_impatient", schema), {}, lambda rows: None)
 
 
 # The steps -----------------------------------------------------------------------------------------------------------
@@ -133,7 +132,9 @@ def _losing(lost: list[Placed], handles: dict[int, JobHandle[Any]], columns: Col
     """Find out who has the keys, and answer; those that nobody has any more are to be tried again."""
     schema, _ = client()
     names = sorted({name for _, job in lost for name in _keys(job).names()})
-    [(found, *_)] = yield Statement(text("unique_judge", schema), {"keys": json.dumps(names)}, list)
+    replaced = sorted({name for _, job in lost if _keys(job).on_duplicate == "replace" for name in _keys(job).names()})
+    params = {"keys": json.dumps(names), "replaced": json.dumps(replaced)}
+    [(found, *_)] = yield Statement(text("unique_judge", schema), params, list)
     held = {name: (id, waits) for name, id, waits in json.loads(found)}
     left: list[Placed] = []
     replacing: list[tuple[int, Placed]] = []

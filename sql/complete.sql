@@ -69,48 +69,18 @@ FROM done;
 -- name: complete_successors
 -- Jobs that succeeded and have enqueued successors: to history, each with its result if it has one; and the successors of
 -- those that were ended, of no other, become jobs. Of those runs: a worker that was taken for dead may have been given its own job
--- again, and end both runs with one flush; only one of them is fenced in.
--- A successor whose unique key is held, by another than its parent, is not made: the fourth column says so, as a JSON array of
--- [task, parent, holder]. Where somebody, in this flush or elsewhere, is just taking the key, the job is left out, as if it were locked: nobody here waits.
+-- again, and end both runs with one flush; only one of them is fenced in. Successors with unique keys go another way
+-- (`completer`): whoever takes a key may have to wait, and what waits here keeps a whole flush waiting.
 WITH picked AS MATERIALIZED (
-    SELECT r.ctid, r.id, mine.claim AS fence, mine.result
+    SELECT r.ctid, r.id, mine.result
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(results)s::text[]) AS mine (id, claim, result)
     CROSS JOIN LATERAL (
         SELECT r.ctid, r.id FROM pgqueue.job_running r
         WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) AS r
-), asked AS MATERIALIZED (
-    SELECT ordered.*, nextval('pgqueue.job_id_seq') AS id
-    FROM (
-        SELECT s.parent, s.claim, s.place, s.task, s.args, s.queue, s.priority, s.headers, s.max_attempts, s.lock_key,
-            s.lock_limit, s.on_locked, s.unique_key, s.idempotency_key, s.hold, s.hold_seconds,
-            coalesce(s.run_at::timestamptz, pgqueue.now() + make_interval(secs => s.delay)) AS run_at,
-            coalesce(s.deadline::timestamptz, pgqueue.now() + make_interval(secs => s.seconds)) AS deadline
-        FROM unnest(%(parents)s::bigint[], %(parent_claims)s::integer[], %(tasks)s::text[], %(args)s::text[], %(queues)s::text[],
-                    %(priorities)s::smallint[], %(headers)s::text[], %(max_attempts)s::smallint[], %(run_ats)s::text[],
-                    %(delays)s::float8[], %(deadlines)s::text[], %(deadline_seconds)s::float8[], %(lock_keys)s::text[],
-                    %(lock_limits)s::integer[], %(on_lockeds)s::text[], %(unique_keys)s::text[], %(idempotency_keys)s::text[],
-                    %(holds)s::text[], %(hold_seconds)s::float8[])
-             WITH ORDINALITY
-             AS s (parent, claim, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, lock_key,
-                   lock_limit, on_locked, unique_key, idempotency_key, hold, hold_seconds, place)
-        WHERE (s.parent, s.claim) IN (SELECT id, fence FROM picked)
-        ORDER BY s.place
-    ) AS ordered
-), keyed AS MATERIALIZED (
-    SELECT place, parent, task, id,
-        pgqueue.try_keys(idempotency_key, unique_key, hold, hold_seconds, id, parent, ARRAY(SELECT id FROM asked)) AS holder
-    FROM (
-        SELECT * FROM asked WHERE unique_key IS NOT NULL OR idempotency_key IS NOT NULL
-        ORDER BY coalesce('idempotency:' || idempotency_key, 'unique:' || unique_key) COLLATE "C", place
-    ) AS wanted
 ), ended AS (
-    DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM picked WHERE id <> ALL (ARRAY(
-            SELECT keyed.parent FROM keyed LEFT JOIN asked ON asked.id = keyed.holder
-            WHERE keyed.holder IS NULL OR asked.parent <> keyed.parent))))
-    RETURNING *
+    DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), done AS (
     INSERT INTO pgqueue.job_done (
         state, finished_at, bin, version_tag, result,
@@ -122,25 +92,32 @@ WITH picked AS MATERIALIZED (
         crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id, claim
+), asked AS MATERIALIZED (
+    SELECT s.place, s.task, s.args, s.queue, s.priority, s.headers, s.max_attempts, s.lock_key, s.lock_limit, s.on_locked,
+        coalesce(s.run_at::timestamptz, pgqueue.now() + make_interval(secs => s.delay)) AS run_at,
+        coalesce(s.deadline::timestamptz, pgqueue.now() + make_interval(secs => s.seconds)) AS deadline
+    FROM unnest(%(parents)s::bigint[], %(parent_claims)s::integer[], %(tasks)s::text[], %(args)s::text[], %(queues)s::text[],
+                %(priorities)s::smallint[], %(headers)s::text[], %(max_attempts)s::smallint[], %(run_ats)s::text[],
+                %(delays)s::float8[], %(deadlines)s::text[], %(deadline_seconds)s::float8[], %(lock_keys)s::text[],
+                %(lock_limits)s::integer[], %(on_lockeds)s::text[])
+         WITH ORDINALITY
+         AS s (parent, claim, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, lock_key,
+               lock_limit, on_locked, place)
+    WHERE (s.parent, s.claim) IN (SELECT id, claim FROM done)
 ), judged AS MATERIALIZED (
-    SELECT asked.*, run_at > pgqueue.now() IS TRUE AS later FROM asked
-    WHERE (parent, claim) IN (SELECT id, claim FROM done)
-      AND place <> ALL (ARRAY(SELECT place FROM keyed WHERE holder IS DISTINCT FROM id))
-    ORDER BY place
+    SELECT asked.*, run_at > pgqueue.now() IS TRUE AS later FROM asked ORDER BY place
 ), available AS (
     INSERT INTO pgqueue.job_available (
-        id, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
-        unique_key, idempotency_key)
-    SELECT id, task, args::jsonb, queue, priority, 2 * priority + 1, headers::jsonb, max_attempts, run_at, deadline, lock_key,
-        lock_limit, on_locked, unique_key, idempotency_key
+        task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked)
+    SELECT task, args::jsonb, queue, priority, 2 * priority + 1, headers::jsonb, max_attempts, run_at, deadline, lock_key,
+        lock_limit, on_locked
     FROM judged WHERE NOT later
     RETURNING queue
 ), scheduled AS (
     INSERT INTO pgqueue.job_scheduled (
-        id, state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
-        unique_key, idempotency_key)
-    SELECT id, 'scheduled', task, args::jsonb, queue, priority, 2 * priority + 1, headers::jsonb, max_attempts, run_at, deadline,
-        lock_key, lock_limit, on_locked, unique_key, idempotency_key
+        state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked)
+    SELECT 'scheduled', task, args::jsonb, queue, priority, 2 * priority + 1, headers::jsonb, max_attempts, run_at, deadline,
+        lock_key, lock_limit, on_locked
     FROM judged WHERE later
     RETURNING id
 ), told AS (
@@ -151,9 +128,7 @@ WITH picked AS MATERIALIZED (
 SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
        (SELECT count(done) FROM told),
        (SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
-        FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (%(ids)s::bigint[])),
-       (SELECT json_agg(json_build_array(task, parent, holder))::text FROM keyed
-        WHERE holder <> id AND parent = ANY (ARRAY(SELECT id FROM done)))
+        FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (%(ids)s::bigint[]))
 FROM done;
 
 -- name: complete_within

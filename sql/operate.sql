@@ -98,7 +98,7 @@ WITH asked AS MATERIALIZED (
     SELECT id, unique_key, idempotency_key, finished_at FROM pgqueue.job_dead
     WHERE id = ANY (ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled'))) ORDER BY id FOR UPDATE
 ), keyed AS MATERIALIZED (
-    SELECT id, pgqueue.take_keys(idempotency_key, unique_key, NULL, NULL, id, NULL, ARRAY(SELECT id FROM found)) AS holder
+    SELECT id, pgqueue.take_keys(idempotency_key, unique_key, NULL, NULL, id, ARRAY(SELECT id FROM found)) AS holder
     FROM (
         SELECT DISTINCT ON (id) * FROM found ORDER BY id, finished_at DESC
     ) AS dead

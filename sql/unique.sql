@@ -110,17 +110,24 @@ WITH patience AS MATERIALIZED (
         WHERE j.id = k.job_id AND j.state IN ('available', 'scheduled', 'blocked', 'running') LIMIT 1
     ) AS j ON true
 ), kept AS MATERIALIZED (
+    -- Not what is about to be replaced: that locks it for itself, and two who had both locked it so could not go on.
     SELECT j.id FROM pgqueue.job j
-    WHERE j.id = ANY (ARRAY(SELECT job_id FROM seen WHERE state = 'waiting' AND hold = 'pending'))
+    WHERE j.id = ANY (ARRAY(SELECT job_id FROM seen WHERE state = 'waiting' AND hold = 'pending' AND NOT key = ANY (
+              ARRAY(SELECT json_array_elements_text(%(replaced)s::text::json)))))
       AND j.state IN ('available', 'scheduled', 'blocked')
     ORDER BY j.id FOR KEY SHARE
+), leftover AS MATERIALIZED (
+    -- Locked in the order of the keys, as everybody's are; one that was written anew meanwhile is no leftover.
+    SELECT k.ctid FROM seen JOIN pgqueue.unique_key k ON k.key = seen.key AND k.xmin = seen.version
+    WHERE seen.state = 'free' ORDER BY k.key FOR UPDATE OF k
 ), removed AS (
-    DELETE FROM pgqueue.unique_key k USING seen WHERE seen.state = 'free' AND k.key = seen.key AND k.xmin = seen.version
-    RETURNING k.key
+    DELETE FROM pgqueue.unique_key WHERE ctid = ANY (ARRAY(SELECT ctid FROM leftover)) RETURNING key
 )
 SELECT coalesce((
            SELECT json_agg(json_build_array(key, job_id, state = 'waiting')) FROM seen
-           WHERE state = 'held' OR state = 'waiting' AND (hold <> 'pending' OR job_id = ANY (ARRAY(SELECT id FROM kept)))
+           WHERE state = 'held' OR state = 'waiting' AND (
+               hold <> 'pending' OR job_id = ANY (ARRAY(SELECT id FROM kept))
+               OR key = ANY (ARRAY(SELECT json_array_elements_text(%(replaced)s::text::json))))
        ), '[]')::text,
        (SELECT count(*) FROM removed),
        (SELECT set_config('lock_timeout', patience.patience, true) FROM patience);
@@ -217,6 +224,10 @@ WITH patience AS MATERIALIZED (
 SELECT ARRAY(SELECT id FROM now_available UNION ALL SELECT id FROM now_scheduled), (SELECT count(done) FROM told),
        (SELECT set_config('lock_timeout', patience.patience, true) FROM patience);
 
+-- name: unique_impatient
+-- For the rest of this transaction: wait 5 ms at most for whoever has a key or a row.
+SELECT pg_catalog.set_config('lock_timeout', '5ms', true);
+
 -- name: unique_following
 -- The successors of a job, in its transaction, some with unique keys; the lines as of `unique_enqueue`. One statement whatever it
 -- finds: one whose key is held is not made, and no more is said than which job holds it. One row: those as a JSON array of
@@ -261,7 +272,7 @@ WITH asked AS MATERIALIZED (
                                lock_key, lock_limit, on_locked, unique_key, idempotency_key, hold, hold_seconds, place)
 ), judged AS MATERIALIZED (
     SELECT asked.*, CASE WHEN unique_key IS NOT NULL OR idempotency_key IS NOT NULL
-        THEN pgqueue.take_keys(idempotency_key, unique_key, hold, hold_seconds, id, NULL, ARRAY(SELECT id FROM asked))
+        THEN pgqueue.take_keys(idempotency_key, unique_key, hold, hold_seconds, id, ARRAY(SELECT id FROM asked))
         ELSE id END AS holder
     FROM asked ORDER BY coalesce('idempotency:' || idempotency_key, 'unique:' || unique_key) COLLATE "C", place
 ), added AS (

@@ -11,5 +11,5 @@ GRANT SELECT (id, queue, state) ON pgqueue.job, pgqueue.job_available TO :"role"
 -- by its job; and a job that is to wait for our COMMIT is locked.
 GRANT INSERT (id, unique_key, idempotency_key), SELECT (attempt, snoozes, crashes, finished_at), UPDATE (id)
     ON pgqueue.job TO :"role";
-GRANT SELECT, INSERT, DELETE ON pgqueue.unique_key TO :"role";
+GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_waiter TO :"role";

@@ -9,6 +9,6 @@ GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
 GRANT DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked, pgqueue.job_dead TO :"role";
 GRANT INSERT ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked, pgqueue.job_dead TO :"role";
 GRANT UPDATE (id) ON pgqueue.job TO :"role";
-GRANT SELECT, INSERT, DELETE ON pgqueue.unique_key TO :"role";
+GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_signal, pgqueue.job_waiter TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.queue TO :"role";

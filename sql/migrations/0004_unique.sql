@@ -35,19 +35,26 @@ CREATE FUNCTION pgqueue.key_state(k pgqueue.unique_key) RETURNS text LANGUAGE sq
                   THEN 'held' ELSE 'free' END END;
 
 -- Take one or both of these keys for a job that is about to be inserted by this transaction, or neither. Answers the job that has
--- them: `for_job`, or the holder. `hold` NULL: as this job held it before, else while it lives. A key that lives with `parent`,
--- which ends in this statement, is free; one that was taken for one of `others`, which this statement is about to insert or to
--- move, is not. Waits for a transaction that is just taking the same key.
+-- them: `for_job`, or the holder. `hold` NULL: as this job held it before, else while it lives. A key that was taken for one of
+-- `others`, which this statement is about to insert or to move, is not free. Waits for a transaction that is just taking the same
+-- key, 5 s at most if the session has no lock_timeout.
 CREATE FUNCTION pgqueue.take_keys(
-    idempotency_key text, unique_key text, hold text, seconds double precision, for_job bigint, parent bigint DEFAULT NULL,
-    others bigint[] DEFAULT NULL
+    idempotency_key text, unique_key text, hold text, seconds double precision, for_job bigint, others bigint[] DEFAULT NULL
 ) RETURNS bigint LANGUAGE plpgsql SET search_path = '' AS $$
 DECLARE
     wanted text;
     keeps text;
     afterwards double precision;
     holder record;
+    answer bigint := for_job;
+    had boolean := false;
+    had_until timestamptz;
+    patience text := current_setting('lock_timeout');
 BEGIN
+    IF patience = '0' THEN
+        PERFORM set_config('lock_timeout', '5s', true);
+    END IF;
+    <<keys>>
     FOREACH wanted IN ARRAY array_remove(ARRAY['idempotency:' || idempotency_key, 'unique:' || unique_key], NULL) LOOP
         IF wanted LIKE 'idempotency:%' THEN
             keeps := 'after';
@@ -64,34 +71,41 @@ BEGIN
             VALUES (wanted, for_job, keeps, afterwards) ON CONFLICT DO NOTHING;
             EXIT WHEN FOUND;
             -- A statement of its own: it sees what has been committed while the one before waited.
-            SELECT k.job_id, k.hold, k.xmin AS version, pgqueue.key_state(k) AS state INTO holder
+            SELECT k.job_id, k.expires_at, k.hold, k.xmin AS version, pgqueue.key_state(k) AS state INTO holder
             FROM pgqueue.unique_key k WHERE k.key = wanted;
-            IF holder.job_id <> for_job AND (holder.job_id = ANY (others) OR holder.state IN ('waiting', 'held')
-                AND NOT coalesce(holder.job_id = parent AND holder.hold <> 'after', false))
-            THEN
+            IF holder.job_id = for_job THEN
+                -- Its own from before, kept as it is but for its end; written, so that nobody removes it as a leftover.
+                UPDATE pgqueue.unique_key k SET expires_at = NULL WHERE k.key = wanted AND k.xmin = holder.version;
+                CONTINUE WHEN NOT FOUND;
+                IF wanted LIKE 'idempotency:%' THEN
+                    had := true;
+                    had_until := holder.expires_at;
+                END IF;
+                EXIT;
+            END IF;
+            IF holder.job_id = ANY (others) OR holder.state IN ('waiting', 'held') THEN
                 IF holder.state = 'waiting' AND holder.hold = 'pending' THEN
                     -- It must not start before we commit: it is to see what we have written.
                     PERFORM FROM pgqueue.job j WHERE j.id = holder.job_id AND j.state IN ('available', 'scheduled', 'blocked')
                     FOR KEY SHARE;
                     CONTINUE WHEN NOT FOUND;
                 END IF;
-                DELETE FROM pgqueue.unique_key k WHERE k.key = 'idempotency:' || take_keys.idempotency_key AND k.job_id = for_job;
-                RETURN holder.job_id;
+                -- Neither of them, then: the first is as it was.
+                IF had THEN
+                    UPDATE pgqueue.unique_key k SET expires_at = had_until
+                    WHERE k.key = 'idempotency:' || take_keys.idempotency_key AND k.job_id = for_job;
+                ELSE
+                    DELETE FROM pgqueue.unique_key k
+                    WHERE k.key = 'idempotency:' || take_keys.idempotency_key AND k.job_id = for_job AND k.key <> wanted;
+                END IF;
+                answer := holder.job_id;
+                EXIT keys;
             END IF;
             DELETE FROM pgqueue.unique_key k WHERE k.key = wanted AND k.xmin = holder.version;
         END LOOP;
     END LOOP;
-    RETURN for_job;
-END $$;
-
--- The same for who may not wait: NULL if somebody is just taking one of these keys.
-CREATE FUNCTION pgqueue.try_keys(
-    idempotency_key text, unique_key text, hold text, seconds double precision, for_job bigint, parent bigint, others bigint[]
-) RETURNS bigint LANGUAGE plpgsql SET search_path = '' SET lock_timeout = '5ms' AS $$
-BEGIN
-    RETURN pgqueue.take_keys(idempotency_key, unique_key, hold, seconds, for_job, parent, others);
-EXCEPTION WHEN lock_not_available THEN
-    RETURN NULL;
+    PERFORM set_config('lock_timeout', patience, true);
+    RETURN answer;
 END $$;
 
 -- The same function with two more parameters, at the end.
@@ -104,7 +118,6 @@ CREATE FUNCTION pgqueue.enqueue(
 DECLARE
     new_id bigint;
     holder bigint;
-    patience text;
     due boolean := enqueue.run_at IS NULL OR enqueue.run_at <= pgqueue.now();
 BEGIN
     IF enqueue.task IS NULL OR enqueue.task !~ '^[^[:space:][:cntrl:]]{1,200}$' THEN
@@ -148,14 +161,8 @@ BEGIN
                 enqueue.run_at, enqueue.headers, enqueue.deadline, enqueue.lock_key)
         RETURNING id INTO new_id;
     ELSE
-        -- Not for ever for a transaction that has the key and stays open, if the caller has not said how long.
-        patience := current_setting('lock_timeout');
-        IF patience = '0' THEN
-            PERFORM set_config('lock_timeout', '5s', true);
-        END IF;
         new_id := nextval('pgqueue.job_id_seq');
         holder := pgqueue.take_keys(enqueue.idempotency_key, enqueue.unique_key, 'live', 0, new_id);
-        PERFORM set_config('lock_timeout', patience, true);
         IF holder <> new_id THEN
             RETURN holder;
         END IF;
