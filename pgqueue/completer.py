@@ -62,6 +62,7 @@ class Completer:
         self._worker_id = worker_id
         self._endings = endings
         self._written = written
+        self._tidies = True
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._wake = asyncio.Event()
@@ -171,10 +172,15 @@ class Completer:
     async def _end(self, batch: list[Ended], rest: list[Ended]) -> None:
         endings = self._endings.many(batch, self._worker_id())
         messages: list[Statement[Any]] = [ending for ending, _ in endings]
-        if (release := self._endings.release(batch)) is not None:
+        if self._tidies and (release := self._endings.release(batch)) is not None:
             messages.append(release)
         try:
             answers = await self._session.run(*messages) if messages else []
+        except psycopg.errors.InsufficientPrivilege:
+            if len(messages) > len(endings):  # a role that was granted before there were unique keys
+                self._tidies = False
+                log.error("unique keys are left to the sweep: this role needs its rights again, `pgqueue grants`")
+            raise
         except psycopg.errors.UniqueViolation:
             [doubles] = await self._session.run(self._about("complete_refuse_doubles", [job for job, _ in batch]))
             log.error("jobs %s ran, and waited too: the second rows are failed: refused", doubles)

@@ -57,8 +57,9 @@ class Maintenance:
         self._others_at = monotonic() + jittered(OTHERS_SECONDS)
         await self._also()
         await self._session.run(self._session.link.statement("maintenance_waiters"))
+        blocked = await self._blocked()
         await self._keys()
-        return READ_SECONDS if await self._blocked() else jittered(ROUND_SECONDS)
+        return READ_SECONDS if blocked else jittered(ROUND_SECONDS)
 
     async def _keys(self) -> None:
         """Go on through the unique keys, from where the last round stopped, for a second; removes what is left over."""

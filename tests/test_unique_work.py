@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from commands import pgqueue as command
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.sql import SQL, Identifier
 from test_completer import Desk, desk_of
 from test_grants import Role, refused, role
 from test_unique import keyed, make, put
@@ -205,6 +206,21 @@ async def test_locks_live_for_the_critical_section_not_for_queue_time(dsn: str, 
         await until(lambda: eyes.one(held) == 5)
         assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE state IN ('available', 'blocked')") == 9_995
         gate.set()
+
+
+async def test_a_role_that_was_granted_before_there_were_keys_completes_all_the_same(
+    dsn: str, role: Role, eyes: Eyes, conn: Conn, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = role("work")
+    name = str(conninfo_to_dict(mine)["user"])
+    eyes.conn.execute(SQL("REVOKE ALL ON pgqueue.unique_key FROM {}").format(Identifier(name)))
+    quick.enqueue(conn, 1)
+    quick.enqueue(conn, 2)
+    conn.commit()
+    async with work(mine, quick):
+        await until(eyes.done(2))
+    assert "needs its rights again" in caplog.text and len(keys(eyes)) == 2
+    assert quick.enqueue(conn, 1).created
 
 
 async def test_a_stranger_who_holds_the_row_of_a_key_delays_no_completion(dsn: str, eyes: Eyes, conn: Conn) -> None:
