@@ -29,7 +29,7 @@ from pgqueue.endings import Ended, Endings
 from pgqueue.job import Job
 from pgqueue.joblog import report
 from pgqueue.logs import fields
-from pgqueue.loops import persist, wait
+from pgqueue.loops import persist, transient, wait
 from pgqueue.outcome import COMPLETED, Completed, Handed, Outcome, Released
 from pgqueue.sessions import Session
 from pgqueue.statements import Row, Statement, integers
@@ -39,8 +39,8 @@ log = logging.getLogger("pgqueue")
 
 FLUSH_MOST = 2_000
 LOCKED_PAUSE = 0.05
-# Jobs with successors that want a key which somebody is just taking: so many are tried at once, each costs the flush 5 ms
-# and the server's log a line, and so long is the pause between two tries in the end.
+# Jobs with successors that want a key which somebody is just taking: so many are tried at once, each costs the flush
+# 5 ms and the server's log a line, and so long is the pause between two tries in the end.
 BUSY_MOST, BUSY_PAUSE = 4, 1.0
 IDLE_SECONDS = 30.0
 
@@ -131,14 +131,13 @@ class Completer:
 
     async def _flush(self, batch: list[Ended]) -> None:
         alone = [entry for entry in batch if entry[1] is not COMPLETED and _wants_keys(entry[1])]
-        if len(alone) < len(batch):
-            await self._end([entry for entry in batch if entry not in alone] if alone else batch, alone)
-        if alone:
+        others = [entry for entry in batch if not _wants_keys(entry[1])] if alone else batch
+        if (not others or await self._end(others, alone)) and alone:
             await self._end_alone(alone)
 
     async def _end_alone(self, entries: list[Ended]) -> None:
-        """One after the other, each in its own transaction, for it may wait for a key; those that would wait for long are
-        tried again with a later flush, the others first. So whoever keeps a key open delays those who want it."""
+        """One after the other, each in its own transaction, for it may wait for a key; those that would wait for long
+        are tried again with a later flush, the others first. So whoever keeps a key open delays those who want it."""
         busy: list[Ended] = []
         tried = 0
         for job, outcome in entries:
@@ -146,30 +145,36 @@ class Completer:
                 break
             tried += 1
             assert isinstance(outcome, Completed)
-            gone = False
             try:
                 await self._session.run(*self._endings.alone(job, outcome, self._worker_id()))
             except psycopg.errors.LockNotAvailable:
                 busy.append((job, outcome))
                 continue
             except psycopg.Error as error:
-                if error.sqlstate != LOST:
+                if transient(error):
                     self._unsure.add(job.id)
                     raise
-                gone = True
+                if error.sqlstate != LOST:
+                    log.error(
+                        "job %d (%s): its successors cannot be made, and so it cannot end: %s", job.id, job.task, error
+                    )
+                    busy.append((job, outcome))
+                    continue
+                await self._look_up([job], set())
             except BaseException:
                 self._unsure.add(job.id)
                 raise
-            if gone:
-                await self._look_up([job], set())
             self._unsure.discard(job.id)
             self._in_flight = [entry for entry in self._in_flight if entry[0] is not job]
             self._written([job])
         self._patience = min(BUSY_PAUSE, 2 * self._patience) if busy else LOCKED_PAUSE
-        self._busy, self._busy_at = entries[tried:] + busy, monotonic() + self._patience
+        again_at = monotonic() + self._patience
+        self._busy_at = min(self._busy_at, again_at) if self._busy else again_at
+        self._busy += entries[tried:] + busy
         self._in_flight = []
 
-    async def _end(self, batch: list[Ended], rest: list[Ended]) -> None:
+    async def _end(self, batch: list[Ended], rest: list[Ended]) -> bool:
+        """End these; the `rest` is in flight then. False: nothing was ended, and it is all to be tried again."""
         endings = self._endings.many(batch, self._worker_id())
         messages: list[Statement[Any]] = [ending for ending, _ in endings]
         if self._tidies and (release := self._endings.release(batch)) is not None:
@@ -177,14 +182,15 @@ class Completer:
         try:
             answers = await self._session.run(*messages) if messages else []
         except psycopg.errors.InsufficientPrivilege:
-            if len(messages) > len(endings):  # a role that was granted before there were unique keys
-                self._tidies = False
-                log.error("unique keys are left to the sweep: this role needs its rights again, `pgqueue grants`")
-            raise
+            if len(messages) == len(endings):
+                raise
+            self._tidies = False  # a role that was granted before there were unique keys
+            log.error("unique keys are left to the sweep: this role needs its rights again, `pgqueue grants`")
+            return False
         except psycopg.errors.UniqueViolation:
             [doubles] = await self._session.run(self._about("complete_refuse_doubles", [job for job, _ in batch]))
             log.error("jobs %s ran, and waited too: the second rows are failed: refused", doubles)
-            return
+            return False
         except BaseException:
             # It may have been committed all the same: then the next try finds them gone, and that is no loss.
             self._unsure.update(job.id for job, _ in batch)
@@ -204,6 +210,7 @@ class Completer:
             if outcome.__class__ is Handed and job not in left:  # its handler's transaction did not commit
                 report(job, outcome.otherwise)
         self._written([job for job, _ in batch if job.id not in locked])
+        return True
 
     async def _look_up(self, left: list[Job], released: set[int]) -> set[int]:
         """Of jobs that were not ended: those that are still ours. The others are fenced, or ended by an earlier try, or

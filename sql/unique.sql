@@ -117,7 +117,7 @@ WITH patience AS MATERIALIZED (
       AND j.state IN ('available', 'scheduled', 'blocked')
     ORDER BY j.id FOR KEY SHARE
 ), leftover AS MATERIALIZED (
-    -- Locked in the order of the keys, as everybody's are; one that was written anew meanwhile is no leftover.
+    -- Locked in the order of the keys, as by everybody; one that was written anew meanwhile is no leftover.
     SELECT k.ctid FROM seen JOIN pgqueue.unique_key k ON k.key = seen.key AND k.xmin = seen.version
     WHERE seen.state = 'free' ORDER BY k.key FOR UPDATE OF k
 ), removed AS (

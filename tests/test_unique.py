@@ -587,3 +587,53 @@ def test_sql_enqueues_with_keys_in_one_call(dsn: str, eyes: Eyes) -> None:
     for name in ("unique_key", "idempotency_key", "lock_key"):
         with pytest.raises(errors.InvalidParameterValue, match=f"{name} has 501 bytes"):
             eyes.one(f"SELECT pgqueue.enqueue('t', {name} => repeat('x', 501))")
+
+
+# What is asked of keys at once ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F11")
+@pytest.mark.parametrize("asking", [2, 6])
+def test_debounces_in_transactions_do_not_deadlock(dsn: str, eyes: Eyes, asking: int) -> None:
+    """Two who had both locked the job against its start, and then both wanted to change it, could not go on."""
+    put(eyes.conn, "k", hold="pending", on_duplicate="replace", n=0)
+    with connections(dsn, asking) as conns:
+
+        def ask(n: int) -> None:
+            for turn in range(20):
+                assert put(conns[n], "k", on_duplicate="replace", n=100 * n + turn).replaced
+                conns[n].commit()
+
+        together(asking, ask)
+    assert eyes.one("SELECT count(*) FROM pgqueue.job") == 1
+
+
+@pytest.mark.promise("F11")
+def test_batches_that_take_over_leftovers_do_not_deadlock(dsn: str, eyes: Eyes) -> None:
+    names = [f"k{n}" for n in range(300)]
+    for turn in range(6):
+        pgqueue.enqueue_many(eyes.conn, [keyed(name) for name in names])
+        pgqueue.cancel(eyes.conn, queue="default")
+        with connections(dsn, 6) as conns:
+
+            def ask(n: int, turn: int = turn, conns: list[Conn] = conns) -> None:
+                mine = Random(7 * n + turn).sample(names, 30 + 40 * n)
+                pgqueue.enqueue_many(conns[n], [keyed(name) for name in mine])
+                conns[n].commit()
+
+            together(6, ask)
+        pgqueue.cancel(eyes.conn, queue="default")
+
+
+def test_a_refused_retry_leaves_the_idempotency_key_where_it_was(conn: psycopg.Connection) -> None:
+    both = pgqueue.remote("t").using(unique=lambda **_: "u", idempotency_key="i")
+    first = both.enqueue(conn)
+    pgqueue.cancel(conn, first.id)
+    second = pgqueue.remote("t").using(unique=lambda **_: "u").enqueue(conn)
+    assert second.created
+    assert pgqueue.retry(conn, first.id)[0].did == "held"
+    again = pgqueue.remote("t").using(idempotency_key="i").enqueue(conn)
+    assert (again.id, again.created) == (first.id, False)
+    pgqueue.cancel(conn, second.id)
+    assert pgqueue.retry(conn, first.id)[0].did == "retried"
+    assert conn.execute("SELECT count(*) FROM pgqueue.unique_key WHERE job_id = %s", [first.id]).fetchone() == (2,)

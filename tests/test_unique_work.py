@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -23,7 +24,7 @@ import pgqueue
 from pgqueue import Job, Lock, Snooze, Unique
 from pgqueue.grants import grant
 from pgqueue.maintenance import Maintenance
-from pgqueue.outcome import Completed
+from pgqueue.outcome import COMPLETED, Completed
 from pgqueue.retry import RetryPolicy
 from pgqueue.sessions import Link, Session
 from pgqueue.tasks import task
@@ -335,6 +336,53 @@ async def test_completions_of_two_workers_with_the_same_keys_wait_for_nobody(dsn
             found = eyes.all("SELECT unique_key FROM pgqueue.job WHERE unique_key LIKE %s", f"{round}:%")
             assert sorted(found) == [(f"{round}:{n}",) for n in range(8)]
             eyes.do("DELETE FROM pgqueue.job_available")
+
+
+async def test_a_parent_that_cannot_get_all_keys_for_its_successors_keeps_its_own(
+    dsn: str, eyes: Eyes, conn: Conn
+) -> None:
+    """Or there would be two live jobs with its key."""
+    async with desk_of(dsn, eyes) as desk:
+        put(eyes.conn, "mine")
+        [parent] = await desk.taker.fetch()
+        put(conn, "open")
+        desk.completer.finish(parent, Completed(None, (keyed("mine"), keyed("open"))))
+        await until(lambda: desk.completer._busy)
+        assert eyes.state(parent.id) == "running"
+        asked = put(eyes.conn, "mine")
+        assert (asked.id, asked.created) == (parent.id, False)
+        conn.rollback()
+        await asyncio.wait_for(desk.completer.flushed(), 10)
+        assert eyes.state(parent.id) == "completed"
+        assert waiting(eyes) == [("mine", None), ("open", None)]
+
+
+async def test_parents_that_want_the_same_keys_in_any_order_all_end(dsn: str, eyes: Eyes) -> None:
+    """Decided in one statement they left each other out for ever."""
+    async with desk_of(dsn, eyes) as desk:
+        one, two = await desk.jobs(2)
+        both = pgqueue.remote("t").using(unique=lambda **_: "u", idempotency_key="i").new()
+        desk.completer.finish(one, Completed(None, (keyed("u"), keyed("v"))))
+        desk.completer.finish(two, Completed(None, (both, keyed("v"))))
+        await asyncio.wait_for(desk.completer.flushed(), 10)
+        assert waiting(eyes) == [("u", None), ("v", None)]
+
+
+async def test_many_who_want_a_key_that_is_open_do_not_keep_others_waiting(dsn: str, eyes: Eyes, conn: Conn) -> None:
+    """Each would cost the flush its patience: 1,000 of them took 11 s."""
+    async with desk_of(dsn, eyes) as desk:
+        *jobs, plain = await desk.jobs(501)
+        put(conn, "open")
+        for job in jobs:
+            desk.completer.finish(job, Completed(None, (keyed("open"),)))
+        await until(lambda: len(desk.completer._busy) == 500)
+        started = monotonic()
+        desk.completer.finish(plain, COMPLETED)
+        await until(eyes.is_in(plain.id, "completed"))
+        assert monotonic() - started < 1.0
+        conn.rollback()
+        await asyncio.wait_for(desk.completer.flushed(), 30)
+        assert waiting(eyes) == [("open", None)]
 
 
 # What is left over ---------------------------------------------------------------------------------------------------
