@@ -118,10 +118,11 @@ class Completer:
         try:
             answers = await self._session.run(*messages) if messages else []
         except psycopg.errors.InsufficientPrivilege:
-            if len(messages) > len(endings):  # a role that was granted before there were unique keys
-                self._tidies = False
-                log.error("unique keys are left to the sweep: this role needs its rights again, `pgqueue grants`")
-            raise
+            if len(messages) == len(endings):
+                raise
+            self._tidies = False  # a role that was granted before there were unique keys; the batch goes again, without
+            log.error("unique keys are not tidied up: this role needs its rights again, `pgqueue grants`")
+            return
         except psycopg.errors.UniqueViolation:
             [doubles] = await self._session.run(self._about("complete_refuse_doubles", [job for job, _ in batch]))
             log.error("jobs %s ran, and waited too: the second rows are failed: refused", doubles)
