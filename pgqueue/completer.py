@@ -184,8 +184,8 @@ class Completer:
         except psycopg.errors.InsufficientPrivilege:
             if len(messages) == len(endings):
                 raise
-            self._tidies = False  # a role that was granted before there were unique keys
-            log.error("unique keys are left to the sweep: this role needs its rights again, `pgqueue grants`")
+            self._tidies = False  # a role that was granted before there were unique keys; the batch goes again, without
+            log.error("unique keys are not tidied up: this role needs its rights again, `pgqueue grants`")
             return False
         except psycopg.errors.UniqueViolation:
             [doubles] = await self._session.run(self._about("complete_refuse_doubles", [job for job, _ in batch]))

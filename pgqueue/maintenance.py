@@ -13,6 +13,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
+import psycopg
+
 from pgqueue.loops import jittered, persist, wait
 from pgqueue.sessions import Session
 
@@ -66,9 +68,12 @@ class Maintenance:
         link, until = self._session.link, monotonic() + KEYS_SECONDS
         removed, looked = 0, KEYS_MOST
         while looked == KEYS_MOST and monotonic() < until:
-            [[(last, looked, gone, _)]] = await self._session.run(
-                link.statement("unique_sweep", after=self._keys_after, n=KEYS_MOST)
-            )
+            sweep = link.statement("unique_sweep", after=self._keys_after, n=KEYS_MOST)
+            try:
+                [[(last, looked, gone, _)]] = await self._session.run(sweep)
+            except psycopg.errors.InsufficientPrivilege:  # granted before there were unique keys
+                log.error("unique keys are not tidied up: this role needs its rights again, `pgqueue grants`")
+                return
             self._keys_after = last if looked == KEYS_MOST else ""
             removed += gone
         if removed:
