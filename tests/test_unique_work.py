@@ -221,7 +221,7 @@ async def test_a_role_that_was_granted_before_there_were_keys_completes_all_the_
     async with work(mine, quick):
         await until(eyes.done(2))
     await sweep(mine)
-    assert caplog.text.count("needs its rights again") == 2 == len(keys(eyes))
+    assert caplog.text.count("needs its rights again") >= 2 == len(keys(eyes))
     assert quick.enqueue(conn, 1).created
 
 
