@@ -73,6 +73,7 @@ class Wiring(ABC):
         self._tasks = tasks
         self._state = "starting"
         self._held: dict[int, Job] = {}
+        self._ended_jobs = 0
         self._suspects = Suspects()
 
     @abstractmethod
@@ -253,6 +254,7 @@ class Wiring(ABC):
         self._deliver(jobs, let_in=True)
 
     def _written(self, jobs: Sequence[Job]) -> None:
+        self._ended_jobs += len(jobs)
         for job in jobs:
             if self._held.get(job.id) is job:
                 del self._held[job.id]

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "pgqueue"
 # docs/design.md, section 10. Imports go down; within a layer they may go sideways, except between services.
 LAYERS = {
     "words": "errors job kinds codec config retry checks asks outcome logs suspects watermark claims keys signatures",
-    "database": "statements connections embedded embedded_watch loops sessions lending orm",
+    "database": "memory statements connections embedded embedded_watch loops sessions lending orm",
     "rows": "waiting handle enqueue endings settling work awork control steps choosing operate pausing grants "
     "migrations locks",
     "declarations": "options lifespan tasks hooks joblog pool pulse threads runs gate aborts lost_lease timekeeper "
