@@ -144,6 +144,10 @@ class Worker(Wiring):
             said = "tasks with a lock and without a timeout: %s; one that hangs keeps its key for as long as it hangs"
             log.warning(said, ", ".join(endless))
 
+    async def seen(self) -> None:
+        """Wait until others can see our state in the database; a second at most."""
+        await self._heartbeat.listed()
+
     async def run(self) -> None:
         """Work until stopped, or quiet and everything that ran is written, or a service fails for good (raised)."""
         if self._ended is None:

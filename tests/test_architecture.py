@@ -18,7 +18,7 @@ LAYERS = {
     "words": "errors job kinds codec config retry checks asks outcome logs suspects watermark claims keys signatures",
     "database": "memory statements connections embedded embedded_watch loops sessions lending orm",
     "rows": "waiting handle enqueue endings settling work awork control steps choosing operate pausing grants "
-    "migrations locks",
+    "migrations locks supervisors",
     "declarations": "options lifespan tasks hooks joblog pool pulse threads runs gate aborts lost_lease timekeeper "
     "transactions iterate results settings",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance "

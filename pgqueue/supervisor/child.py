@@ -61,6 +61,8 @@ class Leash:
         self._pipe.say("announce", worker=worker.worker_id, tag=settings.version_tag, **where)
         await self._let_work.wait()
         worker.begin()
+        self._title()
+        await worker.seen()  # first: whoever counts in the database must not find too few
         self._pipe.say("running", **self._vitals())
 
     def empty(self) -> None:

@@ -301,7 +301,7 @@ class Keeper:
         expected = child.ended or before is State.QUIET or self._deadline is not None
         log.log(logging.INFO if expected else logging.ERROR, "%s: %s", _name(process), process.how())
         restarting = self.fleet.restarting
-        how = f"{_name(process)} {process.how()} before it had announced itself"
+        how = f"{_name(process)} {process.how(' before it had announced itself')}"
         self.fleet.died(child.number, monotonic(), how)
         if restarting and not self.fleet.restarting:
             log.error("the restart is taken back: %s; the old processes go on", how)

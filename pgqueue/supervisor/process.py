@@ -43,13 +43,13 @@ class Process:
         """How it has ended; None as long as it lives. Minus the number of a signal."""
         return self._popen.poll()
 
-    def how(self) -> str:
+    def how(self, when: str = "") -> str:
         """Its end, for people."""
         code = self.code
         if code is None:
             return "lives"
         ended = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
-        return f"{ended}: {self.failure}" if self.failure else ended
+        return f"{ended}{when}: {self.failure}" if self.failure else f"{ended}{when}"
 
     def kill(self) -> None:
         self._popen.send_signal(SIGKILL)
