@@ -225,8 +225,13 @@ def test_all_are_quieted_and_none_is_started_until_a_restart() -> None:
         life.fleet.died(number, life.now)
     assert life.decide() == []
     life.fleet.restart()
+    [broken, _] = [action.child for action in life.decide() if isinstance(action, Spawn)]
+    life.fleet.died(broken.number, life.now, "its code is broken")
+    assert [type(action) for action in life.decide()] == [End] and life.decide() == []
+    assert life.fleet.quieted and life.fleet.problem == "its code is broken"
+    life.fleet.restart()
     life.settle()
-    assert life.fleet.settled()
+    assert life.fleet.settled() and life.count(Spawn) == 4
 
 
 def test_no_more_start_at_once_for_a_restart_than_may() -> None:
@@ -243,7 +248,10 @@ def test_no_more_start_at_once_for_a_restart_than_may() -> None:
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["announce", "work", "die", "die young", "unfit", "leave", "gone", "restart", "scale", "tick", "decide"]
+            [
+                *["announce", "work", "die", "die young", "unfit", "leave", "gone", "restart", "scale", "tick"],
+                *["decide", "quiet"],
+            ]
         ),
         st.integers(0, 40),
     ),
@@ -257,6 +265,8 @@ def happen(life: Life, event: str, n: int) -> None:
     child = children[n % len(children)] if children else None
     if event == "restart":
         fleet.restart()
+    elif event == "quiet":
+        fleet.quiet()
     elif event == "scale":
         fleet.scale(1 + n % 4)
     elif event == "tick":
@@ -315,15 +325,19 @@ def check(life: Life, events: list[tuple[str, int]]) -> None:
             ]
             assert len(ready) >= size, "not all of the new ones have announced themselves"
         running = len(fleet.of(State.RUNNING))
-        assert running >= min(before, size), "we made them too few"
+        assert running >= min(before, size) or fleet.quieted, "we made them too few"
         for action in actions:
             if isinstance(action, End):
                 assert not action.child.at_work, "it may run a job"
             if isinstance(action, Quiet):
                 child = action.child
                 surplus = action.why == "there shall be fewer"
-                assert surplus or child.unfit or child.generation < fleet.current, "a new one is quieted"
-                assert child.generation == new or fleet.current == new or child.unfit or surplus, "too early"
+                assert surplus or child.unfit or fleet.quieted or child.generation < fleet.current, (
+                    "a new one is quieted"
+                )
+                assert child.generation == new or fleet.current == new or child.unfit or surplus or fleet.quieted, (
+                    "too early"
+                )
             if isinstance(action, Work) and action.child.generation == new and fleet.current == new:
                 assert action.child.number not in waiting
         for generation in {fleet.current, fleet.wanted}:
@@ -343,6 +357,8 @@ def test_whatever_happens_no_decision_leaves_fewer_than_n_or_touches_a_new_or_a_
 ) -> None:
     life = Life(size, together=together)
     check(life, events)
+    if life.fleet.quieted:
+        life.fleet.restart()
     life.settle()
     fleet = life.fleet
     assert fleet.settled() and {child.generation for child in fleet.of(State.RUNNING)} == {fleet.current}

@@ -131,7 +131,8 @@ def command(
     else:
         logs.load(log_config)
     if supervised is None and (_said(ctx, "processes") or memory_limit or max_jobs or reload):
-        from pgqueue.supervisor.keeper import Terms, keep
+        from pgqueue.supervisor.inspector import Terms
+        from pgqueue.supervisor.keeper import keep
 
         # What is started gets the same command line.
         arguments, watched = tuple(sys.argv[1:]), directory if reload else None

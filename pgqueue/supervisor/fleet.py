@@ -107,6 +107,8 @@ class Fleet:
     current: int = 1
     wanted: int = 1
     quieted: bool = False
+    out_of_quiet: bool = False
+    """The restart under way began when all were quiet: nothing old works meanwhile."""
     problem: str = ""
     """Why the last restart was taken back."""
     children: dict[int, Child] = field(default_factory=dict)
@@ -121,6 +123,7 @@ class Fleet:
 
     def restart(self) -> int:
         """Begin a restart, in place of one under way; its generation."""
+        self.out_of_quiet = self.quieted or (self.out_of_quiet and self.restarting)
         self.quieted, self.problem, self._failures, self.not_before = False, "", 0, 0.0
         self.wanted = self._newest = self._newest + 1
         return self.wanted
@@ -158,7 +161,7 @@ class Fleet:
             return
         if before is State.STARTING and not child.at_work and child.generation > self.current:
             if child.generation == self.wanted:
-                self.wanted, self.problem = self.current, how
+                self.wanted, self.problem, self.quieted = self.current, how, self.out_of_quiet
             return
         if before is State.STARTING or now - since < YOUNG_SECONDS:
             self._failures += 1
@@ -205,6 +208,8 @@ class Fleet:
         actions: list[Action] = [*self._end(self._superseded(), self.problem or "another restart takes its place")]
         if self.restarting:
             actions += self._restart()
+        if self.restarting and self.out_of_quiet:
+            return actions
         return actions + self._keep() + self._retire()
 
     def _superseded(self) -> list[Child]:

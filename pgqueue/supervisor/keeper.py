@@ -13,16 +13,14 @@ import os
 import signal
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from pgqueue.loops import wait, within
-from pgqueue.memory import rss
-from pgqueue.sessions import Link
+from pgqueue.supervisor.desk import Desk
 from pgqueue.supervisor.fleet import End, Fleet, Quiet, Spawn, State, Work
-from pgqueue.supervisor.orders import Order, Orders, Standing
+from pgqueue.supervisor.inspector import Inspector, Terms
+from pgqueue.supervisor.orders import Order, Standing
 from pgqueue.supervisor.pipe import Message
 from pgqueue.supervisor.process import Nursery, Process
 from pgqueue.supervisor.sdnotify import Systemd
@@ -35,25 +33,10 @@ DONE, DEADLINE, INTERRUPTED = 0, 5, 130
 """Exit codes, as of `work`."""
 
 LOOK_SECONDS = 1.0
-# A process that has not announced itself by then hangs; it has taken no job.
-BOOT_SECONDS = 120.0
 # After it has said that nothing runs in it: a handler that was given up, and does not let it go.
-LEAVE_SECONDS = 10.0
+LEAVE_SECONDS = 5.0
 # A worker's own way out after the grace: stopping handlers, writing what is done, signing off.
 LAST_SECONDS = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How many processes, how they are started, and when one is replaced. Seconds and bytes."""
-
-    size: int
-    arguments: tuple[str, ...]
-    grace: float = 25.0
-    memory_limit: int | None = None
-    max_jobs: int | None = None
-    check_every: float = 5.0
-    reload: Path | None = None
 
 
 class Keeper:
@@ -64,16 +47,16 @@ class Keeper:
         self.fleet = Fleet(terms.size, together=max(1, len(os.sched_getaffinity(0)) // 2))
         self._nursery = Nursery(terms.arguments)
         self._processes: dict[int, Process] = {}
-        self._orders: Orders | None = None
-        self._open: dict[int, tuple[Order, int]] = {}
-        """Orders that are being carried out; a restart with its generation."""
+        self._inspector = Inspector(terms, self.fleet)
+        self._desk = Desk(told=self._told, standing=self._standing)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wake = asyncio.Event()
         self._systemd = Systemd()
         self._announced = self._ready = self._reloading = False
+        self._left = False
+        """Whether jobs were given up at the deadline."""
         self._code: int | None = None
         self._deadline: float | None = None
-        self._check_due = 0.0
 
     async def run(self) -> int:
         """Keep them until told to end; the exit code."""
@@ -92,10 +75,10 @@ class Keeper:
     async def _round(self) -> None:
         self._reap()
         if self._deadline is None:
-            self._check()
+            self._inspector.look(self._processes.values(), monotonic())
             for action in self.fleet.decide(monotonic()):
                 await self._do(action)
-            self._answer()
+            self._desk.answer(self.fleet, empty=not self._processes)
         else:
             self._finish(self._deadline)
         self._show()
@@ -148,15 +131,16 @@ class Keeper:
     def _changed(self, file: str) -> None:
         self._restart(f"{file} has changed")
 
-    def _told(self, order: Order) -> None:
-        generation = 0
+    def _told(self, order: Order) -> int:
+        """Do as an order says; the generation of a restart."""
+        why = f"order {order.id}"
         if order.kind == "restart":
-            generation = self._restart(f"order {order.id}")
-        elif order.kind == "quiet":
-            self._quiet(f"order {order.id}")
+            return self._restart(why)
+        if order.kind == "quiet":
+            self._quiet(why)
         elif order.size is not None:
-            self._scale(order.size, f"order {order.id}")
-        self._open[order.id] = (order, generation)
+            self._scale(order.size, why)
+        return 0
 
     def _stop(self, why: str) -> None:
         if self._deadline is not None:
@@ -188,11 +172,11 @@ class Keeper:
                 self._processes[child.number].pipe.say("work")
             case Quiet(child, why):
                 process = self._processes[child.number]
-                log.info("%s: takes no more jobs (%s); %d run in it", _name(process), why, child.busy)
+                log.info("%s: takes no more jobs (%s); %d run in it", process, why, child.busy)
                 process.pipe.say("quiet")
             case End(child, why):
                 process = self._processes[child.number]
-                log.info("%s: is ended before it took a job (%s)", _name(process), why)
+                log.info("%s: is ended before it took a job (%s)", process, why)
                 process.kill()
 
     def _place(self) -> None:
@@ -210,33 +194,6 @@ class Keeper:
                     taken.add(process.place)
                 process.pipe.say("place", place=process.place, of=self.fleet.size)
 
-    def _check(self) -> None:
-        """Look for what announces itself nowhere: hanging processes, and memory."""
-        now = monotonic()
-        for process in self._processes.values():
-            child = process.child
-            if child.state is State.STARTING and not child.announced and now - child.since > BOOT_SECONDS:
-                process.failure = f"it had not announced itself after {BOOT_SECONDS:g} s"
-                process.kill()
-        if now >= self._check_due:
-            self._check_due = now + self.terms.check_every
-            self._check_memory()
-
-    def _check_memory(self) -> None:
-        limit = self.terms.memory_limit
-        if limit is None:
-            return
-        for process in self._processes.values():
-            child = process.child
-            if child.state is State.RUNNING and not child.unfit and (size := rss(process.pid)) > limit:
-                if not process.vitals.get("ended") and not child.busy:
-                    said = "%s: %d MiB without having run a job: the memory limit is below what the code needs"
-                    log.error(said, _name(process), size >> 20)
-                    continue
-                log.warning("%s: %d MiB, over its memory limit; is replaced", _name(process), size >> 20)
-                process.pipe.say("over", rss=size, limit=limit)
-                self.fleet.unfit(child.number, "it was over its memory limit")
-
     # What they say ---------------------------------------------------------------------------------------------------
 
     async def _follow(self, process: Process) -> None:
@@ -253,16 +210,17 @@ class Keeper:
             process.vitals = message
             child.busy = int(message["busy"])
         if said == "vitals":
-            self._look_at(process)
+            if self._inspector.worn(process):
+                self._wake.set()
             return
         if said == "announce":
             process.workers.add(int(message["worker"]))
             self._announced = True
-            self._connect(message)
+            self._desk.open(message, self._serve)
             self.fleet.announced(child.number)
         elif said == "running" and child.state is State.STARTING:
             self.fleet.runs(child.number, monotonic())
-            log.info("%s: works, %d of %d are active", _name(process), self.fleet.active, self.fleet.size)
+            log.info("%s: works, %d of %d are active", process, self.fleet.active, self.fleet.size)
         elif said == "quiet":
             self.fleet.leaves(child.number, "it was told so by somebody else")
         elif said == "empty":
@@ -271,22 +229,9 @@ class Keeper:
             process.failure = str(message.get("why", ""))
         self._wake.set()
 
-    def _look_at(self, process: Process) -> None:
-        most, number = self.terms.max_jobs, process.child.number
-        if process.child.state is not State.RUNNING or process.child.unfit:
-            return
-        if process.vitals["lost"]:
-            self.fleet.unfit(number, "a handler in it did not stop at its timeout")
-            self._wake.set()
-        elif most is not None and process.vitals["ended"] >= most:
-            self.fleet.unfit(number, f"it has run {most} jobs")
-            self._wake.set()
-
     def _hangs(self, process: Process) -> None:
         if process.code is None:
-            log.warning(
-                "%s: is ended: no job runs in it, but a handler that was given up does not let it go", _name(process)
-            )
+            log.warning("%s: is ended: no job runs in it, but a handler that was given up does not let it go", process)
             process.kill()
 
     def _reap(self) -> None:
@@ -299,34 +244,19 @@ class Keeper:
         del self._processes[child.number]
         before = child.state
         expected = child.ended or before is State.QUIET or self._deadline is not None
-        log.log(logging.INFO if expected else logging.ERROR, "%s: %s", _name(process), process.how())
+        log.log(logging.INFO if expected else logging.ERROR, "%s: %s", process, process.how())
         restarting = self.fleet.restarting
-        how = f"{_name(process)} {process.how(' before it had announced itself')}"
+        how = f"{process} {process.how(' before it had announced itself')}"
         self.fleet.died(child.number, monotonic(), how)
         if restarting and not self.fleet.restarting:
             log.error("the restart is taken back: %s; the old processes go on", how)
-        if self._orders is not None:
-            self._orders.dead(process.workers)
+        self._desk.dead(process.workers)
         if not self._announced and not expected:
             self._code = process.code if (process.code or 0) > 0 else 1
             self._kill_all()
         if self._deadline is not None and process.code == DEADLINE:
             self._left = True
         self._wake.set()
-
-    _left = False
-    """Whether somebody had to give up jobs at the deadline."""
-
-    # The database ----------------------------------------------------------------------------------------------------
-
-    def _connect(self, where: Message) -> None:
-        """The processes know the database, for they know the code; the first says it to us."""
-        if self._orders is None:
-            link = Link(where["listen_dsn"] or where["dsn"], where["schema"], where.get("prepare", True))
-            listens = where["listen_dsn"] is not None
-            how: dict[str, Any] = {"listen": listens, "notify": where.get("notify", True)}
-            self._orders = Orders(link, told=self._told, standing=self._standing, **how)
-            self._serve(self._orders.run())
 
     def _standing(self) -> Standing:
         fleet = self.fleet
@@ -342,28 +272,6 @@ class Keeper:
             return "restarting"
         return "running" if self._ready else "starting"
 
-    def _answer(self) -> None:
-        """Say which orders are carried out."""
-        if self._orders is None:
-            return
-        for number, (order, generation) in list(self._open.items()):
-            over, problem = self._outcome(order, generation)
-            if over:
-                del self._open[number]
-                self._orders.done(number, problem)
-
-    def _outcome(self, order: Order, generation: int) -> tuple[bool, str | None]:
-        fleet = self.fleet
-        if order.kind == "quiet":
-            return (not self._processes, None) if fleet.quieted else (True, "a restart came in between")
-        if fleet.quieted:
-            return True, "told to be quiet meanwhile"
-        if order.kind == "scale":
-            return fleet.settled() or fleet.size != order.size, None
-        if fleet.wanted < generation:
-            return True, f"the restart was taken back: {fleet.problem}"
-        return fleet.in_effect(generation), None
-
     # The end, and what is shown ---------------------------------------------------------------------------------------
 
     def _finish(self, deadline: float) -> None:
@@ -376,15 +284,14 @@ class Keeper:
     def _kill_all(self) -> None:
         for process in self._processes.values():
             if process.code is None:
-                log.warning("%s: is killed, %d jobs run in it", _name(process), process.child.busy)
+                log.warning("%s: is killed, %d jobs run in it", process, process.child.busy)
                 process.kill()
 
     async def _leave(self) -> None:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._orders is not None:
-            await self._orders.leave()
+        await self._desk.leave()
 
     def _show(self) -> None:
         fleet = self.fleet
@@ -403,13 +310,7 @@ class Keeper:
         title = supervisor_title(fleet.active, fleet.size, self._state())
         self._systemd.status(title.removeprefix("pgqueue: "))
         show(title)
-        if self._orders is not None:
-            self._orders.news()
-
-
-def _name(process: Process) -> str:
-    worker = f", worker {max(process.workers)}" if process.workers else ""
-    return f"process {process.child.number} (pid {process.pid}{worker})"
+        self._desk.news()
 
 
 def keep(terms: Terms) -> int:

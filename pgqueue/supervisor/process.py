@@ -38,6 +38,10 @@ class Process:
         self.ended = asyncio.Event()
         self._popen = popen
 
+    def __str__(self) -> str:
+        worker = f", worker {max(self.workers)}" if self.workers else ""
+        return f"process {self.child.number} (pid {self.pid}{worker})"
+
     @property
     def code(self) -> int | None:
         """How it has ended; None as long as it lives. Minus the number of a signal."""
