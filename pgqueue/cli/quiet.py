@@ -12,7 +12,7 @@ from pgqueue.cli.telling import tell, whom
 @whom
 @database
 def command(host: str | None, supervisor: int | None, wait: bool) -> None:
-    """Let the worker processes finish what they run, and take no more jobs.
+    """Let workers finish what they run and take no more.
 
     They leave when their last job has ended; --wait waits for that. The supervisors stay, and do nothing until
     `pgqueue restart`. SIGUSR1 does the same.

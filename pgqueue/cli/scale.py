@@ -13,7 +13,7 @@ from pgqueue.cli.telling import tell, whom
 @whom
 @database
 def command(size: int, host: str | None, supervisor: int | None, wait: bool) -> None:
-    """Let each supervisor keep N worker processes from now on.
+    """Let each supervisor keep N worker processes.
 
     More are started; fewer finish what they run and leave. It holds until the supervisor ends: then --processes counts
     again. SIGTTIN and SIGTTOU are one more and one less.
