@@ -21,9 +21,10 @@ WITH mine AS (
 SELECT id FROM mine;
 
 -- name: supervisor_orders
--- What this supervisor was told and has not seen yet, in that order.
-UPDATE pgqueue.supervisor_order SET seen_at = pgqueue.now()
-WHERE supervisor_id = %(id)s::bigint AND done_at IS NULL AND seen_at IS NULL
+-- What this supervisor was told, is not done, and is not among what it knows already. What it knows counts and not what it
+-- was sent: an answer may be lost.
+UPDATE pgqueue.supervisor_order SET seen_at = coalesce(seen_at, pgqueue.now())
+WHERE supervisor_id = %(id)s::bigint AND done_at IS NULL AND id <> ALL (%(known)s::bigint[])
 RETURNING id, kind, size;
 
 -- name: supervisor_done

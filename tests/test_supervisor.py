@@ -47,6 +47,7 @@ def test_restarts_keep_n_active_finish_what_runs_and_run_nothing_twice(tmp_path:
         assert runs(one, "began") == Counter(long_ones)
         assert {event["version"] for event in one.events("ended")} == {1}
         assert len(one.pids()) == 2
+        assert one.counts("SIGTERM") == 0, "a process was signalled"
         one.signal(signal.SIGTERM)
         assert one.worker.ends() == 0
         assert one.counts("is killed") == one.counts("is ended before") == 0

@@ -18,9 +18,9 @@ from pgqueue.cli.options import database
 def command(ready: bool, host: str | None) -> None:
     """Tell whether a worker of this host lives.
 
-    Exit code 0, else 1. It lives while it has given a sign of life within its lease. With --ready it must take jobs: started, connected,
-    its tasks imported, not quiet. A supervisor whose workers were all told to be quiet is well, and not ready. One
-    row is read.
+    Exit code 0, else 1. It lives while it has given a sign of life within its lease. With --ready it must take jobs:
+    started, connected, its tasks imported, not quiet. A supervisor whose workers were all told to be quiet is well,
+    and not ready. One row is read.
 
     \b
     Examples:

@@ -14,9 +14,10 @@ from pgqueue.cli.telling import tell, whom
 def command(host: str | None, supervisor: int | None, wait: bool) -> None:
     """Replace the worker processes, new ones first.
 
-    Each supervisor starts new processes, with the code as it is now. When all of them have announced themselves, the old ones take no more
-    jobs, finish those they have, however long that takes, and leave. If a new one fails to start, the restart is taken
-    back and the old ones go on. --wait does not wait for the old ones to leave. SIGHUP does the same.
+    Each supervisor starts new processes, with the code as it is now. When all of them have announced themselves, the
+    old ones take no more jobs, finish those they have, however long that takes, and leave. If a new one fails to
+    start, the restart is taken back and the old ones go on. --wait does not wait for the old ones to leave. SIGHUP
+    does the same.
 
     \b
     Examples:

@@ -67,6 +67,8 @@ class Orders:
         self._listen, self._notify = listen, notify
         self._told, self._standing = told, standing
         self._dead: set[int] = set()
+        self._known: set[int] = set()
+        """Orders that were told, and are not written down as done."""
         self._done: dict[int, str | None] = {}
         self._wake = asyncio.Event()
         self._said: Standing | None = None
@@ -121,15 +123,21 @@ class Orders:
         outcomes = self._outcomes()
         also = {"problem": standing.problem, "workers": list(standing.workers)}
         beat = self._statement("supervisor_beat", id=self.id, **_row(standing), **also)
-        orders = self._statement("supervisor_orders", id=self.id)
+        orders = self._statement("supervisor_orders", id=self.id, known=list(self._known))
         *_, rows, new = await self._session.run(*self._listening(), *outcomes, beat, orders)
         for statement in outcomes:
-            self._done.pop(int(statement.params["id"]), None)  # type: ignore[call-overload]
+            self._written(statement)
         if not rows:
             self.id = None
             self._wake.set()
-        for row in sorted(new):
-            self._told(Order(*row))
+        for order in (Order(*row) for row in sorted(new)):
+            self._known.add(order.id)
+            self._told(order)
+
+    def _written(self, outcome: Statement[Any]) -> None:
+        order: Any = outcome.params["id"]
+        del self._done[order]
+        self._known.discard(order)
 
     async def _register(self) -> None:
         about = {"host": socket.gethostname(), "pid": os.getpid(), **_row(self._standing())}
