@@ -77,7 +77,7 @@ class Supervised:
     def children(self) -> list[psutil.Process]:
         """The worker processes that are there, also the quiet ones."""
         try:
-            found = [one for one in psutil.Process(self.pid).children() if one.status() != psutil.STATUS_ZOMBIE]
+            found = [one for one in psutil.Process(self.pid).children() if _alive(one.pid)]
         except psutil.NoSuchProcess:
             return []
         self.seen.update(one.pid for one in found)
