@@ -177,6 +177,21 @@ def test_another_number_of_processes_by_signal(tmp_path: Path, dsn: str, eyes: E
         assert one.pids() == {busy}
 
 
+@pytest.mark.promise("S06", "S17")
+def test_a_process_that_somebody_else_quiets_is_replaced(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
+    with supervised(tmp_path, dsn, processes=1) as one:
+        [job] = put(eyes, "held", '{"name": "go"}')
+        busy = one.event("began", job=job)["pid"]
+        os.kill(busy, signal.SIGUSR1)
+        wait_until(lambda: len(one.pids()) == 2)
+        one.says_again("1 of 1 are active", 1)
+        put(eyes, "quick")
+        assert one.event("ran")["pid"] != busy
+        (tmp_path / "go").touch()
+        wait_until(gone({busy}))
+        assert eyes.state(job) == "completed" and len(one.pids()) == 1
+
+
 @pytest.mark.promise("S06", "S07")
 def test_quiet_finishes_what_runs_and_takes_no_more(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, processes=2) as one, Flow(dsn, 100):

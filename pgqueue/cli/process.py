@@ -74,8 +74,8 @@ async def _serve(worker: Worker, grace: float, stuck: float, facts: dict[str, An
     await _first(started, signals.received)
     if not started.done():
         started.cancel()
-        await _give_up(worker, 0.0)
-        return DONE
+        await asyncio.wait([started])
+        return DEADLINE if await worker.stop(signals.grace or 0.0) else DONE  # it may just have begun
     started.result()
     first = leash is None or leash.first
     log.log(logging.INFO if first else logging.DEBUG, _banner(facts), extra=facts | {"worker_id": worker.worker_id})
@@ -92,7 +92,8 @@ async def _serve(worker: Worker, grace: float, stuck: float, facts: dict[str, An
         return DONE
     ended.cancel()
     grace = grace if signals.grace is None else signals.grace
-    log.info("%s: no more jobs are taken; those that run have %g s. Again to leave at once", signals.name, grace)
+    by = signals.name or "told by the supervisor"
+    log.info("%s: no more jobs are taken; those that run have %g s. Again to leave at once", by, grace)
     left = await worker.stop(grace)
     if left:
         log.error("%d jobs were still running after %g s and are given back", left, grace)
@@ -118,7 +119,7 @@ async def _give_up(worker: Worker, grace: float) -> None:
 
 class Signals:
     """SIGTERM and SIGINT: the first sets `received`, the second ends the process at once. SIGUSR1 calls `quiet`. A
-    supervisor's word to `stop` is as good as a first signal."""
+    supervisor's word to `stop` ends it as a first signal does; one that comes as well is not the second."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, quiet: Callable[[], object]) -> None:
         self.received = asyncio.Event()
@@ -131,7 +132,7 @@ class Signals:
 
     def stop(self, grace: float) -> None:
         if not self.received.is_set():
-            self.name, self.grace = "told by the supervisor", grace
+            self.grace = grace
             self.received.set()
 
     def _handle(self, number: int, _: FrameType | None) -> None:

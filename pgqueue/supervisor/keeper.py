@@ -44,7 +44,7 @@ class Keeper:
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
-        self.fleet = Fleet(terms.size, together=max(1, len(os.sched_getaffinity(0)) // 2))
+        self.fleet = Fleet(terms.size, together=max(1, _cpus() // 2))
         self._nursery = Nursery(terms.arguments)
         self._processes: dict[int, Process] = {}
         self._inspector = Inspector(terms, self.fleet)
@@ -209,6 +209,9 @@ class Keeper:
             process.workers.add(int(message["worker_id"]))
             process.vitals = message
             child.busy = int(message["busy"])
+            if message["state"] == "quiet" and child.state is State.RUNNING:
+                self.fleet.leaves(child.number, "it was told so by somebody else")  # or has decided so itself
+                self._wake.set()
         if said == "vitals":
             if self._inspector.worn(process):
                 self._wake.set()
@@ -221,8 +224,6 @@ class Keeper:
         elif said == "running" and child.state is State.STARTING:
             self.fleet.runs(child.number, monotonic())
             log.info("%s: works, %d of %d are active", process, self.fleet.active, self.fleet.size)
-        elif said == "quiet":
-            self.fleet.leaves(child.number, "it was told so by somebody else")
         elif said == "empty":
             asyncio.get_running_loop().call_later(LEAVE_SECONDS, self._hangs, process)
         elif said == "failed":
@@ -311,6 +312,10 @@ class Keeper:
         self._systemd.status(title.removeprefix("pgqueue: "))
         show(title)
         self._desk.news()
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def keep(terms: Terms) -> int:
