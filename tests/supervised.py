@@ -28,7 +28,7 @@ EVENTS = os.open(str(pathlib.Path(__file__).with_name("events")), os.O_WRONLY | 
 HERE = pathlib.Path(__file__).parent
 
 def say(event, **facts):
-    line = json.dumps({"event": event, "pid": os.getpid(), "at": time.monotonic(), **facts})
+    line = json.dumps({"event": event, "pid": os.getpid(), "at": time.monotonic(), "time": time.time(), **facts})
     os.write(EVENTS, f"{line}\\n".encode())
 
 VERSION = 1

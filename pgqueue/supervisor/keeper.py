@@ -166,6 +166,7 @@ class Keeper:
             case Spawn(child):
                 process = await self._nursery.start(child)
                 self._processes[child.number] = process
+                log.info("%s: is started", process)
                 self._serve(self._follow(process))
                 self._place()
             case Work(child):
