@@ -32,9 +32,10 @@ RETURNING id;
 -- The jobs that are left did not crash: the operator's deadline ended them. Rescue gives their attempts back. Those that
 -- run still (`stuck`) are noted as interrupted here, for with the process they end.
 WITH noted AS (
-    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message)
+    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
     SELECT r.id, r.attempt, r.worker_id, r.started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
-           'interrupted', 'its worker was shut down, and could not stop it'
+           'interrupted', 'its worker was shut down, and could not stop it',
+           (SELECT version_tag FROM pgqueue.worker WHERE id = %(worker_id)s::bigint)
     FROM pgqueue.job_running r
     WHERE r.id = ANY (%(stuck)s::bigint[]) AND r.worker_id + 0 = %(worker_id)s::bigint
 )

@@ -139,7 +139,7 @@ def test_the_killed_are_replaced_and_their_jobs_run_again_at_once(
     tmp_path: Path, dsn: str, eyes: Eyes, conn: psycopg.Connection
 ) -> None:
     """Not after the lease, which is a minute; also with 100,000 waiting in the same lane."""
-    with supervised(tmp_path, dsn, "--lease", "60s", processes=3) as one:
+    with supervised(tmp_path, dsn, "--lease", "60s", "--version-tag", "v3", processes=3) as one:
         [job] = put(eyes, "held", '{"name": "go"}')
         victim = one.event("began", job=job)["pid"]
         conn.execute("INSERT INTO pgqueue.job (task) SELECT 'short' FROM generate_series(1, 100000)")
@@ -158,6 +158,8 @@ def test_the_killed_are_replaced_and_their_jobs_run_again_at_once(
         wait_until(lambda: eyes.one(ready) == 3)
         assert eyes.one("SELECT count(*) FROM pgqueue.worker WHERE dead_at IS NOT NULL") == 2
         assert one.events("began", job=job)[1]["crashes"] == 1
+        crashed = "SELECT outcome, version_tag FROM pgqueue.attempt WHERE job_id = %s"
+        assert eyes.all(crashed, job) == [("crashed", "v3")]
 
 
 @pytest.mark.promise("S03")

@@ -144,7 +144,7 @@ def test_health_is_one_quick_look(dsn: str, conn: psycopg.Connection) -> None:
     conn.execute((add + "('15 s', 1, 1, %s, 'v', '{}', 'starting')").encode(), [HOST])
     conn.commit()
     costs, spans = [], []
-    for _ in range(3):
+    for _ in range(6):
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         done = pgqueue("health", dsn=dsn)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

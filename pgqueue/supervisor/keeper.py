@@ -18,7 +18,7 @@ from typing import Any
 
 from pgqueue.loops import wait, within
 from pgqueue.supervisor.desk import Desk
-from pgqueue.supervisor.fleet import End, Fleet, Quiet, Spawn, State, Work
+from pgqueue.supervisor.fleet import Child, End, Fleet, Quiet, Spawn, State, Work
 from pgqueue.supervisor.inspector import Inspector, Terms
 from pgqueue.supervisor.orders import Order, Standing
 from pgqueue.supervisor.pipe import Message
@@ -164,11 +164,7 @@ class Keeper:
     async def _do(self, action: Spawn | Work | Quiet | End) -> None:
         match action:
             case Spawn(child):
-                process = await self._nursery.start(child)
-                self._processes[child.number] = process
-                log.info("%s: is started", process)
-                self._serve(self._follow(process))
-                self._place()
+                await self._start(child)
             case Work(child):
                 self._processes[child.number].pipe.say("work")
             case Quiet(child, why):
@@ -179,6 +175,18 @@ class Keeper:
                 process = self._processes[child.number]
                 log.info("%s: is ended before it took a job (%s)", process, why)
                 process.kill()
+
+    async def _start(self, child: Child) -> None:
+        try:
+            process = await self._nursery.start(child)
+        except OSError as error:  # no memory, no process, no program just now
+            log.error("process %d: cannot be started: %s", child.number, error)
+            self.fleet.died(child.number, monotonic(), f"a process cannot be started: {error}")
+            return
+        self._processes[child.number] = process
+        log.info("%s: is started", process)
+        self._serve(self._follow(process))
+        self._place()
 
     def _place(self) -> None:
         """Give each process a place among the others of its kind, for its title."""
