@@ -125,8 +125,7 @@ class Worker(Wiring):
 
     def begin(self) -> None:
         """Start the services of a prepared worker."""
-        self._state = "running"
-        self._heartbeat.soon()
+        self._state = "running"  # said by the beat that lists the fetcher's connection
         self._fetching = self._serve(self._fetcher.run(), "fetcher")
         services: list[Any] = [self._completer, self._scheduler, self._maintenance, self._reconciler, self._signals]
         services += [self._admit, self._sweep]
