@@ -11,7 +11,7 @@ from typing import Any
 import click
 import psutil
 
-from bench import claims, drain, enqueueing, flat, idle, latency, load, writing
+from bench import claims, drain, enqueueing, flat, idle, latency, load, restarting, writing
 from bench.figures import Figure, document, table
 from bench.run import Run
 from bench.server import Lab
@@ -35,6 +35,7 @@ SCENARIOS: dict[str, Scenario] = {
     "claims": claims.batched_claim,
     "held-load": load.held_load,
     "beside-pgbench": load.beside_pgbench,
+    "restart": restarting.restart,
 }
 QUICK = 0.02
 

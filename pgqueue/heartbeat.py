@@ -24,6 +24,7 @@ import psycopg
 
 from pgqueue import migrations, statements
 from pgqueue.loops import Backoff, transient, within
+from pgqueue.memory import rss
 from pgqueue.pulse import Pulse
 from pgqueue.sessions import Link, options, transaction
 from pgqueue.settings import Settings
@@ -171,6 +172,10 @@ class Heartbeat:
         self._wake.set()
         await within(done.wait(), most)
 
+    def soon(self) -> None:
+        """Beat at once, to say what our state is now; waits for nothing."""
+        self._wake.set()
+
     def abandon(self) -> None:
         """Stop beating, without waiting: from now on others may take us for dead."""
         self._stop.set()
@@ -235,6 +240,7 @@ class Heartbeat:
             # as running had not started, and this one may come when a killer is about to start.
             "running": statements.integers(self._running()) if due else None,
             "lost": self._lost(),
+            "rss": rss(),
             "sessions": msgspec.json.encode(sessions).decode(),
         }
         sent = monotonic()

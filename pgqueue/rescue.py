@@ -49,7 +49,7 @@ class Rescue:
                         raise
                     log.warning("rescue of worker %d: %s; the next beat tries again", worker_id, error)
 
-    async def rescue(self, worker_id: int, beat: int) -> bool:
+    async def rescue(self, worker_id: int, beat: int, why: str = "gave no sign of life") -> bool:
         """Rescue the jobs of a worker last seen at `beat`; False if it has beaten since or is gone."""
         link = self._session.link
         await self._session.run(link.statement("rescue_disarm", worker_id=worker_id, beat=beat))
@@ -60,7 +60,7 @@ class Rescue:
         if not locked:
             return False
         moved = await self._move(worker_id)
-        log.warning("worker %d gave no sign of life: %d of its jobs were given back", worker_id, moved)
+        log.warning("worker %d %s: %d of its jobs were given back", worker_id, why, moved)
         return True
 
     async def strays(self) -> None:

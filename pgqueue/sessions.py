@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from psycopg import AsyncConnection, AsyncCursor, Connection, OperationalError
+from psycopg import AsyncConnection, AsyncCursor, Connection, Notify, OperationalError
 from psycopg.types.numeric import Int8BinaryLoader
 
 from pgqueue import statements
@@ -61,6 +61,7 @@ class Session:
         self._name = name
         self._connection: AsyncConnection[Any] | None = None
         self._turn = asyncio.Lock()
+        self._noted = asyncio.Event()
 
     async def run(self, *messages: Statement[Any], settings: bool = True) -> list[Any]:
         """Send the statements in one transaction of their own and return what each read.
@@ -80,6 +81,7 @@ class Session:
         async with self._turn:
             try:
                 connection, sent = await self._connected(), monotonic()
+                self._noted.clear()
                 answers = await send(connection, self.link, *messages, settings=settings, after=after)
                 self.took = monotonic() - sent
                 return answers
@@ -96,15 +98,31 @@ class Session:
                 await self._connected()
         return self.generation
 
+    async def stirs(self) -> None:
+        """Wait until the server says something unasked: a notification came, or the connection broke. Then `run`."""
+        connection, loop = self._connection, asyncio.get_running_loop()
+        if connection is None or connection.closed:
+            return
+        file = connection.fileno()
+        loop.add_reader(file, self._noted.set)
+        try:
+            await self._noted.wait()
+        finally:
+            loop.remove_reader(file)
+
     async def close(self) -> None:
         """Close the connection, if there is one."""
         connection, self._connection, self.identity = self._connection, None, None
         if connection is not None:
             await connection.close()
 
+    def _note(self, _: Notify) -> None:
+        self._noted.set()
+
     async def _connected(self) -> AsyncConnection[Any]:
         if self._connection is None or self._connection.closed:
             self._connection = await connect(self.link, f"pgqueue {self._name}")
+            self._connection.add_notify_handler(self._note)
             self.generation += 1
             self.identity = await identify(self._connection, self.link)
             if self._opened is not None:

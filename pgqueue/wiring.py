@@ -73,6 +73,7 @@ class Wiring(ABC):
         self._tasks = tasks
         self._state = "starting"
         self._held: dict[int, Job] = {}
+        self._ended_jobs = 0
         self._suspects = Suspects()
 
     @abstractmethod
@@ -257,6 +258,7 @@ class Wiring(ABC):
         self._sweep.keyed()
 
     def _written(self, jobs: Sequence[Job]) -> None:
+        self._ended_jobs += len(jobs)
         for job in jobs:
             if self._held.get(job.id) is job:
                 del self._held[job.id]

@@ -9,10 +9,12 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from pgqueue import embedded
+from pgqueue.job import Job
 from pgqueue.lifespan import declared as declared_lifespan
 from pgqueue.logs import fields
 from pgqueue.loops import within
@@ -28,6 +30,19 @@ FLUSH_SECONDS = 10.0
 HAND_ON_SECONDS = 1.0  # the keys of our last jobs; whom we miss, the sweep finds
 # How long handlers may take to leave when they are stopped at the shutdown's deadline.
 STOP_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """How a worker is: `busy` of `slots` run, `lost` are taken by handlers that do not stop, `ended` jobs it is done
+    with."""
+
+    worker_id: int
+    state: str
+    busy: int
+    slots: int
+    lost: int
+    ended: int
 
 
 class Worker(Wiring):
@@ -71,7 +86,7 @@ class Worker(Wiring):
             version_tag=version_tag,
         )
         super().__init__(settings, named)
-        self._stopping = False
+        self._prepared = self._stopping = False
         self._services: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()
         self._ended: asyncio.Future[None] | None = None
@@ -87,6 +102,11 @@ class Worker(Wiring):
 
     async def start(self) -> None:
         """Check the schema, register, enter the lifespan and start the services."""
+        await self.prepare()
+        self.begin()
+
+    async def prepare(self) -> None:
+        """All of `start` that can fail: after it the worker lives, and takes no jobs before `begin`."""
         self._loop = loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
         dsn = await asyncio.to_thread(embedded.resolve, self.settings.dsn)
@@ -101,7 +121,11 @@ class Worker(Wiring):
             await self._leave()
             raise
         self._warn_of_locks()
-        self._state = "running"
+        self._prepared = True
+
+    def begin(self) -> None:
+        """Start the services of a prepared worker."""
+        self._state = "running"  # said by the beat that lists the fetcher's connection
         self._fetching = self._serve(self._fetcher.run(), "fetcher")
         services: list[Any] = [self._completer, self._scheduler, self._maintenance, self._reconciler, self._signals]
         services += [self._admit, self._sweep]
@@ -119,6 +143,10 @@ class Worker(Wiring):
             said = "tasks with a lock and without a timeout: %s; one that hangs keeps its key for as long as it hangs"
             log.warning(said, ", ".join(endless))
 
+    async def seen(self) -> None:
+        """Wait until others can see our state in the database; a second at most."""
+        await self._heartbeat.listed()
+
     async def run(self) -> None:
         """Work until stopped, or quiet and everything that ran is written, or a service fails for good (raised)."""
         if self._ended is None:
@@ -130,9 +158,29 @@ class Worker(Wiring):
         """Take no more jobs, hand back those that have not started; `run` returns when what runs has ended."""
         if self._state == "running":
             self._state = "quiet"
+            self._heartbeat.soon()
             self._fetcher.quiet()
             self._give_back(self._executor.hand_back())
             self._serve(self._drain(), "drain")
+
+    async def quieted(self) -> None:
+        """Wait until it takes no more jobs: the last claim it had sent has been answered, too."""
+        await asyncio.wait([self._fetching])
+
+    def vitals(self) -> Vitals:
+        """How it is just now."""
+        slots = sum(pool.slots for pool in self._executor.pools)
+        return Vitals(
+            self.worker_id, self._state, len(self._executor.running), slots, self._executor.lost, self._ended_jobs
+        )
+
+    async def remark(self, outcome: str, message: str) -> list[Job]:
+        """Append a row to the attempts of what runs now, which go on; those jobs."""
+        jobs = [run.job for run in list(self._executor.running.values()) if run.job is not None]
+        ids, claims = [job.id for job in jobs], integers([job.claim for job in jobs])
+        about = {"worker_id": self.worker_id, "ids": ids, "claims": claims, "version_tag": self.settings.version_tag}
+        await self._take.run(self._link.statement("heartbeat_remark", outcome=outcome, message=message, **about))
+        return jobs
 
     async def _drain(self) -> None:
         await asyncio.wait([self._fetching])
@@ -158,7 +206,7 @@ class Worker(Wiring):
         then. Killing the process at any moment loses nothing.
         """
         if self._state in ("starting", "stopped"):
-            await self._stack.aclose()
+            await (self._leave() if self._prepared and self._state == "starting" else self._stack.aclose())
             self._state = "stopped"
             return 0
         deadline, self._stopping = monotonic() + timeout, True

@@ -335,7 +335,7 @@ WHERE EXISTS (SELECT FROM pgqueue.job j
                 AND j.id = mine.id AND j.claim = mine.claim AND j.worker_id = %(worker_id)s::bigint)
    OR EXISTS (SELECT FROM pgqueue.attempt a
               WHERE a.job_id = mine.id AND a.attempt = mine.attempt AND a.worker_id = %(worker_id)s::bigint
-                AND a.outcome NOT IN ('crashed', 'aborted', 'interrupted'));
+                AND a.outcome NOT IN ('crashed', 'aborted', 'interrupted', 'memory'));
 
 -- name: complete_refuse_doubles
 -- After a job could not go where it had to because a row with its id stood there (restored, or inserted by hand): put that

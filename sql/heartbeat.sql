@@ -2,7 +2,7 @@
 -- A new worker process: an id that was never used before and never will be again.
 INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state)
 VALUES (make_interval(secs => %(lease)s::float8), %(pid)s::integer, %(concurrency)s::integer, %(host)s::text,
-        %(version_tag)s::text, %(queues)s::text[], 'running')
+        %(version_tag)s::text, %(queues)s::text[], 'starting')
 RETURNING id;
 
 -- name: heartbeat_beat
@@ -12,7 +12,7 @@ WITH mine AS (
     UPDATE pgqueue.worker
     SET beat = beat + 1, beat_at = CASE WHEN %(running)s::bigint[] IS NULL THEN beat_at ELSE pgqueue.now() END,
         state = %(state)s::text, running = coalesce(%(running)s::bigint[], running),
-        lost = %(lost)s::integer, sessions = %(sessions)s::text::jsonb
+        lost = %(lost)s::integer, rss = %(rss)s::bigint, sessions = %(sessions)s::text::jsonb
     WHERE id = %(worker_id)s::bigint AND dead_at IS NULL
     RETURNING id, beat, extract(epoch FROM lease)::float8 AS lease
 )
@@ -32,10 +32,24 @@ RETURNING id;
 -- The jobs that are left did not crash: the operator's deadline ended them. Rescue gives their attempts back. Those that
 -- run still (`stuck`) are noted as interrupted here, for with the process they end.
 WITH noted AS (
-    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message)
+    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
     SELECT r.id, r.attempt, r.worker_id, r.started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
-           'interrupted', 'its worker was shut down, and could not stop it'
+           'interrupted', 'its worker was shut down, and could not stop it',
+           (SELECT version_tag FROM pgqueue.worker WHERE id = %(worker_id)s::bigint)
     FROM pgqueue.job_running r
     WHERE r.id = ANY (%(stuck)s::bigint[]) AND r.worker_id + 0 = %(worker_id)s::bigint
 )
 UPDATE pgqueue.worker SET running = '{}', beat_at = pgqueue.now() WHERE id = %(worker_id)s::bigint RETURNING id;
+
+-- name: heartbeat_remark
+-- Something that is worth knowing of attempts that go on, by their fence: they need not have anything to do with it.
+INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
+SELECT r.id, r.attempt, r.worker_id, r.started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+       %(outcome)s::text, %(message)s::text, %(version_tag)s::text
+FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
+CROSS JOIN LATERAL (
+    SELECT r.* FROM pgqueue.job_running r
+    WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+    LIMIT 1
+) AS r
+RETURNING job_id;

@@ -24,7 +24,7 @@ WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint;
 -- and a killer may need only milliseconds. But of the suspects of one claim only the worst had started, the first of them,
 -- and beside one with two crashes nothing (suspects.py). With the third crash it is failed. Answers how many were moved.
 WITH dead_worker AS MATERIALIZED (
-    SELECT id, running, beat_at, concurrency FROM pgqueue.worker WHERE id = %(worker_id)s::bigint
+    SELECT id, running, beat_at, concurrency, version_tag FROM pgqueue.worker WHERE id = %(worker_id)s::bigint
 ), picked AS MATERIALIZED (
     SELECT r.ctid FROM pgqueue.job_running r WHERE r.worker_id = %(worker_id)s::bigint
     ORDER BY r.claim, r.rank, r.id LIMIT %(n)s::integer
@@ -41,9 +41,9 @@ WITH dead_worker AS MATERIALIZED (
     FROM lost LEFT JOIN dead_worker w ON true
     WINDOW together AS (PARTITION BY lost.claim ORDER BY lost.crashes DESC, lost.id)
 ), noted AS (
-    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message)
+    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
     SELECT id, attempt, worker_id, started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
-           'crashed', 'its worker died'
+           'crashed', 'its worker died', (SELECT version_tag FROM dead_worker)
     FROM judged WHERE started
 ), dead AS (
     INSERT INTO pgqueue.job_dead (

@@ -17,9 +17,9 @@ PACKAGE = Path(__file__).parent.parent / "pgqueue"
 LAYERS = {
     "words": "errors job kinds codec config retry checks asks outcome logs suspects watermark claims keys signatures "
     "columns",
-    "database": "statements connections embedded embedded_watch loops sessions lending orm",
+    "database": "memory statements connections embedded embedded_watch loops sessions lending orm",
     "rows": "waiting handle enqueue unique endings settling work awork control steps choosing operate pausing grants "
-    "migrations locks",
+    "migrations locks supervisors",
     "declarations": "options uniqueness lifespan tasks hooks joblog pool pulse threads runs gate aborts lost_lease "
     "timekeeper transactions iterate results settings",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance "

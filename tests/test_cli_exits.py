@@ -26,6 +26,11 @@ NEED_A_DATABASE = [
     ["retry", "1"],
     ["pause", "q"],
     ["resume", "q"],
+    ["workers"],
+    ["restart"],
+    ["quiet"],
+    ["scale", "2"],
+    ["health"],
     ["prune"],
     ["grants", "r", "--for", "read"],
 ]
@@ -54,7 +59,7 @@ def test_every_command_takes_the_database_and_the_schema(name: str) -> None:
     assert command is not None
     options = {option for parameter in command.params for option in parameter.opts}
     assert {"--dsn", "--schema"} <= options
-    assert ("--json" in options) == (name in {"status", "jobs", "cancel", "retry", "locks", "version"})
+    assert ("--json" in options) == (name in {*{"status", "jobs", "cancel", "retry", "locks", "workers", "version"}})
 
 
 def test_help_is_there_without_the_driver() -> None:
@@ -154,6 +159,9 @@ def test_a_newer_schema_that_breaks_nothing_is_fine(dsn: str) -> None:
         ["grants", "r", "--for", "everything"],
         ["grants", "r"],
         ["work"],
+        ["scale"],
+        ["scale", "0"],
+        ["systemd"],
     ],
     ids=str,
 )

@@ -134,8 +134,11 @@ async def test_a_database_without_the_schema_is_refused_with_what_to_do(empty_ds
 async def test_a_worker_serves_the_queues_of_its_tasks_and_leaves_no_row(dsn: str, eyes: Eyes) -> None:
     async with work(dsn, *ALL) as worker:
         assert dict(worker.settings.queues) == {"default": None}
-        [row] = eyes.all("SELECT id, state, queues, concurrency, dead_at FROM pgqueue.worker")
-        assert row == (worker.worker_id, "running", ["default"], 10, None)
+        await until(
+            lambda: eyes.all("SELECT state FROM pgqueue.worker") == [("running",)]
+        )  # said with a beat of its own
+        [row] = eyes.all("SELECT id, queues, concurrency, dead_at FROM pgqueue.worker")
+        assert row == (worker.worker_id, ["default"], 10, None)
     assert eyes.all("SELECT * FROM pgqueue.worker") == []
     assert await worker.stop() == 0  # again
 

@@ -18,6 +18,7 @@ from pgqueue.errors import InvalidOption
 F = TypeVar("F", bound=Callable[..., Any])
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _GIVEN = "pgqueue.cli.given"
 
@@ -40,6 +41,20 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only since
         if seconds < self._least:
             self.fail(f"{value!r}: at least {self._least:g}s", param, ctx)
         return seconds
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """A size as `500M`, `1.5G`, `800K` or plain bytes; in bytes, by powers of 1024."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _SIZE.fullmatch(str(value).strip())
+        if match is None or not float(match[1]):
+            self.fail(f"{value!r}: write 500M, 2G or a number of bytes", param, ctx)
+        return int(float(match[1]) * 1024 ** "bkmgt".index((match[2] or "b").lower()))
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]

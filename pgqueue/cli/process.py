@@ -10,17 +10,20 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from types import FrameType
 from typing import Any
 
+import click
 import psycopg
 
 from pgqueue import migrations, tasks
 from pgqueue.cli.database import connected, place
 from pgqueue.cli.exits import DEADLINE, DONE, INTERRUPTED, code_of, line_of
 from pgqueue.config import config, safe
+from pgqueue.supervisor.child import Leash
 from pgqueue.watchdog import Watchdog
 from pgqueue.worker import Worker
 
@@ -29,32 +32,53 @@ log = logging.getLogger("pgqueue")
 IDLE_CONNECTIONS = 3
 
 
-def serve(worker: Worker, grace: float, stuck: float) -> int:
-    """Run the worker until a signal, or until its start or a service fails for good; the exit code."""
+@contextmanager
+def on_leash(fd: int | None) -> Iterator[Leash | None]:
+    """The pipe to our supervisor, if there is one; it is told what goes wrong here."""
+    leash = None if fd is None else Leash(fd)
+    try:
+        yield leash
+    except Exception as error:
+        if leash is not None:
+            leash.failed(safe(error.format_message() if isinstance(error, click.ClickException) else line_of(error)))
+        raise
+
+
+def serve(worker: Worker, grace: float, stuck: float, leash: Leash | None = None) -> int:
+    """Run the worker until a signal, or until its start or a service fails for good; the exit code.
+
+    On a `leash` it belongs to a supervisor: it waits to be let work, and is told to stop there, too.
+    """
     try:
         with connected("work") as conn:
             facts = _facts(conn, worker)
         name, factory = _loop()
         with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(_serve(worker, grace, stuck, facts | {"loop": name}))
+            return runner.run(_serve(worker, grace, stuck, facts | {"loop": name}, leash))
     except Exception as error:
         code = code_of(error)
         if code is None:
             raise
         # By the log, so that a log of JSON stays one.
         log.critical("%s", safe(line_of(error)))
+        if leash is not None:
+            leash.failed(safe(line_of(error)))
         return code
 
 
-async def _serve(worker: Worker, grace: float, stuck: float, facts: dict[str, Any]) -> int:
-    signals = Signals(asyncio.get_running_loop())
-    started = asyncio.create_task(worker.start())
+async def _serve(worker: Worker, grace: float, stuck: float, facts: dict[str, Any], leash: Leash | None) -> int:
+    signals = Signals(asyncio.get_running_loop(), worker.quiet)
+    if leash is not None:
+        leash.stop = signals.stop
+    started = asyncio.create_task(worker.start() if leash is None else leash.start(worker))
     await _first(started, signals.received)
     if not started.done():
         started.cancel()
-        return DONE
+        await asyncio.wait([started])
+        return DEADLINE if await worker.stop(signals.grace or 0.0) else DONE  # it may just have begun
     started.result()
-    log.info(_banner(facts), extra=facts | {"worker_id": worker.worker_id})
+    first = leash is None or leash.first
+    log.log(logging.INFO if first else logging.DEBUG, _banner(facts), extra=facts | {"worker_id": worker.worker_id})
     if endless := [task.name for task in tasks.declared() if task.locking is not None and task.timeout is None]:
         log.warning("tasks with a lock and no timeout, so a hung job keeps its key: %s", ", ".join(sorted(endless)))
     Watchdog(worker.completing, stuck).start()
@@ -62,10 +86,14 @@ async def _serve(worker: Worker, grace: float, stuck: float, facts: dict[str, An
     await _first(ended, signals.received)
     if ended.done():
         await _give_up(worker, grace)
+        if leash is not None:
+            leash.empty()
         ended.result()
         return DONE
     ended.cancel()
-    log.info("%s: no more jobs are taken; those that run have %g s. Again to leave at once", signals.name, grace)
+    grace = grace if signals.grace is None else signals.grace
+    by = signals.name or "told by the supervisor"
+    log.info("%s: no more jobs are taken; those that run have %g s. Again to leave at once", by, grace)
     left = await worker.stop(grace)
     if left:
         log.error("%d jobs were still running after %g s and are given back", left, grace)
@@ -90,14 +118,22 @@ async def _give_up(worker: Worker, grace: float) -> None:
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first sets `received`, the second ends the process at once."""
+    """SIGTERM and SIGINT: the first sets `received`, the second ends the process at once. SIGUSR1 calls `quiet`. A
+    supervisor's word to `stop` ends it as a first signal does; one that comes as well is not the second."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, quiet: Callable[[], object]) -> None:
         self.received = asyncio.Event()
         self.name = ""
+        self.grace: float | None = None
         self._loop = loop
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
+        signal.signal(signal.SIGUSR1, lambda *_: loop.call_soon_threadsafe(quiet))
+
+    def stop(self, grace: float) -> None:
+        if not self.received.is_set():
+            self.grace = grace
+            self.received.set()
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.name:

@@ -3,7 +3,7 @@
 -- refuse the UPDATE itself.
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
 GRANT SELECT ON pgqueue.job, pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked, pgqueue.job_running,
-    pgqueue.job_done, pgqueue.job_dead, pgqueue.attempt, pgqueue.job_progress, pgqueue.ring, pgqueue.worker, pgqueue.migration
+    pgqueue.job_done, pgqueue.job_dead, pgqueue.attempt, pgqueue.job_progress, pgqueue.ring, pgqueue.worker, pgqueue.supervisor, pgqueue.migration
     TO :"role";
 GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
 GRANT DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked, pgqueue.job_dead TO :"role";
@@ -12,3 +12,4 @@ GRANT UPDATE (id) ON pgqueue.job TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_signal, pgqueue.job_waiter TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.queue TO :"role";
+GRANT SELECT, INSERT ON pgqueue.supervisor_order TO :"role";

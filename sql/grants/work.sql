@@ -12,6 +12,7 @@ GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_
 GRANT SELECT, INSERT, DELETE, UPDATE (job_id) ON pgqueue.job_signal TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.worker, pgqueue.job_progress TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_cursor, pgqueue.job_waiter TO :"role";
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.supervisor, pgqueue.supervisor_order TO :"role";
 GRANT SELECT, UPDATE (bin, since) ON pgqueue.ring TO :"role";
 GRANT SELECT, UPDATE (done_at) ON pgqueue.duty TO :"role";
 GRANT TRUNCATE ON

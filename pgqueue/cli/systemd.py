@@ -1,0 +1,79 @@
+"""`pgqueue systemd`: a unit file for a supervisor with these options."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from pgqueue.cli.options import Duration, database, given
+
+UNIT = """\
+[Unit]
+Description=pgqueue workers ({modules})
+After=network-online.target postgresql.service
+Wants=network-online.target
+
+[Service]
+Type=notify
+NotifyAccess=main
+# PGQUEUE_DSN=postgresql://… stands there, and nobody sees it in the process list.
+EnvironmentFile={environment}
+WorkingDirectory={directory}
+ExecStart={command}
+# Rolling restart: new processes first; the old ones finish what they run, however long.
+ExecReload=/bin/kill -HUP $MAINPID
+# Only the supervisor is told to stop; it tells its processes, and they have --grace.
+KillMode=mixed
+TimeoutStopSec={stop:g}
+TimeoutStartSec=180
+WatchdogSec=30
+Restart=on-failure
+RestartSec=1
+
+[Install]
+WantedBy=multi-user.target
+"""
+# A supervisor's own patience after the grace (killing what is left, signing off), and a little more.
+MORE_SECONDS = 35.0
+
+
+@click.command("systemd", context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", metavar="MODULE... [OPTIONS OF WORK]", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--environment-file", default="/etc/pgqueue.env", show_default=True, help="Where PGQUEUE_DSN is set.")
+@click.option("--directory", metavar="DIR", help="WorkingDirectory of the unit [this one].")
+@click.option("--grace", type=Duration(), default="25s", show_default=True, help="How long running jobs may go on.")
+@database
+@click.pass_context
+def command(
+    ctx: click.Context, arguments: tuple[str, ...], environment_file: str, directory: str | None, grace: float
+) -> None:
+    """Print a systemd unit that runs `pgqueue work` with these arguments.
+
+    The supervisor speaks systemd's protocol: ready when all its processes work, reload is a rolling restart, a watchdog
+    ends one that hangs. Nothing is installed.
+
+    \b
+    Examples:
+      pgqueue systemd shop.tasks --processes 4 > /etc/systemd/system/shop.service
+      pgqueue systemd shop.tasks --processes 4 --memory-limit 500M --grace 60s
+    """
+    if "dsn" in given(ctx):
+        raise click.UsageError("a unit file is no place for a DSN: write PGQUEUE_DSN into the environment file")
+    schema = ["--schema", given(ctx)["schema"]] if "schema" in given(ctx) else []
+    processes = [] if any(word.startswith("--processes") for word in arguments) else ["--processes", "1"]
+    program = str(Path(sys.executable).with_name("pgqueue"))
+    words = [program, "work", *arguments, *processes, "--grace", f"{grace:g}s", *schema]
+    modules = [word for word in arguments[: next((i for i, w in enumerate(arguments) if w[:1] == "-"), len(arguments))]]
+    click.echo(
+        UNIT.format(
+            modules=", ".join(modules),
+            environment=environment_file,
+            directory=directory or Path.cwd(),
+            command=shlex.join(words).replace("%", "%%").replace("$", "$$"),
+            stop=grace + MORE_SECONDS,
+        ),
+        nl=False,
+    )

@@ -1,0 +1,273 @@
+"""Which processes there shall be: what to start, to let work, to quiet and to end, decided from what they are.
+
+Pure: no process, no clock, no I/O; `supervisor` tells what has happened and does what `decide` answers. A *generation*
+is all that one restart has started; `current` is the one that works, `wanted` the one to come.
+
+    starting ──let work──▶ running ──quieted──▶ quiet ──nothing left──▶ stopped
+
+(from each of them to stopped: it died). A process that has announced itself waits until it is let work, so what is
+starting holds no job and may be ended at any moment. What holds:
+
+1. A running process is quieted only while more than `size` are running. So no decision of ours ever leaves fewer than
+`size` active: they become fewer only by dying, and that is answered by starting.
+2. A restart lets none of its processes work before all of them have announced themselves: one that fails takes the
+whole restart back, and nothing of the old has been touched. A new restart takes the place of one under way.
+3. Only what is starting is ever ended. What runs leaves by itself, when it is quiet and its last job has ended.
+4. At most `size` are starting in place of the missing ones, and at most `size` for a restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+# A process that dies while it starts, or so soon after, is no accident: the next one waits, longer each time.
+YOUNG_SECONDS = 5.0
+BACKOFF_FIRST, BACKOFF_MOST = 0.5, 30.0
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    QUIET = "quiet"
+    STOPPED = "stopped"
+
+
+MOVES = {
+    State.STARTING: {State.RUNNING, State.STOPPED},
+    State.RUNNING: {State.QUIET, State.STOPPED},
+    State.QUIET: {State.STOPPED},
+    State.STOPPED: set[State](),
+}
+
+
+class IllegalMove(Exception):
+    """A process cannot go from this state to that."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One process. `at_work`: it was let work; `ended`: it was told to end before that; `unfit`: why it is replaced."""
+
+    number: int
+    generation: int
+    state: State = State.STARTING
+    since: float = 0.0
+    announced: bool = False
+    at_work: bool = False
+    ended: bool = False
+    unfit: str = ""
+    busy: int = 0
+
+    def move(self, state: State, now: float) -> None:
+        if state not in MOVES[self.state]:
+            raise IllegalMove(f"process {self.number}: from {self.state} to {state}")
+        self.state, self.since = state, now
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start a process; it is `child` from now on."""
+
+    child: Child
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Let it take jobs."""
+
+    child: Child
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """Let it take no more jobs, and leave when those it has are done."""
+
+    child: Child
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Kill it: it has never taken a job."""
+
+    child: Child
+    why: str
+
+
+Action = Spawn | Work | Quiet | End
+
+
+@dataclass(slots=True)
+class Fleet:
+    """`size` processes, of which at most `together` may be starting at once for a restart."""
+
+    size: int
+    together: int = 1_000
+    current: int = 1
+    wanted: int = 1
+    quieted: bool = False
+    out_of_quiet: bool = False
+    """The restart under way began when all were quiet: nothing old works meanwhile."""
+    problem: str = ""
+    """Why the last restart was taken back."""
+    children: dict[int, Child] = field(default_factory=dict)
+    not_before: float = 0.0
+    """Nothing is started in place of the dead before this moment."""
+    _failures: int = 0
+    _last: int = 0
+    _newest: int = 1
+    _now: float = 0.0
+
+    # What has happened -----------------------------------------------------------------------------------------------
+
+    def restart(self) -> int:
+        """Begin a restart, in place of one under way; its generation."""
+        self.out_of_quiet = self.quieted or (self.out_of_quiet and self.restarting)
+        self.quieted, self.problem, self._failures, self.not_before = False, "", 0, 0.0
+        self.wanted = self._newest = self._newest + 1
+        return self.wanted
+
+    def scale(self, size: int) -> None:
+        self.size = size
+
+    def quiet(self) -> None:
+        """Let all finish and none be started, until a restart."""
+        self.quieted, self.wanted = True, self.current
+
+    def announced(self, number: int) -> None:
+        self.children[number].announced = True
+
+    def runs(self, number: int, now: float) -> None:
+        self.children[number].move(State.RUNNING, now)
+
+    def leaves(self, number: int, why: str) -> None:
+        """It takes no more jobs by its own decision, or somebody else's."""
+        child = self.children[number]
+        if child.state is State.RUNNING:
+            child.unfit = why
+            child.move(State.QUIET, child.since)
+
+    def unfit(self, number: int, why: str) -> None:
+        """It shall be replaced, and then leave."""
+        child = self.children[number]
+        child.unfit = child.unfit or why
+
+    def died(self, number: int, now: float, how: str = "died") -> None:
+        child = self.children.pop(number)
+        before, since = child.state, child.since
+        child.move(State.STOPPED, now)
+        if child.ended or before is State.QUIET:
+            return
+        if before is State.STARTING and not child.at_work and child.generation > self.current:
+            if child.generation == self.wanted:
+                self.wanted, self.problem, self.quieted = self.current, how, self.out_of_quiet
+            return
+        if before is State.STARTING or now - since < YOUNG_SECONDS:
+            self._failures += 1
+        else:
+            self._failures = 0
+        if self._failures > 1:
+            self.not_before = now + min(BACKOFF_MOST, BACKOFF_FIRST * 2 ** (self._failures - 2))
+
+    # What there is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> int:
+        """How many take jobs."""
+        return len(self.of(State.RUNNING))
+
+    @property
+    def restarting(self) -> bool:
+        return self.wanted > self.current
+
+    def in_effect(self, generation: int) -> bool:
+        """Whether this generation, or a later one, works, and nothing older takes jobs."""
+        good = self._good()
+        return (
+            self.current >= generation
+            and len(good) >= self.size
+            and all(child.generation >= generation for child in self.of(State.RUNNING))
+        )
+
+    def of(self, state: State) -> list[Child]:
+        return [child for child in self.children.values() if child.state is state]
+
+    def settled(self) -> bool:
+        """Whether exactly `size` are active, none of them to be replaced."""
+        return self.active == self.size == len(self._good())
+
+    # What to do ------------------------------------------------------------------------------------------------------
+
+    def decide(self, now: float) -> list[Action]:
+        """What to do now. It counts as done: the next answer builds upon it."""
+        self._now = now
+        if self.quieted:
+            ended: list[Action] = [*self._end(self._coming(), "all are to be quiet")]
+            return ended + [self._quieted(child, "all are to be quiet") for child in self.of(State.RUNNING)]
+        actions: list[Action] = [*self._end(self._superseded(), self.problem or "another restart takes its place")]
+        if self.restarting:
+            actions += self._restart()
+        if self.restarting and self.out_of_quiet:
+            return actions
+        return actions + self._keep() + self._retire()
+
+    def _superseded(self) -> list[Child]:
+        return [child for child in self._coming() if child.generation not in (self.current, self.wanted)]
+
+    def _restart(self) -> list[Action]:
+        new = [child for child in self._coming() if child.generation == self.wanted]
+        actions: list[Action] = [*self._end(new[self.size :], "there shall be fewer")]
+        new = new[: self.size]
+        booting = sum(not child.announced for child in new)
+        actions += [self._spawned(self.wanted) for _ in range(min(self.size - len(new), self.together - booting))]
+        if len(new) == self.size and all(child.announced for child in new):
+            self.current = self.wanted
+            # What was starting in place of the dead is of the old code.
+            actions += self._end([child for child in self._coming() if child.generation != self.current], "it is old")
+        return actions
+
+    def _keep(self) -> list[Action]:
+        coming = [child for child in self._coming() if child.generation == self.current]
+        actions: list[Action] = [self._let_work(child) for child in coming if child.announced and not child.at_work]
+        missing = self.size - len(self._good()) - len(coming)
+        if missing > 0 and self._now >= self.not_before:
+            actions += [self._spawned(self.current) for _ in range(missing)]
+        elif missing < 0:
+            actions += self._end([child for child in coming if not child.at_work][missing:], "there shall be fewer")
+        return actions
+
+    def _retire(self) -> list[Action]:
+        good = sorted(self._good(), key=lambda child: (child.busy, -child.number))
+        out = [child for child in self.of(State.RUNNING) if child not in good]
+        surplus = good[: max(0, len(good) - self.size)]
+        most = max(0, self.active - self.size)
+        whys = [(child, child.unfit or "newer ones have taken over") for child in out]
+        whys += [(child, "there shall be fewer") for child in surplus]
+        return [self._quieted(child, why) for child, why in whys[:most]]
+
+    def _good(self) -> list[Child]:
+        """What runs and shall go on."""
+        return [child for child in self.of(State.RUNNING) if child.generation == self.current and not child.unfit]
+
+    def _coming(self) -> list[Child]:
+        return [child for child in self.of(State.STARTING) if not child.ended]
+
+    def _spawned(self, generation: int) -> Spawn:
+        self._last += 1
+        child = self.children[self._last] = Child(self._last, generation, since=self._now)
+        return Spawn(child)
+
+    def _let_work(self, child: Child) -> Work:
+        child.at_work = True
+        return Work(child)
+
+    def _quieted(self, child: Child, why: str) -> Quiet:
+        child.move(State.QUIET, self._now)
+        return Quiet(child, why)
+
+    def _end(self, children: list[Child], why: str) -> list[End]:
+        ended = [child for child in children if not child.at_work]
+        for child in ended:
+            child.ended = True
+        return [End(child, why) for child in ended]
