@@ -20,6 +20,8 @@ from pgqueue.errors import (
     NotConfigured,
     PayloadTooLarge,
     ResultTimeout,
+    ScheduleDeclared,
+    ScheduleNotFound,
     SchemaBehind,
     SchemaMissing,
     SchemaTooNew,
@@ -34,14 +36,17 @@ from pgqueue.options import Lock
 from pgqueue.pausing import apause, aresume, pause, resume
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, remote, task
+from pgqueue.timing import Cron, Every
 
 if TYPE_CHECKING:
     from pgqueue.worker import Worker
 
 __all__ = [
     "Cancel",
+    "Cron",
     "DuplicateJob",
     "Error",
+    "Every",
     "Fail",
     "InvalidArguments",
     "InvalidOption",
@@ -62,6 +67,8 @@ __all__ = [
     "ResultTimeout",
     "Retry",
     "RetryPolicy",
+    "ScheduleDeclared",
+    "ScheduleNotFound",
     "SchemaBehind",
     "SchemaMissing",
     "SchemaTooNew",

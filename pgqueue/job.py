@@ -24,6 +24,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 import msgspec
 
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
+from pgqueue.timing import tick_of
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -239,6 +240,11 @@ class Job:
     def headers(self) -> dict[str, Any]:
         """The headers given at enqueue."""
         return msgspec.json.decode(self._row[14], type=dict[str, Any]) if self._row[14] else {}
+
+    @property
+    def tick(self) -> datetime | None:
+        """The time of its schedule that it was made for, UTC, whenever it runs; None if no schedule has made it."""
+        return tick_of(self.headers)
 
     @property
     def lock_key(self) -> str | None:

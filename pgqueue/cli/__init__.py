@@ -25,6 +25,7 @@ COMMANDS = (
     "pause",
     "resume",
     "locks",
+    "schedules",
     "prune",
     "grants",
     "demo",

@@ -50,13 +50,14 @@ def command(
     task = pgqueue.remote(name, queue=queue, priority=priority).using(delay=delay, run_at=run_at)
     if lock is not None:
         task = task.using(lock=lambda **arguments: lock)
-    new = task.new(**_object(arguments))
+    new = task.new(**arguments_of(arguments))
     with connected("enqueue", check=False) as conn:
         [handle] = pgqueue.enqueue_many(conn, [new])
     click.echo(handle.id)
 
 
-def _object(arguments: str) -> dict[str, Any]:
+def arguments_of(arguments: str) -> dict[str, Any]:
+    """The arguments of a job as a command was given them."""
     source = sys.stdin.read() if arguments == "-" else arguments
     try:
         value = json.loads(source)

@@ -10,3 +10,6 @@ GRANT DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgque
 GRANT INSERT ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked, pgqueue.job_dead TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_signal, pgqueue.job_waiter TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.queue TO :"role";
+-- `pgqueue schedules`, and what an application needs that adds schedules.
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.schedule TO :"role";
+GRANT SELECT ON pgqueue.declaration, pgqueue.tick TO :"role";
