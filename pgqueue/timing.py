@@ -121,7 +121,7 @@ class Every:
 When = Cron | Every
 
 TICK = "pgqueue:tick"
-"""The header in which a job keeps its tick; `pgqueue:schedule` has the schedule's name (ticks.sql). No plain job has one."""
+"""The header in which a job keeps its tick; `pgqueue:schedule` has the schedule's name (ticks.sql)."""
 
 
 @lru_cache(maxsize=4096)

@@ -32,7 +32,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     \b
     Examples:
       pgqueue schedules
-      pgqueue schedules add nightly report.daily --cron '0 3 * * *' --tz Europe/Berlin
+      pgqueue schedules add nightly report.daily --cron '0 3 * * *'
       pgqueue schedules run nightly
     """
     if ctx.invoked_subcommand is None:
@@ -77,7 +77,7 @@ def add(
     priority: int,
     lock: str | None,
 ) -> None:
-    """Add the schedule NAME, or change the one that was added under that name.
+    """Add a schedule, or change an added one.
 
     Each tick enqueues a job of TASK with these arguments (JSON, by name; `-` reads it from stdin). The task's code is
     not needed here, so names and types of arguments are checked when a job runs. Schedules that code declares are
@@ -85,7 +85,7 @@ def add(
 
     \b
     Examples:
-      pgqueue schedules add nightly report.daily --cron '0 3 * * *' --tz Europe/Berlin
+      pgqueue schedules add nightly report.daily --cron '0 3 * * *'
       pgqueue schedules add poll:7 feed.poll '{"feed": 7}' --every 5m --catch-up none
     """
     import pgqueue
@@ -109,7 +109,10 @@ def add(
 @click.argument("name")
 @database
 def pause(name: str) -> None:
-    """Make no ticks of NAME until it is resumed. Jobs it has made already are left alone."""
+    """Stop a schedule until it is resumed.
+
+    Jobs that it has made already are left alone.
+    """
     from pgqueue import schedules
 
     with connected("schedules") as conn:
@@ -121,7 +124,10 @@ def pause(name: str) -> None:
 @click.argument("name")
 @database
 def resume(name: str) -> None:
-    """Let NAME tick again; its catch_up says what becomes of the ticks it has missed."""
+    """Let a schedule tick again.
+
+    Its catch_up says what becomes of the ticks it has missed.
+    """
     from pgqueue import schedules
 
     with connected("schedules") as conn:
@@ -133,7 +139,10 @@ def resume(name: str) -> None:
 @click.argument("name")
 @database
 def run(name: str) -> None:
-    """Enqueue one job of NAME now, whatever its state, and print the job's id. Its next tick comes as it would have."""
+    """Enqueue one job now and print its id.
+
+    Whatever the state of the schedule; its next tick comes as it would have.
+    """
     from pgqueue import schedules
 
     with connected("schedules") as conn:
@@ -144,7 +153,10 @@ def run(name: str) -> None:
 @click.argument("name")
 @database
 def remove(name: str) -> None:
-    """Delete NAME. Exit code 1 if workers that live declare it: it would be back at once."""
+    """Delete a schedule.
+
+    Exit code 1 if workers that live declare it: it would be back at once.
+    """
     from pgqueue import schedules
 
     with connected("schedules") as conn:

@@ -83,6 +83,7 @@ class Clock:
         return moment
 
     def _tick(self, moment: datetime) -> Steps[datetime]:
+        self._entered()
         yield from declare()
         yield from self.turn(moment)
         yield from tick()
