@@ -346,9 +346,7 @@ async def test_ticks_are_made_on_time(dsn: str, eyes: Eyes) -> None:
             schedules.add(eyes.conn, f"s{number}", Every(1), reports)
         await until(lambda: len(late) >= 60, 8.0)
     ordered = sorted(late)
-    print(
-        f"lateness of {len(late)} ticks: p50 {1000 * ordered[len(ordered) // 2]:.1f} ms, max {1000 * ordered[-1]:.1f} ms"
-    )
+    print(f"lateness of {len(late)} ticks: p50 {1000 * ordered[30]:.1f} ms, max {1000 * ordered[-1]:.1f} ms")
     assert ordered[0] >= 0
     assert ordered[len(ordered) // 2] < 0.2
 
