@@ -11,7 +11,7 @@ from typing import Any
 import click
 import psutil
 
-from bench import claims, drain, enqueueing, flat, idle, latency, load, writing
+from bench import claims, drain, enqueueing, flat, idle, latency, load, ticks, writing
 from bench.figures import Figure, document, table
 from bench.run import Run
 from bench.server import Lab
@@ -34,6 +34,8 @@ SCENARIOS: dict[str, Scenario] = {
     "claims": claims.batched_claim,
     "held-load": load.held_load,
     "beside-pgbench": load.beside_pgbench,
+    "ticks-at-once": ticks.at_once,
+    "ticks-spread": ticks.spread,
 }
 QUICK = 0.02
 
