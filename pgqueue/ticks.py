@@ -28,6 +28,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -45,6 +46,8 @@ CHANGED = "schedules"
 BATCH = 500
 """How many ticks one transaction makes at most: so many jobs come at once of however long an outage."""
 LOOK_SECONDS = 15.0
+NONE_TIMES = 4
+"""So much longer is a leader's pause while there is no schedule at all: who adds the first one notifies."""
 SETTLE_SECONDS, PRUNE_SECONDS = 60.0, 300.0
 PRUNED_MOST = 10_000
 # A row that somebody holds: asked for again soon at first, for most are let go at once, then once a second.
@@ -159,7 +162,7 @@ class Ticks:
         """Make what is due; the seconds to sleep until the next tick, or the next look."""
         if monotonic() >= self._look_at:
             await self._look()
-        pause = LOOK_SECONDS
+        pause = inf
         while due := [each for each in self._schedules.values() if each.next_at and each.next_at <= self._now()]:
             if not await self._make(await self._moves(due)):
                 pause = self._locked
@@ -169,7 +172,7 @@ class Ticks:
             self._locked = LOCKED_FIRST
         now = self._now()
         times = [(each.next_at - now).total_seconds() for each in self._schedules.values() if each.next_at]
-        return max(0.0, min([pause, self._look_at - monotonic(), *(time for time in times if pause == LOOK_SECONDS)]))
+        return max(0.0, min([pause, self._look_at - monotonic(), *(time for time in times if pause == inf)]))
 
     # What there is ---------------------------------------------------------------------------------------------------
 
@@ -180,13 +183,17 @@ class Ticks:
         known = before[0] > EPOCH
         settle = monotonic() >= self._settle_at
         statements = [link.statement("ticks_settle", own=None, notify=False)] if settle else []
-        *_, rows = await self._session.run(*statements, link.statement("ticks_read"))
+        if prune := monotonic() >= self._prune_at:
+            statements.append(link.statement("ticks_prune", n=PRUNED_MOST))
+        *done, rows = await self._session.run(*statements, link.statement("ticks_read"))
         if settle:
             self._settle_at = monotonic() + SETTLE_SECONDS
+        if prune and done[-1][0][0] < PRUNED_MOST:
+            self._prune_at = monotonic() + PRUNE_SECONDS
         now, found = schedules(rows)
         self._clock = (now, monotonic())
         self._schedules = {each.name: each for each in found}
-        self._look_at = monotonic() + LOOK_SECONDS
+        self._look_at = monotonic() + (LOOK_SECONDS if found else NONE_TIMES * LOOK_SECONDS)
         stepped = (now - before[0]).total_seconds() - (monotonic() - before[1])
         if known and abs(stepped) > STEP_SECONDS:
             log.warning("the database's clock was set by %+.0f s", stepped)
@@ -197,10 +204,6 @@ class Ticks:
             return
         if places := [each for each in found if misplaced(each, now, stepped=not known)]:
             await self._place(places, now)
-        if monotonic() >= self._prune_at:
-            self._prune_at = monotonic() + PRUNE_SECONDS
-            while (await self._session.run(link.statement("ticks_prune", n=PRUNED_MOST)))[0][0][0] >= PRUNED_MOST:
-                pass
 
     async def _place(self, places: Iterable[Due], now: datetime) -> None:
         said = [placed(each, now) for each in places]

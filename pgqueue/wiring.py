@@ -108,11 +108,11 @@ class Wiring(ABC):
             claims=claims,
             slots=self._slots,
             deliver=self._let_in,
-            done=lambda: self._fetcher.roomier(),
+            done=self._admitted,
             in_doubt=lambda: self._reconciler.doubt(),
             notify=settings.notify,
         )
-        self._sweep = Sweep(self._take, found=self._admit.swept)
+        self._sweep = Sweep(self._take, found=self._admit.swept, leads=self._leads)
         self._fetcher = Fetcher(
             self._take,
             lambda: self.worker_id,
@@ -261,6 +261,10 @@ class Wiring(ABC):
         """Admits bring few at a time: they make no measure of how many to have at hand."""
         self._deliver(jobs, let_in=True)
 
+    def _admitted(self) -> None:
+        self._fetcher.roomier()
+        self._sweep.keyed()
+
     def _written(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if self._held.get(job.id) is job:
@@ -283,6 +287,7 @@ class Wiring(ABC):
         elif channel == LED:
             self._scheduler.news()
             self._ticks.news()
+            self._sweep.news()
             self._maintenance.news()
         elif channel == CONTROL and payload == SIGNAL:
             self._signals.news()

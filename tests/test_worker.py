@@ -576,7 +576,7 @@ async def test_an_idle_worker_takes_three_connections_and_few_round_trips(
 
     monkeypatch.setattr(sessions, "send", counted)
     monkeypatch.setattr(notifier, "send", counted)
-    seconds = 8.0
+    seconds = 20.0
     async with work(dsn, *ALL) as worker:
         await until(lambda: worker._notifier.leads)
         await until(lambda: worker._fetcher.fetches >= 2)
@@ -586,8 +586,8 @@ async def test_an_idle_worker_takes_three_connections_and_few_round_trips(
         number = len(sent) + eyes.one("SELECT beat FROM pgqueue.worker") - beats
         assert len(eyes.backends()) <= 3
     print(f"{number / seconds:.2f} transactions a second, alone and leading")
-    # Leading; the promise is 3. Pauses are random, so a window of eight seconds sees more or fewer of the duties.
-    assert number <= 1.6 * seconds
+    # Leading; the promise is 3. Pauses are random, so a short window sees more or fewer of the duties.
+    assert number <= 1.25 * seconds
 
 
 @pytest.mark.promise("F09")
