@@ -27,6 +27,10 @@ from pgqueue.timing import When, check_when
 P = ParamSpec("P")
 
 NAME_MOST = 200  # bytes
+KEPT = frozenset(
+    "task args queue priority run_at delay headers max_attempts deadline lock_key lock_limit on_locked".split()
+)
+"""What of a job a schedule knows to keep (or to refuse): a row, and the statements that make jobs of it, name the columns."""
 TIMES = frozenset({"next_at", "last_at", "declared_at", "paused_at"})
 
 
@@ -143,6 +147,8 @@ def spec(when: When, new: NewJob[Any], what: str) -> dict[str, Any]:
         raise InvalidOption(
             f"{what}: the schedule says when its jobs run: leave out run_at, delay and a fixed deadline"
         )
+    if left := [field for field in new.__struct_fields__ if field not in KEPT and getattr(new, field) is not None]:
+        raise InvalidOption(f"{what}: a schedule cannot keep {', '.join(left)} for its jobs")
     options = {
         "headers": None if new.headers is None else json.loads(new.headers),
         "max_attempts": new.max_attempts,

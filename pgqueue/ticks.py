@@ -49,7 +49,7 @@ LOOK_SECONDS = 15.0
 NONE_TIMES = 4
 """So much longer is a leader's pause while there is no schedule at all: who adds the first one notifies."""
 SETTLE_SECONDS, PRUNE_SECONDS = 60.0, 300.0
-PRUNED_MOST = 10_000
+PRUNED_MOST = 20_000
 # A row that somebody holds: asked for again soon at first, for most are let go at once, then once a second.
 LOCKED_FIRST, LOCKED_MOST = 0.01, 1.0
 # By so much the database's clock may differ from what it was to be by now: more, and it was set.
