@@ -27,10 +27,9 @@ from pgqueue.timing import When, check_when
 P = ParamSpec("P")
 
 NAME_MOST = 200  # bytes
-KEPT = frozenset(
-    "task args queue priority run_at delay headers max_attempts deadline lock_key lock_limit on_locked".split()
-)
-"""What of a job a schedule knows to keep (or to refuse): a row, and the statements that make jobs of it, name the columns."""
+# What of a job a schedule keeps, or refuses: its columns, and the statements that make jobs of it, name them.
+KEPT = {"task", "args", "queue", "priority", "run_at", "delay", "headers", "max_attempts", "deadline"}
+KEPT |= {"lock_key", "lock_limit", "on_locked"}
 TIMES = frozenset({"next_at", "last_at", "declared_at", "paused_at"})
 
 
