@@ -35,7 +35,7 @@ def spread(run: Run) -> list[Figure]:
 
 
 def _figures(run: Run, name: str, line: Callable[[int], str]) -> list[Figure]:
-    number, seconds = run.jobs(SCHEDULES), max(61.0, run.seconds(60.0 * MINUTES))
+    number, seconds = SCHEDULES, max(61.0, run.seconds(60.0 * MINUTES))
     with run.lab.database() as dsn, start_worker(dsn, Setup()) as worker:
         sleep(run.seconds(SETTLE))
         idle = _share(run, worker, run.seconds(IDLE))

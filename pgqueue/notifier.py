@@ -95,9 +95,8 @@ class Notifier:
             await asyncio.wait([hearing, sought], return_when=asyncio.FIRST_COMPLETED)
         finally:
             sought.cancel()
-            if not hearing.done():
-                hearing.cancel()
-            await asyncio.wait([hearing])
+            hearing.cancel()
+            await asyncio.wait([hearing, sought])
         if not hearing.cancelled():
             hearing.result()
 

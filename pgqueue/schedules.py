@@ -98,7 +98,10 @@ async def apause(conn: object, name: str) -> bool:
 
 
 def resume(conn: object, name: str) -> bool:
-    """Let a paused schedule tick again; its catch_up says what becomes of what it missed. False: it was not paused."""
+    """Let a paused schedule tick again, and try a refused one again; its catch_up says what becomes of what it missed.
+
+    False if it was neither.
+    """
     return connections.run(conn, _changing("schedules_resume", name, notify=client()[1]))
 
 

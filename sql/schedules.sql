@@ -22,9 +22,11 @@ WITH paused AS (
 SELECT EXISTS (SELECT FROM paused) FROM pgqueue.schedule WHERE name = %(name)s::text;
 
 -- name: schedules_resume
--- Tick again; what was missed meanwhile is made by catch_up. No row: there is none. One row: whether it was paused.
+-- Tick again; what was missed meanwhile is made by catch_up. No row: there is none. One row: whether it was paused, or refused.
 WITH resumed AS (
-    UPDATE pgqueue.schedule SET paused_at = NULL WHERE name = %(name)s::text AND paused_at IS NOT NULL RETURNING name
+    UPDATE pgqueue.schedule SET paused_at = NULL, refused = NULL
+    WHERE name = %(name)s::text AND (paused_at IS NOT NULL OR refused IS NOT NULL)
+    RETURNING name
 ), told AS (
     SELECT pg_notify('pgqueue.:scheduled', 'schedules')::text AS done FROM resumed WHERE %(notify)s::boolean
 )

@@ -126,7 +126,7 @@ def pause(name: str) -> None:
 def resume(name: str) -> None:
     """Let a schedule tick again.
 
-    Its catch_up says what becomes of the ticks it has missed.
+    Its catch_up says what becomes of the ticks it has missed. A refused one is tried again.
     """
     from pgqueue import schedules
 
