@@ -66,7 +66,6 @@ def test_a_task_with_a_schedule_can_be_called_without_arguments(declare: Declare
         schedules.spec(Every(60), fits.using(delay=5).new(), "schedule 'x'")
 
 
-@pytest.mark.promise("F17")
 def test_an_invalid_line_fails_at_the_start_of_a_worker_with_the_field_and_the_value(dsn: str, tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(
         "import pgqueue\n@pgqueue.task(schedule=pgqueue.Cron('0 25 * * *'))\ndef nightly(): ...\n"
@@ -174,13 +173,13 @@ def test_adding_says_whether_it_is_new_and_checks_the_arguments(conn: psycopg.Co
     assert (found.line, found.args, found.priority, found.queue) == ("every 600", {"feed": 8}, 1, "feeds")
     assert (found.declared_at, found.state, found.last_at) == (None, "active", None)
     with pytest.raises(InvalidArguments, match="feed"):
-        schedules.add(conn, "poll:8", Every(300), poll)  # type: ignore[call-arg]
+        schedules.add(conn, "poll:8", Every(300), poll)
     with pytest.raises(InvalidOption, match=r"give Cron\(…\) or Every\(…\)"):
-        schedules.add(conn, "poll:8", "* * * * *", poll, feed=7)  # type: ignore[arg-type]
+        schedules.add(conn, "poll:8", "* * * * *", poll, feed=7)  # type: ignore[call-overload]
     with pytest.raises(InvalidOption, match="leave out"):
         schedules.add(conn, "poll:8", Every(300), poll.using(delay=60), feed=7)
     with pytest.raises(InvalidArguments, match="not a task"):
-        schedules.add(conn, "poll:8", Every(300), print)
+        schedules.add(conn, "poll:8", Every(300), print)  # type: ignore[call-overload]
     assert schedules.add(conn, "elsewhere", NEVER, "billing.close", month=3)
     for name in ("", "x" * 201, "é" * 101, "a\nb", 7):
         with pytest.raises(InvalidOption, match="schedule name"):
@@ -437,7 +436,7 @@ def test_rights(dsn: str) -> None:
             grants.grant(conn, name, kind, "pgqueue")
     as_role = {kind: make_conninfo(dsn, user=name, password="secret") for kind, name in names.items()}
     for kind in ("operate", "work"):
-        with psycopg.connect(as_role[kind]) as conn:  # type: ignore[index]
+        with psycopg.connect(as_role[kind]) as conn:
             assert schedules.add(conn, kind, Every(60), "x")
             assert schedules.pause(conn, kind) and schedules.resume(conn, kind)
             assert schedules.run(conn, kind).id
@@ -447,7 +446,7 @@ def test_rights(dsn: str) -> None:
     with psycopg.connect(as_role["read"]) as conn:
         assert len(schedules.schedules(conn)) == 2
     for kind, act in (("read", schedules.pause), ("read", schedules.run), ("enqueue", schedules.pause)):
-        with psycopg.connect(as_role[kind]) as conn, pytest.raises(errors.InsufficientPrivilege):  # type: ignore[index]
+        with psycopg.connect(as_role[kind]) as conn, pytest.raises(errors.InsufficientPrivilege):
             act(conn, "work")
     with psycopg.connect(as_role["enqueue"]) as conn, pytest.raises(errors.InsufficientPrivilege):
         schedules.add(conn, "mine", Every(60), "x")

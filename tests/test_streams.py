@@ -83,7 +83,7 @@ async def turn(eyes: Eyes, moment: datetime, number: int) -> None:
 @pytest.mark.promise("L11")
 @pytest.mark.parametrize("hours", [6, pytest.param(24, marks=pytest.mark.long)])
 async def test_every_tick_of_the_day_is_made_once_and_is_one_job_for_each_user(
-    hours: int, stream: ModuleType, dsn: str, eyes: Eyes
+    hours: int, stream: Any, dsn: str, eyes: Eyes
 ) -> None:
     set_clock(eyes, START)
     eyes.do("INSERT INTO customer SELECT generate_series(1, 5)")
@@ -102,7 +102,7 @@ async def test_every_tick_of_the_day_is_made_once_and_is_one_job_for_each_user(
 
 
 @pytest.mark.promise("L12")
-async def test_a_user_dropped_at_one_tick_is_served_at_a_later_one(stream: ModuleType, dsn: str, eyes: Eyes) -> None:
+async def test_a_user_dropped_at_one_tick_is_served_at_a_later_one(stream: Any, dsn: str, eyes: Eyes) -> None:
     """With "skip": the run of before holds the user over tick k, whose job is dropped; the job of tick k + 1 runs."""
     held, let_go = asyncio.Event(), asyncio.Event()
 
@@ -135,9 +135,7 @@ async def test_a_user_dropped_at_one_tick_is_served_at_a_later_one(stream: Modul
 
 
 @pytest.mark.promise("L13", "L14")
-async def test_what_is_left_is_served_back_to_back_and_not_at_the_next_tick(
-    stream: ModuleType, dsn: str, eyes: Eyes
-) -> None:
+async def test_what_is_left_is_served_back_to_back_and_not_at_the_next_tick(stream: Any, dsn: str, eyes: Eyes) -> None:
     eyes.do("INSERT INTO customer VALUES (1)")
     async with work(dsn, stream.tick, stream.serve, queues=["default"]) as worker:
         await until(worker._leads)
@@ -156,7 +154,7 @@ async def test_what_is_left_is_served_back_to_back_and_not_at_the_next_tick(
 @pytest.mark.promise("L16", "L17")
 @pytest.mark.parametrize("arrivals", [300, pytest.param(10_000, marks=pytest.mark.long)])
 async def test_events_that_arrive_at_any_moment_are_all_served_by_few_runs_and_never_two_of_a_user_at_once(
-    arrivals: int, stream: ModuleType, dsn: str, eyes: Eyes
+    arrivals: int, stream: Any, dsn: str, eyes: Eyes
 ) -> None:
     random = Random(arrivals)
     eyes.do("INSERT INTO customer SELECT generate_series(1, 10)")
@@ -182,7 +180,7 @@ async def test_events_that_arrive_at_any_moment_are_all_served_by_few_runs_and_n
     assert eyes.one("SELECT count(*) FROM pgqueue.job_done WHERE task = 'stream.serve'") >= arrivals
 
 
-async def test_the_story_strands_events_with_skip_and_no_tick(stream: ModuleType, dsn: str, eyes: Eyes) -> None:
+async def test_the_story_strands_events_with_skip_and_no_tick(stream: Any, dsn: str, eyes: Eyes) -> None:
     """The naive version: dropped while one runs that has looked already, and nobody comes again."""
     looked, let_go = asyncio.Event(), asyncio.Event()
 

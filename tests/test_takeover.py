@@ -102,7 +102,7 @@ def three(made: Workers, eyes: Eyes) -> tuple[Process, list[Process]]:
 def latest(others: list[Process], event: str, since: str) -> float:
     """The most that anything was late that was due after `since`."""
     moment = "tick" if event == "tick" else "at"
-    return max(each["late"] for other in others for each in other.all(event) if each[moment] > since)
+    return max(float(each["late"]) for other in others for each in other.all(event) if each[moment] > since)
 
 
 def gapless(eyes: Eyes, step: float = 1.0) -> int:

@@ -416,7 +416,7 @@ async def test_old_ticks_are_forgotten_after_a_day(dsn: str, eyes: Eyes) -> None
     assert eyes.one("SELECT count(*) FROM pgqueue.tick") == 23
 
 
-@pytest.mark.promise("E14", "F08")
+@pytest.mark.promise("E14")
 async def test_a_held_snapshot_does_not_make_a_tick_dear(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
     """A tick is a HOT update: its dead versions stand in no index."""
     set_clock(eyes, START)
