@@ -163,16 +163,19 @@ class Ticks:
         if monotonic() >= self._look_at:
             await self._look()
         pause = inf
-        while due := [each for each in self._schedules.values() if each.next_at and each.next_at <= self._now()]:
+        while due := self._due(self._now()):
             if not await self._make(await self._moves(due)):
                 pause = self._locked
                 self._locked = min(LOCKED_MOST, 2 * self._locked)
                 self._look_at = monotonic() + pause
                 break
             self._locked = LOCKED_FIRST
-        now = self._now()
-        times = [(each.next_at - now).total_seconds() for each in self._schedules.values() if each.next_at]
-        return max(0.0, min([pause, self._look_at - monotonic(), *(time for time in times if pause == inf)]))
+        if pause == inf and (known := [each.next_at for each in self._schedules.values() if each.next_at]):
+            pause = (min(known) - self._now()).total_seconds()
+        return max(0.0, min(pause, self._look_at - monotonic()))
+
+    def _due(self, now: datetime) -> list[Due]:
+        return [each for each in self._schedules.values() if each.next_at is not None and each.next_at <= now]
 
     # What there is ---------------------------------------------------------------------------------------------------
 
