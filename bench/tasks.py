@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from functools import cached_property
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from psycopg import AsyncConnection, Connection
@@ -38,6 +38,17 @@ async def numbered(n: int) -> None:
 async def stamp(job: Job) -> None:
     """Write down when it began."""
     starts.append((job.id, monotonic()))
+
+
+late: list[float] = []
+"""How late each `tick` has begun, in seconds."""
+
+
+@task(name="bench.tick", queue=QUEUE)
+async def tick(job: Job) -> None:
+    """Write down how late it began."""
+    assert job.tick is not None
+    late.append(time() - job.tick.timestamp())
 
 
 class Own:

@@ -40,8 +40,9 @@ async def work(dsn: str, queues: list[str], concurrency: int, workers: int) -> N
             await stack.enter_async_context(Worker(queues=queues, concurrency=concurrency, dsn=dsn))
         answer({"ready": True})
         while await asyncio.to_thread(sys.stdin.readline):
-            answer({"starts": tasks.starts})
+            answer({"starts": tasks.starts, "late": tasks.late})
             tasks.starts.clear()
+            tasks.late.clear()
 
 
 def _factory(loop: str) -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -20,6 +20,8 @@ from pgqueue.errors import (
     NotConfigured,
     PayloadTooLarge,
     ResultTimeout,
+    ScheduleDeclared,
+    ScheduleNotFound,
     SchemaBehind,
     SchemaMissing,
     SchemaTooNew,
@@ -34,6 +36,7 @@ from pgqueue.options import Lock
 from pgqueue.pausing import apause, aresume, pause, resume
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, remote, task
+from pgqueue.timing import Cron, Every
 from pgqueue.uniqueness import Unique
 
 if TYPE_CHECKING:
@@ -41,8 +44,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cancel",
+    "Cron",
     "DuplicateJob",
     "Error",
+    "Every",
     "Fail",
     "InvalidArguments",
     "InvalidOption",
@@ -63,6 +68,8 @@ __all__ = [
     "ResultTimeout",
     "Retry",
     "RetryPolicy",
+    "ScheduleDeclared",
+    "ScheduleNotFound",
     "SchemaBehind",
     "SchemaMissing",
     "SchemaTooNew",

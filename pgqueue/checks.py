@@ -1,18 +1,42 @@
 """What a declaration of a task may say: each check returns the value as it is kept, or raises InvalidOption.
 
-Used by tasks, at import and by `using`. Words only: the names, times and flags themselves; what needs a signature is
+Used by tasks, at import and by `using`, and wherever a name of a task or a queue comes in. Words only: the names, times and flags themselves; what needs a signature is
 in options.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from pgqueue.errors import InvalidOption
 from pgqueue.retry import seconds
+
+_QUEUE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+
+
+def check_task_name(name: str) -> str:
+    """Return `name` if it can name a task (1 to 200 printable characters, no space), else raise InvalidOption."""
+    if isinstance(name, str) and 1 <= len(name) <= 200 and name.isprintable() and " " not in name:
+        return name
+    raise InvalidOption(f"task name {name!r}: use 1 to 200 printable characters without spaces")
+
+
+def check_queue(queue: str) -> str:
+    """Return `queue` if it can name a queue, else raise InvalidOption."""
+    if isinstance(queue, str) and _QUEUE.fullmatch(queue):
+        return queue
+    raise InvalidOption(f"queue {queue!r}: use 1 to 40 letters, digits, '_', '.' or '-'")
+
+
+def check_priority(priority: int) -> int:
+    """Return `priority` if it is one (0, first, to 9), else raise InvalidOption."""
+    if isinstance(priority, int) and not isinstance(priority, bool) and 0 <= priority <= 9:
+        return priority
+    raise InvalidOption(f"priority {priority!r}: use a whole number from 0 (first) to 9 (last)")
 
 
 def default_name(fn: Callable[..., Any]) -> str:

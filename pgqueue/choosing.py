@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pgqueue.checks import check_queue
 from pgqueue.config import client
 from pgqueue.errors import InvalidArguments, InvalidOption
-from pgqueue.job import check_queue
 from pgqueue.statements import Statement, text
 from pgqueue.steps import Steps
 

@@ -15,11 +15,12 @@ from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeVar, overload
 
 from pgqueue import codec, connections, unique
+from pgqueue.checks import check_task_name
 from pgqueue.columns import column, lines, quoted
 from pgqueue.config import client
 from pgqueue.errors import InvalidArguments, InvalidOption
 from pgqueue.handle import JobHandle
-from pgqueue.job import Enqueueable, NewJob, check_task_name
+from pgqueue.job import Enqueueable, NewJob
 from pgqueue.statements import Row, Statement, text
 
 P = ParamSpec("P")

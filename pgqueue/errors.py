@@ -43,6 +43,14 @@ class JobNotFound(Error, LookupError):
     """No job has this id: it never existed, its transaction rolled back, or retention has removed it."""
 
 
+class ScheduleNotFound(Error, LookupError):
+    """No schedule has this name."""
+
+
+class ScheduleDeclared(Error):
+    """Code declares the schedule of this name: it can be paused by hand, not changed or removed."""
+
+
 class NotConfigured(Error):
     """No database is configured: neither an argument, `pgqueue.configure(dsn=…)`, nor PGQUEUE_DSN names one."""
 

@@ -92,6 +92,7 @@ class Fetcher:
         claims: Claims | None = None,
         parked: Callable[[Mapping[str, Sequence[int]]], None] = lambda keys: None,
         holding: Callable[[Sequence[Job]], None] = lambda jobs: None,
+        beside: Callable[[], Sequence[Statement[Any]]] = lambda: (),
     ) -> None:
         self.watermark = Watermark()
         self.fetches = 0
@@ -110,6 +111,7 @@ class Fetcher:
         self.claims = Claims() if claims is None else claims
         self._parked = parked
         self._holding = holding
+        self._beside = beside
         self._long_rows = False
         self._pool_turns = itertools.count()
         # One for each pool: a common one would come to the same queue each time where the other pools' number fits.
@@ -164,7 +166,7 @@ class Fetcher:
     async def _look(self, roomy: Sequence[Share]) -> None:
         """A poll: fetch, unless one cheap read-only statement proves that there is nothing."""
         link = self._session.link
-        [[(head, snapshot, paused)]] = await self._session.run(link.statement("fetch_probe"))
+        [(head, snapshot, paused)], *_ = await self._session.run(link.statement("fetch_probe"), *self._beside())
         lanes = [lane for share in roomy for lane in self._asked(share).lanes]
         known = self._session.generation == self._generation
         if not known or not self.watermark.idle(Reading(head, None, snapshot), frozenset(paused), lanes, monotonic()):
@@ -245,9 +247,10 @@ class Fetcher:
         self, asked: Asked, starts: list[int], n: int, claim: int
     ) -> tuple[Reading, list[int], list[Job], Parked]:
         link = self._session.link
-        [(head, xid, snapshot, *_)], *ahead, rows = await self._session.run(
+        first_ahead = self._ahead(asked, starts)
+        [(head, xid, snapshot, *_)], *answers = await self._session.run(
             link.statement("fetch_reading"),
-            *self._ahead(asked, starts),
+            *first_ahead,
             link.statement(
                 "fetch_claim",
                 queues=[queue for queue, _ in asked.lanes],
@@ -258,8 +261,10 @@ class Fetcher:
                 claim=claim,
                 n=n,
             ),
+            *self._beside(),
             settings=False,
         )
+        ahead, rows = answers[: len(first_ahead)], answers[len(first_ahead)]
         first = rows[0]
         opened = msgspec.json.decode(first[5], type=list[int])
         jobs = [Job(row, claim) for row in rows[1:]]

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -25,6 +24,7 @@ import msgspec
 
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.keys import Keys
+from pgqueue.timing import tick_of
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -33,8 +33,6 @@ T = TypeVar("T")
 Source = Callable[[Any], Iterable[tuple[Any, T]]]
 """What an iteration goes through: called with a cursor (None: from the beginning), it gives (cursor, item) after it."""
 AnySource = Callable[[Any], Iterable[tuple[Any, T]] | AsyncIterable[tuple[Any, T]]]
-
-_QUEUE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
 class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
@@ -62,27 +60,6 @@ class Enqueueable(Protocol[P, R_co]):
     """What `enqueue` takes: anything that makes a NewJob of a call, checked against the signature `P`."""
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewJob[R_co]: ...
-
-
-def check_task_name(name: str) -> str:
-    """Return `name` if it can name a task (1 to 200 printable characters, no space), else raise InvalidOption."""
-    if isinstance(name, str) and 1 <= len(name) <= 200 and name.isprintable() and " " not in name:
-        return name
-    raise InvalidOption(f"task name {name!r}: use 1 to 200 printable characters without spaces")
-
-
-def check_queue(queue: str) -> str:
-    """Return `queue` if it can name a queue, else raise InvalidOption."""
-    if isinstance(queue, str) and _QUEUE.fullmatch(queue):
-        return queue
-    raise InvalidOption(f"queue {queue!r}: use 1 to 40 letters, digits, '_', '.' or '-'")
-
-
-def check_priority(priority: int) -> int:
-    """Return `priority` if it is one (0, first, to 9), else raise InvalidOption."""
-    if isinstance(priority, int) and not isinstance(priority, bool) and 0 <= priority <= 9:
-        return priority
-    raise InvalidOption(f"priority {priority!r}: use a whole number from 0 (first) to 9 (last)")
 
 
 # -infinity in PostgreSQL's microseconds: a claim says so when the deadline has passed (fetch.sql).
@@ -241,6 +218,11 @@ class Job:
     def headers(self) -> dict[str, Any]:
         """The headers given at enqueue."""
         return msgspec.json.decode(self._row[14], type=dict[str, Any]) if self._row[14] else {}
+
+    @property
+    def tick(self) -> datetime | None:
+        """The time of its schedule that it was made for, UTC, whenever it runs; None if no schedule has made it."""
+        return tick_of(self.headers)
 
     @property
     def lock_key(self) -> str | None:

@@ -3,18 +3,21 @@
 The connection is in autocommit mode and does nothing else, so that it never holds a snapshot. It is pinged, because a
 half-open socket says nothing; it reconnects with jitter for ever; and each (re)LISTEN is followed by a fetch, for
 what was missed meanwhile. The ping is also where leadership is tried for: the advisory lock lives as long as this
-session.
+session. Whether it is free is asked once a second beside what this worker sends anyway (`asks`), so that a leader that
+was killed has a successor within the time of a poll.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any
 
 from psycopg import AsyncConnection, sql
 
-from pgqueue.loops import jittered, persist
+from pgqueue.loops import jittered, persist, wait
 from pgqueue.sessions import Link, connect, identify, send
 from pgqueue.statements import Statement
 
@@ -28,6 +31,7 @@ LED = ":led"
 PING_SECONDS = 10.0
 LEADER_PING_SECONDS = 10.0
 PING_ANSWER_SECONDS = 10.0
+ASK_SECONDS = 1.0
 
 
 class Notifier:
@@ -46,6 +50,24 @@ class Notifier:
         self._link = link
         self._channels = [f"{link.schema}.{name}" for name in (*queues, SCHEDULED, CONTROL)]
         self._heard = heard
+        self._sought = asyncio.Event()
+        self._ask_at = 0.0
+
+    def seek(self) -> None:
+        """Nobody leads, or perhaps nobody does: try for it now."""
+        if not self.leads:
+            self._sought.set()
+
+    def asks(self) -> list[Statement[None]]:
+        """What this worker may ask beside something else it sends, once a second: whether nobody leads."""
+        if self.leads or self.identity is None or monotonic() < self._ask_at:
+            return []
+        self._ask_at = monotonic() + ASK_SECONDS
+        return [Statement(self._link.statement("leader_free").sql, {}, self._answered)]
+
+    def _answered(self, rows: list[tuple[Any, ...]]) -> None:
+        if rows[0][0]:
+            self.seek()
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -58,12 +80,29 @@ class Notifier:
             await send(conn, self._link, *map(_listen_to, self._channels), patience=PING_ANSWER_SECONDS)
             self._heard("", "")
             while True:
+                self._sought.clear()
                 await self._ping(conn)
-                async for note in conn.notifies(timeout=jittered(LEADER_PING_SECONDS if self.leads else PING_SECONDS)):
-                    self._heard(note.channel.removeprefix(f"{self._link.schema}."), note.payload)
+                await self._listen_until_sought(conn)
         finally:
             self.leads, self.identity = False, None
             await conn.close()
+
+    async def _listen_until_sought(self, conn: AsyncConnection[Any]) -> None:
+        """Hear notifications until the next ping is due, or wanted. A notification lost in between is only a hint."""
+        hearing = asyncio.ensure_future(self._hear(conn))
+        sought = asyncio.ensure_future(wait(self._sought, None))
+        try:
+            await asyncio.wait([hearing, sought], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sought.cancel()
+            hearing.cancel()
+            await asyncio.wait([hearing, sought])
+        if not hearing.cancelled():
+            hearing.result()
+
+    async def _hear(self, conn: AsyncConnection[Any]) -> None:
+        async for note in conn.notifies(timeout=jittered(LEADER_PING_SECONDS if self.leads else PING_SECONDS)):
+            self._heard(note.channel.removeprefix(f"{self._link.schema}."), note.payload)
 
     async def _ping(self, conn: AsyncConnection[Any]) -> None:
         """Ask for an answer, and for the lead if we do not have it."""

@@ -7,8 +7,8 @@ worker. Everything happens inside the caller's transaction, and with its COMMIT 
 from __future__ import annotations
 
 from pgqueue import connections
+from pgqueue.checks import check_queue
 from pgqueue.config import client
-from pgqueue.job import check_queue
 from pgqueue.statements import Statement, text
 
 

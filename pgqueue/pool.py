@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, TypeVar
 
+from pgqueue.checks import check_queue
 from pgqueue.errors import InvalidOption
-from pgqueue.job import Job, check_queue
+from pgqueue.job import Job
 from pgqueue.tasks import Task
 
 # Work to have at hand beyond what runs, so that a fetch is answered before the executor is idle.

@@ -29,25 +29,39 @@ REPORTS = 3
 class Rescue:
     """Rescues over the given session. Loops and timing are the caller's."""
 
-    def __init__(self, session: Session, *, notify: bool, rescued: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        *,
+        notify: bool,
+        rescued: Callable[[], None],
+        acted: Callable[[], None] = lambda: None,
+    ) -> None:
         self.jobs = 0
         """How many jobs this worker has given back."""
         self._session = session
         self._notify = notify
         self._rescued = rescued
+        self._acted = acted
         self._reports: dict[int, int] = {}
 
     async def seen(self, dead: list[tuple[int, int]], *, leads: bool) -> None:
-        """Act on what the judge reports as (worker id, beat), with every beat anew: at once if we lead, else later."""
+        """Act on what the judge reports as (worker id, beat), with every beat anew: at once if we lead, or the dead one
+        still does; else later."""
         self._reports = {worker_id: self._reports.get(worker_id, 0) + 1 for worker_id, _ in dead}
         for worker_id, beat in dead:
-            if leads or self._reports[worker_id] >= REPORTS:
-                try:
+            try:
+                if leads or self._reports[worker_id] >= REPORTS or await self._leading(worker_id):
                     await self.rescue(worker_id, beat)
-                except Exception as error:
-                    if not transient(error):
-                        raise
-                    log.warning("rescue of worker %d: %s; the next beat tries again", worker_id, error)
+                    self._acted()
+            except Exception as error:
+                if not transient(error):
+                    raise
+                log.warning("rescue of worker %d: %s; the next beat tries again", worker_id, error)
+
+    async def _leading(self, worker_id: int) -> bool:
+        [[(leads,)]] = await self._session.run(self._session.link.statement("rescue_leader", worker_id=worker_id))
+        return bool(leads)
 
     async def rescue(self, worker_id: int, beat: int, why: str = "gave no sign of life") -> bool:
         """Rescue the jobs of a worker last seen at `beat`; False if it has beaten since or is gone."""

@@ -31,10 +31,18 @@ EVER = "-infinity"
 class Scheduler:
     """Moves due jobs at their time while `leads()` says that this worker does it; else looks whether it must."""
 
-    def __init__(self, session: Session, *, notify: bool, leads: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        *,
+        notify: bool,
+        leads: Callable[[], bool],
+        overdue: Callable[[], None] = lambda: None,
+    ) -> None:
         self._session = session
         self._notify = notify
         self._leads = leads
+        self._ticks_overdue = overdue
         self._wake = asyncio.Event()
         self._after = EVER
         self._zero_at = 0.0
@@ -60,9 +68,17 @@ class Scheduler:
                 await self._promote()
 
     async def _overdue(self) -> bool:
-        """Whether something due lies about: the leader's loop may hang while its session keeps the lead."""
+        """Whether something due lies about: the leader's loop may hang while its session keeps the lead.
+
+        Asks for the ticks along with it: who does not lead sends nothing for them.
+        """
         self._after = EVER
-        [[(late, _, _)]] = await self._session.run(self._session.link.statement("schedule_next", after=EVER))
+        link = self._session.link
+        [(late, _, _)], [(ticks,)] = await self._session.run(
+            link.statement("schedule_next", after=EVER), link.statement("ticks_overdue")
+        )
+        if ticks:
+            self._ticks_overdue()
         return bool(late)
 
     async def _promote(self) -> float:

@@ -15,14 +15,27 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-from pgqueue.checks import aware, check_function, choice, default_name, flag, positive, start_by
+from pgqueue.checks import (
+    aware,
+    check_function,
+    check_priority,
+    check_queue,
+    check_task_name,
+    choice,
+    default_name,
+    flag,
+    positive,
+    start_by,
+)
 from pgqueue.codec import Codec, json_object, keywords_only
 from pgqueue.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.handle import JobHandle
-from pgqueue.job import NewJob, check_priority, check_queue, check_task_name
+from pgqueue.job import NewJob
 from pgqueue.options import Lock, Locking, locked, locking
 from pgqueue.retry import RetryFunction, RetryPolicy, check_attempts, seconds
+from pgqueue.schedules import spec
+from pgqueue.timing import Cron, Every, check_when
 from pgqueue.uniqueness import Unique, Uniqueness, idempotent_by, unique_by
 
 if TYPE_CHECKING:
@@ -53,6 +66,7 @@ class TaskOptions(TypedDict, total=False):
     on_lost_lease: Literal["cancel", "keep"]
     lock: Lock | str | Callable[..., str | None] | None
     unique: Unique | str | Callable[..., str | None] | None
+    schedule: Cron | Every | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +108,7 @@ class Task(Generic[P, R_co]):
     on_lost_lease: Literal["cancel", "keep"] = "keep"
     locking: Locking | None = field(default=None, repr=False)
     uniqueness: Uniqueness | None = field(default=None, repr=False)
+    schedule: Cron | Every | None = field(default=None, repr=False)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, as if it were no task."""
@@ -218,7 +233,8 @@ class Declaration:
     a time. `unique` is a `Unique`, or its key: at most one job of a key lives at a time.
     `on_lost_lease` says what happens to a running job when its worker
     cannot reach the database and others may soon take it for dead: "keep" running it, or "cancel" it, for effects that
-    must never overlap; a task with a lock is cancelled unless it says "keep".
+    must never overlap; a task with a lock is cancelled unless it says "keep". `schedule` is a `Cron` or an `Every`:
+    each of its ticks enqueues a call without arguments.
     Raises InvalidOption for what cannot work.
 
     >>> @task(name="mail.send", aliases=["mail.deliver"], retry=3)
@@ -292,6 +308,21 @@ def holding(tasks: Mapping[str, Task[..., Any]]) -> frozenset[str]:
     return frozenset(name for name, task in tasks.items() if task.locking and task.locking.lock.hold_on_retry)
 
 
+def scheduled(tasks: Iterable[Task[..., Any]]) -> dict[str, dict[str, Any]]:
+    """What the rows of these schedules are to say, by name. Raises InvalidOption where a call needs arguments."""
+    specs: dict[str, dict[str, Any]] = {}
+    for each in tasks:
+        if each.schedule is not None:
+            what = f"task {each.name!r}: schedule"
+            try:
+                specs[each.name] = spec(each.schedule, each.new(), what)
+            except InvalidArguments as error:
+                raise InvalidOption(
+                    f"{what}: its jobs have no arguments ({error}); add a schedule with them"
+                ) from error
+    return specs
+
+
 def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
     if isinstance(fn, Task):
         raise InvalidOption(f"task {fn!r}: it is the task {fn.name!r} already; declare a plain def or async def")
@@ -304,7 +335,7 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
     retry = options.get("retry")
     codec = Codec.of(fn, name)
     lock, unique = options.get("lock"), options.get("unique")
-    return Task(
+    new: Task[..., Any] = Task(
         name=name,
         fn=fn,
         codec=codec,
@@ -322,7 +353,10 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         on_lost_lease=choice(
             options.get("on_lost_lease", "keep" if lock is None else "cancel"), f"task {name!r}: on_lost_lease"
         ),
+        schedule=None if (when := options.get("schedule")) is None else check_when(when, f"task {name!r}: schedule"),
     )
+    scheduled([new])
+    return new
 
 
 def _register(new: Task[..., Any]) -> Task[..., Any]:

@@ -53,7 +53,8 @@ from pgqueue.settings import Settings
 from pgqueue.signals import SIGNAL, Signals
 from pgqueue.suspects import Suspects
 from pgqueue.sweep import SWEEP, Sweep
-from pgqueue.tasks import Task, holding
+from pgqueue.tasks import Task, holding, scheduled
+from pgqueue.ticks import CHANGED, Ticks
 from pgqueue.transactions import Transactions
 from pgqueue.work import Around
 
@@ -125,6 +126,7 @@ class Wiring(ABC):
             claims=claims,
             parked=self._admit.parked,
             holding=self._admit.holding,
+            beside=lambda: self._notifier.asks(),
         )
         slots = pools(settings.queues, settings.concurrency)
         self._lender = Lender(self._link, sum(pool.slots for pool in slots), lambda: self._heartbeat.listed())
@@ -174,8 +176,15 @@ class Wiring(ABC):
             list(settings.queues),
             heard=self._heard,
         )
-        self._scheduler = Scheduler(self._take, notify=settings.notify, leads=self._leads)
-        self._rescue = Rescue(self._take, notify=settings.notify, rescued=self._rescued)
+        self._ticks = Ticks(
+            self._take,
+            lambda: self.worker_id,
+            declared=scheduled(self._tasks.values()),
+            notify=settings.notify,
+            leads=self._leads,
+        )
+        self._scheduler = Scheduler(self._take, notify=settings.notify, leads=self._leads, overdue=self._ticks.overdue)
+        self._rescue = Rescue(self._take, notify=settings.notify, rescued=self._rescued, acted=self._notifier.seek)
         self._reconciler = Reconciler(
             self._take,
             lambda: self.worker_id,
@@ -273,10 +282,13 @@ class Wiring(ABC):
             self._completer.finish(job, RELEASED)
 
     def _heard(self, channel: str, payload: str) -> None:
-        if channel == SCHEDULED:
+        if channel == SCHEDULED and payload == CHANGED:
+            self._ticks.news()
+        elif channel == SCHEDULED:
             self._scheduler.news()
         elif channel == LED:
             self._scheduler.news()
+            self._ticks.news()
             self._sweep.news()
             self._maintenance.news()
         elif channel == CONTROL and payload == SIGNAL:
@@ -288,6 +300,7 @@ class Wiring(ABC):
             self._sweep.soon()
             self._fetcher.news()
             self._scheduler.news()
+            self._ticks.news()
         else:
             self._fetcher.news(zero=payload == "zero")
 
@@ -335,6 +348,7 @@ class Wiring(ABC):
         self._heartbeat = self._new_heartbeat()
         self._heartbeat.start()
         self._fetcher.news(zero=True)
+        self._ticks.news()
 
     def _knows(self, job_id: int, claim: int) -> bool:
         job = self._held.get(job_id)

@@ -87,3 +87,13 @@ WHERE w.id IS NULL OR w.dead_at IS NOT NULL;
 -- name: rescue_forget
 -- Rows of dead workers have done their duty after an hour.
 DELETE FROM pgqueue.worker WHERE dead_at < pgqueue.now() - interval '1 hour' RETURNING id;
+
+-- name: rescue_leader
+-- Whether a session of this worker holds the leader's lock.
+SELECT EXISTS (
+    SELECT FROM pgqueue.worker w
+    CROSS JOIN LATERAL jsonb_to_recordset(w.sessions) AS s (pid integer)
+    JOIN pg_locks l ON l.pid = s.pid
+    WHERE w.id = %(worker_id)s::bigint AND l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended('pgqueue.leader', 7));

@@ -16,14 +16,14 @@ PACKAGE = Path(__file__).parent.parent / "pgqueue"
 # docs/design.md, section 10. Imports go down; within a layer they may go sideways, except between services.
 LAYERS = {
     "words": "errors job kinds codec config retry checks asks outcome logs suspects watermark claims keys signatures "
-    "columns",
+    "columns timing",
     "database": "memory statements connections embedded embedded_watch loops sessions lending orm",
     "rows": "waiting handle enqueue unique endings settling work awork control steps choosing operate pausing grants "
-    "migrations locks supervisors",
+    "migrations locks supervisors schedules",
     "declarations": "options uniqueness lifespan tasks hooks joblog pool pulse threads runs gate aborts lost_lease "
     "timekeeper transactions iterate results settings",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance "
-    "reconciler signals progress watchdog admit sweep",
+    "reconciler signals progress watchdog admit sweep ticks",
     "worker": "means wiring worker",
     "supervisor": "supervisor",
     "edges": "testing pytest_plugin metrics web relay demo",

@@ -59,7 +59,8 @@ def test_every_command_takes_the_database_and_the_schema(name: str) -> None:
     assert command is not None
     options = {option for parameter in command.params for option in parameter.opts}
     assert {"--dsn", "--schema"} <= options
-    assert ("--json" in options) == (name in {*{"status", "jobs", "cancel", "retry", "locks", "workers", "version"}})
+    reading = {"status", "jobs", "cancel", "retry", "locks", "schedules", "workers", "version"}
+    assert ("--json" in options) == (name in reading)
 
 
 def test_help_is_there_without_the_driver() -> None:

@@ -50,6 +50,7 @@ SERVICES = {
     "maintenance",
     "rescue",
     "schedule",
+    "ticks",
     "session",
     "signals",
     "waiting",

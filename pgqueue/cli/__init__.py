@@ -31,6 +31,7 @@ COMMANDS = (
     "scale",
     "health",
     "systemd",
+    "schedules",
     "prune",
     "grants",
     "demo",

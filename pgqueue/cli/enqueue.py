@@ -58,7 +58,7 @@ def command(
     if unique is not None:
         task = task.using(unique=lambda **arguments: unique)
     task = task.using(idempotency_key=idempotency_key)
-    new = task.new(**_object(arguments))
+    new = task.new(**arguments_of(arguments))
     with connected("enqueue", check=False) as conn:
         [handle] = pgqueue.enqueue_many(conn, [new])
     click.echo(handle.id)
@@ -66,7 +66,8 @@ def command(
         click.echo(f"enqueue: nothing was enqueued: job {handle.id} has this key", err=True)
 
 
-def _object(arguments: str) -> dict[str, Any]:
+def arguments_of(arguments: str) -> dict[str, Any]:
+    """The arguments of a job as a command was given them."""
     source = sys.stdin.read() if arguments == "-" else arguments
     try:
         value = json.loads(source)

@@ -20,6 +20,8 @@ from pgqueue.errors import (
     InvalidOption,
     JobNotFound,
     NotConfigured,
+    ScheduleDeclared,
+    ScheduleNotFound,
     SchemaBehind,
     SchemaMissing,
     SchemaTooNew,
@@ -69,7 +71,7 @@ def code_of(error: BaseException) -> int | None:
     match error:
         case NotConfigured() | InvalidOption() | InvalidArguments():
             return USAGE
-        case JobNotFound():
+        case JobNotFound() | ScheduleNotFound() | ScheduleDeclared():
             return NO
         case SchemaMissing() | SchemaBehind() | SchemaTooNew():
             return SCHEMA

@@ -2,6 +2,9 @@
 
 On a connection inside a transaction only that transaction sees it; on one in autocommit mode the whole database does, a
 worker too. The function as it was is put back at the end. Touches no other clock: neither Python's nor PostgreSQL's.
+
+Who turns it makes the ticks of schedules on the way, as the worker that leads would: in its statements, in the same
+transaction, by `catch_up`.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from pgqueue.config import config
 from pgqueue.errors import InvalidOption
 from pgqueue.retry import seconds as to_seconds
 from pgqueue.statements import Statement, in_schema, text
+from pgqueue.testing.schedules import declare, tick
 from pgqueue.testing.steps import Command, Steps, aplay, play
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -48,28 +52,41 @@ class Clock:
     def advance(
         self, seconds: float | timedelta = 0, *, minutes: float = 0, hours: float = 0, days: float = 0
     ) -> datetime:
-        """Turn it forward and return the new time. Raises InvalidOption for a negative duration."""
-        return play(self._conn, self.turn(self._later(seconds, minutes, hours, days)))
+        """Turn it forward and return the new time; makes the ticks that schedules have had meanwhile.
+
+        Raises InvalidOption for a negative duration.
+        """
+        return play(self._conn, self._tick(self._later(seconds, minutes, hours, days)))
 
     async def aadvance(
         self, seconds: float | timedelta = 0, *, minutes: float = 0, hours: float = 0, days: float = 0
     ) -> datetime:
         """`advance` for an async connection."""
-        return await aplay(self._conn, self.turn(self._later(seconds, minutes, hours, days)))
+        return await aplay(self._conn, self._tick(self._later(seconds, minutes, hours, days)))
 
     def set(self, moment: datetime) -> datetime:
-        """Set it to a datetime with a time zone. Set it back only while no job waits: what was due must stay due."""
-        return play(self._conn, self.turn(_aware(moment)))
+        """Set it to a datetime with a time zone. Set it back only while no job waits: what was due must stay due.
+
+        Makes the ticks that schedules have had meanwhile.
+        """
+        return play(self._conn, self._tick(_aware(moment)))
 
     async def aset(self, moment: datetime) -> datetime:
         """`set` for an async connection."""
-        return await aplay(self._conn, self.turn(_aware(moment)))
+        return await aplay(self._conn, self._tick(_aware(moment)))
 
     def turn(self, moment: datetime) -> Steps[datetime]:
-        """The steps that set it; for those who are taking steps already."""
+        """The steps that set it, and make no ticks; for those who are taking steps already."""
         self._entered()
         yield Command(in_schema(_NOW.format(moment.isoformat()), config().schema))
         self._now = moment
+        return moment
+
+    def _tick(self, moment: datetime) -> Steps[datetime]:
+        self._entered()
+        yield from declare()
+        yield from self.turn(moment)
+        yield from tick()
         return moment
 
     def __enter__(self) -> Clock:

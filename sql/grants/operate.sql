@@ -13,3 +13,6 @@ GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"rol
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_signal, pgqueue.job_waiter TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.queue TO :"role";
 GRANT SELECT, INSERT ON pgqueue.supervisor_order TO :"role";
+-- `pgqueue schedules`, and what an application needs that adds schedules.
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.schedule TO :"role";
+GRANT SELECT ON pgqueue.declaration, pgqueue.tick TO :"role";

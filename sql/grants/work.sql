@@ -25,3 +25,4 @@ GRANT TRUNCATE ON
     pgqueue.attempt_6, pgqueue.attempt_7, pgqueue.attempt_8, pgqueue.attempt_9, pgqueue.attempt_10,
     pgqueue.attempt_11, pgqueue.attempt_12, pgqueue.attempt_13, pgqueue.attempt_14, pgqueue.attempt_15
     TO :"role";
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.schedule, pgqueue.tick, pgqueue.declaration TO :"role";

@@ -1,0 +1,44 @@
+"""The ticks of schedules in a test: those of the tasks that are declared, and those that were added as rows.
+
+Used by the clock when it is turned. The statements are those of the worker that leads.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pgqueue import tasks, ticks
+from pgqueue.config import config
+from pgqueue.statements import Row, Statement, text
+from pgqueue.testing.steps import Steps
+
+
+def declare() -> Steps[None]:
+    """Enter what the imported modules declare, at the time there is now: ticks come after it."""
+    specs = tasks.scheduled(tasks.declared())
+    if specs:
+        yield _statement("ticks_settle", own=json.dumps(specs), notify=False)
+    now, found = ticks.schedules((yield _statement("ticks_read")))
+    places = [ticks.placed(each, now) for each in found if ticks.misplaced(each, now)]
+    if places:
+        yield _statement("ticks_place", places=json.dumps(places))
+
+
+def tick() -> Steps[None]:
+    """Make every tick that is due; nothing where nothing is."""
+    if tasks.scheduled(tasks.declared()):
+        yield from declare()  # after a turn of more than ten minutes nobody seems to declare them
+    while True:
+        now, found = ticks.schedules((yield _statement("ticks_read")))
+        due = [each for each in found if each.next_at is not None and each.next_at <= now]
+        moved = 0
+        for batch in ticks.batches([ticks.move(each, now, ticks.BATCH) for each in due]):
+            moves = json.dumps([each.said() for each in batch])
+            [(names, *_)] = yield _statement("ticks_make", moves=moves, notify=False)
+            moved += len(json.loads(names))
+        if not moved:  # somebody else holds them
+            return
+
+
+def _statement(name: str, **params: object) -> Statement[list[Row]]:
+    return Statement(text(name, config().schema), params, list)

@@ -1,0 +1,162 @@
+-- What whoever makes ticks asks and says: which schedules there are, when they tick next, and the ticks themselves.
+-- Times travel as microseconds since 1970 where they are read, as texts where they are written: any driver does that.
+
+-- name: ticks_declare
+-- What this worker's code declares. Once; a worker that begins anew has another id.
+INSERT INTO pgqueue.declaration (worker_id, hash, schedules)
+VALUES (%(worker_id)s::bigint, %(hash)s::text, %(schedules)s::text::jsonb)
+ON CONFLICT (worker_id) DO NOTHING
+RETURNING worker_id;
+
+-- name: ticks_settle
+-- Make the schedules what live code declares: of workers that disagree the one that was started last is right, and `own`
+-- (NULL: nothing) before all of them. Says of each, every few minutes, that it is declared still. A row that somebody has locked
+-- waits for the next time. A new line has no next time yet. Forgets what workers declared that are gone. Answers how many
+-- schedules are new or were changed.
+WITH clock AS MATERIALIZED (
+    SELECT pgqueue.now() AS now
+), live AS MATERIALIZED (
+    (SELECT DISTINCT ON (d.hash) d.worker_id, d.schedules
+     FROM pgqueue.declaration d
+     WHERE EXISTS (SELECT FROM pgqueue.worker w
+                   WHERE w.id = d.worker_id AND w.dead_at IS NULL AND w.state IN ('starting', 'running'))
+     ORDER BY d.hash, d.worker_id DESC)
+    UNION ALL
+    SELECT 9223372036854775807, %(own)s::text::jsonb WHERE %(own)s::text IS NOT NULL
+), wanted AS MATERIALIZED (
+    SELECT DISTINCT ON (said.name) said.name, it.line, it.tz, it.catch_up, it.task, it.args, it.queue, it.priority, it.options
+    FROM live CROSS JOIN LATERAL jsonb_each(live.schedules) AS said (name, spec)
+    CROSS JOIN LATERAL jsonb_to_record(said.spec) AS it (
+        line text, tz text, catch_up text, task text, args jsonb, queue text, priority smallint, options jsonb)
+    ORDER BY said.name, live.worker_id DESC
+), stale AS MATERIALIZED (
+    SELECT s.name, s.ctid,
+        (s.line, s.tz) IS DISTINCT FROM (w.line, w.tz) OR s.refused IS NOT NULL OR s.declared_at IS NULL AS moved,
+        (s.line, s.tz, s.catch_up, s.task, s.args, s.queue, s.priority, s.options) IS DISTINCT FROM
+        (w.line, w.tz, w.catch_up, w.task, w.args, w.queue, w.priority, w.options) OR s.declared_at IS NULL AS changed
+    FROM wanted w JOIN pgqueue.schedule s ON s.name = w.name CROSS JOIN clock
+    WHERE (s.line, s.tz, s.catch_up, s.task, s.args, s.queue, s.priority, s.options) IS DISTINCT FROM
+          (w.line, w.tz, w.catch_up, w.task, w.args, w.queue, w.priority, w.options)
+       OR s.declared_at IS NULL OR s.declared_at <= clock.now - interval '4 minutes' OR s.declared_at > clock.now
+    FOR UPDATE OF s SKIP LOCKED
+), changed AS (
+    UPDATE pgqueue.schedule s
+    SET line = w.line, tz = w.tz, catch_up = w.catch_up, task = w.task, args = w.args, queue = w.queue,
+        priority = w.priority, options = w.options, declared_at = clock.now,
+        refused = CASE WHEN NOT stale.changed THEN s.refused END,
+        next_at = CASE WHEN NOT (stale.changed AND stale.moved) THEN s.next_at END,
+        since = CASE WHEN stale.changed AND stale.moved THEN clock.now ELSE s.since END
+    FROM stale JOIN wanted w ON w.name = stale.name CROSS JOIN clock
+    WHERE s.name = stale.name
+    RETURNING stale.changed
+), added AS (
+    INSERT INTO pgqueue.schedule (name, line, tz, catch_up, task, args, queue, priority, options, since, declared_at)
+    SELECT w.name, w.line, w.tz, w.catch_up, w.task, w.args, w.queue, w.priority, w.options, clock.now, clock.now
+    FROM wanted w CROSS JOIN clock
+    WHERE NOT EXISTS (SELECT FROM pgqueue.schedule s WHERE s.name = w.name)
+    ORDER BY w.name
+    ON CONFLICT (name) DO NOTHING
+    RETURNING name
+), forgotten AS (
+    DELETE FROM pgqueue.declaration d
+    WHERE NOT EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = d.worker_id AND w.dead_at IS NULL)
+), news AS (
+    SELECT (SELECT count(*) FROM changed WHERE changed) + (SELECT count(*) FROM added) AS n
+)
+SELECT n, CASE WHEN n > 0 AND %(notify)s::boolean THEN pg_notify('pgqueue.:scheduled', 'schedules')::text END FROM news;
+
+-- name: ticks_read
+-- The schedules that tick: neither paused nor refused nor orphaned, nor at their end. Times in microseconds since 1970; the
+-- last column is the time now.
+WITH clock AS MATERIALIZED (
+    SELECT pgqueue.now() AS now
+)
+SELECT s.name, s.line, s.tz, s.catch_up,
+       (extract(epoch FROM s.next_at) * 1000000)::bigint, (extract(epoch FROM s.last_at) * 1000000)::bigint,
+       (extract(epoch FROM s.since) * 1000000)::bigint, (extract(epoch FROM clock.now) * 1000000)::bigint
+FROM clock LEFT JOIN pgqueue.schedule s
+    ON s.paused_at IS NULL AND s.refused IS NULL AND isfinite(s.next_at) IS NOT FALSE
+    AND (s.declared_at IS NULL OR s.declared_at > clock.now - interval '10 minutes');
+
+-- name: ticks_place
+-- Say when schedules tick next, or why they do not, if each is still as it was read. Answers those that were.
+WITH asked AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(%(places)s::text::jsonb)
+        AS p (name text, line text, tz text, expected timestamptz, next timestamptz, refused text)
+), picked AS MATERIALIZED (
+    SELECT s.name, asked.next, asked.refused
+    FROM asked JOIN pgqueue.schedule s ON s.name = asked.name
+    WHERE s.line = asked.line AND s.tz = asked.tz AND s.next_at IS NOT DISTINCT FROM asked.expected
+    FOR UPDATE OF s SKIP LOCKED
+), placed AS (
+    UPDATE pgqueue.schedule s SET next_at = picked.next, refused = picked.refused
+    FROM picked WHERE s.name = picked.name
+    RETURNING s.name
+)
+SELECT coalesce(json_agg(name), '[]')::text FROM placed;
+
+-- name: ticks_make
+-- Make the ticks of schedules that are still as they were read, and due: one row of `tick` and one available job for each, and
+-- the schedule's next time. Nothing for a schedule that somebody else has moved, has locked, or that must not tick; nothing
+-- for a time that is a job already. Answers the schedules that were moved, how many jobs there are, and the time now.
+WITH clock AS MATERIALIZED (
+    SELECT pgqueue.now() AS now
+), asked AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(%(moves)s::text::jsonb)
+        AS m (name text, line text, tz text, expected timestamptz, next timestamptz, ats jsonb)
+), picked AS MATERIALIZED (
+    SELECT s.name, s.task, s.args, s.queue, s.priority, s.options, asked.next, asked.ats
+    FROM asked JOIN pgqueue.schedule s ON s.name = asked.name CROSS JOIN clock
+    WHERE s.next_at = asked.expected AND s.line = asked.line AND s.tz = asked.tz
+      AND s.next_at <= clock.now AND s.paused_at IS NULL AND s.refused IS NULL
+      AND (s.declared_at IS NULL OR s.declared_at > clock.now - interval '10 minutes')
+    FOR UPDATE OF s SKIP LOCKED
+), made AS (
+    INSERT INTO pgqueue.tick (schedule, at, job_id)
+    SELECT picked.name, tick.at::timestamptz, nextval('pgqueue.job_id_seq')
+    FROM picked CROSS JOIN LATERAL jsonb_array_elements_text(picked.ats) AS tick (at)
+    ORDER BY 2, 1
+    ON CONFLICT (schedule, at) DO NOTHING
+    RETURNING schedule, at, job_id
+), moved AS (
+    UPDATE pgqueue.schedule s
+    SET next_at = picked.next, last_at = greatest(s.last_at, newest.at), last_job = coalesce(newest.job_id, s.last_job)
+    FROM picked LEFT JOIN (SELECT schedule, max(at) AS at, max(job_id) AS job_id FROM made GROUP BY schedule) AS newest
+        ON newest.schedule = picked.name
+    WHERE s.name = picked.name
+    RETURNING s.name
+), jobs AS (
+    INSERT INTO pgqueue.job_available (
+        state, id, task, args, queue, priority, rank, headers, max_attempts, deadline, lock_key, lock_limit, on_locked)
+    SELECT 'available', made.job_id, p.task, p.args, p.queue, p.priority, 2 * p.priority + 1,
+        coalesce(p.options -> 'headers', '{}') || jsonb_build_object('pgqueue:schedule', p.name, 'pgqueue:tick',
+            to_char(made.at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
+        (p.options ->> 'max_attempts')::smallint,
+        pgqueue.now() + make_interval(secs => (p.options ->> 'deadline')::float8),
+        p.options ->> 'lock_key', (p.options ->> 'lock_limit')::integer, p.options ->> 'on_locked'
+    FROM made JOIN picked p ON p.name = made.schedule ORDER BY made.at, made.schedule
+    RETURNING queue
+), told AS (
+    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
+    FROM (SELECT DISTINCT queue FROM jobs WHERE %(notify)s::boolean) AS q
+)
+SELECT (SELECT coalesce(json_agg(name), '[]')::text FROM moved), (SELECT count(*) FROM jobs),
+       (extract(epoch FROM clock.now) * 1000000)::bigint, (SELECT count(done) FROM told)
+FROM clock;
+
+-- name: ticks_overdue
+-- Whether a tick is so late that whoever should make it does not.
+SELECT EXISTS (
+    SELECT FROM pgqueue.schedule s CROSS JOIN (SELECT pgqueue.now() AS now) AS clock
+    WHERE s.next_at < clock.now - interval '5 seconds' AND s.paused_at IS NULL AND s.refused IS NULL
+      AND (s.declared_at IS NULL OR s.declared_at > clock.now - interval '10 minutes'));
+
+-- name: ticks_prune
+-- Forget up to n ticks older than a day. Answers how many.
+WITH old AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.tick WHERE at < (SELECT pgqueue.now()) - interval '1 day'
+    ORDER BY at LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM pgqueue.tick WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) RETURNING at
+)
+SELECT count(*) FROM gone;
