@@ -1,7 +1,7 @@
 """What a declaration of a task may say: each check returns the value as it is kept, or raises InvalidOption.
 
-Used by tasks, at import and by `using`, and wherever a name of a task or a queue comes in. Words only: the names, times and flags themselves; what needs a signature is
-in options.
+Used by tasks, at import and by `using`, and wherever the name of a task or a queue comes in. Words only: names, times
+and flags themselves; what needs a signature is in options.
 """
 
 from __future__ import annotations

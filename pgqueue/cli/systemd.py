@@ -50,7 +50,7 @@ MORE_SECONDS = 35.0
 def command(
     ctx: click.Context, arguments: tuple[str, ...], environment_file: str, directory: str | None, grace: float
 ) -> None:
-    """Print a systemd unit that runs `pgqueue work` with these arguments.
+    """Print a systemd unit that runs `pgqueue work`.
 
     The supervisor speaks systemd's protocol: ready when all its processes work, reload is a rolling restart, a watchdog
     ends one that hangs. Nothing is installed.
