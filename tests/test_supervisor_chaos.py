@@ -179,7 +179,7 @@ def leak(eyes: Eyes, seconds: float) -> tuple[int, float]:
 
 
 @pytest.mark.promise("S09", "S10", "S17")
-@pytest.mark.parametrize("seconds", [12, pytest.param(600, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [6, pytest.param(600, marks=pytest.mark.long)])
 def test_nothing_is_lost_in_a_chaos_of_kills_restarts_leaks_and_numbers(
     seconds: float, tmp_path: Path, dsn: str, eyes: Eyes
 ) -> None:

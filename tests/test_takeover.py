@@ -134,6 +134,7 @@ def test_a_leader_that_is_killed_has_a_successor_within_three_seconds(dsn: str, 
         assert gapless(eyes) >= 6
 
 
+@pytest.mark.long
 @pytest.mark.promise("F10", "F24")
 def test_a_leader_that_is_stopped_has_a_successor_within_twenty_seconds(dsn: str, eyes: Eyes, tmp_path: Path) -> None:
     with workers(tmp_path, dsn, TASKS) as made:
@@ -158,7 +159,7 @@ def test_a_leader_that_is_stopped_has_a_successor_within_twenty_seconds(dsn: str
 
 
 @pytest.mark.promise("F10")
-@pytest.mark.parametrize("deaths", [6, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("deaths", [3, pytest.param(100, marks=pytest.mark.long)])
 def test_leaders_that_die_at_the_tick_lose_none_and_double_none(
     deaths: int, dsn: str, eyes: Eyes, tmp_path: Path
 ) -> None:
@@ -228,7 +229,9 @@ def faked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faked]:
 
 
 @pytest.mark.promise("F10")
-@pytest.mark.parametrize("catch_up", ["latest", "all", "none"])
+@pytest.mark.parametrize(
+    "catch_up", [pytest.param("latest", marks=pytest.mark.long), "all", pytest.param("none", marks=pytest.mark.long)]
+)
 def test_a_clock_of_the_server_that_steps_forward_and_back_doubles_nothing(
     catch_up: str, faked: Faked, tmp_path: Path
 ) -> None:
