@@ -65,7 +65,8 @@ def enqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle
 
         pgqueue.enqueue_many(conn, [remind.new(user) for user in users] + [report.new()])
 
-    All or none: a job that is refused refuses the batch, before anything is sent.
+    All or none: a job that is refused refuses the batch, before anything is sent. Only a duplicate whose task says
+    on_duplicate="raise" is found out after the others are in: roll back if they are not wanted.
     """
     batch = _checked(jobs)
     if _has_keys(batch):
