@@ -121,7 +121,7 @@ async def test_of_two_deployments_the_one_that_was_started_last_is_right_as_long
         def settled() -> bool:
             old._ticks._settle_at = 0.0
             old._ticks.news()
-            return lines() == "every 3600"
+            return bool(lines() == "every 3600")
 
         await until(settled)
 
