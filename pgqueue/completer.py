@@ -156,7 +156,11 @@ class Completer:
                     raise
                 if error.sqlstate != LOST:
                     log.error(
-                        "job %d (%s): its successors cannot be made, and so it cannot end: %s", job.id, job.task, error
+                        "job %d (%s) has run, but cannot end, for its successors cannot be made: %s; it is tried again "
+                        "each second (a missing right: run `pgqueue grants` for this role)",
+                        job.id,
+                        job.task,
+                        error,
                     )
                     busy.append((job, outcome))
                     continue

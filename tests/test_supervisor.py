@@ -38,6 +38,7 @@ def test_restarts_keep_n_active_finish_what_runs_and_run_nothing_twice(tmp_path:
                 one.event("ran", version=version)
         assert sampler.least >= 2, sampler.samples
         assert sampler.most <= 4
+        assert one.counts(RESTARTED) == 3
         assert busy <= one.pids() and not (first - busy) & one.pids(), "the busy ones stay, and no other"
         assert {title.rsplit("] ")[-1] for pid, title in one.titles().items() if pid in busy} == {"quiet"}
         (tmp_path / "go").touch()
