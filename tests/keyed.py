@@ -11,6 +11,7 @@ from typing import Any
 from workers import Eyes, Taker
 
 from pgqueue.admit import Admit, Slots
+from pgqueue.fetcher import KEYED_CLAIMS
 from pgqueue.job import Job
 from pgqueue.sessions import Link, Session
 from pgqueue.statements import Statement, integers
@@ -22,7 +23,8 @@ class Desk(Taker):
 
     def __init__(self, dsn: str, queues: tuple[str, ...] = ("default",), link: Link | None = None) -> None:
         super().__init__(dsn, queues)
-        self.keys = Session(link or self.link, "admit")
+        self.link = self.session.link = link or self.link
+        self.keys = Session(self.link, "admit")
         self.slots = 1000
         self.admit = Admit(
             self.keys,
@@ -121,6 +123,33 @@ class Uncounted(Link):
         return replace(made, sql=made.sql.replace("count(*)::integer AS n", "0 * count(*)::integer AS n", 1))
 
 
+class UnlockedClaim(Link):
+    """What a naive claim sends: it takes the first job of a key that looks free without having locked that."""
+
+    def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
+        made = super().statement(name, **params)
+        if name != "fetch_lock":
+            return made
+        sql, lock, _ = made.sql.partition("WHERE pg_catalog.pg_try_advisory_xact_lock")
+        assert lock
+        return replace(made, sql=sql)
+
+
+class EarlyClaim(UnlockedClaim):
+    """What another naive claim sends: it locks keys in the statement that looks whether they are free."""
+
+    def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
+        made = super().statement(name, **params)
+        if name != "fetch_claim":
+            return made
+        early = "WHERE pg_try_advisory_xact_lock(hashtextextended('pgqueue.lock:' || j.lock_key, 7)) AND NOT EXISTS"
+        sql = made.sql.replace(
+            "WHERE NOT EXISTS (SELECT FROM pgqueue.job_running", early + " (SELECT FROM pgqueue.job_running"
+        )
+        assert sql != made.sql
+        return replace(made, sql=sql)
+
+
 class Holders:
     """How many hold each key, as those who hold it say: never more than there are in the database."""
 
@@ -166,3 +195,31 @@ async def race(dsn: str, eyes: Eyes, *, claimers: int, rounds: int, limit: int, 
         for desk in desks:
             await desk.close()
     return holders.most["k"]
+
+
+async def race_of_pairs(dsn: str, eyes: Eyes, *, claimers: int, pairs: int, link: type[Link] = Link) -> int:
+    """Claimers of two queues work off so many keys with a job in each; how many of a key ran beside each other."""
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, queue, lock_key) SELECT 'x', 'q' || n %% 2, 'k' || n / 2 "
+        "FROM generate_series(0, %s) AS n",
+        2 * pairs - 1,
+    )
+    holders = Holders()
+    desks = [Desk(dsn, (f"q{number % 2}",), link=link(dsn, "pgqueue")) for number in range(claimers)]
+
+    async def claimer(desk: Desk) -> None:
+        desk.fetcher._keyed = KEYED_CLAIMS
+        while holders.ran < 2 * pairs and (not holders.most or max(holders.most.values()) < 2):
+            for job in await desk.park(1) + await desk.let_in():
+                holders.begin(job)
+                await asyncio.sleep(0)
+                holders.end(job)
+                await desk.complete(job)
+
+    try:
+        async with asyncio.timeout(120):
+            await asyncio.gather(*map(claimer, desks))
+    finally:
+        for desk in desks:
+            await desk.close()
+    return max(holders.most.values())
