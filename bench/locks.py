@@ -26,19 +26,26 @@ def hundred(run: Run) -> list[Figure]:
 
 def behind(run: Run) -> list[Figure]:
     """1,000 free jobs behind 100,000 that wait for one id, against the same without those."""
-    free = run.jobs(FREE)
-    ours, other = alternate(
+    free, blocked = run.jobs(FREE), run.jobs(JOBS)
+    parked, found, alone = alternate(
         run.rounds,
-        {"behind": partial(_free, run.lab, free, run.jobs(JOBS)), "alone": partial(_free, run.lab, free, 0)},
+        {
+            "behind parked ones": partial(_free, run.lab, free, blocked, parked=True),
+            "not parked yet": partial(_free, run.lab, free, blocked),
+            "alone": partial(_free, run.lab, free),
+        },
     )
-    took = ratio(ours, other, lambda sample: sample.seconds)
-    return [Figure("locks-behind", "time of that without", took, "x", Goal(2.0, at_most=True), ours, other)]
+    took, longer = (ratio(side, alone, lambda sample: sample.seconds) for side in (parked, found))
+    return [
+        Figure("locks-behind", "time, of that without", took, "x", Goal(2.0, at_most=True), parked, alone),
+        Figure("locks-behind", "time, not parked yet", longer, "x", None, found, alone),
+    ]
 
 
-def _free(lab: Lab, jobs: int, blocked: int) -> Sample:
+def _free(lab: Lab, jobs: int, blocked: int = 0, *, parked: bool = False) -> Sample:
     with track(lab, Setup()) as ready:
         if blocked:
-            ready.block(blocked)
+            ready.block(blocked, parked=parked)
         return ready.measure(jobs)
 
 

@@ -87,12 +87,15 @@ class Track:
             if low + batch >= jobs:
                 self._wait_for(last)
 
-    def block(self, jobs: int) -> None:
-        """Put so many jobs of one key, which is held, in front of those to be measured."""
+    def block(self, jobs: int, *, parked: bool) -> None:
+        """Put so many jobs of one key, which is held, before those to be measured; let the workers park them first."""
         with self._conn.transaction():
             self._conn.execute(PAUSE, [QUEUE])
             self._conn.execute(HOLD, [QUEUE, register(self.dsn, ["elsewhere"])])
             self._conn.execute(FILL_KEYED, [self._setup.task, QUEUE, 1, jobs])
+        if parked:
+            self._resume()
+            self._wait_until("SELECT count(*) = %s FROM pgqueue.job_blocked", jobs)
 
     def warm(self) -> None:
         """Let every worker do once what it does only once."""
@@ -148,10 +151,13 @@ class Track:
         return int(last)
 
     def _wait_for(self, job_id: int) -> None:
+        self._wait_until("SELECT EXISTS (SELECT FROM pgqueue.job_done WHERE id = %s)", job_id)
+
+    def _wait_until(self, question: LiteralString, about: int) -> None:
         deadline = monotonic() + PATIENCE
-        while not self._row("SELECT EXISTS (SELECT FROM pgqueue.job_done WHERE id = %s)", [job_id])[0]:
+        while not self._row(question, [about])[0]:
             if monotonic() > deadline:
-                raise RuntimeError(f"job {job_id} was not completed within {PATIENCE:g} s")
+                raise RuntimeError(f"not so within {PATIENCE:g} s, with {about}: {question}")
             sleep(0.02)
 
     def _completed(self, first: int) -> int:
