@@ -53,6 +53,8 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
     lock_key: str | None = None
     lock_limit: int | None = None
     on_locked: str | None = None
+    limit_key: str | None = None  # the limit's name
+    rate_key: str | None = None  # the rate's name, or name:key
     keys: Keys | None = None
 
 

@@ -55,20 +55,20 @@ WITH granted AS MATERIALIZED (
     INSERT INTO pgqueue.job_blocked (
         state, key, rank,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'blocked', 'lock:' || lock_key, CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM from_granted
     RETURNING id
 ), put_off AS (
     INSERT INTO pgqueue.job_scheduled (
         state, rank, run_at, reason,
         id, queue, priority, task, args, headers, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'scheduled', rank, run_at, reason,
         id, queue, priority, task, args, headers, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM from_later
     RETURNING id
 ), released AS (
