@@ -32,7 +32,7 @@ from pgqueue.hooks import JobOutcome, middleware, on_finish, on_start
 from pgqueue.job import Job, NewJob, current_job
 from pgqueue.lifespan import lifespan
 from pgqueue.operate import acancel, aretry, cancel, retry
-from pgqueue.options import Lock
+from pgqueue.options import Limit, Lock, Rate
 from pgqueue.pausing import apause, aresume, pause, resume
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, remote, task
@@ -60,11 +60,13 @@ __all__ = [
     "JobNotFound",
     "JobOutcome",
     "JobTimeout",
+    "Limit",
     "Lock",
     "NewJob",
     "NotConfigured",
     "PayloadTooLarge",
     "QueueInfo",
+    "Rate",
     "ResultTimeout",
     "Retry",
     "RetryPolicy",

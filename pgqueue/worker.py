@@ -128,7 +128,7 @@ class Worker(Wiring):
         self._state = "running"  # said by the beat that lists the fetcher's connection
         self._fetching = self._serve(self._fetcher.run(), "fetcher")
         services: list[Any] = [self._completer, self._scheduler, self._maintenance, self._reconciler, self._signals]
-        services += [self._admit, self._sweep, self._ticks]
+        services += [self._admit, self._sweep, self._ticks, self._declarer]
         for service in [
             *services,
             self._isolation,

@@ -49,10 +49,10 @@ WITH dead_worker AS MATERIALIZED (
     INSERT INTO pgqueue.job_dead (
         state, finished_at, bin, reason, crashes,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'crashed', least(crashes + 1, 32767),
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
     FROM judged WHERE started AND crashes >= 2
     RETURNING id
 ), heard AS (
@@ -62,13 +62,13 @@ WITH dead_worker AS MATERIALIZED (
     INSERT INTO pgqueue.job_available (
         state, rank, crashes, attempt,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
+        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
     SELECT 'available',
         CASE crashes + started::integer WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, crashes + started::integer,
         attempt - CASE WHEN started THEN 0 ELSE 1 END,
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
+        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
     FROM judged WHERE NOT (started AND crashes >= 2)
     ORDER BY id
     RETURNING queue

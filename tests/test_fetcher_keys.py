@@ -66,6 +66,15 @@ async def test_the_first_job_of_a_free_key_runs_at_once_and_the_next_is_parked(
     assert await desk.let_in() == []
 
 
+@pytest.mark.parametrize("more", ["limit_key", "rate_key"])
+async def test_one_that_needs_more_than_the_key_goes_the_long_way_and_is_not_overtaken(
+    desks: Callable[[], Desk], eyes: Eyes, more: str
+) -> None:
+    first = put(eyes, "a", **{more: "x"}) + put(eyes, "a")
+    assert await desks().park() == []
+    assert eyes.all("SELECT id, key FROM pgqueue.job_blocked ORDER BY id") == [(id, "lock:a") for id in first]
+
+
 async def test_when_it_ends_the_next_in_line_is_let_in(desks: Callable[[], Desk], eyes: Eyes) -> None:
     first, second = put(eyes, "a", "a")
     desk = desks()
@@ -143,12 +152,7 @@ async def test_claimers_who_meet_at_a_key_never_run_both(dsn: str, eyes: Eyes) -
 
 
 @pytest.mark.promise("L04")
-async def test_a_naive_claim_without_the_lock_runs_both(dsn: str, eyes: Eyes) -> None:
-    assert await race_of_pairs(dsn, eyes, claimers=12, pairs=3_000, link=UnlockedClaim) > 1
-
-
-@pytest.mark.promise("L04")
-@pytest.mark.parametrize(("link", "running"), [(Link, 1), (EarlyClaim, 2)], ids=["ours", "naive"])
+@pytest.mark.parametrize(("link", "running"), [(Link, 1), (EarlyClaim, 2), (UnlockedClaim, 2)])
 async def test_a_claim_counts_in_a_snapshot_from_after_its_locks(
     dsn: str, eyes: Eyes, conn: psycopg.Connection, link: type[Link], running: int
 ) -> None:
