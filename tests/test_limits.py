@@ -126,7 +126,7 @@ async def test_without_slots_here_only_so_many_are_granted_as_others_can_take(de
     assert eyes.states()["available"] == 4
     [urgent] = limited(eyes, 1, priority=0, rank=1)
     other.slots = 1
-    taken = await other.park(2)
+    taken = await other.park(3)
     assert [job.id for job in taken] == ids[2:4]
     assert [job.id for job in await other.let_in()] == [urgent]
 
