@@ -1,14 +1,14 @@
 """Lets jobs in that wait for a key: told which keys may be free, it asks the database and delivers whom it let in.
 
-The claim parks keyed jobs, whatever their key, and commits; a completion deletes its running row, and commits. Each
-then names the keys here. An admit is one short transaction: lock the keys, and in a second statement count and move.
+The claim parks keyed jobs, but for those whose key is free (see fetcher), and commits; a completion deletes its running
+row, and commits. Each then names the keys here. An admit is one short transaction: lock the keys, and in a second statement count and move.
 
 A job has at most one lock, one limit and one rate, and gets them in this order, one at a time: who gets a lock is
 moved to the line of the limit in the transaction of the lock, and the limit is asked in the next one. Nobody waits
 for a lock while holding a limit, so no two can wait for each other. Rates are not for here: `rated` is told of them.
 
 Why a limit is never exceeded. A row becomes a holder of its key only in `admit_move`, for limits in `admit_limits`,
-whose transaction has the key's advisory lock. Its snapshot is taken after it has the lock, so it sees what every
+and in a claim that has locked the key first (`fetch_lock`): a transaction that has the key's advisory lock. Its snapshot is taken after it has the lock, so it sees what every
 earlier admit of the key has committed: the lock is given away after the commit is visible. All other moves (claim of a
 granted job, rescue, release, a retry that keeps its key, promotion, going on from one line to the next) are one
 transaction that deletes one row of a holder and inserts one: a snapshot finds exactly one of the two; or they only take

@@ -1,6 +1,6 @@
 -- Who gets a key. Truth is rows: the holders of a lock are its rows in job_running, and those elsewhere with `holds`; those of a
 -- limit the same, but of the parked rows only those that wait for what comes after it, a rate. A row becomes a holder in
--- `admit_move` (locks) and `admit_limits` only; every other move takes its hold with it, or gives it up. All who would change that
+-- `admit_move` (locks), `admit_limits`, and a claim after `fetch_lock` (locks) only; every other move takes its hold with it, or gives it up. All who would change that
 -- lock the key first (`admit_lock`), and count in a statement of its own after it, whose snapshot so has whatever the one
 -- before has committed. Lock order: our worker's row, running and available rows, keys, blocked rows with SKIP LOCKED.
 
