@@ -4,8 +4,8 @@ The connection is in autocommit mode and does nothing else, so that it never hol
 half-open socket says nothing; it reconnects with jitter for ever; and each (re)LISTEN is followed by a fetch, for
 what was missed meanwhile. The ping is also where leadership is tried for: the advisory lock lives as long as this
 session. So others must know the session before it may hold the lock (`listed`): a leader that was stopped, not killed,
-would lead for ever, and nobody could end its session. Whether the lock is free is asked once a second beside what this worker sends anyway (`asks`), so that a leader that
-was killed has a successor within the time of a poll.
+would lead for ever, and nobody could end its session. Whether the lock is free is asked once a second beside what this
+worker sends anyway (`asks`), so that a leader that was killed has a successor within the time of a poll.
 """
 
 from __future__ import annotations

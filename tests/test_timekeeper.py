@@ -130,7 +130,7 @@ async def test_a_loop_that_stood_still_does_not_take_the_grace_away() -> None:
     bench = Bench(made(cleans_up, "cleans", timeout=0.05), slots=4)
     [job] = bench.offer("cleans")
     await asyncio.sleep(0.01)  # it has begun
-    time.sleep(0.05 + 2 * timekeeper.GRACE)  # as a handler beside it that blocks the loop
+    slow(0.05 + 2 * timekeeper.GRACE)  # as a handler beside it that blocks the loop
     assert isinstance(await bench.outcome(job), Retried)
     await bench.until(lambda: bench.pool.running == 0)
     assert (cleaned, bench.executor.lost) == ([1], 0)
