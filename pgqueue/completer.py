@@ -107,7 +107,7 @@ class Completer:
     async def _step(self) -> None:
         if not self._in_flight:
             if not await wait(self._wake, self._pause()) and not self._locked and not self._busy:
-                await self._session.close()  # an idle worker has three connections, not four
+                await self._session.rest()  # an idle worker has three connections, not four
                 await self._wake.wait()
             self._wake.clear()
             self._signalled = False

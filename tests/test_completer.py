@@ -34,6 +34,7 @@ from pgqueue.outcome import (
     interrupted,
 )
 from pgqueue.sessions import Session
+from pgqueue.statements import Statement
 from pgqueue.testing import Clock
 
 BROKEN = Problem("failed", "ValueError", "no", "Traceback …")
@@ -334,20 +335,30 @@ async def test_an_idle_completer_closes_its_connection_and_opens_it_again_for_th
     assert eyes.states() == {"completed": 3}
 
 
+async def test_an_idle_completer_does_not_cut_off_who_uses_its_connection_too(
+    desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An abort is noted over the same session: cut off, it would count as a failed attempt."""
+    monkeypatch.setattr(completer, "IDLE_SECONDS", 0.3)
+    await desk.end(COMPLETED)
+    assert await desk.session.run(Statement("SELECT pg_sleep(1)", {}, list))
+    await until(lambda: not eyes.backends("pgqueue complete"))
+
+
 async def test_an_outcome_that_comes_while_the_connection_is_closed_is_written(
     desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(completer, "IDLE_SECONDS", 0.02)
     await desk.end(COMPLETED)
     [job] = await desk.jobs(1)
-    close = desk.session.close
+    rest = desk.session.rest
 
     async def meanwhile() -> None:
-        desk.session.close = close  # type: ignore[method-assign]
+        desk.session.rest = rest  # type: ignore[method-assign]
         desk.completer.finish(job, COMPLETED)
-        await close()
+        await rest()
 
-    desk.session.close = meanwhile  # type: ignore[method-assign]
+    desk.session.rest = meanwhile  # type: ignore[method-assign]
     desk.completer.finish((await desk.jobs(1))[0], COMPLETED)
     await until(eyes.done(3), 5.0)
 
