@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from faults import Wire
 from servers import Server
-from workers import Eyes, until, work, workers
+from workers import Eyes, until, wait_until, work, workers
 
 import pgqueue
 from pgqueue import connections, migrations, statements, waiting
@@ -371,6 +371,49 @@ async def test_who_gives_up_leaves_no_row(eyes: Eyes, monkeypatch: pytest.Monkey
     with pytest.raises(asyncio.CancelledError):
         await cancelled
     assert eyes.one("SELECT last_value FROM pgqueue.job_waiter_waiter_seq") == 3
+    assert wait_for(eyes, 0)()
+
+
+@pytest.mark.parametrize("name", ["waiting_hears", "waiting_begin", "waiting_leave"])
+async def test_who_is_cancelled_as_an_answer_arrives_leaves_no_row(
+    patient: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The server has done it, its answer is in the socket, and nobody has read it yet."""
+    arun, cancelled = connections.arun, list[int]()
+    done = {"waiting_hears": wait_for(eyes, 0), "waiting_begin": wait_for(eyes), "waiting_leave": wait_for(eyes, 0)}
+
+    def cancel() -> None:
+        wait_until(done[name])
+        waits.cancel()
+        cancelled.append(1)
+
+    async def run_and_cancel(conn: Any, statement: statements.Statement[Any]) -> Any:
+        if statement.sql == statements.text(name, "pgqueue"):
+            loop.call_soon(cancel)
+        return await arun(conn, statement)
+
+    monkeypatch.setattr(connections, "arun", run_and_cancel)
+    waits = asyncio.create_task(running(eyes).aresult())
+    if name == "waiting_leave":
+        await until(wait_for(eyes))
+        waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(waits, 30)
+    assert cancelled
+    assert wait_for(eyes, 0)()
+    await until(lambda: not eyes.backends("pgqueue result"))
+
+
+async def test_a_wait_can_be_cancelled_at_every_turn_of_the_loop(patient: str, eyes: Eyes) -> None:
+    job = running(eyes)
+    for turns in range(40):
+        waits = asyncio.create_task(job.aresult())
+        for _ in range(turns):
+            await asyncio.sleep(0.0005)
+        waits.cancel()
+        await asyncio.wait([waits])
+        assert waits.cancelled()
+    await until(lambda: not eyes.backends("pgqueue result"))
     assert wait_for(eyes, 0)()
 
 
