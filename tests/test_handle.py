@@ -384,7 +384,7 @@ async def test_who_is_cancelled_as_an_answer_arrives_leaves_no_row(
 
     def cancel() -> None:
         wait_until(done[name])
-        waits.cancel()
+        result.cancel()
         cancelled.append(1)
 
     async def run_and_cancel(conn: Any, statement: statements.Statement[Any]) -> Any:
@@ -393,12 +393,12 @@ async def test_who_is_cancelled_as_an_answer_arrives_leaves_no_row(
         return await arun(conn, statement)
 
     monkeypatch.setattr(connections, "arun", run_and_cancel)
-    waits = asyncio.create_task(running(eyes).aresult())
+    result = asyncio.create_task(running(eyes).aresult())
     if name == "waiting_leave":
         await until(wait_for(eyes))
-        waits.cancel()
+        result.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(waits, 30)
+        await asyncio.wait_for(result, 30)
     assert cancelled
     assert wait_for(eyes, 0)()
     await until(lambda: not eyes.backends("pgqueue result"))
@@ -407,12 +407,12 @@ async def test_who_is_cancelled_as_an_answer_arrives_leaves_no_row(
 async def test_a_wait_can_be_cancelled_at_every_turn_of_the_loop(patient: str, eyes: Eyes) -> None:
     job = running(eyes)
     for turns in range(40):
-        waits = asyncio.create_task(job.aresult())
+        result = asyncio.create_task(job.aresult())
         for _ in range(turns):
             await asyncio.sleep(0.0005)
-        waits.cancel()
-        await asyncio.wait([waits])
-        assert waits.cancelled()
+        result.cancel()
+        await asyncio.wait([result])
+        assert result.cancelled()
     await until(lambda: not eyes.backends("pgqueue result"))
     assert wait_for(eyes, 0)()
 
