@@ -90,6 +90,11 @@ async def fails(job: pgqueue.Job) -> None:
     raise ValueError(f"attempt {job.attempt} went wrong")
 
 
+@task(name="handle.too_long", retry=1, timeout=0.05)
+async def too_long() -> None:
+    await asyncio.sleep(30)
+
+
 @task(name="handle.waits")
 async def waits() -> None:
     await asyncio.Event().wait()
@@ -126,6 +131,18 @@ async def test_a_failed_job_says_what_its_last_attempt_said(dsn: str) -> None:
             await job.aresult(20)
     assert failed.value.job_id == job.id
     assert "in fails" in failed.value.__notes__[0]
+
+
+@pytest.mark.usefixtures("pgqueue_db")
+async def test_a_job_whose_last_attempt_timed_out_raises_its_timeout(dsn: str) -> None:
+    with psycopg.connect(dsn) as conn:
+        job = too_long.enqueue(conn)
+    async with work(dsn, too_long):
+        with pytest.raises(pgqueue.JobTimeout, match=r"failed \(timeout\): JobTimeout: .* after 0.05 s") as late:
+            await job.aresult(20)
+    assert late.value.job_id == job.id
+    assert isinstance(late.value, TimeoutError)
+    assert not isinstance(late.value, pgqueue.ResultTimeout)  # the job has ended
 
 
 @pytest.mark.usefixtures("pgqueue_db")
