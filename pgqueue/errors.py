@@ -80,7 +80,7 @@ class JobCancelled(Error):
 
 
 class JobTimeout(Error, TimeoutError):
-    """The job ran longer than its timeout."""
+    """A job ran longer than its timeout: the error of the attempt, and of `result` if it was the last."""
 
 
 class ResultTimeout(Error, TimeoutError):

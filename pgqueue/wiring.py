@@ -182,6 +182,7 @@ class Wiring(ABC):
             replace(self._link, dsn=embedded.resolve(settings.listen_dsn or settings.dsn)),
             list(settings.queues),
             heard=self._heard,
+            listed=lambda: self._heartbeat.listed(),
         )
         self._ticks = Ticks(
             self._take,

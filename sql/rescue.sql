@@ -1,13 +1,19 @@
 -- name: rescue_disarm
 -- End the sessions of a worker that has not beaten since `beat`: a stopped process keeps its locks and could still commit.
--- Pid and start time must both match, so that nobody else's session is hit.
-SELECT count(pg_terminate_backend(a.pid))
-FROM pgqueue.worker w
-CROSS JOIN LATERAL jsonb_to_recordset(w.sessions) AS s (pid integer, backend_start timestamptz)
-JOIN pg_stat_activity a ON a.pid = s.pid AND a.backend_start = s.backend_start
-WHERE w.id = %(worker_id)s::bigint AND w.beat = %(beat)s::bigint
-  -- Another role's session is not ours to end, and asking would be an error.
-  AND (pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'));
+-- Pid and start time must both match, so that nobody else's session is hit. Not those that are not ours to end, for asking
+-- would be an error: a superuser's, if we are none; another role's, without the right. Answers how many were ended, and how
+-- many could not be, or not even be seen as they are.
+WITH found AS MATERIALIZED (
+    SELECT a.pid, a.backend_start IS NOT NULL
+        AND (pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'))
+        AND (me.rolsuper OR (SELECT NOT r.rolsuper FROM pg_roles r WHERE r.oid = a.usesysid) IS TRUE) AS ours
+    FROM pgqueue.worker w
+    CROSS JOIN LATERAL jsonb_to_recordset(w.sessions) AS s (pid integer, backend_start timestamptz)
+    JOIN pg_stat_activity a ON a.pid = s.pid AND coalesce(a.backend_start = s.backend_start, true)
+    JOIN pg_roles me ON me.rolname = current_user
+    WHERE w.id = %(worker_id)s::bigint AND w.beat = %(beat)s::bigint
+)
+SELECT count(CASE WHEN ours THEN pg_terminate_backend(pid) END), count(*) FILTER (WHERE NOT ours) FROM found;
 
 -- name: rescue_lock
 -- Take the worker's row against claims (they hold it FOR KEY SHARE). No row: it beat again, or is gone.

@@ -21,6 +21,7 @@ from pgqueue import completer, statements
 from pgqueue.completer import FLUSH_MOST, Completer
 from pgqueue.endings import Endings
 from pgqueue.job import Job, NewJob
+from pgqueue.keys import Keys
 from pgqueue.outcome import (
     COMPLETED,
     RELEASED,
@@ -34,6 +35,7 @@ from pgqueue.outcome import (
     interrupted,
 )
 from pgqueue.sessions import Session
+from pgqueue.statements import Statement
 from pgqueue.testing import Clock
 
 BROKEN = Problem("failed", "ValueError", "no", "Traceback …")
@@ -264,6 +266,62 @@ async def test_an_answer_that_was_lost_after_the_commit_is_no_fence(desk: Desk, 
 
 
 @pytest.mark.promise("F06")
+def _after(args: str, key: str | None = None) -> NewJob[None]:
+    return NewJob("after", args, "default", 5, None, None, None, None, keys=None if key is None else Keys(key))
+
+
+HUGE = '{"n": 1e999999}'  # JSON, but no jsonb
+UNSTORABLE: dict[str, Outcome] = {
+    "number": Completed(HUGE),
+    "depth": Completed("[" * 20_000 + "]" * 20_000),
+    "no JSON": Completed("{"),
+    "surrogate": Completed('"\ud800"'),
+    "successor": Completed(None, (_after(HUGE),)),
+    "successor with a key": Completed(None, (_after(HUGE, "k"),)),
+    "reason": Cancelled("\x00"),
+    "message": Retried(5, Problem("failed", "\x00")),
+}
+
+
+@pytest.mark.parametrize("name", UNSTORABLE)
+@pytest.mark.parametrize("place", [0, 17, 39])
+async def test_an_outcome_that_cannot_be_stored_harms_its_own_job_only(
+    desk: Desk, eyes: Eyes, name: str, place: int
+) -> None:
+    outcomes: list[Outcome] = [[COMPLETED, Completed("1"), Completed(None, (AFTER,))][n % 3] for n in range(40)]
+    outcomes[place] = UNSTORABLE[name]
+    jobs = await desk.end(*outcomes)
+    others = [job.id for job in jobs if job is not jobs[place]]
+    assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE state = 'completed' AND id = ANY (%s)", others) == 39
+    assert eyes.one("SELECT count(*) FROM pgqueue.job_available WHERE task = 'after'") == sum(
+        len(getattr(outcome, "successors", ())) for n, outcome in enumerate(outcomes) if n != place
+    )
+    asked = "SELECT error_type, message FROM pgqueue.attempt WHERE job_id = %s"
+    [(error_type, message)] = eyes.all(asked, jobs[place].id)
+    assert (error_type, message[:30]) == ("Unstorable", "its outcome cannot be stored: ")
+    assert eyes.state(jobs[place].id) == ("scheduled" if name == "message" else "failed")
+    assert sorted(desk.written) == sorted(job.id for job in jobs)
+    assert desk.completer.fenced == 0
+    await desk.end(COMPLETED)  # it goes on
+
+
+async def test_a_flush_that_takes_too_long_is_tried_with_less(desk: Desk, eyes: Eyes) -> None:
+    """Else the same one would be tried for ever."""
+    run, sizes = desk.session.run, []
+
+    async def slow(*messages: Any, **options: Any) -> list[Any]:
+        if "ids" in messages[0].params:
+            sizes.append(len(messages[0].params["ids"].strip("{}").split(",")))
+            if sizes[-1] > 10:
+                raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+        return await run(*messages, **options)
+
+    desk.session.run = slow  # type: ignore[method-assign]
+    await desk.end(*[COMPLETED] * 40)
+    assert sizes[:3] == [40, 20, 10]
+    assert eyes.states() == {"completed": 40}
+
+
 async def test_nothing_is_dropped_while_the_database_is_away(desk: Desk, eyes: Eyes) -> None:
     jobs = await desk.jobs(3)
     await cut(desk, before_commit=True)
@@ -334,20 +392,30 @@ async def test_an_idle_completer_closes_its_connection_and_opens_it_again_for_th
     assert eyes.states() == {"completed": 3}
 
 
+async def test_an_idle_completer_does_not_cut_off_who_uses_its_connection_too(
+    desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An abort is noted over the same session: cut off, it would count as a failed attempt."""
+    monkeypatch.setattr(completer, "IDLE_SECONDS", 0.3)
+    await desk.end(COMPLETED)
+    assert await desk.session.run(Statement("SELECT pg_sleep(1)", {}, list))
+    await until(lambda: not eyes.backends("pgqueue complete"))
+
+
 async def test_an_outcome_that_comes_while_the_connection_is_closed_is_written(
     desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(completer, "IDLE_SECONDS", 0.02)
     await desk.end(COMPLETED)
     [job] = await desk.jobs(1)
-    close = desk.session.close
+    rest = desk.session.rest
 
     async def meanwhile() -> None:
-        desk.session.close = close  # type: ignore[method-assign]
+        desk.session.rest = rest  # type: ignore[method-assign]
         desk.completer.finish(job, COMPLETED)
-        await close()
+        await rest()
 
-    desk.session.close = meanwhile  # type: ignore[method-assign]
+    desk.session.rest = meanwhile  # type: ignore[method-assign]
     desk.completer.finish((await desk.jobs(1))[0], COMPLETED)
     await until(eyes.done(3), 5.0)
 

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from faults import Wire
 from servers import Server
-from workers import Eyes, until, work, workers
+from workers import Eyes, until, wait_until, work, workers
 
 import pgqueue
 from pgqueue import connections, migrations, statements, waiting
@@ -90,6 +90,11 @@ async def fails(job: pgqueue.Job) -> None:
     raise ValueError(f"attempt {job.attempt} went wrong")
 
 
+@task(name="handle.too_long", retry=1, timeout=0.05)
+async def too_long() -> None:
+    await asyncio.sleep(30)
+
+
 @task(name="handle.waits")
 async def waits() -> None:
     await asyncio.Event().wait()
@@ -126,6 +131,18 @@ async def test_a_failed_job_says_what_its_last_attempt_said(dsn: str) -> None:
             await job.aresult(20)
     assert failed.value.job_id == job.id
     assert "in fails" in failed.value.__notes__[0]
+
+
+@pytest.mark.usefixtures("pgqueue_db")
+async def test_a_job_whose_last_attempt_timed_out_raises_its_timeout(dsn: str) -> None:
+    with psycopg.connect(dsn) as conn:
+        job = too_long.enqueue(conn)
+    async with work(dsn, too_long):
+        with pytest.raises(pgqueue.JobTimeout, match=r"failed \(timeout\): JobTimeout: .* after 0.05 s") as late:
+            await job.aresult(20)
+    assert late.value.job_id == job.id
+    assert isinstance(late.value, TimeoutError)
+    assert not isinstance(late.value, pgqueue.ResultTimeout)  # the job has ended
 
 
 @pytest.mark.usefixtures("pgqueue_db")
@@ -371,6 +388,49 @@ async def test_who_gives_up_leaves_no_row(eyes: Eyes, monkeypatch: pytest.Monkey
     with pytest.raises(asyncio.CancelledError):
         await cancelled
     assert eyes.one("SELECT last_value FROM pgqueue.job_waiter_waiter_seq") == 3
+    assert wait_for(eyes, 0)()
+
+
+@pytest.mark.parametrize("name", ["waiting_hears", "waiting_begin", "waiting_leave"])
+async def test_who_is_cancelled_as_an_answer_arrives_leaves_no_row(
+    patient: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The server has done it, its answer is in the socket, and nobody has read it yet."""
+    arun, cancelled = connections.arun, list[int]()
+    done = {"waiting_hears": wait_for(eyes, 0), "waiting_begin": wait_for(eyes), "waiting_leave": wait_for(eyes, 0)}
+
+    def cancel() -> None:
+        wait_until(done[name])
+        result.cancel()
+        cancelled.append(1)
+
+    async def run_and_cancel(conn: Any, statement: statements.Statement[Any]) -> Any:
+        if statement.sql == statements.text(name, "pgqueue"):
+            loop.call_soon(cancel)
+        return await arun(conn, statement)
+
+    monkeypatch.setattr(connections, "arun", run_and_cancel)
+    result = asyncio.create_task(running(eyes).aresult())
+    if name == "waiting_leave":
+        await until(wait_for(eyes))
+        result.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(result, 30)
+    assert cancelled
+    assert wait_for(eyes, 0)()
+    await until(lambda: not eyes.backends("pgqueue result"))
+
+
+async def test_a_wait_can_be_cancelled_at_every_turn_of_the_loop(patient: str, eyes: Eyes) -> None:
+    job = running(eyes)
+    for turns in range(40):
+        result = asyncio.create_task(job.aresult())
+        for _ in range(turns):
+            await asyncio.sleep(0.0005)
+        result.cancel()
+        await asyncio.wait([result])
+        assert result.cancelled()
+    await until(lambda: not eyes.backends("pgqueue result"))
     assert wait_for(eyes, 0)()
 
 

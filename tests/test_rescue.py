@@ -13,12 +13,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from servers import Server
 from workers import Eyes, Taker, until, wait_until, work, workers
 
 import pgqueue
-from pgqueue import migrations
+from pgqueue import grants, migrations
 from pgqueue.rescue import BATCH, Rescue
+from pgqueue.sessions import Link, Session
 from pgqueue.tasks import task
 from pgqueue.testing import Clock
 
@@ -417,6 +419,42 @@ async def test_two_rescuers_at_once_give_every_job_back_once(dsn: str, eyes: Eye
     for taker, _, _ in helpers:
         await taker.close()
     await victim.close()
+
+
+@pytest.mark.parametrize("right", [None, "pg_signal_backend"])
+async def test_a_session_that_is_not_ours_to_end_keeps_no_job_from_being_rescued(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, right: str | None
+) -> None:
+    """A superuser's, whatever right we have; asking for it is an error of the server."""
+    victim, name = Taker(dsn), f"pgqueue_test_{os.urandom(4).hex()}"
+    eyes.do("INSERT INTO pgqueue.job (task) VALUES ('x')")
+    await victim.fetch()
+    assert victim.session.identity is not None
+    pid, start = victim.session.identity
+    eyes.do(
+        "UPDATE pgqueue.worker SET sessions = jsonb_build_array("
+        "jsonb_build_object('pid', %s, 'backend_start', %s::text)) WHERE id = %s",
+        pid,
+        start,
+        victim.worker_id,
+    )
+    with psycopg.connect(dsn, autocommit=True) as owner:
+        owner.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'secret'".encode())
+        grants.grant(owner, name, "work", "pgqueue")
+        owner.execute(f"GRANT pg_read_all_stats{', ' + right if right else ''} TO {name}".encode())
+    session = Session(Link(make_conninfo(dsn, user=name, password="secret"), "pgqueue"), "rescue")
+    try:
+        beat = eyes.one("SELECT beat FROM pgqueue.worker WHERE id = %s", victim.worker_id)
+        assert await Rescue(session, notify=True, rescued=lambda: None).rescue(victim.worker_id, beat)
+        assert "1 of its sessions could not be ended" in caplog.text
+        assert "pg_signal_backend" in caplog.text
+        assert eyes.states() == {"available": 1}
+        assert eyes.one("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid) == 1
+    finally:
+        await session.close()
+        await victim.close()
+        eyes.do(f"DROP OWNED BY {name}")
+        eyes.do(f"DROP ROLE {name}")
 
 
 async def test_a_leftover_of_another_lease_is_rescued(dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture) -> None:

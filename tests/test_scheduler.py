@@ -160,6 +160,33 @@ def test_a_start_at_zero_comes_as_often_as_the_watermarks() -> None:
     assert scheduler.ZERO_SECONDS <= 5.0
 
 
+async def test_a_wait_for_the_connection_does_not_put_off_the_next_start_at_zero(dsn: str) -> None:
+    session = Session(Link(dsn, "pgqueue"), "schedule")
+    waits = Scheduler(session, notify=True, leads=lambda: True)
+    async with session._turn:  # somebody else's message hangs
+        promoting = asyncio.ensure_future(waits._promote())
+        await asyncio.sleep(0.5)
+    await promoting
+    await session.close()
+    assert waits._zero_at - monotonic() < scheduler.ZERO_SECONDS + 0.5 * scheduler.ZERO_SHARE / 2
+
+
+async def test_one_slow_answer_does_not_put_off_the_starts_at_zero_for_hours(dsn: str) -> None:
+    session = Session(Link(dsn, "pgqueue"), "schedule")
+    slow = Scheduler(session, notify=True, leads=lambda: True)
+    run = session.run
+
+    async def hangs(*messages: Any, **options: Any) -> list[Any]:
+        answers = await run(*messages, **options)
+        session.took = 45.0
+        return answers
+
+    session.run = hangs  # type: ignore[method-assign]
+    await slow._promote()
+    await session.close()
+    assert slow._zero_at - monotonic() <= 300.0
+
+
 def reads(dsn: str, name: str, after: str) -> int:
     """The buffers one of the scheduler's statements touches; rolled back."""
     with psycopg.connect(dsn) as looking:

@@ -93,6 +93,32 @@ async def test_two_messages_at_once_wait_for_each_other(session: Session) -> Non
     await session.close()
 
 
+@pytest.mark.parametrize("way", ["fails", "is cancelled"])
+async def test_a_connection_that_was_not_made_ready_is_not_used(way: str, dsn: str, eyes: Eyes) -> None:
+    """Others would not know whose it is."""
+    began, known = asyncio.Event(), asyncio.Event()
+    calls: list[int] = []
+
+    async def opened() -> None:
+        calls.append(1)
+        began.set()
+        if len(calls) == 1 and way == "fails":
+            raise OSError("no beat")
+        await known.wait()
+
+    session = Session(Link(dsn, "pgqueue"), "test", opened)
+    getting_ready = asyncio.ensure_future(session.ready())
+    await began.wait()
+    getting_ready.cancel()
+    await asyncio.gather(getting_ready, return_exceptions=True)
+    assert session.identity is None
+    await until(lambda: not eyes.backends("pgqueue test"))
+    known.set()
+    assert await session.ready() == 2
+    assert len(calls) == 2
+    await session.close()
+
+
 SHADOWS = """
     CREATE SCHEMA evil;
     CREATE FUNCTION evil.now() RETURNS timestamptz LANGUAGE sql AS 'SELECT ''-infinity''::timestamptz';

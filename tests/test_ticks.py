@@ -363,6 +363,29 @@ async def test_a_change_is_heard_at_once(dsn: str, eyes: Eyes) -> None:
         await until(lambda: worker._ticks.made >= 1)
 
 
+async def test_a_change_that_is_told_while_a_look_is_under_way_is_looked_for_once_more(dsn: str, eyes: Eyes) -> None:
+    async with makers(dsn) as [bench]:
+        run = bench.session.run
+
+        async def late(*messages: Any, **options: Any) -> list[Any]:
+            answers = await run(*messages, **options)
+            if not made_known:  # it has been read, its answer is on its way
+                made_known.append(1)
+                schedules.add(eyes.conn, "soon", Every(86_400), "x")
+                bench.ticks.news()
+            return answers
+
+        made_known: list[int] = []
+        bench.session.run = late  # type: ignore[method-assign]
+        assert await bench.ticks.round() == 0.0
+        assert not bench.ticks._schedules
+        await bench.ticks.round()
+        assert list(bench.ticks._schedules) == ["soon"]
+        reads = bench.count("ticks_read")
+        await bench.ticks.round()
+        assert bench.count("ticks_read") == reads  # once
+
+
 async def test_one_that_does_not_lead_sends_nothing_until_told_that_ticks_are_overdue(dsn: str, eyes: Eyes) -> None:
     schedules.add(eyes.conn, "s", Every(86_400), "x")
     async with running(dsn, leads=False) as bench:

@@ -117,6 +117,26 @@ async def test_an_async_handler_that_swallows_its_cancellation_loses_its_job() -
     assert await bench.run("hangs") == Completed('"too late"')
 
 
+async def test_a_loop_that_stood_still_does_not_take_the_grace_away() -> None:
+    cleaned: list[int] = []
+
+    async def cleans_up() -> None:
+        try:
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0.01)
+            cleaned.append(1)
+
+    bench = Bench(made(cleans_up, "cleans", timeout=0.05), slots=4)
+    [job] = bench.offer("cleans")
+    await asyncio.sleep(0.01)  # it has begun
+    slow(0.05 + 2 * timekeeper.GRACE)  # as a handler beside it that blocks the loop
+    assert isinstance(await bench.outcome(job), Retried)
+    await bench.until(lambda: bench.pool.running == 0)
+    assert (cleaned, bench.executor.lost) == ([1], 0)
+    assert bench.order == [job]
+
+
 async def test_who_was_cancelled_before_the_timeout_stays_cancelled() -> None:
     started = asyncio.Event()
 
