@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,8 +63,10 @@ def demo(
     try:
         yield process
     finally:
-        for each in [*family(process.pid), process]:
-            each.kill()
+        for each in family(process.pid):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        process.kill()
         process.communicate()
 
 
@@ -92,7 +94,7 @@ def until_orders_are_taken(process: subprocess.Popen[str]) -> list[psutil.Proces
 @pytest.mark.promise("E03", "E04", "E11")
 def test_a_worker_is_killed_and_the_account_balances(place: Path) -> None:
     with demo(place, as_json=True) as process:
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=120)
     account = json.loads(out)
     assert process.returncode == 0, account
     assert account.pop("balances") is True
@@ -105,7 +107,7 @@ def test_a_worker_is_killed_and_the_account_balances(place: Path) -> None:
 def test_a_directory_stays_and_serves_the_next_demo_too(place: Path) -> None:
     for _ in range(2):
         with demo(place, directory=place / "kept") as process:
-            out, _ = process.communicate(timeout=60)
+            out, _ = process.communicate(timeout=120)
         assert process.returncode == 0, out
         assert "kill -9 of worker" in out
         assert re.search(r"its \d+ jobs were given to the other worker", out)
@@ -119,7 +121,7 @@ def test_interrupted_it_leaves_nothing_behind(place: Path, signum: signal.Signal
     with demo(place, LONG) as process:
         workers = until_orders_are_taken(process)
         process.send_signal(signum)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
         assert process.returncode == 130
         assert len(workers) == 2
         assert [each for each in workers if each.is_running()] == []
@@ -132,7 +134,7 @@ def test_killed_it_leaves_nothing_behind_either(place: Path) -> None:
         workers = until_orders_are_taken(process)
         left = [*workers, *servers(place)]
         process.kill()
-        _, alive = psutil.wait_procs(left, timeout=30)
+        _, alive = psutil.wait_procs(left, timeout=60)
         assert len(left) >= 4
         assert alive == []
         assert list(place.iterdir()) == []
@@ -148,7 +150,7 @@ def test_without_the_extra_it_says_what_to_install(place: Path) -> None:
     )
     environment = os.environ | {"TMPDIR": str(place)}
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True, timeout=120
     )
     assert "pip install 'pgqueue-jobs[embedded]'" in done.stdout
     assert list(place.iterdir()) == []

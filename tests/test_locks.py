@@ -125,13 +125,17 @@ async def test_a_hundred_keys_run_at_full_concurrency_and_no_key_twice(
     dsn: str, eyes: Eyes, conn: psycopg.Connection
 ) -> None:
     spans, together, most = Spans(), 0, 0
+    all_slots = asyncio.Event()
 
     @task(name="locks.hundred", lock="user:{user}", store_result=False)
     async def hundred(user: int) -> None:
         nonlocal together, most
         together += 1
         most = max(most, together)
+        if most == 20:
+            all_slots.set()
         began = monotonic()
+        await asyncio.wait_for(all_slots.wait(), 30)
         await asyncio.sleep(0.005)
         spans.add(user, began, monotonic())
         together -= 1
@@ -235,7 +239,7 @@ async def hold(first: bool) -> None:
         [other] = processes.ready(lease=1.0)
         doomed.kill()
         killed = monotonic()
-        assert other.event("holds", job=first, attempt=2)["at"] - killed < 10
+        assert other.event("holds", job=first, attempt=2)["at"] - killed < 30
         other.event("holds", job=second)
         assert [event["job"] for event in other.all("holds")] == [first, second]
         wait_until(eyes.done(2))
@@ -261,12 +265,12 @@ async def span(key: str, seconds: float) -> None:
         return sum(count for state, count in eyes.states().items() if state in ("completed", "failed"))
 
     with workers(tmp_path, dsn, source) as processes:
-        alive = processes.ready(3, lease=1.0, concurrency=4)
+        alive = processes.ready(3, lease=2.5, concurrency=4)
         for _ in range(6):
             victim = alive.pop(dice.randrange(len(alive)))
             wait_until(lambda: victim.all("begins") or ended() == 240, 60)  # noqa: B023
             victim.kill()
-            alive += processes.ready(1, lease=1.0, concurrency=4)
+            alive += processes.ready(1, lease=2.5, concurrency=4)
         wait_until(lambda: ended() == 240, 120)
         died = {process.pid for process in processes.all if process.process.poll() is not None}
         spans = Spans()
@@ -293,7 +297,7 @@ async def test_a_hung_job_gives_its_key_up_at_its_timeout_and_cannot_commit_late
     eyes.do("CREATE TABLE effect (who text)")
     go_on, ended = threading.Event(), threading.Event()
 
-    @task(name="locks.hang", lock="k", timeout=0.5, transactional=True, retry=1)
+    @task(name="locks.hang", lock="k", timeout=1.5, transactional=True, retry=1)
     def hang(job: Job, hangs: bool) -> None:
         job.connection.execute("INSERT INTO effect VALUES (%s)", [f"hangs: {hangs}"])
         try:
@@ -373,7 +377,7 @@ async def test_two_transfers_from_one_account_serialize(
         conn = job.connection
         [balance] = conn.execute("SELECT balance FROM account WHERE id = %s", [giver]).fetchone()
         try:
-            barrier.wait(0.5 if lock else 20)
+            barrier.wait(0.5 if lock else 30)
         except threading.BrokenBarrierError:
             barrier.reset()
         conn.execute("UPDATE account SET balance = %s WHERE id = %s", [balance - amount, giver])

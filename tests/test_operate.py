@@ -117,7 +117,7 @@ async def test_a_running_worker_stops_within_a_second_and_goes_on_when_resumed(
             pgqueue.enqueue(conn, note, -1)  # somebody enqueues: its NOTIFY makes workers look, and not take
             assert eyes.one("SELECT count(*) FROM pgqueue.job_available WHERE queue = 'mail'") == left + 1
             assert pgqueue.resume(conn, "mail")
-            await until(lambda: eyes.one("SELECT count(*) = 0 FROM pgqueue.job_available WHERE queue = 'mail'"), 20)
+            await until(lambda: eyes.one("SELECT count(*) = 0 FROM pgqueue.job_available WHERE queue = 'mail'"), 30)
     assert len(set(ran)) == len(ran)
 
 
@@ -351,7 +351,7 @@ async def test_an_open_transaction_that_cancelled_delays_nobody_else(dsn: str, e
             due = moment.using(delay=0.01).enqueue(others).id
             now = moment.enqueue(others).id
             held.set()
-            await until(lambda: {eyes.state(job) for job in (running, due, now)} == {"completed"}, 5)
+            await until(lambda: {eyes.state(job) for job in (running, due, now)} == {"completed"}, 30)
             assert [eyes.state(later), eyes.state(waiting)] == ["scheduled", "available"]
             conn.commit()
             assert [eyes.state(later), eyes.state(waiting)] == ["cancelled", "cancelled"]

@@ -49,7 +49,7 @@ async def test_all_the_tasks_of_a_handler_get_the_same_connection(dsn: str, acco
         at_once = threading.Barrier(3)
 
         def step(number: int) -> int:
-            at_once.wait(20)
+            at_once.wait(30)
             conn = job.connection
             conn.execute("INSERT INTO effect VALUES (%s, %s)", [job.id, str(number)])
             return id(conn)
@@ -81,7 +81,7 @@ async def test_what_outlives_a_failed_attempt_writes_nowhere(dsn: str, accounts:
     siblings: list[Any] = []
 
     def late(job: Job, conn: Any) -> None:
-        assert over.wait(20)
+        assert over.wait(30)
         with pytest.raises(psycopg.OperationalError) as refused:
             conn.execute("INSERT INTO effect VALUES (%s, 'late')", [job.id])
         said.append(str(refused.value))
@@ -134,7 +134,7 @@ class Cut:
             if committed or not first:
                 commit(work, conn, outcome)
             if first:
-                self._all.wait(20)
+                self._all.wait(30)
                 conn.execute("SELECT 1")
 
         async def acutting(work: AsyncWork, conn: Any, outcome: Any) -> None:
@@ -174,7 +174,7 @@ async def test_lost_commits_are_settled_with_all_slots_at_once(
     async with work(dsn, effecting, concurrency=slots) as worker:
         with psycopg.connect(dsn) as conn:
             effecting.enqueue_many(conn, [()] * (slots + 2))
-        await until(accounts.done(slots + 2), 20)
+        await until(accounts.done(slots + 2), 30)
         await until(lambda: whole(worker) and not worker._held)
         assert worker._completer.fenced == 0
     assert accounts.one("SELECT count(*) FROM effect") == slots + 2
@@ -298,7 +298,7 @@ async def test_an_ask_waits_for_whoever_has_the_row_for_a_moment(dsn: str, accou
     def snoozes(job: Job) -> Snooze:
         job.connection.execute("INSERT INTO effect VALUES (%s)", [job.id])
         wrote.set()
-        assert held.wait(20)
+        assert held.wait(30)
         return Snooze(3600)
 
     async def asnoozes(job: Job) -> Snooze:
