@@ -75,15 +75,15 @@ async def test_commit_to_start_is_reported(dsn: str, eyes: Eyes, conn: psycopg.C
             if options:
                 worker._heard = lambda channel, payload: None  # type: ignore[method-assign]
                 worker._notifier._heard = lambda channel, payload: None
-            for _ in range(40):
+            for _ in range(15 if options else 40):
                 job = notes.enqueue(conn).id
                 conn.commit()
                 committed = monotonic()
                 await until(lambda job=job: job in started, 30.0)  # type: ignore[misc]
                 waits.append(started[job] - committed)
         waits.sort()
-        p50, p99 = waits[len(waits) // 2] * 1000, waits[-1] * 1000
-        print(f"commit to start, {name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+        p50, most = waits[len(waits) // 2] * 1000, waits[-1] * 1000
+        print(f"commit to start, {name}: p50 {p50:.1f} ms, most {most:.1f} ms")
         assert waits[len(waits) // 2] < (0.05 if not options else 0.3)
 
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import psycopg
@@ -187,9 +187,12 @@ async def test_jobs_of_a_key_run_in_the_order_of_their_arrival(dsn: str, eyes: E
 
 SPANS = """
 @pgqueue.task(name="span")
-async def span(key: str, seconds: float) -> None:
+async def span(key: str, first: bool) -> None:
     began = time.monotonic()
-    await asyncio.sleep(seconds)
+    say("begins")
+    while first and not os.path.exists(os.environ["GO"]):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.02)
     say("ran", key=key, began=began)
 """
 
@@ -201,17 +204,22 @@ def test_over_four_processes_as_many_as_the_limit_and_never_one_more(
     tmp_path: Path, dsn: str, eyes: Eyes, limit: int
 ) -> None:
     number = 40 * limit
-    # The first of the line run long enough to be at it together, on however busy a machine.
+    # The first of the line run until all of them do, on however busy a machine, and half a second for one too many.
     eyes.do(
         "INSERT INTO pgqueue.job (task, args, lock_key, lock_limit) "
-        "SELECT 'span', jsonb_build_object('key', 'k', 'seconds', CASE WHEN n <= %s THEN 2.5 ELSE 0.02 END), 'k', %s "
+        "SELECT 'span', jsonb_build_object('key', 'k', 'first', n <= %s), 'k', %s "
         "FROM generate_series(1, %s) n ORDER BY n",
         limit,
         limit,
         number,
     )
     with workers(tmp_path, dsn, SPANS) as processes:
-        four = processes.ready(4, concurrency=5)
+        four = [processes.start({"GO": str(tmp_path / "go")}, concurrency=5) for _ in range(4)]
+        for process in four:
+            process.event("ready")
+        wait_until(lambda: sum(len(process.all("begins")) for process in four) >= limit)
+        sleep(0.5)
+        (tmp_path / "go").touch()
         wait_until(eyes.done(number), 90)
         wait_until(lambda: len(Spans.told(four).all) >= number)  # a pipe may be slower than the database
         spans = Spans.told(four)
