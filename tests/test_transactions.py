@@ -267,7 +267,7 @@ async def test_a_run_whose_job_was_given_away_cannot_commit(dsn: str, accounts: 
         await (await job.aconnection()).execute("INSERT INTO effect VALUES (%s, %s)", [job.id, str(job.claim)])
         if job.attempt == 1:
             began.set()
-            assert await asyncio.to_thread(go_on.wait, 20)
+            assert await asyncio.to_thread(go_on.wait, 30)
 
     effecting = declared(aeffect if on_loop else effect)
     async with work(dsn, effecting) as late:
