@@ -83,7 +83,7 @@ async def stopping_claim(self, *args):
 
 AsyncCursor.execute, Fetcher._claim = stopping_execute, stopping_claim
 """
-LEASE = 1.5
+LEASE = 2.0
 
 
 @pytest.fixture
