@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGSTOP
 from time import monotonic, sleep
 from typing import Any
 
@@ -111,17 +111,19 @@ class Supervised:
     def counts(self, text: str) -> int:
         return self.worker.output.count(text)
 
-    def says_again(self, text: str, before: int, seconds: float = 20.0) -> None:
+    def says_again(self, text: str, before: int, seconds: float = 60.0) -> None:
         """Wait until it has said this more often than `before`."""
         wait_until(lambda: self.counts(text) > before, seconds)
 
-    def restart(self, number: Any, seconds: float = 30.0) -> None:
+    def restart(self, number: Any, seconds: float = 60.0) -> None:
         """Send the signal and wait until the restart is through."""
         before = self.counts("the restart is through")
         self.signal(number)
         self.says_again("the restart is through", before, seconds)
 
     def close(self) -> None:
+        if self.worker.process.poll() is None:
+            self.worker.process.send_signal(SIGSTOP)  # it starts no other while we look
         self.children()
         self.seen.update(int(pid) for pid in re.findall(r"process \d+ \(pid (\d+)", self.worker.output))
         mine = [one for one in map(_process, self.seen) if one is not None]
@@ -130,7 +132,7 @@ class Supervised:
         for one in mine:
             with suppress(psutil.NoSuchProcess):
                 one.send_signal(SIGKILL)
-        psutil.wait_procs(mine, timeout=5)
+        psutil.wait_procs(mine, timeout=60)
         self.worker.close()  # last: they all write to the one stderr
 
 

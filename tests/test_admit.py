@@ -316,7 +316,7 @@ async def test_those_who_wait_for_the_result_of_a_skipped_job_are_told(desks: De
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(f'LISTEN "pgqueue.:ended.{skipped}"'.encode())
         assert await desks().take() == [holder]
-        assert len(list(conn.notifies(timeout=10, stop_after=1))) == 1
+        assert len(list(conn.notifies(timeout=30, stop_after=1))) == 1
 
 
 # The sweep ------------------------------------------------------------------------------------------------------------

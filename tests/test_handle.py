@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from faults import Wire
 from servers import Server
-from workers import Eyes, until, wait_until, work, workers
+from workers import Eyes, least, until, wait_until, work, workers
 
 import pgqueue
 from pgqueue import connections, migrations, statements, waiting
@@ -119,7 +119,7 @@ def test_it_is_waited_for_while_another_process_runs_the_job(
         processes.ready()
         job = pgqueue.enqueue(conn, "handle.other")
         conn.commit()
-        assert job.result(20) == {"from": "there"}
+        assert job.result(30) == {"from": "there"}
 
 
 @pytest.mark.usefixtures("pgqueue_db")
@@ -128,7 +128,7 @@ async def test_a_failed_job_says_what_its_last_attempt_said(dsn: str) -> None:
         job = fails.enqueue(conn)
     async with work(dsn, fails):
         with pytest.raises(pgqueue.JobFailed, match=r"failed \(error\): ValueError: attempt 2 went wrong") as failed:
-            await job.aresult(20)
+            await job.aresult(30)
     assert failed.value.job_id == job.id
     assert "in fails" in failed.value.__notes__[0]
 
@@ -162,13 +162,17 @@ async def test_patience_ends_and_the_job_goes_on(conn: psycopg.Connection[Any]) 
     job = pgqueue.enqueue(conn, "nobody.runs")
     conn.commit()
     for patience, most in ((0, 1.0), (0.2, 2.0)):
-        began = monotonic()
-        with pytest.raises(pgqueue.ResultTimeout) as over:
-            job.result(patience)
-        assert (over.value.job_id, isinstance(over.value, TimeoutError)) == (job.id, True)
-        with pytest.raises(pgqueue.ResultTimeout):
-            await job.aresult(patience)
-        assert 2 * patience <= monotonic() - began < 2 * patience + most
+
+        async def both(patience: float = patience) -> float:
+            began = monotonic()
+            with pytest.raises(pgqueue.ResultTimeout) as over:
+                job.result(patience)
+            assert (over.value.job_id, isinstance(over.value, TimeoutError)) == (job.id, True)
+            with pytest.raises(pgqueue.ResultTimeout):
+                await job.aresult(patience)
+            return monotonic() - began
+
+        assert 2 * patience <= await least(both, 2 * patience + most) < 2 * patience + most
     assert job.state == "available"
 
 
@@ -185,7 +189,7 @@ async def test_while_its_transaction_is_open_there_is_nothing_to_wait_for(conn: 
 
 # Being told ----------------------------------------------------------------------------------------------------------
 
-SOON = 5.0  # seconds; who is not told looks again after 60 only
+SOON = 30.0  # seconds; who is not told looks again after 60 only
 
 
 @pytest.fixture
@@ -349,7 +353,7 @@ async def test_a_hint_that_was_missed_is_made_up_for_by_looking(dsn: str, eyes: 
     job = running(eyes)
     with psycopg.connect(dsn) as ending:
         complete(ending, job)
-        end = asyncio.create_task(job.aresult(20))
+        end = asyncio.create_task(job.aresult(30))
         await until(wait_for(eyes))
         eyes.do(f'LISTEN "pgqueue.:ended.{job.id}"')
         ending.commit()
@@ -476,7 +480,7 @@ async def test_it_waits_through_a_restart_of_the_server(own_server: Server, monk
     complete(eyes.conn, job)
     assert await asyncio.gather(*ends) == ["in"] * 2
     with pytest.raises(pgqueue.ResultTimeout):  # no longer there when the time is over
-        end = asyncio.create_task(put(eyes).aresult(2))
+        end = asyncio.create_task(put(eyes).aresult(4))
         await until(wait_for(eyes))
         eyes.close()
         await asyncio.to_thread(own_server.stop)
@@ -491,7 +495,7 @@ def test_who_cannot_connect_at_all_is_told_at_once(own_server: Server) -> None:
 
 
 @pytest.mark.usefixtures("pgqueue_db")
-@pytest.mark.parametrize("timeout", [2.0, None])
+@pytest.mark.parametrize("timeout", [4.0, None])
 async def test_a_link_that_went_dead_does_not_hold_the_wait(
     dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, timeout: float | None
 ) -> None:
@@ -505,11 +509,11 @@ async def test_a_link_that_went_dead_does_not_hold_the_wait(
         assert wire.kill("pgqueue result") == 2
         if timeout is None:
             complete(eyes.conn, job)
-            assert list(await asyncio.wait_for(asyncio.gather(*asked), 20)) == ["in"] * 2
+            assert list(await asyncio.wait_for(asyncio.gather(*asked), 30)) == ["in"] * 2
             return
         for each in asked:
             with pytest.raises(pgqueue.ResultTimeout):
-                await asyncio.wait_for(each, 10)
+                await asyncio.wait_for(each, 30)
 
 
 @pytest.mark.usefixtures("patient")
@@ -526,7 +530,7 @@ async def test_who_is_cancelled_over_a_dead_link_is_cancelled(
         wire.kill("pgqueue result")
         end.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(end, 10)
+            await asyncio.wait_for(end, 30)
     assert wait_for(eyes, 1)()
 
 
@@ -549,7 +553,7 @@ async def test_where_nobody_can_be_told_it_is_found_by_looking(
     with psycopg.connect(pgqueue_db) as conn:
         job = gate.enqueue(conn)
     async with work(pgqueue_db, gate):
-        ends = [asyncio.create_task(job.aresult(20)), asyncio.create_task(asyncio.to_thread(job.result, 20))]
+        ends = [asyncio.create_task(job.aresult(30)), asyncio.create_task(asyncio.to_thread(job.result, 30))]
         await until(eyes.is_in(job.id, "running"))
         gate_open.set()
         assert await asyncio.gather(*ends) == ["through"] * 2
@@ -560,7 +564,7 @@ async def test_it_listens_where_a_connection_for_that_is_named(
     patient: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGQUEUE_LISTEN_DSN", f"{patient}&application_name=direct")
-    end = asyncio.create_task(put(eyes).aresult(20))
+    end = asyncio.create_task(put(eyes).aresult(30))
     await until(wait_for(eyes))
     assert len(eyes.backends("direct")) == 1
     end.cancel()

@@ -96,7 +96,7 @@ async def test_it_listens_again_after_every_loss_and_says_so(dsn: str, eyes: Eye
 @pytest.mark.promise("F06")
 async def test_a_half_open_socket_is_noticed(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other side says nothing any more, not even that it is gone."""
-    monkeypatch.setattr(notifier, "PING_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(notifier, "PING_ANSWER_SECONDS", 1.5)
     with Wire(dsn) as wire:
         async with listening(wire.dsn, "mail") as ears:
             assert wire.kill("pgqueue listen") == 1

@@ -52,7 +52,7 @@ async def test_a_job_longer_than_its_timeout_is_stopped_and_tried_again(handler:
     assert isinstance(failed, Failed)
     assert (failed.reason, failed.problem.outcome) == ("timeout", "timeout")
     assert await bench.outcome(quick.id) is COMPLETED
-    assert 0.1 <= time.monotonic() - began < 3
+    assert 0.1 <= time.monotonic() - began < 20  # not the 30 s they would take
     assert bench.executor.lost == 0
     await bench.until(lambda: bench.pool.running == 0)
 
@@ -83,7 +83,7 @@ async def test_a_thread_that_hangs_loses_its_job_and_its_late_result_counts_for_
     assert bench.executor.lost == 1
     assert not bench.executor.running
     assert bench.pool.running == 1  # the slot is lost
-    await asyncio.wait_for(bench.executor.idle(), 1)  # nobody waits for it at a shutdown
+    await asyncio.wait_for(bench.executor.idle(), 30)  # nobody waits for it at a shutdown
     assert bench.halves == 0
     [second] = bench.offer("hangs")
     await bench.outcome(second)
