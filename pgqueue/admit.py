@@ -1,27 +1,29 @@
 """Lets jobs in that wait for a key: told which keys may be free, it asks the database and delivers whom it let in.
 
 The claim parks keyed jobs, but for those whose key is free (see fetcher), and commits; a completion deletes its running
-row, and commits. Each then names the keys here. An admit is one short transaction: lock the keys, and in a second statement count and move.
+row, and commits. Each then names the keys here. An admit is one short transaction: lock the keys, and in a second
+statement count and move.
 
-A job has at most one lock, one limit and one rate, and gets them in this order, one at a time: who gets a lock is
-moved to the line of the limit in the transaction of the lock, and the limit is asked in the next one. Nobody waits
-for a lock while holding a limit, so no two can wait for each other. Rates are not for here: `rated` is told of them.
+A job has at most one lock, one limit and one rate, and gets them in this order, one at a time: who gets a lock is moved
+to the line of the limit in the transaction of the lock, and the limit is asked in the next one. Nobody waits for a lock
+while holding a limit, so no two can wait for each other. Rates are not for here: `rated` is told of them.
 
-Why a limit is never exceeded. A row becomes a holder of its key only in `admit_move`, for limits in `admit_limits`,
-and in a claim that has locked the key first (`fetch_lock`): a transaction that has the key's advisory lock. Its snapshot is taken after it has the lock, so it sees what every
-earlier admit of the key has committed: the lock is given away after the commit is visible. All other moves (claim of a
-granted job, rescue, release, a retry that keeps its key, promotion, going on from one line to the next) are one
-transaction that deletes one row of a holder and inserts one: a snapshot finds exactly one of the two; or they only take
-a holder away. So the holders counted are at least those there are. Counting in the statement that takes the lock, or
-handing the key on without counting, would each exceed limit 1 at once.
+Why a limit is never exceeded. A row becomes a holder of its key only in `admit_move`, for limits in `admit_limits`, and
+in a claim that has locked the key first (`fetch_lock`): a transaction that has the key's advisory lock. Its snapshot is
+taken after it has the lock, so it sees what every earlier admit of the key has committed: the lock is given away after
+the commit is visible. All other moves (claim of a granted job, rescue, release, a retry that keeps its key, promotion,
+going on from one line to the next) are one transaction that deletes one row of a holder and inserts one: a snapshot
+finds exactly one of the two; or they only take a holder away. So the holders counted are at least those there are.
+Counting in the statement that takes the lock, or handing the key on without counting, would each exceed limit 1 at
+once.
 
 Why nobody waits for ever: not because of this. An admit may come too early (the holder's commit is not yet visible),
 may meet a head that somebody has locked, or may never come, when the process dies after its commit. The sweep finds
 those.
 
 Takes no lock of a plain job, decides nothing by what it remembers, and never waits longer than a second for a key:
-where somebody was stopped in the middle of an admit, the keys of the batch are tried in smaller ones, and the one
-that is held is left to the sweep.
+where somebody was stopped in the middle of an admit, the keys of the batch are tried in smaller ones, and the one that
+is held is left to the sweep.
 """
 
 from __future__ import annotations
