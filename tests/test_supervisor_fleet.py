@@ -217,6 +217,85 @@ def test_what_dies_at_its_start_is_started_again_later_and_later() -> None:
     assert life.fleet.not_before <= life.now, "it had run for a while: no pause"
 
 
+def broken(life: Life, times: int) -> None:
+    """The one that is missing is started, and dies at its start, so many times."""
+    for _ in range(times):
+        while not (spawned := [action for action in life.decide() if isinstance(action, Spawn)]):
+            life.now += 0.1
+        [spawn] = spawned
+        life.fleet.died(spawn.child.number, life.now)
+
+
+@pytest.mark.promise("S17")
+@pytest.mark.parametrize("how", ["killed", "left", "max-jobs"])
+def test_the_pauses_are_of_those_that_broke_and_of_no_others(how: str) -> None:
+    """One place is broken. Who works elsewhere ends no pause, and is replaced at once when it ends."""
+    life = settled(3)
+    fleet = life.fleet
+    first, other, _ = fleet.children.values()
+    fleet.died(first.number, life.now)
+    broken(life, 5)
+    pause = fleet.not_before - life.now
+    assert pause == pytest.approx(BACKOFF_FIRST * 2**3) and life.decide() == []
+    if how == "left":
+        fleet.leaves(other.number, "told so")
+    if how == "max-jobs":
+        fleet.unfit(other.number, "enough jobs")
+    else:
+        fleet.died(other.number, life.now)
+    [spawn] = life.decide()
+    assert isinstance(spawn, Spawn) and fleet.not_before - life.now == pause
+    life.announce(spawn.child)
+    life.decide()
+    life.work(spawn.child)
+    life.decide()
+    assert life.decide() == [], "the broken one still waits"
+    broken(life, 1)
+    assert fleet.not_before - life.now == pytest.approx(2 * pause)
+
+
+def test_the_pauses_begin_anew_when_one_has_worked_that_was_started_after_the_last_failure() -> None:
+    life = settled(2)
+    fleet = life.fleet
+    fleet.died(next(iter(fleet.children)), life.now)
+    broken(life, 6)
+    life.now = fleet.not_before
+    [spawn] = life.decide()
+    life.announce(spawn.child)
+    life.decide()
+    life.work(spawn.child)
+    life.now += YOUNG_SECONDS
+    life.decide()
+    life.fleet.leaves(spawn.child.number, "told so")  # what it has proved stays proved
+    broken(life, 1)
+    assert fleet.not_before <= life.now
+    broken(life, 1)
+    assert fleet.not_before - life.now == pytest.approx(BACKOFF_FIRST)
+
+
+def test_those_that_were_started_together_and_break_count_once() -> None:
+    life = Life(8)
+    for pause in (0.0, BACKOFF_FIRST, 2 * BACKOFF_FIRST):
+        started = life.decide()
+        assert [type(action) for action in started] == [Spawn] * 8
+        for action in started:
+            life.fleet.died(action.child.number, life.now)
+        assert max(0.0, life.fleet.not_before - life.now) == pytest.approx(pause)
+        life.now += pause
+
+
+def test_a_smaller_number_forgets_what_broke() -> None:
+    life = settled(2)
+    fleet = life.fleet
+    first, other = fleet.children.values()
+    fleet.died(first.number, life.now)
+    broken(life, 5)
+    fleet.scale(1)
+    assert life.decide() == []
+    fleet.died(other.number, life.now)
+    assert [type(action) for action in life.decide()] == [Spawn]
+
+
 def test_all_are_quieted_and_none_is_started_until_a_restart() -> None:
     life = settled(2)
     life.fleet.quiet()

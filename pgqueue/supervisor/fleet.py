@@ -14,6 +14,9 @@ starting holds no job and may be ended at any moment. What holds:
 whole restart back, and nothing of the old has been touched. A new restart takes the place of one under way.
 3. Only what is starting is ever ended. What runs leaves by itself, when it is quiet and its last job has ended.
 4. At most `size` are starting in place of the missing ones, and at most `size` for a restart.
+5. What `broke` (it died while it starts, or soon after) is replaced later and later; what left by itself, or died after
+it had worked, is replaced at once, whatever else is broken. The pauses begin anew when a process has worked for a while
+that was started after the last one broke: others that work prove nothing about what is started now.
 """
 
 from __future__ import annotations
@@ -113,8 +116,13 @@ class Fleet:
     """Why the last restart was taken back."""
     children: dict[int, Child] = field(default_factory=dict)
     not_before: float = 0.0
-    """Nothing is started in place of the dead before this moment."""
+    """What broke is not replaced before this moment."""
     _failures: int = 0
+    """How many times in a row what was started broke. Those started together count once."""
+    _failed_at: int = 0
+    """The number of the last child when one broke last: what has a higher one was started after it."""
+    _broken: int = 0
+    """How many of the missing broke."""
     _last: int = 0
     _newest: int = 1
     _now: float = 0.0
@@ -124,7 +132,7 @@ class Fleet:
     def restart(self) -> int:
         """Begin a restart, in place of one under way; its generation."""
         self.out_of_quiet = self.quieted or (self.out_of_quiet and self.restarting)
-        self.quieted, self.problem, self._failures, self.not_before = False, "", 0, 0.0
+        self.quieted, self.problem, self._failures, self._broken, self.not_before = False, "", 0, 0, 0.0
         self.wanted = self._newest = self._newest + 1
         return self.wanted
 
@@ -164,11 +172,7 @@ class Fleet:
                 self.wanted, self.problem, self.quieted = self.current, how, self.out_of_quiet
             return
         if before is State.STARTING or now - since < YOUNG_SECONDS:
-            self._failures += 1
-        else:
-            self._failures = 0
-        if self._failures > 1:
-            self.not_before = now + min(BACKOFF_MOST, BACKOFF_FIRST * 2 ** (self._failures - 2))
+            self._broke(number, now)
 
     # What there is ---------------------------------------------------------------------------------------------------
 
@@ -197,11 +201,33 @@ class Fleet:
         """Whether exactly `size` are active, none of them to be replaced."""
         return self.active == self.size == len(self._good())
 
+    # Those that break ------------------------------------------------------------------------------------------------
+
+    def _broke(self, number: int, now: float) -> None:
+        self._forgive(now)
+        self._broken += 1
+        if number > self._failed_at:
+            self._failures, self._failed_at = self._failures + 1, self._last
+            if self._failures > 1:
+                self.not_before = now + min(BACKOFF_MOST, BACKOFF_FIRST * 2.0 ** (self._failures - 2))
+
+    def _forgive(self, now: float) -> None:
+        """What was started after the last failure has worked for a while: what is started now can work."""
+        fine = (child.number for child in self.of(State.RUNNING) if now - child.since >= YOUNG_SECONDS)
+        if max(fine, default=0) > self._failed_at:
+            self._failures = 0
+
+    def _held_back(self, missing: int) -> int:
+        """How many of so many missing ones are not to be replaced yet."""
+        self._broken = min(self._broken, missing) if self._now < self.not_before else 0
+        return self._broken
+
     # What to do ------------------------------------------------------------------------------------------------------
 
     def decide(self, now: float) -> list[Action]:
         """What to do now. It counts as done: the next answer builds upon it."""
         self._now = now
+        self._forgive(now)
         if self.quieted:
             ended: list[Action] = [*self._end(self._coming(), "all are to be quiet")]
             return ended + [self._quieted(child, "all are to be quiet") for child in self.of(State.RUNNING)]
@@ -231,9 +257,9 @@ class Fleet:
         coming = [child for child in self._coming() if child.generation == self.current]
         actions: list[Action] = [self._let_work(child) for child in coming if child.announced and not child.at_work]
         missing = self.size - len(self._good()) - len(coming)
-        if missing > 0 and self._now >= self.not_before:
-            actions += [self._spawned(self.current) for _ in range(missing)]
-        elif missing < 0:
+        if missing >= 0:
+            actions += [self._spawned(self.current) for _ in range(missing - self._held_back(missing))]
+        else:
             actions += self._end([child for child in coming if not child.at_work][missing:], "there shall be fewer")
         return actions
 
