@@ -15,7 +15,7 @@ from workers import until
 from pgqueue.supervisor import keeper as keeping
 from pgqueue.supervisor.fleet import YOUNG_SECONDS, Child, State
 from pgqueue.supervisor.inspector import Terms
-from pgqueue.supervisor.keeper import DEADLINE, DONE, INTERRUPTED, LOOK_SECONDS, Keeper
+from pgqueue.supervisor.keeper import DEADLINE, DONE, GAP_SECONDS, INTERRUPTED, LOOK_SECONDS, Keeper
 
 
 class Made:
@@ -151,6 +151,7 @@ async def test_one_that_dies_while_another_is_started_does_not_end_the_superviso
     await kept.rest()
     kept.all[2].says("running")
     await kept.rest()
+    kept.all[2].child.since -= 60.0
     keeper.fleet.unfit(first.child.number, "fat")
     keeper.fleet.unfit(second.child.number, "fat")
     keeper.fleet.size = 2
@@ -244,6 +245,13 @@ async def test_memory_is_looked_at_as_often_as_was_said_below_a_second_too(
     kept.keeper._inspector.due = 0.0
     kept.keeper._stop("SIGTERM")
     assert kept.keeper._pause() == LOOK_SECONDS, "at the end nothing is weighed"
+
+
+async def test_it_goes_on_as_soon_as_the_next_may_take_over(made: list[Kept]) -> None:
+    kept = Kept(1)
+    made.append(kept)
+    await kept.ready(since=GAP_SECONDS / 2)
+    assert 0 < kept.keeper._pause() <= GAP_SECONDS / 2
 
 
 async def test_without_a_memory_limit_nothing_is_looked_at_more_often(made: list[Kept]) -> None:

@@ -17,16 +17,22 @@ whole restart back, and nothing of the old has been touched. A new restart takes
 5. What `broke` (it died while it starts, or soon after) is replaced later and later; what left by itself, or died after
 it had worked, is replaced at once, whatever else is broken. The pauses begin anew when a process has worked for a while
 that was started after the last one broke: others that work prove nothing about what is started now.
+6. Nobody who is needed waits for `gap`: it only parts the beginnings of those that take over from others that work, at
+most `together` of them within it, and lets each work for so long before it counts in 1. A process that begins is slow:
+its connections are new, nothing is planned or cached.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 # A process that dies while it starts, or so soon after, is no accident: the next one waits, longer each time.
 YOUNG_SECONDS = 5.0
 BACKOFF_FIRST, BACKOFF_MOST = 0.5, 30.0
+# One that was let work and does not say that it works: others wait for it no longer.
+BEGIN_SECONDS = 2.0
 
 
 class State(StrEnum):
@@ -50,7 +56,8 @@ class IllegalMove(Exception):
 
 @dataclass(slots=True)
 class Child:
-    """One process. `at_work`: it was let work; `ended`: it was told to end before that; `unfit`: why it is replaced."""
+    """One process. `since`: when it came into its state, or was let work. `at_work`: it was let work; `ended`: it was
+    told to end before that; `unfit`: why it is replaced."""
 
     number: int
     generation: int
@@ -103,10 +110,12 @@ Action = Spawn | Work | Quiet | End
 
 @dataclass(slots=True)
 class Fleet:
-    """`size` processes, of which at most `together` may be starting at once for a restart."""
+    """`size` processes, of which at most `together` may be starting at once for a restart, and take over within `gap`
+    seconds."""
 
     size: int
     together: int = 1_000
+    gap: float = 0.0
     current: int = 1
     wanted: int = 1
     quieted: bool = False
@@ -194,6 +203,11 @@ class Fleet:
             and all(child.generation >= generation for child in self.of(State.RUNNING))
         )
 
+    def due(self, now: float) -> float:
+        """When time alone will change what is decided; infinity: never."""
+        moments = [self.not_before, *(child.since + self.gap for child in self.of(State.RUNNING))]
+        return min((moment for moment in moments if moment > now), default=inf)
+
     def of(self, state: State) -> list[Child]:
         return [child for child in self.children.values() if child.state is state]
 
@@ -255,7 +269,10 @@ class Fleet:
 
     def _keep(self) -> list[Action]:
         coming = [child for child in self._coming() if child.generation == self.current]
-        actions: list[Action] = [self._let_work(child) for child in coming if child.announced and not child.at_work]
+        waiting = [child for child in coming if child.announced and not child.at_work]
+        beginning = sum(child.at_work for child in coming)
+        room = max(self.size - self.active - beginning, self.together - len(self._fresh()))
+        actions: list[Action] = [self._let_work(child) for child in waiting[: max(0, room)]]
         missing = self.size - len(self._good()) - len(coming)
         if missing >= 0:
             actions += [self._spawned(self.current) for _ in range(missing - self._held_back(missing))]
@@ -267,7 +284,8 @@ class Fleet:
         good = sorted(self._good(), key=lambda child: (child.busy, -child.number))
         out = [child for child in self.of(State.RUNNING) if child not in good]
         surplus = good[: max(0, len(good) - self.size)]
-        most = max(0, self.active - self.size)
+        fresh = [child for child in self._fresh() if child.state is State.RUNNING]
+        most = max(0, self.active - len(fresh) - self.size)
         whys = [(child, child.unfit or "newer ones have taken over") for child in out]
         whys += [(child, "there shall be fewer") for child in surplus]
         return [self._quieted(child, why) for child, why in whys[:most]]
@@ -275,6 +293,15 @@ class Fleet:
     def _good(self) -> list[Child]:
         """What runs and shall go on."""
         return [child for child in self.of(State.RUNNING) if child.generation == self.current and not child.unfit]
+
+    def _fresh(self) -> list[Child]:
+        """What has just begun to work, or is about to."""
+        return [
+            child
+            for child in self.children.values()
+            if (child.state is State.RUNNING and self._now - child.since < self.gap)
+            or (child.state is State.STARTING and child.at_work and self._now - child.since < BEGIN_SECONDS)
+        ]
 
     def _coming(self) -> list[Child]:
         return [child for child in self.of(State.STARTING) if not child.ended]
@@ -285,7 +312,7 @@ class Fleet:
         return Spawn(child)
 
     def _let_work(self, child: Child) -> Work:
-        child.at_work = True
+        child.at_work, child.since = True, self._now
         return Work(child)
 
     def _quieted(self, child: Child, why: str) -> Quiet:

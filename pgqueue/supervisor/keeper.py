@@ -33,6 +33,8 @@ DONE, DEADLINE, INTERRUPTED = 0, 5, 130
 """Exit codes, as of `work`."""
 
 LOOK_SECONDS = 1.0
+# Between those that take over from others: measured with four at half of what they can do (bench/restarting.py).
+GAP_SECONDS = 0.5
 # After it has said that nothing runs in it: a handler that was given up, and does not let it go.
 LEAVE_SECONDS = 5.0
 # A worker's own way out after the grace: stopping handlers, writing what is done, signing off.
@@ -44,7 +46,7 @@ class Keeper:
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
-        self.fleet = Fleet(terms.size, together=max(1, _cpus() // 2))
+        self.fleet = Fleet(terms.size, together=max(1, _cpus() // 2), gap=GAP_SECONDS)
         self._nursery = Nursery(terms.arguments)
         self._processes: dict[int, Process] = {}
         self._inspector = Inspector(terms, self.fleet)
@@ -88,8 +90,8 @@ class Keeper:
         if self._deadline is not None:
             return LOOK_SECONDS
         now = monotonic()
-        due = [moment - now for moment in (self.fleet.not_before, self._inspector.due) if moment > now]
-        return min([LOOK_SECONDS, *due])
+        due = min(self.fleet.due(now), self._inspector.due) - now
+        return min(due, LOOK_SECONDS) if due > 0 else LOOK_SECONDS
 
     def _serve(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
