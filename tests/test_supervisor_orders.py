@@ -200,6 +200,19 @@ def test_health_imports_next_to_nothing(dsn: str) -> None:
     assert {name for name in more if not name.startswith("pgqueue")} <= {"importlib.resources", "urllib.parse"}
 
 
+def test_a_process_imports_nothing_that_it_may_never_use() -> None:
+    """In a restart all start beside those that work: what they import is time of theirs."""
+    needed = modules("import pgqueue.cli.work, pgqueue.cli.process, pgqueue.cli.logs, pgqueue.supervisor.child")
+    assert not needed & {
+        "psutil",
+        "psycopg_pool",
+        "logging.config",
+        "sqlalchemy",
+        "pydantic",
+        "pgqueue.supervisor.keeper",
+    }
+
+
 # systemd -------------------------------------------------------------------------------------------------------------
 
 
