@@ -185,6 +185,7 @@ async def test_nothing_is_decided_as_long_as_one_that_has_ended_still_counts(mad
     for _ in range(20):
         await asyncio.sleep(0)
     assert fleet.active == 3
+    kept.all[2].child.since -= 60.0
     second.dies(-9)  # before the next look
     await kept.keeper._round()
     assert first.told == ["work"] and fleet.active == 3
@@ -242,7 +243,7 @@ async def test_memory_is_looked_at_as_often_as_was_said_below_a_second_too(
     assert kept.keeper._pause() == LOOK_SECONDS
     await kept.rest()
     assert most * 0.5 < kept.keeper._pause() <= most
-    kept.keeper._inspector.due = 0.0
+    kept.keeper._inspector.due = monotonic() + 0.01
     kept.keeper._stop("SIGTERM")
     assert kept.keeper._pause() == LOOK_SECONDS, "at the end nothing is weighed"
 
