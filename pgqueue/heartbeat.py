@@ -53,6 +53,15 @@ def enter(link: Link, settings: Settings) -> int:
         )
 
 
+def withdraw(link: Link, worker_id: int) -> None:
+    """Take back the entry of a worker that never began. If that fails, others will take it for dead."""
+    try:
+        with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
+            conn.execute(statements.text("heartbeat_leave", link.schema), {"worker_id": worker_id})
+    except psycopg.Error as error:
+        log.warning("could not sign off: %s", str(error).strip())
+
+
 def register(
     conn: psycopg.Connection[Any], schema: str, *, lease: float, concurrency: int, version_tag: str, queues: list[str]
 ) -> int:

@@ -16,7 +16,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from psycopg import (
@@ -31,10 +31,12 @@ from psycopg import (
 from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.rows import tuple_row
-from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed
 
 from pgqueue.sessions import Link, options
 from pgqueue.statements import text
+
+if TYPE_CHECKING:
+    from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed
 
 # Longer than this no handler waits for a row lock that somebody holds, unless it says so itself (SET LOCAL).
 LOCK_SECONDS = 10
@@ -175,8 +177,10 @@ class Lender:
     async def atake(self) -> AsyncBorrowed:
         """A connection for the loop."""
         if self.closed:
-            raise PoolClosed("the worker has stopped: it lends no connections any more")
+            raise _closed()
         if self._async is None:
+            from psycopg_pool import AsyncConnectionPool  # with the first who asks: most workers are never asked
+
             pool = AsyncConnectionPool(connection_class=AsyncBorrowed, configure=self._aconfigure, **self._pool())
             self._async = pool
         if self._async.closed:
@@ -233,8 +237,10 @@ class Lender:
     def _open(self) -> ConnectionPool[Borrowed]:
         with self._opening:
             if self.closed:
-                raise PoolClosed("the worker has stopped: it lends no connections any more")
+                raise _closed()
             if self._sync is None:
+                from psycopg_pool import ConnectionPool
+
                 pool = ConnectionPool(connection_class=Borrowed, configure=self._configure, **self._pool())
                 pool.open()
                 self._sync = pool
@@ -270,6 +276,12 @@ class Lender:
             self._known[conn] = (row[0], row[1])
         conn.own = True
         return True
+
+
+def _closed() -> PoolClosed:
+    from psycopg_pool import PoolClosed
+
+    return PoolClosed("the worker has stopped: it lends no connections any more")
 
 
 async def _awaited(function: Callable[[], Awaitable[object]]) -> object:

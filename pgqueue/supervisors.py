@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-import msgspec
-
 from pgqueue import connections
 from pgqueue.config import config
 from pgqueue.statements import Statement, text
@@ -75,6 +73,16 @@ class Answer:
     alive: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How the workers of a host are. `well`: one has given a sign of life within its lease, or all were told to be
+    quiet; `ready`: one takes jobs, too."""
+
+    host: str
+    well: bool
+    ready: bool
+
+
 def workers(conn: object, *, host: str | None = None) -> list[WorkerNow]:
     """Return the workers that are not known to be dead, at most 1,000, with what runs on them."""
     return connections.run(conn, everybody(host, config().schema))
@@ -95,14 +103,16 @@ def answers(conn: object, orders: list[int]) -> list[Answer]:
     return connections.run(conn, Statement(sql, {"ids": orders}, lambda rows: [Answer(*row) for row in rows]))
 
 
-def healthy(conn: object, host: str, *, ready: bool = False) -> bool:
-    """Whether a worker of this host has given a sign of life within its lease; `ready`: and takes jobs."""
-    sql = text("supervisors_healthy", config().schema)
-    return connections.run(conn, Statement(sql, {"host": host, "ready": ready}, lambda rows: bool(rows[0][0])))
+def health(conn: object, host: str) -> Health:
+    """Return how the workers of this host are. One row is read."""
+    sql = text("supervisors_health", config().schema)
+    return connections.run(conn, Statement(sql, {"host": host}, lambda rows: Health(host, *rows[0])))
 
 
 def everybody(host: str | None, schema: str) -> Statement[list[WorkerNow]]:
     """Ask for the workers of a host, or all."""
+    import msgspec  # only here: `health` must be quick
+
     params = {"host": host, "n": JOBS_MOST}
     return Statement(
         text("supervisors_workers", schema),

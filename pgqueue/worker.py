@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 from pgqueue import embedded
+from pgqueue.heartbeat import withdraw
 from pgqueue.job import Job
 from pgqueue.lifespan import declared as declared_lifespan
 from pgqueue.logs import fields
@@ -111,7 +112,7 @@ class Worker(Wiring):
         self._ended = loop.create_future()
         dsn = await asyncio.to_thread(embedded.resolve, self.settings.dsn)
         self._link = Link(dsn, self.settings.schema, self.settings.prepare)
-        await asyncio.to_thread(self._check_and_register)
+        await self._enter()
         self._build()
         self._heartbeat.start()
         self._lost_lease.start()
@@ -122,6 +123,17 @@ class Worker(Wiring):
             raise
         self._warn_of_locks()
         self._prepared = True
+
+    async def _enter(self) -> None:
+        """Check and register. Whoever cancels it leaves no row behind: a thread goes on, so it is waited for."""
+        entering = asyncio.ensure_future(asyncio.to_thread(self._check_and_register))
+        try:
+            await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            await asyncio.wait([entering])
+            if not entering.cancelled() and entering.exception() is None:
+                await asyncio.to_thread(withdraw, self._link, self.worker_id)
+            raise
 
     def begin(self) -> None:
         """Start the services of a prepared worker."""

@@ -22,16 +22,16 @@ SELECT o.id, o.done_at IS NOT NULL, o.problem,
                WHERE s.id = o.supervisor_id AND pgqueue.now() - s.beat_at < interval '1 minute')
 FROM unnest(%(ids)s::bigint[]) AS asked (id) JOIN pgqueue.supervisor_order o ON o.id = asked.id;
 
--- name: supervisors_healthy
--- Whether a worker of this host has given a sign of life within its lease (`ready`: and takes jobs); where all were told to
--- be quiet, their supervisor's counts, too.
-SELECT EXISTS (SELECT FROM pgqueue.worker w
-               WHERE w.host = %(host)s::text AND w.dead_at IS NULL AND pgqueue.now() - w.beat_at < w.lease
-                 AND (NOT %(ready)s::boolean OR w.state = 'running'))
-    OR (NOT %(ready)s::boolean
-        AND EXISTS (SELECT FROM pgqueue.supervisor s
-                    WHERE s.host = %(host)s::text AND s.state IN ('quiet', 'stopping')
-                      AND pgqueue.now() - s.beat_at < interval '15 seconds'));
+-- name: supervisors_health
+-- Whether a worker of this host has given a sign of life within its lease (where all were told to be quiet, their
+-- supervisor's counts, too), and whether one of these takes jobs.
+SELECT count(*) > 0
+    OR EXISTS (SELECT FROM pgqueue.supervisor s
+               WHERE s.host = %(host)s::text AND s.state IN ('quiet', 'stopping')
+                 AND pgqueue.now() - s.beat_at < interval '15 seconds'),
+       count(*) FILTER (WHERE w.state = 'running') > 0
+FROM pgqueue.worker w
+WHERE w.host = %(host)s::text AND w.dead_at IS NULL AND pgqueue.now() - w.beat_at < w.lease;
 
 -- name: supervisors_workers
 -- Every worker that is not known to be dead, with what it runs, as a JSON array.

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP
 from time import monotonic, sleep
@@ -68,7 +69,8 @@ class Supervised:
         self.worker = worker
         self.pid = worker.process.pid
         self.directory = directory
-        self.seen: set[int] = set()
+        self.seen: dict[int, float] = {}
+        """The processes that were there, by pid: when each was created, for a pid comes again."""
 
     def deploy(self, source: str = TASKS, version: int = 1) -> None:
         """Write another version of the module."""
@@ -80,7 +82,9 @@ class Supervised:
             found = [one for one in psutil.Process(self.pid).children() if _alive(one.pid)]
         except psutil.NoSuchProcess:
             return []
-        self.seen.update(one.pid for one in found)
+        for one in found:
+            with suppress(psutil.Error):  # it may be gone already
+                self.seen[one.pid] = one.create_time()
         return found
 
     def pids(self) -> set[int]:
@@ -122,25 +126,38 @@ class Supervised:
         self.says_again("the restart is through", before, seconds)
 
     def close(self) -> None:
+        """End the supervisor and all processes it has started; that some are gone already is no error."""
         if self.worker.process.poll() is None:
             self.worker.process.send_signal(SIGSTOP)  # it starts no other while we look
         self.children()
-        self.seen.update(int(pid) for pid in re.findall(r"process \d+ \(pid (\d+)", self.worker.output))
-        mine = [one for one in map(_process, self.seen) if one is not None]
+        mine = [one for one in map(theirs, [*self.seen.items(), *started(self.worker.output)]) if one is not None]
         self.worker.process.kill()
         self.worker.process.wait()
         for one in mine:
-            with suppress(psutil.NoSuchProcess):
+            with suppress(psutil.Error):  # psutil itself compares the time of creation once more
                 one.send_signal(SIGKILL)
         psutil.wait_procs(mine, timeout=60)
         self.worker.close()  # last: they all write to the one stderr
 
 
-def _process(pid: int) -> psutil.Process | None:
-    """The process of this id, if it is one of ours still."""
+CLOCKS = 2.0
+"""Seconds between the time in the log and the kernel's for the same start, at most."""
+
+
+def started(output: str) -> Iterator[tuple[int, float]]:
+    """The processes that a supervisor says it has started: each one's pid, and when."""
+    said = re.compile(r"^(\S+) \w+ pgqueue: process \d+ \(pid (\d+)\): is started$", re.MULTILINE)
+    for at, pid in said.findall(output):
+        yield int(pid), datetime.fromisoformat(at).timestamp()
+
+
+def theirs(one: tuple[int, float]) -> psutil.Process | None:
+    """The process of this pid that was created at this time; None if it is gone, also if its pid has come again."""
+    pid, created = one
     try:
         found = psutil.Process(pid)
-        return found if "pgqueue" in " ".join(found.cmdline()) else None
+        mine = abs(found.create_time() - created) < CLOCKS and "pgqueue" in " ".join(found.cmdline())
+        return found if mine else None
     except psutil.Error:
         return None
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import pgqueue
 from pgqueue.statements import sql_directory
 
 PACKAGE = Path(__file__).parent.parent / "pgqueue"
@@ -145,3 +148,38 @@ def test_every_statement_has_a_name_and_a_promise(piece: str) -> None:
     assert sum(line.rstrip().endswith(";") for line in code) <= 1, "one statement under one name"
     # A placeholder in quotes is a text that happens to look like one: silently a constant.
     assert [text for text in re.findall(r"'(?:[^']|'')*'", "\n".join(code)) if "%(" in text] == []
+
+
+# The package itself --------------------------------------------------------------------------------------------------
+
+
+def in_a_process(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_public_name_has_its_place_for_people_and_at_run_time() -> None:
+    """Three lists: what type checkers read, what `import *` gives, and where each name comes from at its first use."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module is not None]
+    typed = {name.name: node.module for node in nodes for name in node.names if str(node.module).startswith("pgqueue.")}
+    assert typed == {name: f"pgqueue.{place}" for name, place in pgqueue._PLACE.items()}
+    assert sorted(typed) == pgqueue.__all__ and set(typed) <= set(dir(pgqueue))
+    assert all(getattr(pgqueue, name).__module__ == place for name, place in typed.items())
+
+
+def test_the_package_imports_nothing_before_it_is_used() -> None:
+    assert in_a_process("import pgqueue, sys; print(*[m for m in sys.modules if 'pgqueue' in m])") == "pgqueue\n"
+
+
+@pytest.mark.parametrize(
+    "name", sorted({path.stem for path in modules() if path.parent == PACKAGE} & set(pgqueue.__all__))
+)
+def test_a_name_is_no_module_although_there_is_one(name: str) -> None:
+    """Whatever was imported first; and a module that has no such name is found as what it is."""
+    used = f"assert callable(pgqueue.{name}); from pgqueue import {name}; assert callable({name})"
+    in_a_process(f"import pgqueue.{name}; {used}")
+    in_a_process(f"import pgqueue; pgqueue.{name}; import pgqueue.{name}; {used}; pgqueue.errors.Error")
+    with pytest.raises(AttributeError, match="'nonsense'"):
+        pgqueue.nonsense  # noqa: B018

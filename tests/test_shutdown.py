@@ -254,3 +254,20 @@ def test_the_command_ends_with_5_and_leaves_nothing_running(tmp_path: Path, dsn:
         assert command.ends() == 5
     assert eyes.all("SELECT state, attempt FROM pgqueue.job") == [("available", 0)]
     assert [row[:2] for row in eyes.all(ATTEMPTS)] == [(1, "interrupted")]
+
+
+async def test_who_is_stopped_while_it_registers_leaves_no_row(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection[Any]
+) -> None:
+    """The thread that registers goes on when whoever waits for it is cancelled."""
+    conn.execute("LOCK TABLE pgqueue.worker IN ACCESS EXCLUSIVE MODE")
+    starting = asyncio.create_task(worker.Worker(dsn=dsn).prepare())
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    await until(lambda: eyes.one(waits) == 1, 30)
+    starting.cancel()
+    await asyncio.wait([starting], timeout=0.1)
+    conn.rollback()
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+    await until(lambda: eyes.backends("pgqueue start") == [], 30)
+    assert eyes.all("SELECT state FROM pgqueue.worker") == []

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socketserver
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 
@@ -13,6 +17,9 @@ import psycopg
 import pytest
 from supervised import TASKS, Flow, Sampler, Supervised, gone, put, supervised
 from workers import Eyes, wait_until
+
+from pgqueue.supervisor.inspector import Terms
+from pgqueue.supervisor.keeper import LOOK_SECONDS
 
 RESTARTED = "the restart is through"
 
@@ -214,3 +221,120 @@ def test_quiet_finishes_what_runs_and_takes_no_more(tmp_path: Path, dsn: str, ey
         one.signal(signal.SIGHUP)
         wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_done WHERE started_at > %s", at) > 10)
         assert len(one.pids()) == 2
+
+
+# Somebody else's queries ---------------------------------------------------------------------------------------------
+
+QUERIES = (
+    TASKS
+    + """
+import socket
+
+@pgqueue.task(name="query", timeout=None)
+def query(job: pgqueue.Job, port: int, seconds: float) -> str:
+    with socket.create_connection(("127.0.0.1", port)) as to:
+        to.sendall(f"{job.id} {seconds}\\n".encode())
+        return to.makefile().readline()
+"""
+)
+
+
+class Queries(socketserver.ThreadingTCPServer):
+    """A database of somebody else: a query that has begun goes on, whatever becomes of who asked. Counts those that are
+    the same and run at once."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Query)
+        self.port = self.server_address[1]
+        self.asked, self.running, self.most = Counter[str](), Counter[str](), Counter[str]()
+        self.total = 0
+        self.over = threading.Event()
+        """Ends those that were to take for ever."""
+        self._lock = threading.Lock()
+
+    def run(self, name: str, seconds: float) -> None:
+        with self._lock:
+            self.total += 1
+            self.asked[name] += 1
+            self.running[name] += 1
+            self.most[name] = max(self.most[name], self.running[name])
+        self.over.wait(seconds)
+        with self._lock:
+            self.running[name] -= 1
+
+
+class Query(socketserver.StreamRequestHandler):
+    """One question."""
+
+    server: Queries
+
+    def handle(self) -> None:
+        name, seconds = self.rfile.readline().decode().split()
+        self.server.run(name, float(seconds))
+        with suppress(OSError):  # who asked may be gone
+            self.wfile.write(b"answer\n")
+
+
+@contextmanager
+def queries() -> Iterator[Queries]:
+    with Queries() as made:
+        thread = threading.Thread(target=made.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.over.set()
+            made.shutdown()
+            thread.join()
+
+
+@pytest.mark.promise("S08", "S09")
+def test_no_query_runs_twice_at_once_because_of_a_deploy(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
+    """Queries that outlast two deploys, and short ones all the time."""
+    with queries() as asked, supervised(tmp_path, dsn, processes=2, source=QUERIES) as one:
+        long_ones = put(eyes, "query", f'{{"port": {asked.port}, "seconds": 600}}', 4)
+        wait_until(lambda: asked.total == 4)
+        short = 0
+        for version in (2, 3):
+            one.deploy(QUERIES, version=version)
+            before = one.counts(RESTARTED)
+            one.signal(signal.SIGHUP)
+            while one.counts(RESTARTED) == before:
+                short += len(put(eyes, "query", f'{{"port": {asked.port}, "seconds": 0.05}}', 4))
+                wait_until(lambda: asked.total == short + 4)  # noqa: B023
+        assert all(asked.running[str(job)] == 1 for job in long_ones)
+        asked.over.set()
+        wait_until(eyes.done(short + 4))
+        assert set(asked.most.values()) == set(asked.asked.values()) == {1}
+        assert len(asked.asked) == short + 4
+
+
+@pytest.mark.promise("S09")
+def test_a_deploy_that_kills_would_run_queries_twice_at_once(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
+    """So the count above can see it: one that was killed runs again, and what it had asked goes on."""
+    with queries() as asked, supervised(tmp_path, dsn, processes=1, source=QUERIES) as one:
+        [job] = put(eyes, "query", f'{{"port": {asked.port}, "seconds": 600}}')
+        wait_until(lambda: asked.running[str(job)] == 1)
+        [pid] = one.pids()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: asked.most[str(job)] == 2)
+        asked.over.set()
+        wait_until(eyes.done(1))
+
+
+@pytest.mark.promise("S07")
+def test_a_quiet_process_is_gone_one_look_after_its_last_job(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
+    with supervised(tmp_path, dsn, processes=1) as one:
+        took = []
+        for number in range(3):
+            [job] = put(eyes, "held", f'{{"name": "go{number}"}}')
+            busy = one.event("began", job=job)["pid"]
+            one.restart(signal.SIGHUP)
+            wait_until(lambda: one.titles().get(busy, "").endswith("quiet"))  # noqa: B023
+            (tmp_path / f"go{number}").touch()
+            wait_until(gone({busy}))
+            took.append(monotonic() - one.event("ended", job=job)["at"])
+        print(f"gone {', '.join(f'{seconds:.2f}' for seconds in took)} s after the last job")
+        assert min(took) < LOOK_SECONDS and max(took) < Terms(1, ()).check_every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from pgqueue.supervisor.fleet import (
     BACKOFF_FIRST,
     BACKOFF_MOST,
+    BEGIN_SECONDS,
     MOVES,
     YOUNG_SECONDS,
     Action,
@@ -56,7 +58,8 @@ class Life:
             for child in list(self.fleet.children.values()):
                 self.announce(child)
                 self.work(child)
-            if not actions and before == str(self.fleet.children) and not self.fleet.of(State.STARTING):
+            still = not actions and before == str(self.fleet.children) and not self.fleet.of(State.STARTING)
+            if still and self.fleet.due(self.now) == inf:
                 return
             self.now += 1.0
         raise AssertionError("it does not settle")
@@ -217,6 +220,85 @@ def test_what_dies_at_its_start_is_started_again_later_and_later() -> None:
     assert life.fleet.not_before <= life.now, "it had run for a while: no pause"
 
 
+def broken(life: Life, times: int) -> None:
+    """The one that is missing is started, and dies at its start, so many times."""
+    for _ in range(times):
+        while not (spawned := [action for action in life.decide() if isinstance(action, Spawn)]):
+            life.now += 0.1
+        [spawn] = spawned
+        life.fleet.died(spawn.child.number, life.now)
+
+
+@pytest.mark.promise("S17")
+@pytest.mark.parametrize("how", ["killed", "left", "max-jobs"])
+def test_the_pauses_are_of_those_that_broke_and_of_no_others(how: str) -> None:
+    """One place is broken. Who works elsewhere ends no pause, and is replaced at once when it ends."""
+    life = settled(3)
+    fleet = life.fleet
+    first, other, _ = fleet.children.values()
+    fleet.died(first.number, life.now)
+    broken(life, 5)
+    pause = fleet.not_before - life.now
+    assert pause == pytest.approx(BACKOFF_FIRST * 2**3) and life.decide() == []
+    if how == "left":
+        fleet.leaves(other.number, "told so")
+    if how == "max-jobs":
+        fleet.unfit(other.number, "enough jobs")
+    else:
+        fleet.died(other.number, life.now)
+    [spawn] = life.decide()
+    assert isinstance(spawn, Spawn) and fleet.not_before - life.now == pause
+    life.announce(spawn.child)
+    life.decide()
+    life.work(spawn.child)
+    life.decide()
+    assert life.decide() == [], "the broken one still waits"
+    broken(life, 1)
+    assert fleet.not_before - life.now == pytest.approx(2 * pause)
+
+
+def test_the_pauses_begin_anew_when_one_has_worked_that_was_started_after_the_last_failure() -> None:
+    life = settled(2)
+    fleet = life.fleet
+    fleet.died(next(iter(fleet.children)), life.now)
+    broken(life, 6)
+    life.now = fleet.not_before
+    [spawn] = life.decide()
+    life.announce(spawn.child)
+    life.decide()
+    life.work(spawn.child)
+    life.now += YOUNG_SECONDS
+    life.decide()
+    life.fleet.leaves(spawn.child.number, "told so")  # what it has proved stays proved
+    broken(life, 1)
+    assert fleet.not_before <= life.now
+    broken(life, 1)
+    assert fleet.not_before - life.now == pytest.approx(BACKOFF_FIRST)
+
+
+def test_those_that_were_started_together_and_break_count_once() -> None:
+    life = Life(8)
+    for pause in (0.0, BACKOFF_FIRST, 2 * BACKOFF_FIRST):
+        started = life.decide()
+        assert [type(action) for action in started] == [Spawn] * 8
+        for action in started:
+            life.fleet.died(action.child.number, life.now)
+        assert max(0.0, life.fleet.not_before - life.now) == pytest.approx(pause)
+        life.now += pause
+
+
+def test_a_smaller_number_forgets_what_broke() -> None:
+    life = settled(2)
+    fleet = life.fleet
+    first, other = fleet.children.values()
+    fleet.died(first.number, life.now)
+    broken(life, 5)
+    fleet.scale(1)
+    assert life.decide() == []
+    fleet.died(other.number, life.now)
+    assert [type(action) for action in life.decide()] == [Spawn]
+
+
 def test_all_are_quieted_and_none_is_started_until_a_restart() -> None:
     life = settled(2)
     life.fleet.quiet()
@@ -234,13 +316,56 @@ def test_all_are_quieted_and_none_is_started_until_a_restart() -> None:
     assert life.fleet.settled() and life.count(Spawn) == 4
 
 
-def test_no_more_start_at_once_for_a_restart_than_may() -> None:
-    life = settled(4, together=1)
+@pytest.mark.promise("S02")
+@pytest.mark.parametrize(("together", "gap"), [(1, 0.0), (1, 0.5), (2, 0.5)])
+def test_no_more_start_and_take_over_at_once_in_a_restart_than_may(together: int, gap: float) -> None:
+    """All announce themselves; then they take over from the old ones, so many at once, each after the gap."""
+    life = settled(4, together=together, gap=gap)
+    old = list(life.fleet.children.values())
     life.fleet.restart()
-    for _ in range(4):
+    new: list[Child] = []
+    while len(new) < 4:
+        started = life.decide()
+        assert [type(action) for action in started] == [Spawn] * together
+        new += [action.child for action in started]
+        for action in started:
+            life.announce(action.child)
+    for number in range(0, 4 + together, together):
+        actions = life.decide()
+        begun = [action.child for action in actions if isinstance(action, Work)]
+        assert begun == new[number : number + together]
+        quieted = [action.child for action in actions if isinstance(action, Quiet)]
+        assert quieted == old[max(0, number - together) : number]
+        assert life.decide() == []
+        for child in begun:
+            life.work(child)
+        if gap and begun:
+            assert life.decide() == [] and life.fleet.due(life.now) == life.now + gap
+        life.now += gap
+    assert life.fleet.settled() and life.fleet.due(life.now) == inf
+
+
+@pytest.mark.promise("S17")
+def test_who_is_needed_waits_for_nobody() -> None:
+    """Those that died leave too few: whoever has announced itself works at once."""
+    life = settled(3, together=1, gap=60.0)
+    for number in list(life.fleet.children):
+        life.fleet.died(number, life.now)
+    started = [action.child for action in life.decide()]
+    for child in started:
+        life.announce(child)
+    assert life.decide() == [Work(child) for child in started]
+
+
+def test_one_that_never_says_that_it_works_keeps_nobody_from_it() -> None:
+    life = settled(2, together=1)
+    life.fleet.restart()
+    for _ in range(2):
         [spawn] = [action for action in life.decide() if isinstance(action, Spawn)]
         life.announce(spawn.child)
-    assert [type(action) for action in life.decide()] == [Work] * 4
+    assert len(life.decide()) == 1 and life.decide() == []
+    life.now += BEGIN_SECONDS
+    assert [type(action) for action in life.decide()] == [Work]
 
 
 # Whatever happens ----------------------------------------------------------------------------------------------------
@@ -351,11 +476,11 @@ def check(life: Life, events: list[tuple[str, int]]) -> None:
 
 @pytest.mark.promise("S01", "S02", "S04", "S19", "S20")
 @settings(max_examples=300, deadline=None)
-@given(size=st.integers(1, 4), together=st.integers(1, 4), events=EVENTS)
+@given(size=st.integers(1, 4), together=st.integers(1, 4), gap=st.sampled_from([0.0, 0.5, 3.0]), events=EVENTS)
 def test_whatever_happens_no_decision_leaves_fewer_than_n_or_touches_a_new_or_a_busy_one(
-    size: int, together: int, events: list[tuple[str, int]]
+    size: int, together: int, gap: float, events: list[tuple[str, int]]
 ) -> None:
-    life = Life(size, together=together)
+    life = Life(size, together=together, gap=gap)
     check(life, events)
     if life.fleet.quieted:
         life.fleet.restart()

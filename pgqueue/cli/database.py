@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pgqueue.config import Config, config, safe
+from pgqueue.config import EMBEDDED, Config, config, safe
 from pgqueue.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ def connected(command: str, *, check: bool = True) -> Iterator[psycopg.Connectio
     """A connection in autocommit mode to the configured database; `check` refuses a schema that does not fit."""
     import psycopg
 
-    from pgqueue import migrations
-
     settings = config()
     with psycopg.connect(conninfo(settings), autocommit=True, application_name=f"pgqueue {command}") as conn:
         # Behind a transaction pooler statements prepared by name may land on another session.
         conn.prepare_threshold = None
         if check:
+            from pgqueue import migrations
+
             migrations.require(conn, settings.schema)
         yield conn
 
@@ -45,9 +45,12 @@ def conninfo(settings: Config) -> str:
     """The DSN as libpq wants it, giving up after 10 s unless it says otherwise. `embedded:` starts that server."""
     from psycopg.conninfo import make_conninfo
 
-    from pgqueue import embedded
+    dsn = settings.require_dsn()
+    if dsn == EMBEDDED:
+        from pgqueue import embedded
 
-    parts = parts_of(embedded.resolve(settings.require_dsn()))
+        dsn = embedded.resolve(dsn)
+    parts = parts_of(dsn)
     patience = {} if "PGCONNECT_TIMEOUT" in os.environ else {"connect_timeout": CONNECT_SECONDS}
     return make_conninfo("", **(patience | parts))
 

@@ -1,21 +1,23 @@
-"""`pgqueue health`: for probes."""
+"""`pgqueue health`: for probes, which ask every few seconds, on every host. What it may import is held by a test."""
 
 from __future__ import annotations
 
+import json
 import socket
 
 import click
 
 from pgqueue.cli.database import connected
 from pgqueue.cli.exits import NO
-from pgqueue.cli.options import database
+from pgqueue.cli.options import as_json, database
 
 
 @click.command("health")
 @click.option("--ready", is_flag=True, help="Whether one takes jobs, too.")
 @click.option("--host", metavar="NAME", help="Of another host [this one].")
+@as_json
 @database
-def command(ready: bool, host: str | None) -> None:
+def command(ready: bool, host: str | None, as_json: bool) -> None:
     """Tell whether a worker of this host lives.
 
     Exit code 0, else 1. It lives while it has given a sign of life within its lease. With --ready it must take jobs:
@@ -26,13 +28,18 @@ def command(ready: bool, host: str | None) -> None:
     Examples:
       pgqueue health
       pgqueue health --ready
+      pgqueue health --json
     """
     from pgqueue import supervisors
 
-    name = host or socket.gethostname()
     with connected("health", check=False) as conn:
-        well = supervisors.healthy(conn, name, ready=ready)
-    if not well:
-        click.echo(f"no worker of {name} {'takes jobs' if ready else 'has given a sign of life'}", err=True)
+        found = supervisors.health(conn, host or socket.gethostname())
+    good = found.ready if ready else found.well
+    if as_json:
+        click.echo(json.dumps({"host": found.host, "well": found.well, "ready": found.ready}))
+    elif good:
+        click.echo("ready" if ready else "well")
+    else:
+        click.echo(f"no worker of {found.host} {'takes jobs' if ready else 'has given a sign of life'}", err=True)
+    if not good:
         raise click.exceptions.Exit(NO)
-    click.echo("ready" if ready else "well")

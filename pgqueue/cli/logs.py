@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import logging.config
 from pathlib import Path
 
 import click
@@ -24,6 +23,8 @@ def load(file: Path) -> None:
 
     Loggers it does not name stay as they are, unless it says otherwise: dictConfig's own default would silence them.
     """
+    from logging import config
+
     try:
         given = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -31,7 +32,7 @@ def load(file: Path) -> None:
     if not isinstance(given, dict):
         raise click.UsageError(f"--log-config {file}: must be a JSON object, as logging.config.dictConfig takes it")
     try:
-        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False} | given)
+        config.dictConfig({"version": 1, "disable_existing_loggers": False} | given)
     except Exception as error:  # whatever the classes that it names raise
         cause = f" ({error.__cause__})" if error.__cause__ else ""
         raise click.UsageError(f"--log-config {file}: {error}{cause}") from error

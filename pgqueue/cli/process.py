@@ -99,6 +99,8 @@ async def _serve(worker: Worker, grace: float, stuck: float, facts: dict[str, An
     if left:
         log.error("%d jobs were still running after %g s and are given back", left, grace)
         return DEADLINE
+    if leash is not None:
+        leash.empty()
     log.info("stopped in order")
     return DONE
 

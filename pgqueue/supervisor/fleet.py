@@ -14,16 +14,25 @@ starting holds no job and may be ended at any moment. What holds:
 whole restart back, and nothing of the old has been touched. A new restart takes the place of one under way.
 3. Only what is starting is ever ended. What runs leaves by itself, when it is quiet and its last job has ended.
 4. At most `size` are starting in place of the missing ones, and at most `size` for a restart.
+5. What `broke` (it died while it starts, or soon after) is replaced later and later; what left by itself, or died after
+it had worked, is replaced at once, whatever else is broken. The pauses begin anew when a process has worked for a while
+that was started after the last one broke: others that work prove nothing about what is started now.
+6. Nobody who is needed waits for `gap`: it only parts the beginnings of those that take over from others that work, at
+most `together` of them within it, and lets each work for so long before it counts in 1. A process that begins is slow:
+its connections are new, nothing is planned or cached.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 # A process that dies while it starts, or so soon after, is no accident: the next one waits, longer each time.
 YOUNG_SECONDS = 5.0
 BACKOFF_FIRST, BACKOFF_MOST = 0.5, 30.0
+# One that was let work and does not say that it works: others wait for it no longer.
+BEGIN_SECONDS = 2.0
 
 
 class State(StrEnum):
@@ -47,7 +56,8 @@ class IllegalMove(Exception):
 
 @dataclass(slots=True)
 class Child:
-    """One process. `at_work`: it was let work; `ended`: it was told to end before that; `unfit`: why it is replaced."""
+    """One process. `since`: when it came into its state, or was let work. `at_work`: it was let work; `ended`: it was
+    told to end before that; `unfit`: why it is replaced."""
 
     number: int
     generation: int
@@ -100,10 +110,12 @@ Action = Spawn | Work | Quiet | End
 
 @dataclass(slots=True)
 class Fleet:
-    """`size` processes, of which at most `together` may be starting at once for a restart."""
+    """`size` processes, of which at most `together` may be starting at once for a restart, and take over within `gap`
+    seconds."""
 
     size: int
     together: int = 1_000
+    gap: float = 0.0
     current: int = 1
     wanted: int = 1
     quieted: bool = False
@@ -113,8 +125,13 @@ class Fleet:
     """Why the last restart was taken back."""
     children: dict[int, Child] = field(default_factory=dict)
     not_before: float = 0.0
-    """Nothing is started in place of the dead before this moment."""
+    """What broke is not replaced before this moment."""
     _failures: int = 0
+    """How many times in a row what was started broke. Those started together count once."""
+    _failed_at: int = 0
+    """The number of the last child when one broke last: what has a higher one was started after it."""
+    _broken: int = 0
+    """How many of the missing broke."""
     _last: int = 0
     _newest: int = 1
     _now: float = 0.0
@@ -124,7 +141,7 @@ class Fleet:
     def restart(self) -> int:
         """Begin a restart, in place of one under way; its generation."""
         self.out_of_quiet = self.quieted or (self.out_of_quiet and self.restarting)
-        self.quieted, self.problem, self._failures, self.not_before = False, "", 0, 0.0
+        self.quieted, self.problem, self._failures, self._broken, self.not_before = False, "", 0, 0, 0.0
         self.wanted = self._newest = self._newest + 1
         return self.wanted
 
@@ -164,11 +181,7 @@ class Fleet:
                 self.wanted, self.problem, self.quieted = self.current, how, self.out_of_quiet
             return
         if before is State.STARTING or now - since < YOUNG_SECONDS:
-            self._failures += 1
-        else:
-            self._failures = 0
-        if self._failures > 1:
-            self.not_before = now + min(BACKOFF_MOST, BACKOFF_FIRST * 2 ** (self._failures - 2))
+            self._broke(number, now)
 
     # What there is ---------------------------------------------------------------------------------------------------
 
@@ -190,6 +203,11 @@ class Fleet:
             and all(child.generation >= generation for child in self.of(State.RUNNING))
         )
 
+    def due(self, now: float) -> float:
+        """When time alone will change what is decided; infinity: never."""
+        moments = [self.not_before, *(child.since + self.gap for child in self.of(State.RUNNING))]
+        return min((moment for moment in moments if moment > now), default=inf)
+
     def of(self, state: State) -> list[Child]:
         return [child for child in self.children.values() if child.state is state]
 
@@ -197,11 +215,33 @@ class Fleet:
         """Whether exactly `size` are active, none of them to be replaced."""
         return self.active == self.size == len(self._good())
 
+    # Those that break ------------------------------------------------------------------------------------------------
+
+    def _broke(self, number: int, now: float) -> None:
+        self._forgive(now)
+        self._broken += 1
+        if number > self._failed_at:
+            self._failures, self._failed_at = self._failures + 1, self._last
+            if self._failures > 1:
+                self.not_before = now + min(BACKOFF_MOST, BACKOFF_FIRST * 2.0 ** (self._failures - 2))
+
+    def _forgive(self, now: float) -> None:
+        """What was started after the last failure has worked for a while: what is started now can work."""
+        fine = (child.number for child in self.of(State.RUNNING) if now - child.since >= YOUNG_SECONDS)
+        if max(fine, default=0) > self._failed_at:
+            self._failures = 0
+
+    def _held_back(self, missing: int) -> int:
+        """How many of so many missing ones are not to be replaced yet."""
+        self._broken = min(self._broken, missing) if self._now < self.not_before else 0
+        return self._broken
+
     # What to do ------------------------------------------------------------------------------------------------------
 
     def decide(self, now: float) -> list[Action]:
         """What to do now. It counts as done: the next answer builds upon it."""
         self._now = now
+        self._forgive(now)
         if self.quieted:
             ended: list[Action] = [*self._end(self._coming(), "all are to be quiet")]
             return ended + [self._quieted(child, "all are to be quiet") for child in self.of(State.RUNNING)]
@@ -229,11 +269,14 @@ class Fleet:
 
     def _keep(self) -> list[Action]:
         coming = [child for child in self._coming() if child.generation == self.current]
-        actions: list[Action] = [self._let_work(child) for child in coming if child.announced and not child.at_work]
+        waiting = [child for child in coming if child.announced and not child.at_work]
+        beginning = sum(child.at_work for child in coming)
+        room = max(self.size - self.active - beginning, self.together - len(self._fresh()))
+        actions: list[Action] = [self._let_work(child) for child in waiting[: max(0, room)]]
         missing = self.size - len(self._good()) - len(coming)
-        if missing > 0 and self._now >= self.not_before:
-            actions += [self._spawned(self.current) for _ in range(missing)]
-        elif missing < 0:
+        if missing >= 0:
+            actions += [self._spawned(self.current) for _ in range(missing - self._held_back(missing))]
+        else:
             actions += self._end([child for child in coming if not child.at_work][missing:], "there shall be fewer")
         return actions
 
@@ -241,7 +284,8 @@ class Fleet:
         good = sorted(self._good(), key=lambda child: (child.busy, -child.number))
         out = [child for child in self.of(State.RUNNING) if child not in good]
         surplus = good[: max(0, len(good) - self.size)]
-        most = max(0, self.active - self.size)
+        fresh = [child for child in self._fresh() if child.state is State.RUNNING]
+        most = max(0, self.active - len(fresh) - self.size)
         whys = [(child, child.unfit or "newer ones have taken over") for child in out]
         whys += [(child, "there shall be fewer") for child in surplus]
         return [self._quieted(child, why) for child, why in whys[:most]]
@@ -249,6 +293,15 @@ class Fleet:
     def _good(self) -> list[Child]:
         """What runs and shall go on."""
         return [child for child in self.of(State.RUNNING) if child.generation == self.current and not child.unfit]
+
+    def _fresh(self) -> list[Child]:
+        """What has just begun to work, or is about to."""
+        return [
+            child
+            for child in self.children.values()
+            if (child.state is State.RUNNING and self._now - child.since < self.gap)
+            or (child.state is State.STARTING and child.at_work and self._now - child.since < BEGIN_SECONDS)
+        ]
 
     def _coming(self) -> list[Child]:
         return [child for child in self.of(State.STARTING) if not child.ended]
@@ -259,7 +312,7 @@ class Fleet:
         return Spawn(child)
 
     def _let_work(self, child: Child) -> Work:
-        child.at_work = True
+        child.at_work, child.since = True, self._now
         return Work(child)
 
     def _quieted(self, child: Child, why: str) -> Quiet:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from pgqueue.memory import rss
@@ -39,14 +40,15 @@ class Inspector:
     def __init__(self, terms: Terms, fleet: Fleet) -> None:
         self._terms = terms
         self._fleet = fleet
-        self._due = 0.0
+        self.due = 0.0 if terms.memory_limit is not None else inf
+        """When the memory is looked at next."""
         self._too_low: set[int] = set()
 
     def look(self, processes: Iterable[Process], now: float) -> None:
         """Look for what announces itself nowhere; at the memory only as often as the terms say."""
-        due = now >= self._due
+        due = now >= self.due
         if due:
-            self._due = now + self._terms.check_every
+            self.due = now + self._terms.check_every
         for process in processes:
             child = process.child
             if child.state is State.STARTING and not child.announced and now - child.since > BOOT_SECONDS:

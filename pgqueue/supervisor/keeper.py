@@ -11,14 +11,14 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 from pgqueue.loops import wait, within
 from pgqueue.supervisor.desk import Desk
-from pgqueue.supervisor.fleet import Child, End, Fleet, Quiet, Spawn, State, Work
+from pgqueue.supervisor.fleet import Action, Child, End, Fleet, Quiet, Spawn, State, Work
 from pgqueue.supervisor.inspector import Inspector, Terms
 from pgqueue.supervisor.orders import Order, Standing
 from pgqueue.supervisor.pipe import Message
@@ -33,6 +33,8 @@ DONE, DEADLINE, INTERRUPTED = 0, 5, 130
 """Exit codes, as of `work`."""
 
 LOOK_SECONDS = 1.0
+# Between those that take over from others: measured with four at half of what they can do (bench/restarting.py).
+GAP_SECONDS = 0.5
 # After it has said that nothing runs in it: a handler that was given up, and does not let it go.
 LEAVE_SECONDS = 5.0
 # A worker's own way out after the grace: stopping handlers, writing what is done, signing off.
@@ -44,7 +46,7 @@ class Keeper:
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
-        self.fleet = Fleet(terms.size, together=max(1, _cpus() // 2))
+        self.fleet = Fleet(terms.size, together=max(1, _cpus() // 2), gap=GAP_SECONDS)
         self._nursery = Nursery(terms.arguments)
         self._processes: dict[int, Process] = {}
         self._inspector = Inspector(terms, self.fleet)
@@ -73,19 +75,23 @@ class Keeper:
             await self._leave()
 
     async def _round(self) -> None:
-        self._reap()
+        dying = self._reap()
         if self._deadline is None:
             self._inspector.look(self._processes.values(), monotonic())
-            for action in self.fleet.decide(monotonic()):
-                await self._do(action)
+            if not dying:  # else the fleet would count them; we are woken as soon as it knows
+                await self._do(self.fleet.decide(monotonic()))
             self._desk.answer(self.fleet, empty=not self._processes)
         else:
             self._finish(self._deadline)
         self._show()
 
     def _pause(self) -> float:
-        backoff = self.fleet.not_before - monotonic()
-        return min(LOOK_SECONDS, backoff) if backoff > 0 else LOOK_SECONDS
+        """Until there may be something to do that announces itself nowhere."""
+        if self._deadline is not None:
+            return LOOK_SECONDS
+        now = monotonic()
+        due = min(self.fleet.due(now), self._inspector.due) - now
+        return min(due, LOOK_SECONDS) if due > 0 else LOOK_SECONDS
 
     def _serve(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -161,20 +167,33 @@ class Keeper:
 
     # What we do ------------------------------------------------------------------------------------------------------
 
-    async def _do(self, action: Spawn | Work | Quiet | End) -> None:
+    async def _do(self, actions: Sequence[Action]) -> None:
+        """Do what was decided: first what takes no time, so that nothing can happen between the decision and the deed.
+
+        Starting takes a moment, in which processes die, orders come, and we may be told to stop.
+        """
+        for action in actions:
+            if not isinstance(action, Spawn) and action.child.number in self._processes:
+                self._tell(self._processes[action.child.number], action)
+        for action in actions:
+            if isinstance(action, Spawn) and not self._ending:
+                await self._start(action.child)
+
+    def _tell(self, process: Process, action: Work | Quiet | End) -> None:
         match action:
-            case Spawn(child):
-                await self._start(child)
-            case Work(child):
-                self._processes[child.number].pipe.say("work")
+            case Work():
+                process.pipe.say("work")
             case Quiet(child, why):
-                process = self._processes[child.number]
                 log.info("%s: takes no more jobs (%s); %d run in it", process, why, child.busy)
                 process.pipe.say("quiet")
-            case End(child, why):
-                process = self._processes[child.number]
+            case End(_, why):
                 log.info("%s: is ended before it took a job (%s)", process, why)
                 process.kill()
+
+    @property
+    def _ending(self) -> bool:
+        """Whether nothing is started any more, because we leave."""
+        return self._deadline is not None or self._code is not None
 
     async def _start(self, child: Child) -> None:
         try:
@@ -187,6 +206,8 @@ class Keeper:
         log.info("%s: is started", process)
         self._serve(self._follow(process))
         self._place()
+        if self._ending:  # told so meanwhile: it was not among those that were told
+            process.kill()
 
     def _place(self) -> None:
         """Give each process a place among the others of its kind, for its title."""
@@ -214,6 +235,9 @@ class Keeper:
 
     def _said(self, process: Process, message: Message) -> None:
         child, said = process.child, message.get("say")
+        if said == "running" and child.state is State.STARTING:
+            self.fleet.runs(child.number, monotonic())
+            log.info("%s: works, %d of %d are active", process, self.fleet.active, self.fleet.size)
         if "worker_id" in message:
             process.workers.add(int(message["worker_id"]))
             process.vitals = message
@@ -230,10 +254,8 @@ class Keeper:
             self._announced = True
             self._desk.open(message, self._serve)
             self.fleet.announced(child.number)
-        elif said == "running" and child.state is State.STARTING:
-            self.fleet.runs(child.number, monotonic())
-            log.info("%s: works, %d of %d are active", process, self.fleet.active, self.fleet.size)
         elif said == "empty":
+            self.fleet.leaves(child.number, "nothing runs in it any more")  # it may have had no time to say it is quiet
             asyncio.get_running_loop().call_later(LEAVE_SECONDS, self._hangs, process)
         elif said == "failed":
             process.failure = str(message.get("why", ""))
@@ -244,16 +266,18 @@ class Keeper:
             log.warning("%s: is ended: no job runs in it, but a handler that was given up does not let it go", process)
             process.kill()
 
-    def _reap(self) -> None:
-        for process in self._processes.values():
-            if process.code is not None:
-                process.ended.set()
+    def _reap(self) -> bool:
+        """Let those that have ended be heard to their end; whether there are any of which the fleet does not know."""
+        ended = [process for process in self._processes.values() if process.code is not None]
+        for process in ended:
+            process.ended.set()
+        return bool(ended)
 
     def _gone(self, process: Process) -> None:
         child = process.child
         del self._processes[child.number]
         before = child.state
-        expected = child.ended or before is State.QUIET or self._deadline is not None
+        expected = child.ended or before is State.QUIET or self._ending
         log.log(logging.INFO if expected else logging.ERROR, "%s: %s", process, process.how())
         restarting = self.fleet.restarting
         how = f"{process} {process.how(' before it had announced itself')}"
