@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 # Nothing here outlives the run, so nothing is worth a flush.
 SETTINGS = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "200"}
-
-
 LINGER = 3  # databases that are done with and still there
 
 
