@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 # Nothing here outlives the run, so nothing is worth a flush.
 SETTINGS = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "200"}
+LINGER = 3  # databases that are done with and still there
 
 
 class Databases:
     """Makes databases on one server, named after our session there, so that runs side by side do not meet.
 
-    One that is done with is dropped when the next is made: right after a test its sessions are still ending, and DROP
+    One that is done with is dropped a few tests later: right after its test its sessions are still ending, and DROP
     DATABASE would wait 100 ms for them. `strategy` is how CREATE DATABASE copies; None leaves that to the server.
     """
 
@@ -49,7 +50,7 @@ class Databases:
         """Drop what is left, and disconnect."""
         if self._template is not None:
             self._left.append(self._template)
-        self._drop_left()
+        self._drop_left(0)
         self._admin.close()
 
     @property
@@ -85,15 +86,16 @@ class Databases:
         return f"postgresql://{account}/{name}?{urlencode(rest, quote_via=quote, safe='/,:')}"
 
     def _create(self, template: str) -> str:
-        self._drop_left()
+        self._drop_left(LINGER)
         self._made += 1
         name = f"{self._prefix}_{self._made}"
         self._admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}{self._strategy}".encode())
         return name
 
-    def _drop_left(self) -> None:
-        while self._left:
-            self._admin.execute(f"DROP DATABASE IF EXISTS {self._left.pop()} WITH (FORCE)".encode())
+    def _drop_left(self, linger: int) -> None:
+        """Drop the oldest of those that are done with, all but so many."""
+        while len(self._left) > linger:
+            self._admin.execute(f"DROP DATABASE IF EXISTS {self._left.pop(0)} WITH (FORCE)".encode())
 
 
 @pytest.fixture(scope="session")

@@ -105,8 +105,8 @@ async def test_every_outcome_has_its_place(desk: Desk, eyes: Eyes) -> None:
     outcomes: list[Outcome] = [
         COMPLETED,
         Completed('{"a": 1}'),
-        Retried(30.0, BROKEN),
-        Retried(60.0, Problem("unknown", None, "no task"), spent=False),
+        Retried(40.0, BROKEN),
+        Retried(80.0, Problem("unknown", None, "no task"), spent=False),
         Failed("error", BROKEN),
         RELEASED,
         Cancelled("no longer wanted"),
@@ -115,16 +115,17 @@ async def test_every_outcome_has_its_place(desk: Desk, eyes: Eyes) -> None:
     found = {
         row[0]: row[1:]
         for row in eyes.all(
-            "SELECT id, state, attempt, result, reason, round(extract(epoch FROM run_at - pgqueue.now()))::int, rank, "
-            "finished_at IS NOT NULL, worker_id, version_tag FROM pgqueue.job"
+            "SELECT id, state, attempt, result, reason, "
+            "20 * round(extract(epoch FROM run_at - pgqueue.now()) / 20)::int, "
+            "rank, finished_at IS NOT NULL, worker_id, version_tag FROM pgqueue.job"
         )
     }
     me = desk.taker.worker_id
     assert [found[job.id] for job in jobs] == [
         ("completed", 1, None, None, None, 11, True, me, "v1"),
         ("completed", 1, {"a": 1}, None, None, 11, True, me, "v1"),
-        ("scheduled", 1, None, "no", 30, 11, False, None, None),
-        ("scheduled", 0, None, "no task", 60, 11, False, None, None),
+        ("scheduled", 1, None, "no", 40, 11, False, None, None),
+        ("scheduled", 0, None, "no task", 80, 11, False, None, None),
         ("failed", 1, None, "error", None, 11, True, me, "v1"),
         ("available", 0, None, None, None, 10, False, None, None),
         ("cancelled", 1, None, "no longer wanted", None, 11, True, me, "v1"),

@@ -315,7 +315,7 @@ def tried(examples: int, steps: int, *, derandomize: bool = True) -> settings:
 
 @pytest.mark.promise("L04", "L08", "F12", "F22")
 def test_whatever_happens_the_limit_holds_the_line_is_kept_and_nobody_waits_for_a_free_key(dsn: str) -> None:
-    run_state_machine_as_test(machine(dsn), settings=tried(25, 30))
+    run_state_machine_as_test(machine(dsn), settings=tried(30, 30))
 
 
 @pytest.mark.long

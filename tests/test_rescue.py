@@ -265,7 +265,7 @@ def test_a_blocked_loop_is_no_death(tmp_path: Path, go: Path, dsn: str, eyes: Ey
         watching = second.event("ready")["worker"]
         wait_until(lambda: f"job {job} (crash.blocks) has blocked the event loop" in first.written())
         assert eyes.states() == {"running": 1}  # named while it does so
-        wait_until(lambda: eyes.one("SELECT beat FROM pgqueue.worker WHERE id = %s", watching) >= 10)  # three leases
+        wait_until(lambda: eyes.one("SELECT beat FROM pgqueue.worker WHERE id = %s", watching) >= 7)  # two leases
         go.touch()
         wait_until(eyes.done(1))
         assert first.written().count("has blocked the event loop") == 1

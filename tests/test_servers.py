@@ -12,6 +12,7 @@ import servers
 from servers import Server
 
 from pgqueue import migrations
+from pgqueue.pytest_plugin import LINGER, Databases
 
 
 def test_every_test_has_a_migrated_database_of_its_own(conn: psycopg.Connection, empty_dsn: str) -> None:
@@ -19,6 +20,25 @@ def test_every_test_has_a_migrated_database_of_its_own(conn: psycopg.Connection,
     with psycopg.connect(empty_dsn) as other:
         assert other.info.dbname != conn.info.dbname
         assert other.execute("SELECT to_regnamespace('pgqueue')").fetchone() == (None,)
+
+
+def test_databases_go_a_few_tests_later_and_all_in_the_end(server: Server) -> None:
+    """At once, DROP DATABASE would wait 100 ms for the sessions that are ending."""
+    databases = Databases(server.dsn("postgres"), server.copy_strategy)
+    with psycopg.connect(server.dsn("postgres"), autocommit=True) as conn:
+
+        def there() -> list[str]:
+            pattern = f"{databases._prefix}_%"
+            rows = conn.execute("SELECT datname FROM pg_database WHERE datname LIKE %s ORDER BY oid", [pattern])
+            return [name for (name,) in rows.fetchall()]
+
+        made = []
+        for _ in range(LINGER + 3):
+            with databases.copy("template0") as dsn:
+                made.append(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])
+                assert there() == made[-LINGER - 1 :]
+        databases.close()
+        assert there() == []
 
 
 @pytest.mark.parametrize("attempt", [1, 2])

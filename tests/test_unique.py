@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -18,6 +18,7 @@ from workers import Eyes, Taker, wait_until
 
 import pgqueue
 from pgqueue import DuplicateJob, InvalidArguments, JobHandle, NewJob, Unique, migrations
+from pgqueue.testing import Clock
 
 mail = pgqueue.remote("unique.mail")
 ORDERS = "SELECT count(*) FROM pgqueue.job"
@@ -467,13 +468,13 @@ def test_debounce_pushes_the_start_and_not_beyond_its_most(conn: Conn) -> None:
         assert args == {"n": n}
         return float(after.total_seconds())
 
-    assert ask(5, 60, 1) == pytest.approx(5, abs=1)
-    assert ask(30, 60, 2) == pytest.approx(30, abs=2)
-    assert ask(50, 60, 3) == pytest.approx(50, abs=2)
-    assert ask(59, 60, 4) == pytest.approx(59, abs=1)
-    assert ask(300, 300, 5) == pytest.approx(300, abs=2)
-    assert ask(300, None, 6) == pytest.approx(300, abs=2)
-    assert ask(5, 5, 7) == 5.0
+    with Clock(conn, datetime(2030, 1, 1, tzinfo=UTC)) as clock:
+        for n, (debounce, most) in enumerate(((5, 60), (30, 60), (50, 60), (59, 60), (300, 300), (300, None))):
+            assert ask(debounce, most, n) == debounce
+        clock.advance(3)
+        assert ask(50, 60, 6) == 53
+        assert ask(59, 60, 7) == 60
+        assert ask(5, 5, 8) == 5
 
 
 def test_a_replaced_job_whose_time_has_come_keeps_its_turn(conn: Conn) -> None:
