@@ -48,6 +48,7 @@ LOCK, LIMIT, RATE = "lock:", "limit:", "rate:"
 KEYS_MOST = 64  # each is a row of the server's lock table
 FREED_MOST = 1_000
 IDLE_SECONDS = 30.0
+ALL = 1 << 30  # of a limit very many may come in
 RESERVED_SECONDS = 0.1
 """How long slots are kept free for whom an admit under way may bring; a stuck one must not starve other jobs."""
 
@@ -63,10 +64,11 @@ def held(job: Job) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Queues that share slots, and how many are free."""
+    """Queues that share slots, how many are free, and how many more a fetch under way has asked for."""
 
     queues: Sequence[str]
     free: int
+    asked: int = 0
 
 
 class Admit:
@@ -106,6 +108,8 @@ class Admit:
         self._idle = asyncio.Event()
         self._since = 0.0
         self._holding: dict[Job, list[str]] = {}
+        self._cut: set[str] = set()
+        """Limits that were asked for while a fetch had its hand on slots."""
 
     # What others tell ------------------------------------------------------------------------------------------------
 
@@ -135,6 +139,19 @@ class Admit:
             if keys := held(job):
                 self._holding[job] = keys
 
+    def claimed(self, jobs: Iterable[Job]) -> None:
+        """These were granted what they hold, and run here now: of a limit, others may be granted it in their places."""
+        jobs = list(jobs)
+        self.holding(jobs)
+        if limits := {LIMIT + job.limit_key: () for job in jobs if job.limit_key is not None}:
+            self.parked(limits)
+
+    def fetched(self) -> None:
+        """A fetch has been answered: what it had asked for and not got is free for limits again."""
+        if self._cut:
+            self.parked(dict.fromkeys(self._cut, ()))
+            self._cut.clear()
+
     def ended(self, jobs: Iterable[Job]) -> None:
         """These jobs are not ours any more, and that is committed: their keys may be free."""
         if self._holding:
@@ -150,8 +167,10 @@ class Admit:
     @property
     def pending(self) -> int:
         """For how many jobs slots should be kept free, because an admit is about to bring them."""
-        coming = len(self._wanted) + len(self._asking)
-        return coming if coming and monotonic() - self._since < RESERVED_SECONDS else 0
+        if monotonic() - self._since >= RESERVED_SECONDS:
+            return 0
+        coming = [*self._wanted, *self._asking]
+        return ALL if any(key.startswith(LIMIT) for key in coming) else len(coming)
 
     async def idle(self) -> None:
         """Wait until nothing is left to ask for."""
@@ -194,11 +213,9 @@ class Admit:
         self._idle.set()
 
     def _next(self) -> list[str]:
-        """Some keys of one kind: locks before limits, for who gets a lock may want a limit."""
-        for kind in (LOCK, LIMIT):
-            if some := [key for key in self._wanted if key.startswith(kind)]:
-                return some[:KEYS_MOST]
-        return []
+        """Some keys of one kind, that of the one that has waited longest: else one could keep the other waiting."""
+        kind = LIMIT if next(iter(self._wanted), "").startswith(LIMIT) else LOCK
+        return [key for key in self._wanted if key.startswith(kind)][:KEYS_MOST]
 
     async def _look(self) -> None:
         """Of the keys that were freed, those that somebody waits for are wanted: most keys have no line."""
@@ -265,6 +282,8 @@ class Admit:
     async def _limits(self, asked: Wanted, claim: int) -> tuple[list[tuple[Any, ...]], list[str]]:
         """The same for limits. Those that went on took no slot, so there may be more of them."""
         link, keys = self._session.link, list(asked)
+        if any(pool.asked for pool in self._slots()):
+            self._cut.update(keys)
         _, [(_, onward, _, _)], rows = await self._session.run_then(
             link.statement("admit_lock", keys=keys),
             link.statement("admit_limits", **self._asked(keys, claim)),

@@ -98,6 +98,7 @@ class Fetcher:
         claims: Claims | None = None,
         parked: Callable[[Mapping[str, Sequence[int]]], None] = lambda keys: None,
         holding: Callable[[Sequence[Job]], None] = lambda jobs: None,
+        answered: Callable[[], None] = lambda: None,
         beside: Callable[[], Sequence[Statement[Any]]] = lambda: (),
     ) -> None:
         self.watermark = Watermark()
@@ -117,6 +118,7 @@ class Fetcher:
         self.claims = Claims() if claims is None else claims
         self._parked = parked
         self._holding = holding
+        self._answered = answered
         self._beside = beside
         self._long_rows = False
         self._keyed = 0
@@ -205,6 +207,7 @@ class Fetcher:
         finally:
             self.claims.end(claim)
             self.asking = ((), 0)
+            self._answered()
         self.fetches += 1
         taken = _taken(jobs, parked)
         open_lanes = {asked.lanes[place - 1] for place in opened}

@@ -73,6 +73,7 @@ class Wiring(ABC):
         """This worker's id in the database; another one after it was taken for dead and came back."""
         self.settings = settings
         self._tasks = tasks
+        self._limits = limits_of(tasks.values())
         self._state = "starting"
         self._held: dict[int, Job] = {}
         self._ended_jobs = 0
@@ -117,7 +118,7 @@ class Wiring(ABC):
         self._sweep = Sweep(self._take, found=self._admit.swept, leads=self._leads)
         self._declarer = Declarer(
             self._take,
-            limits=limits_of(self._tasks.values()),
+            limits=self._limits,
             changed=self._sweep.soon,
             notify=settings.notify,
         )
@@ -132,7 +133,8 @@ class Wiring(ABC):
             poll=settings.poll,
             claims=claims,
             parked=self._admit.parked,
-            holding=self._admit.holding,
+            holding=self._admit.claimed,
+            answered=self._admit.fetched,
             beside=lambda: self._notifier.asks(),
         )
         slots = pools(settings.queues, settings.concurrency)
@@ -241,10 +243,13 @@ class Wiring(ABC):
         """Where admit may put jobs: what a fetch under way has asked for is taken."""
         if self._state != "running" or self._heartbeat.late():
             return []
-        closed = self._suspects.alone or self._suspects.making_way
+        if self._suspects.alone or self._suspects.making_way:
+            return [Slots(pool.queues, 0) for pool in self._executor.pools]
         queues, asked = self._fetcher.asking
         return [
-            Slots(pool.queues, 0 if closed else max(0, pool.asked() - (asked if pool.queues[0] in queues else 0)))
+            Slots(pool.queues, max(0, pool.asked() - asked), asked)
+            if pool.queues[0] in queues
+            else Slots(pool.queues, pool.asked())
             for pool in self._executor.pools
         ]
 

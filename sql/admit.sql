@@ -187,26 +187,30 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
 -- name: admit_limits
 -- The same for keys that are limits: with them locked, count the holders of each, and let in as many of those that wait, in (rank,
 -- id) order, as it allows now: here to this worker, those that need a rate to that line, and some as granted to the front of their
--- lanes: as many as others have slots for by their last beats, but always one that nobody has taken yet. No more, so
--- that an urgent job that comes later does not find the whole limit in the hands of those that wait for a slot. A limit that nobody
--- has declared lets nobody in. Answers the ids of those let in here, what those wait for that went on, how many were granted,
+-- lanes: of each queue as many as others have slots for by their last beats, but always one that nobody has taken yet. No more, so
+-- that an urgent job that comes later does not find the whole limit in the hands of those that wait for a slot; those who cannot
+-- go hold up nobody who can. A limit that nobody has declared lets nobody in. Answers the ids of those let in here, what those wait for that went on, how many were granted,
 -- and how many were told.
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
-), spare AS MATERIALIZED (
-    SELECT greatest(1, sum(free))::integer AS n FROM (
-        SELECT greatest(0, w.concurrency - w.lost - cardinality(w.running)) AS free FROM pgqueue.worker w
-        WHERE w.dead_at IS NULL AND w.state = 'running' AND w.id <> %(worker_id)s::bigint LIMIT 100
-    ) AS others
+), served AS MATERIALIZED (
+    -- The open queues that somebody serves: with our own slots, and with what others had free at their last beats.
+    SELECT known.queue, sum(known.free)::integer AS free, max(mine.pool) AS pool,
+           coalesce((%(slots)s::integer[])[max(mine.pool)], 0) AS slots
+    FROM (
+        SELECT unnest(w.queues) AS queue, CASE WHEN w.state = 'running' AND w.id <> %(worker_id)s::bigint
+               THEN greatest(0, w.concurrency - w.lost - cardinality(w.running)) ELSE 0 END AS free
+        FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
+        UNION ALL
+        SELECT unnest(%(queues)s::text[]), 0
+    ) AS known
+    LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = known.queue
+    WHERE NOT known.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+    GROUP BY known.queue
 ), line AS MATERIALIZED (
-    SELECT wanted.key, l.n - held.n AS room, greatest(0, spare.n - idle.n) AS grants
-    FROM me CROSS JOIN spare CROSS JOIN (SELECT DISTINCT key FROM unnest(%(keys)s::text[]) AS k (key)) AS wanted
+    SELECT wanted.key, l.n - held.n AS room
+    FROM me CROSS JOIN (SELECT DISTINCT key FROM unnest(%(keys)s::text[]) AS k (key)) AS wanted
     CROSS JOIN LATERAL (SELECT n FROM pgqueue.key_limit WHERE name = substr(wanted.key, 7)) AS l
-    CROSS JOIN LATERAL (
-        SELECT count(*)::integer AS n FROM (
-            SELECT FROM pgqueue.job_available a WHERE a.limit_key = substr(wanted.key, 7) AND a.holds LIMIT spare.n
-        ) AS granted
-    ) AS idle
     CROSS JOIN LATERAL (
         SELECT count(*)::integer AS n FROM (
             (SELECT FROM pgqueue.job_running r WHERE r.limit_key = substr(wanted.key, 7) LIMIT l.n)
@@ -220,29 +224,43 @@ WITH me AS MATERIALIZED (
             LIMIT l.n
         ) AS holder
     ) AS held
+    WHERE l.n > held.n
 ), head AS MATERIALIZED (
-    SELECT line.key, line.grants, b.*
-    FROM line CROSS JOIN LATERAL (
-        SELECT b.ctid, b.id, b.rank, b.queue, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
-        WHERE b.key = line.key
-          AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-          AND (b.queue = ANY (%(queues)s::text[])
-               OR EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
-                                                         AND b.queue = ANY (w.queues)))
-        ORDER BY b.rank, b.id
-        LIMIT greatest(0, least(line.room, line.grants + (SELECT coalesce(sum(free), 0) FROM unnest(%(slots)s::integer[]) AS free)))
-        FOR UPDATE SKIP LOCKED
+    -- By queue, so that those who can go are not looked for behind those who cannot; suspects by themselves for the same reason.
+    SELECT line.key, line.room, served.pool, served.slots, idle.grants, b.*
+    FROM line CROSS JOIN served
+    CROSS JOIN LATERAL (
+        SELECT greatest(0, greatest(1, served.free) - count(*)::integer) AS grants FROM (
+            SELECT FROM pgqueue.job_available a
+            WHERE a.limit_key = substr(line.key, 7) AND a.holds AND a.queue = served.queue LIMIT greatest(1, served.free)
+        ) AS granted
+    ) AS idle
+    CROSS JOIN LATERAL (
+        SELECT * FROM (
+            SELECT b.ctid, b.id, b.rank, b.queue, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
+            WHERE b.key = line.key AND starts_with(b.key, 'limit:') AND b.queue = served.queue AND b.rank >= 0
+            ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.slots, idle.grants))
+            FOR UPDATE SKIP LOCKED
+        ) AS ordinary
+        UNION ALL
+        SELECT * FROM (
+            SELECT b.ctid, b.id, b.rank, b.queue, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
+            WHERE b.key = line.key AND starts_with(b.key, 'limit:') AND b.queue = served.queue AND b.rank < 0
+            ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, idle.grants))
+            FOR UPDATE SKIP LOCKED
+        ) AS suspect
     ) AS b
 ), placed AS MATERIALIZED (
     -- A suspect is granted: its lane sees to it that it comes alone.
-    SELECT head.*, crashes = 0 AND NOT more AND coalesce(
-               row_number() OVER (PARTITION BY mine.pool, crashes = 0 AND NOT more ORDER BY rank, id)
-               <= (%(slots)s::integer[])[mine.pool], false) AS here
-    FROM head LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = head.queue
-), admitted AS MATERIALIZED (
-    SELECT ctid, id, here
-    FROM (SELECT placed.*, row_number() OVER (PARTITION BY key, here OR more ORDER BY rank, id) AS nth FROM placed) AS numbered
+    SELECT head.*, crashes = 0 AND NOT more
+                   AND row_number() OVER (PARTITION BY pool, crashes = 0 AND NOT more ORDER BY rank, id) <= slots AS here
+    FROM head
+), fitting AS MATERIALIZED (
+    SELECT numbered.*, row_number() OVER (PARTITION BY key ORDER BY rank, id) AS place
+    FROM (SELECT placed.*, row_number() OVER (PARTITION BY key, queue, here OR more ORDER BY rank, id) AS nth FROM placed) AS numbered
     WHERE here OR more OR nth <= grants
+), admitted AS MATERIALIZED (
+    SELECT ctid, id, here FROM fitting WHERE place <= room
 ), taken AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM admitted))
     RETURNING id, queue, priority, rank, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
@@ -304,17 +322,13 @@ CROSS JOIN LATERAL (
 ORDER BY r.priority, r.id;
 
 -- name: admit_read_limits
--- The same for limits.
+-- The same for limits: among our own, for of a limit others may have very many.
 SELECT r.id, 0::bigint, r.rank, r.queue, r.task, r.args::text, r.attempt, r.priority, r.max_attempts, r.crashes, r.snoozes,
        r.enqueued_at, r.run_at, CASE WHEN r.deadline <= pgqueue.now() THEN '-infinity' ELSE r.deadline END, r.headers::text,
        r.lock_key, CASE WHEN coalesce(r.unique_key, r.idempotency_key) IS NOT NULL
                         THEN json_build_array(r.unique_key, r.idempotency_key)::text END, r.limit_key, r.rate_key
-FROM (SELECT DISTINCT substr(key, 7) AS key FROM unnest(%(keys)s::text[]) AS k (key)) AS mine
-CROSS JOIN LATERAL (
-    SELECT * FROM pgqueue.job_running r
-    WHERE r.limit_key = mine.key AND r.claim = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint
-    OFFSET 0
-) AS r
+FROM pgqueue.job_running r
+WHERE r.worker_id = %(worker_id)s::bigint AND r.claim = %(claim)s::integer
 ORDER BY r.priority, r.id;
 
 -- name: admit_refuse_doubles

@@ -80,7 +80,10 @@ WITH lane AS MATERIALIZED (
     -- by itself (OFFSET 0): joined, a planner may read all of job_blocked.
     SELECT j.id
     FROM unnest(nullif(current_setting('pgqueue.locked', true), '')::bigint[]) AS locked (id)
-    CROSS JOIN LATERAL (SELECT j.id, j.lock_key FROM pgqueue.job_available j WHERE j.id = locked.id AND NOT j.holds LIMIT 1) AS j
+    CROSS JOIN LATERAL (
+        SELECT j.id, j.lock_key FROM pgqueue.job_available j
+        WHERE j.id = locked.id AND NOT j.holds AND coalesce(j.limit_key, j.rate_key) IS NULL LIMIT 1
+    ) AS j
     WHERE NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.lock_key = j.lock_key OFFSET 0)
       AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || j.lock_key OFFSET 0)
       AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = j.lock_key AND b.holds OFFSET 0)

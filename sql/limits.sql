@@ -6,7 +6,10 @@
 WITH said AS (
     INSERT INTO pgqueue.key_limit AS l (name, n, declared, declared_at)
     SELECT given.name, given.n, given.n, pgqueue.now()
-    FROM unnest(%(names)s::text[], %(ns)s::integer[]) AS given (name, n) ORDER BY given.name COLLATE "C"
+    FROM unnest(%(names)s::text[], %(ns)s::integer[]) AS given (name, n)
+    -- Not left to the ON CONFLICT: that locks the row first, and waits for whoever has just set it and not committed.
+    WHERE NOT EXISTS (SELECT FROM pgqueue.key_limit l WHERE l.name = given.name AND l.declared = given.n)
+    ORDER BY given.name COLLATE "C"
     ON CONFLICT (name) DO UPDATE
         SET declared = excluded.declared, declared_at = excluded.declared_at,
             n = CASE WHEN l.set_at IS NULL THEN excluded.n ELSE l.n END

@@ -55,10 +55,12 @@ WITH dead_worker AS MATERIALIZED (
     INSERT INTO pgqueue.job_dead (
         state, finished_at, bin, reason, crashes,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key)
+        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key,
+        unique_key, idempotency_key)
     SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'crashed', least(crashes + 1, 32767),
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
+        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key,
+        unique_key, idempotency_key
     FROM judged WHERE started AND crashes >= 2
     RETURNING id
 ), heard AS (

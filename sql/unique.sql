@@ -194,17 +194,17 @@ WITH patience AS MATERIALIZED (
         AND attempt = 0 AND snoozes = 0 AND crashes = 0 ORDER BY id FOR UPDATE
 ), from_available AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM available))
-    RETURNING id, enqueued_at, unique_key, idempotency_key
+    RETURNING id, enqueued_at, unique_key, idempotency_key, holds
 ), from_scheduled AS (
     DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM scheduled))
-    RETURNING id, enqueued_at, unique_key, idempotency_key
+    RETURNING id, enqueued_at, unique_key, idempotency_key, holds
 ), from_blocked AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM blocked))
-    RETURNING id, enqueued_at, unique_key, idempotency_key
+    RETURNING id, enqueued_at, unique_key, idempotency_key, holds
 ), changed AS MATERIALIZED (
     SELECT asked.id, task, args, queue, priority, headers, max_attempts, deadline, lock_key, lock_limit, on_locked,
         limit_key, rate_key,
-        gone.enqueued_at, gone.unique_key, gone.idempotency_key, gone.was_due,
+        gone.enqueued_at, gone.unique_key, gone.idempotency_key, gone.holds, gone.was_due,
         least(asked.run_at, gone.enqueued_at + make_interval(secs => asked.at_most)) AS run_at
     FROM asked JOIN (
         SELECT *, true AS was_due FROM from_available UNION ALL SELECT *, true FROM from_blocked
@@ -231,8 +231,13 @@ WITH patience AS MATERIALIZED (
     FROM judged WHERE later
     RETURNING id
 ), told AS (
-    SELECT pg_notify('pgqueue.' || channel, '')::text AS done
-    FROM (SELECT queue::text AS channel FROM now_available UNION SELECT ':scheduled' FROM now_scheduled) AS heard
+    -- One that held a key has given it up, and whoever waits for that is let in by a sweep.
+    SELECT pg_notify('pgqueue.' || channel, what)::text AS done
+    FROM (
+        SELECT queue::text AS channel, '' AS what FROM now_available
+        UNION SELECT ':scheduled', '' FROM now_scheduled
+        UNION SELECT ':control', 'sweep' FROM changed WHERE holds
+    ) AS heard
     WHERE %(notify)s::boolean
 )
 SELECT ARRAY(SELECT id FROM now_available UNION ALL SELECT id FROM now_scheduled), (SELECT count(done) FROM told),

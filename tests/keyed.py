@@ -25,12 +25,12 @@ class Desk(Taker):
         super().__init__(dsn, queues)
         self.link = self.session.link = link or self.link
         self.keys = Session(self.link, "admit")
-        self.slots = 1000
+        self.slots, self.asked = 1000, 0
         self.admit = Admit(
             self.keys,
             lambda: self.worker_id,
             claims=self.fetcher.claims,
-            slots=lambda: [Slots(self.queues, self.slots)],
+            slots=lambda: [Slots(self.queues, self.slots, self.asked)],
             deliver=self.jobs.extend,
             done=lambda: None,
             in_doubt=self._doubt,

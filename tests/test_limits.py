@@ -131,6 +131,85 @@ async def test_without_slots_here_only_so_many_are_granted_as_others_can_take(de
     assert [job.id for job in await other.let_in()] == [urgent]
 
 
+@pytest.mark.promise("F13")
+async def test_those_who_have_no_slot_hold_up_nobody_of_another_queue(desks: Desks, eyes: Eyes) -> None:
+    eyes.do(ALLOW, 5)
+    full, free = desks("a"), desks("b")
+    eyes.do("UPDATE pgqueue.worker SET concurrency = 0 WHERE id = %s", full.worker_id)
+    limited(eyes, 20, queue="a")
+    b1, b2 = limited(eyes, 2, queue="b")
+    full.slots = 0
+    assert await full.take() == []
+    assert eyes.states() == {"available": 3, "blocked": 19}, "one of queue a is granted, and waits for its slot"
+    assert await free.take() == [b1, b2]
+
+
+async def test_suspects_hold_up_none_that_are_not(desks: Desks, eyes: Eyes) -> None:
+    eyes.do(ALLOW, 5)
+    suspects = limited(eyes, 10, crashes=1, rank=-2)
+    ids = limited(eyes, 3)
+    desk = desks()
+    desk.slots = 3
+    assert set(await desk.take()) >= set(ids)
+    assert [id for id, state in holders(eyes) if state == "available"] == suspects[:1]
+
+
+def test_locks_that_are_wanted_all_the_time_do_not_keep_a_limit_waiting(desks: Desks, dsn: str) -> None:
+    admit = Desk(dsn).admit
+    admit.parked({"lock:a": (), "limit:k": ()})
+    asked = []
+    for _ in range(3):
+        asked.append(admit._next())
+        for key in asked[-1]:
+            admit._wanted.pop(key)
+        admit.parked({"lock:a": ()})
+    assert asked == [["lock:a"], ["limit:k"], ["lock:a"]]
+
+
+async def test_what_a_fetch_had_asked_for_and_not_got_is_not_left_idle(desks: Desks, eyes: Eyes) -> None:
+    eyes.do(ALLOW, 10)
+    ids = limited(eyes, 10)
+    desk = desks()
+    assert await desk.park(10) == []
+    desk.asked, desk.slots = 9, 1
+    assert [job.id for job in await desk.let_in()] == ids[:1]
+    desk.asked, desk.slots = 0, 9
+    assert await desk.let_in() == []
+    desk.admit.fetched()
+    assert {job.id for job in await desk.let_in()} | {id for id, _ in holders(eyes)} == set(ids)
+
+
+async def test_a_job_that_was_granted_and_is_taken_makes_room_for_another_grant(desks: Desks, eyes: Eyes) -> None:
+    eyes.do(ALLOW, 10)
+    first, second, *_ = limited(eyes, 10)
+    desk = desks()
+    eyes.do("UPDATE pgqueue.worker SET concurrency = 0")
+    desk.slots = 0
+    await desk.take()
+    [job] = await desk.park(1)
+    assert job.id == first
+    desk.admit.claimed([job])
+    await desk.let_in()
+    assert holders(eyes) == [(first, "running"), (second, "available")]
+
+
+async def test_a_worker_that_declares_nothing_new_waits_for_nobody(desks: Desks, eyes: Eyes, dsn: str) -> None:
+    declare = {"names": ["k"], "ns": [5], "notify": True}
+    desk = desks()
+    await desk.session.run(desk.link.statement("limits_declare", **declare))
+    with psycopg.connect(dsn) as someone:
+        someone.execute("UPDATE pgqueue.key_limit SET n = 7, set_at = now() WHERE name = 'k'")
+        async with asyncio.timeout(1.5):
+            assert await desk.session.run(desk.link.statement("limits_declare", **declare)) == [[(None, None)]]
+
+
+async def test_limits_that_disagree_are_told_before_anything_is_written(dsn: str, eyes: Eyes) -> None:
+    tasks = [task(name=f"x{n}", limit=Limit(n, name="shared"))(lambda: None) for n in (1, 2)]
+    with pytest.raises(InvalidOption, match="is 2 here and 1 in another task"):
+        Worker(tasks=tasks, dsn=dsn)
+    assert eyes.one("SELECT count(*) FROM pgqueue.worker") == 0
+
+
 @pytest.mark.promise("F12")
 async def test_a_job_gets_its_lock_then_its_limit_and_keeps_the_lock_meanwhile(desks: Desks, eyes: Eyes) -> None:
     eyes.do(ALLOW, 1)

@@ -61,6 +61,8 @@ ALTER TABLE pgqueue.job_blocked
 DROP INDEX pgqueue.job_blocked_limit_holds, pgqueue.job_blocked_id;
 CREATE INDEX job_blocked_limit_holds ON pgqueue.job_blocked (limit_key)
     WHERE holds AND limit_key IS NOT NULL AND starts_with(key, 'rate:');
+-- The lines of limits by queue: what is parked there is as long as a backlog, and may be of queues that are paused or have no slot.
+CREATE INDEX job_blocked_limit_line  ON pgqueue.job_blocked (key, queue, rank, id) WHERE starts_with(key, 'limit:');
 CREATE INDEX job_blocked_queue_holds ON pgqueue.job_blocked (queue) WHERE holds;
 CREATE UNIQUE INDEX job_blocked_id   ON pgqueue.job_blocked (id);
 
