@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any
 
 from pgqueue.aborts import Aborts, aborted
-from pgqueue.gate import Gate
+from pgqueue.gate import Gate, Over
 from pgqueue.job import Job, Means, late_of, running_job
 from pgqueue.logs import fields
 from pgqueue.outcome import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted, unknown
@@ -65,6 +65,7 @@ class Executor(Gate):
         self._finish, self._low, self._half_lost = finish, low, half_lost
         self._aborts = aborts
         self.means = means
+        self._over = Over(means)
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._runs: set[Run] = set()
@@ -133,6 +134,7 @@ class Executor(Gate):
             self._finish(job, outcome)
             self._forget(job, run)
             self._slot_lost(job)
+            job.means = self._over
             self.means.abandoned(job)
 
     def cancel(self) -> None:
@@ -282,6 +284,7 @@ class Executor(Gate):
             abort = error
         finally:
             running_job.reset(token)
+            job.means = self._over
         return await self._again(job, task, abort)
 
     async def _again(self, job: Job, task: Task[..., Any], abort: BaseException) -> Outcome:
@@ -358,6 +361,8 @@ class Executor(Gate):
             if self._loop.is_closed() or not aborted(task.retry, error):
                 return given(job, task.retry, error, raised=True)
             abort = error
+        finally:
+            job.means = self._over
         self.reopen(job)
         ended = asyncio.run_coroutine_threadsafe(self._aborts.again(job, task.retry, abort), self._loop).result()
         if ended is not None:
