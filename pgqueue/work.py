@@ -279,9 +279,11 @@ class Work(Attempt):
                 if session is not None:
                     session.leave()
             finally:
-                if not committed:
-                    conn.close()
-                self._home.lender.give(conn)
+                try:
+                    if not committed:
+                        conn.close()
+                finally:
+                    self._home.lender.give(conn)
             self._look_at_the_clock()
 
     def _begin(self) -> Borrowed:
