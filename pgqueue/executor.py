@@ -15,7 +15,8 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -364,8 +365,20 @@ class Executor(Gate):
         finally:
             job.means = self._over
         self.reopen(job)
-        ended = asyncio.run_coroutine_threadsafe(self._aborts.again(job, task.retry, abort), self._loop).result()
+        ended = self._wait_for_loop(self._aborts.again(job, task.retry, abort))
         if ended is not None:
             return ended
         self.means.anew(job)
         return self._context.copy().run(self._call_sync, job, task)
+
+    def _wait_for_loop(self, deciding: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:
+        """In a thread: what the loop decides; given back if the loop ends first, for with it the worker has ended."""
+        try:
+            return asyncio.run_coroutine_threadsafe(deciding, self._loop).result()
+        except CancelledError:
+            return RELEASED
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            deciding.close()
+            return RELEASED

@@ -31,7 +31,7 @@ from psycopg import (
 from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.rows import tuple_row
-from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTimeout
 
 from pgqueue.sessions import Link, options
 from pgqueue.statements import text
@@ -156,7 +156,10 @@ class Lender:
 
     def take(self) -> Borrowed:
         """A connection for a thread, in autocommit mode; psycopg's errors if the database is away."""
-        conn = (self._sync or self._open()).getconn()
+        try:
+            conn = (self._sync or self._open()).getconn()
+        except PoolTimeout as error:
+            raise self._exhausted() from error
         try:
             for orphan in list(self._orphans):
                 conn.execute(*self._ending(orphan))
@@ -181,7 +184,10 @@ class Lender:
             self._async = pool
         if self._async.closed:
             await self._async.open()
-        conn = await self._async.getconn()
+        try:
+            conn = await self._async.getconn()
+        except PoolTimeout as error:
+            raise self._exhausted() from error
         try:
             for orphan in list(self._orphans):
                 await conn.execute(*self._ending(orphan))
@@ -206,6 +212,12 @@ class Lender:
         with self._naming:
             known = list(self._known.items())
         return [identity for conn, identity in known if not getattr(conn, "closed", True)] + list(self._orphans)
+
+    def _exhausted(self) -> PoolTimeout:
+        return PoolTimeout(
+            f"no connection for a job within {GET_SECONDS:g} s: the database takes none, or all {self._size} (one for "
+            "each slot) are lent to handlers, of which some were taken away and do not stop"
+        )
 
     def _tidy(self, conn: Borrowed | AsyncBorrowed) -> None:
         """Whoever has it next did not ask for dicts; and a session that we did not end ourselves may go on."""

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from workers import until
 
@@ -214,6 +215,21 @@ async def test_what_is_said_when_the_run_is_over_is_not_dropped_without_a_word(k
     finally:
         release.set()
     await bench.until(lambda: bench.pool.running == 0)
+
+
+async def test_a_thread_that_waits_for_the_loop_outlives_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop of a worker that is stopped cancels what still runs on it: whether to run again is then not decided."""
+
+    def aborted() -> None:
+        raise psycopg.errors.DeadlockDetected
+
+    async def cancelled(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    bench = Bench(made(aborted, "aborted"), adds_in_thread, slots=1)
+    monkeypatch.setattr(bench.executor._aborts, "again", cancelled)
+    assert await bench.run("aborted") == RELEASED
+    assert await bench.run(adds_in_thread, args='{"a": 1}') == Completed("2")  # the slot is free again
 
 
 async def test_handlers_see_the_context_the_worker_was_started_in() -> None:
