@@ -15,7 +15,7 @@ from pgqueue.outcome import WRITTEN, Completed, Outcome
 from pgqueue.retry import RetryPolicy
 from pgqueue.settling import asend, asettle, to_its_end
 from pgqueue.statements import Row, Statement
-from pgqueue.work import Around, Attempt, lost
+from pgqueue.work import Around, Attempt, ended_before, lost
 
 
 class AsyncWork(Attempt):
@@ -29,12 +29,11 @@ class AsyncWork(Attempt):
 
     async def connection(self) -> AsyncBorrowed:
         """The connection; begins the transaction at the first call, whichever of the handler's tasks that is."""
-        if self._conn is None:
+        conn = self._conn
+        if conn is None:
             async with self._beginning:
-                if self._conn is None:
-                    await self._begin()
-        assert self._conn is not None
-        return self._conn
+                conn = self._conn or await self._begin()
+        return conn
 
     async def end(self, retry: RetryPolicy, what: object) -> Outcome:
         """Commit with what the handler returned. Raises what prevents it; then nothing is committed."""
@@ -73,6 +72,11 @@ class AsyncWork(Attempt):
         finally:
             self._home.unseal(self._job)
 
+    async def finish(self) -> None:
+        """`undo` for good (see `Work.finish`)."""
+        self.over = True
+        await self.undo()
+
     async def undo(self) -> None:
         """Give the connection back: after a commit as it is, else closed (see `Work.undo`). The last step."""
         if left := self.leave():
@@ -93,7 +97,7 @@ class AsyncWork(Attempt):
             await self._home.lender.agive(conn)
             self._look_at_the_clock()
 
-    async def _begin(self) -> None:
+    async def _begin(self) -> AsyncBorrowed:
         while True:
             conn = await self._home.lender.atake()
             try:
@@ -105,8 +109,12 @@ class AsyncWork(Attempt):
                 if dead and isinstance(error, psycopg.OperationalError):
                     continue
                 raise
-            self._conn, self._began = conn, monotonic()
-            return
+            if not self.over:
+                self._conn, self._began = conn, monotonic()
+                return conn
+            await conn.close()
+            await self._home.lender.agive(conn)
+            raise ended_before(self._job)
 
     async def _commit(self, conn: AsyncBorrowed, outcome: Outcome) -> None:
         if isinstance(outcome, Completed):

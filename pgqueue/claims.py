@@ -10,7 +10,7 @@ class Claims:
     """Counts up from 1; each number is open until its answer has been processed, or is given up."""
 
     def __init__(self) -> None:
-        self._last = 0
+        self._last = self._void = 0
         self._open: set[int] = set()
 
     def begin(self) -> int:
@@ -22,6 +22,14 @@ class Claims:
     def end(self, claim: int) -> None:
         """Its answer has been processed or given up."""
         self._open.discard(claim)
+
+    def forget(self) -> None:
+        """All numbers so far are void: claims of a worker that was taken for dead; what they bring is others'."""
+        self._void = self._last
+
+    def void(self, claim: int) -> bool:
+        """Whether what this claim brings is not ours any more."""
+        return claim <= self._void
 
     @property
     def settled(self) -> int:

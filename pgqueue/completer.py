@@ -205,9 +205,12 @@ class Completer:
             self._tidies = False  # a role that was granted before there were unique keys; the batch goes again, without
             log.error("unique keys are not tidied up: this role needs its rights again, `pgqueue grants`")
             return False
-        except psycopg.errors.UniqueViolation:
+        except psycopg.errors.UniqueViolation as error:
             [doubles] = await self._session.run(self._about("complete_refuse_doubles", [job for job, _ in batch]))
-            log.error("jobs %s ran, and waited too: the second rows are failed: refused", doubles)
+            if doubles:
+                log.error("jobs %s ran, and waited too: the second rows are failed: refused", doubles)
+            else:  # an index of somebody's own
+                self._make_smaller(batch, rest, error)
             return False
         except BaseException as error:
             if _refused(error):

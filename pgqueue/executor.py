@@ -15,13 +15,14 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from pgqueue.aborts import Aborts, aborted
-from pgqueue.gate import Gate
+from pgqueue.gate import Gate, Over
 from pgqueue.job import Job, Means, late_of, running_job
 from pgqueue.logs import fields
 from pgqueue.outcome import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted, unknown
@@ -65,6 +66,7 @@ class Executor(Gate):
         self._finish, self._low, self._half_lost = finish, low, half_lost
         self._aborts = aborts
         self.means = means
+        self._over = Over(means)
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._runs: set[Run] = set()
@@ -133,6 +135,7 @@ class Executor(Gate):
             self._finish(job, outcome)
             self._forget(job, run)
             self._slot_lost(job)
+            job.means = self._over
             self.means.abandoned(job)
 
     def cancel(self) -> None:
@@ -282,6 +285,7 @@ class Executor(Gate):
             abort = error
         finally:
             running_job.reset(token)
+            job.means = self._over
         return await self._again(job, task, abort)
 
     async def _again(self, job: Job, task: Task[..., Any], abort: BaseException) -> Outcome:
@@ -358,9 +362,23 @@ class Executor(Gate):
             if self._loop.is_closed() or not aborted(task.retry, error):
                 return given(job, task.retry, error, raised=True)
             abort = error
+        finally:
+            job.means = self._over
         self.reopen(job)
-        ended = asyncio.run_coroutine_threadsafe(self._aborts.again(job, task.retry, abort), self._loop).result()
+        ended = self._wait_for_loop(self._aborts.again(job, task.retry, abort))
         if ended is not None:
             return ended
         self.means.anew(job)
         return self._context.copy().run(self._call_sync, job, task)
+
+    def _wait_for_loop(self, deciding: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:
+        """In a thread: what the loop decides; given back if the loop ends first, for with it the worker has ended."""
+        try:
+            return asyncio.run_coroutine_threadsafe(deciding, self._loop).result()
+        except CancelledError:
+            return RELEASED
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            deciding.close()
+            return RELEASED

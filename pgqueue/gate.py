@@ -2,6 +2,7 @@
 
 The executor is one: it lists what runs, and stops it from outside; here is the inside. A handler asks at checkpoints;
 the transactions of handlers `seal` their run before they commit, and `hold` it where they must not be left half-way.
+When the run is over, `Over` is all that its job has left.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from pgqueue.job import Job
+from pgqueue.errors import Error
+from pgqueue.job import Job, Means
 from pgqueue.runs import Interrupted, Run
 
 
@@ -92,3 +95,31 @@ class Gate:
         run = self.run_of(job)
         if run is not None:
             run.unseal(job)
+
+
+class Over(Means):
+    """What is left when the run is over, to whoever has kept the job (a thread or a task of the handler's, a handler it
+    was taken away from): what would be dropped without a word says so."""
+
+    over = True
+
+    def __init__(self, before: Means) -> None:
+        self._before = before
+
+    @property
+    def resources(self) -> Any:
+        """As before."""
+        return self._before.resources
+
+    def checkpoint(self, job: Job) -> None:
+        self._before.checkpoint(job)
+
+    def progress(self, job: Job, done: float, total: float | None) -> None:
+        raise self._refusal(job, "progress()")
+
+    def _refusal(self, job: Job, what: str) -> Error:
+        return Error(
+            f"job {job.id} ({job.task}): job.{what} after its run is over has no effect: wait for your threads and "
+            "tasks before the handler returns",
+            job_id=job.id,
+        )

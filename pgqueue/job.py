@@ -89,6 +89,9 @@ class Means:
     These here refuse: a worker, and `pgqueue.testing`, lend more.
     """
 
+    over = False
+    """Whether the run is over: nothing that is said now is heard any more."""
+
     def __init__(self, resources: Any = None) -> None:
         self.resources = resources
         """What the lifespan yielded."""
@@ -129,7 +132,7 @@ class Means:
 
     def anew(self, job: Job) -> None:
         """Its handler is about to be called once more, as if it had not been called."""
-        job.successors = None
+        job.successors, job.written = None, False
 
     def _refusal(self, job: Job, what: str) -> Error:
         return Error(
@@ -285,6 +288,8 @@ class Job:
             raise InvalidArguments(
                 f"{task!r} is not a task: declare it with @pgqueue.task, or use pgqueue.remote(name)"
             )
+        if self.means.over:
+            raise self.means._refusal(self, "enqueue()")
         if self.written:
             raise Error(f"job {self.id} ({self.task}): enqueue before job.complete(conn): that writes the successors")
         new = make(*args, **kwargs)

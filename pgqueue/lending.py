@@ -158,7 +158,11 @@ class Lender:
 
     def take(self) -> Borrowed:
         """A connection for a thread, in autocommit mode; psycopg's errors if the database is away."""
-        conn = (self._sync or self._open()).getconn()
+        try:
+            conn = (self._sync or self._open()).getconn()
+        except OperationalError as error:
+            self._explain(error)
+            raise
         try:
             for orphan in list(self._orphans):
                 conn.execute(*self._ending(orphan))
@@ -185,7 +189,11 @@ class Lender:
             self._async = pool
         if self._async.closed:
             await self._async.open()
-        conn = await self._async.getconn()
+        try:
+            conn = await self._async.getconn()
+        except OperationalError as error:
+            self._explain(error)
+            raise
         try:
             for orphan in list(self._orphans):
                 await conn.execute(*self._ending(orphan))
@@ -210,6 +218,16 @@ class Lender:
         with self._naming:
             known = list(self._known.items())
         return [identity for conn, identity in known if not getattr(conn, "closed", True)] + list(self._orphans)
+
+    def _explain(self, error: OperationalError) -> None:
+        """Raise, for a pool that had none in time, what says why."""
+        from psycopg_pool import PoolTimeout
+
+        if isinstance(error, PoolTimeout):
+            raise PoolTimeout(
+                f"no connection for a job within {GET_SECONDS:g} s: the database takes none, or all {self._size} (one "
+                "for each slot) are lent to handlers, of which some were taken away and do not stop"
+            ) from error
 
     def _tidy(self, conn: Borrowed | AsyncBorrowed) -> None:
         """Whoever has it next did not ask for dicts; and a session that we did not end ourselves may go on."""

@@ -56,5 +56,11 @@ class Suspects:
         return [worst] if self.alone else [job for job in jobs if job is worst or not job.crashes]
 
     def ended(self, jobs: Iterable[Job]) -> bool:
-        """Whether a suspect was among these: the next one may come."""
-        return any([self._held.pop(job.id, None) is not None for job in jobs]) if self._held else False
+        """Whether the suspect we hold was among these: the next one may come. Not a run of it from before we were taken
+        for dead and given it anew."""
+        if not self._held:
+            return False
+        ours = [job for job in jobs if self._held.get(job.id) is job]
+        for job in ours:
+            del self._held[job.id]
+        return bool(ours)

@@ -91,10 +91,12 @@ class Transactions:
     def take_back(self, job: Job, work: Work | AsyncWork) -> None:
         """The iteration is over: a job that is not transactional has no connection any more."""
         if work.lent and self._open.get(job) is work:
+            work.over = True
             del self._open[job]
 
     def drop(self, job: Job, work: Work | AsyncWork) -> None:
         """The job has ended, and its handler goes on, or left its loop lying about: end its session."""
+        work.over = True
         self.take_back(job, work)
         if isinstance(work, AsyncWork):
             self.leave(work)
@@ -138,9 +140,9 @@ class Transactions:
                         work.check()  # what was committed already must not be done again
                         raise
                     finally:
-                        work.undo()
+                        work.finish()
                 finally:  # what is raised into a thread comes once: if it kept us from one step, it spares its second
-                    work.undo()
+                    work.finish()
                     self._open.pop(job, None)
             finally:
                 self._open.pop(job, None)
@@ -155,7 +157,7 @@ class Transactions:
                 raise
             finally:
                 try:
-                    await work.undo()
+                    await work.finish()
                 finally:
                     del self._open[job]
 

@@ -104,7 +104,7 @@ class Wiring(ABC):
             self._endings,
             written=self._written,
         )
-        claims = Claims()
+        self._claims = claims = Claims()
         self._admit = Admit(
             self._keys,
             lambda: self.worker_id,
@@ -259,6 +259,9 @@ class Wiring(ABC):
             self._fetcher.news()
 
     def _deliver(self, jobs: list[Job], let_in: bool = False) -> None:
+        if jobs and self._claims.void(jobs[0].claim):
+            log.warning("%d jobs of a claim from before this worker was taken for dead are left to others", len(jobs))
+            jobs = []
         for job in jobs:
             self._held[job.id] = job
         # A fetch was under way when we were told to take no more; or it brought suspects, who come one at a time.
@@ -347,6 +350,7 @@ class Wiring(ABC):
                 "worker %d was taken for dead (no sign of life for its lease); its jobs run elsewhere", self.worker_id
             )
             self._lost_lease.lost()
+            self._claims.forget()  # one may be under way still, and its answer come when we have another id
             dropped = self._executor.hand_back()
             for job in dropped:
                 self._held.pop(job.id, None)

@@ -32,7 +32,7 @@ from psycopg.pq import TransactionStatus
 from pgqueue import orm
 from pgqueue.asks import Cancel, Fail, Retry, Snooze
 from pgqueue.endings import Ending, Endings
-from pgqueue.errors import JobLost
+from pgqueue.errors import Error, JobLost
 from pgqueue.job import Job
 from pgqueue.lending import AsyncBorrowed, Borrowed, Lender
 from pgqueue.logs import fields
@@ -75,6 +75,8 @@ class Attempt:
         """It is there for an iteration only: the task is not transactional."""
         self.ending = 0.0
         """When it began to commit, by this process's clock; 0 if it does not."""
+        self.over = False
+        """The run is over, so no transaction begins any more: nobody would end it."""
         self._conn: Any = None
         self._committing = self._committed = False
         self._home = home
@@ -188,16 +190,15 @@ class Work(Attempt):
 
     def __init__(self, home: Around, job: Job, *, lent: bool = False) -> None:
         super().__init__(home, job, lent=lent)
-        self._beginning = Lock()
+        self._beginning, self._having = Lock(), Lock()
 
     def connection(self) -> Borrowed:
         """The connection; begins the transaction at the first call, whichever of the handler's threads that is."""
-        if self._conn is None:
+        conn = self._conn
+        if conn is None:
             with self._home.hold(self._job), self._beginning:
-                if self._conn is None:
-                    self._begin()
-        assert self._conn is not None
-        return self._conn
+                conn = self._conn or self._begin()
+        return conn
 
     def session(self) -> Session:
         """A SQLAlchemy session on that connection, the same at every call."""
@@ -257,27 +258,35 @@ class Work(Attempt):
             self.undo()  # after the commit it only gives the connection back
             self._home.unseal(self._job)
 
+    def finish(self) -> None:
+        """`undo` for good. A thread of the handler's that is just asking for a connection gets none."""
+        self.over = True
+        self.undo()
+
     def undo(self) -> None:
-        """Give the connection back: after a commit as it is, else closed. In every case the last step.
+        """Give the connection back: after a commit as it is, else closed. In every case the last step; safe to repeat.
 
         Closed, and not rolled back: whatever the handler left behind that still has it writes nowhere any more.
         """
         with self._home.hold(self._job, leaving=True):
-            conn, session = self._conn, self._session
+            with self._having:
+                conn, session, committed = self._conn, self._session, self._committed
+                self._conn, self._session, self._committing, self._committed = None, None, False, False
+                self.ending = 0.0
             if conn is None:
                 return
             try:
                 if session is not None:
                     session.leave()
             finally:
-                if not self._committed:
-                    conn.close()
-                self._home.lender.give(conn)
-                self._conn, self._session, self._committing, self._committed = None, None, False, False
-                self.ending = 0.0
+                try:
+                    if not committed:
+                        conn.close()
+                finally:
+                    self._home.lender.give(conn)
             self._look_at_the_clock()
 
-    def _begin(self) -> None:
+    def _begin(self) -> Borrowed:
         while True:
             conn = self._home.lender.take()
             try:
@@ -289,8 +298,13 @@ class Work(Attempt):
                 if dead and isinstance(error, psycopg.OperationalError):
                     continue  # it was dead in the pool; with the database away, `take` raises
                 raise
-            self._conn, self._began = conn, monotonic()
-            return
+            with self._having:  # the run ends before, and we see it; or after, and it sees the connection
+                if not self.over:
+                    self._conn, self._began = conn, monotonic()
+                    return conn
+            conn.close()
+            self._home.lender.give(conn)
+            raise ended_before(self._job)
 
     def _commit(self, conn: Borrowed, outcome: Outcome) -> None:
         if isinstance(outcome, Completed):
@@ -308,6 +322,15 @@ class Work(Attempt):
         self._committing = True
         conn.end()
         self._committed = True
+
+
+def ended_before(job: Job) -> Error:
+    """What is raised in whom a run has left behind, and who asks for its connection."""
+    return Error(
+        f"job {job.id} ({job.task}): its run is over, and so is its transaction; "
+        "wait for your threads and tasks before the handler returns",
+        job_id=job.id,
+    )
 
 
 def lost(job: Job) -> JobLost:

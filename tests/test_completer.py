@@ -449,6 +449,15 @@ async def test_a_row_that_waits_by_right_is_not_taken_for_the_double_of_another(
     assert desk.completer.fenced == 1
 
 
+async def test_a_unique_index_of_somebody_else_harms_only_who_breaks_it(desk: Desk, eyes: Eyes) -> None:
+    """There is no double to put aside, and to try again at once would go on for ever."""
+    for (leaf,) in eyes.all("SELECT relid::text FROM pg_partition_tree('pgqueue.job_done') WHERE isleaf"):
+        eyes.do(f"CREATE UNIQUE INDEX ON {leaf} (task)")
+    jobs = await desk.end(*[COMPLETED] * 5)
+    assert sorted(eyes.state(job.id) or "" for job in jobs) == ["completed", *["failed"] * 4]
+    assert {kind for (kind,) in eyes.all("SELECT error_type FROM pgqueue.attempt")} == {"Unstorable"}
+
+
 # Plans ---------------------------------------------------------------------------------------------------------------
 
 PLACEHOLDER = re.compile(r"%\((\w+)\)s")

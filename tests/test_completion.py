@@ -15,7 +15,7 @@ from test_connections import ASYNC, KINDS, drive, url
 from workers import Eyes, Taker, until, work
 
 import pgqueue
-from pgqueue import Fail, Job, JobLost, Retry, Snooze
+from pgqueue import Fail, Job, JobLost, Retry, Snooze, aborts
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, task
 
@@ -145,6 +145,42 @@ async def test_a_commit_that_was_forgotten_is_no_completion(dsn: str, orders: Ey
     async with work(dsn, ordering):
         await until(orders.is_in(enqueued(dsn, ordering), "failed"))
     assert orders.one("SELECT count(*) FROM app_order") == 0
+
+
+@pytest.mark.parametrize("on_loop", [False, True])
+async def test_a_run_made_anew_begins_without_what_the_one_before_had_completed(
+    dsn: str, orders: Eyes, on_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its transaction was aborted; so it has neither completed the job nor written its successors."""
+    monkeypatch.setattr(aborts, "PAUSE_MOST", 0.06)
+    runs: list[bool] = []
+
+    def first_run(job: Job) -> bool:
+        runs.append(job.written)
+        job.enqueue(follow, len(runs))
+        return len(runs) == 1
+
+    def completes(job: Job) -> None:
+        if first_run(job):
+            with psycopg.connect(dsn) as conn:
+                conn.execute("INSERT INTO app_order VALUES (1)")
+                job.complete(conn)
+                raise psycopg.errors.SerializationFailure
+
+    async def acompletes(job: Job) -> None:
+        if first_run(job):
+            async with await psycopg.AsyncConnection.connect(dsn) as conn:
+                await conn.execute("INSERT INTO app_order VALUES (1)")
+                await job.acomplete(conn)
+                raise psycopg.errors.SerializationFailure
+
+    completing = task(name=f"completion.anew.{on_loop}", retry=ONCE)(acompletes if on_loop else completes)
+    async with work(dsn, completing):
+        job_id = enqueued(dsn, completing)
+        await until(orders.is_in(job_id, "completed"))
+    assert runs == [False, False]
+    assert followers(orders) == [2]
+    assert orders.all("SELECT id FROM app_order") == []
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["rolled back", "committed"])

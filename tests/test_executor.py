@@ -9,11 +9,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
+from workers import until
 
 import pgqueue
 from pgqueue.aborts import Aborts
@@ -163,6 +166,70 @@ async def test_a_context_variable_does_not_leak_into_the_next_job(kind: str) -> 
     await bench.outcome(jobs[-1])
     assert seen == ["clean"] * 5
     assert setting.get() == "clean"
+
+
+@pytest.mark.parametrize("ending", ["returns", "raises", "is taken away"])
+@pytest.mark.parametrize("kind", ["loop", "thread"])
+async def test_what_is_said_when_the_run_is_over_is_not_dropped_without_a_word(kind: str, ending: str) -> None:
+    jobs: list[Job] = []
+    release = threading.Event()
+
+    def ends(job: Job) -> None:
+        jobs.append(job)
+        job.enqueue(plain)
+        if ending == "raises":
+            raise ValueError
+        while ending == "is taken away" and not release.is_set():
+            with suppress(BaseException):
+                release.wait(20)
+
+    async def aends(job: Job) -> None:
+        jobs.append(job)
+        job.enqueue(plain)
+        if ending == "raises":
+            raise ValueError
+        while ending == "is taken away" and not release.is_set():
+            with suppress(BaseException):
+                await asyncio.sleep(0.05)
+
+    bench = Bench(made(ends if kind == "thread" else aends, "ends", retry=1))
+    [job_id] = bench.offer("ends")
+    try:
+        if ending == "is taken away":
+            await until(lambda: jobs and jobs[0].successors)
+            assert bench.executor.interrupt(job_id, STOPPED)
+            bench.executor.abandon(jobs[0])
+        await bench.outcome(job_id)
+        [job] = jobs
+        for late in (
+            lambda: job.enqueue(plain),
+            lambda: job.progress(1),
+            lambda: job.connection,
+            lambda: job.session(),
+            lambda: job.complete(None),
+        ):
+            with pytest.raises(pgqueue.Error, match=r"job \d+ \(ends\): job\.\w+.* after its run is over") as refused:
+                late()
+            assert refused.value.job_id == job.id
+        assert job.resources == "the lifespan's"
+    finally:
+        release.set()
+    await bench.until(lambda: bench.pool.running == 0)
+
+
+async def test_a_thread_that_waits_for_the_loop_outlives_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop of a worker that is stopped cancels what still runs on it: whether to run again is then not decided."""
+
+    def aborted() -> None:
+        raise psycopg.errors.DeadlockDetected
+
+    async def cancelled(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    bench = Bench(made(aborted, "aborted"), adds_in_thread, slots=1)
+    monkeypatch.setattr(bench.executor._aborts, "again", cancelled)
+    assert await bench.run("aborted") == RELEASED
+    assert await bench.run(adds_in_thread, args='{"a": 1}') == Completed("2")  # the slot is free again
 
 
 async def test_handlers_see_the_context_the_worker_was_started_in() -> None:

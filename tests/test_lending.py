@@ -11,11 +11,12 @@ from typing import Any
 import psycopg
 import pytest
 from faults import Wire
+from psycopg_pool import PoolTimeout
 from test_transactions import accounts, balances, declared
 from test_work import BOTH, enqueued, whole
 from workers import Eyes, until, work
 
-from pgqueue import Job
+from pgqueue import Job, lending
 from pgqueue.lending import Identity, Lender
 from pgqueue.sessions import Link
 from pgqueue.worker import Worker
@@ -210,6 +211,25 @@ async def test_a_session_whose_connection_broke_is_ended_before_the_next_attempt
 
 
 @pytest.mark.usefixtures("restless")
+async def test_who_gets_no_connection_is_told_why(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "GET_SECONDS", 0.3)
+
+    async def listed() -> None: ...
+
+    lender = Lender(Link(dsn, "pgqueue"), 1, listed)
+    conn = await asyncio.to_thread(lender.take)
+    with pytest.raises(PoolTimeout, match=r"within 0.3 s: the database takes none, or all 1 \(one for each slot\)"):
+        await asyncio.to_thread(lender.take)
+    waits = asyncio.ensure_future(asyncio.to_thread(lender.take))
+    lender.give(conn)
+    lender.give(await waits)  # whoever waits is given the one that comes back
+    aconn = await lender.atake()
+    with pytest.raises(PoolTimeout, match=r"all 1 \(one for each slot\)"):
+        await lender.atake()
+    await lender.agive(aconn)
+    await lender.close()
+
+
 async def test_the_beat_may_ask_for_the_sessions_at_any_moment() -> None:
     """Connections are made meanwhile, in other threads."""
 

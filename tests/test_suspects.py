@@ -46,6 +46,18 @@ def test_of_a_fetch_the_worst_suspect_is_kept_and_beside_two_crashes_nothing() -
     assert Suspects().keep([]) == []
 
 
+def test_the_end_of_an_earlier_run_is_not_the_end_of_the_one_we_hold() -> None:
+    """We were taken for dead, it was rescued and given to us again, and the old run goes on beside it."""
+    suspects = Suspects()
+    earlier = job(1)
+    suspects.keep([earlier])
+    again = Job((*earlier._row[:9], 2, *earlier._row[10:]), 2)
+    assert suspects.keep([again]) == [again]
+    assert not suspects.ended([earlier])
+    assert suspects.alone
+    assert suspects.ended([again])
+
+
 @task(name="suspects.looks")
 async def looks(job: Job) -> None:
     """Notes with whom it was at its start and at its end."""

@@ -15,6 +15,7 @@ from workers import Eyes, until, work
 import pgqueue
 from pgqueue import Job, Snooze
 from pgqueue.awork import AsyncWork
+from pgqueue.lending import Lender
 from pgqueue.work import Work
 from pgqueue.worker import Worker
 
@@ -71,6 +72,54 @@ async def test_all_the_tasks_of_a_handler_get_the_same_connection(dsn: str, acco
         await until(lambda: whole(worker))
     assert same == [1]
     assert accounts.one("SELECT count(*) FROM effect") == 3
+
+
+@BOTH
+async def test_who_asks_while_the_run_ends_gets_no_connection(
+    dsn: str, accounts: Eyes, on_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread or a task that the handler does not wait for: its transaction would be ended by nobody."""
+    taken, go_on = threading.Event(), threading.Event()
+    said: list[BaseException | None] = []
+    take, atake = Lender.take, Lender.atake
+
+    def slow_take(lender: Lender) -> Any:
+        conn = take(lender)
+        taken.set()
+        assert go_on.wait(20)
+        return conn
+
+    async def slow_atake(lender: Lender) -> Any:
+        conn = await atake(lender)
+        taken.set()
+        assert await asyncio.to_thread(go_on.wait, 20)
+        return conn
+
+    def asks(job: Job) -> None:
+        try:
+            _ = job.connection
+        except BaseException as error:
+            said.append(error)
+
+    def leaves(job: Job) -> None:
+        threading.Thread(target=asks, args=(job,)).start()
+        assert taken.wait(20)
+
+    async def aleaves(job: Job) -> None:
+        asking = asyncio.create_task(job.aconnection())
+        asking.add_done_callback(lambda asked: said.append(asked.exception()))
+        assert await asyncio.to_thread(taken.wait, 20)
+
+    monkeypatch.setattr(Lender, "take", slow_take)
+    monkeypatch.setattr(Lender, "atake", slow_atake)
+    leaving = declared(aleaves if on_loop else leaves)
+    async with work(dsn, leaving) as worker:
+        await until(accounts.is_in(enqueued(dsn, leaving), "completed"))
+        go_on.set()
+        await until(lambda: said)
+        assert "its run is over" in str(said[0])
+        await until(lambda: whole(worker))
+    assert accounts.one("SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in%%'") == 0
 
 
 @BOTH

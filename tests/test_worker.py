@@ -536,6 +536,31 @@ async def test_a_worker_taken_for_dead_begins_anew_and_its_late_outcomes_are_dro
         assert "was taken for dead" in caplog.text
 
 
+async def test_the_answer_to_a_claim_from_before_it_was_taken_for_dead_starts_nothing(dsn: str, eyes: Eyes) -> None:
+    """It comes when the worker has another id, whose lease says nothing of these jobs: others run them."""
+    async with work(dsn, *ALL, lease=1.0) as worker:
+        first, run = worker.worker_id, worker._take.run
+        late: list[list[Any]] = []
+
+        async def answers_late(*messages: Any, **options: Any) -> list[Any]:
+            answers = await run(*messages, **options)
+            if any("claim" in message.params for message in messages) and eyes.states() == {"running": 1} and not late:
+                late.append(answers)
+                eyes.do("UPDATE pgqueue.worker SET dead_at = now() WHERE id = %s", first)
+                await until(lambda: worker.worker_id != first)
+            return answers
+
+        worker._take.run = answers_late  # type: ignore[method-assign]
+        [job] = put(dsn, waits.new("x"))
+        await until(lambda: late and worker.worker_id != first)
+        await worker._rescue.strays()  # here, as it happens; others would do it, too
+        stage.go.set()
+        await until(eyes.done(1))
+        assert stage.started.qsize() == 1
+        assert worker._completer.fenced == 0
+        assert eyes.one("SELECT worker_id FROM pgqueue.job WHERE id = %s", job) == worker.worker_id
+
+
 async def test_a_worker_taken_for_dead_while_the_database_is_away_registers_when_it_is_back(
     dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
