@@ -15,8 +15,7 @@ import psycopg
 from bench.figures import Figure
 from bench.run import Run
 from bench.samples import Sample, alternate, percentile
-from bench.server import Lab
-from pgqueue import statements
+from bench.server import Lab, register
 from pgqueue.fetcher import Fetcher, Share
 from pgqueue.job import Job
 from pgqueue.sessions import Link, Session
@@ -52,7 +51,7 @@ def _sample(lab: Lab, k: int, full: int) -> Sample:
 async def claim(dsn: str, k: int, jobs: int, queues: list[str]) -> dict[str, float]:
     """Claim `jobs` jobs, k at a time; seconds, CPU, how many fetches, and the distribution of their times in ms."""
     session = Session(Link(dsn, "pgqueue"), "fetch")
-    worker_id = _register(dsn, queues)
+    worker_id = register(dsn, queues)
     times: list[float] = []
     taken = 0
 
@@ -86,11 +85,3 @@ async def claim(dsn: str, k: int, jobs: int, queues: list[str]) -> dict[str, flo
         "p50": percentile(each, 50),
         "p99": percentile(each, 99),
     }
-
-
-def _register(dsn: str, queues: list[str]) -> int:
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        parameters = {"lease": 3600, "pid": 0, "concurrency": 1, "host": "bench", "version_tag": "", "queues": queues}
-        row = conn.execute(statements.text("heartbeat_register", "pgqueue").encode(), parameters).fetchone()
-        assert row is not None
-        return int(row[0])

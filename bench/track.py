@@ -22,7 +22,7 @@ import psycopg
 from bench import floors
 from bench.processes import Process
 from bench.samples import Sample
-from bench.server import Lab, buffers
+from bench.server import Lab, buffers, register
 from bench.tasks import QUEUE
 
 WARM_JOBS = 4_000
@@ -32,7 +32,15 @@ SETTLE_SECONDS = 2.5
 
 # A plain INSERT is a valid job; here it is the quickest way to make very many.
 FILL = "INSERT INTO pgqueue.job (task, queue) SELECT %s, %s FROM generate_series(1, %s)"
-PAUSE = "INSERT INTO pgqueue.queue (name, paused_at) VALUES (%s, pgqueue.now())"
+FILL_KEYED = """
+INSERT INTO pgqueue.job (task, queue, lock_key) SELECT %s, %s, 'account:' || n %% %s FROM generate_series(1, %s) AS n
+"""
+PAUSE = "INSERT INTO pgqueue.queue (name, paused_at) VALUES (%s, pgqueue.now()) ON CONFLICT DO NOTHING"
+# A job that runs and will not end, at a worker whose lease is an hour.
+HOLD = """
+INSERT INTO pgqueue.job_running (state, task, queue, lock_key, holds, worker_id, claim, started_at)
+VALUES ('running', 'bench.noop', %s, 'account:0', true, %s, 1, pgqueue.now())
+"""
 RESUME = """
 WITH resumed AS (DELETE FROM pgqueue.queue WHERE name = %(queue)s RETURNING name)
 SELECT pg_current_xact_id()::text, pg_notify('pgqueue.' || name, '') FROM resumed
@@ -52,6 +60,8 @@ class Setup:
     workers: int = 1
     loop: str = "uvloop"
     concurrency: int = 10
+    keys: int = 0
+    """With keys: every job has one of so many lock ids, in turn."""
 
 
 class Track:
@@ -76,6 +86,16 @@ class Track:
             last = self._fill(self._setup.task, QUEUE, min(batch, jobs - low))
             if low + batch >= jobs:
                 self._wait_for(last)
+
+    def block(self, jobs: int, *, parked: bool) -> None:
+        """Put so many jobs of one key, which is held, before those to be measured; let the workers park them first."""
+        with self._conn.transaction():
+            self._conn.execute(PAUSE, [QUEUE])
+            self._conn.execute(HOLD, [QUEUE, register(self.dsn, ["elsewhere"])])
+            self._conn.execute(FILL_KEYED, [self._setup.task, QUEUE, 1, jobs])
+        if parked:
+            self._resume()
+            self._wait_until("SELECT count(*) = %s FROM pgqueue.job_blocked", jobs)
 
     def warm(self) -> None:
         """Let every worker do once what it does only once."""
@@ -123,15 +143,21 @@ class Track:
     def _fill(self, task: str, queue: str, jobs: int) -> int:
         """Enqueue in one transaction; the last id."""
         with self._conn.transaction():
-            self._conn.execute(FILL, [task, queue, jobs])
+            if self._setup.keys:
+                self._conn.execute(FILL_KEYED, [task, queue, self._setup.keys, jobs])
+            else:
+                self._conn.execute(FILL, [task, queue, jobs])
             [last] = self._row("SELECT currval('pgqueue.job_id_seq'), pg_notify('pgqueue.' || %s, '')", [queue])[:1]
         return int(last)
 
     def _wait_for(self, job_id: int) -> None:
+        self._wait_until("SELECT EXISTS (SELECT FROM pgqueue.job_done WHERE id = %s)", job_id)
+
+    def _wait_until(self, question: LiteralString, about: int) -> None:
         deadline = monotonic() + PATIENCE
-        while not self._row("SELECT EXISTS (SELECT FROM pgqueue.job_done WHERE id = %s)", [job_id])[0]:
+        while not self._row(question, [about])[0]:
             if monotonic() > deadline:
-                raise RuntimeError(f"job {job_id} was not completed within {PATIENCE:g} s")
+                raise RuntimeError(f"not so within {PATIENCE:g} s, with {about}: {question}")
             sleep(0.02)
 
     def _completed(self, first: int) -> int:

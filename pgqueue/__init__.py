@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pgqueue.job import Job, NewJob, current_job
     from pgqueue.lifespan import lifespan
     from pgqueue.operate import acancel, aretry, cancel, retry
-    from pgqueue.options import Lock
+    from pgqueue.options import Limit, Lock, Rate
     from pgqueue.pausing import apause, aresume, pause, resume
     from pgqueue.retry import RetryPolicy
     from pgqueue.tasks import Task, remote, task
@@ -62,11 +62,13 @@ __all__ = [
     "JobNotFound",
     "JobOutcome",
     "JobTimeout",
+    "Limit",
     "Lock",
     "NewJob",
     "NotConfigured",
     "PayloadTooLarge",
     "QueueInfo",
+    "Rate",
     "ResultTimeout",
     "Retry",
     "RetryPolicy",
@@ -124,7 +126,7 @@ _PLACES = {
     "job": "Job NewJob current_job",
     "lifespan": "lifespan",
     "operate": "acancel aretry cancel retry",
-    "options": "Lock",
+    "options": "Limit Lock Rate",
     "pausing": "apause aresume pause resume",
     "retry": "RetryPolicy",
     "tasks": "Task remote task",

@@ -9,6 +9,10 @@ A job the statement did not end is looked up: gone means that somebody else was 
 outcome is dropped and counted, unless an earlier try of ours had ended it and only the answer was lost; still there
 means that its row is locked, and it goes with the next flush. So a stranger who locks a row delays that row only.
 
+An outcome that the server refuses to store (a number that its JSON has not, a text that is too long) harms its own job
+only: a flush that is refused is tried again with half as many, until that one is alone, and then ends as failed. What
+does not get through in time goes in smaller flushes, too.
+
 A job whose successors want unique keys is ended in a transaction of its own, after the others: to take a key is to wait
 for whoever is just taking it, and to have a part of what one asked for is to give it back.
 """
@@ -30,7 +34,7 @@ from pgqueue.job import Job
 from pgqueue.joblog import report
 from pgqueue.logs import fields
 from pgqueue.loops import persist, transient, wait
-from pgqueue.outcome import COMPLETED, Completed, Handed, Outcome, Released
+from pgqueue.outcome import COMPLETED, Completed, Handed, Outcome, Released, Retried, unstorable
 from pgqueue.sessions import Session
 from pgqueue.statements import Row, Statement, integers
 from pgqueue.work import LOST
@@ -43,6 +47,10 @@ LOCKED_PAUSE = 0.05
 # 5 ms and the server's log a line, and so long is the pause between two tries in the end.
 BUSY_MOST, BUSY_PAUSE = 4, 1.0
 IDLE_SECONDS = 30.0
+# What the server says of contents that it cannot store, whatever is tried again.
+REFUSALS = (psycopg.DataError, psycopg.IntegrityError, UnicodeError)
+PROGRAM_LIMITS = "54"  # a class of SQLSTATEs: too long, too deep
+LIMITS = (PROGRAM_LIMITS, "53", "57014", "XX")  # it may get through with less at once: memory, statement_timeout
 
 
 class Completer:
@@ -74,6 +82,7 @@ class Completer:
         self._busy: list[Ended] = []
         self._busy_at = 0.0
         self._patience = LOCKED_PAUSE
+        self._most = FLUSH_MOST
         self._unsure: set[int] = set()
         self._flushed = asyncio.Event()
         self._flushed.set()
@@ -107,7 +116,7 @@ class Completer:
     async def _step(self) -> None:
         if not self._in_flight:
             if not await wait(self._wake, self._pause()) and not self._locked and not self._busy:
-                await self._session.close()  # an idle worker has three connections, not four
+                await self._session.rest()  # an idle worker has three connections, not four
                 await self._wake.wait()
             self._wake.clear()
             self._signalled = False
@@ -130,15 +139,17 @@ class Completer:
         return min(pause, max(0.0, self._busy_at - monotonic())) if self._busy else pause
 
     async def _flush(self, batch: list[Ended]) -> None:
+        batch, later = batch[: self._most], batch[self._most :]
         alone = [entry for entry in batch if entry[1] is not COMPLETED and _wants_keys(entry[1])]
         others = [entry for entry in batch if not _wants_keys(entry[1])] if alone else batch
-        if (not others or await self._end(others, alone)) and alone:
-            await self._end_alone(alone)
+        if (not others or await self._end(others, alone + later)) and alone:
+            await self._end_alone(alone, later)
 
-    async def _end_alone(self, entries: list[Ended]) -> None:
+    async def _end_alone(self, entries: list[Ended], later: list[Ended]) -> None:
         """One after the other, each in its own transaction, for it may wait for a key; those that would wait for long
         are tried again with a later flush, the others first. So whoever keeps a key open delays those who want it."""
         busy: list[Ended] = []
+        refused: list[Ended] = []
         tried = 0
         for job, outcome in entries:
             if len(busy) == BUSY_MOST:
@@ -150,11 +161,14 @@ class Completer:
             except psycopg.errors.LockNotAvailable:
                 busy.append((job, outcome))
                 continue
-            except psycopg.Error as error:
+            except (psycopg.Error, UnicodeError) as error:
+                if _refused(error):
+                    refused.append((job, _otherwise(job, outcome, error)))
+                    continue
                 if transient(error):
                     self._unsure.add(job.id)
                     raise
-                if error.sqlstate != LOST:
+                if getattr(error, "sqlstate", None) != LOST:
                     log.error(
                         "job %d (%s) has run, but cannot end, for its successors cannot be made: %s; it is tried again "
                         "each second (a missing right: run `pgqueue grants` for this role)",
@@ -175,7 +189,7 @@ class Completer:
         again_at = monotonic() + self._patience
         self._busy_at = min(self._busy_at, again_at) if self._busy else again_at
         self._busy += entries[tried:] + busy
-        self._in_flight = []
+        self._in_flight = refused + later
 
     async def _end(self, batch: list[Ended], rest: list[Ended]) -> bool:
         """End these; the `rest` is in flight then. False: nothing was ended, and it is all to be tried again."""
@@ -195,10 +209,16 @@ class Completer:
             [doubles] = await self._session.run(self._about("complete_refuse_doubles", [job for job, _ in batch]))
             log.error("jobs %s ran, and waited too: the second rows are failed: refused", doubles)
             return False
-        except BaseException:
+        except BaseException as error:
+            if _refused(error):
+                self._make_smaller(batch, rest, error)
+                return False
+            if str(getattr(error, "sqlstate", None)).startswith(LIMITS):
+                self._most = max(1, len(batch) // 2)
             # It may have been committed all the same: then the next try finds them gone, and that is no loss.
             self._unsure.update(job.id for job, _ in batch)
             raise
+        self._most = min(FLUSH_MOST, 2 * self._most)
         left: list[Job] = []
         for (_, group), answer in zip(endings, answers[: len(endings)], strict=True):
             if answer is not None:
@@ -215,6 +235,14 @@ class Completer:
                 report(job, outcome.otherwise)
         self._written([job for job, _ in batch if job.id not in locked])
         return True
+
+    def _make_smaller(self, batch: list[Ended], rest: list[Ended], error: BaseException) -> None:
+        """Nothing of the batch was ended, for the server refuses what one of them wants stored: half as many next time.
+        One alone ends otherwise."""
+        self._most = max(1, len(batch) // 2)
+        if len(batch) == 1:
+            [(job, outcome)] = batch
+            self._in_flight = [(job, _otherwise(job, outcome, error)), *rest]
 
     async def _look_up(self, left: list[Job], released: set[int]) -> set[int]:
         """Of jobs that were not ended: those that are still ours. The others are fenced, or ended by an earlier try, or
@@ -245,6 +273,24 @@ class Completer:
 
 def _wants_keys(outcome: Outcome) -> bool:
     return isinstance(outcome, Completed) and any([new.keys is not None for new in outcome.successors])
+
+
+def _refused(error: BaseException) -> bool:
+    """Whether the server, or the way there, cannot store what was sent."""
+    if isinstance(error, psycopg.errors.UniqueViolation):
+        return False  # a second row with its id
+    return isinstance(error, REFUSALS) or str(getattr(error, "sqlstate", None)).startswith(PROGRAM_LIMITS)
+
+
+def _otherwise(job: Job, outcome: Outcome, error: BaseException) -> Outcome:
+    """How a job ends whose outcome is refused; raises the error if that was tried already."""
+    instead = unstorable(outcome, str(error).strip().splitlines()[0])
+    if instead is None:
+        raise error
+    said = "job %d (%s) has run, but the server refuses to store its outcome, so it %s: %s"
+    ends = "is failed" if not isinstance(outcome, Retried) else "is tried again without it"
+    log.error(said, job.id, job.task, ends, error, extra=fields(job))
+    return instead
 
 
 def _not_in(jobs: list[Job], ended: list[int]) -> list[Job]:

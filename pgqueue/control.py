@@ -95,6 +95,7 @@ class JobInfo:
     version_tag: str | None
     lock_key: str | None
     limit_key: str | None
+    rate_key: str | None
     key: str | None
     unique_key: str | None
     idempotency_key: str | None

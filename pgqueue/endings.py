@@ -209,4 +209,6 @@ def _columns(successors: Sequence[tuple[Job, NewJob[Any]]]) -> dict[str, object]
         "lock_keys": [new.lock_key for new in jobs],
         "lock_limits": [new.lock_limit for new in jobs],
         "on_lockeds": [new.on_locked for new in jobs],
+        "limit_keys": [new.limit_key for new in jobs],
+        "rate_keys": [new.rate_key for new in jobs],
     }

@@ -101,6 +101,7 @@ def one(job: NewJob[R], *, schema: str = "pgqueue", notify: bool = True) -> Stat
     deadline, seconds = deadline_of(job)
     params |= {"run_at": moment_of(job.run_at), "delay": job.delay, "deadline": deadline, "deadline_seconds": seconds}
     params |= {"lock_key": job.lock_key, "lock_limit": job.lock_limit, "on_locked": job.on_locked}
+    params |= {"limit_key": job.limit_key, "rate_key": job.rate_key}
     return Statement(text("enqueue_later", schema), params, _handle)
 
 
@@ -133,6 +134,8 @@ def columns(jobs: Sequence[NewJob[Any]]) -> dict[str, object]:
     params["lock_key"] = column([job.lock_key for job in jobs], quoted)
     params["lock_limit"] = column([job.lock_limit for job in jobs], str)
     params["on_locked"] = column([job.on_locked for job in jobs])
+    params["limit_key"] = column([job.limit_key for job in jobs], quoted)
+    params["rate_key"] = column([job.rate_key for job in jobs], quoted)
     return params
 
 
@@ -193,7 +196,8 @@ def _checked(jobs: Iterable[NewJob[Any]]) -> list[NewJob[Any]]:
 
 def _is_plain(job: NewJob[Any]) -> bool:
     """It may run at once, and needs nothing that few jobs need."""
-    return job.run_at is None and job.delay is None and job.deadline is None and job.lock_key is None
+    timed = job.run_at is not None or job.delay is not None or job.deadline is not None
+    return not timed and job.lock_key is None and job.limit_key is None and job.rate_key is None
 
 
 def _has_keys(jobs: Sequence[NewJob[Any]]) -> bool:

@@ -43,6 +43,10 @@ class JobNotFound(Error, LookupError):
     """No job has this id: it never existed, its transaction rolled back, or retention has removed it."""
 
 
+class LimitNotFound(Error, LookupError):
+    """No limit has this name."""
+
+
 class ScheduleNotFound(Error, LookupError):
     """No schedule has this name."""
 
@@ -76,7 +80,7 @@ class JobCancelled(Error):
 
 
 class JobTimeout(Error, TimeoutError):
-    """The job ran longer than its timeout."""
+    """A job ran longer than its timeout: the error of the attempt, and of `result` if it was the last."""
 
 
 class ResultTimeout(Error, TimeoutError):

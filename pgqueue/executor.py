@@ -336,7 +336,12 @@ class Executor(Gate):
         except Interrupted:
             pass  # the verdict says how it ends
         run.job, run.ident = None, 0
-        return outcome if run.verdict is None else run.settle(outcome)
+        if run.verdict is None:
+            return outcome
+        try:
+            return run.settle(outcome)
+        except Interrupted:  # Python 3.13 may raise it a step later than 3.11, so here; there is no second one
+            return run.settle(outcome)
 
     def _call_sync(self, job: Job, task: Task[..., Any] | None) -> Outcome:
         if task is None:

@@ -6,7 +6,11 @@ never waits for jobs inside the database, and never decides what a job means.
 
 A job that needs a key and does not hold it is parked by the claim and comes back through admit: it took nobody's
 slot, so the fetch is repeated. Where such jobs stand in long rows for few keys, the next fetch first parks more of
-them at once.
+them at once. Where they have keys of their own, the claim need not park: `fetch_lock` locks the keys before it, those
+it can have without waiting, and the claim, whose snapshot is from after these locks, takes at once the first job of
+each key that nobody holds and nobody waits for. That is right for the reasons admit is: a row becomes a holder only in
+a transaction that has locked its key, and that has counted in a statement after the one that locked it. A key that it
+has not locked, or that has a holder or a line, goes the long way. What it locks it has until its commit.
 
 Wake-ups are not lost: the event is cleared *before* a fetch, so news that comes while a fetch is under way leads to
 another one. What is *known* is kept per queue: one whose slots are taken is not asked, and may have more. Whatever
@@ -44,6 +48,8 @@ SOON = 0.01
 UNWRITTEN_MOST = 5_000
 # How many jobs that need a key are parked ahead of a claim, where they stand in long rows: so many to a key.
 PARK_MOST, LONG_ROW = 2_000, 4
+# While there are jobs with keys, so many to a claim; and for how many claims without any the next still looks for them.
+KEYED_MOST, KEYED_CLAIMS = 256, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,7 @@ class Fetcher:
         self._holding = holding
         self._beside = beside
         self._long_rows = False
+        self._keyed = 0
         self._pool_turns = itertools.count()
         # One for each pool: a common one would come to the same queue each time where the other pools' number fits.
         self._turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -174,6 +181,8 @@ class Fetcher:
 
     async def _fetch(self, share: Share) -> None:
         asked, n = self._asked(share, next(self._turns[share.queues[0]])), share.room
+        if self._keyed and not self._long_rows:
+            n = min(n, KEYED_MOST)
         self._known.update(share.queues)
         if await self._session.ready() != self._generation:
             self._begin_anew()
@@ -247,7 +256,7 @@ class Fetcher:
         self, asked: Asked, starts: list[int], n: int, claim: int
     ) -> tuple[Reading, list[int], list[Job], Parked]:
         link = self._session.link
-        first_ahead = self._ahead(asked, starts)
+        first_ahead = self._ahead(asked, starts, n)
         [(head, xid, snapshot, *_)], *answers = await self._session.run(
             link.statement("fetch_reading"),
             *first_ahead,
@@ -270,31 +279,30 @@ class Fetcher:
         jobs = [Job(row, claim) for row in rows[1:]]
         if first[7]:
             self._holding(jobs)
+        if jobs or first[14] is not None:
+            self._keyed = KEYED_CLAIMS if first[7] or first[14] is not None else max(0, self._keyed - 1)
         parked = Parked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Parked)
         if parked.keys or ahead:
             self._tell(parked, ahead)
         return Reading(head, xid, snapshot), opened, jobs, parked
 
-    def _ahead(self, asked: Asked, starts: list[int]) -> list[Statement[Any]]:
-        if not self._long_rows:
-            return []
-        return [
-            self._session.link.statement(
-                "fetch_park",
-                queues=[queue for queue, _ in asked.lanes],
-                ranks=[rank for _, rank in asked.lanes],
-                afters=starts,
-                worker_id=self._worker_id(),
-                n=PARK_MOST,
-            )
-        ]
+    def _ahead(self, asked: Asked, starts: list[int], n: int) -> list[Statement[Any]]:
+        lanes = {
+            "queues": [queue for queue, _ in asked.lanes],
+            "ranks": [rank for _, rank in asked.lanes],
+            "afters": starts,
+        }
+        link = self._session.link
+        if self._long_rows:
+            return [link.statement("fetch_park", **lanes, worker_id=self._worker_id(), n=PARK_MOST)]
+        return [link.statement("fetch_lock", **lanes, n=n, workers=self._live_workers())] if self._keyed else []
 
     def _tell(self, parked: Parked, ahead: list[Any]) -> None:
         keys = parked.keys
-        for [(found,)] in ahead:
+        for [(found,)] in ahead if self._long_rows else ():
             for key, ids in ({} if found is None else msgspec.json.decode(found, type=dict[str, list[int]])).items():
                 keys[key] = [*keys.get(key, ()), *ids]
-        self._long_rows = len(parked) >= LONG_ROW * len(parked.keys) > 0 or (bool(ahead) and bool(keys))
+        self._long_rows = len(parked) >= LONG_ROW * len(parked.keys) > 0 or (self._long_rows and bool(keys))
         if keys:
             self._parked(keys)
 

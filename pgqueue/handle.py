@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from pgqueue import connections
 from pgqueue.config import config
-from pgqueue.errors import Error, JobCancelled, JobFailed
+from pgqueue.errors import Error, JobCancelled, JobFailed, JobTimeout
 from pgqueue.retry import seconds
 from pgqueue.statements import Row, Statement, text
 from pgqueue.waiting import Outcome, Wait, asee, ending, missing, see
@@ -53,8 +53,10 @@ class JobHandle(Generic[R]):
         `listen_dsn` if there is one; where that is not possible it looks every 250 ms. Only for outside of
         transactions: commit what enqueued the job first.
 
-        Raises JobFailed (it says why, with the traceback of the last attempt as a note), JobCancelled, ResultTimeout
-        (the job goes on), JobNotFound at once while the enqueuing transaction is open; NotConfigured without a DSN.
+        Raises JobFailed (it says why, with the traceback of the last attempt as a note), JobTimeout if the last attempt
+        ran longer than its timeout, JobCancelled, ResultTimeout (the job goes on), JobNotFound at once
+        while the enqueuing transaction is open; NotConfigured without a DSN. JobTimeout and ResultTimeout are both a
+        TimeoutError: catch them by name.
 
             print(job.result(timeout=30))
         """
@@ -86,7 +88,8 @@ def _value(job_id: int, outcome: Outcome) -> Any:
 def _failed(job_id: int, outcome: Outcome) -> Error:
     last: dict[str, str | None] = json.loads(outcome.error) if outcome.error else {}
     said = ": ".join(text for text in (last.get("error_type"), last.get("message")) if text)
-    error = JobFailed(f"job {job_id} failed ({outcome.reason}){f': {said}' if said else ''}", job_id=job_id)
+    kind = JobTimeout if outcome.reason == "timeout" else JobFailed
+    error = kind(f"job {job_id} failed ({outcome.reason}){f': {said}' if said else ''}", job_id=job_id)
     if traceback := last.get("traceback"):
         error.add_note(f"in its last attempt:\n{traceback}")
     return error

@@ -53,6 +53,8 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
     lock_key: str | None = None
     lock_limit: int | None = None
     on_locked: str | None = None
+    limit_key: str | None = None  # the limit's name
+    rate_key: str | None = None  # the rate's name, or name:key
     keys: Keys | None = None
 
 
@@ -228,6 +230,18 @@ class Job:
     def lock_key(self) -> str | None:
         """The key under which it runs alone; None without a lock."""
         key: str | None = self._row[15]
+        return key
+
+    @property
+    def limit_key(self) -> str | None:
+        """The name of the limit it runs under; None without one."""
+        name: str | None = self._row[17]
+        return name
+
+    @property
+    def rate_key(self) -> str | None:
+        """The rate it was let in under, `name` or `name:key`; None without one."""
+        key: str | None = self._row[18]
         return key
 
     @property

@@ -3,15 +3,16 @@
 The connection is in autocommit mode and does nothing else, so that it never holds a snapshot. It is pinged, because a
 half-open socket says nothing; it reconnects with jitter for ever; and each (re)LISTEN is followed by a fetch, for
 what was missed meanwhile. The ping is also where leadership is tried for: the advisory lock lives as long as this
-session. Whether it is free is asked once a second beside what this worker sends anyway (`asks`), so that a leader that
-was killed has a successor within the time of a poll.
+session. So others must know the session before it may hold the lock (`listed`): a leader that was stopped, not killed,
+would lead for ever, and nobody could end its session. Whether the lock is free is asked once a second beside what this
+worker sends anyway (`asks`), so that a leader that was killed has a successor within the time of a poll.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -35,7 +36,8 @@ ASK_SECONDS = 1.0
 
 
 class Notifier:
-    """Listens for some queues; calls `heard(channel, payload)` for each notification, and with "" after each LISTEN."""
+    """Listens for some queues; calls `heard(channel, payload)` for each notification, and with "" after each LISTEN.
+    `listed` waits until our `identity` is known to those who would rescue us."""
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class Notifier:
         queues: Sequence[str],
         *,
         heard: Callable[[str, str], None],
+        listed: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self.leads = False
         """Whether this session holds the leader's lock."""
@@ -50,6 +53,7 @@ class Notifier:
         self._link = link
         self._channels = [f"{link.schema}.{name}" for name in (*queues, SCHEDULED, CONTROL)]
         self._heard = heard
+        self._listed = listed
         self._sought = asyncio.Event()
         self._ask_at = 0.0
 
@@ -79,6 +83,8 @@ class Notifier:
             self.identity = await identify(conn, self._link, patience=PING_ANSWER_SECONDS)
             await send(conn, self._link, *map(_listen_to, self._channels), patience=PING_ANSWER_SECONDS)
             self._heard("", "")
+            if self._listed is not None:
+                await self._listed()
             while True:
                 self._sought.clear()
                 await self._ping(conn)

@@ -1,12 +1,13 @@
-"""What a declaration may ask for beyond the task itself, as small values: `Lock`.
+"""What a declaration may ask for beyond the task itself, as small values: `Lock`, `Limit`, `Rate`.
 
 Used by tasks, which check an option at declaration and render its key at enqueue. Decides what a key is; never asks
-whether it is free: that is admit's.
+whether it is free: that is admit's, and for rates that of `rates`.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,11 @@ R = TypeVar("R")
 
 LIMIT_MOST = 1 << 31  # the column's type
 ON_LOCKED = ("wait", "skip", "once")
+NAME_MOST = 200  # bytes
+COUNT_MOST, PERIOD_MOST = 1_000_000, 366 * 86_400.0
+UNITS = {"second": 1.0, "minute": 60.0, "hour": 3_600.0, "day": 86_400.0}
+UNITS |= {unit[0]: length for unit, length in UNITS.items()}
+_RATE = re.compile(r"([0-9]{1,7}) */ *([0-9]{1,9}(?:\.[0-9]{1,6})?)? *(" + "|".join(UNITS) + r")s?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,153 @@ class Lock:
     def of(cls, given: Lock | str | Callable[..., str | None]) -> Lock:
         """A lock from what a declaration says: one already, a template or a function."""
         return given if isinstance(given, Lock) else cls(given)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most `n` jobs of the tasks with this limit run at the same time, over all workers.
+
+    Tasks that give the same `name` share it; without one it is the task's own, under the task's name. `n` is what holds
+    until somebody sets another number: `pgqueue limits set NAME N`. Raises InvalidOption for what cannot work.
+
+    >>> Limit(5, name="warehouse").n
+    5
+    >>> Limit(0)
+    Traceback (most recent call last):
+    ...
+    pgqueue.errors.InvalidOption: limit 0: use a whole number from 1
+    """
+
+    n: int
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.n, int) and not isinstance(self.n, bool)
+        if not whole or not 1 <= self.n < LIMIT_MOST:
+            raise InvalidOption(f"limit {self.n!r}: use a whole number from 1")
+        if self.name is not None:
+            check_name(self.name, f"limit {self.n}: name")
+
+    @classmethod
+    def of(cls, given: Limit | int) -> Limit:
+        """A limit from what a declaration says: one already, or its number."""
+        return given if isinstance(given, Limit) else cls(given)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most so many jobs of the tasks with this rate start in a period, over all workers; the others wait in line.
+
+    `rate` is a count and a period: "100/minute", "5/10s", the units second, minute, hour, day. Starts are spread
+    evenly; `burst` is how many may start at once after a rest. In any window of one period no more than
+    count + burst - 1 jobs start. With a `key`, a template of the task's parameters or a function of them as in `Lock`,
+    each key has its own rate; None means that no rate holds for that job. Tasks that give the same `name` share the
+    rate; without one it is the task's own. It holds until somebody sets another: `pgqueue limits set NAME 50/minute`.
+    Raises InvalidOption for what cannot work.
+
+    >>> Rate("100/minute", key="customer:{customer_id}", name="mail.api").period
+    60.0
+    >>> Rate("often")
+    Traceback (most recent call last):
+    ...
+    pgqueue.errors.InvalidOption: rate 'often': write COUNT/PERIOD, such as 100/minute or 5/10s (units: s, m, h, d)
+    """
+
+    rate: str
+    key: str | Callable[..., str | None] | None = None
+    name: str | None = None
+    burst: int = 1
+
+    def __post_init__(self) -> None:
+        parse_rate(self.rate)
+        if self.key is not None and not isinstance(self.key, str) and not callable(self.key):
+            raise InvalidOption(f"rate {self.rate!r}: the key is a template or a function, not {self.key!r}")
+        if self.name is not None:
+            check_limiter(self.name, f"rate {self.rate!r}: name")
+        whole = isinstance(self.burst, int) and not isinstance(self.burst, bool)
+        if not whole or not 1 <= self.burst <= COUNT_MOST:
+            raise InvalidOption(f"rate {self.rate!r}: burst {self.burst!r}: use a whole number from 1 to {COUNT_MOST}")
+
+    @property
+    def count(self) -> int:
+        """How many may start in a period."""
+        return parse_rate(self.rate)[0]
+
+    @property
+    def period(self) -> float:
+        """The period, in seconds."""
+        return parse_rate(self.rate)[1]
+
+    @classmethod
+    def of(cls, given: Rate | str) -> Rate:
+        """A rate from what a declaration says: one already, or its text."""
+        return given if isinstance(given, Rate) else cls(given)
+
+
+def parse_rate(rate: object) -> tuple[int, float]:
+    """How many in how many seconds: of "100/minute" 100 and 60.0. Raises InvalidOption."""
+    found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
+    if found is None:
+        raise InvalidOption(f"rate {rate!r}: write COUNT/PERIOD, such as 100/minute or 5/10s (units: s, m, h, d)")
+    count, period = int(found[1]), float(found[2] or 1) * UNITS[found[3]]
+    if not 1 <= count <= COUNT_MOST or not 1.0 <= period <= PERIOD_MOST:
+        raise InvalidOption(f"rate {rate!r}: use a count from 1 to {COUNT_MOST} and a period of 1 second to 366 days")
+    return count, period
+
+
+def check_name(name: object, what: str) -> str:
+    """Return `name` if it can name a limit: 1 to 200 bytes, printable, without spaces; else raise InvalidOption."""
+    if isinstance(name, str) and name.isprintable() and " " not in name and 1 <= len(name.encode()) <= NAME_MOST:
+        return name
+    raise InvalidOption(f"{what} {name!r:.80}: use 1 to {NAME_MOST} bytes of printable text without spaces")
+
+
+def check_limiter(name: object, what: str) -> str:
+    """Return `name` if it can name a rate: one for a limit, without a colon, which begins the key."""
+    if ":" in check_name(name, what):
+        raise InvalidOption(f"{what} {name!r}: a colon ends the name of a rate, after it comes the key: use another")
+    return str(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Limiting:
+    """The limit and the rate of one task, under their names: what makes the keys of a call."""
+
+    task: str
+    limit: Limit | None = None
+    rate: Rate | None = None
+    limit_name: str | None = None
+    rate_name: str | None = None
+    key_of: Callable[[Mapping[str, Any]], str | None] | None = None
+    """None: all calls have the same rate."""
+
+    def limited(self, new: NewJob[R], arguments: Mapping[str, Any]) -> NewJob[R]:
+        """The job of a call with these arguments, with its keys. Raises InvalidArguments for one that cannot be."""
+        rate_key = self.rate_name
+        if rate_key is not None and self.key_of is not None:
+            key = self.key_of(arguments)
+            if key is not None:
+                what = f"task {self.task!r}: rate key"
+                key = check_key(f"{rate_key}:{check_key(key, what)}", f"{what} with the rate's name")
+            rate_key = key
+        return msgspec.structs.replace(new, limit_key=self.limit_name, rate_key=rate_key)
+
+
+def limiting(limit: Limit | int | None, rate: Rate | str | None, codec: Codec) -> Limiting | None:
+    """Check a limit and a rate against a task's signature; None: there is neither. Raises InvalidOption."""
+    if limit is None and rate is None:
+        return None
+    limit = None if limit is None else Limit.of(limit)
+    rate = None if rate is None else Rate.of(rate)
+    what = f"task {codec.task!r}:"
+    return Limiting(
+        codec.task,
+        limit,
+        rate,
+        None if limit is None else limit.name or check_name(codec.task, f"{what} name= for its limit, instead of"),
+        None if rate is None else rate.name or check_limiter(codec.task, f"{what} name= for its rate, instead of"),
+        None if rate is None or rate.key is None else rendering(rate.key, codec, f"{what} rate key {rate.key!r}"),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,9 @@ RESULT_MOST = 1 << 20  # bytes
 # A name no process here knows: another version may. Ask again after 10 s, later less often; give up after a day.
 UNKNOWN_FIRST, UNKNOWN_MOST, UNKNOWN_DAY = 10.0, 300.0, 86_400.0
 
+UNSTORABLE = "Unstorable"
+"""The error type of an attempt whose outcome the server refused."""
+
 ASKS = (Snooze, Retry, Cancel, Fail)
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -200,6 +203,24 @@ def timed_out(job: Job, retry: RetryPolicy, seconds: float) -> Outcome:
     problem = Problem("timeout", "JobTimeout", str(error))
     outcome = _tried(job, problem, lambda: retry.decide(job.attempt, error, job.max_attempts))
     return Failed("timeout", outcome.problem) if isinstance(outcome, Failed) else outcome
+
+
+def unstorable(outcome: Outcome, why: str) -> Outcome | None:
+    """What becomes of an outcome that the server refuses to store; None if that is refused, too.
+
+    A result or a successor is lost with it, so the job has failed; another attempt stays one, without its error.
+    """
+    text = _clean(f"its outcome cannot be stored: {why}", MESSAGE_MOST)
+    match outcome:
+        case Handed(otherwise):
+            instead = unstorable(otherwise, why)
+            return Handed(instead) if isinstance(instead, Failed | Retried) else None
+        case Failed(_, Problem(_, error_type)) if error_type == UNSTORABLE:
+            return None
+        case Retried(delay, Problem(name, error_type), spent, snoozed) if error_type != UNSTORABLE:
+            return Retried(delay, Problem(name, UNSTORABLE, text), spent, snoozed)
+        case _:
+            return Failed("error", Problem("failed", UNSTORABLE, text))
 
 
 def interrupted(why: str) -> Released:

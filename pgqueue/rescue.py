@@ -2,7 +2,8 @@
 
 Called with a worker that the heartbeat's judge has seen dead, and once a minute for strays (jobs claimed by a worker
 while it was being judged). In this order, each step safe to repeat and safe when two do it:
-1. its sessions are ended, by pid *and* start time: a stopped process keeps its locks, and could still commit;
+1. its sessions are ended, by pid *and* start time: a stopped process keeps its locks, and could still commit; those of
+another role may not be ours to end: that is said, and no more, for its fence does not hold any longer;
 2. its row is locked against claims (they hold it FOR KEY SHARE) and marked, unless it has beaten since: from then on
 it can neither claim nor beat, and its completions find their rows gone;
 3. its running jobs are moved, in batches, and the fetchers are told to start at zero.
@@ -24,6 +25,10 @@ log = logging.getLogger("pgqueue")
 BATCH = 1_000
 # After this many reports of the judge (a third of a lease apart) a worker that does not lead rescues itself.
 REPORTS = 3
+GRANT = (
+    "if its process is only stopped, it keeps its locks. Let all workers use one role, or GRANT pg_signal_backend, "
+    "pg_read_all_stats to theirs; sessions of a superuser can be ended by a superuser only"
+)
 
 
 class Rescue:
@@ -66,7 +71,7 @@ class Rescue:
     async def rescue(self, worker_id: int, beat: int, why: str = "gave no sign of life") -> bool:
         """Rescue the jobs of a worker last seen at `beat`; False if it has beaten since or is gone."""
         link = self._session.link
-        await self._session.run(link.statement("rescue_disarm", worker_id=worker_id, beat=beat))
+        await self._disarm(worker_id, beat)
         locked, _ = await self._session.run(
             link.statement("rescue_lock", worker_id=worker_id, beat=beat),
             link.statement("rescue_mark", worker_id=worker_id, beat=beat),
@@ -76,6 +81,17 @@ class Rescue:
         moved = await self._move(worker_id)
         log.warning("worker %d %s: %d of its jobs were given back", worker_id, why, moved)
         return True
+
+    async def _disarm(self, worker_id: int, beat: int) -> None:
+        """End its sessions. Those that we may not end keep their locks; that is no reason to leave the jobs lying."""
+        disarm = self._session.link.statement("rescue_disarm", worker_id=worker_id, beat=beat)
+        try:
+            [[(_, refused)]] = await self._session.run(disarm)
+        except psycopg.errors.InsufficientPrivilege as error:
+            log.warning("worker %d: its sessions could not be ended: %s; %s", worker_id, error, GRANT)
+            return
+        if refused:
+            log.warning("worker %d: %d of its sessions could not be ended; %s", worker_id, refused, GRANT)
 
     async def strays(self) -> None:
         """Rescue jobs that hang on workers long dead, and forget dead workers after an hour."""

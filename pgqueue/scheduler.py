@@ -23,8 +23,9 @@ BATCH = 500
 LOOK_SECONDS = 15.0
 # A due row that somebody holds: asked for again soon at first, for most are let go at once, then once a second.
 LOCKED_FIRST, LOCKED_MOST = 0.01, 1.0
-# Starts at zero, as the watermark's: this far apart at least, and at least so many times as long as one takes.
-ZERO_SECONDS, ZERO_SHARE = 5.0, 100
+# Starts at zero, as the watermark's: this far apart at least, and at least so many times as long as one takes; but no
+# later, for one slow answer must not put off what only they find.
+ZERO_SECONDS, ZERO_SHARE, ZERO_MOST = 5.0, 100, 300.0
 EVER = "-infinity"
 
 
@@ -83,11 +84,10 @@ class Scheduler:
 
     async def _promote(self) -> float:
         """Promote what is due; the seconds to sleep until the next one."""
-        started = monotonic()
-        from_zero = self._after == EVER or started >= self._zero_at
+        from_zero = self._after == EVER or monotonic() >= self._zero_at
         if from_zero:
             self._after = EVER
-        link = self._session.link
+        link, took = self._session.link, 0.0
         while True:
             try:
                 [(moved, _)], [(late, due, after)] = await self._session.run(
@@ -98,12 +98,13 @@ class Scheduler:
                 [doubles] = await self._session.run(link.statement("schedule_refuse_doubles"))
                 log.error("jobs %s are available, and were scheduled too: the second rows are failed: refused", doubles)
                 continue
+            took += self._session.took  # not the wait for our turn, or for a server that was away
             if moved < BATCH:
                 break
         self._after = after
         now = monotonic()
         if from_zero:
-            self._zero_at = now + max(ZERO_SECONDS, ZERO_SHARE * (now - started))
+            self._zero_at = now + max(ZERO_SECONDS, min(ZERO_SHARE * took, ZERO_MOST))
         # What woke us may have been committed too late for a walk from `after`.
         wanted = LOOK_SECONDS if from_zero else min(LOOK_SECONDS, self._zero_at - now)
         return max(0.0, min(wanted, LOOK_SECONDS if due is None else due, self._patience(late)))

@@ -30,7 +30,7 @@ P = ParamSpec("P")
 NAME_MOST = 200  # bytes
 # What of a job a schedule keeps, or refuses: its columns, and the statements that make jobs of it, name them.
 KEPT = {"task", "args", "queue", "priority", "run_at", "delay", "headers", "max_attempts", "deadline"}
-KEPT |= {"lock_key", "lock_limit", "on_locked"}
+KEPT |= {"lock_key", "lock_limit", "on_locked", "limit_key", "rate_key"}
 TIMES = frozenset({"next_at", "last_at", "declared_at", "paused_at"})
 
 
@@ -159,6 +159,8 @@ def spec(when: When, new: NewJob[Any], what: str) -> dict[str, Any]:
         "lock_key": new.lock_key,
         "lock_limit": new.lock_limit,
         "on_locked": new.on_locked,
+        "limit_key": new.limit_key,
+        "rate_key": new.rate_key,
     }
     return {
         "line": when.line,

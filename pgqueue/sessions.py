@@ -110,8 +110,13 @@ class Session:
         finally:
             loop.remove_reader(file)
 
+    async def rest(self) -> None:
+        """Give the connection back to the server for now; not in the middle of somebody's message."""
+        async with self._turn:
+            await self.close()
+
     async def close(self) -> None:
-        """Close the connection, if there is one."""
+        """Close the connection, if there is one, at once: a message under way fails."""
         connection, self._connection, self.identity = self._connection, None, None
         if connection is not None:
             await connection.close()
@@ -124,9 +129,13 @@ class Session:
             self._connection = await connect(self.link, f"pgqueue {self._name}")
             self._connection.add_notify_handler(self._note)
             self.generation += 1
-            self.identity = await identify(self._connection, self.link)
-            if self._opened is not None:
-                await self._opened()
+            try:
+                self.identity = await identify(self._connection, self.link)
+                if self._opened is not None:
+                    await self._opened()
+            except BaseException:  # else whoever comes next would use it half-way through, and unknown to others
+                await self.close()
+                raise
         return self._connection
 
 

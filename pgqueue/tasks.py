@@ -32,7 +32,7 @@ from pgqueue.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.handle import JobHandle
 from pgqueue.job import NewJob
-from pgqueue.options import Lock, Locking, locked, locking
+from pgqueue.options import Limit, Limiting, Lock, Locking, Rate, limiting, locked, locking
 from pgqueue.retry import RetryFunction, RetryPolicy, check_attempts, seconds
 from pgqueue.schedules import spec
 from pgqueue.timing import Cron, Every, check_when
@@ -65,6 +65,8 @@ class TaskOptions(TypedDict, total=False):
     store_result: bool
     on_lost_lease: Literal["cancel", "keep"]
     lock: Lock | str | Callable[..., str | None] | None
+    limit: Limit | int | None
+    rate: Rate | str | None
     unique: Unique | str | Callable[..., str | None] | None
     schedule: Cron | Every | None
 
@@ -107,6 +109,7 @@ class Task(Generic[P, R_co]):
     store_result: bool = True
     on_lost_lease: Literal["cancel", "keep"] = "keep"
     locking: Locking | None = field(default=None, repr=False)
+    limiting: Limiting | None = field(default=None, repr=False)
     uniqueness: Uniqueness | None = field(default=None, repr=False)
     schedule: Cron | Every | None = field(default=None, repr=False)
 
@@ -132,11 +135,13 @@ class Task(Generic[P, R_co]):
             self.max_attempts,
             self.deadline,
         )
-        if self.locking is None and self.uniqueness is None:
+        if self.locking is None and self.limiting is None and self.uniqueness is None:
             return new
         arguments = self.codec.arguments(args, kwargs)
         if self.locking is not None:
             new = locked(new, self.locking, arguments)
+        if self.limiting is not None:
+            new = self.limiting.limited(new, arguments)
         return new if self.uniqueness is None else self.uniqueness.keyed(new, arguments)
 
     def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
@@ -230,11 +235,11 @@ class Declaration:
     `timeout` is how long an attempt may run, `deadline` how long after its enqueue a job may start. If `transactional`,
     what the handler writes on `job.connection` is committed together with the job's completion, or not at all. With
     `store_result=False` what it returns is not kept. `lock` is a `Lock`, or its key: at most one job of a key runs at
-    a time. `unique` is a `Unique`, or its key: at most one job of a key lives at a time.
-    `on_lost_lease` says what happens to a running job when its worker
-    cannot reach the database and others may soon take it for dead: "keep" running it, or "cancel" it, for effects that
-    must never overlap; a task with a lock is cancelled unless it says "keep". `schedule` is a `Cron` or an `Every`:
-    each of its ticks enqueues a call without arguments.
+    a time. `limit` is a `Limit`, or how many of the task's jobs run at a time; `rate` a `Rate`, or its text: how many
+    start in a period. `unique` is a `Unique`, or its key: at most one job of a key lives at a time. `on_lost_lease` is
+    what happens to a running job when its worker cannot reach the database and others may soon take it for dead: "keep"
+    running it, or "cancel" it, for effects that must never overlap; a task with a lock is cancelled unless it says
+    "keep". `schedule` is a `Cron` or an `Every`: each of its ticks enqueues a call without arguments.
     Raises InvalidOption for what cannot work.
 
     >>> @task(name="mail.send", aliases=["mail.deliver"], retry=3)
@@ -340,6 +345,7 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         fn=fn,
         codec=codec,
         locking=None if lock is None else locking(lock, codec),
+        limiting=limiting(options.get("limit"), options.get("rate"), codec),
         uniqueness=None if unique is None else unique_by(unique, codec),
         is_async=inspect.iscoroutinefunction(fn),
         queue=check_queue(options.get("queue", "default")),

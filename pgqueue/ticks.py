@@ -119,11 +119,13 @@ class Ticks:
         self._schedules: dict[str, Due] = {}
         self._clock: tuple[datetime, float] = (EPOCH, monotonic())
         self._look_at = self._settle_at = self._prune_at = 0.0
+        self._told, self._known = 1, 0
+        """How often we were told of changes, and up to which of them what we know was read after."""
         self._locked = LOCKED_FIRST
 
     def news(self) -> None:
         """Schedules were changed, this worker leads now, or it has another id."""
-        self._look_at = 0.0
+        self._told += 1  # no time to look at: the answer of a look under way, which may be older, would overwrite it
         self._wake.set()
 
     def overdue(self) -> None:
@@ -160,7 +162,7 @@ class Ticks:
 
     async def round(self) -> float:
         """Make what is due; the seconds to sleep until the next tick, or the next look."""
-        if monotonic() >= self._look_at:
+        if self._told != self._known or monotonic() >= self._look_at:
             await self._look()
         pause = inf
         while due := self._due(self._now()):
@@ -172,7 +174,7 @@ class Ticks:
             self._locked = LOCKED_FIRST
         if pause == inf and (known := [each.next_at for each in self._schedules.values() if each.next_at]):
             pause = (min(known) - self._now()).total_seconds()
-        return max(0.0, min(pause, self._look_at - monotonic()))
+        return 0.0 if self._told != self._known else max(0.0, min(pause, self._look_at - monotonic()))
 
     def _due(self, now: datetime) -> list[Due]:
         return [each for each in self._schedules.values() if each.next_at is not None and each.next_at <= now]
@@ -182,7 +184,7 @@ class Ticks:
     async def _look(self) -> None:
         """Read all schedules, and say of the new ones when they tick first."""
         link = self._session.link
-        before = self._clock
+        before, told = self._clock, self._told
         known = before[0] > EPOCH
         settle = monotonic() >= self._settle_at
         statements = [link.statement("ticks_settle", own=None, notify=False)] if settle else []
@@ -193,6 +195,7 @@ class Ticks:
             self._settle_at = monotonic() + SETTLE_SECONDS
         if prune and done[-1][0][0] < PRUNED_MOST:
             self._prune_at = monotonic() + PRUNE_SECONDS
+        self._known = told
         now, found = schedules(rows)
         self._clock = (now, monotonic())
         self._schedules = {each.name: each for each in found}

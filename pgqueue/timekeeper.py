@@ -5,7 +5,8 @@ for the whole worker, one timer on the loop for the earliest. A job that has end
 finds nobody when it comes. Handlers start in threads, too: they append to `_new` and wake the loop only for a moment
 earlier than the one it sleeps for.
 
-Two moments per job: at the timeout it is interrupted; `GRACE` seconds later, if it runs still, it is abandoned.
+Two moments per job: at the timeout it is interrupted; `GRACE` seconds after that was done, if it runs still, it is
+abandoned. A loop that stands still while the timeout passes does not take the grace away from the handler.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Timekeeper:
                 self._heap = alive
 
     def _come(self, moment: Moment) -> None:
-        at, number, job, task, interrupted = moment
+        _, number, job, task, interrupted = moment
         if not self._runs(job):
             return
         if interrupted:
@@ -120,4 +121,4 @@ class Timekeeper:
         if self._interrupt(job.id, timed_out(job, task.retry, task.timeout)):
             said = "job %d (%s) runs longer than %g s and is being stopped"
             log.info(said, job.id, job.task, task.timeout, extra=fields(job))
-        heapq.heappush(self._heap, (at + GRACE, number, job, task, True))
+        heapq.heappush(self._heap, (monotonic() + GRACE, number, job, task, True))

@@ -14,7 +14,7 @@ wait. Never changes a job.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pgqueue import connections
 from pgqueue.config import Config
-from pgqueue.errors import JobNotFound, ResultTimeout
+from pgqueue.errors import Error, JobNotFound, ResultTimeout
 from pgqueue.statements import Row, Statement, text
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ CONNECT_FIRST, CONNECT_MOST, CONNECT_FACTOR = 0.05, 2.0, 2.0
 """The same between attempts to connect again."""
 ANSWER_SECONDS = 10.0
 """A look that takes longer waits over a dead link."""
+LEAVE_SECONDS = 2.0
+"""The same for what is under way when the wait is cancelled: so much later it has ended at the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,7 @@ def _play(conn: psycopg.Connection[Any], wait: Wait) -> Outcome:
 
 
 async def _aplay(conn: psycopg.AsyncConnection[Any], wait: Wait) -> Outcome:
+
     import psycopg
 
     steps = wait.steps(conn.info.backend_pid)
@@ -247,11 +250,9 @@ async def _aplay(conn: psycopg.AsyncConnection[Any], wait: Wait) -> Outcome:
         while True:
             match steps.send(answer):
                 case Statement() as statement:
-                    with _bounded_on_loop(conn, wait):
-                        answer = await connections.arun(conn, statement)
+                    answer = await _aanswer(conn, wait, connections.arun(conn, statement), steps)
                 case Listen(channel):
-                    with _bounded_on_loop(conn, wait):
-                        await conn.execute(_listen(channel))
+                    await _aanswer(conn, wait, conn.execute(_listen(channel)))
                 case Pause(seconds):
                     async for _ in conn.notifies(timeout=seconds, stop_after=1):
                         pass
@@ -259,8 +260,32 @@ async def _aplay(conn: psycopg.AsyncConnection[Any], wait: Wait) -> Outcome:
         return cast("Outcome", end.value)
     finally:
         if wait.waiter is not None and not conn.closed:
-            with suppress(psycopg.OperationalError), _bounded_on_loop(conn, wait):
-                await connections.arun(conn, wait.leave())
+            with suppress(psycopg.OperationalError):
+                await _aanswer(conn, wait, connections.arun(conn, wait.leave()))
+
+
+async def _aanswer(
+    conn: psycopg.AsyncConnection[Any], wait: Wait, asking: Coroutine[Any, Any, Any], steps: Steps | None = None
+) -> Any:
+    """The answer. Who is cancelled meanwhile reads it all the same, and the steps take note of it: a row that is ours.
+
+    To cancel the query would leave open whether the server has run it, and its answer, if it has, unread.
+    """
+    import asyncio
+
+    doing = asyncio.ensure_future(asking)
+    with _bounded_on_loop(conn, wait.patience()):
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            with _bounded_on_loop(conn, LEAVE_SECONDS):
+                while not doing.done():
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.wait([doing])
+            if not doing.cancelled() and doing.exception() is None and steps is not None:
+                with suppress(StopIteration, Error):  # the cancellation says how this ends
+                    steps.send(doing.result())
+            raise
 
 
 @contextmanager
@@ -280,12 +305,12 @@ def _bounded(conn: psycopg.Connection[Any], wait: Wait) -> Iterator[None]:
 
 
 @contextmanager
-def _bounded_on_loop(conn: psycopg.AsyncConnection[Any], wait: Wait) -> Iterator[None]:
+def _bounded_on_loop(conn: psycopg.AsyncConnection[Any], seconds: float) -> Iterator[None]:
     from asyncio import get_running_loop
 
     from pgqueue.sessions import hang_up
 
-    timer = get_running_loop().call_later(wait.patience(), hang_up, conn)
+    timer = get_running_loop().call_later(seconds, hang_up, conn)
     try:
         yield
     finally:
@@ -307,8 +332,17 @@ async def _aconnect(wait: Wait) -> psycopg.AsyncConnection[Any]:
 
     from pgqueue import embedded
 
+    def close(opened: asyncio.Future[psycopg.AsyncConnection[Any]]) -> None:
+        if not opened.cancelled() and opened.exception() is None:
+            opened.result().pgconn.finish()
+
     dsn = await asyncio.to_thread(embedded.resolve, wait.dsn())
-    return await psycopg.AsyncConnection.connect(dsn, **wait.options())
+    opening = asyncio.ensure_future(psycopg.AsyncConnection.connect(dsn, **wait.options()))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(close)  # cancelled half-way, psycopg would leave the socket open
+        raise
 
 
 def _listen(channel: str) -> bytes:

@@ -25,6 +25,7 @@ from pgqueue.aborts import Aborts
 from pgqueue.admit import Admit, Slots
 from pgqueue.claims import Claims
 from pgqueue.completer import Completer
+from pgqueue.declarer import Declarer, limits_of
 from pgqueue.endings import Endings
 from pgqueue.executor import Executor
 from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
@@ -114,6 +115,12 @@ class Wiring(ABC):
             notify=settings.notify,
         )
         self._sweep = Sweep(self._take, found=self._admit.swept, leads=self._leads)
+        self._declarer = Declarer(
+            self._take,
+            limits=limits_of(self._tasks.values()),
+            changed=self._sweep.soon,
+            notify=settings.notify,
+        )
         self._fetcher = Fetcher(
             self._take,
             lambda: self.worker_id,
@@ -175,6 +182,7 @@ class Wiring(ABC):
             replace(self._link, dsn=embedded.resolve(settings.listen_dsn or settings.dsn)),
             list(settings.queues),
             heard=self._heard,
+            listed=lambda: self._heartbeat.listed(),
         )
         self._ticks = Ticks(
             self._take,

@@ -140,7 +140,7 @@ class Worker(Wiring):
         self._state = "running"  # said by the beat that lists the fetcher's connection
         self._fetching = self._serve(self._fetcher.run(), "fetcher")
         services: list[Any] = [self._completer, self._scheduler, self._maintenance, self._reconciler, self._signals]
-        services += [self._admit, self._sweep, self._ticks]
+        services += [self._admit, self._sweep, self._ticks, self._declarer]
         for service in [
             *services,
             self._isolation,
@@ -252,13 +252,7 @@ class Worker(Wiring):
         await asyncio.gather(*services, return_exceptions=True)
         try:
             async with asyncio.timeout(5):
-                await self._reconciler.reconcile()
-                await self._take.run(
-                    self._link.statement("heartbeat_leave", worker_id=self.worker_id),
-                    self._link.statement(
-                        "heartbeat_abandon", worker_id=self.worker_id, stuck=integers(self._executor.running)
-                    ),
-                )
+                await self._sign_off()
         except Exception as error:  # whatever it is, what follows must be taken down
             log.warning("could not sign off: %s; rescue will notice", error)
         await self._take.close()
@@ -268,6 +262,21 @@ class Worker(Wiring):
         self._executor.close()
         await self._stack.aclose()
         self._end()
+
+    async def _sign_off(self) -> None:
+        """Hand back what we do not know, and take our row away.
+
+        A claim that was cut off may still be under way in the server. It holds our row FOR KEY SHARE, so the DELETE
+        waits for it; or it comes later, finds no row and takes nothing. What is found after the DELETE is all there is.
+        """
+        leave = self._link.statement("heartbeat_leave", worker_id=self.worker_id)
+        await self._reconciler.reconcile()
+        if await self._take.run(leave) == [[]]:  # a claim was committed in between, or handlers could not be stopped
+            await self._reconciler.reconcile()
+            await self._take.run(leave)
+        await self._reconciler.reconcile()
+        stuck = integers(self._executor.running)
+        await self._take.run(self._link.statement("heartbeat_abandon", worker_id=self.worker_id, stuck=stuck))
 
     # Services ---------------------------------------------------------------------------------------------------------
 

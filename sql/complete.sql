@@ -20,15 +20,15 @@ WITH ended AS (
             LIMIT 1 FOR UPDATE SKIP LOCKED
         ) AS r))
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
 ), done AS (
     INSERT INTO pgqueue.job_done (
         state, finished_at, bin, version_tag,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
     FROM ended
     RETURNING id
 )
@@ -53,11 +53,11 @@ WITH picked AS MATERIALIZED (
     INSERT INTO pgqueue.job_done (
         state, finished_at, bin, version_tag, result,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
         picked.result::jsonb,
         ended.id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
-        crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+        crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id
 )
@@ -85,39 +85,42 @@ WITH picked AS MATERIALIZED (
     INSERT INTO pgqueue.job_done (
         state, finished_at, bin, version_tag, result,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
         picked.result::jsonb,
         ended.id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
-        crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+        crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id, claim
 ), asked AS MATERIALIZED (
     SELECT s.place, s.task, s.args, s.queue, s.priority, s.headers, s.max_attempts, s.lock_key, s.lock_limit, s.on_locked,
+        s.limit_key, s.rate_key,
         coalesce(s.run_at::timestamptz, pgqueue.now() + make_interval(secs => s.delay)) AS run_at,
         coalesce(s.deadline::timestamptz, pgqueue.now() + make_interval(secs => s.seconds)) AS deadline
     FROM unnest(%(parents)s::bigint[], %(parent_claims)s::integer[], %(tasks)s::text[], %(args)s::text[], %(queues)s::text[],
                 %(priorities)s::smallint[], %(headers)s::text[], %(max_attempts)s::smallint[], %(run_ats)s::text[],
                 %(delays)s::float8[], %(deadlines)s::text[], %(deadline_seconds)s::float8[], %(lock_keys)s::text[],
-                %(lock_limits)s::integer[], %(on_lockeds)s::text[])
+                %(lock_limits)s::integer[], %(on_lockeds)s::text[], %(limit_keys)s::text[], %(rate_keys)s::text[])
          WITH ORDINALITY
          AS s (parent, claim, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, lock_key,
-               lock_limit, on_locked, place)
+               lock_limit, on_locked, limit_key, rate_key, place)
     WHERE (s.parent, s.claim) IN (SELECT id, claim FROM done)
 ), judged AS MATERIALIZED (
     SELECT asked.*, run_at > pgqueue.now() IS TRUE AS later FROM asked ORDER BY place
 ), available AS (
     INSERT INTO pgqueue.job_available (
-        task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked)
+        task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        limit_key, rate_key)
     SELECT task, args::jsonb, queue, priority, 2 * priority + 1, headers::jsonb, max_attempts, run_at, deadline, lock_key,
-        lock_limit, on_locked
+        lock_limit, on_locked, limit_key, rate_key
     FROM judged WHERE NOT later
     RETURNING queue
 ), scheduled AS (
     INSERT INTO pgqueue.job_scheduled (
-        state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked)
+        state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        limit_key, rate_key)
     SELECT 'scheduled', task, args::jsonb, queue, priority, 2 * priority + 1, headers::jsonb, max_attempts, run_at, deadline,
-        lock_key, lock_limit, on_locked
+        lock_key, lock_limit, on_locked, limit_key, rate_key
     FROM judged WHERE later
     RETURNING id
 ), told AS (
@@ -138,16 +141,16 @@ WITH ended AS (
     DELETE FROM pgqueue.job_running
     WHERE id = %(id)s::bigint AND claim = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
 ), done AS (
     INSERT INTO pgqueue.job_done (
         state, finished_at, bin, version_tag, result,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
         %(result)s::text::jsonb,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
     FROM ended
     RETURNING id
 )
@@ -191,12 +194,12 @@ WITH picked AS MATERIALIZED (
     INSERT INTO pgqueue.job_scheduled (
         state, run_at, holds, attempt, snoozes, reason,
         id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'scheduled', pgqueue.now() + make_interval(secs => picked.delay), holds AND picked.holding,
         attempt - CASE WHEN picked.spent THEN 0 ELSE 1 END,
         CASE WHEN picked.snoozed THEN least(snoozes + 1, 32767) ELSE snoozes END, picked.message,
         ended.id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id, run_at
 ), told AS (
@@ -231,11 +234,12 @@ WITH picked AS MATERIALIZED (
     INSERT INTO pgqueue.job_dead (
         state, finished_at, bin, version_tag, reason,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
+        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT picked.state, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(version_tag)s::text,
         picked.reason,
         ended.id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
-        crashes, snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+        crashes, snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked,
+        limit_key, rate_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id
 )
@@ -262,11 +266,11 @@ WITH ended AS (
     INSERT INTO pgqueue.job_available (
         state, rank, attempt,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
+        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
     SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, attempt - 1,
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
+        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
     FROM ended
     RETURNING id, queue
 ), told AS (
@@ -300,11 +304,11 @@ WITH picked AS MATERIALIZED (
     INSERT INTO pgqueue.job_available (
         state, rank, attempt,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
+        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
     SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, attempt - 1,
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
+        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
     FROM ended
     RETURNING id, queue
 ), told AS (
@@ -357,9 +361,9 @@ WITH mine AS MATERIALIZED (
 )
 INSERT INTO pgqueue.job_dead (
     state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, limit_key, unique_key, idempotency_key)
+    crashes, snoozes, deadline, lock_key, limit_key, rate_key, unique_key, idempotency_key)
 SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
     id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, limit_key, unique_key, idempotency_key
+    crashes, snoozes, deadline, lock_key, limit_key, rate_key, unique_key, idempotency_key
 FROM double
 RETURNING id;

@@ -43,7 +43,7 @@ WITH found AS MATERIALIZED (
     WHERE state = ANY (%(states)s::text[])
       AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
       AND (%(task)s::text IS NULL OR task = %(task)s::text)
-      AND (%(key)s::text IS NULL OR %(key)s::text IN (unique_key, idempotency_key, lock_key))
+      AND (%(key)s::text IS NULL OR %(key)s::text IN (unique_key, idempotency_key, lock_key, limit_key, rate_key))
     ORDER BY id DESC
     LIMIT %(n)s::integer
 )

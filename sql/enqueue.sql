@@ -13,13 +13,15 @@ RETURNING id, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.' || queue, 
 -- name: enqueue_later
 -- One job with a time to start (available if that or none has come), a deadline or a lock. The scheduler hears of one that has to wait. One row: id.
 INSERT INTO pgqueue.job (
-    state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked)
+    state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+    limit_key, rate_key)
 SELECT
     CASE WHEN asked.run_at > pgqueue.now() THEN 'scheduled' ELSE 'available' END,
     %(task)s::text, %(args)s::text::jsonb, %(queue)s::text, %(priority)s::smallint, 2 * %(priority)s::smallint + 1,
     %(headers)s::text::jsonb, %(max_attempts)s::smallint, asked.run_at,
     coalesce(%(deadline)s::text::timestamptz, pgqueue.now() + make_interval(secs => %(deadline_seconds)s::float8)),
-    %(lock_key)s::text, %(lock_limit)s::integer, %(on_locked)s::text
+    %(lock_key)s::text, %(lock_limit)s::integer, %(on_locked)s::text,
+    %(limit_key)s::text, %(rate_key)s::text
 FROM (
     SELECT coalesce(%(run_at)s::text::timestamptz, pgqueue.now() + make_interval(secs => %(delay)s::float8))
 ) AS asked (run_at)
@@ -56,11 +58,12 @@ FROM added
 -- The same for a batch in which some have a time to start, a deadline or a lock (its key as JSON: it may have line breaks): those whose time has come, or that have none, are available.
 WITH added AS (
     INSERT INTO pgqueue.job (
-        state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked)
+        state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        limit_key, rate_key)
     SELECT
         CASE WHEN asked.run_at > pgqueue.now() THEN 'scheduled' ELSE 'available' END,
         asked.task, asked.args, asked.queue, asked.priority, 2 * asked.priority + 1, asked.headers, asked.max_attempts, asked.run_at,
-        asked.deadline, asked.lock_key, asked.lock_limit, asked.on_locked
+        asked.deadline, asked.lock_key, asked.lock_limit, asked.on_locked, asked.limit_key, asked.rate_key
     FROM (
         SELECT
             coalesce(line.task, %(task)s::text) AS task,
@@ -80,7 +83,9 @@ WITH added AS (
             ) AS deadline,
             nullif(coalesce(line.lock_key, %(lock_key)s::text), '')::jsonb #>> '{}' AS lock_key,
             nullif(coalesce(line.lock_limit, %(lock_limit)s::text), '')::integer AS lock_limit,
-            nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked
+            nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked,
+            nullif(coalesce(line.limit_key, %(limit_key)s::text), '')::jsonb #>> '{}' AS limit_key,
+            nullif(coalesce(line.rate_key, %(rate_key)s::text), '')::jsonb #>> '{}' AS rate_key
         FROM ROWS FROM (
             string_to_table(%(task)s::text, E'\n'), string_to_table(%(args)s::text, E'\n'),
             string_to_table(%(queue)s::text, E'\n'), string_to_table(%(priority)s::text, E'\n'),
@@ -88,9 +93,10 @@ WITH added AS (
             string_to_table(%(run_at)s::text, E'\n'), string_to_table(%(delay)s::text, E'\n'),
             string_to_table(%(deadline)s::text, E'\n'), string_to_table(%(deadline_seconds)s::text, E'\n'),
             string_to_table(%(lock_key)s::text, E'\n'), string_to_table(%(lock_limit)s::text, E'\n'),
-            string_to_table(%(on_locked)s::text, E'\n')
+            string_to_table(%(on_locked)s::text, E'\n'),
+            string_to_table(%(limit_key)s::text, E'\n'), string_to_table(%(rate_key)s::text, E'\n')
         ) AS line (task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, deadline_seconds, lock_key,
-                   lock_limit, on_locked)
+                   lock_limit, on_locked, limit_key, rate_key)
     ) AS asked
     RETURNING id, CASE state WHEN 'available' THEN queue ELSE ':scheduled' END AS heard
 )

@@ -17,9 +17,42 @@ SELECT coalesce(pg_catalog.pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
        pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true),
        pg_catalog.set_config('enable_indexscan', 'on', true);
 
+-- name: fetch_lock
+-- Ahead of a claim in the same transaction: lock the keys that the next n available jobs of these lanes need, and leave the
+-- first job of each to the claim, in a setting of this transaction, unless it has a limit or a rate, too. A key that somebody
+-- has locked is left out: this waits for nobody, so it may lock in any order. All `workers` together take an eighth of the
+-- server's lock table at the most. It must be a statement of its own, before the claim: `free` counts in a snapshot from
+-- after these locks.
+WITH lane AS MATERIALIZED (
+    SELECT l.queue, l.rank, l.after, l.place
+    FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[])
+         WITH ORDINALITY AS l (queue, rank, after, place)
+    WHERE NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
+    ORDER BY l.place
+), seen AS MATERIALIZED (
+    SELECT available.*
+    FROM lane CROSS JOIN LATERAL (
+        SELECT j.id, j.rank, CASE WHEN NOT j.holds THEN j.lock_key END AS lock_key,
+               coalesce(j.limit_key, j.rate_key) IS NULL AS alone
+        FROM pgqueue.job_available j
+        WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
+        ORDER BY j.pos
+        LIMIT %(n)s::integer
+    ) available
+    LIMIT %(n)s::integer
+), first AS MATERIALIZED (
+    SELECT DISTINCT ON (lock_key COLLATE "C") lock_key, id, alone FROM seen WHERE lock_key IS NOT NULL
+    ORDER BY lock_key COLLATE "C", rank, id
+    LIMIT greatest(1, current_setting('max_locks_per_transaction')::integer * current_setting('max_connections')::integer
+                      / 8 / %(workers)s::integer)
+)
+SELECT pg_catalog.set_config('pgqueue.locked', coalesce(pg_catalog.array_agg(id)::pg_catalog.text, ''), true)
+FROM first WHERE alone AND pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended('pgqueue.lock:' || lock_key, 7));
+
 -- name: fetch_claim
--- Move up to n available jobs of the open lanes, most urgent lane first: to this worker, or, those that need a key and do
--- not hold it, to job_blocked, where they wait until `admit` lets them in.
+-- Move up to n available jobs of the open lanes, most urgent lane first: to this worker, or, those that need a key that they do
+-- not hold and that is not `free`, to job_blocked, where they wait until `admit` lets them in: for the first they lack of lock,
+-- limit and rate. Who `holds` has lock and limit; a rate is never had, only passed.
 -- The first row has no id. Its args hold the places (from 1) of the lanes that were open; its headers, if jobs were parked,
 -- what each lane gave of them [queue, rank, how many, highest pos], and their keys with those ids that may be skipped; its
 -- priority says whether any of the jobs holds a key. Every condition stands in `lane` and `picked`: what is picked is deleted,
@@ -42,29 +75,41 @@ WITH lane AS MATERIALIZED (
         FOR UPDATE SKIP LOCKED
     ) available
     LIMIT %(n)s::integer
+), free AS MATERIALIZED (
+    -- Jobs whose keys `fetch_lock` has locked, nobody holds, and nobody waits for: they need not be parked. Each key is looked up
+    -- by itself (OFFSET 0): joined, a planner may read all of job_blocked.
+    SELECT j.id
+    FROM unnest(nullif(current_setting('pgqueue.locked', true), '')::bigint[]) AS locked (id)
+    CROSS JOIN LATERAL (SELECT j.id, j.lock_key FROM pgqueue.job_available j WHERE j.id = locked.id AND NOT j.holds LIMIT 1) AS j
+    WHERE NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.lock_key = j.lock_key OFFSET 0)
+      AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || j.lock_key OFFSET 0)
+      AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = j.lock_key AND b.holds OFFSET 0)
+      AND NOT EXISTS (SELECT FROM pgqueue.job_available a WHERE a.lock_key = j.lock_key AND a.holds OFFSET 0)
+      AND NOT EXISTS (SELECT FROM pgqueue.job_scheduled s WHERE s.lock_key = j.lock_key AND s.holds OFFSET 0)
 ), taken AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked))
     RETURNING id, pos, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
-        snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
+        snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
 ), running AS (
     INSERT INTO pgqueue.job_running (
         state, worker_id, claim, started_at, attempt,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
+        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767),
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
-    FROM taken WHERE lock_key IS NULL OR holds
-    RETURNING lock_key
+        lock_key, lock_limit, on_locked, limit_key, rate_key, holds OR lock_key IS NOT NULL, unique_key, idempotency_key
+    FROM taken WHERE rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL OR id IN (SELECT id FROM free))
+    RETURNING coalesce(lock_key, limit_key) AS held
 ), parked AS (
     INSERT INTO pgqueue.job_blocked (
-        state, key,
+        state, key, holds,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
-        deadline, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
-    SELECT 'blocked', 'lock:' || lock_key,
+        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    SELECT 'blocked', CASE WHEN lock_key IS NOT NULL AND NOT holds THEN 'lock:' || lock_key
+                           WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END, holds,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
-        deadline, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
-    FROM taken WHERE lock_key IS NOT NULL AND NOT holds
+        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    FROM taken WHERE NOT (rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL OR id IN (SELECT id FROM free)))
     RETURNING id, key, on_locked
 )
 SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
@@ -76,17 +121,19 @@ SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
        CASE WHEN EXISTS (SELECT FROM parked) THEN json_build_object(
             'lanes', (SELECT json_agg(json_build_array(queue, rank, n, pos)) FROM (
                 SELECT queue, rank, count(*) AS n, max(pos) AS pos FROM taken
-                WHERE lock_key IS NOT NULL AND NOT holds GROUP BY queue, rank) AS lanes),
+                WHERE NOT (rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL OR id IN (SELECT id FROM free)))
+                GROUP BY queue, rank) AS lanes),
             'keys', (SELECT json_object_agg(key, coalesce(ids, '{}')) FROM (
-                SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait') AS ids
+                SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait' AND starts_with(key, 'lock:')) AS ids
                 FROM parked GROUP BY key) AS keys))::text END,
-       NULL::text, NULL::text
-FROM (SELECT count(*) AS n, count(lock_key) AS keyed FROM running) AS started
+       NULL::text, NULL::text, NULL::text, NULL::text
+FROM (SELECT count(*) AS n, count(held) AS keyed FROM running) AS started
 UNION ALL
 SELECT id, pos, rank, queue, task, args::text, least(attempt + 1, 32767)::smallint, priority, max_attempts, crashes, snoozes,
        enqueued_at, run_at, CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END, headers::text, lock_key,
-       CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END
-FROM taken WHERE lock_key IS NULL OR holds;
+       CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END,
+       limit_key, rate_key
+FROM taken WHERE rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL OR id IN (SELECT id FROM free));
 
 -- name: fetch_park
 -- Park those of the next n available jobs of these lanes that need a key, ahead of a claim in the same transaction: so that
@@ -102,7 +149,8 @@ WITH lane AS MATERIALIZED (
 ), seen AS MATERIALIZED (
     SELECT available.ctid, available.keyed
     FROM lane CROSS JOIN LATERAL (
-        SELECT j.ctid, j.lock_key IS NOT NULL AND NOT j.holds AS keyed FROM pgqueue.job_available j
+        SELECT j.ctid, j.rate_key IS NOT NULL OR NOT j.holds AND coalesce(j.lock_key, j.limit_key) IS NOT NULL AS keyed
+        FROM pgqueue.job_available j
         WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
         ORDER BY j.pos
         LIMIT %(n)s::integer
@@ -114,17 +162,19 @@ WITH lane AS MATERIALIZED (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), parked AS (
     INSERT INTO pgqueue.job_blocked (
-        state, key,
+        state, key, holds,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
-        deadline, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
-    SELECT 'blocked', 'lock:' || lock_key,
+        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    SELECT 'blocked', CASE WHEN lock_key IS NOT NULL AND NOT holds THEN 'lock:' || lock_key
+                           WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END, holds,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
-        deadline, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken
     RETURNING id, key, on_locked
 )
 SELECT json_object_agg(key, coalesce(ids, '{}'))::text
-FROM (SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait') AS ids FROM parked GROUP BY key) AS keys;
+FROM (SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait' AND starts_with(key, 'lock:')) AS ids
+      FROM parked GROUP BY key) AS keys;
 
 -- name: fetch_probe
 -- Has anything happened since the last fetch? Read-only, takes no id, touches no job: the head of the position sequence,
@@ -147,9 +197,9 @@ WITH double AS (
 )
 INSERT INTO pgqueue.job_dead (
     state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, limit_key, unique_key, idempotency_key)
+    crashes, snoozes, deadline, lock_key, limit_key, rate_key, unique_key, idempotency_key)
 SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
     id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, limit_key, unique_key, idempotency_key
+    crashes, snoozes, deadline, lock_key, limit_key, rate_key, unique_key, idempotency_key
 FROM double
 RETURNING id;

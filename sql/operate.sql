@@ -15,7 +15,7 @@ RETURNING name, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.:control',
 -- name: operate_cancel
 -- Waiting jobs end as cancelled, running ones are asked to; a row for each id: its state as this statement's snapshot had it
 -- (NULL: in none), and whether it was cancelled here. A waiting one that was not is on the move, and to be asked for anew.
--- Waits for whoever has the row just now, in the order of ids; locks no running row.
+-- Waits for whoever has the row just now, in the order of ids; locks no running row. A sweep hears of keys that were held.
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
 ), seen AS MATERIALIZED (
@@ -32,31 +32,37 @@ WITH asked AS MATERIALIZED (
 ), from_available AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM available))
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, limit_key, unique_key, idempotency_key
+        holds, lock_key, limit_key, rate_key, unique_key, idempotency_key
 ), from_scheduled AS (
     DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM scheduled))
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, limit_key, unique_key, idempotency_key
+        holds, lock_key, limit_key, rate_key, unique_key, idempotency_key
 ), from_blocked AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM blocked))
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, limit_key, unique_key, idempotency_key
+        holds, lock_key, limit_key, rate_key, unique_key, idempotency_key
+), gone AS (
+    TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked
 ), cancelled AS (
     INSERT INTO pgqueue.job_dead (
         state, finished_at, bin, reason,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, limit_key, unique_key, idempotency_key)
+        lock_key, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(reason)s::text,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, limit_key, unique_key, idempotency_key
-    FROM (TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked) AS gone
+        lock_key, limit_key, rate_key, unique_key, idempotency_key
+    FROM gone
     RETURNING id
 ), requested AS (
     INSERT INTO pgqueue.job_signal (job_id, kind, reason)
     SELECT id, 'cancel', %(reason)s::text FROM seen WHERE state = 'running'
     RETURNING job_id
 ), told AS (
-    SELECT pg_notify('pgqueue.:control', 'signal')::text AS done FROM requested WHERE %(notify)s::boolean LIMIT 1
+    SELECT pg_notify('pgqueue.:control', what)::text AS done FROM (
+        (SELECT 'signal' AS what FROM requested LIMIT 1)
+        UNION ALL
+        (SELECT 'sweep' FROM gone WHERE holds LIMIT 1)
+    ) AS news WHERE %(notify)s::boolean
 ), heard AS (
     SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text AS done
     FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM cancelled))
@@ -109,26 +115,27 @@ WITH asked AS MATERIALIZED (
 ), dead AS (
     DELETE FROM pgqueue.job_dead WHERE id = ANY (ARRAY(SELECT id FROM picked))
     RETURNING id, queue, priority, task, args, headers, enqueued_at, attempt, max_attempts, snoozes, deadline,
-        finished_at, lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+        finished_at, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), forgotten AS (
     DELETE FROM pgqueue.job_signal WHERE job_id = ANY (ARRAY(SELECT id FROM picked))
 ), retried AS (
     INSERT INTO pgqueue.job_available (
         state, rank, run_at, max_attempts, deadline,
         id, queue, priority, task, args, headers, enqueued_at, attempt, snoozes,
-        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key)
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT DISTINCT ON (id) 'available', 2 * priority + 1, pgqueue.now(),
         CASE WHEN max_attempts IS NOT NULL THEN least(greatest(max_attempts, attempt::integer + 1), 32767) END,
         CASE WHEN deadline > pgqueue.now() THEN deadline END,
         id, queue, priority, task, args, headers, enqueued_at, attempt, snoozes,
-        lock_key, lock_limit, on_locked, limit_key, unique_key, idempotency_key
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM dead ORDER BY id, finished_at DESC
     RETURNING id, queue
 ), again AS (
-    INSERT INTO pgqueue.job_available (state, rank, queue, priority, task, args, headers, max_attempts, lock_key, limit_key)
+    INSERT INTO pgqueue.job_available (state, rank, queue, priority, task, args, headers, max_attempts, lock_key,
+        limit_key, rate_key)
     SELECT 'available', 2 * priority + 1, queue, priority, task, args,
         CASE WHEN jsonb_typeof(headers) = 'object' THEN headers ELSE '{}' END || jsonb_build_object('retry_of', id),
-        max_attempts, lock_key, limit_key
+        max_attempts, lock_key, limit_key, rate_key
     FROM (
         SELECT DISTINCT ON (j.id) j.* FROM seen CROSS JOIN LATERAL (
             SELECT * FROM pgqueue.job_done d WHERE d.id = seen.id AND d.state = seen.state OFFSET 0) AS j

@@ -1,13 +1,19 @@
 -- name: rescue_disarm
 -- End the sessions of a worker that has not beaten since `beat`: a stopped process keeps its locks and could still commit.
--- Pid and start time must both match, so that nobody else's session is hit.
-SELECT count(pg_terminate_backend(a.pid))
-FROM pgqueue.worker w
-CROSS JOIN LATERAL jsonb_to_recordset(w.sessions) AS s (pid integer, backend_start timestamptz)
-JOIN pg_stat_activity a ON a.pid = s.pid AND a.backend_start = s.backend_start
-WHERE w.id = %(worker_id)s::bigint AND w.beat = %(beat)s::bigint
-  -- Another role's session is not ours to end, and asking would be an error.
-  AND (pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'));
+-- Pid and start time must both match, so that nobody else's session is hit. Not those that are not ours to end, for asking
+-- would be an error: a superuser's, if we are none; another role's, without the right. Answers how many were ended, and how
+-- many could not be, or not even be seen as they are.
+WITH found AS MATERIALIZED (
+    SELECT a.pid, a.backend_start IS NOT NULL
+        AND (pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'))
+        AND (me.rolsuper OR (SELECT NOT r.rolsuper FROM pg_roles r WHERE r.oid = a.usesysid) IS TRUE) AS ours
+    FROM pgqueue.worker w
+    CROSS JOIN LATERAL jsonb_to_recordset(w.sessions) AS s (pid integer, backend_start timestamptz)
+    JOIN pg_stat_activity a ON a.pid = s.pid AND coalesce(a.backend_start = s.backend_start, true)
+    JOIN pg_roles me ON me.rolname = current_user
+    WHERE w.id = %(worker_id)s::bigint AND w.beat = %(beat)s::bigint
+)
+SELECT count(CASE WHEN ours THEN pg_terminate_backend(pid) END), count(*) FILTER (WHERE NOT ours) FROM found;
 
 -- name: rescue_lock
 -- Take the worker's row against claims (they hold it FOR KEY SHARE). No row: it beat again, or is gone.
@@ -49,10 +55,10 @@ WITH dead_worker AS MATERIALIZED (
     INSERT INTO pgqueue.job_dead (
         state, finished_at, bin, reason, crashes,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key)
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'crashed', least(crashes + 1, 32767),
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, unique_key, idempotency_key
+        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
     FROM judged WHERE started AND crashes >= 2
     RETURNING id
 ), heard AS (
@@ -62,13 +68,13 @@ WITH dead_worker AS MATERIALIZED (
     INSERT INTO pgqueue.job_available (
         state, rank, crashes, attempt,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
+        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
     SELECT 'available',
         CASE crashes + started::integer WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, crashes + started::integer,
         attempt - CASE WHEN started THEN 0 ELSE 1 END,
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
+        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
     FROM judged WHERE NOT (started AND crashes >= 2)
     ORDER BY id
     RETURNING queue

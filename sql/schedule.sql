@@ -13,11 +13,11 @@ WITH picked AS MATERIALIZED (
 ), available AS (
     INSERT INTO pgqueue.job_available (
         state, rank, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
-        snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key)
+        snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
     SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, attempt, max_attempts,
-        crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, holds, unique_key, idempotency_key
+        crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
     FROM due ORDER BY run_at, id
     RETURNING queue
 ), told AS (
@@ -44,9 +44,9 @@ WITH double AS (
 )
 INSERT INTO pgqueue.job_dead (
     state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, limit_key, unique_key, idempotency_key)
+    crashes, snoozes, deadline, lock_key, limit_key, rate_key, unique_key, idempotency_key)
 SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
     id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, limit_key, unique_key, idempotency_key
+    crashes, snoozes, deadline, lock_key, limit_key, rate_key, unique_key, idempotency_key
 FROM double
 RETURNING id;

@@ -32,6 +32,8 @@ WITH patience AS MATERIALIZED (
         nullif(coalesce(line.lock_key, %(lock_key)s::text), '')::jsonb #>> '{}' AS lock_key,
         nullif(coalesce(line.lock_limit, %(lock_limit)s::text), '')::integer AS lock_limit,
         nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked,
+        nullif(coalesce(line.limit_key, %(limit_key)s::text), '')::jsonb #>> '{}' AS limit_key,
+        nullif(coalesce(line.rate_key, %(rate_key)s::text), '')::jsonb #>> '{}' AS rate_key,
         nullif(coalesce(line.unique_key, %(unique_key)s::text), '')::jsonb #>> '{}' AS unique_key,
         nullif(coalesce(line.idempotency_key, %(idempotency_key)s::text), '')::jsonb #>> '{}' AS idempotency_key,
         coalesce(line.hold, %(hold)s::text) AS hold,
@@ -43,11 +45,14 @@ WITH patience AS MATERIALIZED (
         string_to_table(%(run_at)s::text, E'\n'), string_to_table(%(delay)s::text, E'\n'),
         string_to_table(%(deadline)s::text, E'\n'), string_to_table(%(deadline_seconds)s::text, E'\n'),
         string_to_table(%(lock_key)s::text, E'\n'), string_to_table(%(lock_limit)s::text, E'\n'),
-        string_to_table(%(on_locked)s::text, E'\n'), string_to_table(%(unique_key)s::text, E'\n'),
+        string_to_table(%(on_locked)s::text, E'\n'),
+        string_to_table(%(limit_key)s::text, E'\n'), string_to_table(%(rate_key)s::text, E'\n'),
+        string_to_table(%(unique_key)s::text, E'\n'),
         string_to_table(%(idempotency_key)s::text, E'\n'), string_to_table(%(hold)s::text, E'\n'),
         string_to_table(%(hold_seconds)s::text, E'\n')
     ) WITH ORDINALITY AS line (task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, deadline_seconds,
-                               lock_key, lock_limit, on_locked, unique_key, idempotency_key, hold, hold_seconds, place)
+                               lock_key, lock_limit, on_locked,
+                               limit_key, rate_key, unique_key, idempotency_key, hold, hold_seconds, place)
 ), taken AS (
     INSERT INTO pgqueue.unique_key (key, job_id, hold, seconds)
     SELECT wanted.key COLLATE "C", wanted.id, wanted.hold, wanted.seconds
@@ -67,10 +72,12 @@ WITH patience AS MATERIALIZED (
 ), added AS (
     INSERT INTO pgqueue.job (
         id, state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        limit_key, rate_key,
         unique_key, idempotency_key)
     SELECT
         id, CASE WHEN run_at > pgqueue.now() THEN 'scheduled' ELSE 'available' END,
         task, args, queue, priority, 2 * priority + 1, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        limit_key, rate_key,
         unique_key, idempotency_key
     FROM won
     RETURNING id, CASE state WHEN 'available' THEN queue ELSE ':scheduled' END AS heard
@@ -160,7 +167,9 @@ WITH patience AS MATERIALIZED (
         ) AS deadline,
         nullif(coalesce(line.lock_key, %(lock_key)s::text), '')::jsonb #>> '{}' AS lock_key,
         nullif(coalesce(line.lock_limit, %(lock_limit)s::text), '')::integer AS lock_limit,
-        nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked
+        nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked,
+        nullif(coalesce(line.limit_key, %(limit_key)s::text), '')::jsonb #>> '{}' AS limit_key,
+        nullif(coalesce(line.rate_key, %(rate_key)s::text), '')::jsonb #>> '{}' AS rate_key
     FROM patience CROSS JOIN ROWS FROM (
         string_to_table(%(task)s::text, E'\n'), string_to_table(%(args)s::text, E'\n'),
         string_to_table(%(queue)s::text, E'\n'), string_to_table(%(priority)s::text, E'\n'),
@@ -168,10 +177,12 @@ WITH patience AS MATERIALIZED (
         string_to_table(%(run_at)s::text, E'\n'), string_to_table(%(delay)s::text, E'\n'),
         string_to_table(%(deadline)s::text, E'\n'), string_to_table(%(deadline_seconds)s::text, E'\n'),
         string_to_table(%(lock_key)s::text, E'\n'), string_to_table(%(lock_limit)s::text, E'\n'),
-        string_to_table(%(on_locked)s::text, E'\n'), string_to_table(%(holder)s::text, E'\n'),
+        string_to_table(%(on_locked)s::text, E'\n'),
+        string_to_table(%(limit_key)s::text, E'\n'), string_to_table(%(rate_key)s::text, E'\n'),
+        string_to_table(%(holder)s::text, E'\n'),
         string_to_table(%(at_most)s::text, E'\n')
     ) AS line (task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, deadline_seconds, lock_key, lock_limit,
-               on_locked, holder, at_most)
+               on_locked, limit_key, rate_key, holder, at_most)
 ), available AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_available WHERE id = ANY (ARRAY(SELECT id FROM asked))
         AND attempt = 0 AND snoozes = 0 AND crashes = 0 ORDER BY id FOR UPDATE
@@ -192,6 +203,7 @@ WITH patience AS MATERIALIZED (
     RETURNING id, enqueued_at, unique_key, idempotency_key
 ), changed AS MATERIALIZED (
     SELECT asked.id, task, args, queue, priority, headers, max_attempts, deadline, lock_key, lock_limit, on_locked,
+        limit_key, rate_key,
         gone.enqueued_at, gone.unique_key, gone.idempotency_key, gone.was_due,
         least(asked.run_at, gone.enqueued_at + make_interval(secs => asked.at_most)) AS run_at
     FROM asked JOIN (
@@ -203,17 +215,19 @@ WITH patience AS MATERIALIZED (
 ), now_available AS (
     INSERT INTO pgqueue.job_available (
         state, rank, id, task, args, queue, priority, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        limit_key, rate_key,
         enqueued_at, unique_key, idempotency_key)
     SELECT 'available', 2 * priority + CASE WHEN was_due THEN 0 ELSE 1 END, id, task, args, queue, priority, headers, max_attempts,
-        run_at, deadline, lock_key, lock_limit, on_locked, enqueued_at, unique_key, idempotency_key
+        run_at, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, enqueued_at, unique_key, idempotency_key
     FROM judged WHERE NOT later
     RETURNING id, queue
 ), now_scheduled AS (
     INSERT INTO pgqueue.job_scheduled (
         state, rank, id, task, args, queue, priority, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        limit_key, rate_key,
         enqueued_at, unique_key, idempotency_key)
     SELECT 'scheduled', 2 * priority + 1, id, task, args, queue, priority, headers, max_attempts,
-        run_at, deadline, lock_key, lock_limit, on_locked, enqueued_at, unique_key, idempotency_key
+        run_at, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, enqueued_at, unique_key, idempotency_key
     FROM judged WHERE later
     RETURNING id
 ), told AS (
@@ -254,6 +268,8 @@ WITH asked AS MATERIALIZED (
         nullif(coalesce(line.lock_key, %(lock_key)s::text), '')::jsonb #>> '{}' AS lock_key,
         nullif(coalesce(line.lock_limit, %(lock_limit)s::text), '')::integer AS lock_limit,
         nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked,
+        nullif(coalesce(line.limit_key, %(limit_key)s::text), '')::jsonb #>> '{}' AS limit_key,
+        nullif(coalesce(line.rate_key, %(rate_key)s::text), '')::jsonb #>> '{}' AS rate_key,
         nullif(coalesce(line.unique_key, %(unique_key)s::text), '')::jsonb #>> '{}' AS unique_key,
         nullif(coalesce(line.idempotency_key, %(idempotency_key)s::text), '')::jsonb #>> '{}' AS idempotency_key,
         coalesce(line.hold, %(hold)s::text) AS hold,
@@ -265,11 +281,14 @@ WITH asked AS MATERIALIZED (
         string_to_table(%(run_at)s::text, E'\n'), string_to_table(%(delay)s::text, E'\n'),
         string_to_table(%(deadline)s::text, E'\n'), string_to_table(%(deadline_seconds)s::text, E'\n'),
         string_to_table(%(lock_key)s::text, E'\n'), string_to_table(%(lock_limit)s::text, E'\n'),
-        string_to_table(%(on_locked)s::text, E'\n'), string_to_table(%(unique_key)s::text, E'\n'),
+        string_to_table(%(on_locked)s::text, E'\n'),
+        string_to_table(%(limit_key)s::text, E'\n'), string_to_table(%(rate_key)s::text, E'\n'),
+        string_to_table(%(unique_key)s::text, E'\n'),
         string_to_table(%(idempotency_key)s::text, E'\n'), string_to_table(%(hold)s::text, E'\n'),
         string_to_table(%(hold_seconds)s::text, E'\n')
     ) WITH ORDINALITY AS line (task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, deadline_seconds,
-                               lock_key, lock_limit, on_locked, unique_key, idempotency_key, hold, hold_seconds, place)
+                               lock_key, lock_limit, on_locked,
+                               limit_key, rate_key, unique_key, idempotency_key, hold, hold_seconds, place)
 ), judged AS MATERIALIZED (
     SELECT asked.*, CASE WHEN unique_key IS NOT NULL OR idempotency_key IS NOT NULL
         THEN pgqueue.take_keys(idempotency_key, unique_key, hold, hold_seconds, id, ARRAY(SELECT id FROM asked))
@@ -278,10 +297,12 @@ WITH asked AS MATERIALIZED (
 ), added AS (
     INSERT INTO pgqueue.job (
         id, state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        limit_key, rate_key,
         unique_key, idempotency_key)
     SELECT
         id, CASE WHEN run_at > pgqueue.now() THEN 'scheduled' ELSE 'available' END,
         task, args, queue, priority, 2 * priority + 1, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
+        limit_key, rate_key,
         unique_key, idempotency_key
     FROM judged WHERE holder = id ORDER BY place
     RETURNING CASE state WHEN 'available' THEN queue ELSE ':scheduled' END AS heard

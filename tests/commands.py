@@ -13,7 +13,7 @@ from signal import Signals
 from time import monotonic, sleep
 
 COMMAND = str(Path(sys.executable).with_name("pgqueue"))
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def pgqueue(
@@ -28,7 +28,7 @@ def pgqueue(
         input=stdin,
         cwd=cwd,
         env=_environ(dsn, environ),
-        timeout=60,
+        timeout=120,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from servers import Server, embedded_server, shared_server
 from workers import Eyes
 
@@ -19,6 +20,12 @@ from pgqueue import config
 from pgqueue.pytest_plugin import Databases
 
 pytest_plugins = ["promises"]
+
+# The same examples each time, and no example fails because the machine is slow: the clock is not what they are about.
+settings.register_profile(
+    "pgqueue", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("pgqueue")
 
 
 @pytest.fixture(autouse=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any
 
 import crash_lives
+from workers import until
 
 
 @dataclass(slots=True)
@@ -96,7 +99,22 @@ class Nursery:
                         ended.set_result(life)
                     else:
                         ended.set_exception(AssertionError(f"{life} ended with {said['code']}\n{self._said()}"))
+        for life, ended, birth in self._lives.values():
+            if not ended.done():
+                ended.set_exception(AssertionError(f"the nursery has ended, and {life} with it\n{self._said()}"))
+                birth.set()
 
     def _said(self) -> str:
         self._errors.seek(0)
         return self._errors.read()[-5000:].decode(errors="replace")
+
+
+async def lived(nursery: Nursery, done: Callable[[], bool], **plan: Any) -> Life:
+    """A worker's life until this is done, recorded. What comes then is its shutdown."""
+    born: asyncio.Future[Life] = asyncio.get_running_loop().create_future()
+    life = asyncio.ensure_future(nursery.live(born, kind="work", jobs=1 << 40, seconds=60.0, record=True, **plan))
+    pid = (await born).pid
+    await until(done, 50.0)
+    await asyncio.sleep(0.3)  # for the last steps of the handler's thread, which nothing shows
+    os.kill(pid, signal.SIGTERM)
+    return await life

@@ -81,7 +81,7 @@ class Wire:
         return killed
 
     def _call(self, step: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(step, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(step, self._loop).result(60)
 
     async def _listen(self) -> asyncio.Server:
         return await asyncio.start_server(self._join, "127.0.0.1", 0)
@@ -175,7 +175,7 @@ class Stream:
         self._thread.join()
         assert self.errors == []
 
-    def more(self, jobs: int, seconds: float = 30.0) -> None:
+    def more(self, jobs: int, seconds: float = 60.0) -> None:
         """Wait until so many more have been committed."""
         wanted = len(self.committed) + jobs
         wait_until(lambda: len(self.committed) >= wanted or self.errors, seconds)
@@ -220,7 +220,7 @@ class Account:
         return f"{len(self.runs)} keys ran, {len(self.lost)} lost, {len(self.twice)} twice, {self.crashes} crashes"
 
 
-def account(eyes: Eyes, stream: Stream, processes: Iterable[Process], seconds: float = 30.0) -> Account:
+def account(eyes: Eyes, stream: Stream, processes: Iterable[Process], seconds: float = 60.0) -> Account:
     """Wait until everything has ended, and draw up the account. Fails if something is stuck."""
     try:
         settled(eyes, seconds)

@@ -10,7 +10,8 @@ from typing import Any
 
 from workers import Eyes, Taker
 
-from pgqueue.admit import Admit, Slots
+from pgqueue.admit import Admit, Slots, held
+from pgqueue.fetcher import KEYED_CLAIMS
 from pgqueue.job import Job
 from pgqueue.sessions import Link, Session
 from pgqueue.statements import Statement, integers
@@ -22,7 +23,8 @@ class Desk(Taker):
 
     def __init__(self, dsn: str, queues: tuple[str, ...] = ("default",), link: Link | None = None) -> None:
         super().__init__(dsn, queues)
-        self.keys = Session(link or self.link, "admit")
+        self.link = self.session.link = link or self.link
+        self.keys = Session(self.link, "admit")
         self.slots = 1000
         self.admit = Admit(
             self.keys,
@@ -102,7 +104,7 @@ class OneStatement(Link):
         made = super().statement(name, **params)
         if name == "admit_lock":
             return Statement("SELECT 1", {}, list)
-        if name != "admit_move":
+        if name not in ("admit_move", "admit_limits"):
             return made
         lock = super().statement("admit_lock").sql.rstrip().rstrip(";")
         first = "me AS MATERIALIZED ("
@@ -118,41 +120,80 @@ class Uncounted(Link):
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         made = super().statement(name, **params)
-        return replace(made, sql=made.sql.replace("count(*)::integer AS n", "0 * count(*)::integer AS n", 1))
+        return replace(made, sql=made.sql.replace("count(*)::integer AS n", "0 * count(*)::integer AS n"))
+
+
+class UnlockedClaim(Link):
+    """What a naive claim sends: it takes the first job of a key that looks free without having locked that."""
+
+    def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
+        made = super().statement(name, **params)
+        if name != "fetch_lock":
+            return made
+        sql, lock, _ = made.sql.partition("AND pg_catalog.pg_try_advisory_xact_lock")
+        assert lock
+        return replace(made, sql=sql)
+
+
+class EarlyClaim(UnlockedClaim):
+    """What another naive claim sends: it locks keys in the statement that looks whether they are free."""
+
+    def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
+        made = super().statement(name, **params)
+        if name != "fetch_claim":
+            return made
+        early = "WHERE pg_try_advisory_xact_lock(hashtextextended('pgqueue.lock:' || j.lock_key, 7)) AND NOT EXISTS"
+        sql = made.sql.replace(
+            "WHERE NOT EXISTS (SELECT FROM pgqueue.job_running", early + " (SELECT FROM pgqueue.job_running"
+        )
+        assert sql != made.sql
+        return replace(made, sql=sql)
 
 
 class Holders:
     """How many hold each key, as those who hold it say: never more than there are in the database."""
 
     def __init__(self) -> None:
-        self.now: Counter[str | None] = Counter()
-        self.most: Counter[str | None] = Counter()
+        self.now: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
         self.ran = 0
 
     def begin(self, job: Job) -> None:
         self.ran += 1
-        self.now[job.lock_key] += 1
-        self.most[job.lock_key] = max(self.most[job.lock_key], self.now[job.lock_key])
+        for key in held(job):
+            self.now[key] += 1
+            self.most[key] = max(self.most[key], self.now[key])
 
     def end(self, job: Job) -> None:
-        self.now[job.lock_key] -= 1
+        self.now.subtract(held(job))
+
+
+LOCKED = "INSERT INTO pgqueue.job (task, lock_key, lock_limit) SELECT 'x', 'k', %s FROM generate_series(1, %s)"
+LIMITED = "INSERT INTO pgqueue.job (task, limit_key) SELECT 'x', 'k' FROM generate_series(1, %s)"
+BOTH = (
+    "INSERT INTO pgqueue.job (task, lock_key, limit_key) SELECT 'x', 'k' || n %% 5, 'k' FROM generate_series(1, %s) n"
+)
+ALLOW = """INSERT INTO pgqueue.key_limit (name, n, set_at) VALUES ('k', %s, now())
+           ON CONFLICT (name) DO UPDATE SET n = excluded.n"""
 
 
 async def race(dsn: str, eyes: Eyes, *, claimers: int, rounds: int, limit: int, link: type[Link] = Link) -> int:
     """So many claimers work off so many jobs of one key, until too many run; how many at most ran at the same time."""
-    eyes.do(
-        "INSERT INTO pgqueue.job (task, lock_key, lock_limit) SELECT 'x', 'k', %s FROM generate_series(1, %s)",
-        limit,
-        rounds,
-    )
+    eyes.do(LOCKED, limit, rounds)
+    holders = await racing(dsn, claimers, rounds, {"lock:k": limit}, link)
+    return holders.most["lock:k"]
+
+
+async def racing(dsn: str, claimers: int, rounds: int, most: dict[str, int], link: type[Link] = Link) -> Holders:
+    """So many claimers work off so many jobs that are there, until more than `most` have one of these keys."""
     holders = Holders()
     desks = [Desk(dsn, link=link(dsn, "pgqueue")) for _ in range(claimers)]
 
     async def claimer(desk: Desk) -> None:
         desk.slots = 1
-        while holders.ran < rounds and holders.most["k"] <= limit:
+        while holders.ran < rounds and all(holders.most[key] <= most[key] for key in most):
             claimed = await desk.park(1)
-            desk.admit.parked({"lock:k": ()})
+            desk.admit.parked(dict.fromkeys(most, ()))
             for job in claimed + await desk.let_in():
                 holders.begin(job)
                 await asyncio.sleep(0)
@@ -165,4 +206,32 @@ async def race(dsn: str, eyes: Eyes, *, claimers: int, rounds: int, limit: int, 
     finally:
         for desk in desks:
             await desk.close()
-    return holders.most["k"]
+    return holders
+
+
+async def race_of_pairs(dsn: str, eyes: Eyes, *, claimers: int, pairs: int, link: type[Link] = Link) -> int:
+    """Claimers of two queues work off so many keys with a job in each; how many of a key ran beside each other."""
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, queue, lock_key) SELECT 'x', 'q' || n %% 2, 'k' || n / 2 "
+        "FROM generate_series(0, %s) AS n",
+        2 * pairs - 1,
+    )
+    holders = Holders()
+    desks = [Desk(dsn, (f"q{number % 2}",), link=link(dsn, "pgqueue")) for number in range(claimers)]
+
+    async def claimer(desk: Desk) -> None:
+        desk.fetcher._keyed = KEYED_CLAIMS
+        while holders.ran < 2 * pairs and (not holders.most or max(holders.most.values()) < 2):
+            for job in await desk.park(1) + await desk.let_in():
+                holders.begin(job)
+                await asyncio.sleep(0)
+                holders.end(job)
+                await desk.complete(job)
+
+    try:
+        async with asyncio.timeout(120):
+            await asyncio.gather(*map(claimer, desks))
+    finally:
+        for desk in desks:
+            await desk.close()
+    return max(holders.most.values())

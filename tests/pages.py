@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN = {"python", "console", "sql"}
 ADDRESS = "app@localhost/shop"  # the database of every example; here the test's own
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"\*Not run here: (?P<shown>.+)\.\*\n<!-- not run: (?P<why>.+) -->\n$")
@@ -207,7 +207,7 @@ class Reader:
             while process.poll() is None and monotonic() < deadline:
                 at_work = conn.execute("SELECT count(*) FROM pgqueue.worker").fetchone()
                 left = conn.execute(
-                    "SELECT count(*) FROM pgqueue.job WHERE state IN ('available', 'running')"
+                    "SELECT count(*) FROM pgqueue.job WHERE state IN ('available', 'blocked', 'running')"
                 ).fetchone()
                 if at_work != (0,) and left == (0,):
                     return True

@@ -50,7 +50,7 @@ class Pair:
         for process in processes:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
-        psutil.wait_procs(processes, 10)
+        psutil.wait_procs(processes, 60)
 
     def caught_up(self) -> None:
         """Wait until the standby has seen all that the primary has committed by now."""

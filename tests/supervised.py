@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGSTOP
 from time import monotonic, sleep
 from typing import Any
 
@@ -115,11 +115,11 @@ class Supervised:
     def counts(self, text: str) -> int:
         return self.worker.output.count(text)
 
-    def says_again(self, text: str, before: int, seconds: float = 20.0) -> None:
+    def says_again(self, text: str, before: int, seconds: float = 60.0) -> None:
         """Wait until it has said this more often than `before`."""
         wait_until(lambda: self.counts(text) > before, seconds)
 
-    def restart(self, number: Any, seconds: float = 30.0) -> None:
+    def restart(self, number: Any, seconds: float = 60.0) -> None:
         """Send the signal and wait until the restart is through."""
         before = self.counts("the restart is through")
         self.signal(number)
@@ -127,6 +127,8 @@ class Supervised:
 
     def close(self) -> None:
         """End the supervisor and all processes it has started; that some are gone already is no error."""
+        if self.worker.process.poll() is None:
+            self.worker.process.send_signal(SIGSTOP)  # it starts no other while we look
         self.children()
         mine = [one for one in map(theirs, [*self.seen.items(), *started(self.worker.output)]) if one is not None]
         self.worker.process.kill()
@@ -134,7 +136,7 @@ class Supervised:
         for one in mine:
             with suppress(psutil.Error):  # psutil itself compares the time of creation once more
                 one.send_signal(SIGKILL)
-        psutil.wait_procs(mine, timeout=5)
+        psutil.wait_procs(mine, timeout=60)
         self.worker.close()  # last: they all write to the one stderr
 
 

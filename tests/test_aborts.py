@@ -168,7 +168,7 @@ async def test_of_two_jobs_that_deadlock_the_victim_runs_again_at_once(
 ) -> None:
     eyes.do(SETUP)
     barrier = threading.Barrier(2)
-    stage.meet = lambda: len(stage.runs) > 2 or barrier.wait(10)
+    stage.meet = lambda: len(stage.runs) > 2 or barrier.wait(30)
     jobs = [crosses.enqueue(conn, 1, 2).id, crosses.enqueue(conn, 2, 1).id]
     conn.commit()
     async with work(dsn, crosses) as worker:
@@ -213,7 +213,7 @@ async def test_of_two_transactional_jobs_that_deadlock_both_happen_once(
 ) -> None:
     eyes.do(SETUP)
     barrier = threading.Barrier(2)
-    stage.meet = lambda: len(stage.runs) > 2 or barrier.wait(10)
+    stage.meet = lambda: len(stage.runs) > 2 or barrier.wait(30)
     crosses.using(queue="cross").enqueue(conn, 1, 2)
     crosses.using(queue="cross").enqueue(conn, 2, 1)
     conn.commit()
@@ -303,7 +303,7 @@ async def on_loop(job: Job) -> None:
     run(job)
 
 
-@task(name="aborts.timed", retry=1, timeout=0.5)
+@task(name="aborts.timed", retry=1, timeout=2.0)
 def timed(job: Job) -> None:
     run(job)
 
@@ -394,7 +394,7 @@ async def test_a_worker_that_goes_quiet_ends_the_pause_and_gives_the_job_back(
     async with work(dsn, always) as worker:
         await until(lambda: eyes.all(ROWS))
         worker.quiet()
-        await asyncio.wait_for(worker.run(), 10)
+        await asyncio.wait_for(worker.run(), 30)
     assert (eyes.state(job), eyes.one("SELECT attempt FROM pgqueue.job")) == ("available", 0)
     assert len(stage.runs) == 1
 

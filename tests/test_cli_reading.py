@@ -125,9 +125,9 @@ def test_watch_goes_on_until_interrupted(dsn: str) -> None:
         assert process.stdout is not None
         first, second = (json.loads(process.stdout.readline()) for _ in range(2))
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
     seconds = datetime.fromisoformat(second["at"]) - datetime.fromisoformat(first["at"])
-    assert timedelta(seconds=1) < seconds < timedelta(seconds=10)
+    assert timedelta(seconds=1) < seconds < timedelta(seconds=60)
 
 
 # jobs ----------------------------------------------------------------------------------------------------------------

@@ -121,6 +121,16 @@ def test_the_banner_says_where_what_and_how_without_the_password(server: Server,
         assert str(conninfo_to_dict(dsn)["dbname"]) in worker.output
 
 
+def test_the_banner_counts_the_connections_that_handlers_are_lent(dsn: str, tmp_path: Path) -> None:
+    (tmp_path / "lent.py").write_text(
+        "import pgqueue\n"
+        "@pgqueue.task(name='sync', transactional=True)\ndef sync() -> None: ...\n"
+        "@pgqueue.task(name='on_loop', transactional=True)\nasync def on_loop() -> None: ...\n"
+    )
+    with working("lent", "--concurrency", "7", dsn=dsn, cwd=tmp_path) as worker:
+        worker.says("3 idle + 1, and up to 14 for transactional tasks")
+
+
 def test_tasks_that_may_keep_a_key_for_ever_are_named_at_the_start(dsn: str, tmp_path: Path) -> None:
     (tmp_path / "keyed.py").write_text(
         "import pgqueue\n"

@@ -190,7 +190,7 @@ def test_every_supported_type_comes_back_as_it_was(pair: tuple[Any, Any]) -> Non
 
 
 @given(typed().filter(lambda pair: "Any" not in str(pair[0])))
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 def test_jsonb_takes_it_and_gives_it_back(conn: psycopg.Connection, pair: tuple[Any, Any]) -> None:
     annotation, value = pair
     codec = one(annotation)

@@ -21,6 +21,7 @@ from pgqueue import completer, statements
 from pgqueue.completer import FLUSH_MOST, Completer
 from pgqueue.endings import Endings
 from pgqueue.job import Job, NewJob
+from pgqueue.keys import Keys
 from pgqueue.outcome import (
     COMPLETED,
     RELEASED,
@@ -34,6 +35,7 @@ from pgqueue.outcome import (
     interrupted,
 )
 from pgqueue.sessions import Session
+from pgqueue.statements import Statement
 from pgqueue.testing import Clock
 
 BROKEN = Problem("failed", "ValueError", "no", "Traceback …")
@@ -75,7 +77,7 @@ class Desk:
         jobs = await self.jobs(len(outcomes))
         for job, outcome in zip(jobs, outcomes, strict=True):
             self.completer.finish(job, outcome)
-        await asyncio.wait_for(self.completer.flushed(), 10)
+        await asyncio.wait_for(self.completer.flushed(), 30)
         return jobs
 
 
@@ -159,7 +161,7 @@ async def test_a_row_keeps_what_it_carries_on_every_way(desk: Desk, eyes: Eyes) 
         [job] = await desk.taker.fetch()
         assert job.headers == {"h": "v"} and job.priority == 3 and job.snoozes == 2
         desk.completer.finish(job, outcome)
-        await asyncio.wait_for(desk.completer.flushed(), 10)
+        await asyncio.wait_for(desk.completer.flushed(), 30)
         [row] = eyes.all(select.format(names))
         back = isinstance(outcome, Released)
         kept = carried | {"rank": 6} if back else carried  # the front
@@ -178,11 +180,11 @@ async def test_a_stranger_who_locks_a_row_delays_that_row_only(
     await until(lambda: desk.messages >= 2)  # tried to end it, and looked why it could not
     for job in others:
         desk.completer.finish(job, outcome)
-    await until(lambda: set(desk.written) == {job.id for job in others}, 2.0)
+    await until(lambda: set(desk.written) == {job.id for job in others}, 30.0)
     assert eyes.state(locked.id) == "running"
     assert desk.completer.fenced == 0
     conn.rollback()
-    await asyncio.wait_for(desk.completer.flushed(), 2.0)
+    await asyncio.wait_for(desk.completer.flushed(), 30.0)
     assert eyes.state(locked.id) != "running"
 
 
@@ -201,7 +203,7 @@ async def test_the_outcome_of_a_job_that_was_given_away_is_dropped_and_counted(
     with caplog.at_level(logging.WARNING):
         desk.completer.finish(given_away, Completed("1"))
         desk.completer.finish(kept, Completed("2"))
-        await asyncio.wait_for(desk.completer.flushed(), 10)
+        await asyncio.wait_for(desk.completer.flushed(), 30)
     assert desk.completer.fenced == 1
     assert f"job {given_away.id}" in caplog.text
     assert eyes.states() == {"running": 1, "completed": 1}
@@ -229,7 +231,7 @@ async def test_two_runs_of_a_job_in_one_flush_end_it_once_and_leave_the_successo
     second.claim = first.claim + 1
     for run in (first, second):
         desk.completer.finish(run, outcome)
-    await asyncio.wait_for(desk.completer.flushed(), 10)
+    await asyncio.wait_for(desk.completer.flushed(), 30)
     assert desk.completer.fenced == (0 if isinstance(outcome, Released) else 1)
     followers = [new.task for new in getattr(outcome, "successors", ())]
     assert eyes.all("SELECT task FROM pgqueue.job WHERE id <> %s ORDER BY id", first.id) == [(f,) for f in followers]
@@ -257,19 +259,75 @@ async def test_an_answer_that_was_lost_after_the_commit_is_no_fence(desk: Desk, 
     await cut(desk, before_commit=False)
     for job, outcome in zip(jobs, outcomes, strict=True):
         desk.completer.finish(job, outcome)
-    await asyncio.wait_for(desk.completer.flushed(), 10)
+    await asyncio.wait_for(desk.completer.flushed(), 30)
     assert desk.completer.fenced == 0
     assert sorted(desk.written) == [job.id for job in jobs]
     assert eyes.states() == {"completed": 2, "scheduled": 1, "failed": 1, "available": 2}
 
 
 @pytest.mark.promise("F06")
+def _after(args: str, key: str | None = None) -> NewJob[None]:
+    return NewJob("after", args, "default", 5, None, None, None, None, keys=None if key is None else Keys(key))
+
+
+HUGE = '{"n": 1e999999}'  # JSON, but no jsonb
+UNSTORABLE: dict[str, Outcome] = {
+    "number": Completed(HUGE),
+    "depth": Completed("[" * 20_000 + "]" * 20_000),
+    "no JSON": Completed("{"),
+    "surrogate": Completed('"\ud800"'),
+    "successor": Completed(None, (_after(HUGE),)),
+    "successor with a key": Completed(None, (_after(HUGE, "k"),)),
+    "reason": Cancelled("\x00"),
+    "message": Retried(5, Problem("failed", "\x00")),
+}
+
+
+@pytest.mark.parametrize("name", UNSTORABLE)
+@pytest.mark.parametrize("place", [0, 17, 39])
+async def test_an_outcome_that_cannot_be_stored_harms_its_own_job_only(
+    desk: Desk, eyes: Eyes, name: str, place: int
+) -> None:
+    outcomes: list[Outcome] = [[COMPLETED, Completed("1"), Completed(None, (AFTER,))][n % 3] for n in range(40)]
+    outcomes[place] = UNSTORABLE[name]
+    jobs = await desk.end(*outcomes)
+    others = [job.id for job in jobs if job is not jobs[place]]
+    assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE state = 'completed' AND id = ANY (%s)", others) == 39
+    assert eyes.one("SELECT count(*) FROM pgqueue.job_available WHERE task = 'after'") == sum(
+        len(getattr(outcome, "successors", ())) for n, outcome in enumerate(outcomes) if n != place
+    )
+    asked = "SELECT error_type, message FROM pgqueue.attempt WHERE job_id = %s"
+    [(error_type, message)] = eyes.all(asked, jobs[place].id)
+    assert (error_type, message[:30]) == ("Unstorable", "its outcome cannot be stored: ")
+    assert eyes.state(jobs[place].id) == ("scheduled" if name == "message" else "failed")
+    assert sorted(desk.written) == sorted(job.id for job in jobs)
+    assert desk.completer.fenced == 0
+    await desk.end(COMPLETED)  # it goes on
+
+
+async def test_a_flush_that_takes_too_long_is_tried_with_less(desk: Desk, eyes: Eyes) -> None:
+    """Else the same one would be tried for ever."""
+    run, sizes = desk.session.run, []
+
+    async def slow(*messages: Any, **options: Any) -> list[Any]:
+        if "ids" in messages[0].params:
+            sizes.append(len(messages[0].params["ids"].strip("{}").split(",")))
+            if sizes[-1] > 10:
+                raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+        return await run(*messages, **options)
+
+    desk.session.run = slow  # type: ignore[method-assign]
+    await desk.end(*[COMPLETED] * 40)
+    assert sizes[:3] == [40, 20, 10]
+    assert eyes.states() == {"completed": 40}
+
+
 async def test_nothing_is_dropped_while_the_database_is_away(desk: Desk, eyes: Eyes) -> None:
     jobs = await desk.jobs(3)
     await cut(desk, before_commit=True)
     for job in jobs:
         desk.completer.finish(job, COMPLETED)
-    await asyncio.wait_for(desk.completer.flushed(), 10)
+    await asyncio.wait_for(desk.completer.flushed(), 30)
     assert eyes.states() == {"completed": 3}
     assert desk.completer.fenced == 0
 
@@ -284,7 +342,7 @@ async def test_a_job_given_away_while_its_completion_was_cut_off_is_counted_too(
         eyes.do("DELETE FROM pgqueue.job_running WHERE id = %s", job.id)
         await cut(desk, before_commit=True)
         desk.completer.finish(job, outcome)
-        await asyncio.wait_for(desk.completer.flushed(), 10)
+        await asyncio.wait_for(desk.completer.flushed(), 30)
         assert desk.completer.fenced == fenced + 1, outcome
 
 
@@ -301,7 +359,7 @@ async def test_outcomes_come_from_threads_and_the_loop_at_once_and_in_large_batc
     for job in jobs[half:]:
         desk.completer.finish(job, COMPLETED)
     await asyncio.to_thread(thread.join)
-    await asyncio.wait_for(desk.completer.flushed(), 10)
+    await asyncio.wait_for(desk.completer.flushed(), 30)
     assert sorted(desk.written) == [job.id for job in jobs]
     assert eyes.states() == {"completed": len(jobs)}
 
@@ -310,7 +368,7 @@ async def test_a_single_outcome_from_a_thread_wakes_the_completer(desk: Desk) ->
     """The signal is one per batch; one that is lost would be a job that is never written."""
     for job in await desk.jobs(50):
         await asyncio.to_thread(desk.completer.finish, job, COMPLETED)
-        await asyncio.wait_for(desk.completer.flushed(), 2)
+        await asyncio.wait_for(desk.completer.flushed(), 30)
 
 
 async def test_what_is_given_back_wakes_other_workers(desk: Desk, dsn: str) -> None:
@@ -318,7 +376,7 @@ async def test_what_is_given_back_wakes_other_workers(desk: Desk, dsn: str) -> N
         listening.execute('LISTEN "pgqueue.default"')
         listening.execute('LISTEN "pgqueue.:scheduled"')
         await desk.end(RELEASED, Retried(5, BROKEN))
-        heard = {note.channel for note in listening.notifies(timeout=2, stop_after=2)}
+        heard = {note.channel for note in listening.notifies(timeout=30, stop_after=2)}
     assert heard == {"pgqueue.default", "pgqueue.:scheduled"}
 
 
@@ -334,22 +392,32 @@ async def test_an_idle_completer_closes_its_connection_and_opens_it_again_for_th
     assert eyes.states() == {"completed": 3}
 
 
+async def test_an_idle_completer_does_not_cut_off_who_uses_its_connection_too(
+    desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An abort is noted over the same session: cut off, it would count as a failed attempt."""
+    monkeypatch.setattr(completer, "IDLE_SECONDS", 0.3)
+    await desk.end(COMPLETED)
+    assert await desk.session.run(Statement("SELECT pg_sleep(1)", {}, list))
+    await until(lambda: not eyes.backends("pgqueue complete"))
+
+
 async def test_an_outcome_that_comes_while_the_connection_is_closed_is_written(
     desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(completer, "IDLE_SECONDS", 0.02)
     await desk.end(COMPLETED)
     [job] = await desk.jobs(1)
-    close = desk.session.close
+    rest = desk.session.rest
 
     async def meanwhile() -> None:
-        desk.session.close = close  # type: ignore[method-assign]
+        desk.session.rest = rest  # type: ignore[method-assign]
         desk.completer.finish(job, COMPLETED)
-        await close()
+        await rest()
 
-    desk.session.close = meanwhile  # type: ignore[method-assign]
+    desk.session.rest = meanwhile  # type: ignore[method-assign]
     desk.completer.finish((await desk.jobs(1))[0], COMPLETED)
-    await until(eyes.done(3), 5.0)
+    await until(eyes.done(3), 30.0)
 
 
 async def test_a_clock_that_steps_back_keeps_no_job_from_being_given_back(desk: Desk, eyes: Eyes) -> None:
@@ -358,7 +426,7 @@ async def test_a_clock_that_steps_back_keeps_no_job_from_being_given_back(desk: 
     with Clock(eyes.conn, datetime.now(UTC) - timedelta(hours=1)):
         for job in jobs:
             desk.completer.finish(job, RELEASED)
-        await asyncio.wait_for(desk.completer.flushed(), 5)
+        await asyncio.wait_for(desk.completer.flushed(), 30)
         assert eyes.states() == {"available": 3}
         assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE run_at > pgqueue.now()") == 0
 
@@ -370,7 +438,7 @@ async def test_a_row_that_waits_by_right_is_not_taken_for_the_double_of_another(
     eyes.do("INSERT INTO pgqueue.job (task, id) VALUES ('again', %s), ('double', %s)", rescued.id, doubled.id)
     desk.completer.finish(rescued, COMPLETED)
     desk.completer.finish(doubled, RELEASED)
-    await asyncio.wait_for(desk.completer.flushed(), 5)
+    await asyncio.wait_for(desk.completer.flushed(), 30)
     rows = eyes.all("SELECT id, task, state FROM pgqueue.job ORDER BY id, state")
     assert rows == [
         (rescued.id, "again", "available"),

@@ -202,7 +202,7 @@ async def test_a_job_that_was_given_away_cannot_be_ended(dsn: str, orders: Eyes,
 
     def order(job: Job) -> None:
         began.set()
-        assert go_on.wait(20)
+        assert go_on.wait(30)
         with psycopg.connect(dsn) as conn:
             conn.execute("INSERT INTO app_order VALUES (%s)", [job.id])
             try:

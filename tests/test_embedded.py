@@ -123,7 +123,7 @@ def test_processes_share_one_server_and_the_last_stops_it(home: Path) -> None:
         end(process)
     assert postmaster.is_running()
     end(users[-1])
-    postmaster.wait(10)
+    postmaster.wait(30)
 
 
 def test_a_killed_user_is_none(home: Path) -> None:
@@ -134,14 +134,14 @@ def test_a_killed_user_is_none(home: Path) -> None:
     kill(killed)
     assert postmaster.is_running()
     end(last)
-    postmaster.wait(10)
+    postmaster.wait(30)
 
 
 def test_the_watchman_stops_it_when_even_the_last_was_killed(home: Path) -> None:
     only = user(home)
     postmaster = said(only)
     kill(only)
-    postmaster.wait(20)
+    postmaster.wait(30)
     assert (home / "data" / "PG_VERSION").exists()
 
 
@@ -153,7 +153,7 @@ def test_a_server_found_running_is_joined(home: Path) -> None:
         assert server.cluster.postmaster() == postmaster.pid
         with psycopg.connect(server.dsn) as conn:
             assert conn.execute("SELECT 1").fetchone() == (1,)
-    postmaster.wait(10)
+    postmaster.wait(30)
 
 
 def test_a_crashed_server_is_started_again_whoever_has_its_pid_now(home: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_crashed_server_is_started_again_whoever_has_its_pid_now(home: Path) -
             conn.execute("CREATE TABLE kept (n int)")
         postmaster = psutil.Process(server.cluster.postmaster())
         postmaster.kill()
-        postmaster.wait(10)
+        postmaster.wait(30)
     pid_file = home / "data" / "postmaster.pid"
     # As after the restart of a container: the pid of the dead server is somebody else's.
     pid_file.write_text(f"{os.getpid()}\n" + pid_file.read_text().split("\n", 1)[1])

@@ -142,7 +142,7 @@ def test_another_schema_is_honoured(empty_dsn: str, monkeypatch: pytest.MonkeyPa
         pgqueue.enqueue(conn, mail, n=1)
         pgqueue.enqueue_many(conn, [mail.new(n=2), mail.using(delay=9).new(n=3)])
         assert conn.execute("SELECT count(*) FROM jobs.job").fetchone() == (3,)
-        assert [each.channel for each in conn.notifies(timeout=5, stop_after=2)] == ["jobs.default"] * 2
+        assert [each.channel for each in conn.notifies(timeout=30, stop_after=2)] == ["jobs.default"] * 2
 
 
 @pytest.mark.promise("E07", "E17")
@@ -191,7 +191,7 @@ def heard(witness: psycopg.Connection[Any], act: Callable[[], object]) -> list[s
     act()
     witness.execute("""NOTIFY "pgqueue.end" """)
     channels: list[str] = []
-    for each in witness.notifies(timeout=10):
+    for each in witness.notifies(timeout=30):
         if each.channel == "pgqueue.end":
             return sorted(channels)
         channels.append(each.channel)

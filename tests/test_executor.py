@@ -189,7 +189,7 @@ async def test_the_loop_and_threads_run_at_the_same_time_and_slots_bound_both() 
 
     def in_thread() -> None:
         enter(1)
-        together.wait(5)
+        together.wait(30)
         enter(-1)
 
     async def on_loop() -> None:
@@ -312,7 +312,7 @@ async def test_cancel_at_shutdown_releases_what_waits_and_keeps_what_finishes_an
     jobs = [bench.offer(name)[0] for name in names]
     await started.wait()
     bench.executor.cancel()
-    await asyncio.wait_for(bench.executor.idle(), 5)
+    await asyncio.wait_for(bench.executor.idle(), 30)
     swallowed, failed, waited = (bench.outcomes[job] for job in jobs)
     assert swallowed == Completed('"cleaned up"')
     assert isinstance(failed, Retried)

@@ -256,6 +256,7 @@ async def test_a_connection_that_others_lost_begins_at_zero_too_and_all_held_is_
 @pytest.mark.promise("F05")
 async def test_news_during_a_fetch_lead_to_another_fetch(dsn: str, eyes: Eyes) -> None:
     taker = Taker(dsn)
+    taker.fetcher.watermark = Watermark(zero_every=1e9)
     claim = taker.fetcher._claim
     jobs: list[str] = []
     fetched = asyncio.Event()
@@ -272,7 +273,7 @@ async def test_news_during_a_fetch_lead_to_another_fetch(dsn: str, eyes: Eyes) -
     taker.fetcher._poll = 60.0
     taker.fetcher._deliver = lambda found: jobs.extend(job.task for job in found)
     running = asyncio.ensure_future(taker.fetcher.run())
-    await until(lambda: jobs == ["late"], 2.0)
+    await until(lambda: jobs == ["late"], 30.0)
     taker.fetcher.quiet()
     await running
     await taker.close()
@@ -297,7 +298,7 @@ async def test_a_lowered_cursor_is_looked_at_again_soon_whatever_the_poll(dsn: s
         jobs: list[str] = []
         taker.fetcher._deliver = lambda found: jobs.extend(job.task for job in found)
         running = asyncio.ensure_future(taker.fetcher.run())
-        await until(lambda: sorted(jobs) == ["one", "two"], 2.0)
+        await until(lambda: sorted(jobs) == ["one", "two"], 30.0)
         taker.fetcher.quiet()
         await running
     await taker.close()
@@ -477,7 +478,7 @@ async def test_a_probe_on_a_new_connection_does_not_trust_what_the_old_one_had_s
     fetches = taker.fetcher.fetches
     eyes.do("INSERT INTO pgqueue.job (task, pos) VALUES ('again', 1), ('again', 2)")
     eyes.terminate("pgqueue fetch")
-    await until(lambda: jobs[3:] == ["again", "again"], 5.0)
+    await until(lambda: jobs[3:] == ["again", "again"], 30.0)
     assert taker.fetcher.fetches > fetches
     taker.fetcher.quiet()
     await running

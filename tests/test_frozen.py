@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from faults import TASKS, keys, notes, put
-from workers import Eyes, wait_until, workers
+from workers import Eyes, Stalls, wait_until, workers
 
 import pgqueue
 
@@ -105,11 +105,14 @@ def test_a_worker_stopped_in_the_middle_of_a_completion_holds_nothing_after_its_
         free = len(eyes.all("SELECT id FROM pgqueue.job_running FOR UPDATE SKIP LOCKED"))
         assert (free < len(running)) == (where == "open"), "the stop did not come in the middle of a completion"
         [second] = made.ready(lease=LEASE, concurrency=20)
-        began = time.monotonic()
-        wait_until(lambda: not held & {pid for pid, _ in eyes.backends()}, LEASE + 5.0)
-        mine = first.event("ready")["worker"]
-        wait_until(lambda: not eyes.all("SELECT id FROM pgqueue.job_running WHERE worker_id = %s", mine), LEASE + 5.0)
-        print(f"{where}: {ended} ended, {len(running) - free} locked; free after {time.monotonic() - began:.1f} s")
+        with Stalls() as stalls:
+            began = time.monotonic()
+            wait_until(lambda: not held & {pid for pid, _ in eyes.backends()})
+            mine = first.event("ready")["worker"]
+            wait_until(lambda: not eyes.all("SELECT id FROM pgqueue.job_running WHERE worker_id = %s", mine))
+            took = time.monotonic() - began
+        print(f"{where}: {ended} ended, {len(running) - free} locked; free after {took:.1f} s")
+        assert took - stalls.seconds < LEASE + 5.0
         wait_until(eyes.done(501))
         first.signal(signal.SIGCONT)
         wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.worker WHERE dead_at IS NULL") == 2)
@@ -143,9 +146,12 @@ def test_a_worker_stopped_in_a_transactional_handler_holds_nothing_after_its_lea
         first = made.start({"STOPS": where}, lease=LEASE)
         first.event("stops")
         [second] = made.ready(lease=LEASE)
-        began = time.monotonic()
-        wait_until(eyes.done(1), LEASE + 5.0)
-        print(f"{kind}, {where}: run by another after {time.monotonic() - began:.1f} s; the lease is {LEASE} s")
+        with Stalls() as stalls:
+            began = time.monotonic()
+            wait_until(eyes.done(1))
+            took = time.monotonic() - began
+        print(f"{kind}, {where}: run by another after {took:.1f} s; the lease is {LEASE} s")
+        assert took - stalls.seconds < LEASE + 5.0
         first.signal(signal.SIGCONT)
         wait_until(lambda: f"job {job} (fault.{kind}): had been given to another worker" in first.written())
         wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.worker WHERE dead_at IS NULL") == 2)

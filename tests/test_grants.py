@@ -123,10 +123,10 @@ def test_an_enqueuing_role_that_reads_is_told_when_its_job_has_ended(
         job = api.enqueue(conn, "t")
     waits = "SELECT count(*) FROM pgqueue.job_waiter_waiter_seq WHERE is_called"
     with psycopg.connect(dsn, autocommit=True) as conn:
-        for mine, told in ((reading, 0), (both, 1)):
+        for mine, told, patience in ((reading, 0, 1.0), (both, 1, 4.0)):
             monkeypatch.setenv("PGQUEUE_DSN", mine)
             with pytest.raises(api.ResultTimeout):
-                job.result(2.0)  # time enough to say that it waits
+                job.result(patience)  # time enough to say that it waits
             assert conn.execute(waits.encode()).fetchone() == (told,)
         assert conn.execute("SELECT count(*) FROM pgqueue.job_waiter").fetchone() == (0,)
     monkeypatch.setenv("PGQUEUE_DSN", enqueuing)

@@ -370,7 +370,7 @@ async def test_hooks_are_called_where_the_job_runs_on_both_ends_of_it(dsn: str, 
         assert start[:2] == ("start", id)
         assert finish[:2] == ("finish", id)
         assert (finish[2].name, finish[2].reason, finish[2].error) == ("completed", None, None)
-        assert 0 < finish[2].seconds < 5
+        assert 0 < finish[2].seconds < 60
         assert start[2] == handler[1] == finish[3]
         assert (start[2] == here) is each.is_async
     assert eyes.all("SELECT result FROM pgqueue.job_done") == [(1,), (1,)]

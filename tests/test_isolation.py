@@ -72,7 +72,7 @@ async def test_under_steady_flow_a_suspect_of_two_crashes_runs_alone_and_the_flo
         await busy(worker)
         asked = worker._suspects.asked
         [job] = [id for (id,) in eyes.all(SUSPECT, names[-1])]
-        await until(eyes.is_in(job, "completed"), 5.0)
+        await until(eyes.is_in(job, "completed"), 30.0)
         assert worker._suspects.asked > asked
         assert not worker._suspects.making_way
         done = eyes.one("SELECT count(*) FROM pgqueue.job_done")

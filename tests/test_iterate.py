@@ -187,7 +187,7 @@ async def test_a_run_whose_job_was_given_away_commits_no_batch(
             began.set()
             if on_loop:
                 return asyncio.to_thread(go_on.wait, 20)
-            assert go_on.wait(20)
+            assert go_on.wait(30)
         return None
 
     goes = going(on_loop, transactional, hold)

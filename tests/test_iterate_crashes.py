@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from crash_iterate import INSERT, ITEMS, SIZE, TABLE
 from crash_lives import rescue_all
-from crash_nursery import Life, Nursery
+from crash_nursery import Life, Nursery, lived
 from crash_tasks import TABLES
 from crashes import fault
 from workers import Eyes, wait_until, workers
@@ -48,7 +48,7 @@ class Books:
             return crash_iterate.TASKS[kind].enqueue(conn, token=token).id
 
     async def live(self, **plan: Any) -> Life:
-        whole: dict[str, Any] = {"dsn": self.dsn, "kind": "work", "jobs": 2, "seconds": 10.0} | plan
+        whole: dict[str, Any] = {"dsn": self.dsn, "kind": "work", "jobs": 2, "seconds": 60.0} | plan
         return await self.nursery.live(**whole)
 
     async def die(self, point: str, nth: int, naive: str = "") -> str:
@@ -95,7 +95,7 @@ async def books(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 )
 async def test_every_item_is_applied_once_and_in_order_wherever_its_workers_die(kind: str, books: Books) -> None:
     job = books.put(kind)
-    life = await books.live(seconds=2.0, record=True)
+    life = await lived(books.nursery, books.eyes.is_in(job, "completed"), dsn=books.dsn)
     assert books.applied(job) == WHOLE
     points = [point for point in life.seen if point.startswith("job: ")]
     assert {f"job: {boundary}" for boundary in BOUNDARIES} <= set(points), points
@@ -106,7 +106,7 @@ async def test_every_item_is_applied_once_and_in_order_wherever_its_workers_die(
         assert await books.die(point, nth) == point
         assert books.applied(job) == WHOLE[: books.cursor(job)], point
         assert books.cursor(job) in ((SIZE, 2 * SIZE) if nth > 1 else (0,)), point
-        await books.live(jobs=1, grace=10.0)
+        await books.live(jobs=1, grace=60.0)
         assert books.eyes.state(job) == "completed", point
         assert books.applied(job) == WHOLE, point
     print(f"{kind}: {len(points)} points", *points, sep="\n")
@@ -116,7 +116,7 @@ async def test_the_order_that_everybody_writes_first_applies_a_batch_twice(books
     job = books.put("batches")
     assert await books.die("job: iterate_append before", 2, naive="cursor_afterwards")
     assert (books.applied(job), books.cursor(job)) == ([1, 2, 3, 4], 2)
-    await books.live(jobs=1, grace=10.0)
+    await books.live(jobs=1, grace=60.0)
     assert books.applied(job) == [1, 2, 3, 4, 3, 4, 5, 6]
 
 

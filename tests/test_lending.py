@@ -36,7 +36,7 @@ def free(eyes: Eyes) -> bool:
 
 async def tidied(worker: Worker, eyes: Eyes) -> None:
     """Every connection is back in its pool, no transaction is open, none is known."""
-    await until(lambda: whole(worker), 20)
+    await until(lambda: whole(worker), 30)
     assert eyes.one(f"SELECT count(*) {SESSIONS} AND state LIKE 'idle in%%'") == 0
     assert worker._executor.lost == 0
 
@@ -127,19 +127,19 @@ async def test_nothing_of_a_session_is_left_to_the_next_job(
 
 async def test_there_is_a_connection_for_every_slot(dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots that a queue has of its own are slots, too."""
-    monkeypatch.setattr("pgqueue.lending.GET_SECONDS", 3.0)
+    monkeypatch.setattr("pgqueue.lending.GET_SECONDS", 20.0)
     all_have_one = threading.Barrier(8)
 
     def meets(job: Job) -> None:
         job.connection.execute("INSERT INTO effect VALUES (%s)", [job.id])
-        all_have_one.wait(20)
+        all_have_one.wait(30)
 
     meeting = declared(meets)
     async with work(dsn, meeting, queues=["default", "mail:6"], concurrency=2):
         with psycopg.connect(dsn) as conn:
             meeting.enqueue_many(conn, [()] * 2)
             meeting.using(queue="mail").enqueue_many(conn, [()] * 6)
-        await until(accounts.done(8), 20)
+        await until(accounts.done(8), 30)
     assert accounts.one("SELECT count(*) FROM pgqueue.attempt") == 0
 
 
@@ -176,7 +176,7 @@ async def test_a_session_whose_connection_broke_is_ended_before_the_next_attempt
 
     def writes(job: Job) -> None:
         if job.attempt == 2:
-            asyncio.run_coroutine_threadsafe(heartbeat.listed(), loop).result(20)
+            asyncio.run_coroutine_threadsafe(heartbeat.listed(), loop).result(30)
             listed.append((accounts.one(there, pids[0]), accounts.one(known, pids[0])))
         conn = job.connection
         conn.execute(update)

@@ -55,7 +55,7 @@ async def test_a_thread_that_is_stopped_at_any_step_leaves_nothing_behind(
     def stopping(self: Any, *args: Any) -> Any:
         if not come.is_set():
             come.set()
-            assert told.wait(20)
+            assert told.wait(30)
         return real(self, *args)
 
     monkeypatch.setattr(owner, step, stopping)

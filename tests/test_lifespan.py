@@ -79,7 +79,7 @@ async def test_it_is_left_after_what_still_runs_at_the_stop(dsn: str, eyes: Eyes
     enqueue(dsn, slow.new())
     async with work(dsn, slow) as worker:
         await until(lambda: events == ["began"])
-        await worker.stop(5.0)
+        await worker.stop(30.0)
     assert events == ["began", "ended", "exit"]
 
 

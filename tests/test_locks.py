@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import psycopg
@@ -125,13 +125,17 @@ async def test_a_hundred_keys_run_at_full_concurrency_and_no_key_twice(
     dsn: str, eyes: Eyes, conn: psycopg.Connection
 ) -> None:
     spans, together, most = Spans(), 0, 0
+    all_slots = asyncio.Event()
 
     @task(name="locks.hundred", lock="user:{user}", store_result=False)
     async def hundred(user: int) -> None:
         nonlocal together, most
         together += 1
         most = max(most, together)
+        if most == 20:
+            all_slots.set()
         began = monotonic()
+        await asyncio.wait_for(all_slots.wait(), 30)
         await asyncio.sleep(0.005)
         spans.add(user, began, monotonic())
         together -= 1
@@ -183,9 +187,12 @@ async def test_jobs_of_a_key_run_in_the_order_of_their_arrival(dsn: str, eyes: E
 
 SPANS = """
 @pgqueue.task(name="span")
-async def span(key: str, seconds: float) -> None:
+async def span(key: str, first: bool) -> None:
     began = time.monotonic()
-    await asyncio.sleep(seconds)
+    say("begins")
+    while first and not os.path.exists(os.environ["GO"]):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.02)
     say("ran", key=key, began=began)
 """
 
@@ -197,17 +204,22 @@ def test_over_four_processes_as_many_as_the_limit_and_never_one_more(
     tmp_path: Path, dsn: str, eyes: Eyes, limit: int
 ) -> None:
     number = 40 * limit
-    # The first of the line run long enough to be at it together, on however busy a machine.
+    # The first of the line run until all of them do, on however busy a machine, and half a second for one too many.
     eyes.do(
         "INSERT INTO pgqueue.job (task, args, lock_key, lock_limit) "
-        "SELECT 'span', jsonb_build_object('key', 'k', 'seconds', CASE WHEN n <= %s THEN 2.5 ELSE 0.02 END), 'k', %s "
+        "SELECT 'span', jsonb_build_object('key', 'k', 'first', n <= %s), 'k', %s "
         "FROM generate_series(1, %s) n ORDER BY n",
         limit,
         limit,
         number,
     )
     with workers(tmp_path, dsn, SPANS) as processes:
-        four = processes.ready(4, concurrency=5)
+        four = [processes.start({"GO": str(tmp_path / "go")}, concurrency=5) for _ in range(4)]
+        for process in four:
+            process.event("ready")
+        wait_until(lambda: sum(len(process.all("begins")) for process in four) >= limit)
+        sleep(0.5)
+        (tmp_path / "go").touch()
         wait_until(eyes.done(number), 90)
         wait_until(lambda: len(Spans.told(four).all) >= number)  # a pipe may be slower than the database
         spans = Spans.told(four)
@@ -235,7 +247,7 @@ async def hold(first: bool) -> None:
         [other] = processes.ready(lease=1.0)
         doomed.kill()
         killed = monotonic()
-        assert other.event("holds", job=first, attempt=2)["at"] - killed < 10
+        assert other.event("holds", job=first, attempt=2)["at"] - killed < 30
         other.event("holds", job=second)
         assert [event["job"] for event in other.all("holds")] == [first, second]
         wait_until(eyes.done(2))
@@ -261,12 +273,12 @@ async def span(key: str, seconds: float) -> None:
         return sum(count for state, count in eyes.states().items() if state in ("completed", "failed"))
 
     with workers(tmp_path, dsn, source) as processes:
-        alive = processes.ready(3, lease=1.0, concurrency=4)
+        alive = processes.ready(3, lease=2.5, concurrency=4)
         for _ in range(6):
             victim = alive.pop(dice.randrange(len(alive)))
             wait_until(lambda: victim.all("begins") or ended() == 240, 60)  # noqa: B023
             victim.kill()
-            alive += processes.ready(1, lease=1.0, concurrency=4)
+            alive += processes.ready(1, lease=2.5, concurrency=4)
         wait_until(lambda: ended() == 240, 120)
         died = {process.pid for process in processes.all if process.process.poll() is not None}
         spans = Spans()
@@ -293,7 +305,7 @@ async def test_a_hung_job_gives_its_key_up_at_its_timeout_and_cannot_commit_late
     eyes.do("CREATE TABLE effect (who text)")
     go_on, ended = threading.Event(), threading.Event()
 
-    @task(name="locks.hang", lock="k", timeout=0.5, transactional=True, retry=1)
+    @task(name="locks.hang", lock="k", timeout=1.5, transactional=True, retry=1)
     def hang(job: Job, hangs: bool) -> None:
         job.connection.execute("INSERT INTO effect VALUES (%s)", [f"hangs: {hangs}"])
         try:
@@ -373,7 +385,7 @@ async def test_two_transfers_from_one_account_serialize(
         conn = job.connection
         [balance] = conn.execute("SELECT balance FROM account WHERE id = %s", [giver]).fetchone()
         try:
-            barrier.wait(0.5 if lock else 20)
+            barrier.wait(0.5 if lock else 30)
         except threading.BrokenBarrierError:
             barrier.reset()
         conn.execute("UPDATE account SET balance = %s WHERE id = %s", [balance - amount, giver])

@@ -186,9 +186,9 @@ def test_a_failed_attempt_is_one_line_of_json_with_its_job(dsn: str, app: Path) 
         assert worker.ends() == 0
     [line] = [found for found in map(json.loads, worker.lines) if found["logger"] == "pgqueue.job"]
     assert datetime.fromisoformat(line.pop("time")).utcoffset() == timedelta(0)
-    assert 0 < line.pop("seconds") < 10
+    assert 0 < line.pop("seconds") < 60
     assert line.pop("exception").startswith("Traceback")
-    assert line.pop("message").startswith(f"job {id} (fails, queue default, attempt 1) failed after 0.")
+    assert line.pop("message").startswith(f"job {id} (fails, queue default, attempt 1) failed after ")
     assert line == {
         "level": "error",
         "logger": "pgqueue.job",

@@ -312,10 +312,10 @@ def test_it_lets_others_work_while_it_waits_and_goes_on_when_it_can(empty_dsn: s
     ):
         reader.execute("SELECT count(*) FROM pgqueue.job")
         migrating = thread.submit(migrate, empty_dsn, lock_timeout=0.5)
-        assert heard.retry.wait(20)
+        assert heard.retry.wait(30)
         worker.execute("INSERT INTO pgqueue.job (id) VALUES (1)")
         reader.rollback()
-        assert len(migrating.result(20)) == 1
+        assert len(migrating.result(30)) == 1
         assert worker.execute("SELECT id, more FROM pgqueue.job").fetchall() == [(1, None)]
 
 

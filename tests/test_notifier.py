@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import psycopg
 import pytest
 from faults import Wire
-from workers import Eyes, until
+from workers import Eyes, until, work
 
 from pgqueue import notifier, sessions
 from pgqueue.notifier import LED, Notifier
@@ -18,10 +18,19 @@ from pgqueue.sessions import Link
 
 
 class Ears:
-    def __init__(self, dsn: str, *queues: str, schema: str = "pgqueue") -> None:
+    def __init__(
+        self,
+        dsn: str,
+        *queues: str,
+        schema: str = "pgqueue",
+        listed: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
         self.heard: list[tuple[str, str]] = []
         self.notifier = Notifier(
-            Link(dsn, schema), queues, heard=lambda channel, payload: self.heard.append((channel, payload))
+            Link(dsn, schema),
+            queues,
+            heard=lambda channel, payload: self.heard.append((channel, payload)),
+            listed=listed,
         )
 
     def news(self) -> list[tuple[str, str]]:
@@ -87,7 +96,7 @@ async def test_it_listens_again_after_every_loss_and_says_so(dsn: str, eyes: Eye
 @pytest.mark.promise("F06")
 async def test_a_half_open_socket_is_noticed(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other side says nothing any more, not even that it is gone."""
-    monkeypatch.setattr(notifier, "PING_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(notifier, "PING_ANSWER_SECONDS", 1.5)
     with Wire(dsn) as wire:
         async with listening(wire.dsn, "mail") as ears:
             assert wire.kill("pgqueue listen") == 1
@@ -121,6 +130,40 @@ async def test_one_leads_and_another_takes_over_when_it_is_gone(dsn: str, eyes: 
             await until(lambda pid=pid: leads() and pid != (leads()[0].notifier.identity or (0,))[0])  # type: ignore
             assert len(leads()) == 1
         assert all((LED, "") in ears.heard for ears in leads())
+
+
+async def test_a_session_is_listed_before_it_may_lead(dsn: str, eyes: Eyes) -> None:
+    """A leader that is stopped keeps the lock; only a session that was listed can be ended by who rescues it."""
+    asked, known = asyncio.Event(), asyncio.Event()
+    identities: list[tuple[int, str] | None] = []
+
+    async def listed() -> None:
+        identities.append(ears.notifier.identity)
+        asked.set()
+        await known.wait()
+
+    ears = Ears(dsn, "mail", listed=listed)
+    running = asyncio.ensure_future(ears.notifier.run())
+    await until(asked.is_set)
+    locked = "SELECT count(*) FROM pg_locks WHERE pid = %s AND locktype = 'advisory'"
+    assert identities[0] is not None
+    pid = identities[0][0]
+    ears.notifier.seek()
+    await asyncio.sleep(0.1)
+    assert (ears.notifier.leads, eyes.one(locked, pid)) == (False, 0)
+    known.set()
+    await until(lambda: ears.notifier.leads)
+    assert eyes.one(locked, pid) == 1
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_worker_lists_its_listening_session_before_it_leads(dsn: str, eyes: Eyes) -> None:
+    async with work(dsn) as worker:
+        await until(lambda: worker._notifier.leads)
+        assert worker._notifier.identity is not None
+        sessions = eyes.one("SELECT sessions FROM pgqueue.worker WHERE id = %s", worker.worker_id)
+        assert worker._notifier.identity[0] in [each["pid"] for each in sessions]
 
 
 async def test_schemas_have_leaders_of_their_own(dsn: str, eyes: Eyes) -> None:

@@ -1,4 +1,4 @@
-"""What a lock may be, and the key it makes of a call."""
+"""What a lock, a limit and a rate may be, and the keys they make of a call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from workers import Eyes
 
 import pgqueue
-from pgqueue import InvalidArguments, InvalidOption, Lock, remote, task
+from pgqueue import InvalidArguments, InvalidOption, Limit, Lock, Rate, remote, task
+from pgqueue.options import parse_rate
 
 
 class Side(Enum):
@@ -144,3 +145,137 @@ def test_the_tables_refuse_a_key_that_fits_no_index(conn: psycopg.Connection, st
             "INSERT INTO pgqueue.job (state, task, run_at, lock_key) VALUES (%s, 'x', pgqueue.now(), %s)",
             [state, "x" * 501],
         )
+
+
+# Limits and rates ----------------------------------------------------------------------------------------------------
+
+
+@task(name="options.slow", limit=5, rate="100/minute")
+def slow(account: int | None = None) -> None: ...
+
+
+@task(
+    name="options.shared", limit=Limit(2, name="api"), rate=Rate("5/10s", key="account:{account}", name="bank", burst=3)
+)
+def shared(account: int | None = None) -> None: ...
+
+
+def test_a_limit_and_a_rate_have_the_name_of_their_task_or_their_own() -> None:
+    new = slow.new(7)
+    assert (new.limit_key, new.rate_key) == ("options.slow", "options.slow")
+    new = shared.new(7)
+    assert (new.limit_key, new.rate_key) == ("api", "bank:account:7")
+    assert (plain.new(7).limit_key, plain.new(7).rate_key) == (None, None)
+    assert slow.using(priority=0, lock="x").new(7).rate_key == "options.slow"
+
+
+def test_a_key_that_is_none_means_no_rate() -> None:
+    assert (shared.new(None).limit_key, shared.new(None).rate_key) == ("api", None)
+
+    @task(name="options.by_function", rate=Rate("1/s", key=lambda account: account and f"a{account}"))
+    def by_function(account: int | None) -> None: ...
+
+    assert (by_function.new(None).rate_key, by_function.new(3).rate_key) == (None, "options.by_function:a3")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("100/minute", (100, 60.0)), ("5/10s", (5, 10.0)), ("1/second", (1, 1.0)), ("3/ 2 hours", (3, 7200.0)),
+        ("7/d", (7, 86400.0)), ("2/1.5m", (2, 90.0)), ("9 / day", (9, 86400.0)), ("1000000/s", (1_000_000, 1.0)),
+    ],
+)  # fmt: skip
+def test_a_rate_is_a_count_and_a_period(text: str, what: tuple[int, float]) -> None:
+    assert parse_rate(text) == what
+    assert (Rate(text).count, Rate(text).period) == what
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "often", "0/s", "5", "5/", "/s", "5/0s", "5/0.5s", "-1/s", "5/week", "5/s/s", "5/1e3s", "1.5/s", "1000001/s"],
+)
+def test_a_rate_that_cannot_work_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match=r"COUNT/PERIOD|use a count"):
+        Rate(text)
+
+
+@pytest.mark.parametrize("n", [0, -1, True, 1.5, "5", None, 1 << 31])
+def test_a_limit_that_cannot_work_is_refused(n: Any) -> None:
+    with pytest.raises(InvalidOption):
+        Limit(n)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "é" * 101, "a\n", "\ud800", 7])
+def test_a_name_that_cannot_be_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidOption, match="name"):
+        Limit(1, name=name)
+    with pytest.raises(InvalidOption, match="name"):
+        Rate("1/s", name=name)
+
+
+@pytest.mark.parametrize("options", [{"burst": 0}, {"burst": True}, {"name": "a:b"}, {"key": 7}, {"rate": 5}])
+def test_options_of_a_rate_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption):
+        Rate(**{"rate": "1/s", **options})
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("options.x", {"rate": Rate("1/s", key="{acount}")}),
+        ("options.x", {"rate": 5}),
+        ("options.x", {"limit": "5"}),
+        ("options:x", {"rate": "1/s"}),
+        ("é" * 101, {"limit": 1}),
+    ],
+)
+def test_limit_and_rate_are_checked_at_declaration(name: str, options: Any) -> None:
+    def fn(account: int) -> None: ...
+
+    with pytest.raises(InvalidOption):
+        task(name=name, **options)(fn)
+
+
+@pytest.mark.parametrize("value", ["", "x" * 486, "a\0b", "\ud800", 7])
+def test_the_key_of_a_rate_that_cannot_be_stored_is_refused_at_enqueue(value: Any) -> None:
+    @task(name="options.stored", rate=Rate("1/s", key=lambda account: value))
+    def stored(account: int) -> None: ...
+
+    with pytest.raises(InvalidArguments, match=r"task 'options\.stored': rate key"):
+        stored.new(1)
+
+
+def test_the_key_of_a_rate_has_500_bytes_with_its_name() -> None:
+    @task(name="options.long", rate=Rate("1/s", key="{key}"))
+    def long(key: str) -> None: ...
+
+    assert len(long.new("x" * 487).rate_key or "") == 500
+
+
+def test_the_row_has_limit_and_rate_however_it_was_enqueued(conn: psycopg.Connection, eyes: Eyes) -> None:
+    odd = plain.using(lock="k")
+    both = [shared.new(4), odd.new(5), slow.using(delay=60).new(6), shared.new(None)]
+    slow.enqueue(conn, 1)
+    shared.using(delay=60).enqueue(conn, 2)
+    shared.using(unique="u:{account}").enqueue(conn, 3)
+    shared.using(unique="u:{account}").enqueue(conn, 3)
+    pgqueue.enqueue_many(conn, both)
+    pgqueue.enqueue_many(conn, [slow.using(idempotency_key="i").new(7), *both[:1]])
+    conn.execute("SELECT pgqueue.enqueue('options.slow')")
+    conn.execute("INSERT INTO pgqueue.job (task) VALUES ('options.slow')")
+    conn.commit()
+    own, bank = ("options.slow", "options.slow"), ("api", "bank:account:4")
+    assert eyes.all("SELECT limit_key, rate_key FROM pgqueue.job ORDER BY id") == [
+        own, ("api", "bank:account:2"), ("api", "bank:account:3"), bank, (None, None), own, ("api", None), own, bank,
+        (None, None), (None, None),
+    ]  # fmt: skip
+
+
+def test_a_replaced_job_has_the_keys_of_the_one_that_replaced_it(conn: psycopg.Connection, eyes: Eyes) -> None:
+    unique = pgqueue.Unique("r", on_duplicate="replace")
+    slow.using(unique=unique).enqueue(conn, 1)
+    shared.using(unique=unique).enqueue(conn, 2)
+    plain.using(unique=unique, delay=60).enqueue(conn, 2)
+    shared.using(unique=unique, delay=60).enqueue(conn, 3)
+    conn.commit()
+    assert eyes.all("SELECT limit_key, rate_key, state FROM pgqueue.job") == [("api", "bank:account:3", "scheduled")]

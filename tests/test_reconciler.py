@@ -100,7 +100,7 @@ async def test_a_doubt_raised_during_a_reconciliation_leads_to_another_one(
 
     bench.taker.session.run = claim_meanwhile  # type: ignore[method-assign]
     bench.reconciler.doubt()
-    await until(lambda: eyes.all("SELECT rank, attempt FROM pgqueue.job_available") == [(10, 0)], 5.0)
+    await until(lambda: eyes.all("SELECT rank, attempt FROM pgqueue.job_available") == [(10, 0)], 30.0)
 
 
 @pytest.mark.promise("F06")
@@ -120,7 +120,7 @@ async def test_a_doubt_outlives_a_reconciliation_that_fails(
 
     bench.taker.session.run = away  # type: ignore[method-assign]
     bench.reconciler.doubt()
-    await until(lambda: eyes.states() == {"available": 1}, 5.0)
+    await until(lambda: eyes.states() == {"available": 1}, 30.0)
 
 
 async def test_without_a_doubt_it_asks_nothing(bench: Bench, running: asyncio.Future[None]) -> None:

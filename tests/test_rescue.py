@@ -13,12 +13,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from servers import Server
-from workers import Eyes, Taker, until, wait_until, work, workers
+from workers import Eyes, Stalls, Taker, until, wait_until, work, workers
 
 import pgqueue
-from pgqueue import migrations
+from pgqueue import grants, migrations
 from pgqueue.rescue import BATCH, Rescue
+from pgqueue.sessions import Link, Session
 from pgqueue.tasks import task
 from pgqueue.testing import Clock
 
@@ -32,10 +34,9 @@ async def waits(key: int) -> int:
     return os.getpid()
 
 @pgqueue.task(name="crash.blocks")
-async def blocks(seconds: float) -> int:
+async def blocks() -> int:
     say("started", key=-1)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while not os.path.exists(os.environ["GO"]):
         pass
     say("ended", key=-1)
     return os.getpid()
@@ -84,7 +85,7 @@ async def stopping_claim(self, *args):
 
 AsyncCursor.execute, Fetcher._claim = stopping_execute, stopping_claim
 """
-LEASE = 1.5
+LEASE = 2.0
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def test_the_jobs_of_a_killed_worker_run_again_and_what_had_not_started_carries_
         [second] = made.ready(lease=LEASE, concurrency=20)
         first.kill()
         go.touch()
-        wait_until(eyes.done(10), 10.0)
+        wait_until(eyes.done(10))
         second.stop()
     assert eyes.all("SELECT DISTINCT crashes, attempt FROM pgqueue.job WHERE id = ANY (%s)", started) == [(1, 2)]
     assert eyes.all("SELECT DISTINCT crashes, attempt FROM pgqueue.job WHERE id <> ALL (%s)", started) == [(0, 1)]
@@ -149,7 +150,7 @@ async def test_a_kill_in_the_middle_of_many_quick_jobs_makes_suspects_of_few(
         first.kill()
         held = eyes.one("SELECT count(*) FROM pgqueue.job_running")
         made.ready(lease=LEASE)
-        await until(eyes.done(6_000), 20.0)
+        await until(eyes.done(6_000), 60.0)
         crashed = eyes.one("SELECT count(*) FROM pgqueue.job_done WHERE crashes > 0")
         print(f"{held} jobs were held by the worker that was killed, {crashed} carry a crash")
         assert held > 0
@@ -165,10 +166,10 @@ def test_all_workers_killed_again_and_again_and_all_work_is_done(
         put(dsn, "crash.sleeps", *({"key": key} for key in range(400)))
         for round in range(1, 4):
             for process in made.ready(2, lease=LEASE, concurrency=2):
-                wait_until(eyes.done(60 * round), 15.0)
+                wait_until(eyes.done(60 * round))
                 process.kill()
         made.ready(2, lease=LEASE, concurrency=20)
-        wait_until(eyes.done(400), 20.0)
+        wait_until(eyes.done(400))
     keys = ran.read_text().split()
     assert set(keys) == set(map(str, range(400)))
     assert eyes.states() == {"completed": 400}
@@ -187,7 +188,7 @@ def test_a_job_that_kills_its_worker_is_put_aside_after_three_crashes(
             process.event("started", key=-2)
             process.wait()
         made.ready(lease=1.0)
-        wait_until(lambda: eyes.state(killer) == "failed", 10.0)
+        wait_until(lambda: eyes.state(killer) == "failed")
     assert eyes.all("SELECT reason, crashes, attempt FROM pgqueue.job_dead") == [("crashed", 3, 3)]
     assert eyes.one("SELECT count(*) FROM pgqueue.attempt WHERE outcome = 'crashed'") == 3
 
@@ -195,16 +196,23 @@ def test_a_job_that_kills_its_worker_is_put_aside_after_three_crashes(
 def test_a_killer_among_others_is_put_aside_and_the_others_complete(
     tmp_path: Path, go: Path, dsn: str, eyes: Eyes
 ) -> None:
-    """No beat ever lists it. Neighbours that started with it are suspected, and cleared one at a time."""
+    """No beat ever lists it. Neighbours that started with it are suspected, and cleared one at a time.
+
+    A crash counts for as many as there were slots: on a slow machine, where neighbours had ended and that was not
+    written yet, the killer may go free once or twice.
+    """
     put(dsn, "crash.sleeps", *({"key": key} for key in range(10)))
     [killer] = put(dsn, "crash.dies", {})
     put(dsn, "crash.sleeps", *({"key": key} for key in range(10, 20)))
     with workers(tmp_path, dsn, TASKS) as made:
-        for crashes in range(3):
-            assert eyes.one("SELECT crashes FROM pgqueue.job WHERE id = %s", killer) in {crashes, max(0, crashes - 1)}
-            made.start(lease=1.0, concurrency=4).wait()
-        [last] = made.ready(lease=1.0, concurrency=4)
-        wait_until(lambda: eyes.states() == {"failed": 1, "completed": 20})
+        died, last = 0, made.start(lease=1.0, concurrency=4)
+        while died < 8:
+            wait_until(lambda: last.process.poll() is not None or eyes.states() == {"failed": 1, "completed": 20})  # noqa: B023
+            if last.process.poll() is None:
+                break
+            died, last = died + 1, made.start(lease=1.0, concurrency=4)
+            assert eyes.one("SELECT crashes FROM pgqueue.job WHERE id = %s", killer) <= died
+        assert died >= 3 and last.process.poll() is None
         assert last.all("started") == []
     assert eyes.all("SELECT id, reason, crashes, attempt FROM pgqueue.job_dead") == [(killer, "crashed", 3, 3)]
     assert eyes.one("SELECT max(crashes) FROM pgqueue.job_done") < 3
@@ -228,7 +236,7 @@ def test_a_stopped_worker_is_disarmed_and_its_late_outcome_dropped_and_counted(
         [second] = made.ready(lease=LEASE)
         first.signal(signal.SIGSTOP)
         second.event("started", key=1)
-        wait_until(lambda: not sessions & {pid for pid, _ in eyes.backends()}, 5.0)
+        wait_until(lambda: not sessions & {pid for pid, _ in eyes.backends()})
         go.touch()
         second.event("ended", key=1)
         wait_until(eyes.done(1))
@@ -249,14 +257,17 @@ def test_a_stopped_worker_is_disarmed_and_its_late_outcome_dropped_and_counted(
 
 @pytest.mark.promise("F03")
 def test_a_blocked_loop_is_no_death(tmp_path: Path, go: Path, dsn: str, eyes: Eyes) -> None:
-    [job] = put(dsn, "crash.blocks", {"seconds": 3 * LEASE})
+    [job] = put(dsn, "crash.blocks", {})
     with workers(tmp_path, dsn, TASKS) as made:
         [first] = made.ready(lease=LEASE)
         first.event("started", key=-1)
-        made.ready(lease=LEASE)
-        wait_until(lambda: f"job {job} (crash.blocks) has blocked the event loop" in first.written(), 2 * LEASE)
+        [second] = made.ready(lease=LEASE)
+        watching = second.event("ready")["worker"]
+        wait_until(lambda: f"job {job} (crash.blocks) has blocked the event loop" in first.written())
         assert eyes.states() == {"running": 1}  # named while it does so
-        wait_until(eyes.done(1), 4 * LEASE + 5)
+        wait_until(lambda: eyes.one("SELECT beat FROM pgqueue.worker WHERE id = %s", watching) >= 10)  # three leases
+        go.touch()
+        wait_until(eyes.done(1))
         assert first.written().count("has blocked the event loop") == 1
     assert eyes.all("SELECT attempt, crashes, result FROM pgqueue.job WHERE id = %s", job) == [(1, 0, first.pid)]
 
@@ -268,13 +279,13 @@ def test_an_outage_of_two_leases_takes_no_job_away_and_counts_no_crash(
     dsn = own_server.dsn("postgres")
     migrations.migrate(dsn)
     with workers(tmp_path, dsn, TASKS) as made:
-        first, second = made.ready(2, lease=LEASE, concurrency=2)
+        first, second = made.ready(2, lease=2.5, concurrency=2)
         put(dsn, "crash.waits", *({"key": key} for key in range(4)))
         wait_until(lambda: len(first.all("started")) == len(second.all("started")) == 2)
         own_server.stop()
         wait_until(lambda: all("no jobs are taken until a beat" in each.written() for each in (first, second)))
         began = time.monotonic()
-        wait_until(lambda: time.monotonic() - began >= 2 * LEASE)
+        wait_until(lambda: time.monotonic() - began >= 5.0)
         own_server.start()
         eyes = Eyes(dsn)
         put(dsn, "crash.waits", {"key": 4})
@@ -303,14 +314,17 @@ def test_a_worker_that_is_stopped_in_the_middle_of_a_large_claim_holds_nothing_a
         taken = eyes.one("SELECT count(*) FROM pgqueue.job_running")
         assert taken == (4_000 if where == "committed" else 0)
         [second] = made.ready(lease=LEASE, concurrency=100)
-        began = time.monotonic()
-        wait_until(lambda: not held & {pid for pid, _ in eyes.backends()}, LEASE + 5.0)
-        wait_until(eyes.done(1), LEASE + 5.0 - (time.monotonic() - began))
-        print(f"free {time.monotonic() - began:.1f} s after somebody watched; the lease is {LEASE} s")
-        wait_until(eyes.done(3_900), 30.0)
+        with Stalls() as stalls:
+            began = time.monotonic()
+            wait_until(lambda: not held & {pid for pid, _ in eyes.backends()})
+            wait_until(eyes.done(1))
+            took = time.monotonic() - began
+        print(f"free {took:.1f} s after somebody watched; the lease is {LEASE} s")
+        assert took - stalls.seconds < LEASE + 5.0
+        wait_until(eyes.done(3_900))
         first.signal(signal.SIGCONT)
         wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.worker WHERE dead_at IS NULL") == 2)
-        wait_until(eyes.done(4_000), 30.0)
+        wait_until(eyes.done(4_000))
         second.stop()
 
 
@@ -318,11 +332,11 @@ def test_a_worker_that_is_stopped_in_the_middle_of_a_large_claim_holds_nothing_a
 def test_a_long_job_is_never_taken_away_because_it_is_long(tmp_path: Path, go: Path, dsn: str, eyes: Eyes) -> None:
     [job] = put(dsn, "crash.waits", {"key": 1})
     with workers(tmp_path, dsn, TASKS) as made:
-        [first] = made.ready(lease=1.0)
+        [first] = made.ready(lease=2.5)
         first.event("started", key=1)
-        [second] = made.ready(lease=1.0)
+        [second] = made.ready(lease=2.5)
         beats = "SELECT min(beat) FROM pgqueue.worker"
-        wait_until(lambda: eyes.one(beats) >= 15)  # five leases
+        wait_until(lambda: eyes.one(beats) >= 7)  # more than two leases
         go.touch()
         wait_until(eyes.done(1))
         assert second.all("started") == []
@@ -379,7 +393,7 @@ async def test_many_jobs_go_back_in_batches_in_their_order_and_wake_everybody_fr
     with psycopg.connect(dsn, autocommit=True) as listening:
         listening.execute('LISTEN "pgqueue.default"')
         await rescue.rescue(victim.worker_id, 0)
-        heard = {note.payload for note in listening.notifies(timeout=2, stop_after=1)}
+        heard = {note.payload for note in listening.notifies(timeout=30, stop_after=1)}
     assert heard == {"zero"}
     assert rescue.jobs == len(jobs) == 2 * BATCH + 5
     order = [id for (id,) in eyes.all("SELECT id FROM pgqueue.job_available ORDER BY rank, pos")]
@@ -419,6 +433,42 @@ async def test_two_rescuers_at_once_give_every_job_back_once(dsn: str, eyes: Eye
     await victim.close()
 
 
+@pytest.mark.parametrize("right", [None, "pg_signal_backend"])
+async def test_a_session_that_is_not_ours_to_end_keeps_no_job_from_being_rescued(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, right: str | None
+) -> None:
+    """A superuser's, whatever right we have; asking for it is an error of the server."""
+    victim, name = Taker(dsn), f"pgqueue_test_{os.urandom(4).hex()}"
+    eyes.do("INSERT INTO pgqueue.job (task) VALUES ('x')")
+    await victim.fetch()
+    assert victim.session.identity is not None
+    pid, start = victim.session.identity
+    eyes.do(
+        "UPDATE pgqueue.worker SET sessions = jsonb_build_array("
+        "jsonb_build_object('pid', %s, 'backend_start', %s::text)) WHERE id = %s",
+        pid,
+        start,
+        victim.worker_id,
+    )
+    with psycopg.connect(dsn, autocommit=True) as owner:
+        owner.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'secret'".encode())
+        grants.grant(owner, name, "work", "pgqueue")
+        owner.execute(f"GRANT pg_read_all_stats{', ' + right if right else ''} TO {name}".encode())
+    session = Session(Link(make_conninfo(dsn, user=name, password="secret"), "pgqueue"), "rescue")
+    try:
+        beat = eyes.one("SELECT beat FROM pgqueue.worker WHERE id = %s", victim.worker_id)
+        assert await Rescue(session, notify=True, rescued=lambda: None).rescue(victim.worker_id, beat)
+        assert "1 of its sessions could not be ended" in caplog.text
+        assert "pg_signal_backend" in caplog.text
+        assert eyes.states() == {"available": 1}
+        assert eyes.one("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid) == 1
+    finally:
+        await session.close()
+        await victim.close()
+        eyes.do(f"DROP OWNED BY {name}")
+        eyes.do(f"DROP ROLE {name}")
+
+
 async def test_a_leftover_of_another_lease_is_rescued(dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture) -> None:
     victim = Taker(dsn, lease=1.0)
     eyes.do("INSERT INTO pgqueue.job (task) VALUES ('rescue.nothing')")
@@ -426,7 +476,7 @@ async def test_a_leftover_of_another_lease_is_rescued(dsn: str, eyes: Eyes, capl
     await victim.close()
     with caplog.at_level(logging.WARNING):
         async with work(dsn, nothing, lease=2.0):
-            await until(eyes.done(1), 8.0)
+            await until(eyes.done(1), 30.0)
     assert f"worker {victim.worker_id} gave no sign of life" in caplog.text
 
 

@@ -148,7 +148,7 @@ def busy(server: Server, dsn: str, tmp_path: Path) -> Iterator[Path]:
         yield log
     finally:
         load.terminate()
-        load.wait(10)
+        load.wait(30)
 
 
 @pytest.mark.promise("E16")
@@ -158,7 +158,7 @@ async def test_it_is_usable_while_the_database_is_otherwise_loaded(dsn: str, eye
         with psycopg.connect(dsn, autocommit=True) as conn:
             for number in range(50):
                 await asyncio.to_thread(notes.enqueue, conn, number)
-                await until(lambda: len(ran) > number, seconds=5)  # noqa: B023 (awaited before the next round)
+                await until(lambda: len(ran) > number, seconds=30)  # noqa: B023 (awaited before the next round)
         await until(eyes.done(50))
     assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == 0
     transactions = eyes.one("SELECT sum(abalance) IS NOT NULL FROM pgbench_accounts")

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from workers import Eyes, until, work
+from workers import Eyes, least, until, work
 
 import pgqueue
 from pgqueue import scheduler, statements
@@ -86,13 +86,19 @@ async def test_an_earlier_time_is_told_and_what_is_due_at_once_never_waits_here(
         await until(worker._leads)
         with psycopg.connect(dsn, autocommit=True) as conn:
             reports.using(delay=3600).enqueue(conn)
-            began = monotonic()
-            reports.using(delay=0.2).enqueue(conn)
-            await until(eyes.done(1), 3.0)
-            assert monotonic() - began < 1.0
+            done = 0
+
+            async def once() -> float:
+                nonlocal done
+                began, done = monotonic(), done + 1
+                reports.using(delay=0.2).enqueue(conn)
+                await until(eyes.done(done))
+                return monotonic() - began
+
+            assert await least(once, 1.0) < 1.0
             reports.using(delay=0).enqueue(conn)
-            await until(eyes.done(2), 3.0)
-    assert eyes.states() == {"scheduled": 1, "completed": 2}
+            await until(eyes.done(done + 1))
+    assert eyes.states() == {"scheduled": 1, "completed": done + 1}
 
 
 async def test_jobs_keep_their_order_and_their_lane(dsn: str, eyes: Eyes) -> None:
@@ -108,7 +114,7 @@ async def test_jobs_keep_their_order_and_their_lane(dsn: str, eyes: Eyes) -> Non
 async def test_more_than_a_batch_is_promoted_at_once(dsn: str, eyes: Eyes) -> None:
     eyes.do(LATER, -1, 5, 2 * BATCH + 1)
     async with scheduling(dsn) as bench:
-        await until(available(eyes, 2 * BATCH + 1), 5.0)
+        await until(available(eyes, 2 * BATCH + 1), 30.0)
         assert bench.rounds == 3
 
 
@@ -131,15 +137,22 @@ async def test_a_due_row_locked_by_a_stranger_is_no_reason_to_spin_and_delays_no
     conn.execute("SELECT FROM pgqueue.job_scheduled FOR UPDATE")
     async with scheduling(dsn) as bench:
         await until(lambda: bench.rounds >= 5)  # its patience has grown by now
-        before, began = bench.rounds, monotonic()
-        eyes.do(LATER, 1.0, 5, 1)
-        eyes.do('NOTIFY "pgqueue.:scheduled"')
-        bench.scheduler.news()
-        await until(available(eyes, 1), 3.0)
-        assert monotonic() - began < 1.2  # the other one, at its time
-        assert bench.rounds - before < 15
+        others, rounds = 0, list[int]()
+
+        async def once() -> float:
+            nonlocal others
+            before, began, others = bench.rounds, monotonic(), others + 1
+            eyes.do(LATER, 1.0, 5, 1)
+            eyes.do('NOTIFY "pgqueue.:scheduled"')
+            bench.scheduler.news()
+            await until(available(eyes, others))
+            rounds.append(bench.rounds - before)
+            return monotonic() - began
+
+        assert await least(once, 1.2) < 1.2  # the other one, at its time
+        assert min(rounds) < 15
         conn.rollback()
-        await until(available(eyes, 2), 2.0)
+        await until(available(eyes, others + 1))
 
 
 @pytest.mark.promise("F21")
@@ -153,11 +166,38 @@ async def test_a_time_that_had_long_passed_when_its_transaction_committed_is_fou
         await until(lambda: bench.rounds >= 1)
         conn.commit()
         bench.scheduler.news()
-        await until(available(eyes, 1), 2.0)
+        await until(available(eyes, 1), 30.0)
 
 
 def test_a_start_at_zero_comes_as_often_as_the_watermarks() -> None:
     assert scheduler.ZERO_SECONDS <= 5.0
+
+
+async def test_a_wait_for_the_connection_does_not_put_off_the_next_start_at_zero(dsn: str) -> None:
+    session = Session(Link(dsn, "pgqueue"), "schedule")
+    waits = Scheduler(session, notify=True, leads=lambda: True)
+    async with session._turn:  # somebody else's message hangs
+        promoting = asyncio.ensure_future(waits._promote())
+        await asyncio.sleep(0.5)
+    await promoting
+    await session.close()
+    assert waits._zero_at - monotonic() < scheduler.ZERO_SECONDS + 0.5 * scheduler.ZERO_SHARE / 2
+
+
+async def test_one_slow_answer_does_not_put_off_the_starts_at_zero_for_hours(dsn: str) -> None:
+    session = Session(Link(dsn, "pgqueue"), "schedule")
+    slow = Scheduler(session, notify=True, leads=lambda: True)
+    run = session.run
+
+    async def hangs(*messages: Any, **options: Any) -> list[Any]:
+        answers = await run(*messages, **options)
+        session.took = 45.0
+        return answers
+
+    session.run = hangs  # type: ignore[method-assign]
+    await slow._promote()
+    await session.close()
+    assert slow._zero_at - monotonic() <= 300.0
 
 
 def reads(dsn: str, name: str, after: str) -> int:
@@ -193,7 +233,7 @@ async def test_a_held_snapshot_does_not_make_each_walk_dearer(dsn: str, eyes: Ey
         eyes.do(LATER, -120, 5, 20_000)  # older than where a walk starts: found at zero, and dead since
         bench.scheduler._zero_at = 0.0
         bench.scheduler.news()
-        await until(available(eyes, 20_000), 20.0)
+        await until(available(eyes, 20_000), 30.0)
         await until(lambda: bench.scheduler._after != scheduler.EVER)
         assert reads(dsn, "schedule_promote", bench.scheduler._after) <= before + 10
 
@@ -206,7 +246,7 @@ async def test_one_that_does_not_lead_promotes_what_is_overdue_for_the_leaders_l
     monkeypatch.setattr(scheduler, "LOOK_SECONDS", 0.1)
     eyes.do(LATER, seconds, 5, BATCH + 1)
     async with scheduling(dsn, leads=False):
-        await until(available(eyes, BATCH + 1), 5.0)
+        await until(available(eyes, BATCH + 1), 30.0)
 
 
 async def test_news_for_the_leader_do_not_put_off_the_look_of_the_others(
@@ -221,7 +261,7 @@ async def test_news_for_the_leader_do_not_put_off_the_look_of_the_others(
             bench.scheduler.news()
             return bool(available(eyes, 1)())
 
-        await until(found, 5.0)
+        await until(found, 30.0)
 
 
 async def test_one_that_does_not_lead_looks_now_and_then_and_no_more(
@@ -245,7 +285,7 @@ async def test_a_clock_that_steps_back_keeps_nothing_from_being_promoted(dsn: st
         "clock_timestamp() - CASE WHEN nextval('public.looks') > 1 THEN interval '1 hour' ELSE interval '0' END"
     )
     async with scheduling(dsn):
-        await until(available(eyes, 3), 3.0)
+        await until(available(eyes, 3), 30.0)
 
 
 @pytest.mark.promise("F07")

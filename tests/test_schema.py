@@ -173,7 +173,7 @@ async def test_the_sql_function_enqueues_in_the_callers_transaction_and_wakes(
         conn.execute("""SELECT pgqueue.enqueue('schema.says', '{"word": "past"}', run_at => '2001-01-01Z')""")
         assert eyes.states() == {}
         conn.commit()
-        await until(eyes.done(4), 5.0)
+        await until(eyes.done(4), 30.0)
         conn.execute("SELECT pgqueue.enqueue('schema.says')")
         conn.rollback()
     assert sorted(words) == ["one", "past", "three", "two"]

@@ -93,6 +93,32 @@ async def test_two_messages_at_once_wait_for_each_other(session: Session) -> Non
     await session.close()
 
 
+@pytest.mark.parametrize("way", ["fails", "is cancelled"])
+async def test_a_connection_that_was_not_made_ready_is_not_used(way: str, dsn: str, eyes: Eyes) -> None:
+    """Others would not know whose it is."""
+    began, known = asyncio.Event(), asyncio.Event()
+    calls: list[int] = []
+
+    async def opened() -> None:
+        calls.append(1)
+        began.set()
+        if len(calls) == 1 and way == "fails":
+            raise OSError("no beat")
+        await known.wait()
+
+    session = Session(Link(dsn, "pgqueue"), "test", opened)
+    getting_ready = asyncio.ensure_future(session.ready())
+    await began.wait()
+    getting_ready.cancel()
+    await asyncio.gather(getting_ready, return_exceptions=True)
+    assert session.identity is None
+    await until(lambda: not eyes.backends("pgqueue test"))
+    known.set()
+    assert await session.ready() == 2
+    assert len(calls) == 2
+    await session.close()
+
+
 SHADOWS = """
     CREATE SCHEMA evil;
     CREATE FUNCTION evil.now() RETURNS timestamptz LANGUAGE sql AS 'SELECT ''-infinity''::timestamptz';
@@ -124,8 +150,8 @@ SANE = " ".join(
         "idle_in_transaction_session_timeout=0",
     )
 )
-# What the worker does meanwhile takes longer than either timeout of a role below.
-BUSY = "LOCK TABLE pgqueue.job_running; SELECT pg_sleep(0.2)"
+# What the worker does meanwhile takes longer than the timeout of a role below.
+BUSY = "LOCK TABLE pgqueue.job_running; SELECT pg_sleep({})"
 SETTINGS = {
     "isolation": ["default_transaction_isolation = 'serializable'"],
     "repeatable read": ["default_transaction_isolation = 'repeatable read'", "default_transaction_deferrable = on"],
@@ -133,13 +159,13 @@ SETTINGS = {
     "shadows first": ["search_path = evil, pg_catalog"],
     "shadows only": ["search_path = evil"],
     # Not less: the statement that sets the worker's own is still under the role's.
-    "no statement may take long": ["statement_timeout = '100ms'"],
+    "no statement may take long": ["statement_timeout = '800ms'"],
     "no lock may take long": ["lock_timeout = '1ms'", "deadlock_timeout = '10ms'"],
     "not durable": ["synchronous_commit = off"],
     "no index scans": ["enable_indexscan = off", "enable_nestloop = off", "enable_sort = off"],
     "another time": ["DateStyle = 'SQL, DMY'", "TimeZone = 'Asia/Kolkata'", "IntervalStyle = 'sql_standard'"],
     "another alphabet": ["client_encoding = 'latin1'", "standard_conforming_strings = on"],
-    "idle sessions die": ["idle_in_transaction_session_timeout = '100ms'"],
+    "idle sessions die": ["idle_in_transaction_session_timeout = '800ms'"],
     "planned by value": ["plan_cache_mode = force_custom_plan", "jit = on", "jit_above_cost = 0"],
 }
 
@@ -154,13 +180,13 @@ async def test_no_setting_of_the_role_breaks_a_worker(
     for setting in SETTINGS[name]:
         eyes.do(f"ALTER ROLE CURRENT_USER IN DATABASE {database} SET {setting}")
     caplog.set_level(logging.WARNING)
-    async with work(dsn, returns, in_thread, fails_once, lease=1.0) as worker:
+    async with work(dsn, returns, in_thread, fails_once, lease=1.5) as worker:
         with psycopg.connect(dsn, options=SANE, client_encoding="utf8") as conn:
             text = enqueue(conn, returns, text="ł ✓ 漢")
             enqueue(conn, in_thread)
             enqueue(conn, in_thread.using(delay=0.2))
             failing = enqueue(conn, fails_once)
-            await asyncio.to_thread(conn.execute, BUSY)
+            await asyncio.to_thread(conn.execute, BUSY.format(1.2 if "800ms" in SETTINGS[name][0] else 0.2))
         await until(eyes.is_in(failing.id, "scheduled"))
         await until(eyes.done(3))
         assert eyes.one("SELECT result #>> '{}' FROM pgqueue.job WHERE id = %s", text.id) == "ł ✓ 漢"

@@ -121,7 +121,7 @@ async def test_a_call_into_c_is_named_and_its_job_given_back_when_the_lease_is_o
     assert eyes.all(ATTEMPTS) == [(1, "interrupted", "its worker was shut down, and could not stop it")]
     stage.started.clear()
     async with work(dsn, in_c, lease=1.0):
-        await asyncio.to_thread(stage.started.wait, 10)
+        await asyncio.to_thread(stage.started.wait, 30)
         stage.release.set()
         await until(eyes.done(1))
     assert eyes.all("SELECT attempt, crashes FROM pgqueue.job") == [(1, 0)]

@@ -80,7 +80,7 @@ async def test_over_all_queues_and_both_ranks_there_is_one_at_a_time(queues: lis
     names = [name[0] for name in queues]
     eyes.do(PUT, names)
     async with work(dsn, looks, queues=queues, poll=60.0):
-        await until(eyes.done(20 * len(names)), 20.0)
+        await until(eyes.done(20 * len(names)), 30.0)
     for crashes in (list(together.values()) for together in seen):
         assert sum(number > 0 for number in crashes) <= 1, crashes
         assert len(crashes) == 1 or max(crashes) < 2, crashes

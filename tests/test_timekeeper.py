@@ -52,7 +52,7 @@ async def test_a_job_longer_than_its_timeout_is_stopped_and_tried_again(handler:
     assert isinstance(failed, Failed)
     assert (failed.reason, failed.problem.outcome) == ("timeout", "timeout")
     assert await bench.outcome(quick.id) is COMPLETED
-    assert 0.1 <= time.monotonic() - began < 3
+    assert 0.1 <= time.monotonic() - began < 20  # not the 30 s they would take
     assert bench.executor.lost == 0
     await bench.until(lambda: bench.pool.running == 0)
 
@@ -83,7 +83,7 @@ async def test_a_thread_that_hangs_loses_its_job_and_its_late_result_counts_for_
     assert bench.executor.lost == 1
     assert not bench.executor.running
     assert bench.pool.running == 1  # the slot is lost
-    await asyncio.wait_for(bench.executor.idle(), 1)  # nobody waits for it at a shutdown
+    await asyncio.wait_for(bench.executor.idle(), 30)  # nobody waits for it at a shutdown
     assert bench.halves == 0
     [second] = bench.offer("hangs")
     await bench.outcome(second)
@@ -115,6 +115,26 @@ async def test_an_async_handler_that_swallows_its_cancellation_loses_its_job() -
     await until(lambda: bench.executor.lost == 0)
     assert (bench.pool.running, bench.order) == (0, [job])
     assert await bench.run("hangs") == Completed('"too late"')
+
+
+async def test_a_loop_that_stood_still_does_not_take_the_grace_away() -> None:
+    cleaned: list[int] = []
+
+    async def cleans_up() -> None:
+        try:
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0.01)
+            cleaned.append(1)
+
+    bench = Bench(made(cleans_up, "cleans", timeout=0.05), slots=4)
+    [job] = bench.offer("cleans")
+    await asyncio.sleep(0.01)  # it has begun
+    slow(0.05 + 2 * timekeeper.GRACE)  # as a handler beside it that blocks the loop
+    assert isinstance(await bench.outcome(job), Retried)
+    await bench.until(lambda: bench.pool.running == 0)
+    assert (cleaned, bench.executor.lost) == ([1], 0)
+    assert bench.order == [job]
 
 
 async def test_who_was_cancelled_before_the_timeout_stays_cancelled() -> None:

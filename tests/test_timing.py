@@ -6,7 +6,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from random import Random
-from time import monotonic
+from time import process_time
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -261,8 +261,8 @@ def test_the_latest_is_found_soon_however_long_it_was(expr: str, gap: int) -> No
     due = when.next(at("01-01T00:00:00"))
     assert due is not None
     now = due + timedelta(seconds=gap)
-    began = monotonic()
+    began = process_time()
     [latest], after = pending(when, due, now, 1)
-    assert monotonic() - began < 1.0
+    assert process_time() - began < 1.0
     assert due <= latest <= now
     assert after == when.next(now) == when.next(latest)

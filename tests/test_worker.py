@@ -152,12 +152,9 @@ async def test_slots_of_a_queue_are_honoured_and_used(dsn: str, eyes: Eyes) -> N
         *[short.using(queue="a").new("a") for _ in range(40)],
         *[short.using(queue="b").new("b") for _ in range(80)],
     )
-    began = time.monotonic()
     async with work(dsn, *ALL, queues=["a:2", "b"], concurrency=4, poll=60.0):
-        await until(eyes.done(120), 10.0)
-    took = time.monotonic() - began
+        await until(eyes.done(120))  # before the first poll: who frees a slot of a queue says so
     assert stage.most == {"a": 2, "b": 4}
-    assert took < 3.0, f"{took:.1f} s: freed slots of a queue wait for the poll"
 
 
 async def test_a_full_queue_does_not_keep_the_others_from_being_asked_nor_makes_the_fetcher_spin(
@@ -166,10 +163,11 @@ async def test_a_full_queue_does_not_keep_the_others_from_being_asked_nor_makes_
     busy = [waits.using(queue="a", priority=priority).new("a") for priority in (0, 5, 9) for _ in range(4)]
     put(dsn, *busy)
     async with work(dsn, *ALL, queues=["a:2", "b:1"], poll=60.0) as worker:
+        worker._fetcher.watermark._zero_every = 1e9
         for _ in range(2):
             await stage.started.get()
         put(dsn, says.using(queue="b").new("b"))
-        await until(lambda: stage.ran == ["b"], 2.0)
+        await until(lambda: stage.ran == ["b"])
         fetches = worker._fetcher.fetches
         transactions = eyes.one("SELECT last_value FROM pgqueue.job_pos_seq")
         await asyncio.sleep(0.5)  # nothing happens in this time; what is counted is what happens nevertheless
@@ -177,7 +175,7 @@ async def test_a_full_queue_does_not_keep_the_others_from_being_asked_nor_makes_
         assert eyes.one("SELECT last_value FROM pgqueue.job_pos_seq") - transactions <= 6
         assert eyes.states()["running"] == 2
         stage.go.set()
-        await until(eyes.done(13), 5.0)
+        await until(eyes.done(13), 30.0)
     assert stage.most["a"] == 2
 
 
@@ -310,7 +308,7 @@ async def test_run_returns_when_a_quiet_worker_has_written_its_last_outcome(dsn:
         put(dsn, says.new("not ours"))
         assert not (await asyncio.wait([running], timeout=0.3))[0]
         stage.go.set()
-        await asyncio.wait_for(running, 5.0)
+        await asyncio.wait_for(running, 30.0)
         assert eyes.states() == {"completed": 2, "available": 1}
         assert await worker.stop() == 0
 
@@ -325,7 +323,7 @@ async def test_run_returns_from_a_stop_when_the_worker_has_left(quiet_before: bo
             worker.quiet()
         stopping = asyncio.ensure_future(worker.stop())
         stage.go.set()
-        await asyncio.wait_for(running, 5.0)
+        await asyncio.wait_for(running, 30.0)
         assert eyes.all("SELECT id FROM pgqueue.worker") == []
         assert await stopping == 0
 
@@ -352,7 +350,7 @@ async def test_stop_waits_for_jobs_and_says_how_many_it_could_not_wait_for(dsn: 
     async with work(dsn, *ALL) as worker:
         await stage.started.get()
         asyncio.get_running_loop().call_later(0.1, stage.go.set)
-        assert await worker.stop(10.0) == 0
+        assert await worker.stop(30.0) == 0
     assert eyes.states() == {"completed": 1}
 
 
@@ -374,7 +372,7 @@ async def test_a_handler_that_swallows_the_cancellation_does_not_hold_the_shutdo
         await stage.started.get()
         began = time.monotonic()
         assert await worker.stop(0.1) == 1
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30  # it never ends by itself
     assert stage.ran == ["swallowed"]
     assert f"job {job} (worker.swallows) could not be stopped" in caplog.text
     # It still runs, so it is still ours: given back by rescue, when nobody can write its outcome any more.
@@ -420,13 +418,13 @@ async def test_an_outcome_that_a_thread_finishes_at_the_very_moment_of_stop_is_w
 
         def without_a_turn(job: Job, outcome: Outcome) -> None:
             finishing.set()
-            go_on.wait(10)  # the machine runs other threads meanwhile
+            go_on.wait(30)  # the machine runs other threads meanwhile
             finish(job, outcome)
 
         worker._executor._finish = without_a_turn
         stage.thread_go.set()
         await until(finishing.is_set)
-        stopping = asyncio.ensure_future(worker.stop(10.0))
+        stopping = asyncio.ensure_future(worker.stop(30.0))
         await asyncio.wait([stopping], timeout=0.5)  # one that does not wait for it would be over
         go_on.set()
         assert await stopping == 0
@@ -446,13 +444,34 @@ async def test_stopping_at_any_moment_of_the_start_leaves_nothing_behind(dsn: st
     assert sum(eyes.states().values()) == 200
 
 
+async def test_a_claim_that_is_committed_while_its_worker_leaves_is_handed_back(dsn: str, eyes: Eyes) -> None:
+    """It was cut off, and the server had it already: it ends after we have looked what is ours."""
+    async with work(dsn, *ALL) as worker:
+        await until(lambda: worker._fetcher.claims.settled >= 1)
+        real = worker._reconciler.reconcile
+
+        async def reconcile() -> None:
+            worker._reconciler.reconcile = real  # type: ignore[method-assign]
+            await real()
+            eyes.do(
+                "INSERT INTO pgqueue.job (state, task, worker_id, claim, attempt, started_at) "
+                "VALUES ('running', 'x', %s, 1, 1, now())",
+                worker.worker_id,
+            )
+
+        worker._reconciler.reconcile = reconcile  # type: ignore[method-assign]
+        assert await worker.stop(0.0) == 0
+    assert eyes.all("SELECT state, attempt FROM pgqueue.job") == [("available", 0)]
+    assert eyes.all("SELECT * FROM pgqueue.worker") == []
+
+
 async def test_an_error_that_does_not_pass_ends_run_with_it(dsn: str, eyes: Eyes) -> None:
     async with work(dsn, *ALL) as worker:
         running = asyncio.ensure_future(worker.run())
         eyes.do("DROP SCHEMA pgqueue CASCADE")
         worker._fetcher.news()
         with pytest.raises(psycopg.errors.UndefinedTable):
-            await asyncio.wait_for(running, 5)
+            await asyncio.wait_for(running, 30)
         assert await worker.stop(1.0) == 0
     await until(lambda: eyes.backends() == [])
 
@@ -470,11 +489,11 @@ async def test_half_a_worker_gives_no_sign_of_life_and_another_runs_its_jobs(dsn
         worker._scheduler._promote = broken  # type: ignore[method-assign]
         worker._scheduler.news()
         with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(worker.run(), 5)
+            await asyncio.wait_for(worker.run(), 30)
         assert worker._state == "quiet"
         put(dsn, says.new("later"))
         async with work(dsn, *ALL, lease=1.0) as other:
-            assert await asyncio.wait_for(stage.started.get(), 10) == "x"
+            assert await asyncio.wait_for(stage.started.get(), 30) == "x"
             stage.go.set()
             await until(eyes.done(2))
             assert eyes.all("SELECT DISTINCT worker_id FROM pgqueue.job_done") == [(other.worker_id,)]
@@ -486,7 +505,7 @@ async def test_a_second_row_of_a_running_job_does_not_end_the_worker(dsn: str, e
         await stage.started.get()
         eyes.do("INSERT INTO pgqueue.job (task, id) VALUES ('worker.says', %s)", job)
         put(dsn, *[says.new("neighbour") for _ in range(5)])
-        await until(eyes.done(5), 5.0)
+        await until(eyes.done(5), 30.0)
         assert eyes.all("SELECT id, state, reason FROM pgqueue.job_dead") == [(job, "failed", "refused")]
         assert worker._state == "running"
         stage.go.set()
@@ -542,7 +561,7 @@ async def test_a_worker_taken_for_dead_while_the_database_is_away_registers_when
 
 @pytest.mark.promise("F06")
 async def test_a_worker_that_cannot_beat_takes_no_more_jobs_and_goes_on_when_it_can(dsn: str, eyes: Eyes) -> None:
-    async with work(dsn, *ALL, lease=1.5, poll=60.0) as worker:
+    async with work(dsn, *ALL, lease=4.0, poll=60.0) as worker:
         first = worker.worker_id
         put(dsn, waits.new("x"))
         await stage.started.get()
@@ -579,7 +598,7 @@ async def test_an_idle_worker_takes_three_connections_and_few_round_trips(
 
     monkeypatch.setattr(sessions, "send", counted)
     monkeypatch.setattr(notifier, "send", counted)
-    seconds = 20.0
+    seconds = 10.0
     async with work(dsn, *ALL) as worker:
         await until(lambda: worker._notifier.leads)
         await until(lambda: worker._fetcher.fetches >= 2)
@@ -589,8 +608,8 @@ async def test_an_idle_worker_takes_three_connections_and_few_round_trips(
         number = len(sent) + eyes.one("SELECT beat FROM pgqueue.worker") - beats
         assert len(eyes.backends()) <= 3
     print(f"{number / seconds:.2f} transactions a second, alone and leading")
-    # Leading; the promise is 3. Pauses are random, so a short window sees more or fewer of the duties.
-    assert number <= 1.25 * seconds
+    # Leading; the promise is 3. Pauses are random, so a short window sees more or fewer of the duties; 1.1 are usual.
+    assert number <= 2.0 * seconds
 
 
 @pytest.mark.promise("F09")
@@ -615,7 +634,7 @@ async def test_without_listen_jobs_are_found_by_polling_and_all_duties_done(dsn:
     eyes.do("UPDATE pgqueue.ring SET since = now() - interval '5 hours' WHERE kind = 'done'")
     async with work(dsn, *ALL, listen_dsn="off", poll=0.05, lease=1.0) as worker:
         put(dsn, says.new("polled"), says.using(delay=0.3).new("promoted"))
-        await until(eyes.done(3), 8.0)
+        await until(eyes.done(3), 30.0)
         await until(lambda: eyes.one("SELECT bin FROM pgqueue.ring WHERE kind = 'done'") == 1)
         assert worker._leads()
         assert {name for _, name in eyes.backends()} == {"pgqueue beat", "pgqueue complete", "pgqueue fetch"}

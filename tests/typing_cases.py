@@ -17,6 +17,7 @@ from pgqueue.handle import JobHandle
 from pgqueue.hooks import JobOutcome, middleware, on_finish, on_start
 from pgqueue.job import Job, NewJob
 from pgqueue.operate import Answer, acancel, cancel, retry
+from pgqueue.options import Limit, Rate
 from pgqueue.retry import RetryPolicy
 from pgqueue.tasks import Task, declared, find, remote, task
 
@@ -43,6 +44,21 @@ async def watch(job: Job, start: int) -> int:
 
 @task(retry=lambda attempt, exc: 5.0 if attempt < 3 else None)
 def nothing() -> None: ...
+
+
+@task(limit=5, rate="100/minute")
+def slow(start: int) -> int:
+    return 1
+
+
+@task(limit=Limit(5, name="api"), rate=Rate("5/10s", key="customer:{start}", burst=5))
+def shared(start: int) -> int:
+    return 1
+
+
+@task(rate=Rate("5/second", key=lambda start: str(start)))
+async def by_function(start: int) -> int:
+    return 1
 
 
 @task
@@ -158,6 +174,10 @@ def bad(conn: psycopg.Connection) -> None:
     charge.using(retry=RetryPolicy())  # type: ignore
     task(queue=5)  # type: ignore
     task(lock=7)  # type: ignore
+    task(limit="5")  # type: ignore
+    task(rate=5)  # type: ignore
+    Rate("5/s", key=5)  # type: ignore
+    charge.using(limit=5)  # type: ignore
     task("name")  # type: ignore
     task(retry="often")  # type: ignore
     remote("x", lock=1)  # type: ignore

@@ -39,6 +39,11 @@ def command(check: bool, sql: bool, from_version: int) -> None:
 def _print(from_version: int) -> None:
     from pgqueue import migrations
 
+    newest = migrations.files()[-1].version
+    if from_version > newest:
+        raise click.UsageError(
+            f"--from {from_version}: there is no such migration, the newest of this pgqueue is {newest}"
+        )
     click.echo(migrations.as_sql(config().schema, from_version), nl=False)
 
 

@@ -23,6 +23,7 @@ from pgqueue import migrations, tasks
 from pgqueue.cli.database import connected, place
 from pgqueue.cli.exits import DEADLINE, DONE, INTERRUPTED, code_of, line_of
 from pgqueue.config import config, safe
+from pgqueue.pool import pools
 from pgqueue.supervisor.child import Leash
 from pgqueue.watchdog import Watchdog
 from pgqueue.worker import Worker
@@ -171,8 +172,17 @@ def _facts(conn: psycopg.Connection[Any], worker: Worker) -> dict[str, Any]:
         "queues": [name if slots is None else f"{name}:{slots}" for name, slots in settings.queues.items()],
         "tasks": sorted(task.name for task in tasks.declared()),
         "concurrency": settings.concurrency,
-        "connections": f"{IDLE_CONNECTIONS if settings.listen else IDLE_CONNECTIONS - 1} idle + 1",
+        "connections": _connections(worker),
     }
+
+
+def _connections(worker: Worker) -> str:
+    """How many at most: when idle, the completer's, and those that handlers are lent, from a pool for each kind."""
+    settings = worker.settings
+    own = f"{IDLE_CONNECTIONS if settings.listen else IDLE_CONNECTIONS - 1} idle + 1"
+    kinds = {task.is_async for task in tasks.declared() if task.transactional}
+    lent = len(kinds) * sum(pool.slots for pool in pools(settings.queues, settings.concurrency))
+    return f"{own}, and up to {lent} for transactional tasks" if lent else own
 
 
 def _banner(facts: dict[str, Any]) -> str:

@@ -43,8 +43,8 @@ WORKERS = 2
 PRODUCERS = 2
 KILL_AT = 0.4  # of the time orders are taken
 LOOK_SECONDS = 0.1
-START_SECONDS = 30.0  # a worker that has not announced itself by then has failed
-DRAIN_SECONDS = 30.0  # jobs not run so long after the last order count as lost
+START_SECONDS = 60.0  # a worker that has not announced itself by then has failed
+DRAIN_SECONDS = 60.0  # jobs not run so long after the last order count as lost
 
 COUNTS = """
 SELECT count(*) FILTER (WHERE state = 'completed'),

@@ -4,7 +4,7 @@
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
 GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
 GRANT INSERT (state, queue, priority, rank, task, args, headers, run_at, deadline, max_attempts, lock_key, lock_limit,
-    on_locked)
+    on_locked, limit_key, rate_key)
     ON pgqueue.job, pgqueue.job_available TO :"role";
 GRANT SELECT (id, queue, state) ON pgqueue.job, pgqueue.job_available TO :"role";
 -- With a unique key: the id is drawn before the job is written, for the row of the key names it; whether a key still holds is seen

@@ -16,3 +16,5 @@ GRANT SELECT, INSERT ON pgqueue.supervisor_order TO :"role";
 -- `pgqueue schedules`, and what an application needs that adds schedules.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.schedule TO :"role";
 GRANT SELECT ON pgqueue.declaration, pgqueue.tick TO :"role";
+-- `pgqueue limits set`.
+GRANT SELECT, INSERT, UPDATE ON pgqueue.key_limit TO :"role";
