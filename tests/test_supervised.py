@@ -24,6 +24,9 @@ class Ended:
         self.output, self.process = output, self
         self.pid = NOBODY
 
+    def poll(self) -> int:
+        return 0
+
     def kill(self) -> None:
         pass
 

@@ -155,7 +155,7 @@ def test_health_is_one_quick_look(dsn: str, conn: psycopg.Connection) -> None:
     done = pgqueue("health", "--json", dsn=dsn)
     assert (done.returncode, json.loads(done.stdout)) == (1, {"host": HOST, "well": False, "ready": False})
     add = "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state) VALUES "
-    conn.execute((add + "('15 s', 1, 1, %s, 'v', '{}', 'starting')").encode(), [HOST])
+    conn.execute((add + "('1 hour', 1, 1, %s, 'v', '{}', 'starting')").encode(), [HOST])
     conn.commit()
     costs, driver = [], []
     for _ in range(5):
@@ -173,7 +173,7 @@ def test_health_is_one_quick_look(dsn: str, conn: psycopg.Connection) -> None:
     conn.commit()
     assert pgqueue("health", "--ready", dsn=dsn).stdout == "ready\n"
     assert pgqueue("health", "--host", "elsewhere", dsn=dsn).returncode == 1
-    conn.execute("UPDATE pgqueue.worker SET beat_at = beat_at - interval '16 s'")
+    conn.execute("UPDATE pgqueue.worker SET beat_at = beat_at - interval '61 minutes'")
     conn.commit()
     assert pgqueue("health", dsn=dsn).returncode == 1
 
