@@ -3,13 +3,17 @@
 The claim parks keyed jobs, whatever their key, and commits; a completion deletes its running row, and commits. Each
 then names the keys here. An admit is one short transaction: lock the keys, and in a second statement count and move.
 
-Why a limit is never exceeded. A row becomes a holder of its key only in `admit_move`, whose transaction has the key's
-advisory lock. Its snapshot is taken after it has the lock, so it sees what every earlier admit of the key has
-committed: the lock is given away after the commit is visible. All other moves (claim of a granted job, rescue,
-release, a retry that keeps its key, promotion) are one transaction that deletes one row of a holder and inserts one:
-a snapshot finds exactly one of the two; or they only take a holder away. So the holders counted are at least those
-there are. Counting in the statement that takes the lock, or handing the key on without counting, would each exceed
-limit 1 at once.
+A job has at most one lock, one limit and one rate, and gets them in this order, one at a time: who gets a lock is
+moved to the line of the limit in the transaction of the lock, and the limit is asked in the next one. Nobody waits
+for a lock while holding a limit, so no two can wait for each other. Rates are not for here: `rated` is told of them.
+
+Why a limit is never exceeded. A row becomes a holder of its key only in `admit_move`, for limits in `admit_limits`,
+whose transaction has the key's advisory lock. Its snapshot is taken after it has the lock, so it sees what every
+earlier admit of the key has committed: the lock is given away after the commit is visible. All other moves (claim of a
+granted job, rescue, release, a retry that keeps its key, promotion, going on from one line to the next) are one
+transaction that deletes one row of a holder and inserts one: a snapshot finds exactly one of the two; or they only take
+a holder away. So the holders counted are at least those there are. Counting in the statement that takes the lock, or
+handing the key on without counting, would each exceed limit 1 at once.
 
 Why nobody waits for ever: not because of this. An admit may come too early (the holder's commit is not yet visible),
 may meet a head that somebody has locked, or may never come, when the process dies after its commit. The sweep finds
@@ -38,6 +42,7 @@ from pgqueue.sessions import Session
 
 log = logging.getLogger("pgqueue")
 
+LOCK, LIMIT, RATE = "lock:", "limit:", "rate:"
 KEYS_MOST = 64  # each is a row of the server's lock table
 FREED_MOST = 1_000
 IDLE_SECONDS = 30.0
@@ -46,6 +51,12 @@ RESERVED_SECONDS = 0.1
 
 Wanted = dict[str, tuple[list[int], bool]]
 """Keys, each with its jobs that were parked just now, and whether the head of its line may have to be skipped."""
+
+
+def held(job: Job) -> list[str]:
+    """What a job holds while it runs."""
+    keys = [] if job.lock_key is None else [LOCK + job.lock_key]
+    return keys if job.limit_key is None else [*keys, LIMIT + job.limit_key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,8 @@ class Slots:
 
 
 class Admit:
-    """Keeps the keys busy. `slots` says where a job may run here now, `deliver` receives those that shall."""
+    """Keeps the keys busy. `slots` says where a job may run here now, `deliver` receives those that shall; `rated` is
+    told which rates somebody waits for."""
 
     def __init__(
         self,
@@ -70,6 +82,7 @@ class Admit:
         done: Callable[[], None],
         in_doubt: Callable[[], None],
         notify: bool,
+        rated: Callable[[Iterable[str]], None] = lambda keys: None,
     ) -> None:
         self.admits = self.skipped = 0
         """How many admits this worker has made, and how many jobs were skipped in them."""
@@ -81,6 +94,7 @@ class Admit:
         self._done = done
         self._in_doubt = in_doubt
         self._notify = notify
+        self._rated = rated
         self._wake = asyncio.Event()
         self._freed: dict[str, None] = {}
         self._lines: set[str] = set()
@@ -89,7 +103,7 @@ class Admit:
         self._asking: Wanted = {}
         self._idle = asyncio.Event()
         self._since = 0.0
-        self._holding: dict[Job, str] = {}
+        self._holding: dict[Job, list[str]] = {}
 
     # What others tell ------------------------------------------------------------------------------------------------
 
@@ -98,32 +112,37 @@ class Admit:
         if not self._wanted and not self._asking:
             self._since = monotonic()
         for key, fresh in keys.items():
-            ids, head = self._wanted.get(key, ([], False))
-            self._wanted[key] = ([*ids, *fresh], head)
+            if not key.startswith(RATE):
+                ids, head = self._wanted.get(key, ([], False))
+                self._wanted[key] = ([*ids, *fresh], head)
+        self._tell_rates(keys)
         self._wake.set()
 
     def swept(self, keys: Iterable[str]) -> None:
         """These keys seem to have room, or a head that its claimer did not live to decide on."""
+        keys = list(keys)
         for key in keys:
-            self._wanted[key] = (self._wanted.get(key, ([], True))[0], True)
+            if not key.startswith(RATE):
+                self._wanted[key] = (self._wanted.get(key, ([], True))[0], True)
+        self._tell_rates(keys)
         self._wake.set()
 
     def holding(self, jobs: Iterable[Job]) -> None:
         """Some of these jobs, which run here, hold keys."""
         for job in jobs:
-            if job.lock_key is not None:
-                self._holding[job] = "lock:" + job.lock_key
+            if keys := held(job):
+                self._holding[job] = keys
 
     def ended(self, jobs: Iterable[Job]) -> None:
         """These jobs are not ours any more, and that is committed: their keys may be free."""
         if self._holding:
             pop = self._holding.pop
             for job in jobs:
-                key = pop(job, None)
-                if key in self._lines:
-                    self._wanted.setdefault(key, ([], False))
-                elif key is not None:
-                    self._freed[key] = None
+                for key in pop(job, ()):
+                    if key in self._lines:
+                        self._wanted.setdefault(key, ([], False))
+                    else:
+                        self._freed[key] = None
             self._wake.set()
 
     @property
@@ -137,6 +156,10 @@ class Admit:
         while self._wanted or self._freed or self._asking:
             self._idle.clear()
             await self._idle.wait()
+
+    def _tell_rates(self, keys: Iterable[str]) -> None:
+        if rates := [key for key in keys if key.startswith(RATE)]:
+            self._rated(rates)
 
     # Admitting -------------------------------------------------------------------------------------------------------
 
@@ -153,7 +176,7 @@ class Admit:
         while self._wanted or self._freed:
             if self._freed:
                 await self._look()
-            some = list(self._wanted)[:KEYS_MOST]
+            some = self._next()
             if not some:
                 continue
             self._asking = {key: self._wanted.pop(key) for key in some}
@@ -167,6 +190,13 @@ class Admit:
                 self._asking = {}
                 self._done()
         self._idle.set()
+
+    def _next(self) -> list[str]:
+        """Some keys of one kind: locks before limits, for who gets a lock may want a limit."""
+        for kind in (LOCK, LIMIT):
+            if some := [key for key in self._wanted if key.startswith(kind)]:
+                return some[:KEYS_MOST]
+        return []
 
     async def _look(self) -> None:
         """Of the keys that were freed, those that somebody waits for are wanted: most keys have no line."""
@@ -197,21 +227,18 @@ class Admit:
             log.error("jobs %s run, and waited for a key too: the second rows are failed: refused", doubles)
 
     async def _try(self, asked: Wanted) -> None:
-        link, claim = self._session.link, self._claims.begin()
+        claim = self._claims.begin()
         try:
-            keys = list(asked)
-            _, [(_, skipped, _, _)], rows = await self._session.run_then(
-                link.statement("admit_lock", keys=keys),
-                link.statement("admit_move", **self._asked(asked, claim)),
-                then=[link.statement("admit_read", keys=keys, claim=claim, worker_id=self._worker_id())],
-            )
+            move = self._limits if next(iter(asked)).startswith(LIMIT) else self._locks
+            rows, onward = await move(asked, claim)
             self.admits += 1
-            self.skipped += len(skipped)
             jobs = [Job(row, claim) for row in rows]
             if jobs:
                 self.holding(jobs)
                 self._deliver(jobs)
-            self._lines.difference_update(set(keys).difference("lock:" + (job.lock_key or "") for job in jobs))
+            if onward:
+                self.parked(dict.fromkeys(onward, ()))
+            self._lines.difference_update(set(asked).difference(key for job in jobs for key in held(job)))
         except (psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation):
             raise  # nothing was committed
         except BaseException:
@@ -220,12 +247,33 @@ class Admit:
         finally:
             self._claims.end(claim)
 
-    def _asked(self, asked: Wanted, claim: int) -> dict[str, Any]:
+    async def _locks(self, asked: Wanted, claim: int) -> tuple[list[tuple[Any, ...]], list[str]]:
+        """Admit to locks: who came in here, and what those wait for that went on."""
+        link, keys = self._session.link, list(asked)
+        fresh = [job_id for ids, _ in asked.values() for job_id in ids]
+        heads = any(head for _, head in asked.values())
+        _, [(_, skipped, _, _, onward)], rows = await self._session.run_then(
+            link.statement("admit_lock", keys=keys),
+            link.statement("admit_move", **self._asked(keys, claim), fresh=fresh, heads=heads),
+            then=[link.statement("admit_read", keys=keys, claim=claim, worker_id=self._worker_id())],
+        )
+        self.skipped += len(skipped)
+        return rows, onward
+
+    async def _limits(self, asked: Wanted, claim: int) -> tuple[list[tuple[Any, ...]], list[str]]:
+        """The same for limits. Those that went on took no slot, so there may be more of them."""
+        link, keys = self._session.link, list(asked)
+        _, [(_, onward, _, _)], rows = await self._session.run_then(
+            link.statement("admit_lock", keys=keys),
+            link.statement("admit_limits", **self._asked(keys, claim)),
+            then=[link.statement("admit_read_limits", keys=keys, claim=claim, worker_id=self._worker_id())],
+        )
+        return rows, [*onward, *keys] if onward else []
+
+    def _asked(self, keys: list[str], claim: int) -> dict[str, Any]:
         pools = self._slots()
         return {
-            "keys": list(asked),
-            "fresh": [job_id for ids, _ in asked.values() for job_id in ids],
-            "heads": any(head for _, head in asked.values()),
+            "keys": keys,
             "queues": [queue for pool in pools for queue in pool.queues],
             "pools": [place for place, pool in enumerate(pools, 1) for _ in pool.queues],
             "slots": [pool.free for pool in pools],

@@ -233,6 +233,18 @@ class Job:
         return key
 
     @property
+    def limit_key(self) -> str | None:
+        """The name of the limit it runs under; None without one."""
+        name: str | None = self._row[17]
+        return name
+
+    @property
+    def rate_key(self) -> str | None:
+        """The rate it was let in under, `name` or `name:key`; None without one."""
+        key: str | None = self._row[18]
+        return key
+
+    @property
     def unique_key(self) -> str | None:
         """Its unique key; None without one."""
         return None if self._row[16] is None else msgspec.json.decode(self._row[16])[0]

@@ -1,5 +1,6 @@
--- Who gets a key. Truth is rows: the holders of a key are its rows in job_running, and those elsewhere with `holds`. A row
--- becomes a holder in `admit_move` only; every other move takes its hold with it, or gives it up. All who would change that
+-- Who gets a key. Truth is rows: the holders of a lock are its rows in job_running, and those elsewhere with `holds`; those of a
+-- limit the same, but of the parked rows only those that wait for what comes after it, a rate. A row becomes a holder in
+-- `admit_move` (locks) and `admit_limits` only; every other move takes its hold with it, or gives it up. All who would change that
 -- lock the key first (`admit_lock`), and count in a statement of its own after it, whose snapshot so has whatever the one
 -- before has committed. Lock order: our worker's row, running and available rows, keys, blocked rows with SKIP LOCKED.
 
@@ -24,10 +25,11 @@ CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog
 -- With these keys locked: count the holders of each, and let in as many of those that wait for it, in (rank, id) order, as
 -- its limit allows: here to this worker (`queues` with the place of their pool, `slots` by pool), the rest to the front of
 -- their lanes as granted. Heads of queues that are paused or that nobody serves are passed over. A head with a smaller limit
--- of its own holds up those behind it.
+-- of its own holds up those behind it. Those that need a limit or a rate, too, wait for that next, and keep the lock.
 -- Then, of the jobs `fresh` (and, if `heads` says so, of the first of each line) that have never started and found no room:
 -- `skip` ends as skipped; `once` too, if another job of its task waits for the key that way, which will run after it.
--- Answers the ids of those let in here, of those skipped, how many were granted, and how many were told.
+-- Answers the ids of those let in here, of those skipped, how many were granted, how many were told, and what those that have
+-- the lock now wait for next.
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), line AS MATERIALIZED (
@@ -55,9 +57,10 @@ WITH me AS MATERIALIZED (
         ) AS holder
     ) AS held
 ), head AS MATERIALIZED (
-    SELECT line.key, line.n, b.ctid, b.id, b.rank, b.queue, b.lock_limit, b.crashes
+    SELECT line.key, line.n, b.*
     FROM line CROSS JOIN LATERAL (
-        SELECT b.ctid, b.id, b.rank, b.queue, b.lock_limit, b.crashes FROM pgqueue.job_blocked b
+        SELECT b.ctid, b.id, b.rank, b.queue, b.lock_limit, b.crashes, coalesce(b.limit_key, b.rate_key) IS NOT NULL AS more
+        FROM pgqueue.job_blocked b
         WHERE b.key = line.key AND NOT b.holds
           AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
           AND (b.queue = ANY (%(queues)s::text[])
@@ -71,16 +74,26 @@ WITH me AS MATERIALIZED (
     FROM (SELECT head.*, row_number() OVER (PARTITION BY key ORDER BY rank, id) AS nth FROM head) AS numbered
 ), admitted AS MATERIALIZED (
     -- A suspect is granted: its lane sees to it that it comes alone.
-    SELECT f.ctid, f.id, f.key, f.crashes = 0 AND coalesce(
-               row_number() OVER (PARTITION BY mine.pool, f.crashes = 0 ORDER BY f.rank, f.id)
+    SELECT f.ctid, f.id, f.key, f.crashes = 0 AND NOT f.more AND coalesce(
+               row_number() OVER (PARTITION BY mine.pool, f.crashes = 0 AND NOT f.more ORDER BY f.rank, f.id)
                <= (%(slots)s::integer[])[mine.pool], false) AS here
     FROM fitting f
     LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = f.queue
     WHERE f.fits
 ), taken AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM admitted))
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
+    RETURNING id, queue, priority, rank, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+), onward AS (
+    INSERT INTO pgqueue.job_blocked (
+        state, key, holds,
+        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    SELECT 'blocked', coalesce('limit:' || limit_key, 'rate:' || rate_key), true,
+        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    FROM taken WHERE coalesce(limit_key, rate_key) IS NOT NULL
+    RETURNING key
 ), running AS (
     INSERT INTO pgqueue.job_running (
         state, worker_id, claim, started_at, attempt, rank, holds,
@@ -100,7 +113,7 @@ WITH me AS MATERIALIZED (
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, attempt, max_attempts, crashes,
         snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM taken WHERE NOT id = ANY (ARRAY(SELECT id FROM admitted WHERE here))
+    FROM taken WHERE NOT id = ANY (ARRAY(SELECT id FROM admitted WHERE here)) AND coalesce(limit_key, rate_key) IS NULL
     RETURNING queue
 ), room AS MATERIALIZED (
     SELECT line.key, line.n + (SELECT count(*) FROM admitted WHERE admitted.key = line.key)::integer AS n FROM line
@@ -164,10 +177,116 @@ WITH me AS MATERIALIZED (
     ) AS heard
     WHERE %(notify)s::boolean
 )
-SELECT CASE WHEN (SELECT count(*) FROM admitted) <> (SELECT count(*) FROM running) + (SELECT count(*) FROM granted)
+SELECT CASE WHEN (SELECT count(*) FROM admitted)
+                 <> (SELECT count(*) FROM running) + (SELECT count(*) FROM granted) + (SELECT count(*) FROM onward)
             THEN ARRAY[pgqueue.refuse('an admit deleted jobs it did not move')::bigint]
             ELSE ARRAY(SELECT id FROM running) END,
-       ARRAY(SELECT id FROM skipped), (SELECT count(*) FROM granted), (SELECT count(done) FROM told);
+       ARRAY(SELECT id FROM skipped), (SELECT count(*) FROM granted), (SELECT count(done) FROM told),
+       ARRAY(SELECT DISTINCT key FROM onward);
+
+-- name: admit_limits
+-- The same for keys that are limits: with them locked, count the holders of each, and let in as many of those that wait, in (rank,
+-- id) order, as it allows now: here to this worker, those that need a rate to that line, and some as granted to the front of their
+-- lanes: as many as others have slots for by their last beats, but always one that nobody has taken yet. No more, so
+-- that an urgent job that comes later does not find the whole limit in the hands of those that wait for a slot. A limit that nobody
+-- has declared lets nobody in. Answers the ids of those let in here, what those wait for that went on, how many were granted,
+-- and how many were told.
+WITH me AS MATERIALIZED (
+    SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
+), spare AS MATERIALIZED (
+    SELECT greatest(1, sum(free))::integer AS n FROM (
+        SELECT greatest(0, w.concurrency - w.lost - cardinality(w.running)) AS free FROM pgqueue.worker w
+        WHERE w.dead_at IS NULL AND w.state = 'running' AND w.id <> %(worker_id)s::bigint LIMIT 100
+    ) AS others
+), line AS MATERIALIZED (
+    SELECT wanted.key, l.n - held.n AS room, greatest(0, spare.n - idle.n) AS grants
+    FROM me CROSS JOIN spare CROSS JOIN (SELECT DISTINCT key FROM unnest(%(keys)s::text[]) AS k (key)) AS wanted
+    CROSS JOIN LATERAL (SELECT n FROM pgqueue.key_limit WHERE name = substr(wanted.key, 7)) AS l
+    CROSS JOIN LATERAL (
+        SELECT count(*)::integer AS n FROM (
+            SELECT FROM pgqueue.job_available a WHERE a.limit_key = substr(wanted.key, 7) AND a.holds LIMIT spare.n
+        ) AS granted
+    ) AS idle
+    CROSS JOIN LATERAL (
+        SELECT count(*)::integer AS n FROM (
+            (SELECT FROM pgqueue.job_running r WHERE r.limit_key = substr(wanted.key, 7) LIMIT l.n)
+            UNION ALL
+            (SELECT FROM pgqueue.job_available a WHERE a.limit_key = substr(wanted.key, 7) AND a.holds LIMIT l.n)
+            UNION ALL
+            (SELECT FROM pgqueue.job_scheduled s WHERE s.limit_key = substr(wanted.key, 7) AND s.holds LIMIT l.n)
+            UNION ALL
+            (SELECT FROM pgqueue.job_blocked b
+             WHERE b.limit_key = substr(wanted.key, 7) AND b.holds AND starts_with(b.key, 'rate:') LIMIT l.n)
+            LIMIT l.n
+        ) AS holder
+    ) AS held
+), head AS MATERIALIZED (
+    SELECT line.key, line.grants, b.*
+    FROM line CROSS JOIN LATERAL (
+        SELECT b.ctid, b.id, b.rank, b.queue, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
+        WHERE b.key = line.key
+          AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+          AND (b.queue = ANY (%(queues)s::text[])
+               OR EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
+                                                         AND b.queue = ANY (w.queues)))
+        ORDER BY b.rank, b.id
+        LIMIT greatest(0, least(line.room, line.grants + (SELECT coalesce(sum(free), 0) FROM unnest(%(slots)s::integer[]) AS free)))
+        FOR UPDATE SKIP LOCKED
+    ) AS b
+), placed AS MATERIALIZED (
+    -- A suspect is granted: its lane sees to it that it comes alone.
+    SELECT head.*, crashes = 0 AND NOT more AND coalesce(
+               row_number() OVER (PARTITION BY mine.pool, crashes = 0 AND NOT more ORDER BY rank, id)
+               <= (%(slots)s::integer[])[mine.pool], false) AS here
+    FROM head LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = head.queue
+), admitted AS MATERIALIZED (
+    SELECT ctid, id, here
+    FROM (SELECT placed.*, row_number() OVER (PARTITION BY key, here OR more ORDER BY rank, id) AS nth FROM placed) AS numbered
+    WHERE here OR more OR nth <= grants
+), taken AS (
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM admitted))
+    RETURNING id, queue, priority, rank, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
+        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+), onward AS (
+    INSERT INTO pgqueue.job_blocked (
+        state, key, holds,
+        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    SELECT 'blocked', 'rate:' || rate_key, true,
+        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    FROM taken WHERE rate_key IS NOT NULL
+    RETURNING key
+), running AS (
+    INSERT INTO pgqueue.job_running (
+        state, worker_id, claim, started_at, attempt, rank, holds,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), 2 * priority, true,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    FROM taken WHERE id = ANY (ARRAY(SELECT id FROM admitted WHERE here))
+    RETURNING id
+), granted AS (
+    INSERT INTO pgqueue.job_available (
+        state, rank, holds,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, true,
+        id, queue, priority, task, args, headers,
+        CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, attempt, max_attempts, crashes,
+        snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    FROM taken WHERE NOT id = ANY (ARRAY(SELECT id FROM admitted WHERE here)) AND rate_key IS NULL
+    RETURNING queue
+), told AS (
+    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
+    FROM (SELECT DISTINCT queue FROM granted WHERE %(notify)s::boolean) AS heard
+)
+SELECT CASE WHEN (SELECT count(*) FROM admitted)
+                 <> (SELECT count(*) FROM running) + (SELECT count(*) FROM granted) + (SELECT count(*) FROM onward)
+            THEN ARRAY[pgqueue.refuse('an admit deleted jobs it did not move')::bigint]
+            ELSE ARRAY(SELECT id FROM running) END,
+       ARRAY(SELECT DISTINCT key FROM onward), (SELECT count(*) FROM granted), (SELECT count(done) FROM told);
 
 -- name: admit_read
 -- The jobs that were let in by this claim for these keys, in the columns of a claim, the oldest first. In a transaction of its
@@ -175,11 +294,25 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted) <> (SELECT count(*) FROM runnin
 SELECT r.id, 0::bigint, r.rank, r.queue, r.task, r.args::text, r.attempt, r.priority, r.max_attempts, r.crashes, r.snoozes,
        r.enqueued_at, r.run_at, CASE WHEN r.deadline <= pgqueue.now() THEN '-infinity' ELSE r.deadline END, r.headers::text,
        r.lock_key, CASE WHEN coalesce(r.unique_key, r.idempotency_key) IS NOT NULL
-                        THEN json_build_array(r.unique_key, r.idempotency_key)::text END
+                        THEN json_build_array(r.unique_key, r.idempotency_key)::text END, r.limit_key, r.rate_key
 FROM (SELECT DISTINCT substr(key, 6) AS key FROM unnest(%(keys)s::text[]) AS k (key)) AS mine
 CROSS JOIN LATERAL (
     SELECT * FROM pgqueue.job_running r
     WHERE r.lock_key = mine.key AND r.claim = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint
+    OFFSET 0
+) AS r
+ORDER BY r.priority, r.id;
+
+-- name: admit_read_limits
+-- The same for limits.
+SELECT r.id, 0::bigint, r.rank, r.queue, r.task, r.args::text, r.attempt, r.priority, r.max_attempts, r.crashes, r.snoozes,
+       r.enqueued_at, r.run_at, CASE WHEN r.deadline <= pgqueue.now() THEN '-infinity' ELSE r.deadline END, r.headers::text,
+       r.lock_key, CASE WHEN coalesce(r.unique_key, r.idempotency_key) IS NOT NULL
+                        THEN json_build_array(r.unique_key, r.idempotency_key)::text END, r.limit_key, r.rate_key
+FROM (SELECT DISTINCT substr(key, 7) AS key FROM unnest(%(keys)s::text[]) AS k (key)) AS mine
+CROSS JOIN LATERAL (
+    SELECT * FROM pgqueue.job_running r
+    WHERE r.limit_key = mine.key AND r.claim = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint
     OFFSET 0
 ) AS r
 ORDER BY r.priority, r.id;

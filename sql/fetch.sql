@@ -19,7 +19,8 @@ SELECT coalesce(pg_catalog.pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
 
 -- name: fetch_claim
 -- Move up to n available jobs of the open lanes, most urgent lane first: to this worker, or, those that need a key and do
--- not hold it, to job_blocked, where they wait until `admit` lets them in.
+-- not hold it, to job_blocked, where they wait until `admit` lets them in: for the first they lack of lock, limit and rate. Who
+-- `holds` has lock and limit; a rate is never had, only passed.
 -- The first row has no id. Its args hold the places (from 1) of the lanes that were open; its headers, if jobs were parked,
 -- what each lane gave of them [queue, rank, how many, highest pos], and their keys with those ids that may be skipped; its
 -- priority says whether any of the jobs holds a key. Every condition stands in `lane` and `picked`: what is picked is deleted,
@@ -54,17 +55,18 @@ WITH lane AS MATERIALIZED (
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767),
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
-    FROM taken WHERE lock_key IS NULL OR holds
-    RETURNING lock_key
+    FROM taken WHERE rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL)
+    RETURNING coalesce(lock_key, limit_key) AS held
 ), parked AS (
     INSERT INTO pgqueue.job_blocked (
-        state, key,
+        state, key, holds,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'blocked', 'lock:' || lock_key,
+    SELECT 'blocked', CASE WHEN lock_key IS NOT NULL AND NOT holds THEN 'lock:' || lock_key
+                           WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END, holds,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM taken WHERE lock_key IS NOT NULL AND NOT holds
+    FROM taken WHERE NOT (rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL))
     RETURNING id, key, on_locked
 )
 SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
@@ -76,17 +78,19 @@ SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
        CASE WHEN EXISTS (SELECT FROM parked) THEN json_build_object(
             'lanes', (SELECT json_agg(json_build_array(queue, rank, n, pos)) FROM (
                 SELECT queue, rank, count(*) AS n, max(pos) AS pos FROM taken
-                WHERE lock_key IS NOT NULL AND NOT holds GROUP BY queue, rank) AS lanes),
+                WHERE NOT (rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL))
+                GROUP BY queue, rank) AS lanes),
             'keys', (SELECT json_object_agg(key, coalesce(ids, '{}')) FROM (
-                SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait') AS ids
+                SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait' AND starts_with(key, 'lock:')) AS ids
                 FROM parked GROUP BY key) AS keys))::text END,
-       NULL::text, NULL::text
-FROM (SELECT count(*) AS n, count(lock_key) AS keyed FROM running) AS started
+       NULL::text, NULL::text, NULL::text, NULL::text
+FROM (SELECT count(*) AS n, count(held) AS keyed FROM running) AS started
 UNION ALL
 SELECT id, pos, rank, queue, task, args::text, least(attempt + 1, 32767)::smallint, priority, max_attempts, crashes, snoozes,
        enqueued_at, run_at, CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END, headers::text, lock_key,
-       CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END
-FROM taken WHERE lock_key IS NULL OR holds;
+       CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END,
+       limit_key, rate_key
+FROM taken WHERE rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL);
 
 -- name: fetch_park
 -- Park those of the next n available jobs of these lanes that need a key, ahead of a claim in the same transaction: so that
@@ -102,7 +106,8 @@ WITH lane AS MATERIALIZED (
 ), seen AS MATERIALIZED (
     SELECT available.ctid, available.keyed
     FROM lane CROSS JOIN LATERAL (
-        SELECT j.ctid, j.lock_key IS NOT NULL AND NOT j.holds AS keyed FROM pgqueue.job_available j
+        SELECT j.ctid, j.rate_key IS NOT NULL OR NOT j.holds AND coalesce(j.lock_key, j.limit_key) IS NOT NULL AS keyed
+        FROM pgqueue.job_available j
         WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
         ORDER BY j.pos
         LIMIT %(n)s::integer
@@ -114,17 +119,19 @@ WITH lane AS MATERIALIZED (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), parked AS (
     INSERT INTO pgqueue.job_blocked (
-        state, key,
+        state, key, holds,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'blocked', 'lock:' || lock_key,
+    SELECT 'blocked', CASE WHEN lock_key IS NOT NULL AND NOT holds THEN 'lock:' || lock_key
+                           WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END, holds,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken
     RETURNING id, key, on_locked
 )
 SELECT json_object_agg(key, coalesce(ids, '{}'))::text
-FROM (SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait') AS ids FROM parked GROUP BY key) AS keys;
+FROM (SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait' AND starts_with(key, 'lock:')) AS ids
+      FROM parked GROUP BY key) AS keys;
 
 -- name: fetch_probe
 -- Has anything happened since the last fetch? Read-only, takes no id, touches no job: the head of the position sequence,

@@ -4,10 +4,10 @@
 -- Who holds a key and who waits for it, as a JSON array, the longest lines first: all keys that are held or waited for, 1,000
 -- of either at most. Lines are counted up to 10,001.
 WITH RECURSIVE walked (key, place) AS (
-    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > '' ORDER BY b.key LIMIT 1)
+    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > 'lock' ORDER BY b.key LIMIT 1)
     UNION ALL
     SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key ORDER BY b.key LIMIT 1), w.place + 1
-    FROM walked w WHERE w.key IS NOT NULL AND w.place < 1000
+    FROM walked w WHERE starts_with(w.key, 'lock:') AND w.place < 1000
 ), holder AS MATERIALIZED (
     (SELECT lock_key, id, task, queue, state, worker_id, started_at AS since
      FROM pgqueue.job_running WHERE lock_key IS NOT NULL ORDER BY started_at LIMIT 1000)
@@ -18,7 +18,7 @@ WITH RECURSIVE walked (key, place) AS (
     UNION ALL
     (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_blocked WHERE holds AND lock_key IS NOT NULL LIMIT 1000)
 ), named AS (
-    SELECT substr(key, 6) AS key FROM walked WHERE key IS NOT NULL UNION SELECT lock_key FROM holder
+    SELECT substr(key, 6) AS key FROM walked WHERE starts_with(key, 'lock:') UNION SELECT lock_key FROM holder
 ), listed AS (
     SELECT named.key,
            (SELECT coalesce(json_agg(json_build_object(
@@ -39,16 +39,25 @@ WITH RECURSIVE walked (key, place) AS (
 SELECT coalesce(json_agg(to_json(listed) ORDER BY waiting DESC, key), '[]')::text FROM listed;
 
 -- name: locks_release
--- Take a key from those of its holders that do not run: granted jobs wait for it again, in their old places, and jobs that
--- hold it until their next attempt wait for that without it. Waits for nobody: what is being claimed just now is left alone.
+-- Take a key from those of its holders that do not run: granted jobs, and those that now wait for a limit or a rate, wait for it
+-- again, in their old places, and jobs that hold it until their next attempt wait for that without it; a limit they held
+-- goes with it. Waits for nobody: what is being claimed just now is left alone.
 -- Whoever sweeps next gives the key to the next in line; it hears of that. One row: the ids, and those that run, each with its
 -- worker, where that is, and whether it is dead.
 WITH granted AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_available WHERE lock_key = %(key)s::text AND holds FOR UPDATE SKIP LOCKED
 ), later AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_scheduled WHERE lock_key = %(key)s::text AND holds FOR UPDATE SKIP LOCKED
+), waiting AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_blocked WHERE lock_key = %(key)s::text AND holds FOR UPDATE SKIP LOCKED
 ), from_granted AS (
-    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM granted)) RETURNING *
+    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM granted))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+), from_waiting AS (
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM waiting))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), from_later AS (
     DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM later)) RETURNING *
 ), parked AS (
@@ -59,7 +68,7 @@ WITH granted AS MATERIALIZED (
     SELECT 'blocked', 'lock:' || lock_key, CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM from_granted
+    FROM (TABLE from_granted UNION ALL TABLE from_waiting) AS given_up
     RETURNING id
 ), put_off AS (
     INSERT INTO pgqueue.job_scheduled (

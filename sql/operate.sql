@@ -15,7 +15,7 @@ RETURNING name, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.:control',
 -- name: operate_cancel
 -- Waiting jobs end as cancelled, running ones are asked to; a row for each id: its state as this statement's snapshot had it
 -- (NULL: in none), and whether it was cancelled here. A waiting one that was not is on the move, and to be asked for anew.
--- Waits for whoever has the row just now, in the order of ids; locks no running row.
+-- Waits for whoever has the row just now, in the order of ids; locks no running row. A sweep hears of keys that were held.
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
 ), seen AS MATERIALIZED (
@@ -32,15 +32,17 @@ WITH asked AS MATERIALIZED (
 ), from_available AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM available))
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, limit_key, rate_key, unique_key, idempotency_key
+        holds, lock_key, limit_key, rate_key, unique_key, idempotency_key
 ), from_scheduled AS (
     DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM scheduled))
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, limit_key, rate_key, unique_key, idempotency_key
+        holds, lock_key, limit_key, rate_key, unique_key, idempotency_key
 ), from_blocked AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM blocked))
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, limit_key, rate_key, unique_key, idempotency_key
+        holds, lock_key, limit_key, rate_key, unique_key, idempotency_key
+), gone AS (
+    TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked
 ), cancelled AS (
     INSERT INTO pgqueue.job_dead (
         state, finished_at, bin, reason,
@@ -49,14 +51,18 @@ WITH asked AS MATERIALIZED (
     SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(reason)s::text,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, limit_key, rate_key, unique_key, idempotency_key
-    FROM (TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked) AS gone
+    FROM gone
     RETURNING id
 ), requested AS (
     INSERT INTO pgqueue.job_signal (job_id, kind, reason)
     SELECT id, 'cancel', %(reason)s::text FROM seen WHERE state = 'running'
     RETURNING job_id
 ), told AS (
-    SELECT pg_notify('pgqueue.:control', 'signal')::text AS done FROM requested WHERE %(notify)s::boolean LIMIT 1
+    SELECT pg_notify('pgqueue.:control', what)::text AS done FROM (
+        (SELECT 'signal' AS what FROM requested LIMIT 1)
+        UNION ALL
+        (SELECT 'sweep' FROM gone WHERE holds LIMIT 1)
+    ) AS news WHERE %(notify)s::boolean
 ), heard AS (
     SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text AS done
     FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM cancelled))

@@ -6,49 +6,85 @@
 UPDATE pgqueue.duty SET done_at = pgqueue.now()
 WHERE name = 'sweep' AND (done_at <= pgqueue.now() - make_interval(secs => %(seconds)s::float8) OR done_at > pgqueue.now())
 RETURNING EXISTS (SELECT FROM pgqueue.job_blocked)
-       OR EXISTS (SELECT FROM pgqueue.job_available a WHERE a.holds AND a.lock_key IS NOT NULL);
+       OR EXISTS (SELECT FROM pgqueue.job_available a WHERE a.holds AND a.lock_key IS NOT NULL)
+       OR EXISTS (SELECT FROM pgqueue.job_available a WHERE a.holds AND a.limit_key IS NOT NULL);
 
 -- name: sweep_park
--- Granted jobs of queues that are paused, or that nobody serves, wait again, in their old places; others may have their
--- keys. One whose queue only has no slot free stays. Answers the keys.
-WITH idle AS MATERIALIZED (
+-- Jobs that hold a key and cannot go on, because their queue is paused or nobody serves it, wait again for the first of their keys,
+-- in their old places; others may have those. Granted ones, and those that hold a lock while they wait for a limit, or either
+-- while they wait for a rate. One whose queue only has no slot free stays. Answers the keys.
+WITH RECURSIVE holding (queue) AS (
+    (SELECT b.queue FROM pgqueue.job_blocked b WHERE b.holds ORDER BY b.queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT b.queue FROM pgqueue.job_blocked b WHERE b.holds AND b.queue > h.queue ORDER BY b.queue LIMIT 1)
+    FROM holding h WHERE h.queue IS NOT NULL
+), closed AS MATERIALIZED (
+    SELECT h.queue FROM holding h
+    WHERE h.queue IS NOT NULL
+      AND (EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = h.queue AND q.paused_at IS NOT NULL)
+           OR NOT EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
+                                                         AND h.queue = ANY (w.queues)))
+), found AS MATERIALIZED (
+    (SELECT a.ctid, a.queue FROM pgqueue.job_available a WHERE a.holds AND a.lock_key IS NOT NULL)
+    UNION ALL
+    (SELECT a.ctid, a.queue FROM pgqueue.job_available a WHERE a.holds AND a.limit_key IS NOT NULL AND a.lock_key IS NULL)
+), idle AS MATERIALIZED (
     SELECT a.ctid FROM pgqueue.job_available a
-    WHERE a.holds AND a.lock_key IS NOT NULL
-      AND NOT (NOT a.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-               AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
-                                                          AND a.queue = ANY (w.queues)))
-    LIMIT %(n)s::integer
+    WHERE a.ctid = ANY (ARRAY(
+        SELECT found.ctid FROM found
+        WHERE NOT (NOT found.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+                   AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
+                                                              AND found.queue = ANY (w.queues)))
+        LIMIT %(n)s::integer))
     FOR UPDATE SKIP LOCKED
-), taken AS (
-    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM idle)) RETURNING *
+), stuck AS MATERIALIZED (
+    SELECT b.ctid FROM closed CROSS JOIN LATERAL (
+        SELECT b.ctid FROM pgqueue.job_blocked b WHERE b.queue = closed.queue AND b.holds
+        LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
+    ) AS b
+), granted AS (
+    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM idle))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+), waiting AS (
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM stuck))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), parked AS (
     INSERT INTO pgqueue.job_blocked (
         state, key, rank,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'blocked', 'lock:' || lock_key, CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
+    SELECT 'blocked', coalesce('lock:' || lock_key, 'limit:' || limit_key, 'rate:' || rate_key),
+        CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM taken
-    RETURNING key
+    FROM (TABLE granted UNION ALL TABLE waiting) AS moved
+    RETURNING lock_key, limit_key
 )
-SELECT DISTINCT key FROM parked;
+SELECT 'lock:' || lock_key FROM parked WHERE lock_key IS NOT NULL
+UNION
+SELECT 'limit:' || limit_key FROM parked WHERE limit_key IS NOT NULL;
 
 -- name: sweep_keys
--- The next n keys somebody waits for, after this one, by jumping along their index: those that seem to have room, or a head
--- that may have to be skipped. Locks nothing, decides nothing. One row: these keys, and the last one looked at (NULL: the walk
--- is at its end).
+-- The next n keys somebody waits for, after this one, by jumping along their index: locks and limits that seem to have room, locks
+-- with a head that may have to be skipped, and every rate: who knows rates decides. Locks nothing, decides nothing. One row: these
+-- keys, and the last one looked at (NULL: the walk is at its end).
 WITH RECURSIVE walked (key, place) AS (
     (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > %(after)s::text ORDER BY b.key LIMIT 1)
     UNION ALL
     SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key ORDER BY b.key LIMIT 1), w.place + 1
     FROM walked w WHERE w.key IS NOT NULL AND w.place < %(n)s::integer
 ), looked AS MATERIALIZED (
-    SELECT walked.key, walked.place, held.n < head.most OR head.on_locked <> 'wait' AS waits
+    SELECT walked.key, walked.place, starts_with(walked.key, 'rate:') OR coalesce(held.n, had.n) < head.most
+           OR starts_with(walked.key, 'lock:') AND head.on_locked <> 'wait' AS waits
     FROM walked
     LEFT JOIN LATERAL (
-        SELECT coalesce(b.lock_limit, 1) AS most, b.on_locked FROM pgqueue.job_blocked b
-        WHERE b.key = walked.key AND NOT b.holds
+        SELECT CASE WHEN starts_with(walked.key, 'limit:')
+                    THEN (SELECT l.n FROM pgqueue.key_limit l WHERE l.name = substr(walked.key, 7))
+                    ELSE coalesce(b.lock_limit, 1) END AS most, b.on_locked
+        FROM pgqueue.job_blocked b
+        WHERE b.key = walked.key
           AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
           AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
                                                      AND b.queue = ANY (w.queues))
@@ -65,7 +101,20 @@ WITH RECURSIVE walked (key, place) AS (
             (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = substr(walked.key, 6) AND b.holds LIMIT head.most)
             LIMIT head.most
         ) AS holder
-    ) AS held ON true
+    ) AS held ON starts_with(walked.key, 'lock:')
+    LEFT JOIN LATERAL (
+        SELECT count(*)::integer AS n FROM (
+            (SELECT FROM pgqueue.job_running r WHERE r.limit_key = substr(walked.key, 7) LIMIT head.most)
+            UNION ALL
+            (SELECT FROM pgqueue.job_available a WHERE a.limit_key = substr(walked.key, 7) AND a.holds LIMIT head.most)
+            UNION ALL
+            (SELECT FROM pgqueue.job_scheduled s WHERE s.limit_key = substr(walked.key, 7) AND s.holds LIMIT head.most)
+            UNION ALL
+            (SELECT FROM pgqueue.job_blocked b
+             WHERE b.limit_key = substr(walked.key, 7) AND b.holds AND starts_with(b.key, 'rate:') LIMIT head.most)
+            LIMIT head.most
+        ) AS holder
+    ) AS had ON starts_with(walked.key, 'limit:')
     WHERE walked.key IS NOT NULL
 )
 SELECT ARRAY(SELECT key FROM looked WHERE waits ORDER BY place),

@@ -34,5 +34,6 @@ SELECT id, 0, rank, queue, task, args::text, attempt, priority, max_attempts, cr
        CASE WHEN deadline <= pgqueue.now() THEN -9223372036854775808
             WHEN isfinite(deadline) THEN (extract(epoch FROM deadline) * 1000000)::bigint - 946684800000000 END,
        headers::text, lock_key,
-       CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END
+       CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END,
+       limit_key, rate_key
 FROM pgqueue.job_running WHERE worker_id = %(worker_id)s::bigint AND claim = %(claim)s::integer;

@@ -520,7 +520,18 @@ async def test_an_admit_costs_the_same_however_many_keys_and_waiting_jobs_there_
     assert costs[1] <= 2 * costs[0], costs
 
 
-@pytest.mark.parametrize("statement", ["admit_move", "admit_read", "admit_lines", "sweep_keys", "locks_release"])
+STATEMENTS = [
+    "admit_move",
+    "admit_read",
+    "admit_limits",
+    "admit_read_limits",
+    "admit_lines",
+    "sweep_keys",
+    "locks_release",
+]
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
 def test_a_planner_that_knows_nothing_takes_the_right_indexes(conn: psycopg.Connection, statement: str) -> None:
     """As the worker plans it, on tables that have been empty so far: the plan may be kept for a while."""
     sql = text(statement, "pgqueue")
@@ -535,7 +546,8 @@ def test_a_planner_that_knows_nothing_takes_the_right_indexes(conn: psycopg.Conn
     used = {node["Index Name"] for node in found if node.get("Index Name", "").startswith("job_")}
     assert used <= {
         "job_blocked_line", "job_blocked_id", "job_blocked_lock_holds", "job_running_lock", "job_available_lock_holds",
-        "job_scheduled_lock_holds", "job_waiter_job",
+        "job_scheduled_lock_holds", "job_waiter_job", "job_running_limit", "job_available_limit_holds",
+        "job_scheduled_limit_holds", "job_blocked_limit_holds",
     }  # fmt: skip
     walked = [node for node in found if node.get("Index Name", "").startswith("job_") and "Index Cond" not in node]
     assert walked == []

@@ -155,7 +155,7 @@ def _made_up(new: NewJob[Any]) -> Job:
     rank = 2 * new.priority + 1
     head = (next(_ids), 0, rank, new.queue, new.task, new.args, 1, new.priority, new.max_attempts, 0, 0)
     keys = new.keys and json.dumps([new.keys.unique, new.keys.idempotency])
-    return Job((*head, now, None, None, new.headers, new.lock_key, keys), 0)
+    return Job((*head, now, None, None, new.headers, new.lock_key, keys, new.limit_key, new.rate_key), 0)
 
 
 def microseconds(moment: datetime) -> int:
