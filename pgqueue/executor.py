@@ -17,7 +17,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 from pgqueue.aborts import Aborts, aborted
@@ -25,7 +25,7 @@ from pgqueue.gate import Gate
 from pgqueue.job import Job, Means, late_of, running_job
 from pgqueue.logs import fields
 from pgqueue.outcome import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted, unknown
-from pgqueue.pool import Pool, runs_on_loop
+from pgqueue.pool import Entry, Pool, runs_on_loop
 from pgqueue.runs import Interrupted, Run
 from pgqueue.tasks import Task
 from pgqueue.threads import Threads
@@ -73,14 +73,16 @@ class Executor(Gate):
         self._dispatching = False
         self._ended = asyncio.Event()
 
-    def offer(self, pool: Pool, jobs: Sequence[Job]) -> None:
-        """Take claimed jobs; they start as slots are free, those past their deadline never. Called on the loop."""
+    def offer(self, pool: Pool, jobs: Sequence[Job], *, first: bool = False) -> None:
+        """Take claimed jobs; they start as slots are free, `first` before others that wait, those past their deadline
+        never. Called on the loop."""
         find = self._tasks.get
         if late := late_of(jobs):
             for job in late:
                 self._finish(job, LATE)
             jobs = [job for job in jobs if not job.late]
-        pool.waiting.extend([(job, find(job.task)) for job in jobs])
+        entries: list[Entry] = [(job, find(job.task)) for job in jobs]
+        pool.waiting.extendleft(reversed(entries)) if first else pool.waiting.extend(entries)
         self._dispatch()
 
     def hand_back(self) -> list[Job]:
@@ -265,6 +267,8 @@ class Executor(Gate):
     async def _call(self, job: Job, task: Task[..., Any] | None) -> Outcome:
         if task is None:
             return unknown(job)
+        if job.start_by is not None and not in_time(job):
+            return RELEASED
         token = running_job.set(job)
         job.means = self.means
         try:
@@ -341,6 +345,8 @@ class Executor(Gate):
     def _call_sync(self, job: Job, task: Task[..., Any] | None) -> Outcome:
         if task is None:
             return unknown(job)
+        if job.start_by is not None and not in_time(job):
+            return RELEASED
         running_job.set(job)
         job.means = self.means
         try:
@@ -359,3 +365,10 @@ class Executor(Gate):
             return ended
         self.means.anew(job)
         return self._context.copy().run(self._call_sync, job, task)
+
+
+def in_time(job: Job) -> bool:
+    """Whether a job that was let in under a rate may start now: not too late, and not a second time."""
+    assert job.start_by is not None
+    start_by, job.start_by = job.start_by, 0.0
+    return monotonic() <= start_by

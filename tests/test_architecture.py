@@ -23,7 +23,7 @@ LAYERS = {
     "declarations": "options uniqueness lifespan tasks hooks joblog pool pulse threads runs gate aborts lost_lease "
     "timekeeper transactions iterate results settings",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance "
-    "reconciler signals progress watchdog admit sweep ticks",
+    "reconciler signals progress watchdog admit sweep ticks rates",
     "worker": "means wiring worker",
     "supervisor": "supervisor",
     "edges": "testing pytest_plugin metrics web relay demo",
