@@ -43,6 +43,10 @@ class JobNotFound(Error, LookupError):
     """No job has this id: it never existed, its transaction rolled back, or retention has removed it."""
 
 
+class LimitNotFound(Error, LookupError):
+    """No limit has this name."""
+
+
 class ScheduleNotFound(Error, LookupError):
     """No schedule has this name."""
 

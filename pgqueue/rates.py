@@ -12,8 +12,8 @@ The rate is GCRA (sql/rates.sql). For n = count starts in a period P with a burs
 is let in while it is more than `depth` ahead.
 
 Why never more than n + b - 1 handlers start in a window of P. Let t1 <= … <= tk be the times at which k jobs were let
-in. Each adds a gap to a `next_at` that was t1 at least before the first, so before the last it was t1 + (k - 1) * gap at
-least; and it was tk + depth at most. So (k - 1) * gap <= tk - t1 + depth. A job that starts at s was let in between
+in. Each adds a gap to a `next_at` that was t1 at least before the first, so before the last it was t1 + (k - 1) * gap
+at least; and it was tk + depth at most. So (k - 1) * gap <= tk - t1 + depth. A job that starts at s was let in between
 s - late and s, so starts in a half-open window of P were let in within less than P + late: (k - 1) * gap < P + late +
 early + (b - 1) * gap = (n + b - 1) * gap, so k <= n + b - 1. `next_at` is read and written with the key's advisory lock
 held, by a snapshot taken after it, so two that ask at the same time follow one another. The price of the exact bound is
@@ -21,10 +21,10 @@ that a rate is up to 7 % lower than its name (P = 1 s), 0.4 % for a minute. Not 
 a rate or burst raised in between, and what passes between the look at the clock and the handler's first line.
 
 Why it is judged at the start. The answer says how long after its BEGIN the transaction looked at the clock; BEGIN was
-sent after we noted the time. So what we count as lateness is never less than it is, however long the answer took, or the
-process stood still before it looked.
+sent after we noted the time. So what we count as lateness is never less than it is, however long the answer took, or
+the process stood still before it looked.
 
-Why nobody waits for ever. Who parks a job remembers its line (`told`), and forgets it when the database says that nobody
+Why nobody waits for ever. Who parks a job remembers its line (`told`), and forgets it when the database says that none
 is left whom it could take. What is lost (the process dies, a head was locked) the sweep finds: it names all lines, and
 those that could have moved for half a second are remembered here, or other workers are told. So are they if we have no
 slot for a tenth of a second. Who finds that another worker was faster comes later and later, up to 5 s, so that few ask
@@ -57,6 +57,8 @@ from pgqueue.tasks import Task
 log = logging.getLogger("pgqueue")
 
 RATE = "rate:"
+HANDED = "rates "
+"""How a NOTIFY of `:control` begins that hands lines on."""
 KEYS_MOST = 64  # each is a row of the server's lock table
 LET_IN_MOST = 1_000
 SWEPT_MOST = 1_000
@@ -109,8 +111,8 @@ def rates_of(tasks: Iterable[Task[..., Any]]) -> dict[str, Rate]:
             other = rates.setdefault(name, rate)
             if (other.count, other.period, other.burst) != (rate.count, rate.period, rate.burst):
                 raise InvalidOption(
-                    f"task {task.name!r}: rate {name!r} is {rate.rate} here (burst {rate.burst}) and {other.rate} (burst "
-                    f"{other.burst}) in another task; tasks that share a rate give the same"
+                    f"task {task.name!r}: rate {name!r} is {rate.rate} here (burst {rate.burst}) and {other.rate} "
+                    f"(burst {other.burst}) in another task; tasks that share a rate give the same"
                 )
     return rates
 
@@ -156,12 +158,11 @@ class Rates:
 
     # What others tell ------------------------------------------------------------------------------------------------
 
-    def told(self, keys: Iterable[str]) -> None:
-        """Somebody waits for these rates."""
+    def told(self, keys: Iterable[str], *, anew: bool = False) -> None:
+        """Somebody waits for these rates; `anew`: ask for them whatever we know."""
         now = monotonic()
-        for key in keys:
-            key = key.removeprefix(RATE)
-            if key not in self._lines:
+        for key in [key.removeprefix(RATE) for key in keys]:
+            if anew or key not in self._lines:
                 self._remember(key, Line(now))
         self._wake.set()
 
@@ -226,10 +227,9 @@ class Rates:
             log.info("rates declared: %s", ", ".join(f"{name} {rates[name].rate}" for name in sorted(changed)))
 
     async def _step(self) -> None:
-        if not await wait(self._wake, self._patience()):
-            if not self._lines:
-                await self._session.close()
-                await self._wake.wait()
+        if not await wait(self._wake, self._patience()) and not self._lines:
+            await self._session.close()
+            await self._wake.wait()
         self._wake.clear()
         if self._swept or self._stale:
             await self._look()
@@ -365,7 +365,7 @@ class Rates:
     # What nobody remembers -------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Of the lines that were swept, those that should have moved on; and of those we know, if rates were changed."""
+        """Of the lines swept, those that should have moved on; and of those we know, if rates were changed."""
         known = list(self._lines) if self._stale else []
         swept, self._swept, self._stale = self._swept, [], False
         queues = [queue for served, _ in self._free().pools for queue in served]

@@ -14,10 +14,31 @@ FROM pgqueue.job_scheduled WHERE id = ANY (%(ids)s::bigint[]);
 SELECT (extract(epoch FROM pgqueue.now()) * 1000000)::bigint, pg_get_functiondef('pgqueue.now()'::regprocedure);
 
 -- name: testing_parked
--- The keys that somebody waits for, 64 at most; the queues of who waits; and how many wait.
-SELECT coalesce((SELECT array_agg(key) FROM (SELECT DISTINCT key FROM pgqueue.job_blocked ORDER BY key LIMIT 64) AS keys), '{}'),
+-- The locks that somebody waits for, 64 at most; the queues of who waits; and how many wait.
+SELECT coalesce((SELECT array_agg(key) FROM (SELECT DISTINCT key FROM pgqueue.job_blocked WHERE starts_with(key, 'lock:')
+                                             ORDER BY key LIMIT 64) AS keys), '{}'),
        coalesce(array_agg(DISTINCT queue::text), '{}'), count(*)
 FROM pgqueue.job_blocked;
+
+-- name: testing_pass
+-- Take the most urgent of the jobs that wait for a limit or a rate, whatever these allow: one job at a time is below any limit.
+WITH picked AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_blocked b
+    WHERE NOT starts_with(b.key, 'lock:')
+      AND NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = b.queue AND q.paused_at IS NOT NULL)
+    ORDER BY b.rank, b.id LIMIT 1
+    FOR UPDATE SKIP LOCKED
+), taken AS (
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+)
+INSERT INTO pgqueue.job_running (
+    state, worker_id, claim, started_at, attempt, holds,
+    id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+    lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), true,
+    id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+    lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+FROM taken;
 
 -- name: testing_lock
 -- As `admit_lock`, without a change of settings: the transaction is a test's.

@@ -25,6 +25,7 @@ COMMANDS = (
     "pause",
     "resume",
     "locks",
+    "limits",
     "workers",
     "restart",
     "quiet",

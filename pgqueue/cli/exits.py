@@ -19,6 +19,7 @@ from pgqueue.errors import (
     InvalidArguments,
     InvalidOption,
     JobNotFound,
+    LimitNotFound,
     NotConfigured,
     ScheduleDeclared,
     ScheduleNotFound,
@@ -71,7 +72,7 @@ def code_of(error: BaseException) -> int | None:
     match error:
         case NotConfigured() | InvalidOption() | InvalidArguments():
             return USAGE
-        case JobNotFound() | ScheduleNotFound() | ScheduleDeclared():
+        case JobNotFound() | LimitNotFound() | ScheduleNotFound() | ScheduleDeclared():
             return NO
         case SchemaMissing() | SchemaBehind() | SchemaTooNew():
             return SCHEMA

@@ -112,6 +112,8 @@ def drain(conn: object = None, clock: Clock | None = None, *, most: int = MOST) 
     has come: with a `clock` that is turned forward to that time, without one the job is left for a later drain. Jobs
     that were scheduled for later are left alone in either case: turn the clock yourself.
 
+    One job runs at a time, so locks are kept, and limits and rates hold nobody up, whatever they allow.
+
     Sync handlers run in this thread, async handlers on a fresh loop in another one. Exceptions of handlers are in
     `.errors`, not raised: `drain(conn).check()` raises them. After `most` attempts it gives up with an Error.
     """
@@ -202,7 +204,7 @@ def _give_back(job: Job, worker_id: int) -> Steps[None]:
 
 
 def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
-    """Promote what is due, then take the most urgent job of all queues that are not paused, and whose key is free."""
+    """Promote what is due, then take the most urgent job of all queues that are not paused, and whose lock is free."""
     yield _statement("schedule_promote", after=EVER, n=BATCH, notify=False)
     waiting = 0
     while True:
@@ -215,6 +217,10 @@ def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
             return None
         yield _statement("testing_lock", keys=keys)
         yield _admit(worker_id, claim, keys, queues)
+        job = yield from _claimed(worker_id, claim)
+        if job is not None:
+            return job
+        yield Command(text("testing_pass", config().schema), {"worker_id": worker_id, "claim": claim})
         job = yield from _claimed(worker_id, claim)
         if job is not None:
             return job

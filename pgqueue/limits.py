@@ -1,0 +1,73 @@
+"""What people see of limits, and set by hand: how many jobs of each may run at once, who runs and who waits.
+
+Called by the CLI, inside the caller's transaction, on any connection. A limit is a row that every admit reads, so a
+change needs no worker to be told; that it is told all the same makes it quick. Whoever waits is let in by a sweep,
+which counts as always; nobody is stopped: a smaller limit lets nobody in until enough have ended.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from pgqueue import connections
+from pgqueue.config import client
+from pgqueue.errors import InvalidOption, LimitNotFound
+from pgqueue.statements import Row, Statement, text
+
+LIMIT_MOST = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LimitInfo:
+    """A limit: `n` jobs at once (None: nobody has said how many, so nobody is let in), `declared` by the code (None: it
+    is not), other than that only if it was set `by_hand`. `running` jobs run under it, `held` have it and wait for a
+    slot, a rate or their retry; `waiting` wait for it (10,001: more than 10,000), the first of them for `waited` seconds."""
+
+    name: str
+    n: int | None
+    declared: int | None
+    by_hand: bool
+    running: int
+    held: int
+    waiting: int
+    waited: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a limit is now."""
+
+    name: str
+    n: int
+    declared: int | None
+    by_hand: bool
+
+
+def limits(conn: object) -> list[LimitInfo]:
+    """Every limit that was declared or set, or that somebody waits for, by name."""
+    schema, _ = client()
+    return connections.run(conn, Statement(text("limits_list", schema), {}, _listed))
+
+
+def change(conn: object, name: str, n: int | None) -> Setting:
+    """Let `n` jobs of this limit run at once from now on, whatever the code declares; None: what the code declares.
+
+    0 lets nobody in any more. Raises InvalidOption for a number that cannot be; LimitNotFound if no worker has declared
+    the limit and no job waits for it, or nobody has declared what it is to be again.
+    """
+    if not name.isprintable():
+        raise InvalidOption(f"limit {name!r:.80}: use a name of printable text")
+    if n is not None and (isinstance(n, bool) or not 0 <= n <= LIMIT_MOST):
+        raise InvalidOption(f"limit {name}: {n!r} jobs at once: use a whole number from 0 to {LIMIT_MOST}")
+    schema, notify = client()
+    params = {"name": name, "n": n, "notify": notify}
+    found = connections.run(conn, Statement(text("limits_set", schema), params, list))
+    if not found:
+        why = "no worker has declared it" + (" and no job waits for it" if n is not None else "")
+        raise LimitNotFound(f"there is no limit {name!r} to set: {why}; pgqueue limits shows what there is")
+    return Setting(name, *found[0][:3])
+
+
+def _listed(rows: list[Row]) -> list[LimitInfo]:
+    return [LimitInfo(**each) for each in json.loads(rows[0][0])]

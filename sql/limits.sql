@@ -1,0 +1,65 @@
+-- What people see of limits and set by hand, and what workers say of them when they start.
+
+-- name: limits_declare
+-- What a worker's code says of limits: holds for each that nobody has set by hand. No row for one of which it said the same before.
+-- Who could be let in now, a sweep finds; it hears of that. Answers the names that are new or were changed.
+WITH said AS (
+    INSERT INTO pgqueue.key_limit AS l (name, n, declared, declared_at)
+    SELECT given.name, given.n, given.n, pgqueue.now()
+    FROM unnest(%(names)s::text[], %(ns)s::integer[]) AS given (name, n) ORDER BY given.name COLLATE "C"
+    ON CONFLICT (name) DO UPDATE
+        SET declared = excluded.declared, declared_at = excluded.declared_at,
+            n = CASE WHEN l.set_at IS NULL THEN excluded.n ELSE l.n END
+        WHERE l.declared IS DISTINCT FROM excluded.declared
+    RETURNING name
+)
+SELECT array_agg(name), CASE WHEN %(notify)s::boolean AND count(*) > 0 THEN pg_notify('pgqueue.:control', 'sweep')::text END
+FROM said;
+
+-- name: limits_set
+-- Set a limit by hand (n), or let it be again what the code declares (NULL). Holds from this transaction's COMMIT on: a sweep hears
+-- of it and lets in who may come. No row: nobody has declared a limit of this name and nobody waits for it, or nobody has
+-- declared what it is to be again. Else what it allows now, what the code declares, and whether that was set by hand.
+WITH changed AS (
+    INSERT INTO pgqueue.key_limit AS l (name, n, set_at)
+    SELECT %(name)s::text, %(n)s::integer, pgqueue.now()
+    WHERE EXISTS (SELECT FROM pgqueue.key_limit k WHERE k.name = %(name)s::text AND coalesce(%(n)s::integer, k.declared) IS NOT NULL)
+       OR %(n)s::integer IS NOT NULL
+          AND (EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'limit:' || %(name)s::text)
+               OR EXISTS (SELECT FROM pgqueue.job_running r WHERE r.limit_key = %(name)s::text))
+    ON CONFLICT (name) DO UPDATE
+        SET n = coalesce(%(n)s::integer, l.declared), set_at = CASE WHEN %(n)s::integer IS NOT NULL THEN excluded.set_at END
+    RETURNING n, declared, set_at IS NOT NULL AS by_hand
+)
+SELECT n, declared, by_hand, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.:control', 'sweep')::text END FROM changed;
+
+-- name: limits_list
+-- Every limit that was declared or set, or that somebody waits for (1,000 of these), by name, as a JSON array. Jobs are counted up to 10,001.
+WITH RECURSIVE walked (key, place) AS (
+    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > 'limit' ORDER BY b.key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key ORDER BY b.key LIMIT 1), w.place + 1
+    FROM walked w WHERE starts_with(w.key, 'limit:') AND w.place < 1000
+), named AS (
+    SELECT substr(key, 7) AS name FROM walked WHERE starts_with(key, 'limit:')
+    UNION
+    SELECT name COLLATE "default" FROM pgqueue.key_limit
+), listed AS (
+    SELECT named.name, l.n, l.declared, l.set_at IS NOT NULL AS by_hand,
+           (SELECT count(*) FROM (
+                SELECT FROM pgqueue.job_running r WHERE r.limit_key = named.name LIMIT 10001) AS those) AS running,
+           (SELECT count(*) FROM (
+                (SELECT FROM pgqueue.job_available a WHERE a.limit_key = named.name AND a.holds LIMIT 10001)
+                UNION ALL
+                (SELECT FROM pgqueue.job_scheduled s WHERE s.limit_key = named.name AND s.holds LIMIT 10001)
+                UNION ALL
+                (SELECT FROM pgqueue.job_blocked b
+                 WHERE b.limit_key = named.name AND b.holds AND starts_with(b.key, 'rate:') LIMIT 10001)
+            ) AS those) AS held,
+           (SELECT count(*) FROM (
+                SELECT FROM pgqueue.job_blocked b WHERE b.key = 'limit:' || named.name LIMIT 10001) AS those) AS waiting,
+           (SELECT extract(epoch FROM pgqueue.now() - greatest(b.enqueued_at, b.run_at))::float8
+            FROM pgqueue.job_blocked b WHERE b.key = 'limit:' || named.name ORDER BY b.rank, b.id LIMIT 1) AS waited
+    FROM named LEFT JOIN pgqueue.key_limit l ON l.name = named.name
+)
+SELECT coalesce(json_agg(to_json(listed) ORDER BY name), '[]')::text FROM listed;
