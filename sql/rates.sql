@@ -35,7 +35,7 @@ WITH me AS MATERIALIZED (
     WHERE NOT m.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
 ), limiter AS MATERIALIZED (
     SELECT asked.key, r.gap, r.depth, r.late, l.worker_id,
-           greatest(least(l.ahead, r.depth + r.gap), 0) AS base, l.ahead > r.depth + r.gap + 0.001 AS beyond
+           greatest(least(coalesce(l.ahead, 0), r.depth + r.gap), 0) AS base, l.ahead > r.depth + r.gap + 0.001 AS beyond
     FROM (SELECT DISTINCT key FROM clock CROSS JOIN unnest(%(keys)s::text[]) AS k (key)) AS asked
     CROSS JOIN LATERAL (
         SELECT t.late, t.gap, (p.burst - 1) * t.gap + t.early AS depth
