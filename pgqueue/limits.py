@@ -22,7 +22,8 @@ LIMIT_MOST = (1 << 31) - 1
 class LimitInfo:
     """A limit: `n` jobs at once (None: nobody has said how many, so nobody is let in), `declared` by the code (None: it
     is not), other than that only if it was set `by_hand`. `running` jobs run under it, `held` have it and wait for a
-    slot, a rate or their retry; `waiting` wait for it (10,001: more than 10,000), the first of them for `waited` seconds."""
+    slot, a rate or their retry; `waiting` wait for it (10,001: more than 10,000), the first of them for `waited`
+    seconds."""
 
     name: str
     n: int | None

@@ -22,7 +22,7 @@ FROM said;
 -- declared what it is to be again. Else what it allows now, what the code declares, and whether that was set by hand.
 WITH changed AS (
     INSERT INTO pgqueue.key_limit AS l (name, n, set_at)
-    SELECT %(name)s::text, %(n)s::integer, pgqueue.now()
+    SELECT %(name)s::text, coalesce(%(n)s::integer, 0), pgqueue.now()
     WHERE EXISTS (SELECT FROM pgqueue.key_limit k WHERE k.name = %(name)s::text AND coalesce(%(n)s::integer, k.declared) IS NOT NULL)
        OR %(n)s::integer IS NOT NULL
           AND (EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'limit:' || %(name)s::text)

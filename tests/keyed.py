@@ -10,7 +10,7 @@ from typing import Any
 
 from workers import Eyes, Taker
 
-from pgqueue.admit import Admit, Slots
+from pgqueue.admit import Admit, Slots, held
 from pgqueue.job import Job
 from pgqueue.sessions import Link, Session
 from pgqueue.statements import Statement, integers
@@ -102,7 +102,7 @@ class OneStatement(Link):
         made = super().statement(name, **params)
         if name == "admit_lock":
             return Statement("SELECT 1", {}, list)
-        if name != "admit_move":
+        if name not in ("admit_move", "admit_limits"):
             return made
         lock = super().statement("admit_lock").sql.rstrip().rstrip(";")
         first = "me AS MATERIALIZED ("
@@ -118,41 +118,53 @@ class Uncounted(Link):
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         made = super().statement(name, **params)
-        return replace(made, sql=made.sql.replace("count(*)::integer AS n", "0 * count(*)::integer AS n", 1))
+        return replace(made, sql=made.sql.replace("count(*)::integer AS n", "0 * count(*)::integer AS n"))
 
 
 class Holders:
     """How many hold each key, as those who hold it say: never more than there are in the database."""
 
     def __init__(self) -> None:
-        self.now: Counter[str | None] = Counter()
-        self.most: Counter[str | None] = Counter()
+        self.now: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
         self.ran = 0
 
     def begin(self, job: Job) -> None:
         self.ran += 1
-        self.now[job.lock_key] += 1
-        self.most[job.lock_key] = max(self.most[job.lock_key], self.now[job.lock_key])
+        for key in held(job):
+            self.now[key] += 1
+            self.most[key] = max(self.most[key], self.now[key])
 
     def end(self, job: Job) -> None:
-        self.now[job.lock_key] -= 1
+        self.now.subtract(held(job))
+
+
+LOCKED = "INSERT INTO pgqueue.job (task, lock_key, lock_limit) SELECT 'x', 'k', %s FROM generate_series(1, %s)"
+LIMITED = "INSERT INTO pgqueue.job (task, limit_key) SELECT 'x', 'k' FROM generate_series(1, %s)"
+BOTH = (
+    "INSERT INTO pgqueue.job (task, lock_key, limit_key) SELECT 'x', 'k' || n %% 5, 'k' FROM generate_series(1, %s) n"
+)
+ALLOW = """INSERT INTO pgqueue.key_limit (name, n, set_at) VALUES ('k', %s, now())
+           ON CONFLICT (name) DO UPDATE SET n = excluded.n"""
 
 
 async def race(dsn: str, eyes: Eyes, *, claimers: int, rounds: int, limit: int, link: type[Link] = Link) -> int:
     """So many claimers work off so many jobs of one key, until too many run; how many at most ran at the same time."""
-    eyes.do(
-        "INSERT INTO pgqueue.job (task, lock_key, lock_limit) SELECT 'x', 'k', %s FROM generate_series(1, %s)",
-        limit,
-        rounds,
-    )
+    eyes.do(LOCKED, limit, rounds)
+    holders = await racing(dsn, claimers, rounds, {"lock:k": limit}, link)
+    return holders.most["lock:k"]
+
+
+async def racing(dsn: str, claimers: int, rounds: int, most: dict[str, int], link: type[Link] = Link) -> Holders:
+    """So many claimers work off so many jobs that are there, until more than `most` have one of these keys."""
     holders = Holders()
     desks = [Desk(dsn, link=link(dsn, "pgqueue")) for _ in range(claimers)]
 
     async def claimer(desk: Desk) -> None:
         desk.slots = 1
-        while holders.ran < rounds and holders.most["k"] <= limit:
+        while holders.ran < rounds and all(holders.most[key] <= most[key] for key in most):
             claimed = await desk.park(1)
-            desk.admit.parked({"lock:k": ()})
+            desk.admit.parked(dict.fromkeys(most, ()))
             for job in claimed + await desk.let_in():
                 holders.begin(job)
                 await asyncio.sleep(0)
@@ -165,4 +177,4 @@ async def race(dsn: str, eyes: Eyes, *, claimers: int, rounds: int, limit: int, 
     finally:
         for desk in desks:
             await desk.close()
-    return holders.most["k"]
+    return holders

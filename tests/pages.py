@@ -207,7 +207,7 @@ class Reader:
             while process.poll() is None and monotonic() < deadline:
                 at_work = conn.execute("SELECT count(*) FROM pgqueue.worker").fetchone()
                 left = conn.execute(
-                    "SELECT count(*) FROM pgqueue.job WHERE state IN ('available', 'running')"
+                    "SELECT count(*) FROM pgqueue.job WHERE state IN ('available', 'blocked', 'running')"
                 ).fetchone()
                 if at_work != (0,) and left == (0,):
                     return True
