@@ -15,7 +15,7 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
@@ -84,6 +84,14 @@ class Executor(Gate):
         entries: list[Entry] = [(job, find(job.task)) for job in jobs]
         pool.waiting.extendleft(reversed(entries)) if first else pool.waiting.extend(entries)
         self._dispatch()
+
+    def reserve(self, places: Iterable[int]) -> None:
+        """Keep one slot free in these pools, counted from 1, for what `offer` is given as `first`; in no other."""
+        wanted = set(places)
+        for place, pool in enumerate(self.pools, 1):
+            pool.reserved = int(place in wanted)
+            if pool.waiting and not pool.reserved:
+                self._dispatch_soon()
 
     def hand_back(self) -> list[Job]:
         """Give up all jobs that have not started; the caller releases them. What waits to run again is released."""

@@ -56,8 +56,8 @@ class Meeting:
             return []
         if self._suspects.making_way:
             return [] if self._held or self._way_for else [Share(list(self.settings.queues), 1, alone=True)]
-        coming = self._admit.pending + (self._rates.wants and not self._turns.fetchers)
-        return [Share(pool.queues, max(0, pool.room() - coming)) for pool in self._executor.pools]
+        coming = self._admit.pending
+        return [Share(pool.queues, max(0, pool.room() - coming - pool.reserved)) for pool in self._executor.pools]
 
     def _slots(self) -> list[Slots]:
         """Where admit may put jobs: what a fetch under way has asked for is taken."""
@@ -66,18 +66,33 @@ class Meeting:
         closed = self._suspects.alone or self._suspects.making_way
         queues, asked = self._fetcher.asking
         return [
-            Slots(pool.queues, 0 if closed else max(0, pool.asked() - (asked if pool.queues[0] in queues else 0)))
+            Slots(
+                pool.queues,
+                0 if closed else max(0, pool.asked() - pool.reserved - (asked if pool.queues[0] in queues else 0)),
+            )
             for pool in self._executor.pools
         ]
 
     def _free(self) -> Free:
-        """What may start under a rate, likewise; one slot is left for the fetcher if it is its turn."""
+        """What may start at once, under a rate. One slot is left for the fetcher if it is its turn."""
+        pools, slots = self._executor.pools, self._slots()
+        if not slots:
+            return Free([])
         if self._suspects.making_way:
-            ready = int(not self._held) if self._slots() else 0
-            return Free([(pool.queues, ready) for pool in self._executor.pools], self._suspects.ranks(idle=True), False)
+            return Free(
+                [(pool.queues, int(not self._held), 0) for pool in pools], self._suspects.ranks(idle=True), False
+            )
         left = self._admit.pending + self._turns.fetchers
-        pools = [(pool.queues, max(0, pool.free - left)) for pool in self._slots()]
-        return Free(pools, self._suspects.ranks(idle=not self._held))
+        free = [0 if self._suspects.alone else max(pool.reserved and pool.free(), pool.free() - left) for pool in pools]
+        found = [
+            (pool.queues, now, max(0, each.free - left - now))
+            for pool, each, now in zip(pools, slots, free, strict=True)
+        ]
+        return Free(found, self._suspects.ranks(idle=not self._held))
+
+    def _reserve(self, places: set[int]) -> None:
+        ours = self._state == "running" and not self._turns.fetchers
+        self._executor.reserve(places if ours else ())
 
     def _make_way(self, wanted: bool, rate: str | None) -> None:
         if wanted is not self._suspects.making_way:
@@ -111,6 +126,7 @@ class Meeting:
         """They start before what waits at hand; one that cannot goes back when it would be too late."""
         if jobs:
             self._turns.taken()
+            self._executor.reserve(())
             last = max(job.start_by or 0.0 for job in jobs)
             self._loop.call_later(max(0.0, last - monotonic()), self._take_back, jobs)
         self._admit.holding(jobs)

@@ -46,13 +46,10 @@ import msgspec
 import psycopg
 
 from pgqueue.claims import Claims
-from pgqueue.errors import InvalidOption
 from pgqueue.job import Job
 from pgqueue.loops import persist, wait
-from pgqueue.options import Rate
 from pgqueue.sessions import Session
 from pgqueue.statements import integers
-from pgqueue.tasks import Task
 
 log = logging.getLogger("pgqueue")
 
@@ -77,14 +74,24 @@ LOST_FIRST, LOST_MOST = 0.5, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Queues that share slots, and how many are free; `suspects` are the ranks of those that may be run now."""
+    """Queues that share slots, how many of those are free, and how many jobs more could be at hand; `suspects` are the
+    ranks of those that may be run now."""
 
-    pools: Sequence[tuple[Sequence[str], int]]
+    pools: Sequence[tuple[Sequence[str], int, int]]
     suspects: Sequence[int] = ()
     ordinary: bool = True
 
+    @property
+    def queues(self) -> list[str]:
+        return [queue for served, _, _ in self.pools for queue in served]
+
+    @property
+    def full(self) -> set[int]:
+        """The places of the pools without a free slot, from 1."""
+        return {place for place, (_, free, _) in enumerate(self.pools, 1) if not free}
+
     def any(self) -> bool:
-        return any(free for _, free in self.pools)
+        return any(free for _, free, _ in self.pools)
 
 
 @dataclass(slots=True)
@@ -102,32 +109,18 @@ class Line:
         return not self.full or bool(self.full & roomy) or now - self.asked >= LOOK_SECONDS
 
 
-def rates_of(tasks: Iterable[Task[..., Any]]) -> dict[str, Rate]:
-    """The rates of these tasks by name. Raises InvalidOption if two disagree."""
-    rates: dict[str, Rate] = {}
-    for task in sorted(tasks, key=lambda task: task.name):
-        if task.limiting is not None and task.limiting.rate is not None and task.limiting.rate_name is not None:
-            name, rate = task.limiting.rate_name, task.limiting.rate
-            other = rates.setdefault(name, rate)
-            if (other.count, other.period, other.burst) != (rate.count, rate.period, rate.burst):
-                raise InvalidOption(
-                    f"task {task.name!r}: rate {name!r} is {rate.rate} here (burst {rate.burst}) and {other.rate} "
-                    f"(burst {other.burst}) in another task; tasks that share a rate give the same"
-                )
-    return rates
-
-
 class Rates:
-    """Keeps the lines moving. `free` says what may start here now, `deliver` receives what shall start at once."""
+    """Keeps the lines moving. `free` says what may start here now, `reserve` keeps a slot of these pools free that is
+    free next, `deliver` receives what shall start at once."""
 
     def __init__(
         self,
         session: Session,
         worker_id: Callable[[], int],
         *,
-        rates: Mapping[str, Rate],
         claims: Claims,
         free: Callable[[], Free],
+        reserve: Callable[[set[int]], None],
         deliver: Callable[[list[Job]], None],
         in_doubt: Callable[[], None],
         notify: bool,
@@ -136,9 +129,9 @@ class Rates:
         """How often this worker has asked, and how many jobs it has let in."""
         self._session = session
         self._worker_id = worker_id
-        self._rates = rates
         self._claims = claims
         self._free = free
+        self._reserve = reserve
         self._deliver = deliver
         self._in_doubt = in_doubt
         self._notify = notify
@@ -151,7 +144,6 @@ class Rates:
         self._others: dict[str, None] = {}
         self._handed_on = 0.0
         self._stale = False
-        self._declared = not rates
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -194,11 +186,6 @@ class Rates:
         if self._due:
             self._wake.set()
 
-    @property
-    def wants(self) -> bool:
-        """Whether a line could move on if there were a slot: keep one free."""
-        return bool(self._due)
-
     async def idle(self) -> None:
         """Wait until no answer is on its way."""
         await self._idle.wait()
@@ -206,25 +193,8 @@ class Rates:
     # The loop --------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Declare the rates of our tasks, then let jobs in until cancelled."""
-        await persist(self._declare, name="rates", until=lambda: self._declared)
+        """Let jobs in until cancelled."""
         await persist(self._step, name="rates")
-
-    async def _declare(self) -> None:
-        """Not before we were told to work: a process that is found to be broken changes nothing."""
-        rates = self._rates
-        declare = self._session.link.statement(
-            "rates_declare",
-            names=list(rates),
-            counts=integers([rate.count for rate in rates.values()]),
-            periods=[rate.period for rate in rates.values()],
-            bursts=integers([rate.burst for rate in rates.values()]),
-            notify=self._notify,
-        )
-        [[(changed, *_)]] = await self._session.run(declare)
-        self._declared = True
-        if changed:
-            log.info("rates declared: %s", ", ".join(f"{name} {rates[name].rate}" for name in sorted(changed)))
 
     async def _step(self) -> None:
         if not await wait(self._wake, self._patience()) and not self._lines:
@@ -241,7 +211,17 @@ class Rates:
                 self._ripen()
         finally:
             self._idle.set()
+        self._reserve(self._wanted(free))
         await self._hand_on()
+
+    def _wanted(self, free: Free) -> set[int]:
+        """The pools that due lines want a slot of."""
+        places, wanted = set(range(1, len(free.pools) + 1)), set[int]()
+        for key in self._due:
+            if wanted >= places:
+                break
+            wanted |= self._lines[key].full or places
+        return wanted
 
     def _patience(self) -> float:
         """Seconds until something is to do without being told."""
@@ -279,7 +259,7 @@ class Rates:
         """Due lines that a slot may be free for, those first that have waited longest."""
         if not self._due or not free.any():
             return []
-        now, roomy = monotonic(), {place for place, (_, slots) in enumerate(free.pools, 1) if slots}
+        now, roomy = monotonic(), set(range(1, len(free.pools) + 1)) - free.full
         return [key for key in self._due if self._lines[key].fits(roomy, now)][:KEYS_MOST]
 
     # Asking ----------------------------------------------------------------------------------------------------------
@@ -300,16 +280,16 @@ class Rates:
 
     async def _try(self, keys: list[str], free: Free) -> None:
         link, claim, worker_id = self._session.link, self._claims.begin(), self._worker_id()
-        queues = [queue for served, _ in free.pools for queue in served]
         try:
             _, [(waited, answers)], rows = await self._session.run_then(
                 link.statement("rates_lock", keys=keys),
                 link.statement(
                     "rates_move",
                     keys=keys,
-                    queues=queues,
-                    pools=[place for place, (served, _) in enumerate(free.pools, 1) for _ in served],
-                    slots=[slots for _, slots in free.pools],
+                    queues=free.queues,
+                    pools=[place for place, (served, _, _) in enumerate(free.pools, 1) for _ in served],
+                    slots=[slots for _, slots, _ in free.pools],
+                    spare=[spare for _, _, spare in free.pools],
                     most=LET_IN_MOST,
                     suspects=integers(free.suspects),
                     ordinary=free.ordinary,
@@ -339,8 +319,7 @@ class Rates:
 
     def _note(self, keys: list[str], free: Free, found: Mapping[str, tuple[Any, ...]]) -> None:
         """What becomes of each line: forgotten if nobody is left, else asked for again, when it may move on."""
-        now = monotonic()
-        full = {place for place, (_, slots) in enumerate(free.pools, 1) if not slots}
+        now, full, took = monotonic(), free.full, any(taken for taken, *_ in found.values())
         for key in keys:
             taken, pause, _, remains, elsewhere, last = found.get(key, (0, 0.0, 0.0, False, False, None))
             before = self._lines.get(key)
@@ -351,8 +330,10 @@ class Rates:
             elif pause > 0.0:
                 pushed = self._pushed(before, taken, last)
                 self._remember(key, Line(now + max(pause, PAUSE_LEAST) + pushed, last=last, pushed=pushed))
-            elif taken or full:
-                before.full, before.asked = set() if taken else full, now
+            elif taken:
+                before.full = set()
+            elif full or took:
+                before.full, before.asked = full or set(range(1, len(free.pools) + 1)), now
             else:  # somebody has them locked, or they are suspects of which one is enough
                 self._remember(key, Line(now + LOCKED_SECONDS))
 
@@ -368,7 +349,7 @@ class Rates:
         """Of the lines swept, those that should have moved on; and of those we know, if rates were changed."""
         known = list(self._lines) if self._stale else []
         swept, self._swept, self._stale = self._swept, [], False
-        queues = [queue for served, _ in self._free().pools for queue in served]
+        queues = self._free().queues
         for keys, seconds in ((known, 0.0), ([key for key in swept if key not in self._due], OVERDUE_SECONDS)):
             for first in range(0, len(keys), SWEPT_MOST):
                 some = keys[first : first + SWEPT_MOST]

@@ -25,7 +25,7 @@ from pgqueue.aborts import Aborts
 from pgqueue.admit import Admit
 from pgqueue.claims import Claims
 from pgqueue.completer import Completer
-from pgqueue.declarer import Declarer, limits_of
+from pgqueue.declarer import Declarer, limits_of, rates_of
 from pgqueue.endings import Endings
 from pgqueue.executor import Executor
 from pgqueue.fetcher import Fetcher
@@ -44,7 +44,7 @@ from pgqueue.notifier import CONTROL, LED, SCHEDULED, Notifier
 from pgqueue.pool import pools
 from pgqueue.progress import Progress
 from pgqueue.pulse import BLOCKED_SECONDS, Pulse
-from pgqueue.rates import HANDED, Rates, rates_of
+from pgqueue.rates import HANDED, Rates
 from pgqueue.reconciler import Reconciler
 from pgqueue.rescue import Rescue
 from pgqueue.results import unstored
@@ -114,9 +114,9 @@ class Wiring(Meeting, ABC):
         self._rates = Rates(
             self._pace,
             lambda: self.worker_id,
-            rates=rates_of(self._tasks.values()),
             claims=claims,
             free=self._free,
+            reserve=self._reserve,
             deliver=self._start_rated,
             in_doubt=lambda: self._reconciler.doubt(),
             notify=settings.notify,
@@ -125,6 +125,7 @@ class Wiring(Meeting, ABC):
         self._declarer = Declarer(
             self._take,
             limits=limits_of(self._tasks.values()),
+            rates=rates_of(self._tasks.values()),
             changed=self._sweep.soon,
             notify=settings.notify,
         )

@@ -19,7 +19,8 @@ CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog
 
 -- name: rates_move
 -- With these keys locked: let in as many of those that wait for each, in (rank, id) order, as its rate allows now and as there are
--- slots here (`queues` with the place of their pool, `slots` by pool), and charge the rate for them. Jobs of paused queues and of
+-- free slots here (`queues` with the place of their pool, `slots` by pool; with `spare` more of a rate so fast that it is no loss if
+-- they come too late), and charge the rate for them. Jobs of paused queues and of
 -- others' queues are passed over; so are suspects of other ranks than `suspects`, of which at most one is let in, and all but
 -- suspects if not `ordinary`. A time beyond what the rate could have set (it was changed, or the clock was) is cut down.
 -- One row: seconds from this transaction's begin to its look at the clock; and as JSON for each key that has a rate [key, how
@@ -30,7 +31,7 @@ WITH me AS MATERIALIZED (
 ), clock AS MATERIALIZED (
     SELECT pgqueue.now() AS now, extract(epoch FROM clock_timestamp() - transaction_timestamp())::float8 AS waited FROM me
 ), mine AS MATERIALIZED (
-    SELECT m.queue, m.pool, (%(slots)s::integer[])[m.pool] AS slots
+    SELECT m.queue, m.pool, (%(slots)s::integer[])[m.pool] AS slots, (%(spare)s::integer[])[m.pool] AS spare
     FROM unnest(%(queues)s::text[], %(pools)s::integer[]) AS m (queue, pool)
     WHERE NOT m.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
 ), limiter AS MATERIALIZED (
@@ -49,7 +50,7 @@ WITH me AS MATERIALIZED (
         FROM clock CROSS JOIN pgqueue.limiter l WHERE l.key = asked.key
     ) AS l ON true
 ), head AS MATERIALIZED (
-    SELECT limiter.key, b.ctid, b.id, b.rank, b.queue, b.crashes
+    SELECT limiter.key, limiter.gap < 0.002 AS fast, b.ctid, b.id, b.rank, b.queue, b.crashes
     FROM limiter CROSS JOIN LATERAL (
         SELECT b.ctid, b.id, b.rank, b.queue, b.crashes FROM pgqueue.job_blocked b
         WHERE b.key = 'rate:' || limiter.key AND b.queue = ANY (ARRAY(SELECT queue FROM mine WHERE slots > 0))
@@ -62,12 +63,12 @@ WITH me AS MATERIALIZED (
     ) AS b
 ), fitting AS MATERIALIZED (
     SELECT numbered.* FROM (
-        SELECT head.*, mine.slots,
+        SELECT head.*, mine.slots, mine.spare,
                row_number() OVER (PARTITION BY mine.pool ORDER BY head.rank, head.id) AS place,
                row_number() OVER (PARTITION BY head.crashes > 0 ORDER BY head.rank, head.id) AS nth
         FROM head JOIN mine ON mine.queue = head.queue
     ) AS numbered
-    WHERE place <= slots AND (crashes = 0 OR nth = 1)
+    WHERE place <= slots + CASE WHEN fast AND crashes = 0 THEN spare ELSE 0 END AND (crashes = 0 OR nth = 1)
 ), admitted AS MATERIALIZED (
     -- Beside one that must run alone there is nobody.
     SELECT f.ctid, f.id, f.key FROM fitting f

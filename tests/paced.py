@@ -31,9 +31,9 @@ class Pacer(Taker):
         self.rates = Rates(
             self.pace,
             lambda: self.worker_id,
-            rates={},
             claims=self.fetcher.claims,
-            free=lambda: Free([(self.queues, self.slots)], self.suspects, self.ordinary),
+            free=lambda: Free([(self.queues, self.slots, 0)], self.suspects, self.ordinary),
+            reserve=lambda places: None,
             deliver=self.let_in,
             in_doubt=self._doubt,
             notify=True,
@@ -43,6 +43,8 @@ class Pacer(Taker):
     def let_in(self, jobs: list[Job]) -> None:
         self.jobs.extend(jobs)
         self.slots -= len(jobs)
+        if any(job.crashes for job in jobs):
+            self.suspects = ()
 
     async def ask(self, *keys: str) -> list[int]:
         """Ask for these keys, and those that are due; who was let in."""
