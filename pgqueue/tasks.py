@@ -238,8 +238,8 @@ class Declaration:
     a time. `limit` is a `Limit`, or how many of the task's jobs run at a time; `rate` a `Rate`, or its text: how many
     start in a period. `unique` is a `Unique`, or its key: at most one job of a key lives at a time. `on_lost_lease` is
     what happens to a running job when its worker cannot reach the database and others may soon take it for dead: "keep"
-    running it, or "cancel" it, for effects that must never overlap; a task with a lock is cancelled unless it says
-    "keep". `schedule` is a `Cron` or an `Every`: each of its ticks enqueues a call without arguments.
+    running it, or "cancel" it, for effects that must never overlap; a task with a lock or limit is cancelled unless it
+    says "keep". `schedule` is a `Cron` or an `Every`: each of its ticks enqueues a call without arguments.
     Raises InvalidOption for what cannot work.
 
     >>> @task(name="mail.send", aliases=["mail.deliver"], retry=3)
@@ -339,13 +339,13 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         raise InvalidOption(f"task {name!r}: aliases are a list of names, such as aliases=[{aliases!r}]")
     retry = options.get("retry")
     codec = Codec.of(fn, name)
-    lock, unique = options.get("lock"), options.get("unique")
+    lock, limit, unique = options.get("lock"), options.get("limit"), options.get("unique")
     new: Task[..., Any] = Task(
         name=name,
         fn=fn,
         codec=codec,
         locking=None if lock is None else locking(lock, codec),
-        limiting=limiting(options.get("limit"), options.get("rate"), codec),
+        limiting=limiting(limit, options.get("rate"), codec),
         uniqueness=None if unique is None else unique_by(unique, codec),
         is_async=inspect.iscoroutinefunction(fn),
         queue=check_queue(options.get("queue", "default")),
@@ -357,7 +357,8 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         transactional=flag(options.get("transactional", False), f"task {name!r}: transactional"),
         store_result=flag(options.get("store_result", True), f"task {name!r}: store_result"),
         on_lost_lease=choice(
-            options.get("on_lost_lease", "keep" if lock is None else "cancel"), f"task {name!r}: on_lost_lease"
+            options.get("on_lost_lease", "keep" if lock is None and limit is None else "cancel"),
+            f"task {name!r}: on_lost_lease",
         ),
         schedule=None if (when := options.get("schedule")) is None else check_when(when, f"task {name!r}: schedule"),
     )

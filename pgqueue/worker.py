@@ -138,9 +138,10 @@ class Worker(Wiring):
             self._serve(service.run(), type(service).__name__.lower())
 
     def _warn_of_locks(self) -> None:
-        endless = sorted({task.name for task in self._tasks.values() if task.locking and task.timeout is None})
+        keyed = [task for task in self._tasks.values() if task.locking or (task.limiting and task.limiting.limit)]
+        endless = sorted({task.name for task in keyed if task.timeout is None})
         if endless:
-            said = "tasks with a lock and without a timeout: %s; one that hangs keeps its key for as long as it hangs"
+            said = "tasks with a lock or limit, without a timeout: %s; one that hangs keeps it for as long as it hangs"
             log.warning(said, ", ".join(endless))
 
     async def seen(self) -> None:

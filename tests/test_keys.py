@@ -1,5 +1,7 @@
 """Keys against a model: whatever happens to their jobs, never above the limit, never a free key with a waiting job.
 
+Locks, a limit that is changed meanwhile, and jobs that have both.
+
 Each step is one thing that happens to the jobs of a handful of keys; between two steps nothing runs. After each, who
 runs and who waits is compared with what must hold; at the end, everything that waits must come to its end.
 """
@@ -27,6 +29,7 @@ from keyed import Desk, Uncounted
 from workers import Eyes
 
 from pgqueue import operate, pausing
+from pgqueue.admit import held
 from pgqueue.job import Job
 from pgqueue.locks import release
 from pgqueue.rescue import Rescue
@@ -37,11 +40,17 @@ EVERYTHING = 1000
 Place = tuple[int, int]
 """Where a job stands in its line: (rank, id)."""
 
-PARKED = """SELECT key, rank, id, coalesce(lock_limit, 1), queue FROM pgqueue.job_blocked WHERE NOT holds
-            ORDER BY key, rank, id"""
-HOLDERS = """SELECT lock_key, id FROM pgqueue.job WHERE lock_key IS NOT NULL
-             AND (state = 'running' OR holds AND state IN ('available', 'scheduled', 'blocked'))"""
-CLEAN = "DELETE FROM pgqueue.job; DELETE FROM pgqueue.queue; DELETE FROM pgqueue.worker; DELETE FROM pgqueue.job_signal"
+LIMIT = "limit:all"
+PARKED = """SELECT key, rank, id, coalesce(lock_limit, 1), queue FROM pgqueue.job_blocked ORDER BY key, rank, id"""
+HOLDERS = """SELECT 'lock:' || lock_key, id FROM pgqueue.job WHERE lock_key IS NOT NULL
+             AND (state = 'running' OR holds AND state IN ('available', 'scheduled', 'blocked'))
+             UNION ALL
+             SELECT 'limit:' || limit_key, id FROM pgqueue.job WHERE limit_key IS NOT NULL
+             AND (state = 'running' OR holds AND state IN ('available', 'scheduled'))"""
+CLEAN = (
+    "DELETE FROM pgqueue.job; DELETE FROM pgqueue.queue; DELETE FROM pgqueue.worker; DELETE FROM pgqueue.job_signal; "
+)
+CLEAN += "DELETE FROM pgqueue.key_limit"
 WAITING = """SELECT id FROM pgqueue.job WHERE state IN ('available', 'scheduled', 'blocked') ORDER BY id"""
 
 
@@ -57,6 +66,9 @@ class Keys(RuleBasedStateMachine):
         self.eyes = Eyes(self.dsn)
         self.eyes.do(CLEAN)
         self.limits: dict[int, int] = {}
+        self.under = 0
+        """How many had the limit after the step before."""
+        self.change_the_limit(2)
         self.running: list[dict[int, Job]] = [{}, {}]
         self.desks = [self.born(), self.born()]
 
@@ -73,18 +85,29 @@ class Keys(RuleBasedStateMachine):
     # What happens ----------------------------------------------------------------------------------------------------
 
     @rule(
-        keys=st.lists(st.sampled_from("abc"), min_size=1, max_size=4),
+        keys=st.lists(st.sampled_from(("a", "b", "c", None)), min_size=1, max_size=4),
         limit=st.integers(1, 3),
+        limited=st.booleans(),
         priority=st.sampled_from((5, 2)),
         queue=st.sampled_from(QUEUES),
     )
-    def enqueue(self, keys: list[str], limit: int, priority: int, queue: str) -> None:
+    def enqueue(self, keys: list[str | None], limit: int, limited: bool, priority: int, queue: str) -> None:
         insert = (
-            "INSERT INTO pgqueue.job (task, queue, lock_key, lock_limit, priority, rank, max_attempts) "
-            "VALUES ('x', %s, %s, %s, %s, %s, 100) RETURNING id"
+            "INSERT INTO pgqueue.job (task, queue, lock_key, lock_limit, limit_key, priority, rank, max_attempts) "
+            "VALUES ('x', %s, %s, %s, %s, %s, %s, 100) RETURNING id"
         )
         for key in keys:
-            self.limits[self.eyes.one(insert, queue, key, limit, priority, 2 * priority + 1)] = limit
+            name = "all" if limited else None
+            self.limits[self.eyes.one(insert, queue, key, limit, name, priority, 2 * priority + 1)] = limit
+
+    @rule(n=st.integers(0, 3))
+    def change_the_limit(self, n: int) -> None:
+        self.n = n
+        self.eyes.do(
+            "INSERT INTO pgqueue.key_limit (name, n, set_at) VALUES ('all', %s, now()) "
+            "ON CONFLICT (name) DO UPDATE SET n = excluded.n",
+            n,
+        )
 
     @rule(at=st.integers(0, 1), room=st.sampled_from((1, EVERYTHING)), slots=st.sampled_from((0, 1, EVERYTHING)))
     def take(self, at: int, room: int, slots: int) -> None:
@@ -166,21 +189,32 @@ class Keys(RuleBasedStateMachine):
         self.desks[at].slots = EVERYTHING
         for _ in {self.limits[place[1]] for line in self.lines().values() for place in line} or {0}:
             self.step(at, lambda desk: desk.sweep())
-        held = Counter(key for key, _ in self.eyes.all(HOLDERS))
-        for key, (_, id, limit) in self.heads().items():
-            assert held[key] >= limit, f"job {id} waits for {key}, which has {held[key]} holders of {limit}"
+        having = Counter(key for key, _ in self.eyes.all(HOLDERS))
+        granted = self.eyes.one("SELECT count(*) FROM pgqueue.job_available WHERE holds AND limit_key IS NOT NULL")
+        for key, (rank, id, limit) in self.heads().items():
+            if key == LIMIT:
+                limit = self.n
+                if rank < 0 and granted:  # a suspect is granted, and one that nobody has taken is enough
+                    continue
+            assert having[key] >= limit, f"job {id} waits for {key}, which has {having[key]} holders of {limit}"
 
     # What must hold --------------------------------------------------------------------------------------------------
 
     @invariant()
     def no_key_is_above_its_limit(self) -> None:
         """As the workers see it, and as the rows do. The youngest holder had room for itself and all older ones."""
-        for seen in ([(job.lock_key, id) for jobs in self.running for id, job in jobs.items()], self.eyes.all(HOLDERS)):
-            holders: dict[str | None, list[int]] = {}
+        under = 0
+        running = [(key, id) for jobs in self.running for id, job in jobs.items() for key in held(job)]
+        for seen in (running, self.eyes.all(HOLDERS)):
+            holders: dict[str, list[int]] = {}
             for key, id in seen:
                 holders.setdefault(key, []).append(id)
+            under = len(holders.pop(LIMIT, ()))
+            # Above a limit that was lowered may be those who had it before.
+            assert under <= max(self.n, self.under), (LIMIT, under, self.n, self.under)
             for key, ids in holders.items():
                 assert len(ids) <= max(self.limits[id] for id in ids), (key, ids)
+        self.under = under
 
     def step(self, at: int, act: Callable[[Desk], Coroutine[Any, Any, Any]], passed_over: int = 0) -> None:
         """Something at one worker; who comes in comes in the order of the line."""
@@ -192,10 +226,12 @@ class Keys(RuleBasedStateMachine):
         ended = {id for (id,) in self.eyes.all("SELECT id FROM pgqueue.job WHERE state <> 'running'")}
         self.running[at] = {id: job for id, job in self.running[at].items() if id not in ended}
         desk.jobs.clear()
-        after, holders = self.lines(), {id for _, id in self.eyes.all(HOLDERS)}
+        after, holders = self.lines(), set(self.eyes.all(HOLDERS))
         for key, line in before.items():
-            came = [place for place in line if place[1] in holders]
+            came = [place for place in line if (key, place[1]) in holders]
             left = [place for place in line if place in after.get(key, ()) and place[1] != passed_over]
+            if key == LIMIT:  # a suspect is granted, and may have to wait for that
+                left = [place for place in left if place[0] >= 0]
             if came and left:
                 assert max(came) < min(left), f"{key}: {came} came in before {left}"
 
@@ -205,7 +241,7 @@ class Keys(RuleBasedStateMachine):
         paused = {name for (name,) in self.eyes.all("SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL")}
         for key, rank, id, limit, queue in self.eyes.all(PARKED):
             if queue not in paused:
-                yield key.removeprefix("lock:"), rank, id, limit
+                yield key, rank, id, limit
 
     def lines(self) -> dict[str, list[Place]]:
         """Who waits for each key, in order; those of paused queues are passed over."""
@@ -240,6 +276,7 @@ class Keys(RuleBasedStateMachine):
     def everything_ends(self) -> None:
         for queue in QUEUES:
             self.pause(queue, True)
+        self.change_the_limit(2)
         for _ in range(4 * len(self.limits) + 10):
             self.promote(0)
             self.sweep(0)

@@ -350,6 +350,19 @@ async def test_what_was_set_by_hand_stays_and_the_code_decides_again_when_told(d
         await started(three, five)
 
 
+async def test_the_worker_says_which_limits_have_no_timeout(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    @task(name="limits.endless", limit=3)
+    def endless() -> None: ...
+
+    @task(name="limits.bounded", limit=3, timeout=5, on_lost_lease="keep")
+    def bounded() -> None: ...
+
+    assert (endless.on_lost_lease, bounded.on_lost_lease) == ("cancel", "keep")
+    async with work(dsn, endless, bounded):
+        said = [record.getMessage() for record in caplog.records if "without a timeout" in record.getMessage()]
+    assert len(said) == 1 and "limits.endless" in said[0] and "bounded" not in said[0]
+
+
 async def test_a_worker_that_only_prepares_declares_nothing(dsn: str, eyes: Eyes) -> None:
     @task(name="limits.prepared", limit=3)
     async def prepared() -> None: ...
