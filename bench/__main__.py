@@ -11,7 +11,7 @@ from typing import Any
 import click
 import psutil
 
-from bench import claims, drain, enqueueing, flat, idle, latency, load, restarting, ticks, writing
+from bench import claims, drain, enqueueing, flat, idle, latency, load, rates, restarting, ticks, writing
 from bench.figures import Figure, document, table
 from bench.run import Run
 from bench.server import Lab
@@ -36,6 +36,7 @@ SCENARIOS: dict[str, Scenario] = {
     "held-load": load.held_load,
     "beside-pgbench": load.beside_pgbench,
     "restart": restarting.restart,
+    "rates": rates.rates,
     "ticks-at-once": ticks.at_once,
     "ticks-spread": ticks.spread,
 }

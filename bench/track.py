@@ -31,7 +31,7 @@ PATIENCE = 900.0  # seconds until a drain is given up
 SETTLE_SECONDS = 2.5
 
 # A plain INSERT is a valid job; here it is the quickest way to make very many.
-FILL = "INSERT INTO pgqueue.job (task, queue) SELECT %s, %s FROM generate_series(1, %s)"
+FILL = "INSERT INTO pgqueue.job (task, queue, rate_key) SELECT %s, %s, %s FROM generate_series(1, %s)"
 PAUSE = "INSERT INTO pgqueue.queue (name, paused_at) VALUES (%s, pgqueue.now())"
 RESUME = """
 WITH resumed AS (DELETE FROM pgqueue.queue WHERE name = %(queue)s RETURNING name)
@@ -52,6 +52,7 @@ class Setup:
     workers: int = 1
     loop: str = "uvloop"
     concurrency: int = 10
+    rate: str | None = None
 
 
 class Track:
@@ -123,7 +124,7 @@ class Track:
     def _fill(self, task: str, queue: str, jobs: int) -> int:
         """Enqueue in one transaction; the last id."""
         with self._conn.transaction():
-            self._conn.execute(FILL, [task, queue, jobs])
+            self._conn.execute(FILL, [task, queue, self._setup.rate, jobs])
             [last] = self._row("SELECT currval('pgqueue.job_id_seq'), pg_notify('pgqueue.' || %s, '')", [queue])[:1]
         return int(last)
 

@@ -299,8 +299,7 @@ async def test_beside_a_steady_flow_a_full_worker_serves_both(dsn: str, eyes: Ey
         ran.append("rated")
         await asyncio.sleep(0.06)
 
-    limited.enqueue_many(conn, [()] * 40)
-    plain.enqueue_many(conn, [()] * 40)
+    pgqueue.enqueue_many(conn, [limited.new(), plain.new()] * 40)
     conn.commit()
     async with work(dsn, plain, limited, concurrency=2):
         await until(lambda: len(ran) >= 50, 30.0)
