@@ -84,10 +84,7 @@ class Meeting:
             )
         left = self._admit.pending + self._turns.fetchers
         free = [0 if self._suspects.alone else max(pool.reserved and pool.free(), pool.free() - left) for pool in pools]
-        found = [
-            (pool.queues, now, max(0, each.free - left - now))
-            for pool, each, now in zip(pools, slots, free, strict=True)
-        ]
+        found = [(pool.queues, now, max(0, pool.asked() - now)) for pool, now in zip(pools, free, strict=True)]
         return Free(found, self._suspects.ranks(idle=not self._held))
 
     def _reserve(self, places: set[int]) -> None:

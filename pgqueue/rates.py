@@ -57,17 +57,20 @@ RATE = "rate:"
 HANDED = "rates "
 """How a NOTIFY of `:control` begins that hands lines on."""
 KEYS_MOST = 64  # each is a row of the server's lock table
-LET_IN_MOST = 1_000
+LET_IN_MOST = 200  # more take so long that the last are too late
 SWEPT_MOST = 1_000
 IDLE_SECONDS = 30.0
 PAUSE_LEAST = 0.01
 """The shortest pause between two asks for one key: of a fast rate several are let in together."""
+SLOT_PAUSE = 0.002
+"""The same where slots are the limit."""
 OVERDUE_SECONDS = 0.5
 FULL_SECONDS, HAND_ON_SECONDS = 0.1, 1.0
 """How long a line may wait for a slot here before others are told, and how often at most they are."""
 LOOK_SECONDS = 1.0
 HAND_ON_BYTES = 7_000
 LOCKED_SECONDS = 0.1
+PRUNED_MOST, REST_SECONDS = 10_000, 3_600.0
 LOST_FIRST, LOST_MOST = 0.5, 5.0
 """How much later to come where another worker was faster."""
 
@@ -186,6 +189,13 @@ class Rates:
         if self._due:
             self._wake.set()
 
+    async def prune(self) -> None:
+        """Forget keys that have long been at rest. Called now and then by whoever leads."""
+        gone = PRUNED_MOST
+        while gone == PRUNED_MOST:
+            prune = self._session.link.statement("rates_prune", seconds=REST_SECONDS, n=PRUNED_MOST)
+            [[(gone,)]] = await self._session.run(prune)
+
     async def idle(self) -> None:
         """Wait until no answer is on its way."""
         await self._idle.wait()
@@ -290,7 +300,7 @@ class Rates:
                     pools=[place for place, (served, _, _) in enumerate(free.pools, 1) for _ in served],
                     slots=[slots for _, slots, _ in free.pools],
                     spare=[spare for _, _, spare in free.pools],
-                    most=LET_IN_MOST,
+                    most=min(LET_IN_MOST, sum(slots + spare for _, slots, spare in free.pools)),
                     suspects=integers(free.suspects),
                     ordinary=free.ordinary,
                     worker_id=worker_id,
@@ -330,8 +340,8 @@ class Rates:
             elif pause > 0.0:
                 pushed = self._pushed(before, taken, last)
                 self._remember(key, Line(now + max(pause, PAUSE_LEAST) + pushed, last=last, pushed=pushed))
-            elif taken:
-                before.full = set()
+            elif taken:  # our slots are the limit: not for each one that is free
+                self._remember(key, Line(now + SLOT_PAUSE))
             elif full or took:
                 before.full, before.asked = full or set(range(1, len(free.pools) + 1)), now
             else:  # somebody has them locked, or they are suspects of which one is enough
