@@ -70,7 +70,6 @@ FULL_SECONDS, HAND_ON_SECONDS = 0.1, 1.0
 LOOK_SECONDS = 1.0
 HAND_ON_BYTES = 7_000
 LOCKED_SECONDS = 0.1
-PRUNED_MOST, REST_SECONDS = 10_000, 3_600.0
 LOST_FIRST, LOST_MOST = 0.5, 5.0
 """How much later to come where another worker was faster."""
 
@@ -188,13 +187,6 @@ class Rates:
         """A slot is free."""
         if self._due:
             self._wake.set()
-
-    async def prune(self) -> None:
-        """Forget keys that have long been at rest. Called now and then by whoever leads."""
-        gone = PRUNED_MOST
-        while gone == PRUNED_MOST:
-            prune = self._session.link.statement("rates_prune", seconds=REST_SECONDS, n=PRUNED_MOST)
-            [[(gone,)]] = await self._session.run(prune)
 
     async def idle(self) -> None:
         """Wait until no answer is on its way."""

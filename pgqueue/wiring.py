@@ -268,7 +268,6 @@ class Wiring(Meeting, ABC):
         await self._rescue.strays()
         await self._signals.settle()
         await self._progress.sweep()
-        await self._rates.prune()
 
     def _leads(self) -> bool:
         """Without a connection for LISTEN nobody can hold the leader's lock: then everybody does the duties."""

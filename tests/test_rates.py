@@ -204,7 +204,7 @@ async def test_as_many_come_as_rate_and_slots_allow(pacers: Pacers, eyes: Eyes) 
     await pacer.park()
     pacer.slots = 3
     assert await pacer.ask("k") == ids[:3]
-    assert "k" in pacer.rates._due
+    assert "k" in pacer.rates._lines
     pacer.slots = 1000
     assert await pacer.ask("k") == ids[3:4]
     assert 0.5 < pacer.rates._lines["k"].at - monotonic() < 1.03
