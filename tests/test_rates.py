@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from commands import pgqueue as command
 from paced import RATED, FreeOfCharge, Pacer, Unlocked, bound, line, most, race, rated
 from workers import Eyes, until, wait_until, work, workers
 
 import pgqueue
 from pgqueue import Job, Lock, Rate, Retry, Snooze, pausing, testing
 from pgqueue.declarer import rates_of
-from pgqueue.errors import InvalidOption
+from pgqueue.errors import InvalidOption, LimitNotFound
+from pgqueue.limits import RateInfo, change_rate, rates
 from pgqueue.sessions import Link
 from pgqueue.tasks import task
 from pgqueue.worker import Worker
@@ -582,3 +585,40 @@ def test_the_table_refuses_a_rate_that_cannot_be(eyes: Eyes, columns: dict[str, 
             "INSERT INTO pgqueue.key_rate (name, count, period, burst, set_at) VALUES (%s, %s, %s, %s, %s)",
             *row.values(),
         )
+
+
+# People --------------------------------------------------------------------------------------------------------------
+
+
+def test_people_see_rates_and_set_them(dsn: str, eyes: Eyes) -> None:
+    eyes.do(
+        "INSERT INTO pgqueue.key_rate (name, count, period, burst, declared_count, declared_period, declared_at) "
+        "VALUES ('mail', 100, 60, 5, 100, 60, now())"
+    )
+    for key in ("mail:a", "mail:b", "later"):
+        eyes.do(
+            "INSERT INTO pgqueue.job_blocked (state, task, key, rate_key) VALUES ('blocked', 'x', 'rate:' || %s, %s)",
+            key,
+            key,
+        )
+    later, mail = rates(eyes.conn)
+    assert mail == RateInfo("mail", "100/minute", 5, "100/minute", False, 2, 2, mail.waited)
+    assert later == RateInfo("later", None, None, None, False, 1, 1, later.waited)
+    assert mail.waited is not None and mail.waited >= 0
+    done = command("limits", "set", "mail", "5/10s", "--dsn", dsn)
+    assert (done.returncode, done.stdout) == (0, "mail: 5/10s (set by hand; the code says 100/minute)\n")
+    shown = command("limits", "--dsn", dsn).stdout.splitlines()
+    assert [line.split() for line in shown][1:] == [
+        ["later", "none", "yet", "-", "1", "1", *shown[1].split()[6:]],
+        ["mail", "5/10s", "(code:", "100/minute)", "5", "2", "2", *shown[2].split()[7:]],
+    ]
+    assert [each["name"] for each in json.loads(command("limits", "--json", "--dsn", dsn).stdout)] == ["later", "mail"]
+    eyes.do("INSERT INTO pgqueue.key_limit (name, n, declared, declared_at) VALUES ('mail', 5, 5, now())")
+    assert command("limits", "set", "mail", "default", "--dsn", dsn).stdout == (
+        "mail: 5 at once (as the code says)\nmail: 100/minute (as the code says)\n"
+    )
+    for value, code, why in (("5/week", 2, "write COUNT/PERIOD"), ("often", 2, "neither a whole number")):
+        refused = command("limits", "set", "mail", value, "--dsn", dsn)
+        assert (refused.returncode, why in refused.stderr) == (code, True), refused.stderr
+    with pytest.raises(LimitNotFound, match="no worker has declared it"):
+        change_rate(eyes.conn, "later", "5/s")
