@@ -20,9 +20,9 @@ held, by a snapshot taken after it, so two that ask at the same time follow one 
 that a rate is up to 7 % lower than its name (P = 1 s), 0.4 % for a minute. Not covered: the database's clock set back,
 a rate or burst raised in between, and what passes between the look at the clock and the handler's first line.
 
-Why it is judged at the start. The answer says how long after its BEGIN the transaction looked at the clock; BEGIN was
-sent after we noted the time. So what we count as lateness is never less than it is, however long the answer took, or
-the process stood still before it looked.
+Why it is judged at the start. The answer says how long after its beginning the transaction looked at the clock, and
+that was sent after we noted the time. So what we count as lateness is never less than it is, however long the answer
+took, or the process stood still before it looked.
 
 Why nobody waits for ever. Who parks a job remembers its line (`told`), and forgets it when the database says that none
 is left whom it could take. What is lost (the process dies, a head was locked) the sweep finds: it names all lines, and
@@ -283,7 +283,8 @@ class Rates:
     async def _try(self, keys: list[str], free: Free) -> None:
         link, claim, worker_id = self._session.link, self._claims.begin(), self._worker_id()
         try:
-            _, [(waited, answers)], rows = await self._session.run_then(
+            [(began,)], _, [(looked, answers)], rows = await self._session.run_then(
+                link.statement("rates_clock"),
                 link.statement("rates_lock", keys=keys),
                 link.statement(
                     "rates_move",
@@ -300,13 +301,13 @@ class Rates:
                 ),
                 then=[link.statement("rates_read", claim=claim, worker_id=worker_id)],
             )
-            # No later than the transaction's look at the clock.
-            looked = monotonic() - self._session.took + (waited or 0.0)
+            # By our clock no later than when the transaction looked at its own; between the two it may have waited.
+            at = monotonic() - self._session.took + (0.0 if looked is None else max(0.0, (looked - began) / 1e6))
             self.asks += 1
             found = {key: tuple(rest) for key, *rest in json.loads(answers)}
             jobs = [Job(row, claim) for row in rows]
             for job in jobs:
-                job.start_by = looked + (found[job.rate_key][2] if job.rate_key in found else 0.0)
+                job.start_by = at + (found[job.rate_key][2] if job.rate_key in found else 0.0)
             self.let_in += len(jobs)
             self._note(keys, free, found)
             if jobs or not free.ordinary:

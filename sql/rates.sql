@@ -6,6 +6,10 @@
 --     gap   = (period + late + early) / count
 --     depth = (burst - 1) * gap + early
 
+-- name: rates_clock
+-- The time at which we begin to wait for keys.
+SELECT pgqueue.now();
+
 -- name: rates_lock
 -- Lock these keys of rates, at most 64, for this transaction: in the order of their hashes, so that no two can wait for each other.
 -- It is a short one, of pgqueue's own, and may be lost: then its jobs wait again, uncharged.
@@ -23,13 +27,12 @@ CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog
 -- they come too late), and charge the rate for them. Jobs of paused queues and of
 -- others' queues are passed over; so are suspects of other ranks than `suspects`, of which at most one is let in, and all but
 -- suspects if not `ordinary`. A time beyond what the rate could have set (it was changed, or the clock was) is cut down.
--- One row: seconds from this transaction's begin to its look at the clock; and as JSON for each key that has a rate [key, how
--- many were let in, seconds until the next may be, seconds after which they are too late to start, whether somebody is left whom
--- we could take, whether there is only somebody whom another worker could take, who had let in last].
+-- One row: the time it looked at; and as JSON for each key that has a rate [key, how many were let in, seconds until the next may be,
+-- seconds after which they are too late to start, whether somebody is left whom we could take, whether there is only somebody whom another worker could take, who had let in last].
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), clock AS MATERIALIZED (
-    SELECT pgqueue.now() AS now, extract(epoch FROM clock_timestamp() - transaction_timestamp())::float8 AS waited FROM me
+    SELECT pgqueue.now() AS now FROM me
 ), mine AS MATERIALIZED (
     SELECT m.queue, m.pool, (%(slots)s::integer[])[m.pool] AS slots, (%(spare)s::integer[])[m.pool] AS spare
     FROM unnest(%(queues)s::text[], %(pools)s::integer[]) AS m (queue, pool)
@@ -107,8 +110,8 @@ WITH me AS MATERIALIZED (
     FROM limiter CROSS JOIN LATERAL (SELECT count(*) AS taken FROM admitted a WHERE a.key = limiter.key) AS n
 )
 SELECT CASE WHEN (SELECT count(*) FROM admitted) <> (SELECT count(*) FROM running)
-            THEN pgqueue.refuse('a rate let jobs in that it did not move')::float8
-            ELSE (SELECT waited FROM clock) END,
+            THEN to_timestamp(pgqueue.refuse('a rate let jobs in that it did not move'))
+            ELSE (SELECT now FROM clock) END,
        (SELECT coalesce(json_agg(json_build_array(key, taken, greatest(pause, 0), late, remains, NOT remains AND EXISTS (
             SELECT FROM pgqueue.job_blocked b
             WHERE b.key = 'rate:' || answer.key AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
