@@ -24,11 +24,12 @@ CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog
 -- name: rates_move
 -- With these keys locked: let in as many of those that wait for each, in (rank, id) order, as its rate allows now and as there are
 -- free slots here (`queues` with the place of their pool, `slots` by pool; with `spare` more of a rate so fast that it is no loss if
--- they come too late), and charge the rate for them. Jobs of paused queues and of
--- others' queues are passed over; so are suspects of other ranks than `suspects`, of which at most one is let in, and all but
--- suspects if not `ordinary`. A time beyond what the rate could have set (it was changed, or the clock was) is cut down.
+-- they come too late), and charge the rate for them. Jobs of paused queues and of others' queues are passed over; so are
+-- suspects of other ranks than `suspects`, of which at most one is let in, and all but suspects if not `ordinary`. A time beyond
+-- what the rate could have set (it was changed, or the clock was) is cut down.
 -- One row: the time it looked at; and as JSON for each key that has a rate [key, how many were let in, seconds until the next may be,
--- seconds after which they are too late to start, whether somebody is left whom we could take, whether there is only somebody whom another worker could take, who had let in last].
+-- seconds after which they are too late to start, whether somebody is left whom we could take, whether there is only somebody whom
+-- another worker could take, who had let in last].
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), clock AS MATERIALIZED (
