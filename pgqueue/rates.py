@@ -145,7 +145,6 @@ class Rates:
         self._swept: list[str] = []
         self._others: dict[str, None] = {}
         self._handed_on = 0.0
-        self._stale = False
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -178,11 +177,6 @@ class Rates:
         self._swept += [key.removeprefix(RATE) for key in keys]
         self._wake.set()
 
-    def news(self) -> None:
-        """A rate may have been changed: look again when the lines we know may move on."""
-        self._stale = bool(self._lines)
-        self._wake.set()
-
     def roomier(self) -> None:
         """A slot is free."""
         if self._due:
@@ -203,7 +197,7 @@ class Rates:
             await self._session.close()
             await self._wake.wait()
         self._wake.clear()
-        if self._swept or self._stale:
+        if self._swept:
             await self._look()
         self._ripen()
         self._idle.clear()
@@ -349,19 +343,18 @@ class Rates:
     # What nobody remembers -------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Of the lines swept, those that should have moved on; and of those we know, if rates were changed."""
-        known = list(self._lines) if self._stale else []
-        swept, self._swept, self._stale = self._swept, [], False
+        """Of the lines swept, those that should have moved on: ours are asked for, others are told of the rest."""
+        swept, self._swept = [key for key in self._swept if key not in self._due], []
         queues = self._free().queues
-        for keys, seconds in ((known, 0.0), ([key for key in swept if key not in self._due], OVERDUE_SECONDS)):
-            for first in range(0, len(keys), SWEPT_MOST):
-                some = keys[first : first + SWEPT_MOST]
-                overdue = self._session.link.statement("rates_overdue", keys=some, queues=queues, seconds=seconds)
-                [rows] = await self._session.run(overdue)
-                now = monotonic()
-                for key, ours in rows:
-                    if key not in self._due:
-                        self._remember(key, Line(now)) if ours else self._others.setdefault(key)
+        for first in range(0, len(swept), SWEPT_MOST):
+            some = swept[first : first + SWEPT_MOST]
+            overdue = self._session.link.statement("rates_overdue", keys=some, queues=queues, seconds=OVERDUE_SECONDS)
+            [rows] = await self._session.run(overdue)
+            for key, ours in rows:
+                if not ours:
+                    self._others[key] = None
+                elif key not in self._due:
+                    self._remember(key, Line(monotonic()))
 
     async def _hand_on(self) -> None:
         """Tell others of the lines we have no slot for, and of those that only others can serve."""

@@ -251,13 +251,11 @@ class Wiring(Meeting, ABC):
             self._signals.news()
         elif channel == CONTROL and payload == SWEEP:
             self._sweep.soon()
-            self._rates.news()
         elif channel == CONTROL and payload.startswith(HANDED):
             self._rates.handed(payload.removeprefix(HANDED))
         elif channel == CONTROL or not channel:
             self._signals.news()
             self._sweep.soon()
-            self._rates.news()
             self._fetcher.news()
             self._scheduler.news()
             self._ticks.news()

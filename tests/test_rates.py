@@ -289,24 +289,58 @@ async def test_a_full_worker_does_not_ask_and_another_takes_over(
     assert most(calls, 1.0) <= 5
 
 
-async def test_beside_a_steady_flow_a_full_worker_serves_both(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
-    ran = []
+async def test_beside_a_steady_flow_of_quick_jobs_a_line_moves_on(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    rated_ran: list[int] = []
+    plain_ran: list[int] = []
 
-    @task(name="rates.plain")
-    async def plain() -> None:
-        ran.append("plain")
-        await asyncio.sleep(0.06)
+    @task(name="rates.quick")
+    async def quick() -> None:
+        plain_ran.append(len(rated_ran))
+        await asyncio.sleep(0.005)
 
-    @task(name="rates.rated", rate=Rate("1000/s", burst=1000))
-    async def limited() -> None:
-        ran.append("rated")
-        await asyncio.sleep(0.06)
+    @task(name="rates.beside", rate="50/s")
+    async def beside() -> None:
+        rated_ran.append(len(plain_ran))
 
-    pgqueue.enqueue_many(conn, [limited.new(), plain.new()] * 40)
+    pgqueue.enqueue_many(conn, [quick.new()] * 20 + [beside.new()] * 20 + [quick.new()] * 3000)
     conn.commit()
-    async with work(dsn, plain, limited, concurrency=2):
-        await until(lambda: len(ran) >= 50, 30.0)
-    assert 15 <= ran[:50].count("rated") <= 35
+    async with work(dsn, quick, beside, concurrency=2) as worker:
+        await until(lambda: len(rated_ran) == 20, 30.0)
+        assert worker._executor.pools[0].prefetch > 2
+        assert rated_ran[-1] < 1500
+        await until(lambda: len(plain_ran) > rated_ran[-1] + 100, 30.0)  # no slot is kept for nobody
+
+
+async def test_beside_a_long_line_other_jobs_have_their_turn(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
+    rated_ran: list[int] = []
+    plain_ran: list[int] = []
+
+    @task(name="rates.line", rate=Rate("1000/s", burst=1000))
+    async def line_up() -> None:
+        rated_ran.append(1)
+        await asyncio.sleep(0.06)
+
+    @task(name="rates.other")
+    async def other() -> None:
+        plain_ran.append(len(rated_ran))
+        await asyncio.sleep(0.06)
+
+    line_up.enqueue_many(conn, [()] * 100)
+    conn.commit()
+    async with work(dsn, line_up, other, concurrency=1):
+        await until(lambda: len(rated_ran) > 2, 30.0)
+        eyes.do(
+            "WITH gone AS (DELETE FROM pgqueue.job_available RETURNING id) "
+            "INSERT INTO pgqueue.job_blocked (state, key, task, queue, priority, rank, rate_key) "
+            "SELECT 'blocked', 'rate:rates.line', 'rates.line', 'default', 5, 11, 'rates.line' FROM gone"
+        )
+        other.enqueue_many(conn, [()] * 5)
+        conn.commit()
+        since = len(rated_ran)
+        await until(lambda: len(plain_ran) == 5, 30.0)
+        assert plain_ran[-1] - since < 20
 
 
 async def test_a_line_that_nobody_remembers_is_found(dsn: str, eyes: Eyes) -> None:
