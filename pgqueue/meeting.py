@@ -132,8 +132,10 @@ class Meeting:
         self._fetcher.news() if way else self._fetcher.roomier()
 
     def _take_back(self, jobs: Iterable[Job]) -> None:
-        waiting = [job for job in jobs if job.start_by]
-        self._give_back([job for job in waiting if any([pool.remove(job.id) for pool in self._executor.pools])])
+        for job in jobs:
+            if job.start_by:  # it has not started
+                found = [pool.remove(job.id) for pool in self._executor.pools]
+                self._give_back([waiting for waiting in found if waiting is not None])
 
     def _rated(self, keys: Iterable[str]) -> None:
         self._rates.told(keys)

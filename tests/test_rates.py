@@ -308,7 +308,7 @@ async def test_beside_a_steady_flow_of_quick_jobs_a_line_moves_on(
     conn.commit()
     async with work(dsn, quick, beside, concurrency=2) as worker:
         await until(lambda: len(rated_ran) == 20, 30.0)
-        assert worker._executor.pools[0].prefetch > 2
+        assert worker._executor.pools[0].prefetch > 0
         assert rated_ran[-1] < 1500
         await until(lambda: len(plain_ran) > rated_ran[-1] + 100, 30.0)  # no slot is kept for nobody
 
