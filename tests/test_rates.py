@@ -65,6 +65,7 @@ import random
 async def call(customer: str) -> None:
     say("call", customer=customer)
     await asyncio.sleep(0.02)
+    say("over", customer=customer)
 
 @pgqueue.task(name="rates.block", retry=1)
 async def block() -> None:
@@ -76,15 +77,21 @@ async def block() -> None:
 def test_an_api_never_sees_more_calls_than_its_rate_though_its_callers_stumble(
     tmp_path: Path, dsn: str, eyes: Eyes
 ) -> None:
-    each = 50
+    each = 36
     with workers(tmp_path, dsn, API) as made:
         processes = made.ready(3, concurrency=4)
         for customer in ("a", "b"):
             rated(eyes, each, f"rates.call:{customer}", task="rates.call", args=f'{{"customer": "{customer}"}}')
+        rated(eyes, each // 2, "rates.call:c", task="rates.call", args='{"customer": "c"}', lock_key="c")
         for _ in range(each // 2):
             eyes.do("SELECT pgqueue.enqueue('rates.block')")
-        wait_until(eyes.done(2 * each + each // 2), 60.0)
+        wait_until(eyes.done(3 * each), 60.0)
         calls = [event for process in processes for event in process.all("call")]
+        over = [event["at"] for process in processes for event in process.all("over") if event["customer"] == "c"]
+        assert len(over) == each // 2
+        starts = sorted(event["at"] for event in calls if event["customer"] == "c")
+        assert all(end < start for end, start in zip(sorted(over), starts[1:], strict=False))  # one at a time
+        assert most(starts, 1.0) <= 20 + 3 - 1
         for customer in ("a", "b"):
             times = [event["at"] for event in calls if event["customer"] == customer]
             assert len(times) == each
