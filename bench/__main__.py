@@ -11,7 +11,7 @@ from typing import Any
 import click
 import psutil
 
-from bench import claims, drain, enqueueing, flat, idle, latency, load, locks, restarting, ticks, writing
+from bench import claims, drain, enqueueing, flat, idle, latency, load, locks, rates, restarting, ticks, writing
 from bench.figures import Figure, document, table
 from bench.run import Run
 from bench.server import Lab
@@ -39,6 +39,7 @@ SCENARIOS: dict[str, Scenario] = {
     "locks-distinct": locks.distinct,
     "locks-hundred": locks.hundred,
     "locks-behind": locks.behind,
+    "rates": rates.rates,
     "ticks-at-once": ticks.at_once,
     "ticks-spread": ticks.spread,
 }

@@ -24,6 +24,11 @@ async def noop() -> None:
     """Return at once, on the event loop."""
 
 
+@task(name="bench.rated", queue=QUEUE, rate="1000000/s")
+async def rated() -> None:
+    """Return at once; under a rate that it never comes near."""
+
+
 @task(name="bench.noop_sync", queue=QUEUE)
 def noop_sync() -> None:
     """Return at once, in a thread."""

@@ -31,7 +31,7 @@ PATIENCE = 900.0  # seconds until a drain is given up
 SETTLE_SECONDS = 2.5
 
 # A plain INSERT is a valid job; here it is the quickest way to make very many.
-FILL = "INSERT INTO pgqueue.job (task, queue) SELECT %s, %s FROM generate_series(1, %s)"
+FILL = "INSERT INTO pgqueue.job (task, queue, rate_key) SELECT %s, %s, %s FROM generate_series(1, %s)"
 FILL_KEYED = """
 INSERT INTO pgqueue.job (task, queue, lock_key) SELECT %s, %s, 'account:' || n %% %s FROM generate_series(1, %s) AS n
 """
@@ -62,6 +62,7 @@ class Setup:
     concurrency: int = 10
     keys: int = 0
     """With keys: every job has one of so many lock ids, in turn."""
+    rate: str | None = None
 
 
 class Track:
@@ -146,7 +147,7 @@ class Track:
             if self._setup.keys:
                 self._conn.execute(FILL_KEYED, [task, queue, self._setup.keys, jobs])
             else:
-                self._conn.execute(FILL, [task, queue, jobs])
+                self._conn.execute(FILL, [task, queue, self._setup.rate, jobs])
             [last] = self._row("SELECT currval('pgqueue.job_id_seq'), pg_notify('pgqueue.' || %s, '')", [queue])[:1]
         return int(last)
 

@@ -48,7 +48,6 @@ LOCK, LIMIT, RATE = "lock:", "limit:", "rate:"
 KEYS_MOST = 64  # each is a row of the server's lock table
 FREED_MOST = 1_000
 IDLE_SECONDS = 30.0
-ALL = 1 << 30  # of a limit very many may come in
 RESERVED_SECONDS = 0.1
 """How long slots are kept free for whom an admit under way may bring; a stuck one must not starve other jobs."""
 
@@ -167,10 +166,8 @@ class Admit:
     @property
     def pending(self) -> int:
         """For how many jobs slots should be kept free, because an admit is about to bring them."""
-        if monotonic() - self._since >= RESERVED_SECONDS:
-            return 0
-        coming = [*self._wanted, *self._asking]
-        return ALL if any(key.startswith(LIMIT) for key in coming) else len(coming)
+        coming = len(self._wanted) + len(self._asking)
+        return coming if coming and monotonic() - self._since < RESERVED_SECONDS else 0
 
     async def idle(self) -> None:
         """Wait until nothing is left to ask for."""

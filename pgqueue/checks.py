@@ -15,6 +15,10 @@ from typing import Any, Literal
 from pgqueue.errors import InvalidOption
 from pgqueue.retry import seconds
 
+COUNT_MOST, PERIOD_MOST = 1_000_000, 366 * 86_400.0
+UNITS = {"second": 1.0, "minute": 60.0, "hour": 3_600.0, "day": 86_400.0}
+UNITS |= {unit[0]: length for unit, length in UNITS.items()}
+_RATE = re.compile(r"([0-9]{1,7}) */ *([0-9]{1,9}(?:\.[0-9]{1,6})?)? *(" + "|".join(UNITS) + r")s?")
 _QUEUE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
@@ -37,6 +41,17 @@ def check_priority(priority: int) -> int:
     if isinstance(priority, int) and not isinstance(priority, bool) and 0 <= priority <= 9:
         return priority
     raise InvalidOption(f"priority {priority!r}: use a whole number from 0 (first) to 9 (last)")
+
+
+def parse_rate(rate: object) -> tuple[int, float]:
+    """How many in how many seconds: of "100/minute" 100 and 60.0. Raises InvalidOption."""
+    found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
+    if found is None:
+        raise InvalidOption(f"rate {rate!r}: write COUNT/PERIOD, such as 100/minute or 5/10s (units: s, m, h, d)")
+    count, period = int(found[1]), float(found[2] or 1) * UNITS[found[3]]
+    if not 1 <= count <= COUNT_MOST or not 1.0 <= period <= PERIOD_MOST:
+        raise InvalidOption(f"rate {rate!r}: use a count from 1 to {COUNT_MOST} and a period of 1 second to 366 days")
+    return count, period
 
 
 def default_name(fn: Callable[..., Any]) -> str:

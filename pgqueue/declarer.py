@@ -1,4 +1,4 @@
-"""Says what this worker's code declares of limits, once, when the worker has been told to work.
+"""Says what this worker's code declares of limits and rates, once, when the worker has been told to work.
 
 Not before: a process that is started and found to be broken, or that waits beside the old ones, changes nothing. What
 people have set by hand stays. Where workers of two versions declare different numbers, the last one started decides.
@@ -12,6 +12,7 @@ from typing import Any
 
 from pgqueue.errors import InvalidOption
 from pgqueue.loops import persist
+from pgqueue.options import Rate
 from pgqueue.sessions import Session
 from pgqueue.statements import integers
 from pgqueue.tasks import Task
@@ -33,15 +34,37 @@ def limits_of(tasks: Iterable[Task[..., Any]]) -> dict[str, int]:
     return limits
 
 
+def rates_of(tasks: Iterable[Task[..., Any]]) -> dict[str, Rate]:
+    """The rates of these tasks by name. Raises InvalidOption if two disagree."""
+    rates: dict[str, Rate] = {}
+    for task in sorted(tasks, key=lambda task: task.name):
+        if task.limiting is not None and task.limiting.rate is not None and task.limiting.rate_name is not None:
+            name, rate = task.limiting.rate_name, task.limiting.rate
+            other = rates.setdefault(name, rate)
+            if (other.count, other.period, other.burst) != (rate.count, rate.period, rate.burst):
+                raise InvalidOption(
+                    f"task {task.name!r}: rate {name!r} is {rate.rate} here (burst {rate.burst}) and {other.rate} "
+                    f"(burst {other.burst}) in another task; tasks that share a rate give the same"
+                )
+    return rates
+
+
 class Declarer:
-    """Writes `limits` down, by name; `changed` is called if that has made a difference."""
+    """Writes `limits` and `rates` down, by name; `changed` is called if that has made a difference."""
 
     def __init__(
-        self, session: Session, *, limits: Mapping[str, int], changed: Callable[[], None], notify: bool
+        self,
+        session: Session,
+        *,
+        limits: Mapping[str, int],
+        rates: Mapping[str, Rate],
+        changed: Callable[[], None],
+        notify: bool,
     ) -> None:
-        self.declared = not limits
+        self.declared = not limits and not rates
         self._session = session
         self._limits = limits
+        self._rates = rates
         self._changed = changed
         self._notify = notify
 
@@ -50,10 +73,22 @@ class Declarer:
         await persist(self._step, name="declare", until=lambda: self.declared)
 
     async def _step(self) -> None:
-        names, ns = list(self._limits), integers(self._limits.values())
-        declare = self._session.link.statement("limits_declare", names=names, ns=ns, notify=self._notify)
-        [[(changed, *_)]] = await self._session.run(declare)
+        link, limits, rates = self._session.link, self._limits, self._rates
+        [[(limited, *_)], [(rated, *_)]] = await self._session.run(
+            link.statement("limits_declare", names=list(limits), ns=integers(limits.values()), notify=self._notify),
+            link.statement(
+                "rates_declare",
+                names=list(rates),
+                counts=integers([rate.count for rate in rates.values()]),
+                periods=[rate.period for rate in rates.values()],
+                bursts=integers([rate.burst for rate in rates.values()]),
+                notify=self._notify,
+            ),
+        )
         self.declared = True
-        if changed:
-            log.info("limits declared: %s", ", ".join(f"{name} {self._limits[name]}" for name in sorted(changed)))
+        if limited:
+            log.info("limits declared: %s", ", ".join(f"{name} {limits[name]}" for name in sorted(limited)))
+        if rated:
+            log.info("rates declared: %s", ", ".join(f"{name} {rates[name].rate}" for name in sorted(rated)))
+        if limited or rated:
             self._changed()

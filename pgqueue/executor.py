@@ -15,7 +15,7 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 from time import perf_counter
@@ -26,8 +26,8 @@ from pgqueue.gate import Gate, Over
 from pgqueue.job import Job, Means, late_of, running_job
 from pgqueue.logs import fields
 from pgqueue.outcome import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted, unknown
-from pgqueue.pool import Pool, runs_on_loop
-from pgqueue.runs import Interrupted, Run
+from pgqueue.pool import Entry, Pool, runs_on_loop
+from pgqueue.runs import Interrupted, Run, in_time
 from pgqueue.tasks import Task
 from pgqueue.threads import Threads
 from pgqueue.timekeeper import Timekeeper
@@ -75,15 +75,25 @@ class Executor(Gate):
         self._dispatching = False
         self._ended = asyncio.Event()
 
-    def offer(self, pool: Pool, jobs: Sequence[Job]) -> None:
-        """Take claimed jobs; they start as slots are free, those past their deadline never. Called on the loop."""
+    def offer(self, pool: Pool, jobs: Sequence[Job], *, first: bool = False) -> None:
+        """Take claimed jobs; they start as slots are free, `first` before others that wait, those past their deadline
+        never. Called on the loop."""
         find = self._tasks.get
         if late := late_of(jobs):
             for job in late:
                 self._finish(job, LATE)
             jobs = [job for job in jobs if not job.late]
-        pool.waiting.extend([(job, find(job.task)) for job in jobs])
+        entries: list[Entry] = [(job, find(job.task)) for job in jobs]
+        pool.waiting.extendleft(reversed(entries)) if first else pool.waiting.extend(entries)
         self._dispatch()
+
+    def reserve(self, places: Iterable[int]) -> None:
+        """Keep one slot free in these pools, counted from 1, for what `offer` is given as `first`; in no other."""
+        wanted = set(places)
+        for place, pool in enumerate(self.pools, 1):
+            pool.reserved = int(place in wanted)
+            if pool.waiting and not pool.reserved:
+                self._dispatch_soon()
 
     def hand_back(self) -> list[Job]:
         """Give up all jobs that have not started; the caller releases them. What waits to run again is released."""
@@ -268,6 +278,8 @@ class Executor(Gate):
     async def _call(self, job: Job, task: Task[..., Any] | None) -> Outcome:
         if task is None:
             return unknown(job)
+        if job.start_by is not None and not in_time(job):
+            return RELEASED
         token = running_job.set(job)
         job.means = self.means
         try:
@@ -350,6 +362,8 @@ class Executor(Gate):
     def _call_sync(self, job: Job, task: Task[..., Any] | None) -> Outcome:
         if task is None:
             return unknown(job)
+        if job.start_by is not None and not in_time(job):
+            return RELEASED
         running_job.set(job)
         job.means = self.means
         try:

@@ -23,7 +23,7 @@ import asyncio
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
@@ -138,6 +138,10 @@ class Fetcher:
     def roomier(self) -> None:
         """The executor has room for more."""
         self._wake.set()
+
+    def hungry(self, queues: Iterable[str]) -> bool:
+        """Whether there may be jobs in these queues that it has not taken for want of room."""
+        return not self._known.issuperset(queues)
 
     def quiet(self) -> None:
         """Take no more; `run` returns when the fetch under way has been answered."""

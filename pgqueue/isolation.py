@@ -61,7 +61,8 @@ class Turn:
 
 
 class Isolation:
-    """Looks while we are busy. `asked()` counts how often we could ask for such jobs; `make_way` says yes or no."""
+    """Looks while we are busy. `asked()` counts how often we could ask for such jobs; `make_way` says yes or no, and
+    for which rate the job waits, if it does."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Isolation:
         *,
         leads: Callable[[], bool],
         asked: Callable[[], int],
-        make_way: Callable[[bool], None],
+        make_way: Callable[[bool, str | None], None],
     ) -> None:
         self._session = session
         self._queues = queues
@@ -95,5 +96,5 @@ class Isolation:
             return
         [rows] = await self._session.run(self._session.link.statement("isolation_waiting", queues=self._queues))
         patience = PATIENCE_SECONDS * (1.0 if self._leads() else self._slower)
-        waiting = rows[0][0] if rows else None
-        self._make_way(self._turn.make_way(waiting, patience, monotonic()))
+        waiting, rate = rows[0] if rows else (None, None)
+        self._make_way(self._turn.make_way(waiting, patience, monotonic()), rate)

@@ -153,7 +153,7 @@ class Job:
 
     __slots__ = (
         "_row", "args", "attempt", "began", "claim", "crashes", "ended", "id", "lane", "max_attempts", "means", "pos",
-        "queue", "successors", "task", "written",
+        "queue", "start_by", "successors", "task", "written",
     )  # fmt: skip
 
     def __init__(self, row: tuple[Any, ...], claim: int) -> None:
@@ -175,6 +175,8 @@ class Job:
         self.lane: tuple[str, int] = (self.queue, rank)
         self.means = NOTHING
         """Set by whoever runs it."""
+        self.start_by: float | None = None
+        """Until when it may start, by `monotonic`, if it was let in under a rate; in the past once it has started."""
         self.began: float
         """Set when it begins to run, by `perf_counter`."""
         self.ended: object

@@ -1,5 +1,6 @@
 """Keeps history bounded: advances the rings, throwing away their oldest leaf. Runs in the worker that leads, and in
-`prune`. In the worker it also forgets those who waited for a job and died, and removes unique keys that are left over.
+`prune`. In the worker it also forgets those who waited for a job and died, and keys of rates that are at rest, and
+removes unique keys that are left over.
 
 Advancing is one transaction inside the database that either truncates the next leaf and moves to it, or does neither.
 It waits 50 ms at most for a reader of history, so that nobody queues behind it; then it tries again in the next
@@ -24,6 +25,7 @@ ROUND_SECONDS = 60.0
 OTHERS_SECONDS = 300.0
 READ_SECONDS = 5.0
 KEYS_MOST, KEYS_SECONDS = 1_000, 1.0
+LIMITERS_MOST, REST_SECONDS = 50_000, 3_600.0
 
 
 class Maintenance:
@@ -58,7 +60,10 @@ class Maintenance:
             return jittered(ROUND_SECONDS)
         self._others_at = monotonic() + jittered(OTHERS_SECONDS)
         await self._also()
-        await self._session.run(self._session.link.statement("maintenance_waiters"))
+        link = self._session.link
+        await self._session.run(
+            link.statement("maintenance_waiters"), link.statement("rates_prune", seconds=REST_SECONDS, n=LIMITERS_MOST)
+        )
         blocked = await self._blocked()
         await self._keys()
         return READ_SECONDS if blocked else jittered(ROUND_SECONDS)

@@ -7,7 +7,6 @@ whether it is free: that is admit's, and for rates that of `rates`.
 from __future__ import annotations
 
 import inspect
-import re
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from pgqueue.checks import COUNT_MOST, parse_rate
 from pgqueue.codec import Codec
 from pgqueue.errors import InvalidArguments, InvalidOption
 from pgqueue.job import NewJob
@@ -25,10 +25,6 @@ R = TypeVar("R")
 LIMIT_MOST = 1 << 31  # the column's type
 ON_LOCKED = ("wait", "skip", "once")
 NAME_MOST = 200  # bytes
-COUNT_MOST, PERIOD_MOST = 1_000_000, 366 * 86_400.0
-UNITS = {"second": 1.0, "minute": 60.0, "hour": 3_600.0, "day": 86_400.0}
-UNITS |= {unit[0]: length for unit, length in UNITS.items()}
-_RATE = re.compile(r"([0-9]{1,7}) */ *([0-9]{1,9}(?:\.[0-9]{1,6})?)? *(" + "|".join(UNITS) + r")s?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +146,6 @@ class Rate:
     def of(cls, given: Rate | str) -> Rate:
         """A rate from what a declaration says: one already, or its text."""
         return given if isinstance(given, Rate) else cls(given)
-
-
-def parse_rate(rate: object) -> tuple[int, float]:
-    """How many in how many seconds: of "100/minute" 100 and 60.0. Raises InvalidOption."""
-    found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
-    if found is None:
-        raise InvalidOption(f"rate {rate!r}: write COUNT/PERIOD, such as 100/minute or 5/10s (units: s, m, h, d)")
-    count, period = int(found[1]), float(found[2] or 1) * UNITS[found[3]]
-    if not 1 <= count <= COUNT_MOST or not 1.0 <= period <= PERIOD_MOST:
-        raise InvalidOption(f"rate {rate!r}: use a count from 1 to {COUNT_MOST} and a period of 1 second to 366 days")
-    return count, period
 
 
 def check_name(name: object, what: str) -> str:

@@ -38,6 +38,8 @@ class Pool:
         self.running = 0
         self.waiting: deque[Entry] = deque()
         self.prefetch = 0
+        self.reserved = 0
+        """Slots that what waits here does not get: somebody is about to bring a job that must start at once."""
         self._lock = threading.Lock()
         self._seconds, self._jobs = 0.0, 0
 
@@ -53,12 +55,21 @@ class Pool:
         """Whether it is time to fetch."""
         return self.running < self.slots or len(self.waiting) <= self.prefetch // 2
 
+    def free(self) -> int:
+        """How many slots are free just now for what starts at once."""
+        unclaimed = self.slots - self.running - len(self.waiting)
+        return max(0, unclaimed, min(self.reserved, self.slots - self.running))
+
     def take(self, is_async: bool, seconds: float) -> Entry | None:
         """The next waiting job for a run of this kind that has finished one; None: the run is over, its slot free."""
         with self._lock:
             self._seconds += seconds
             self._jobs += 1
-            if self.waiting and runs_on_loop(self.waiting[0][1]) is is_async:
+            if (
+                self.waiting
+                and runs_on_loop(self.waiting[0][1]) is is_async
+                and self.running <= self.slots - self.reserved
+            ):
                 return self.waiting.popleft()
             self.running -= 1
             return None
@@ -73,7 +84,7 @@ class Pool:
     def start(self) -> Entry | None:
         """The next waiting job for a new run, if a slot is free."""
         with self._lock:
-            if self.running >= self.slots or not self.waiting:
+            if self.running >= self.slots - self.reserved or not self.waiting:
                 return None
             self.running += 1
             return self.waiting.popleft()

@@ -21,6 +21,7 @@ import ctypes
 import sys
 import threading
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 from pgqueue.job import Job
@@ -209,3 +210,10 @@ def _unraisable(lost: Any) -> None:
         run.missed = True
     else:
         _report(lost)
+
+
+def in_time(job: Job) -> bool:
+    """Whether a job that was let in under a rate may start now: not too late, and not a second time."""
+    assert job.start_by is not None
+    start_by, job.start_by = job.start_by, 0.0
+    return monotonic() <= start_by

@@ -4,8 +4,8 @@
 
 The fetcher asks the executor's pools for their room and delivers jobs; the executor hands outcomes to the completer;
 the heartbeat (a thread of its own) says that we live and watches the others; duties that nobody has to run
-(promotion, rescue, pruning) run in whichever worker leads. `_held` is what we have claimed and not yet written down:
-the truth is in the database, and reconciliation hands back what we do not know of.
+(promotion, rescue, pruning) run in whichever worker leads. Whom they ask for room, and tell of jobs that come and go,
+is in `meeting`.
 
 Nothing here starts, waits or ends: that is the life of a worker, in `worker`.
 """
@@ -15,36 +15,36 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from pgqueue import embedded
 from pgqueue.aborts import Aborts
-from pgqueue.admit import Admit, Slots
+from pgqueue.admit import Admit
 from pgqueue.claims import Claims
 from pgqueue.completer import Completer
-from pgqueue.declarer import Declarer, limits_of
+from pgqueue.declarer import Declarer, limits_of, rates_of
 from pgqueue.endings import Endings
 from pgqueue.executor import Executor
-from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
+from pgqueue.fetcher import Fetcher
 from pgqueue.heartbeat import Heartbeat, Identity, enter
 from pgqueue.hooks import declared
 from pgqueue.isolation import Isolation
 from pgqueue.iterate import Iterations
-from pgqueue.job import Job
 from pgqueue.joblog import with_lines
 from pgqueue.lending import Lender
 from pgqueue.loops import persist
 from pgqueue.lost_lease import LostLease
 from pgqueue.maintenance import Maintenance
 from pgqueue.means import WorkerMeans
+from pgqueue.meeting import Meeting
 from pgqueue.notifier import CONTROL, LED, SCHEDULED, Notifier
-from pgqueue.outcome import RELEASED
 from pgqueue.pool import pools
 from pgqueue.progress import Progress
 from pgqueue.pulse import BLOCKED_SECONDS, Pulse
+from pgqueue.rates import HANDED, Rates
 from pgqueue.reconciler import Reconciler
 from pgqueue.rescue import Rescue
 from pgqueue.results import unstored
@@ -52,32 +52,27 @@ from pgqueue.scheduler import Scheduler
 from pgqueue.sessions import Link, Session
 from pgqueue.settings import Settings
 from pgqueue.signals import SIGNAL, Signals
-from pgqueue.suspects import Suspects
 from pgqueue.sweep import SWEEP, Sweep
 from pgqueue.tasks import Task, holding, scheduled
 from pgqueue.ticks import CHANGED, Ticks
 from pgqueue.transactions import Transactions
+from pgqueue.turns import Turns
 from pgqueue.work import Around
 
 log = logging.getLogger("pgqueue")
 
 
-class Wiring(ABC):
+class Wiring(Meeting, ABC):
     """The services of one worker, made by `_build`, and the callbacks through which they meet."""
 
-    _loop: asyncio.AbstractEventLoop
     _link: Link
 
     def __init__(self, settings: Settings, tasks: Mapping[str, Task[..., Any]]) -> None:
         self.worker_id = 0
         """This worker's id in the database; another one after it was taken for dead and came back."""
-        self.settings = settings
+        super().__init__(settings)
         self._tasks = tasks
-        self._limits = limits_of(tasks.values())
-        self._state = "starting"
-        self._held: dict[int, Job] = {}
-        self._ended_jobs = 0
-        self._suspects = Suspects()
+        self._limits, self._paces = limits_of(tasks.values()), rates_of(tasks.values())
 
     @abstractmethod
     def quiet(self) -> None:
@@ -97,6 +92,7 @@ class Wiring(ABC):
         self._take = Session(self._link, "fetch", lambda: self._heartbeat.listed())
         self._give = Session(self._link, "complete", lambda: self._heartbeat.listed(0.0))
         self._keys = Session(self._link, "admit", lambda: self._heartbeat.listed())
+        self._pace = Session(self._link, "rates", lambda: self._heartbeat.listed())
         self._endings = Endings(settings.schema, settings.version_tag, settings.notify, holding=holding(self._tasks))
         self._completer = Completer(
             self._give,
@@ -114,11 +110,23 @@ class Wiring(ABC):
             done=self._admitted,
             in_doubt=lambda: self._reconciler.doubt(),
             notify=settings.notify,
+            rated=self._rated,
         )
-        self._sweep = Sweep(self._take, found=self._admit.swept, leads=self._leads)
+        self._rates = Rates(
+            self._pace,
+            lambda: self.worker_id,
+            claims=claims,
+            free=self._free,
+            reserve=self._reserve,
+            deliver=self._start_rated,
+            in_doubt=lambda: self._reconciler.doubt(),
+            notify=settings.notify,
+        )
+        self._sweep = Sweep(self._take, found=self._swept, leads=self._leads)
         self._declarer = Declarer(
             self._take,
             limits=self._limits,
+            rates=self._paces,
             changed=self._sweep.soon,
             notify=settings.notify,
         )
@@ -137,6 +145,7 @@ class Wiring(ABC):
             answered=self._admit.fetched,
             beside=lambda: self._notifier.asks(),
         )
+        self._turns = Turns(lambda: self._fetcher.fetches, lambda: self._fetcher.hungry(settings.queues))
         slots = pools(settings.queues, settings.concurrency)
         self._lender = Lender(self._link, sum(pool.slots for pool in slots), lambda: self._heartbeat.listed())
         around = Around(
@@ -174,7 +183,7 @@ class Wiring(ABC):
             slots,
             self._lost_lease.guarded(hooks.around(transactions.transactional(unstored(self._tasks)))),
             finish=hooks.finishing(self._completer.finish),
-            low=self._fetcher.roomier,
+            low=self._roomier,
             half_lost=self.quiet,
             means=self._means,
             aborts=Aborts(self._give, lambda: self.worker_id, version_tag=settings.version_tag),
@@ -229,73 +238,7 @@ class Wiring(ABC):
             pulse=self._pulse,
         )
 
-    # Where the services meet -----------------------------------------------------------------------------------------
-
-    def _shares(self) -> list[Share]:
-        if self._suspects.alone or self._completer.unwritten() > UNWRITTEN_MOST or self._heartbeat.late():
-            return []
-        if self._suspects.making_way:
-            return [] if self._held else [Share(list(self.settings.queues), 1, alone=True)]
-        coming = self._admit.pending
-        return [Share(pool.queues, max(0, pool.room() - coming)) for pool in self._executor.pools]
-
-    def _slots(self) -> list[Slots]:
-        """Where admit may put jobs: what a fetch under way has asked for is taken."""
-        if self._state != "running" or self._heartbeat.late():
-            return []
-        if self._suspects.alone or self._suspects.making_way:
-            return [Slots(pool.queues, 0) for pool in self._executor.pools]
-        queues, asked = self._fetcher.asking
-        return [
-            Slots(pool.queues, max(0, pool.asked() - asked), asked)
-            if pool.queues[0] in queues
-            else Slots(pool.queues, pool.asked())
-            for pool in self._executor.pools
-        ]
-
-    def _make_way(self, wanted: bool) -> None:
-        if wanted is not self._suspects.making_way:
-            self._suspects.making_way = wanted
-            self._fetcher.news()
-
-    def _deliver(self, jobs: list[Job], let_in: bool = False) -> None:
-        if jobs and self._claims.void(jobs[0].claim):
-            log.warning("%d jobs of a claim from before this worker was taken for dead are left to others", len(jobs))
-            jobs = []
-        for job in jobs:
-            self._held[job.id] = job
-        # A fetch was under way when we were told to take no more; or it brought suspects, who come one at a time.
-        kept = self._suspects.keep(jobs) if self._state == "running" else []
-        if len(kept) < len(jobs):
-            self._give_back(set(jobs).difference(kept))
-        for pool in self._executor.pools:
-            mine = kept if len(self._executor.pools) == 1 else [job for job in kept if job.queue in pool.queues]
-            if mine:
-                pool.adapt(pool.prefetch // 2 if let_in else 0)
-                self._executor.offer(pool, mine)
-
-    def _let_in(self, jobs: list[Job]) -> None:
-        """Admits bring few at a time: they make no measure of how many to have at hand."""
-        self._deliver(jobs, let_in=True)
-
-    def _admitted(self) -> None:
-        self._fetcher.roomier()
-        self._sweep.keyed()
-
-    def _written(self, jobs: Sequence[Job]) -> None:
-        self._ended_jobs += len(jobs)
-        for job in jobs:
-            if self._held.get(job.id) is job:
-                del self._held[job.id]
-        self._progress.over(jobs)
-        self._admit.ended(jobs)
-        self._fetcher.roomier()
-        if self._suspects.ended(jobs):
-            self._fetcher.news()
-
-    def _give_back(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            self._completer.finish(job, RELEASED)
+    # What is heard and looked for ------------------------------------------------------------------------------------
 
     def _heard(self, channel: str, payload: str) -> None:
         if channel == SCHEDULED and payload == CHANGED:
@@ -311,6 +254,8 @@ class Wiring(ABC):
             self._signals.news()
         elif channel == CONTROL and payload == SWEEP:
             self._sweep.soon()
+        elif channel == CONTROL and payload.startswith(HANDED):
+            self._rates.handed(payload.removeprefix(HANDED))
         elif channel == CONTROL or not channel:
             self._signals.news()
             self._sweep.soon()
@@ -331,7 +276,7 @@ class Wiring(ABC):
 
     def _identities(self) -> list[Identity]:
         self._transactions.cut_overdue()
-        found = (self._take.identity, self._give.identity, self._keys.identity, self._notifier.identity)
+        found = [each.identity for each in (self._take, self._give, self._keys, self._pace, self._notifier)]
         return [identity for identity in found if identity is not None] + self._lender.identities()
 
     # Death, ours and others' -----------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ class Worker(Wiring):
         self._state = "running"  # said by the beat that lists the fetcher's connection
         self._fetching = self._serve(self._fetcher.run(), "fetcher")
         services: list[Any] = [self._completer, self._scheduler, self._maintenance, self._reconciler, self._signals]
-        services += [self._admit, self._sweep, self._ticks, self._declarer]
+        services += [self._admit, self._sweep, self._ticks, self._declarer, self._rates]
         for service in [
             *services,
             self._isolation,
@@ -197,6 +197,7 @@ class Worker(Wiring):
 
     async def _drain(self) -> None:
         await asyncio.wait([self._fetching])
+        await self._rates.idle()
         await self._executor.idle()
         await self._completer.flushed()
         if not self._stopping:  # else it goes on until we have left
@@ -225,6 +226,7 @@ class Worker(Wiring):
         deadline, self._stopping = monotonic() + timeout, True
         self.quiet()
         await within(asyncio.wait([self._fetching]), max(0.1, deadline - monotonic()))
+        await within(self._rates.idle(), max(0.1, deadline - monotonic()))
         self._give_back(self._executor.hand_back())
         left = await self._wait_for_jobs(deadline)
         await within(self._completer.flushed(), FLUSH_SECONDS)
@@ -259,6 +261,7 @@ class Worker(Wiring):
         await self._take.close()
         await self._give.close()
         await self._keys.close()
+        await self._pace.close()
         await self._lender.close()
         self._executor.close()
         await self._stack.aclose()

@@ -88,7 +88,7 @@ async def test_way_is_made_in_vain_if_another_worker_was_quicker_and_the_flow_go
         for _ in range(3):
             await busy(worker)
             fetches = worker._fetcher.fetches
-            worker._make_way(True)
+            worker._make_way(True, None)
             await until(lambda: not worker._suspects.making_way)
             await until(lambda fetches=fetches: worker._fetcher.fetches >= fetches + 3)  # type: ignore[misc]
         flowing.cancel()

@@ -648,7 +648,7 @@ async def test_a_claim_costs_the_same_however_many_wait_for_a_limit(desks: Desks
 
 
 def test_people_see_limits_and_set_them(dsn: str, eyes: Eyes) -> None:
-    assert command("limits", "--dsn", dsn).stdout == "There is no limit.\n"
+    assert command("limits", "--dsn", dsn).stdout == "There is no limit and no rate.\n"
     eyes.do("INSERT INTO pgqueue.key_limit (name, n, declared, declared_at) VALUES ('warehouse', 5, 5, now())")
     eyes.do(
         "INSERT INTO pgqueue.job_running (state, task, worker_id, claim, started_at, limit_key, holds) "
@@ -681,7 +681,7 @@ def test_people_see_limits_and_set_them(dsn: str, eyes: Eyes) -> None:
     for arguments, code, why in (
         (("nothing", "5"), 1, "no worker has declared it and no job waits for it"),
         (("later", "default"), 1, "no worker has declared it"),
-        (("warehouse", "many"), 2, "neither a whole number nor 'default'"),
+        (("warehouse", "many"), 2, "neither a whole number, nor a rate such as 50/minute"),
         (("warehouse", "99999999999"), 2, "use a whole number from 0 to 2147483647"),
     ):
         refused = command("limits", "set", *arguments, "--dsn", dsn)

@@ -13,7 +13,7 @@ from workers import Eyes
 
 import pgqueue
 from pgqueue import InvalidArguments, InvalidOption, Limit, Lock, Rate, remote, task
-from pgqueue.options import parse_rate
+from pgqueue.checks import parse_rate
 
 
 class Side(Enum):

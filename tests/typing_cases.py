@@ -56,7 +56,11 @@ def shared(start: int) -> int:
     return 1
 
 
-@task(rate=Rate("5/second", key=lambda start: str(start)))
+def customer_of(start: int) -> str | None:
+    return str(start) if start else None
+
+
+@task(rate=Rate("5/second", key=customer_of))
 async def by_function(start: int) -> int:
     return 1
 

@@ -1,4 +1,4 @@
-"""`pgqueue limits`: how many jobs of each limit may run at once, and do; `pgqueue limits set NAME VALUE`: change it."""
+"""`pgqueue limits`: what each limit and each rate allows, who runs and who waits; `pgqueue limits set NAME VALUE`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgqueue.cli.options import as_json, database
 from pgqueue.cli.tables import plain, span, table
 
 if TYPE_CHECKING:
-    from pgqueue.limits import LimitInfo, Setting
+    from pgqueue.limits import LimitInfo, Pace, RateInfo, Setting
 
 SHOWN_MOST = 100
 DECLARED = "default"
@@ -25,11 +25,11 @@ DECLARED = "default"
 @database
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Show how many jobs of each limit may run at once, and do.
+    """Show how many jobs of each limit may run at once, and do; and how many of each rate may start in a period.
 
     AT ONCE is what holds now: `20 (code: 10)` was set by hand where the code says 10; `none yet`: jobs wait for a limit
     that no worker has declared. HELD jobs have the limit and do not run: they wait for a slot, a rate or their retry.
-    WAITED is how long the first in line has waited.
+    WAITED is how long the first in line has waited. A rate with keys has a line for each key that somebody waits for.
 
     \b
     Examples:
@@ -42,13 +42,14 @@ def command(ctx: click.Context, as_json: bool) -> None:
     from pgqueue import limits
 
     with reading("limits") as conn:
-        found = limits.limits(conn)
+        found, paces = limits.limits(conn), limits.rates(conn)
     if as_json:
-        click.echo(json.dumps([asdict(each) for each in found]))
-    elif found:
-        click.echo("\n".join(_screen(found)))
+        click.echo(json.dumps([*map(asdict, found), *map(asdict, paces)]))
+    elif found or paces:
+        screens = [*([_screen(found)] if found else []), *([_rates(paces)] if paces else [])]
+        click.echo("\n\n".join("\n".join(screen) for screen in screens))
     else:
-        click.echo("There is no limit.")
+        click.echo("There is no limit and no rate.")
 
 
 @command.command("set")
@@ -57,37 +58,64 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @as_json
 @database
 def change(name: str, value: str, as_json: bool) -> None:
-    """Let VALUE jobs of limit NAME run at once from now on.
+    """Let VALUE jobs of limit NAME run at once from now on, or start at the rate VALUE.
 
-    It holds for all workers, whatever their code declares, until it is set again; `default` gives it back to the code.
-    A larger number lets those in that wait at once; a smaller one stops nobody, and lets nobody in until enough have
-    ended; 0 lets nobody in. Exit code 1 if there is no such limit.
+    It holds for all workers, whatever their code declares, until it is set again; `default` gives it back to the code,
+    a limit and a rate of that name both. A larger number lets those in that wait at once; a smaller one stops nobody,
+    and lets nobody in until enough have ended; 0 lets nobody in. Exit code 1 if there is no such limit or rate.
 
     \b
     Examples:
       pgqueue limits set warehouse 20
+      pgqueue limits set mail.api 50/minute
       pgqueue limits set warehouse default
     """
     from pgqueue import limits
 
     with connected("limits") as conn:
-        done = limits.change(conn, name, _number(value))
-    click.echo(json.dumps(asdict(done)) if as_json else _said(done))
+        done: Sequence[Setting | Pace]
+        if value == DECLARED:
+            done = _given_back(conn, name)
+        elif "/" in value:
+            done = [limits.change_rate(conn, name, value)]
+        else:
+            done = [limits.change(conn, name, _number(value))]
+    for each in done:
+        click.echo(json.dumps(asdict(each)) if as_json else _said(each))
 
 
-def _number(value: str) -> int | None:
-    if value == DECLARED:
-        return None
+def _given_back(conn: object, name: str) -> list[Setting | Pace]:
+    """The limit of this name, the rate, or both, as the code says."""
+    from pgqueue import limits
+    from pgqueue.errors import LimitNotFound
+
+    done: list[Setting | Pace] = []
+    try:
+        done.append(limits.change_rate(conn, name, None))
+    except LimitNotFound:
+        return [limits.change(conn, name, None)]
+    try:
+        done.insert(0, limits.change(conn, name, None))
+    except LimitNotFound:
+        return done
+    return done
+
+
+def _number(value: str) -> int:
     if not value.isascii() or not value.isdigit():
-        raise click.BadParameter(f"{value!r} is neither a whole number nor {DECLARED!r}", param_hint="VALUE")
+        raise click.BadParameter(
+            f"{value!r} is neither a whole number, nor a rate such as 50/minute, nor {DECLARED!r}", param_hint="VALUE"
+        )
     return int(value)
 
 
-def _said(done: Setting) -> str:
+def _said(done: Setting | Pace) -> str:
+    from pgqueue.limits import Pace
+
     why = "set by hand" if done.by_hand else "as the code says"
     if done.by_hand and done.declared is not None:
         why += f"; the code says {done.declared}"
-    return f"{plain(done.name)}: {done.n} at once ({why})"
+    return f"{plain(done.name)}: {done.rate if isinstance(done, Pace) else f'{done.n} at once'} ({why})"
 
 
 def _screen(found: Sequence[LimitInfo]) -> Iterator[str]:
@@ -99,6 +127,25 @@ def _screen(found: Sequence[LimitInfo]) -> Iterator[str]:
     yield from table(heads, rows, right="RUNNING HELD WAITING WAITED", gives="LIMIT")
     if len(found) > SHOWN_MOST:
         yield f"… and {len(found) - SHOWN_MOST} more limits; --json prints all"
+
+
+def _rates(found: Sequence[RateInfo]) -> Iterator[str]:
+    rows = [
+        [each.name, _pace(each), each.burst or "-", each.lines, _count(each.waiting), span(each.waited)]
+        for each in found[:SHOWN_MOST]
+    ]
+    heads = ["RATE", "STARTS", "BURST", "LINES", "WAITING", "WAITED"]
+    yield from table(heads, rows, right="BURST LINES WAITING WAITED", gives="RATE")
+    if len(found) > SHOWN_MOST:
+        yield f"… and {len(found) - SHOWN_MOST} more rates; --json prints all"
+
+
+def _pace(rate: RateInfo) -> str:
+    if rate.rate is None:
+        return "none yet"
+    if not rate.by_hand:
+        return rate.rate
+    return f"{rate.rate} (by hand)" if rate.declared is None else f"{rate.rate} (code: {rate.declared})"
 
 
 def _allowed(limit: LimitInfo) -> str:

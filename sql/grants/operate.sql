@@ -18,3 +18,4 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.schedule TO :"role";
 GRANT SELECT ON pgqueue.declaration, pgqueue.tick TO :"role";
 -- `pgqueue limits set`.
 GRANT SELECT, INSERT, UPDATE ON pgqueue.key_limit TO :"role";
+GRANT SELECT, UPDATE ON pgqueue.key_rate TO :"role";

@@ -14,7 +14,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.worker, pgqueue.job_progress TO 
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_cursor, pgqueue.job_waiter TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.supervisor, pgqueue.supervisor_order TO :"role";
 GRANT SELECT, UPDATE (bin, since) ON pgqueue.ring TO :"role";
-GRANT SELECT, INSERT, UPDATE ON pgqueue.key_limit TO :"role";
+GRANT SELECT, INSERT, UPDATE ON pgqueue.key_limit, pgqueue.key_rate TO :"role";
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.limiter TO :"role";
 GRANT SELECT, UPDATE (done_at) ON pgqueue.duty TO :"role";
 GRANT TRUNCATE ON
     pgqueue.job_done_0, pgqueue.job_done_1, pgqueue.job_done_2, pgqueue.job_done_3, pgqueue.job_done_4,

@@ -1,0 +1,178 @@
+"""Where the services of one worker meet: who has room for how many jobs, who is told of those that come and go.
+
+The lower half of `wiring`. The fetcher, admit and the rates ask for the room of the executor's pools, and deliver jobs
+there; a slot that one of them has asked for is no room for the others. `_held` is what we have claimed and not yet
+written down: the truth is in the database, and reconciliation hands back what we do not know of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from time import monotonic
+
+from pgqueue.admit import Admit, Slots
+from pgqueue.claims import Claims
+from pgqueue.completer import Completer
+from pgqueue.executor import Executor
+from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
+from pgqueue.heartbeat import Heartbeat
+from pgqueue.job import Job
+from pgqueue.outcome import RELEASED
+from pgqueue.progress import Progress
+from pgqueue.rates import RATE, Free, Rates
+from pgqueue.settings import Settings
+from pgqueue.suspects import Suspects
+from pgqueue.sweep import Sweep
+from pgqueue.turns import Turns
+
+log = logging.getLogger("pgqueue")
+
+
+class Meeting:
+    """The room there is in this worker, and the jobs it holds."""
+
+    _loop: asyncio.AbstractEventLoop
+    _admit: Admit
+    _claims: Claims
+    _completer: Completer
+    _executor: Executor
+    _fetcher: Fetcher
+    _heartbeat: Heartbeat
+    _progress: Progress
+    _rates: Rates
+    _sweep: Sweep
+    _turns: Turns
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._state = "starting"
+        self._held: dict[int, Job] = {}
+        self._ended_jobs = 0
+        self._suspects = Suspects()
+        self._way_for: str | None = None
+        """The rate that the suspect waits for to whom way is made."""
+
+    # Room ------------------------------------------------------------------------------------------------------------
+
+    def _shares(self) -> list[Share]:
+        if self._suspects.alone or self._completer.unwritten() > UNWRITTEN_MOST or self._heartbeat.late():
+            return []
+        if self._suspects.making_way:
+            return [] if self._held or self._way_for else [Share(list(self.settings.queues), 1, alone=True)]
+        coming = self._admit.pending
+        return [Share(pool.queues, max(0, pool.room() - coming - pool.reserved)) for pool in self._executor.pools]
+
+    def _slots(self) -> list[Slots]:
+        """Where admit may put jobs: what a fetch under way has asked for is taken."""
+        if self._state != "running" or self._heartbeat.late():
+            return []
+        if self._suspects.alone or self._suspects.making_way:
+            return [Slots(pool.queues, 0) for pool in self._executor.pools]
+        queues, asked = self._fetcher.asking
+        taken = [asked if pool.queues[0] in queues else 0 for pool in self._executor.pools]
+        return [
+            Slots(pool.queues, max(0, pool.asked() - pool.reserved - coming), coming)
+            for pool, coming in zip(self._executor.pools, taken, strict=True)
+        ]
+
+    def _free(self) -> Free:
+        """What may start at once, under a rate. One slot is left for the fetcher if it is its turn."""
+        pools, slots = self._executor.pools, self._slots()
+        if not slots:
+            return Free([])
+        if self._suspects.making_way:
+            return Free(
+                [(pool.queues, int(not self._held), 0) for pool in pools], self._suspects.ranks(idle=True), False
+            )
+        left = self._admit.pending + self._turns.fetchers
+        free = [0 if self._suspects.alone else max(pool.reserved and pool.free(), pool.free() - left) for pool in pools]
+        found = [(pool.queues, now, max(0, pool.asked() - now)) for pool, now in zip(pools, free, strict=True)]
+        return Free(found, self._suspects.ranks(idle=not self._held))
+
+    def _reserve(self, places: set[int]) -> None:
+        ours = self._state == "running" and not self._turns.fetchers
+        self._executor.reserve(places if ours else ())
+
+    def _make_way(self, wanted: bool, rate: str | None) -> None:
+        if wanted is not self._suspects.making_way:
+            self._suspects.making_way = wanted
+            self._way_for = rate
+            self._fetcher.news()
+            if wanted and rate:
+                self._rates.told([rate], anew=True)
+
+    # Jobs that come and go ------------------------------------------------------------------------------------------
+
+    def _deliver(self, jobs: list[Job], let_in: bool = False, *, first: bool = False) -> None:
+        if jobs and self._claims.void(jobs[0].claim):
+            log.warning("%d jobs of a claim from before this worker was taken for dead are left to others", len(jobs))
+            jobs = []
+        for job in jobs:
+            self._held[job.id] = job
+        # A fetch was under way when we were told to take no more; or it brought suspects, who come one at a time.
+        kept = self._suspects.keep(jobs) if self._state == "running" else []
+        if len(kept) < len(jobs):
+            self._give_back(set(jobs).difference(kept))
+        for pool in self._executor.pools:
+            mine = kept if len(self._executor.pools) == 1 else [job for job in kept if job.queue in pool.queues]
+            if mine:
+                pool.adapt(pool.prefetch // 2 if let_in else 0)
+                self._executor.offer(pool, mine, first=first)
+        self._rates.roomier()  # it was the fetcher's turn
+
+    def _let_in(self, jobs: list[Job]) -> None:
+        """Admits bring few at a time: they make no measure of how many to have at hand."""
+        self._deliver(jobs, let_in=True)
+
+    def _start_rated(self, jobs: list[Job]) -> None:
+        """They start before what waits at hand; one that cannot goes back when it would be too late."""
+        if jobs:
+            self._turns.taken()
+            self._executor.reserve(())
+            last = max(job.start_by or 0.0 for job in jobs)
+            self._loop.call_later(max(0.0, last - monotonic()), self._take_back, jobs)
+        self._admit.holding(jobs)
+        way = self._suspects.making_way
+        self._deliver(jobs, let_in=True, first=True)
+        self._fetcher.news() if way else self._fetcher.roomier()
+
+    def _take_back(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            if job.start_by:  # it has not started
+                found = [pool.remove(job.id) for pool in self._executor.pools]
+                self._give_back([waiting for waiting in found if waiting is not None])
+
+    def _rated(self, keys: Iterable[str]) -> None:
+        self._rates.told(keys)
+        self._sweep.keyed()
+
+    def _swept(self, keys: Iterable[str]) -> None:
+        rates = [key for key in keys if key.startswith(RATE)]
+        self._rates.swept(rates)
+        self._admit.swept(set(keys).difference(rates))
+
+    def _admitted(self) -> None:
+        self._fetcher.roomier()
+        self._sweep.keyed()
+
+    def _written(self, jobs: Sequence[Job]) -> None:
+        self._ended_jobs += len(jobs)
+        for job in jobs:
+            if self._held.get(job.id) is job:
+                del self._held[job.id]
+        self._progress.over(jobs)
+        self._admit.ended(jobs)
+        self._fetcher.roomier()
+        self._rates.roomier()
+        if self._suspects.ended(jobs):
+            self._fetcher.news()
+
+    def _roomier(self) -> None:
+        self._rates.roomier()
+        self._fetcher.roomier()
+
+    def _give_back(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            self._completer.finish(job, RELEASED)

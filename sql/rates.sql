@@ -1,0 +1,248 @@
+-- Who starts next under a rate. One row per key of a rate says when it is at rest again (`next_at`); all who would change it lock the
+-- key first (`rates_lock`), and read it in a statement of its own after it. Lock order: keys, our worker's row, blocked rows with
+-- SKIP LOCKED. Of a rate of count/period with a burst, all in seconds (why so: at the head of pgqueue/rates.py):
+--     late  = least(0.2, period / 20)    may pass between being let in and the start
+--     early = least(0.05, period / 40)   may be anticipated, so that a fast rate lets in several at a time
+--     gap   = (period + late + early) / count
+--     depth = (burst - 1) * gap + early
+
+-- name: rates_clock
+-- The time at which we begin to wait for keys.
+SELECT pgqueue.now();
+
+-- name: rates_lock
+-- Lock these keys of rates, at most 64, for this transaction: in the order of their hashes, so that no two can wait for each other.
+-- It is a short one, of pgqueue's own, and may be lost: then its jobs wait again, uncharged.
+SELECT count(pg_catalog.pg_advisory_xact_lock(hashed.hash)::pg_catalog.text)
+FROM (
+    SELECT DISTINCT pg_catalog.hashtextextended('pgqueue.rate:' || asked.key, 7) AS hash
+    FROM unnest(%(keys)s::text[]) AS asked (key) ORDER BY hash LIMIT 64
+) AS hashed
+CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog.set_config('synchronous_commit', 'off', true)
+            OFFSET 0) AS settings;
+
+-- name: rates_move
+-- With these keys locked: let in as many of those that wait for each, in (rank, id) order, as its rate allows now and as there are
+-- free slots here (`queues` with the place of their pool, `slots` by pool; with `spare` more of a rate so fast that it is no loss if
+-- they come too late), and charge the rate for them. Jobs of paused queues and of others' queues are passed over; so are
+-- suspects of other ranks than `suspects`, of which at most one is let in, and all but suspects if not `ordinary`. A time beyond
+-- what the rate could have set (it was changed, or the clock was) is cut down.
+-- One row: the time it looked at; and as JSON for each key that has a rate [key, how many were let in, seconds until the next may be,
+-- seconds after which they are too late to start, whether somebody is left whom we could take, whether there is only somebody whom
+-- another worker could take, who had let in last].
+WITH me AS MATERIALIZED (
+    SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
+), clock AS MATERIALIZED (
+    SELECT pgqueue.now() AS now FROM me
+), mine AS MATERIALIZED (
+    SELECT m.queue, m.pool, (%(slots)s::integer[])[m.pool] AS slots, (%(spare)s::integer[])[m.pool] AS spare
+    FROM unnest(%(queues)s::text[], %(pools)s::integer[]) AS m (queue, pool)
+    WHERE NOT m.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+), limiter AS MATERIALIZED (
+    SELECT asked.key, r.gap, r.depth, r.late, l.worker_id,
+           greatest(least(coalesce(l.ahead, 0), r.depth + r.gap), 0) AS base, l.ahead > r.depth + r.gap + 0.001 AS beyond
+    FROM (SELECT DISTINCT key FROM clock CROSS JOIN unnest(%(keys)s::text[]) AS k (key)) AS asked
+    CROSS JOIN LATERAL (
+        SELECT t.late, t.gap, (p.burst - 1) * t.gap + t.early AS depth
+        FROM pgqueue.key_rate p
+        CROSS JOIN LATERAL (SELECT least(0.2::float8, p.period / 20) AS late, least(0.05::float8, p.period / 40) AS early) AS e
+        CROSS JOIN LATERAL (SELECT e.late, e.early, (p.period + e.late + e.early) / p.count AS gap) AS t
+        WHERE p.name = split_part(asked.key, ':', 1)
+    ) AS r
+    LEFT JOIN LATERAL (
+        SELECT l.worker_id, extract(epoch FROM l.next_at - clock.now)::float8 AS ahead
+        FROM clock CROSS JOIN pgqueue.limiter l WHERE l.key = asked.key
+    ) AS l ON true
+), head AS MATERIALIZED (
+    SELECT limiter.key, limiter.gap < 0.002 AS fast, b.ctid, b.id, b.rank, b.queue, b.crashes
+    FROM limiter CROSS JOIN LATERAL (
+        SELECT b.ctid, b.id, b.rank, b.queue, b.crashes FROM pgqueue.job_blocked b
+        WHERE b.key = 'rate:' || limiter.key AND b.queue = ANY (ARRAY(SELECT queue FROM mine WHERE slots > 0))
+          AND CASE b.crashes WHEN 0 THEN %(ordinary)s::boolean WHEN 1 THEN -2 = ANY (%(suspects)s::integer[])
+              ELSE -1 = ANY (%(suspects)s::integer[]) END
+        ORDER BY b.rank, b.id
+        LIMIT CASE WHEN limiter.base <= limiter.depth
+                   THEN least(floor((limiter.depth - limiter.base) / limiter.gap) + 1, %(most)s::integer)::integer ELSE 0 END
+        FOR UPDATE SKIP LOCKED
+    ) AS b
+), fitting AS MATERIALIZED (
+    SELECT numbered.* FROM (
+        SELECT head.*, mine.slots, mine.spare,
+               row_number() OVER (PARTITION BY mine.pool ORDER BY head.rank, head.id) AS place,
+               row_number() OVER (PARTITION BY head.crashes > 0 ORDER BY head.rank, head.id) AS nth
+        FROM head JOIN mine ON mine.queue = head.queue
+    ) AS numbered
+    WHERE place <= slots + CASE WHEN fast AND crashes = 0 THEN spare ELSE 0 END AND (crashes = 0 OR nth = 1)
+), admitted AS MATERIALIZED (
+    -- Beside one that must run alone there is nobody.
+    SELECT f.ctid, f.id, f.key FROM fitting f
+    WHERE f.crashes > 1 OR NOT EXISTS (SELECT FROM fitting g WHERE g.crashes > 1)
+), charged AS (
+    INSERT INTO pgqueue.limiter AS l (key, next_at, worker_id)
+    SELECT limiter.key, clock.now + make_interval(secs => ceil((limiter.base + taken.n * limiter.gap) * 1000000) / 1000000),
+           CASE WHEN taken.n > 0 THEN %(worker_id)s::bigint ELSE limiter.worker_id END
+    FROM limiter CROSS JOIN clock
+    CROSS JOIN LATERAL (SELECT count(*) AS n FROM admitted a WHERE a.key = limiter.key) AS taken
+    WHERE taken.n > 0 OR limiter.beyond
+    ON CONFLICT (key) DO UPDATE SET next_at = excluded.next_at, worker_id = excluded.worker_id
+), taken AS (
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM admitted))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
+        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+), running AS (
+    INSERT INTO pgqueue.job_running (
+        state, worker_id, claim, started_at, attempt, rank, holds,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), 2 * priority, true,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    FROM taken
+    RETURNING id
+), answer AS (
+    SELECT limiter.key, n.taken, limiter.base + n.taken * limiter.gap - limiter.depth AS pause, limiter.late, limiter.worker_id,
+           EXISTS (
+               SELECT FROM pgqueue.job_blocked b
+               WHERE b.key = 'rate:' || limiter.key AND b.queue = ANY (ARRAY(SELECT queue FROM mine))
+                 AND CASE b.crashes WHEN 0 THEN true WHEN 1 THEN -2 = ANY (%(suspects)s::integer[])
+                     ELSE -1 = ANY (%(suspects)s::integer[]) END
+                 AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
+           ) AS remains
+    FROM limiter CROSS JOIN LATERAL (SELECT count(*) AS taken FROM admitted a WHERE a.key = limiter.key) AS n
+)
+SELECT CASE WHEN (SELECT count(*) FROM admitted) <> (SELECT count(*) FROM running)
+            THEN to_timestamp(pgqueue.refuse('a rate let jobs in that it did not move'))
+            ELSE (SELECT now FROM clock) END,
+       (SELECT coalesce(json_agg(json_build_array(key, taken, greatest(pause, 0), late, remains, NOT remains AND EXISTS (
+            SELECT FROM pgqueue.job_blocked b
+            WHERE b.key = 'rate:' || answer.key AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
+              AND NOT b.queue = ANY (%(queues)s::text[])
+              AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+              AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
+                                                         AND b.queue = ANY (w.queues))), worker_id)), '[]')::text FROM answer);
+
+-- name: rates_read
+-- The jobs that were let in by this claim, in the columns of a claim, the most urgent and oldest first. In a transaction of its own:
+-- however large the payloads are, nobody waits for a rate while they travel.
+SELECT r.id, 0::bigint, r.rank, r.queue, r.task, r.args::text, r.attempt, r.priority, r.max_attempts, r.crashes, r.snoozes,
+       r.enqueued_at, r.run_at, CASE WHEN r.deadline <= pgqueue.now() THEN '-infinity' ELSE r.deadline END, r.headers::text,
+       r.lock_key, CASE WHEN coalesce(r.unique_key, r.idempotency_key) IS NOT NULL
+                        THEN json_build_array(r.unique_key, r.idempotency_key)::text END, r.limit_key, r.rate_key
+FROM pgqueue.job_running r
+WHERE r.worker_id = %(worker_id)s::bigint AND r.claim = %(claim)s::integer
+ORDER BY r.rank, r.id;
+
+-- name: rates_overdue
+-- Of these keys those that could have let somebody in for longer than so many seconds, or whose time is beyond what the rate could have
+-- set, and that somebody waits for whose queue is open and served; and whether it is one of ours. Locks nothing, decides nothing.
+SELECT asked.key, head.queue = ANY (%(queues)s::text[])
+FROM unnest(%(keys)s::text[]) AS asked (key)
+CROSS JOIN LATERAL (
+    SELECT t.gap, (p.burst - 1) * t.gap + t.early AS depth
+    FROM pgqueue.key_rate p
+    CROSS JOIN LATERAL (SELECT least(0.2::float8, p.period / 20) AS late, least(0.05::float8, p.period / 40) AS early) AS e
+    CROSS JOIN LATERAL (SELECT e.early, (p.period + e.late + e.early) / p.count AS gap) AS t
+    WHERE p.name = split_part(asked.key, ':', 1)
+) AS r
+LEFT JOIN LATERAL (
+    SELECT extract(epoch FROM l.next_at - pgqueue.now())::float8 AS ahead FROM pgqueue.limiter l WHERE l.key = asked.key
+) AS l ON true
+CROSS JOIN LATERAL (
+    SELECT b.queue FROM pgqueue.job_blocked b
+    WHERE b.key = 'rate:' || asked.key
+      AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+      AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
+                                                 AND b.queue = ANY (w.queues))
+    ORDER BY b.rank, b.id LIMIT 1
+) AS head
+WHERE coalesce(l.ahead <= r.depth - %(seconds)s::float8 OR l.ahead > r.depth + r.gap + 0.001, true);
+
+-- name: rates_hand_on
+-- Tell all workers that somebody waits for these keys whom we cannot take: a JSON array of them, up to 7,900 bytes.
+SELECT pg_notify('pgqueue.:control', 'rates ' || %(keys)s::text)::text;
+
+-- name: rates_declare
+-- What a worker's code says of rates: holds for each that nobody has set by hand; its burst in either case. No row for one of which
+-- it said the same before. Who could start now, a sweep finds; it hears of that. Answers the names that are new or were changed.
+WITH said AS (
+    INSERT INTO pgqueue.key_rate AS r (name, count, period, burst, declared_count, declared_period, declared_at)
+    SELECT given.name, given.count, given.period, given.burst, given.count, given.period, pgqueue.now()
+    FROM unnest(%(names)s::text[], %(counts)s::integer[], %(periods)s::float8[], %(bursts)s::integer[])
+        AS given (name, count, period, burst)
+    ORDER BY given.name COLLATE "C"
+    ON CONFLICT (name) DO UPDATE
+        SET declared_count = excluded.count, declared_period = excluded.period, declared_at = excluded.declared_at,
+            burst = excluded.burst,
+            count = CASE WHEN r.set_at IS NULL THEN excluded.count ELSE r.count END,
+            period = CASE WHEN r.set_at IS NULL THEN excluded.period ELSE r.period END
+        WHERE (r.declared_count, r.declared_period, r.burst) IS DISTINCT FROM (excluded.count, excluded.period, excluded.burst)
+    RETURNING name
+)
+SELECT array_agg(name), CASE WHEN %(notify)s::boolean AND count(*) > 0 THEN pg_notify('pgqueue.:control', 'sweep')::text END
+FROM said;
+
+-- name: rates_set
+-- Set a rate by hand, or let it be again what the code declares (both NULL). Holds from this transaction's COMMIT on; workers hear of it.
+-- No row: nobody has declared a rate of this name, or nobody has declared what it is to be again. Else what it allows now, its
+-- burst, what the code declares, and whether that was set by hand.
+WITH changed AS (
+    UPDATE pgqueue.key_rate r
+    SET count = coalesce(%(count)s::integer, r.declared_count), period = coalesce(%(period)s::float8, r.declared_period),
+        set_at = CASE WHEN %(count)s::integer IS NOT NULL THEN pgqueue.now() END
+    WHERE r.name = %(name)s::text AND coalesce(%(count)s::integer, r.declared_count) IS NOT NULL
+    RETURNING r.count, r.period, r.burst, r.declared_count, r.declared_period, r.set_at IS NOT NULL AS by_hand
+)
+SELECT count, period, burst, declared_count, declared_period, by_hand,
+       CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.:control', 'sweep')::text END
+FROM changed;
+
+-- name: rates_list
+-- Every rate that was declared, or that somebody waits for (of 1,000 keys that are waited for), by name, as a JSON array. Waiting jobs
+-- are counted up to 10,001 for each key.
+WITH RECURSIVE walked (key, place) AS (
+    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > 'rate' ORDER BY b.key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key ORDER BY b.key LIMIT 1), w.place + 1
+    FROM walked w WHERE starts_with(w.key, 'rate:') AND w.place < 1000
+), line AS MATERIALIZED (
+    SELECT split_part(substr(walked.key, 6), ':', 1) AS name, waiting.n,
+           (SELECT extract(epoch FROM pgqueue.now() - greatest(b.enqueued_at, b.run_at))::float8
+            FROM pgqueue.job_blocked b WHERE b.key = walked.key ORDER BY b.rank, b.id LIMIT 1) AS waited
+    FROM walked CROSS JOIN LATERAL (
+        SELECT count(*) AS n FROM (SELECT FROM pgqueue.job_blocked b WHERE b.key = walked.key LIMIT 10001) AS those
+    ) AS waiting
+    WHERE starts_with(walked.key, 'rate:')
+), listed AS (
+    SELECT named.name, r.count, r.period, r.burst, r.declared_count, r.declared_period, r.set_at IS NOT NULL AS by_hand,
+           (SELECT count(*) FROM line WHERE line.name = named.name) AS lines,
+           (SELECT coalesce(sum(n), 0)::bigint FROM line WHERE line.name = named.name) AS waiting,
+           (SELECT max(waited) FROM line WHERE line.name = named.name) AS waited
+    FROM (SELECT name FROM line UNION SELECT name COLLATE "default" FROM pgqueue.key_rate) AS named
+    LEFT JOIN pgqueue.key_rate r ON r.name = named.name
+)
+SELECT coalesce(json_agg(to_json(listed) ORDER BY name), '[]')::text FROM listed;
+
+-- name: rates_prune
+-- Forget up to n keys of rates that have been at rest for so many seconds: their rows say nothing. Answers how many.
+WITH old AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.limiter
+    WHERE next_at < (SELECT pgqueue.now()) - make_interval(secs => %(seconds)s::float8) LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM pgqueue.limiter WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) RETURNING key
+)
+SELECT count(*) FROM gone;
+
+-- name: rates_refuse_doubles
+-- After a rate met an id that is running already (rows restored or inserted by hand): put the parked row aside as failed, so that it
+-- harms only itself. Answers their ids.
+WITH double AS (
+    DELETE FROM pgqueue.job_blocked b WHERE b.id = ANY (ARRAY(SELECT id FROM pgqueue.job_running)) RETURNING b.*
+)
+INSERT INTO pgqueue.job_dead (
+    state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
+    crashes, snoozes, deadline, lock_key, limit_key, rate_key, unique_key, idempotency_key)
+SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
+    id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
+    crashes, snoozes, deadline, lock_key, limit_key, rate_key, unique_key, idempotency_key
+FROM double
+RETURNING id;
