@@ -57,7 +57,9 @@ RATE = "rate:"
 HANDED = "rates "
 """How a NOTIFY of `:control` begins that hands lines on."""
 KEYS_MOST = 64  # each is a row of the server's lock table
-LET_IN_MOST = 200  # more take so long that the last are too late
+LET_IN_LEAST, LET_IN_MOST = 50, 1_000
+ASK_SECONDS = 0.012
+"""So long an answer may take with as many as are let in at once: the last of them must not be too late."""
 SWEPT_MOST = 1_000
 IDLE_SECONDS = 30.0
 PAUSE_LEAST = 0.01
@@ -137,6 +139,7 @@ class Rates:
         self._deliver = deliver
         self._in_doubt = in_doubt
         self._notify = notify
+        self._most = LET_IN_LEAST
         self._lines: dict[str, Line] = {}
         self._times: list[tuple[float, str]] = []
         """A heap of when lines may be asked for; entries that a line's `at` does not confirm are void."""
@@ -287,7 +290,7 @@ class Rates:
                     pools=[place for place, (served, _, _) in enumerate(free.pools, 1) for _ in served],
                     slots=[slots for _, slots, _ in free.pools],
                     spare=[spare for _, _, spare in free.pools],
-                    most=min(LET_IN_MOST, sum(slots + spare for _, slots, spare in free.pools)),
+                    most=min(self._most, sum(slots + spare for _, slots, spare in free.pools)),
                     suspects=integers(free.suspects),
                     ordinary=free.ordinary,
                     worker_id=worker_id,
@@ -303,6 +306,9 @@ class Rates:
             for job in jobs:
                 job.start_by = at + (found[job.rate_key][2] if job.rate_key in found else 0.0)
             self.let_in += len(jobs)
+            if len(jobs) >= self._most:
+                fits = int(len(jobs) * ASK_SECONDS / max(self._session.took, 0.001))
+                self._most = min(LET_IN_MOST, max(LET_IN_LEAST, fits))
             self._note(keys, free, found)
             if jobs or not free.ordinary:
                 self._deliver(jobs)
@@ -328,7 +334,7 @@ class Rates:
                 pushed = self._pushed(before, taken, last)
                 self._remember(key, Line(now + max(pause, PAUSE_LEAST) + pushed, last=last, pushed=pushed))
             elif taken:  # our slots are the limit: not for each one that is free
-                self._remember(key, Line(now + SLOT_PAUSE))
+                self._remember(key, Line(now + (SLOT_PAUSE if taken < LET_IN_LEAST else 0.0)))
             elif full or took:
                 before.full, before.asked = full or set(range(1, len(free.pools) + 1)), now
             else:  # somebody has them locked, or they are suspects of which one is enough

@@ -600,7 +600,7 @@ async def test_a_worker_declares_its_rates_when_it_is_told_to_work_and_leaves_wh
     await worker.stop(1.0)
     eyes.do("UPDATE pgqueue.key_rate SET count = 7, period = 60, set_at = now()")
 
-    @task(name="rates.other", rate=Rate("6/s", name="api"))
+    @task(name="rates.two", rate=Rate("6/s", name="api"))
     def again() -> None: ...
 
     async with work(dsn, again):
