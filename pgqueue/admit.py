@@ -63,7 +63,7 @@ def held(job: Job) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Queues that share slots, how many are free, and how many more a fetch under way has asked for."""
+    """Queues that share slots, how many are free, and how many more are the fetcher's: asked for, or left to it."""
 
     queues: Sequence[str]
     free: int
@@ -104,6 +104,7 @@ class Admit:
         """Keys that had somebody in line when one of theirs ended here: a hint, it saves a look."""
         self._wanted: Wanted = {}
         self._asking: Wanted = {}
+        self._given: Sequence[Slots] = ()
         self._idle = asyncio.Event()
         self._since = 0.0
         self._holding: dict[Job, list[str]] = {}
@@ -165,9 +166,14 @@ class Admit:
 
     @property
     def pending(self) -> int:
-        """For how many jobs slots should be kept free, because an admit is about to bring them."""
-        coming = len(self._wanted) + len(self._asking)
-        return coming if coming and monotonic() - self._since < RESERVED_SECONDS else 0
+        """For how many jobs slots should be kept free, because an admit is about to want them."""
+        return len(self._wanted) if monotonic() - self._since < RESERVED_SECONDS else 0
+
+    def given(self, queues: Sequence[str]) -> int:
+        """How many slots of these queues an admit under way may fill."""
+        if not self._asking or monotonic() - self._since >= RESERVED_SECONDS:
+            return 0
+        return sum(pool.free for pool in self._given if pool.queues == queues)
 
     async def idle(self) -> None:
         """Wait until nothing is left to ask for."""
@@ -280,16 +286,18 @@ class Admit:
         """The same for limits. Those that went on took no slot, so there may be more of them."""
         link, keys = self._session.link, list(asked)
         if any(pool.asked for pool in self._slots()):
-            self._cut.update(keys)
+            self._cut.update(keys)  # before: the fetch may be answered meanwhile
         _, [(_, onward, _, _)], rows = await self._session.run_then(
             link.statement("admit_lock", keys=keys),
             link.statement("admit_limits", **self._asked(keys, claim)),
             then=[link.statement("admit_read_limits", keys=keys, claim=claim, worker_id=self._worker_id())],
         )
+        if len(rows) < sum(pool.free for pool in self._given):
+            self._cut.difference_update(keys)
         return rows, [*onward, *keys] if onward else []
 
     def _asked(self, keys: list[str], claim: int) -> dict[str, Any]:
-        pools = self._slots()
+        self._given = pools = self._slots()
         return {
             "keys": keys,
             "queues": [queue for pool in pools for queue in pool.queues],

@@ -135,9 +135,8 @@ class Means:
         job.successors, job.written = None, False
 
     def _refusal(self, job: Job, what: str) -> Error:
-        return Error(
-            f"job {job.id} ({job.task}): there is no job.{what} here; a worker has it, or pgqueue.testing.drain"
-        )
+        where = f"job {job.id} ({job.task})"
+        return Error(f"{where}: there is no job.{what} here; a worker has it, or pgqueue.testing.drain")
 
 
 NOTHING = Means()

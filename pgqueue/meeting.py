@@ -20,6 +20,7 @@ from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
 from pgqueue.heartbeat import Heartbeat
 from pgqueue.job import Job
 from pgqueue.outcome import RELEASED
+from pgqueue.pool import Pool
 from pgqueue.progress import Progress
 from pgqueue.rates import RATE, Free, Rates
 from pgqueue.settings import Settings
@@ -61,21 +62,33 @@ class Meeting:
             return []
         if self._suspects.making_way:
             return [] if self._held or self._way_for else [Share(list(self.settings.queues), 1, alone=True)]
-        coming = self._admit.pending
-        return [Share(pool.queues, max(0, pool.room() - coming - pool.reserved)) for pool in self._executor.pools]
+        return [Share(pool.queues, self._room(pool)) for pool in self._executor.pools]
+
+    def _room(self, pool: Pool) -> int:
+        """What the fetcher may ask for: not what an admit under way was given, nor what one is about to want."""
+        room = max(0, pool.room() - pool.reserved - self._admit.given(pool.queues))
+        return room - min(self._admit.pending, room - self._fetchers(pool, room))
+
+    def _fetchers(self, pool: Pool, room: int) -> int:
+        """Of these slots, those that are left to the fetcher: half, as long as it wants any; the last one in turn."""
+        if not self._fetcher.hungry(pool.queues):
+            return 0
+        return room // 2 if room != 1 else int(self._turns.fetchers)
 
     def _slots(self) -> list[Slots]:
-        """Where admit may put jobs: what a fetch under way has asked for is taken."""
+        """Where admit may put jobs: what a fetch under way has asked for is taken, and the next one has its share."""
         if self._state != "running" or self._heartbeat.late():
             return []
         if self._suspects.alone or self._suspects.making_way:
             return [Slots(pool.queues, 0) for pool in self._executor.pools]
         queues, asked = self._fetcher.asking
-        taken = [asked if pool.queues[0] in queues else 0 for pool in self._executor.pools]
-        return [
-            Slots(pool.queues, max(0, pool.asked() - pool.reserved - coming), coming)
-            for pool, coming in zip(self._executor.pools, taken, strict=True)
-        ]
+        found = []
+        for pool in self._executor.pools:
+            coming = asked if pool.queues[0] in queues else 0
+            free = max(0, pool.asked() - pool.reserved - coming)
+            left = self._fetchers(pool, free)
+            found.append(Slots(pool.queues, free - left, coming + left))
+        return found
 
     def _free(self) -> Free:
         """What may start at once, under a rate. One slot is left for the fetcher if it is its turn."""
@@ -124,6 +137,7 @@ class Meeting:
 
     def _let_in(self, jobs: list[Job]) -> None:
         """Admits bring few at a time: they make no measure of how many to have at hand."""
+        self._turns.taken()
         self._deliver(jobs, let_in=True)
 
     def _start_rated(self, jobs: list[Job]) -> None:

@@ -1,4 +1,4 @@
-"""Whose turn it is where one slot is free: that of the fetcher, or of a line under a rate. One after the other.
+"""Whose turn it is where one slot is free: that of the fetcher, or of a line under a key. One after the other.
 
 Kept by the worker. A worker that is full has its slots free one by one; without this whoever is quicker would have them
 all, and starve the other. Decides only.
@@ -18,7 +18,7 @@ class Turns:
         self._at = -1
 
     def taken(self) -> None:
-        """A line under a rate has had a slot."""
+        """A line has had a slot."""
         self._at = self._fetches()
 
     @property
