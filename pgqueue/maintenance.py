@@ -61,9 +61,11 @@ class Maintenance:
         self._others_at = monotonic() + jittered(OTHERS_SECONDS)
         await self._also()
         link = self._session.link
-        await self._session.run(
-            link.statement("maintenance_waiters"), link.statement("rates_prune", seconds=REST_SECONDS, n=LIMITERS_MOST)
-        )
+        await self._session.run(link.statement("maintenance_waiters"))
+        try:
+            await self._session.run(link.statement("rates_prune", seconds=REST_SECONDS, n=LIMITERS_MOST))
+        except psycopg.errors.InsufficientPrivilege:  # granted before there were rates
+            log.error("rates are not tidied up: this role needs its rights again, `pgqueue grants`")
         blocked = await self._blocked()
         await self._keys()
         return READ_SECONDS if blocked else jittered(ROUND_SECONDS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 
 from pgqueue.admit import Admit, Slots
@@ -44,7 +44,7 @@ class Meeting:
     _progress: Progress
     _rates: Rates
     _sweep: Sweep
-    _turns: Turns
+    _turns: Mapping[Sequence[str], Turns]
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -73,7 +73,7 @@ class Meeting:
         """Of these slots, those that are left to the fetcher: half, as long as it wants any; the last one in turn."""
         if not self._fetcher.hungry(pool.queues):
             return 0
-        return room // 2 if room != 1 else int(self._turns.fetchers)
+        return room // 2 if room != 1 else int(self._turns[pool.queues].fetchers)
 
     def _slots(self) -> list[Slots]:
         """Where admit may put jobs: what a fetch under way has asked for is taken, and the next one has its share."""
@@ -96,17 +96,21 @@ class Meeting:
         if not slots:
             return Free([])
         if self._suspects.making_way:
-            return Free(
-                [(pool.queues, int(not self._held), 0) for pool in pools], self._suspects.ranks(idle=True), False
-            )
-        left = self._admit.pending + self._turns.fetchers
-        free = [0 if self._suspects.alone else max(pool.reserved and pool.free(), pool.free() - left) for pool in pools]
-        found = [(pool.queues, now, max(0, pool.asked() - now)) for pool, now in zip(pools, free, strict=True)]
-        return Free(found, self._suspects.ranks(idle=not self._held))
+            nobody = not self._held
+            return Free([(pool.queues, int(nobody), 0) for pool in pools], self._suspects.ranks(idle=nobody), False)
+        coming_for, coming = self._fetcher.asking
+        found = []
+        for pool in pools:
+            left = self._admit.pending + self._turns[pool.queues].fetchers
+            left += coming if pool.queues[0] in coming_for else 0
+            now = 0 if self._suspects.alone else max(pool.reserved and pool.free(), pool.free() - left)
+            found.append((pool.queues, now, max(0, pool.asked() - now - left)))
+        return Free(found, self._suspects.ranks(idle=not self._held and not coming))
 
     def _reserve(self, places: set[int]) -> None:
-        ours = self._state == "running" and not self._turns.fetchers
-        self._executor.reserve(places if ours else ())
+        pools = enumerate(self._executor.pools, 1)
+        theirs = {place for place, pool in pools if self._turns[pool.queues].fetchers}
+        self._executor.reserve(places - theirs if self._state == "running" else ())
 
     def _make_way(self, wanted: bool, rate: str | None) -> None:
         if wanted is not self._suspects.making_way:
@@ -125,7 +129,7 @@ class Meeting:
         for job in jobs:
             self._held[job.id] = job
         # A fetch was under way when we were told to take no more; or it brought suspects, who come one at a time.
-        kept = self._suspects.keep(jobs) if self._state == "running" else []
+        kept = self._suspects.keep(jobs, idle=len(self._held) == len(jobs)) if self._state == "running" else []
         if len(kept) < len(jobs):
             self._give_back(set(jobs).difference(kept))
         for pool in self._executor.pools:
@@ -137,13 +141,25 @@ class Meeting:
 
     def _let_in(self, jobs: list[Job]) -> None:
         """Admits bring few at a time: they make no measure of how many to have at hand."""
-        self._turns.taken()
         self._deliver(jobs, let_in=True)
+        self._took(jobs)
+
+    def _took(self, jobs: Iterable[Job]) -> None:
+        """Lines have had slots of the pools of these jobs."""
+        queues = {job.queue for job in jobs}
+        for pool in self._executor.pools:
+            if queues.intersection(pool.queues):
+                self._turns[pool.queues].taken()
+
+    def _answered(self) -> None:
+        """A fetch has been answered: what it has left is there for others."""
+        self._admit.fetched()
+        self._rates.roomier()
 
     def _start_rated(self, jobs: list[Job]) -> None:
         """They start before what waits at hand; one that cannot goes back when it would be too late."""
         if jobs:
-            self._turns.taken()
+            self._took(jobs)
             self._executor.reserve(())
             last = max(job.start_by or 0.0 for job in jobs)
             self._loop.call_later(max(0.0, last - monotonic()), self._take_back, jobs)

@@ -145,6 +145,9 @@ class Rates:
         """A heap of when lines may be asked for; entries that a line's `at` does not confirm are void."""
         self._due: dict[str, float] = {}
         """Lines that may be asked for, since when."""
+        self._asking: frozenset[str] = frozenset()
+        self._again: set[str] = set()
+        """Of those that are asked for just now, the lines that somebody joined meanwhile: the answer may not know."""
         self._swept: list[str] = []
         self._others: dict[str, None] = {}
         self._handed_on = 0.0
@@ -158,7 +161,9 @@ class Rates:
         """Somebody waits for these rates; `anew`: ask for them whatever we know."""
         now = monotonic()
         for key in [key.removeprefix(RATE) for key in keys]:
-            if anew or key not in self._lines:
+            if key in self._asking:
+                self._again.add(key)
+            elif anew or key not in self._lines:
                 self._remember(key, Line(now))
         self._wake.set()
 
@@ -171,8 +176,11 @@ class Rates:
             return
         now = monotonic()
         for key in found:
-            if key not in self._lines or self._lines[key].pushed:
-                self._remember(key, Line(now))
+            line = self._lines.get(key)
+            if key in self._asking:
+                self._again.add(key)
+            elif key not in self._due and (line is None or line.pushed or line.at > now + LOOK_SECONDS):
+                self._remember(key, Line(now))  # what we knew may be of a rate that was changed
         self._wake.set()
 
     def swept(self, keys: Iterable[str]) -> None:
@@ -196,7 +204,7 @@ class Rates:
         await persist(self._step, name="rates")
 
     async def _step(self) -> None:
-        if not await wait(self._wake, self._patience()) and not self._lines:
+        if not await wait(self._wake, self._patience()) and not self._lines and not self._others:
             await self._session.close()
             await self._wake.wait()
         self._wake.clear()
@@ -279,6 +287,8 @@ class Rates:
 
     async def _try(self, keys: list[str], free: Free) -> None:
         link, claim, worker_id = self._session.link, self._claims.begin(), self._worker_id()
+        self._asking = frozenset(keys)
+        self._again.clear()
         try:
             [(began,)], _, [(looked, answers)], rows = await self._session.run_then(
                 link.statement("rates_clock"),
@@ -299,7 +309,7 @@ class Rates:
                 then=[link.statement("rates_read", claim=claim, worker_id=worker_id)],
             )
             # By our clock no later than when the transaction looked at its own; between the two it may have waited.
-            at = monotonic() - self._session.took + (0.0 if looked is None else max(0.0, (looked - began) / 1e6))
+            at = self._session.sent + (0.0 if looked is None else max(0.0, (looked - began) / 1e6))
             self.asks += 1
             found = {key: tuple(rest) for key, *rest in json.loads(answers)}
             jobs = [Job(row, claim) for row in rows]
@@ -310,6 +320,8 @@ class Rates:
                 fits = int(len(jobs) * ASK_SECONDS / max(self._session.took, 0.001))
                 self._most = min(LET_IN_MOST, max(LET_IN_LEAST, fits))
             self._note(keys, free, found)
+            for key in self._again:
+                self._remember(key, Line(monotonic()))
             if jobs or not free.ordinary:
                 self._deliver(jobs)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation):
@@ -318,6 +330,7 @@ class Rates:
             self._in_doubt()
             raise
         finally:
+            self._asking = frozenset()
             self._claims.end(claim)
 
     def _note(self, keys: list[str], free: Free, found: Mapping[str, tuple[Any, ...]]) -> None:
@@ -365,6 +378,8 @@ class Rates:
     async def _hand_on(self) -> None:
         """Tell others of the lines we have no slot for, and of those that only others can serve."""
         now = monotonic()
+        if not self._notify:
+            self._others.clear()
         if not self._notify or now - self._handed_on < HAND_ON_SECONDS:
             return
         waiting = [key for key, since in self._due.items() if now - since >= FULL_SECONDS]
@@ -375,5 +390,9 @@ class Rates:
                 break
             keys.append(key)
         if keys:
-            self._handed_on, self._others = now, {}
+            self._handed_on = now
+            for key in keys:  # those that found no room have their turn next
+                self._others.pop(key, None)
+                if since := self._due.pop(key, None):
+                    self._due[key] = since
             await self._session.run(self._session.link.statement("rates_hand_on", keys=json.dumps(keys)))

@@ -56,6 +56,8 @@ class Session:
         """How many connections this session has had; what was learned on an earlier one may not hold on this one."""
         self.ended = 0
         """How many round trips were answered or failed: none hangs for ever."""
+        self.sent = 0.0
+        """When the last message was sent, by `monotonic`."""
         self.took = 0.0
         """Seconds the last answer took, without the wait for our turn and for a connection."""
         self._name = name
@@ -80,10 +82,11 @@ class Session:
     ) -> list[Any]:
         async with self._turn:
             try:
-                connection, sent = await self._connected(), monotonic()
+                connection = await self._connected()
+                self.sent = monotonic()
                 self._noted.clear()
                 answers = await send(connection, self.link, *messages, settings=settings, after=after)
-                self.took = monotonic() - sent
+                self.took = monotonic() - self.sent
                 return answers
             except BaseException:
                 await self.close()

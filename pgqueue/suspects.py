@@ -38,8 +38,9 @@ class Suspects:
         self.asked += 1
         return (MORE_CRASHES,) if self.making_way else (ONE_CRASH, MORE_CRASHES)
 
-    def keep(self, jobs: list[Job]) -> list[Job]:
-        """What to keep of a fetch: one suspect at most, and beside one with two crashes nothing. The rest goes back.
+    def keep(self, jobs: list[Job], *, idle: bool = True) -> list[Job]:
+        """What to keep of a fetch: one suspect at most, and beside one with two crashes nothing, nor such a one beside
+        others that are held (not `idle`). The rest goes back.
 
         A fetch that brings one with two crashes, or nothing at all, is what way was made for. Should the process die
         before that is written, `rescue_jobs` must know which one it was: most crashes, least id.
@@ -47,6 +48,12 @@ class Suspects:
         suspects = [job for job in jobs if job.crashes]
         if not jobs:
             self.making_way = False
+        closed = self.alone
+        if closed:
+            return []
+        if not idle:
+            jobs = [job for job in jobs if job.crashes < 2]
+            suspects = [job for job in jobs if job.crashes]
         if not suspects:
             return jobs
         worst = max(suspects, key=lambda job: (job.crashes, -job.id))

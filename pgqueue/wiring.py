@@ -142,11 +142,12 @@ class Wiring(Meeting, ABC):
             claims=claims,
             parked=self._admit.parked,
             holding=self._admit.claimed,
-            answered=self._admit.fetched,
+            answered=self._answered,
             beside=lambda: self._notifier.asks(),
         )
-        self._turns = Turns(lambda: self._fetcher.fetches, lambda: self._fetcher.hungry(settings.queues))
         slots = pools(settings.queues, settings.concurrency)
+        hungry, fetches = self._fetcher.hungry, lambda: self._fetcher.fetches
+        self._turns = {pool.queues: Turns(fetches, partial(hungry, pool.queues)) for pool in slots}
         self._lender = Lender(self._link, sum(pool.slots for pool in slots), lambda: self._heartbeat.listed())
         around = Around(
             self._lender,

@@ -227,7 +227,7 @@ WITH me AS MATERIALIZED (
     WHERE l.n > held.n
 ), head AS MATERIALIZED (
     -- By queue, so that those who can go are not looked for behind those who cannot; suspects by themselves for the same reason.
-    SELECT line.key, line.room, served.pool, served.slots, idle.grants, b.*
+    SELECT line.key, line.room, served.pool, served.slots, served.free, idle.grants, b.*
     FROM line CROSS JOIN served
     CROSS JOIN LATERAL (
         SELECT greatest(0, greatest(1, served.free) - count(*)::integer) AS grants FROM (
@@ -256,7 +256,8 @@ WITH me AS MATERIALIZED (
                    AND row_number() OVER (PARTITION BY pool, crashes = 0 AND NOT more ORDER BY rank, id) <= slots AS here
     FROM head
 ), fitting AS MATERIALIZED (
-    SELECT numbered.*, row_number() OVER (PARTITION BY key ORDER BY rank, id) AS place
+    -- One granted to a queue where nobody has a slot comes after those who can go: it would keep the room from them.
+    SELECT numbered.*, row_number() OVER (PARTITION BY key ORDER BY NOT here AND NOT more AND free = 0, rank, id) AS place
     FROM (SELECT placed.*, row_number() OVER (PARTITION BY key, queue, here OR more ORDER BY rank, id) AS nth FROM placed) AS numbered
     WHERE here OR more OR nth <= grants
 ), admitted AS MATERIALIZED (

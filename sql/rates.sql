@@ -12,14 +12,14 @@ SELECT pgqueue.now();
 
 -- name: rates_lock
 -- Lock these keys of rates, at most 64, for this transaction: in the order of their hashes, so that no two can wait for each other.
--- It is a short one, of pgqueue's own, and may be lost: then its jobs wait again, uncharged.
+-- It is a short one, of pgqueue's own, and durable: of what it lets in some start before it is flushed, and if the server lost the
+-- charge for them, others would start in their time.
 SELECT count(pg_catalog.pg_advisory_xact_lock(hashed.hash)::pg_catalog.text)
 FROM (
     SELECT DISTINCT pg_catalog.hashtextextended('pgqueue.rate:' || asked.key, 7) AS hash
     FROM unnest(%(keys)s::text[]) AS asked (key) ORDER BY hash LIMIT 64
 ) AS hashed
-CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog.set_config('synchronous_commit', 'off', true)
-            OFFSET 0) AS settings;
+CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true) OFFSET 0) AS settings;
 
 -- name: rates_move
 -- With these keys locked: let in as many of those that wait for each, in (rank, id) order, as its rate allows now and as there are
@@ -169,6 +169,10 @@ WITH said AS (
     SELECT given.name, given.count, given.period, given.burst, given.count, given.period, pgqueue.now()
     FROM unnest(%(names)s::text[], %(counts)s::integer[], %(periods)s::float8[], %(bursts)s::integer[])
         AS given (name, count, period, burst)
+    -- Not left to the ON CONFLICT: that locks the row first, and waits for whoever has just set it and not committed.
+    WHERE NOT EXISTS (
+        SELECT FROM pgqueue.key_rate r WHERE r.name = given.name AND r.burst = given.burst
+            AND (r.declared_count, r.declared_period) = (given.count, given.period))
     ORDER BY given.name COLLATE "C"
     ON CONFLICT (name) DO UPDATE
         SET declared_count = excluded.count, declared_period = excluded.period, declared_at = excluded.declared_at,

@@ -144,6 +144,17 @@ async def test_those_who_have_no_slot_hold_up_nobody_of_another_queue(desks: Des
     assert await free.take() == [b1, b2]
 
 
+async def test_the_last_place_goes_to_one_who_can_go(desks: Desks, eyes: Eyes) -> None:
+    eyes.do(ALLOW, 1)
+    full, free = desks("a"), desks("b")
+    eyes.do("UPDATE pgqueue.worker SET concurrency = 0 WHERE id = %s", full.worker_id)
+    limited(eyes, 1, queue="a")
+    [can] = limited(eyes, 1, queue="b")
+    full.slots = 0
+    await full.park()
+    assert await free.take() == [can]
+
+
 async def test_suspects_hold_up_none_that_are_not(desks: Desks, eyes: Eyes) -> None:
     eyes.do(ALLOW, 5)
     suspects = limited(eyes, 10, crashes=1, rank=-2)

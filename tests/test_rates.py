@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -383,6 +384,107 @@ async def test_a_worker_that_was_faster_is_left_alone(pacers: Pacers, eyes: Eyes
     assert pushed > 0.1
     mine.rates.handed('["k"]')
     assert mine.rates._lines["k"].pushed == 0.0
+
+
+async def test_one_who_comes_while_the_last_of_a_line_is_let_in_is_not_forgotten(
+    pacers: Pacers, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eyes.do(RATED, "k", *FAST)
+    [first] = rated(eyes, 1)
+    pacer = pacers()
+    await pacer.park()
+    answer, late = pacer.pace.run_then, list[int]()
+
+    async def answered(*messages: Any, then: Any) -> list[Any]:
+        found = await answer(*messages, then=then)
+        if not late:
+            late.extend(rated(eyes, 1))
+            await pacer.park()
+        return found
+
+    monkeypatch.setattr(pacer.pace, "run_then", answered)
+    pacer.rates.told(["k"])
+    await pacer.rates._step()
+    assert [job.id for job in pacer.jobs] == [first, *late]
+
+
+async def test_a_line_that_is_handed_on_is_looked_at_whatever_was_known_of_its_rate(pacers: Pacers, eyes: Eyes) -> None:
+    eyes.do(RATED, "k", *SLOW)
+    ids = rated(eyes, 2)
+    pacer = pacers()
+    await pacer.park()
+    assert await pacer.ask("k") == ids[:1]
+    assert pacer.rates._lines["k"].at > monotonic() + 3_000
+    eyes.do("UPDATE pgqueue.key_rate SET count = 1000000")
+    pacer.rates.handed('["k"]')
+    pacer.jobs.clear()
+    async with asyncio.timeout(30):
+        while [job.id for job in pacer.jobs] != ids[1:]:
+            await pacer.rates._step()
+
+
+async def test_of_many_lines_all_are_handed_on(pacers: Pacers, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = pacers()
+    full.slots = 0
+    keys = [f"k:{number:0490}" for number in range(40)]
+    told: list[str] = []
+    ask = full.pace.run
+
+    async def tell(*messages: Any, **how: Any) -> list[Any]:
+        told.extend(json.loads(messages[0].params["keys"]))
+        return await ask(*messages, **how)
+
+    monkeypatch.setattr(full.pace, "run", tell)
+    full.rates.told(keys)
+    full.rates._ripen()
+    for key in keys:
+        full.rates._due[key] -= 1.0
+    for _ in range(5):
+        full.rates._handed_on = 0.0
+        await full.rates._hand_on()
+    assert set(told) == set(keys)
+
+
+async def test_where_nobody_is_told_nothing_is_kept_for_others(pacers: Pacers) -> None:
+    pacer = pacers()
+    pacer.rates._notify = False
+    pacer.rates._others["k"] = None
+    await pacer.rates._hand_on()
+    assert not pacer.rates._others
+
+
+async def test_a_full_pool_does_not_keep_the_slots_of_another(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
+    """The fetcher wants a slot of the one, and has its turn there; not here."""
+    go = asyncio.Event()
+    starts: list[float] = []
+
+    @task(name="rates.blocks", queue="mail")
+    async def blocks() -> None:
+        await go.wait()
+
+    @task(name="rates.paced", queue="crm", rate="20/s")
+    async def paced() -> None:
+        starts.append(monotonic())
+
+    async with Worker(queues=["crm:1", "mail:1"], tasks=[blocks, paced], dsn=dsn):
+        blocks.enqueue_many(conn, [()] * 5)
+        conn.commit()
+        await until(lambda: eyes.states().get("running") == 1)
+        paced.enqueue_many(conn, [()] * 12)
+        conn.commit()
+        await until(lambda: len(starts) == 12)
+        go.set()
+    assert max(later - one for one, later in pairwise(starts)) < 0.9
+
+
+async def test_rates_that_are_said_again_wait_for_nobody(pacers: Pacers, eyes: Eyes, dsn: str) -> None:
+    declare = {"names": ["k"], "counts": [5], "periods": [60.0], "bursts": [1], "notify": True}
+    pacer = pacers()
+    await pacer.pace.run(pacer.link.statement("rates_declare", **declare))
+    with psycopg.connect(dsn) as someone:
+        someone.execute("UPDATE pgqueue.key_rate SET count = 7, set_at = now() WHERE name = 'k'")
+        async with asyncio.timeout(1.5):
+            assert await pacer.pace.run(pacer.link.statement("rates_declare", **declare)) == [[(None, None)]]
 
 
 async def test_thousands_of_keys_cost_nothing_when_nobody_waits(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:

@@ -46,6 +46,16 @@ def test_of_a_fetch_the_worst_suspect_is_kept_and_beside_two_crashes_nothing() -
     assert Suspects().keep([]) == []
 
 
+def test_one_with_two_crashes_comes_to_nobody_and_nobody_comes_to_it() -> None:
+    """Whoever was on the way when it was taken, or it was on the way when others were, goes back."""
+    suspects = Suspects()
+    plain, once, twice = job(), job(1), job(2)
+    assert suspects.keep([plain, once, twice], idle=False) == [plain, once]
+    assert suspects.ended([once])
+    assert suspects.keep([twice], idle=True) == [twice]
+    assert suspects.keep([plain, job(1)], idle=False) == []
+
+
 def test_the_end_of_an_earlier_run_is_not_the_end_of_the_one_we_hold() -> None:
     """We were taken for dead, it was rescued and given to us again, and the old run goes on beside it."""
     suspects = Suspects()
