@@ -221,6 +221,35 @@ async def test_limits_that_disagree_are_told_before_anything_is_written(dsn: str
     assert eyes.one("SELECT count(*) FROM pgqueue.worker") == 0
 
 
+@pytest.mark.promise("F13")
+async def test_a_long_line_of_a_limit_takes_turns_with_other_jobs(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    """The worker is full: each slot that is free is wanted by both, and the line is quicker."""
+    limited_ran: list[int] = []
+    plain_ran: list[int] = []
+
+    @task(name="limits.line", limit=10)
+    async def line_up() -> None:
+        limited_ran.append(1)
+        await asyncio.sleep(0.06)
+
+    @task(name="limits.other", priority=0)
+    async def other() -> None:
+        plain_ran.append(len(limited_ran))
+        await asyncio.sleep(0.06)
+
+    line_up.enqueue_many(conn, [()] * 100)
+    conn.commit()
+    async with work(dsn, line_up, other, concurrency=1):
+        await until(lambda: len(limited_ran) > 2)
+        other.enqueue_many(conn, [()] * 5)
+        conn.commit()
+        since = len(limited_ran)
+        await until(lambda: len(plain_ran) == 5)
+        assert plain_ran[-1] - since < 20
+
+
 @pytest.mark.promise("F12")
 async def test_a_job_gets_its_lock_then_its_limit_and_keeps_the_lock_meanwhile(desks: Desks, eyes: Eyes) -> None:
     eyes.do(ALLOW, 1)
