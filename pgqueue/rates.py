@@ -9,7 +9,9 @@ The rate is GCRA (sql/rates.sql). For n = count starts in a period P with a burs
     gap = (P + late + early) / n        depth = (b - 1) * gap + early        late <= P / 20, early <= P / 40
 
 `next_at` is one gap further for each job let in, counted from now or from where it was, whichever is later; and nobody
-is let in while it is more than `depth` ahead.
+is let in while it is more than `depth` ahead. How many that allows is decided before the heads are looked for; let in
+they are at a second look at the clock, when all are found, from which they are charged. `next_at` is no further ahead
+then than it was before, so that no more were found than that moment allows; and a long search makes nobody late.
 
 Why never more than n + b - 1 handlers start in a window of P. Let t1 <= … <= tk be the times at which k jobs were let
 in. Each adds a gap to a `next_at` that was t1 at least before the first, so before the last it was t1 + (k - 1) * gap
@@ -20,7 +22,7 @@ held, by a snapshot taken after it, so two that ask at the same time follow one 
 that a rate is up to 7 % lower than its name (P = 1 s), 0.4 % for a minute. Not covered: the database's clock set back,
 a rate or burst raised in between, and what passes between the look at the clock and the handler's first line.
 
-Why it is judged at the start. The answer says how long after its beginning the transaction looked at the clock, and
+Why it is judged at the start. The answer says how long after its beginning the transaction let in, by the clock, and
 that was sent after we noted the time. So what we count as lateness is never less than it is, however long the answer
 took, or the process stood still before it looked.
 
@@ -298,7 +300,7 @@ class Rates:
                 ),
                 then=[link.statement("rates_read", claim=claim, worker_id=worker_id)],
             )
-            # By our clock no later than when the transaction looked at its own; between the two it may have waited.
+            # By our clock no later than when the transaction let in by its own; between the two it may have waited.
             at = monotonic() - self._session.took + (0.0 if looked is None else max(0.0, (looked - began) / 1e6))
             self.asks += 1
             found = {key: tuple(rest) for key, *rest in json.loads(answers)}

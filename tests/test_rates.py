@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,11 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 from commands import pgqueue as command
-from paced import RATED, FreeOfCharge, Pacer, Unlocked, bound, line, most, race, rated
+from paced import RATED, FreeOfCharge, Pacer, SlowSearch, Unlocked, bound, line, most, race, rated
 from workers import Eyes, until, wait_until, work, workers
 
 import pgqueue
-from pgqueue import Job, Lock, Rate, Retry, Snooze, pausing, testing
+from pgqueue import Job, Lock, Rate, Retry, Snooze, pausing, statements, testing
 from pgqueue.declarer import rates_of
 from pgqueue.errors import InvalidOption, LimitNotFound
 from pgqueue.limits import RateInfo, change_rate, rates
@@ -383,6 +384,71 @@ async def test_a_worker_that_was_faster_is_left_alone(pacers: Pacers, eyes: Eyes
     assert pushed > 0.1
     mine.rates.handed('["k"]')
     assert mine.rates._lines["k"].pushed == 0.0
+
+
+WAITING = (
+    "INSERT INTO pgqueue.job_blocked (state, key, task, queue, priority, rank, crashes, rate_key) "
+    "SELECT 'blocked', 'rate:k', 'x', %s, 5, %s, %s, 'k' FROM generate_series(1, %s)"
+)
+
+
+def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [plan, *(node for child in plan.get("Plans", []) for node in nodes(child))]
+
+
+@pytest.mark.parametrize("remain", [0, 3])
+async def test_an_ask_costs_the_same_however_many_wait_ahead_who_cannot_go(
+    pacers: Pacers, eyes: Eyes, conn: psycopg.Connection, remain: int
+) -> None:
+    eyes.do(RATED, "k", 1, 1.0, 1)
+    eyes.do("INSERT INTO pgqueue.queue (name, paused_at) VALUES ('paused', now())")
+    pacer = pacers("default", "paused")
+    params = {
+        "keys": ["k"], "queues": ["default", "paused"], "pools": [1, 1], "slots": [1], "spare": [0], "most": 1,
+        "suspects": [], "ordinary": True, "worker_id": pacer.worker_id, "claim": 1,
+    }  # fmt: skip
+    eyes.do(WAITING, "default", 11, 0, remain)
+    pages = []
+    for number in (100, 20_000):
+        for row in (("paused", 1, 0), ("nobody's", 1, 0), ("default", -2, 1), ("default", -1, 2)):
+            eyes.do(WAITING, *row, number)
+        eyes.do("ANALYZE pgqueue.job_blocked")
+        sql = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statements.text('rates_move', 'pgqueue')}"
+        [(plan,)] = conn.execute(sql.encode(), params).fetchall()
+        conn.rollback()
+        pages.append(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+    assert pages[1] <= 2 * pages[0], pages
+
+
+@pytest.mark.parametrize("statement", ["rates_move"])
+def test_a_planner_that_knows_nothing_looks_for_those_who_can_go_by_queue(
+    conn: psycopg.Connection, statement: str
+) -> None:
+    sql = statements.text(statement, "pgqueue")
+    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", sql)))
+    numbered = re.sub(r"%\((\w+)\)s", lambda match: f"${names.index(match[1]) + 1}", sql)
+    conn.execute(f"PREPARE one AS {numbered}".encode())
+    for setting in ("enable_seqscan = off", "enable_bitmapscan = off", "plan_cache_mode = force_generic_plan"):
+        conn.execute(f"SET {setting}".encode())
+    values = ", ".join(["NULL"] * len(names))
+    [(plan,)] = conn.execute(f"EXPLAIN (FORMAT JSON) EXECUTE one ({values})".encode()).fetchall()
+    found = [node for node in nodes(plan[0]["Plan"]) if node.get("Relation Name") == "job_blocked"]
+    scans = [node for node in found if node["Node Type"] not in ("ModifyTable", "Tid Scan")]
+    assert {node.get("Index Name") for node in scans} == {"job_blocked_rate_line"}
+    assert [node["Index Cond"] for node in scans if not re.search(r"\bqueue\S* = ", node["Index Cond"])] == []
+
+
+async def test_who_was_long_looked_for_is_not_late(dsn: str, pacers: Pacers, eyes: Eyes) -> None:
+    eyes.do(RATED, "k", 2, 3600.0, 1)  # 0.2 s to start
+    [job, _] = rated(eyes, 2)
+    pacer = pacers(link=SlowSearch(dsn, "pgqueue"))
+    await pacer.park()
+    began = monotonic()
+    assert await pacer.ask("k") == [job]
+    [let_in] = pacer.jobs
+    assert let_in.start_by is not None
+    assert let_in.start_by > began + SlowSearch.SECONDS + 0.2
+    assert eyes.one("SELECT extract(epoch FROM next_at - now())::float8 FROM pgqueue.limiter") > 1795.0
 
 
 async def test_thousands_of_keys_cost_nothing_when_nobody_waits(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
