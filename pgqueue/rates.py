@@ -30,7 +30,8 @@ Why nobody waits for ever. Who parks a job remembers its line (`told`), and forg
 is left whom it could take. What is lost (the process dies, a head was locked) the sweep finds: it names all lines, and
 those that could have moved for half a second are remembered here, or other workers are told. So are they if we have no
 slot for a tenth of a second. Who finds that another worker was faster comes later and later, up to 5 s, so that few ask
-for one line. A full worker never asks; a line without jobs is not remembered, and costs nothing.
+for one line; but not if the other does not serve the queue of our first. A full worker never asks; a line without jobs
+is not remembered, and costs nothing.
 """
 
 from __future__ import annotations
@@ -343,7 +344,7 @@ class Rates:
                 self._remember(key, Line(now + LOCKED_SECONDS))
 
     def _pushed(self, before: Line, taken: int, last: int | None) -> float:
-        """How much later to come: not at all if we let somebody in, or nobody else did since we asked last."""
+        """How much later to come: not at all if we let somebody in, or nobody else who could take ours did."""
         if taken or last is None or last == self._worker_id() or before.last is None:
             return 0.0
         return min(LOST_MOST, max(LOST_FIRST, 2 * before.pushed))

@@ -30,7 +30,7 @@ CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog
 -- after it is charged and answered.
 -- One row: that time; and as JSON for each key that has a rate [key, how many were let in, seconds until the next may be,
 -- seconds after which they are too late to start, whether somebody is left whom we could take, whether there is only somebody whom
--- another worker could take, who had let in last].
+-- another worker could take, who had let in last if he could have taken the first that is left].
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), clock AS MATERIALIZED (
@@ -94,18 +94,21 @@ WITH me AS MATERIALIZED (
       AND NOT served.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
 ), rest AS MATERIALIZED (
     SELECT limiter.key, (SELECT count(*) FROM admitted a WHERE a.key = limiter.key) AS taken,
-           ours.remains, NOT ours.remains AND theirs.remains AS elsewhere
+           ours.id IS NOT NULL AS remains, ours.id IS NULL AND theirs.remains AS elsewhere,
+           CASE WHEN EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = limiter.worker_id AND ours.queue = ANY (w.queues))
+                THEN limiter.worker_id END AS rival
     FROM limiter
-    CROSS JOIN LATERAL (
-        SELECT count(*) > 0 AS remains FROM mine CROSS JOIN unnest(%(suspects)s::integer[] || 0) AS lane (rank)
+    LEFT JOIN LATERAL (
+        SELECT b.id, mine.queue FROM mine CROSS JOIN unnest(%(suspects)s::integer[] || 0) AS lane (rank)
         CROSS JOIN LATERAL (
-            SELECT FROM pgqueue.job_blocked b
+            SELECT b.id, b.rank FROM pgqueue.job_blocked b
             WHERE b.key = 'rate:' || limiter.key AND starts_with(b.key, 'rate:') AND b.queue = mine.queue
               AND b.rank BETWEEN lane.rank AND CASE lane.rank WHEN 0 THEN 32767 ELSE lane.rank END
               AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
             ORDER BY b.rank, b.id LIMIT 1
         ) AS b
-    ) AS ours
+        ORDER BY b.rank, b.id LIMIT 1
+    ) AS ours ON true
     CROSS JOIN LATERAL (
         SELECT count(*) > 0 AS remains FROM others CROSS JOIN LATERAL (
             SELECT FROM pgqueue.job_blocked b
@@ -117,7 +120,7 @@ WITH me AS MATERIALIZED (
     -- Looked at when all is found: however long that took, nobody is late for it.
     SELECT CASE WHEN found.n >= 0 THEN pgqueue.now() END AS now FROM clock CROSS JOIN (SELECT count(*) AS n FROM rest) AS found
 ), charge AS MATERIALIZED (
-    SELECT limiter.*, moment.now, rest.taken, rest.remains, rest.elsewhere,
+    SELECT limiter.*, moment.now, rest.taken, rest.remains, rest.elsewhere, rest.rival,
            greatest(0, least(limiter.depth + limiter.gap,
                coalesce(limiter.ahead - extract(epoch FROM moment.now - clock.now)::float8, 0))) AS base
     FROM limiter JOIN rest ON rest.key = limiter.key CROSS JOIN clock CROSS JOIN moment
@@ -146,7 +149,7 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted) <> (SELECT count(*) FROM runnin
             THEN to_timestamp(pgqueue.refuse('a rate let jobs in that it did not move'))
             ELSE (SELECT now FROM moment) END,
        (SELECT coalesce(json_agg(json_build_array(c.key, c.taken, greatest(c.base + c.taken * c.gap - c.depth, 0), c.late, c.remains,
-            c.elsewhere, c.worker_id)), '[]')::text FROM charge c);
+            c.elsewhere, c.rival)), '[]')::text FROM charge c);
 
 -- name: rates_read
 -- The jobs that were let in by this claim, in the columns of a claim, the most urgent and oldest first. In a transaction of its own:

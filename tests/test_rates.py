@@ -386,6 +386,26 @@ async def test_a_worker_that_was_faster_is_left_alone(pacers: Pacers, eyes: Eyes
     assert mine.rates._lines["k"].pushed == 0.0
 
 
+async def test_a_worker_that_was_faster_with_another_queue_is_no_reason_to_come_later(
+    pacers: Pacers, eyes: Eyes
+) -> None:
+    eyes.do(RATED, "k", 2, 1.0, 1)
+    rated(eyes, 10)
+    [urgent] = rated(eyes, 1, queue="mine", priority=1, rank=3)
+    mine, other = pacers("mine"), pacers("default")
+    await mine.park()
+    await other.park()
+    assert len(await other.ask("k")) == 1
+    assert await mine.ask("k") == []
+    await until(lambda: monotonic() > mine.rates._lines["k"].at)
+    assert len(await other.ask("k")) == 1
+    await mine.rates._step()  # asks as it would by itself
+    assert mine.rates._lines["k"].pushed == 0.0
+    await until(lambda: monotonic() > mine.rates._lines["k"].at)
+    await mine.rates._step()
+    assert [job.id for job in mine.jobs] == [urgent]
+
+
 WAITING = (
     "INSERT INTO pgqueue.job_blocked (state, key, task, queue, priority, rank, crashes, rate_key) "
     "SELECT 'blocked', 'rate:k', 'x', %s, 5, %s, %s, 'k' FROM generate_series(1, %s)"
