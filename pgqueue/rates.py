@@ -329,10 +329,10 @@ class Rates:
         for key in keys:
             taken, pause, _, remains, elsewhere, last = found.get(key, (0, 0.0, 0.0, False, False, None))
             before = self._lines.get(key)
+            if elsewhere and taken:  # if we took nobody, who told us of the line has told the others
+                self._others[key] = None
             if not remains or before is None:
                 self._forget(key)
-                if elsewhere:
-                    self._others[key] = None
             elif pause > 0.0:
                 pushed = self._pushed(before, taken, last)
                 self._remember(key, Line(now + max(pause, PAUSE_LEAST) + pushed, last=last, pushed=pushed))
@@ -352,17 +352,17 @@ class Rates:
     # What nobody remembers -------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Of the lines swept, those that should have moved on: ours are asked for, others are told of the rest."""
+        """Of the lines swept, those that should have moved on: we ask, and tell others if the first is not for us."""
         swept, self._swept = [key for key in self._swept if key not in self._due], []
         queues = self._free().queues
         for first in range(0, len(swept), SWEPT_MOST):
             some = swept[first : first + SWEPT_MOST]
             overdue = self._session.link.statement("rates_overdue", keys=some, queues=queues, seconds=OVERDUE_SECONDS)
             [rows] = await self._session.run(overdue)
-            for key, ours in rows:
-                if not ours:
+            for key, others in rows:
+                if others:
                     self._others[key] = None
-                elif key not in self._due:
+                if key not in self._due:  # somebody of ours may wait behind
                     self._remember(key, Line(monotonic()))
 
     async def _hand_on(self) -> None:

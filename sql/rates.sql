@@ -29,8 +29,8 @@ CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog
 -- what the rate could have set (it was changed, or the clock was) is cut down. The time before the search decides how many, the time
 -- after it is charged and answered.
 -- One row: that time; and as JSON for each key that has a rate [key, how many were let in, seconds until the next may be,
--- seconds after which they are too late to start, whether somebody is left whom we could take, whether there is only somebody whom
--- another worker could take, who had let in last if he could have taken the first that is left].
+-- seconds after which they are too late to start, whether somebody is left whom we could take, whether the first who is left is
+-- one of another worker's queue, who had let in last if he could have taken the first that is left].
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), clock AS MATERIALIZED (
@@ -94,12 +94,13 @@ WITH me AS MATERIALIZED (
       AND NOT served.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
 ), rest AS MATERIALIZED (
     SELECT limiter.key, (SELECT count(*) FROM admitted a WHERE a.key = limiter.key) AS taken,
-           ours.id IS NOT NULL AS remains, ours.id IS NULL AND theirs.remains AS elsewhere,
+           ours.id IS NOT NULL AS remains,
+           theirs.id IS NOT NULL AND (ours.id IS NULL OR (theirs.rank, theirs.id) < (ours.rank, ours.id)) AS elsewhere,
            CASE WHEN EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = limiter.worker_id AND ours.queue = ANY (w.queues))
                 THEN limiter.worker_id END AS rival
     FROM limiter
     LEFT JOIN LATERAL (
-        SELECT b.id, mine.queue FROM mine CROSS JOIN unnest(%(suspects)s::integer[] || 0) AS lane (rank)
+        SELECT b.rank, b.id, mine.queue FROM mine CROSS JOIN unnest(%(suspects)s::integer[] || 0) AS lane (rank)
         CROSS JOIN LATERAL (
             SELECT b.id, b.rank FROM pgqueue.job_blocked b
             WHERE b.key = 'rate:' || limiter.key AND starts_with(b.key, 'rate:') AND b.queue = mine.queue
@@ -109,13 +110,14 @@ WITH me AS MATERIALIZED (
         ) AS b
         ORDER BY b.rank, b.id LIMIT 1
     ) AS ours ON true
-    CROSS JOIN LATERAL (
-        SELECT count(*) > 0 AS remains FROM others CROSS JOIN LATERAL (
-            SELECT FROM pgqueue.job_blocked b
+    LEFT JOIN LATERAL (
+        SELECT b.* FROM others CROSS JOIN LATERAL (
+            SELECT b.rank, b.id FROM pgqueue.job_blocked b
             WHERE b.key = 'rate:' || limiter.key AND starts_with(b.key, 'rate:') AND b.queue = others.queue
             ORDER BY b.rank, b.id LIMIT 1
         ) AS b
-    ) AS theirs
+        ORDER BY b.rank, b.id LIMIT 1
+    ) AS theirs ON true
 ), moment AS MATERIALIZED (
     -- Looked at when all is found: however long that took, nobody is late for it.
     SELECT CASE WHEN found.n >= 0 THEN pgqueue.now() END AS now FROM clock CROSS JOIN (SELECT count(*) AS n FROM rest) AS found
@@ -164,8 +166,14 @@ ORDER BY r.rank, r.id;
 
 -- name: rates_overdue
 -- Of these keys those that could have let somebody in for longer than so many seconds, or whose time is beyond what the rate could have
--- set, and that somebody waits for whose queue is open and served; and whether it is one of ours. Locks nothing, decides nothing.
-SELECT asked.key, head.queue = ANY (%(queues)s::text[])
+-- set, and that somebody waits for whose queue is open and served; and whether the first of them is not of our queues. Locks nothing,
+-- decides nothing.
+WITH served AS MATERIALIZED (
+    SELECT DISTINCT known.queue FROM pgqueue.worker w CROSS JOIN unnest(w.queues) AS known (queue)
+    WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
+      AND NOT known.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+)
+SELECT asked.key, NOT head.queue = ANY (%(queues)s::text[])
 FROM unnest(%(keys)s::text[]) AS asked (key)
 CROSS JOIN LATERAL (
     SELECT t.gap, (p.burst - 1) * t.gap + t.early AS depth
@@ -178,11 +186,11 @@ LEFT JOIN LATERAL (
     SELECT extract(epoch FROM l.next_at - pgqueue.now())::float8 AS ahead FROM pgqueue.limiter l WHERE l.key = asked.key
 ) AS l ON true
 CROSS JOIN LATERAL (
-    SELECT b.queue FROM pgqueue.job_blocked b
-    WHERE b.key = 'rate:' || asked.key
-      AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-      AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
-                                                 AND b.queue = ANY (w.queues))
+    SELECT b.* FROM served CROSS JOIN LATERAL (
+        SELECT b.rank, b.id, b.queue, b.crashes FROM pgqueue.job_blocked b
+        WHERE b.key = 'rate:' || asked.key AND starts_with(b.key, 'rate:') AND b.queue = served.queue
+        ORDER BY b.rank, b.id LIMIT 1
+    ) AS b
     ORDER BY b.rank, b.id LIMIT 1
 ) AS head
 WHERE coalesce(l.ahead <= r.depth - %(seconds)s::float8 OR l.ahead > r.depth + r.gap + 0.001, true);

@@ -406,6 +406,39 @@ async def test_a_worker_that_was_faster_with_another_queue_is_no_reason_to_come_
     assert [job.id for job in mine.jobs] == [urgent]
 
 
+@pytest.mark.parametrize("swept", [True, False])
+async def test_where_the_first_is_of_another_queue_ours_go_on_and_others_are_told(
+    pacers: Pacers, eyes: Eyes, swept: bool
+) -> None:
+    eyes.do(RATED, "k", *SLOW)
+    mine, other = pacers("mine"), pacers()
+    [urgent] = rated(eyes, 1, priority=1, rank=3)
+    first, second = rated(eyes, 2, queue="mine")
+    await mine.park()
+    await other.park()
+    mine.rates._lines.clear()
+    mine.rates._handed_on = monotonic() + 60.0  # what it would tell stays there to be seen
+    if swept:
+        mine.rates.swept(["rate:k"])
+    assert await mine.ask(*([] if swept else ["k"])) == [first]
+    assert list(mine.rates._others) == ["k"]
+    assert "k" in mine.rates._lines
+    assert line(eyes) == [urgent, second]
+
+
+async def test_who_has_nobody_in_a_line_and_is_told_of_it_tells_nobody(pacers: Pacers, eyes: Eyes) -> None:
+    eyes.do(RATED, "k", *SLOW)
+    rated(eyes, 1)
+    stranger, other = pacers("mine"), pacers()
+    await other.park()
+    stranger.rates._handed_on = monotonic() + 60.0
+    stranger.rates.handed('["k"]')
+    assert await stranger.ask() == []
+    assert stranger.rates.asks == 1
+    assert not stranger.rates._others
+    assert not stranger.rates._lines
+
+
 WAITING = (
     "INSERT INTO pgqueue.job_blocked (state, key, task, queue, priority, rank, crashes, rate_key) "
     "SELECT 'blocked', 'rate:k', 'x', %s, 5, %s, %s, 'k' FROM generate_series(1, %s)"
@@ -440,7 +473,7 @@ async def test_an_ask_costs_the_same_however_many_wait_ahead_who_cannot_go(
     assert pages[1] <= 2 * pages[0], pages
 
 
-@pytest.mark.parametrize("statement", ["rates_move"])
+@pytest.mark.parametrize("statement", ["rates_move", "rates_overdue"])
 def test_a_planner_that_knows_nothing_looks_for_those_who_can_go_by_queue(
     conn: psycopg.Connection, statement: str
 ) -> None:
