@@ -77,6 +77,8 @@ HAND_ON_BYTES = 7_000
 LOCKED_SECONDS = 0.1
 LOST_FIRST, LOST_MOST = 0.5, 5.0
 """How much later to come where another worker was faster."""
+NOBODY = (0, 0.0, 0.0, False, False, None, False)
+"""What is answered, in effect, of a key without a rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,12 +329,14 @@ class Rates:
         """What becomes of each line: forgotten if nobody is left, else asked for again, when it may move on."""
         now, full, took = monotonic(), free.full, any(taken for taken, *_ in found.values())
         for key in keys:
-            taken, pause, _, remains, elsewhere, last = found.get(key, (0, 0.0, 0.0, False, False, None))
+            taken, pause, _, remains, elsewhere, last, suspects = found.get(key, NOBODY)
             before = self._lines.get(key)
             if elsewhere and taken:  # if we took nobody, who told us of the line has told the others
                 self._others[key] = None
-            if not remains or before is None:
+            if before is None or not (remains or suspects):
                 self._forget(key)
+            elif not remains:  # suspects that we cannot take now
+                self._remember(key, Line(now + LOOK_SECONDS))
             elif pause > 0.0:
                 pushed = self._pushed(before, taken, last)
                 self._remember(key, Line(now + max(pause, PAUSE_LEAST) + pushed, last=last, pushed=pushed))
@@ -352,7 +356,7 @@ class Rates:
     # What nobody remembers -------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Of the lines swept, those that should have moved on: we ask, and tell others if the first is not for us."""
+        """Of the lines swept, those that should have moved on: we ask, and tell others if the first may not be for us."""
         swept, self._swept = [key for key in self._swept if key not in self._due], []
         queues = self._free().queues
         for first in range(0, len(swept), SWEPT_MOST):

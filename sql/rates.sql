@@ -30,7 +30,8 @@ CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog
 -- after it is charged and answered.
 -- One row: that time; and as JSON for each key that has a rate [key, how many were let in, seconds until the next may be,
 -- seconds after which they are too late to start, whether somebody is left whom we could take, whether the first who is left is
--- one of another worker's queue, who had let in last if he could have taken the first that is left].
+-- one of another worker's queue, who had let in last if he could have taken the first that is left, whether suspects of
+-- our queues are left].
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), clock AS MATERIALIZED (
@@ -97,7 +98,15 @@ WITH me AS MATERIALIZED (
            ours.id IS NOT NULL AS remains,
            theirs.id IS NOT NULL AND (ours.id IS NULL OR (theirs.rank, theirs.id) < (ours.rank, ours.id)) AS elsewhere,
            CASE WHEN EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = limiter.worker_id AND ours.queue = ANY (w.queues))
-                THEN limiter.worker_id END AS rival
+                THEN limiter.worker_id END AS rival,
+           EXISTS (
+               SELECT FROM mine CROSS JOIN LATERAL (
+                   SELECT FROM pgqueue.job_blocked b
+                   WHERE b.key = 'rate:' || limiter.key AND starts_with(b.key, 'rate:') AND b.queue = mine.queue AND b.rank < 0
+                     AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
+                   ORDER BY b.rank, b.id LIMIT 1
+               ) AS b
+           ) AS suspects
     FROM limiter
     LEFT JOIN LATERAL (
         SELECT b.rank, b.id, mine.queue FROM mine CROSS JOIN unnest(%(suspects)s::integer[] || 0) AS lane (rank)
@@ -122,7 +131,7 @@ WITH me AS MATERIALIZED (
     -- Looked at when all is found: however long that took, nobody is late for it.
     SELECT CASE WHEN found.n >= 0 THEN pgqueue.now() END AS now FROM clock CROSS JOIN (SELECT count(*) AS n FROM rest) AS found
 ), charge AS MATERIALIZED (
-    SELECT limiter.*, moment.now, rest.taken, rest.remains, rest.elsewhere, rest.rival,
+    SELECT limiter.*, moment.now, rest.taken, rest.remains, rest.elsewhere, rest.rival, rest.suspects,
            greatest(0, least(limiter.depth + limiter.gap,
                coalesce(limiter.ahead - extract(epoch FROM moment.now - clock.now)::float8, 0))) AS base
     FROM limiter JOIN rest ON rest.key = limiter.key CROSS JOIN clock CROSS JOIN moment
@@ -151,7 +160,7 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted) <> (SELECT count(*) FROM runnin
             THEN to_timestamp(pgqueue.refuse('a rate let jobs in that it did not move'))
             ELSE (SELECT now FROM moment) END,
        (SELECT coalesce(json_agg(json_build_array(c.key, c.taken, greatest(c.base + c.taken * c.gap - c.depth, 0), c.late, c.remains,
-            c.elsewhere, c.rival)), '[]')::text FROM charge c);
+            c.elsewhere, c.rival, c.suspects)), '[]')::text FROM charge c);
 
 -- name: rates_read
 -- The jobs that were let in by this claim, in the columns of a claim, the most urgent and oldest first. In a transaction of its own:
@@ -166,14 +175,14 @@ ORDER BY r.rank, r.id;
 
 -- name: rates_overdue
 -- Of these keys those that could have let somebody in for longer than so many seconds, or whose time is beyond what the rate could have
--- set, and that somebody waits for whose queue is open and served; and whether the first of them is not of our queues. Locks nothing,
--- decides nothing.
+-- set, and that somebody waits for whose queue is open and served; and whether the first of them is not of our queues, or a suspect, whom
+-- others may be free for. Locks nothing, decides nothing.
 WITH served AS MATERIALIZED (
     SELECT DISTINCT known.queue FROM pgqueue.worker w CROSS JOIN unnest(w.queues) AS known (queue)
     WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
       AND NOT known.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
 )
-SELECT asked.key, NOT head.queue = ANY (%(queues)s::text[])
+SELECT asked.key, head.crashes > 0 OR NOT head.queue = ANY (%(queues)s::text[])
 FROM unnest(%(keys)s::text[]) AS asked (key)
 CROSS JOIN LATERAL (
     SELECT t.gap, (p.burst - 1) * t.gap + t.early AS depth

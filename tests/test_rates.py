@@ -22,6 +22,7 @@ from pgqueue import Job, Lock, Rate, Retry, Snooze, pausing, statements, testing
 from pgqueue.declarer import rates_of
 from pgqueue.errors import InvalidOption, LimitNotFound
 from pgqueue.limits import RateInfo, change_rate, rates
+from pgqueue.rates import LOOK_SECONDS
 from pgqueue.sessions import Link
 from pgqueue.tasks import task
 from pgqueue.worker import Worker
@@ -255,12 +256,26 @@ async def test_suspects_come_one_at_a_time_and_the_worse_alone(pacers: Pacers, e
     await pacer.park()  # one of a lane of suspects at a time
     pacer.suspects = ()
     assert await pacer.ask("k") == plain
-    assert not pacer.rates._lines  # what is left is not for us
+    assert 0.5 < pacer.rates._lines["k"].at - monotonic() <= LOOK_SECONDS  # until we may take who is left
     pacer.suspects = (-2,)
     assert await pacer.ask("k") == once[:1]
     pacer.suspects, pacer.ordinary = (-1,), False
     assert await pacer.ask("k") == twice
     assert line(eyes) == once[1:]
+
+
+async def test_of_a_suspect_that_nobody_took_others_are_told(pacers: Pacers, eyes: Eyes) -> None:
+    eyes.do(RATED, "k", *SLOW)
+    [plain] = rated(eyes, 1)
+    rated(eyes, 1, crashes=1, rank=-2)
+    pacer = pacers()
+    await pacer.park()
+    pacer.suspects = ()
+    pacer.rates._handed_on = monotonic() + 60.0  # what it would tell stays there to be seen
+    pacer.rates._lines.clear()
+    pacer.rates.swept(["rate:k"])
+    assert await pacer.ask() == [plain]
+    assert list(pacer.rates._others) == ["k"]
 
 
 # Many workers --------------------------------------------------------------------------------------------------------
