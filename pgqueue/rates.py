@@ -356,7 +356,7 @@ class Rates:
     # What nobody remembers -------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Of the lines swept, those that should have moved on: we ask, and tell others if the first may not be for us."""
+        """Of the lines swept, those that should have moved on: we ask, and tell others if the first may be for them."""
         swept, self._swept = [key for key in self._swept if key not in self._due], []
         queues = self._free().queues
         for first in range(0, len(swept), SWEPT_MOST):
