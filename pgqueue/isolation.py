@@ -94,7 +94,10 @@ class Isolation:
             self._asked_before = asked
             self._turn.taken()
             return
-        [rows] = await self._session.run(self._session.link.statement("isolation_waiting", queues=self._queues))
         patience = PATIENCE_SECONDS * (1.0 if self._leads() else self._slower)
+        # For one whose rate stays closed until we would have given up, way is made in vain. Not "closed now": a rate
+        # that many wait for is open for moments only.
+        look = self._session.link.statement("isolation_waiting", queues=self._queues, seconds=patience + CLOSED_SECONDS)
+        [rows] = await self._session.run(look)
         waiting, rate = rows[0] if rows else (None, None)
         self._make_way(self._turn.make_way(waiting, patience, monotonic()), rate)

@@ -9,7 +9,9 @@ The rate is GCRA (sql/rates.sql). For n = count starts in a period P with a burs
     gap = (P + late + early) / n        depth = (b - 1) * gap + early        late <= P / 20, early <= P / 40
 
 `next_at` is one gap further for each job let in, counted from now or from where it was, whichever is later; and nobody
-is let in while it is more than `depth` ahead.
+is let in while it is more than `depth` ahead. How many that allows is decided before the heads are looked for; let in
+they are at a second look at the clock, when all are found, from which they are charged. `next_at` is no further ahead
+then than it was before, so that no more were found than that moment allows; and a long search makes nobody late.
 
 Why never more than n + b - 1 handlers start in a window of P. Let t1 <= … <= tk be the times at which k jobs were let
 in. Each adds a gap to a `next_at` that was t1 at least before the first, so before the last it was t1 + (k - 1) * gap
@@ -20,7 +22,7 @@ held, by a snapshot taken after it, so two that ask at the same time follow one 
 that a rate is up to 7 % lower than its name (P = 1 s), 0.4 % for a minute. Not covered: the database's clock set back,
 a rate or burst raised in between, and what passes between the look at the clock and the handler's first line.
 
-Why it is judged at the start. The answer says how long after its beginning the transaction looked at the clock, and
+Why it is judged at the start. The answer says how long after its beginning the transaction let in, by the clock, and
 that was sent after we noted the time. So what we count as lateness is never less than it is, however long the answer
 took, or the process stood still before it looked.
 
@@ -28,7 +30,8 @@ Why nobody waits for ever. Who parks a job remembers its line (`told`), and forg
 is left whom it could take. What is lost (the process dies, a head was locked) the sweep finds: it names all lines, and
 those that could have moved for half a second are remembered here, or other workers are told. So are they if we have no
 slot for a tenth of a second. Who finds that another worker was faster comes later and later, up to 5 s, so that few ask
-for one line. A full worker never asks; a line without jobs is not remembered, and costs nothing.
+for one line; but not if the other does not serve the queue of our first. A full worker never asks; a line without jobs
+is not remembered, and costs nothing.
 """
 
 from __future__ import annotations
@@ -57,23 +60,20 @@ RATE = "rate:"
 HANDED = "rates "
 """How a NOTIFY of `:control` begins that hands lines on."""
 KEYS_MOST = 64  # each is a row of the server's lock table
-LET_IN_LEAST, LET_IN_MOST = 50, 1_000
+LET_IN_LEAST, LET_IN_MOST, SWEPT_MOST = 50, 1_000, 1_000
 ASK_SECONDS = 0.012
 """So long an answer may take with as many as are let in at once: the last of them must not be too late."""
-SWEPT_MOST = 1_000
-IDLE_SECONDS = 30.0
-PAUSE_LEAST = 0.01
-"""The shortest pause between two asks for one key: of a fast rate several are let in together."""
-SLOT_PAUSE = 0.002
-"""The same where slots are the limit."""
+IDLE_SECONDS, LOOK_SECONDS, LOCKED_SECONDS = 30.0, 1.0, 0.1
+PAUSE_LEAST, SLOT_PAUSE = 0.01, 0.002
+"""The shortest pause between two asks for one key: of a fast rate several are let in together; where slots are few."""
 OVERDUE_SECONDS = 0.5
 FULL_SECONDS, HAND_ON_SECONDS = 0.1, 1.0
 """How long a line may wait for a slot here before others are told, and how often at most they are."""
-LOOK_SECONDS = 1.0
 HAND_ON_BYTES = 7_000
-LOCKED_SECONDS = 0.1
 LOST_FIRST, LOST_MOST = 0.5, 5.0
 """How much later to come where another worker was faster."""
+NOBODY = (0, 0.0, 0.0, False, False, None, False)
+"""What is answered, in effect, of a key without a rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +308,7 @@ class Rates:
                 ),
                 then=[link.statement("rates_read", claim=claim, worker_id=worker_id)],
             )
-            # By our clock no later than when the transaction looked at its own; between the two it may have waited.
+            # By our clock no later than when the transaction let in by its own; between the two it may have waited.
             at = self._session.sent + (0.0 if looked is None else max(0.0, (looked - began) / 1e6))
             self.asks += 1
             found = {key: tuple(rest) for key, *rest in json.loads(answers)}
@@ -337,12 +337,14 @@ class Rates:
         """What becomes of each line: forgotten if nobody is left, else asked for again, when it may move on."""
         now, full, took = monotonic(), free.full, any(taken for taken, *_ in found.values())
         for key in keys:
-            taken, pause, _, remains, elsewhere, last = found.get(key, (0, 0.0, 0.0, False, False, None))
+            taken, pause, _, remains, elsewhere, last, suspects = found.get(key, NOBODY)
             before = self._lines.get(key)
-            if not remains or before is None:
+            if elsewhere and taken:  # if we took nobody, who told us of the line has told the others
+                self._others[key] = None
+            if before is None or not (remains or suspects):
                 self._forget(key)
-                if elsewhere:
-                    self._others[key] = None
+            elif not remains:  # suspects that we cannot take now
+                self._remember(key, Line(now + LOOK_SECONDS))
             elif pause > 0.0:
                 pushed = self._pushed(before, taken, last)
                 self._remember(key, Line(now + max(pause, PAUSE_LEAST) + pushed, last=last, pushed=pushed))
@@ -354,7 +356,7 @@ class Rates:
                 self._remember(key, Line(now + LOCKED_SECONDS))
 
     def _pushed(self, before: Line, taken: int, last: int | None) -> float:
-        """How much later to come: not at all if we let somebody in, or nobody else did since we asked last."""
+        """How much later to come: not at all if we let somebody in, or nobody else who could take ours did."""
         if taken or last is None or last == self._worker_id() or before.last is None:
             return 0.0
         return min(LOST_MOST, max(LOST_FIRST, 2 * before.pushed))
@@ -362,17 +364,17 @@ class Rates:
     # What nobody remembers -------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Of the lines swept, those that should have moved on: ours are asked for, others are told of the rest."""
+        """Of the lines swept, those that should have moved on: we ask, and tell others if the first may be for them."""
         swept, self._swept = [key for key in self._swept if key not in self._due], []
         queues = self._free().queues
         for first in range(0, len(swept), SWEPT_MOST):
             some = swept[first : first + SWEPT_MOST]
             overdue = self._session.link.statement("rates_overdue", keys=some, queues=queues, seconds=OVERDUE_SECONDS)
             [rows] = await self._session.run(overdue)
-            for key, ours in rows:
-                if not ours:
+            for key, others in rows:
+                if others:
                     self._others[key] = None
-                elif key not in self._due:
+                if key not in self._due:  # somebody of ours may wait behind
                     self._remember(key, Line(monotonic()))
 
     async def _hand_on(self) -> None:

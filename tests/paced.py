@@ -76,7 +76,20 @@ class FreeOfCharge(Link):
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         made = super().statement(name, **params)
-        sql = made.sql.replace("limiter.base + taken.n * limiter.gap", "limiter.base + 1 * limiter.gap")
+        sql = made.sql.replace("c.base + c.taken * c.gap)", "c.base + 1 * c.gap)")
+        assert name != "rates_move" or sql != made.sql
+        return replace(made, sql=sql)
+
+
+class SlowSearch(Link):
+    """As the real one, but each head takes its time to be found."""
+
+    SECONDS = 0.5
+
+    def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
+        made = super().statement(name, **params)
+        slow = f"mine.slots > 0 AND pg_catalog.pg_sleep({self.SECONDS}) IS NOT NULL"
+        sql = made.sql.replace("mine.slots > 0", slow)
         assert name != "rates_move" or sql != made.sql
         return replace(made, sql=sql)
 

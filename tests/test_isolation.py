@@ -138,3 +138,31 @@ def test_another_that_waits_or_one_that_was_taken_begins_anew() -> None:
     assert turn.make_way(8, 30.0, 91.0)
     turn.taken()
     assert not turn.make_way(8, 30.0, 92.0)
+
+
+async def test_way_is_made_for_one_that_waits_for_a_rate_only_if_that_lets_it_in_soon(dsn: str, eyes: Eyes) -> None:
+    session = sessions.Session(sessions.Link(dsn, "pgqueue"), "isolation")
+
+    async def waiting() -> int | None:
+        [rows] = await session.run(session.link.statement("isolation_waiting", queues=["a"], seconds=60.0))
+        return rows[0][0] if rows else None
+
+    eyes.do(
+        "INSERT INTO pgqueue.job_blocked (state, key, task, queue, rank, rate_key, crashes) "
+        "SELECT 'blocked', 'rate:' || k, 'x', 'a', -1, k, 2 FROM unnest('{never,slow,quick}'::text[]) k"
+    )
+    _, slow, quick = [id for (id,) in eyes.all("SELECT id FROM pgqueue.job_blocked ORDER BY id")]
+    rate = "INSERT INTO pgqueue.key_rate (name, count, period, set_at) VALUES (%s, 1, %s, now())"
+    try:
+        assert await waiting() is None  # nobody has declared them
+        eyes.do(rate, "slow", 3600)
+        eyes.do(rate, "quick", 30)
+        assert await waiting() == slow
+        closed = "INSERT INTO pgqueue.limiter VALUES (%s, now() + make_interval(secs => %s), 1)"
+        eyes.do(closed, "slow", 3600)
+        eyes.do(closed, "quick", 30)
+        assert await waiting() == quick
+        eyes.do("UPDATE pgqueue.limiter SET next_at = now() + interval '2 min'")
+        assert await waiting() is None
+    finally:
+        await session.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
@@ -14,14 +15,15 @@ from typing import Any
 import psycopg
 import pytest
 from commands import pgqueue as command
-from paced import RATED, FreeOfCharge, Pacer, Unlocked, bound, line, most, race, rated
+from paced import RATED, FreeOfCharge, Pacer, SlowSearch, Unlocked, bound, line, most, race, rated
 from workers import Eyes, until, wait_until, work, workers
 
 import pgqueue
-from pgqueue import Job, Lock, Rate, Retry, Snooze, pausing, testing
+from pgqueue import Job, Lock, Rate, Retry, Snooze, pausing, statements, testing
 from pgqueue.declarer import rates_of
 from pgqueue.errors import InvalidOption, LimitNotFound
 from pgqueue.limits import RateInfo, change_rate, rates
+from pgqueue.rates import LOOK_SECONDS
 from pgqueue.sessions import Link
 from pgqueue.tasks import task
 from pgqueue.worker import Worker
@@ -255,12 +257,26 @@ async def test_suspects_come_one_at_a_time_and_the_worse_alone(pacers: Pacers, e
     await pacer.park()  # one of a lane of suspects at a time
     pacer.suspects = ()
     assert await pacer.ask("k") == plain
-    assert not pacer.rates._lines  # what is left is not for us
+    assert 0.5 < pacer.rates._lines["k"].at - monotonic() <= LOOK_SECONDS  # until we may take who is left
     pacer.suspects = (-2,)
     assert await pacer.ask("k") == once[:1]
     pacer.suspects, pacer.ordinary = (-1,), False
     assert await pacer.ask("k") == twice
     assert line(eyes) == once[1:]
+
+
+async def test_of_a_suspect_that_nobody_took_others_are_told(pacers: Pacers, eyes: Eyes) -> None:
+    eyes.do(RATED, "k", *SLOW)
+    [plain] = rated(eyes, 1)
+    rated(eyes, 1, crashes=1, rank=-2)
+    pacer = pacers()
+    await pacer.park()
+    pacer.suspects = ()
+    pacer.rates._handed_on = monotonic() + 60.0  # what it would tell stays there to be seen
+    pacer.rates._lines.clear()
+    pacer.rates.swept(["rate:k"])
+    assert await pacer.ask() == [plain]
+    assert list(pacer.rates._others) == ["k"]
 
 
 # Many workers --------------------------------------------------------------------------------------------------------
@@ -485,6 +501,124 @@ async def test_rates_that_are_said_again_wait_for_nobody(pacers: Pacers, eyes: E
         someone.execute("UPDATE pgqueue.key_rate SET count = 7, set_at = now() WHERE name = 'k'")
         async with asyncio.timeout(1.5):
             assert await pacer.pace.run(pacer.link.statement("rates_declare", **declare)) == [[(None, None)]]
+
+
+async def test_a_worker_that_was_faster_with_another_queue_is_no_reason_to_come_later(
+    pacers: Pacers, eyes: Eyes
+) -> None:
+    eyes.do(RATED, "k", 2, 1.0, 1)
+    rated(eyes, 10)
+    [urgent] = rated(eyes, 1, queue="mine", priority=1, rank=3)
+    mine, other = pacers("mine"), pacers("default")
+    await mine.park()
+    await other.park()
+    assert len(await other.ask("k")) == 1
+    assert await mine.ask("k") == []
+    await until(lambda: monotonic() > mine.rates._lines["k"].at)
+    assert len(await other.ask("k")) == 1
+    await mine.rates._step()  # asks as it would by itself
+    assert mine.rates._lines["k"].pushed == 0.0
+    await until(lambda: monotonic() > mine.rates._lines["k"].at)
+    await mine.rates._step()
+    assert [job.id for job in mine.jobs] == [urgent]
+
+
+@pytest.mark.parametrize("swept", [True, False])
+async def test_where_the_first_is_of_another_queue_ours_go_on_and_others_are_told(
+    pacers: Pacers, eyes: Eyes, swept: bool
+) -> None:
+    eyes.do(RATED, "k", *SLOW)
+    mine, other = pacers("mine"), pacers()
+    [urgent] = rated(eyes, 1, priority=1, rank=3)
+    first, second = rated(eyes, 2, queue="mine")
+    await mine.park()
+    await other.park()
+    mine.rates._lines.clear()
+    mine.rates._handed_on = monotonic() + 60.0  # what it would tell stays there to be seen
+    if swept:
+        mine.rates.swept(["rate:k"])
+    assert await mine.ask(*([] if swept else ["k"])) == [first]
+    assert list(mine.rates._others) == ["k"]
+    assert "k" in mine.rates._lines
+    assert line(eyes) == [urgent, second]
+
+
+async def test_who_has_nobody_in_a_line_and_is_told_of_it_tells_nobody(pacers: Pacers, eyes: Eyes) -> None:
+    eyes.do(RATED, "k", *SLOW)
+    rated(eyes, 1)
+    stranger, other = pacers("mine"), pacers()
+    await other.park()
+    stranger.rates._handed_on = monotonic() + 60.0
+    stranger.rates.handed('["k"]')
+    assert await stranger.ask() == []
+    assert stranger.rates.asks == 1
+    assert not stranger.rates._others
+    assert not stranger.rates._lines
+
+
+WAITING = (
+    "INSERT INTO pgqueue.job_blocked (state, key, task, queue, priority, rank, crashes, rate_key) "
+    "SELECT 'blocked', 'rate:k', 'x', %s, 5, %s, %s, 'k' FROM generate_series(1, %s)"
+)
+
+
+def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [plan, *(node for child in plan.get("Plans", []) for node in nodes(child))]
+
+
+@pytest.mark.parametrize("remain", [0, 3])
+async def test_an_ask_costs_the_same_however_many_wait_ahead_who_cannot_go(
+    pacers: Pacers, eyes: Eyes, conn: psycopg.Connection, remain: int
+) -> None:
+    eyes.do(RATED, "k", 1, 1.0, 1)
+    eyes.do("INSERT INTO pgqueue.queue (name, paused_at) VALUES ('paused', now())")
+    pacer = pacers("default", "paused")
+    params = {
+        "keys": ["k"], "queues": ["default", "paused"], "pools": [1, 1], "slots": [1], "spare": [0], "most": 1,
+        "suspects": [], "ordinary": True, "worker_id": pacer.worker_id, "claim": 1,
+    }  # fmt: skip
+    eyes.do(WAITING, "default", 11, 0, remain)
+    pages = []
+    for number in (100, 20_000):
+        for row in (("paused", 1, 0), ("nobody's", 1, 0), ("default", -2, 1), ("default", -1, 2)):
+            eyes.do(WAITING, *row, number)
+        eyes.do("ANALYZE pgqueue.job_blocked")
+        sql = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statements.text('rates_move', 'pgqueue')}"
+        [(plan,)] = conn.execute(sql.encode(), params).fetchall()
+        conn.rollback()
+        pages.append(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+    assert pages[1] <= 2 * pages[0], pages
+
+
+@pytest.mark.parametrize("statement", ["rates_move", "rates_overdue"])
+def test_a_planner_that_knows_nothing_looks_for_those_who_can_go_by_queue(
+    conn: psycopg.Connection, statement: str
+) -> None:
+    sql = statements.text(statement, "pgqueue")
+    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", sql)))
+    numbered = re.sub(r"%\((\w+)\)s", lambda match: f"${names.index(match[1]) + 1}", sql)
+    conn.execute(f"PREPARE one AS {numbered}".encode())
+    for setting in ("enable_seqscan = off", "enable_bitmapscan = off", "plan_cache_mode = force_generic_plan"):
+        conn.execute(f"SET {setting}".encode())
+    values = ", ".join(["NULL"] * len(names))
+    [(plan,)] = conn.execute(f"EXPLAIN (FORMAT JSON) EXECUTE one ({values})".encode()).fetchall()
+    found = [node for node in nodes(plan[0]["Plan"]) if node.get("Relation Name") == "job_blocked"]
+    scans = [node for node in found if node["Node Type"] not in ("ModifyTable", "Tid Scan")]
+    assert {node.get("Index Name") for node in scans} == {"job_blocked_rate_line"}
+    assert [node["Index Cond"] for node in scans if not re.search(r"\bqueue\S* = ", node["Index Cond"])] == []
+
+
+async def test_who_was_long_looked_for_is_not_late(dsn: str, pacers: Pacers, eyes: Eyes) -> None:
+    eyes.do(RATED, "k", 2, 3600.0, 1)  # 0.2 s to start
+    [job, _] = rated(eyes, 2)
+    pacer = pacers(link=SlowSearch(dsn, "pgqueue"))
+    await pacer.park()
+    began = monotonic()
+    assert await pacer.ask("k") == [job]
+    [let_in] = pacer.jobs
+    assert let_in.start_by is not None
+    assert let_in.start_by > began + SlowSearch.SECONDS + 0.2
+    assert eyes.one("SELECT extract(epoch FROM next_at - now())::float8 FROM pgqueue.limiter") > 1795.0
 
 
 async def test_thousands_of_keys_cost_nothing_when_nobody_waits(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
