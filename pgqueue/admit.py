@@ -63,11 +63,13 @@ def held(job: Job) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Queues that share slots, how many are free, and how many more are the fetcher's: asked for, or left to it."""
+    """Queues that share slots, how many are free, how many more a fetch under way has asked for, and how many of the
+    free ones should be left to the next."""
 
     queues: Sequence[str]
     free: int
     asked: int = 0
+    left: int = 0
 
 
 class Admit:
@@ -104,7 +106,7 @@ class Admit:
         """Keys that had somebody in line when one of theirs ended here: a hint, it saves a look."""
         self._wanted: Wanted = {}
         self._asking: Wanted = {}
-        self._given: Sequence[Slots] = ()
+        self._given: dict[tuple[str, ...], int] = {}
         self._idle = asyncio.Event()
         self._since = 0.0
         self._holding: dict[Job, list[str]] = {}
@@ -173,7 +175,7 @@ class Admit:
         """How many slots of these queues an admit under way may fill."""
         if not self._asking or monotonic() - self._since >= RESERVED_SECONDS:
             return 0
-        return sum(pool.free for pool in self._given if pool.queues == queues)
+        return self._given.get(tuple(queues), 0)
 
     async def idle(self) -> None:
         """Wait until nothing is left to ask for."""
@@ -285,24 +287,28 @@ class Admit:
     async def _limits(self, asked: Wanted, claim: int) -> tuple[list[tuple[Any, ...]], list[str]]:
         """The same for limits. Those that went on took no slot, so there may be more of them."""
         link, keys = self._session.link, list(asked)
-        if any(pool.asked for pool in self._slots()):
+        if any(pool.asked or pool.left for pool in self._slots()):
             self._cut.update(keys)  # before: the fetch may be answered meanwhile
         _, [(_, onward, _, _)], rows = await self._session.run_then(
             link.statement("admit_lock", keys=keys),
             link.statement("admit_limits", **self._asked(keys, claim)),
             then=[link.statement("admit_read_limits", keys=keys, claim=claim, worker_id=self._worker_id())],
         )
-        if len(rows) < sum(pool.free for pool in self._given):
+        if len(rows) < sum(self._given.values()):
             self._cut.difference_update(keys)
         return rows, [*onward, *keys] if onward else []
 
     def _asked(self, keys: list[str], claim: int) -> dict[str, Any]:
-        self._given = pools = self._slots()
+        pools = self._slots()
+        # A lock that has been asked for has one to come, who would hold it without a slot; of a limit as many as may.
+        sure = 0 if keys[0].startswith(LIMIT) else len(keys)
+        given = [pool.free - max(0, min(pool.left, pool.free - sure)) for pool in pools]
+        self._given = {tuple(pool.queues): slots for pool, slots in zip(pools, given, strict=True)}
         return {
             "keys": keys,
             "queues": [queue for pool in pools for queue in pool.queues],
             "pools": [place for place, pool in enumerate(pools, 1) for _ in pool.queues],
-            "slots": [pool.free for pool in pools],
+            "slots": given,
             "worker_id": self._worker_id(),
             "claim": claim,
             "notify": self._notify,

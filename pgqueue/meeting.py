@@ -67,13 +67,8 @@ class Meeting:
     def _room(self, pool: Pool) -> int:
         """What the fetcher may ask for: not what an admit under way was given, nor what one is about to want."""
         room = max(0, pool.room() - pool.reserved - self._admit.given(pool.queues))
-        return room - min(self._admit.pending, room - self._fetchers(pool, room))
-
-    def _fetchers(self, pool: Pool, room: int) -> int:
-        """Of these slots, those that are left to the fetcher: half, as long as it wants any; the last one in turn."""
-        if not self._fetcher.hungry(pool.queues):
-            return 0
-        return room // 2 if room != 1 else int(self._turns[pool.queues].fetchers)
+        ours = room > 0 and self._turns[pool.queues].fetchers
+        return room - min(self._admit.pending, room - ours)
 
     def _slots(self) -> list[Slots]:
         """Where admit may put jobs: what a fetch under way has asked for is taken, and the next one has its share."""
@@ -86,8 +81,10 @@ class Meeting:
         for pool in self._executor.pools:
             coming = asked if pool.queues[0] in queues else 0
             free = max(0, pool.asked() - pool.reserved - coming)
-            left = self._fetchers(pool, free)
-            found.append(Slots(pool.queues, free - left, coming + left))
+            left = 0
+            if self._fetcher.hungry(pool.queues):  # half, the last one in turn
+                left = free // 2 if free != 1 else int(self._turns[pool.queues].fetchers)
+            found.append(Slots(pool.queues, free, coming, left))
         return found
 
     def _free(self) -> Free:

@@ -143,7 +143,8 @@ def test_a_static_method_is_a_plain_function() -> None:
         ({"priority": True}, "priority"),
         ({"priority": "5"}, "priority '5'"),
         ({"retry": 0}, "retry"),
-        ({"rate": "user"}, "no option rate"),
+        ({"rate": "user"}, "rate 'user': write COUNT/PERIOD"),
+        ({"speed": "high"}, "no option speed"),
     ],
 )
 def test_a_wrong_option_is_said_at_declaration(options: dict[str, Any], why: str) -> None:

@@ -25,7 +25,9 @@ DECLARED = "default"
 @database
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Show how many jobs of each limit may run at once, and do; and how many of each rate may start in a period.
+    """Show limits and rates: what each allows, and who waits for it.
+
+    How many jobs of each limit may run at once, and do; how many of each rate may start in a period.
 
     AT ONCE is what holds now: `20 (code: 10)` was set by hand where the code says 10; `none yet`: jobs wait for a limit
     that no worker has declared. HELD jobs have the limit and do not run: they wait for a slot, a rate or their retry.
@@ -58,7 +60,9 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @as_json
 @database
 def change(name: str, value: str, as_json: bool) -> None:
-    """Let VALUE jobs of limit NAME run at once from now on, or start at the rate VALUE.
+    """Set what the limit or rate NAME allows.
+
+    From now on VALUE jobs of that limit run at once, or start at the rate VALUE.
 
     It holds for all workers, whatever their code declares, until it is set again; `default` gives it back to the code,
     a limit and a rate of that name both. A larger number lets those in that wait at once; a smaller one stops nobody,
