@@ -62,7 +62,7 @@ WITH me AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT * FROM (
             SELECT b.ctid, b.id, b.rank, b.crashes FROM pgqueue.job_blocked b
-            WHERE b.key = 'rate:' || limiter.key AND starts_with(b.key, 'rate:') AND b.queue = mine.queue AND b.rank >= 0
+            WHERE b.key = 'rate:' || limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND b.rank >= 0
             ORDER BY b.rank, b.id
             LIMIT CASE WHEN %(ordinary)s::boolean THEN least(limiter.room, mine.slots + mine.spare) ELSE 0 END
             FOR UPDATE SKIP LOCKED
@@ -70,7 +70,7 @@ WITH me AS MATERIALIZED (
         UNION ALL
         SELECT suspect.* FROM unnest(%(suspects)s::integer[]) AS lane (rank) CROSS JOIN LATERAL (
             SELECT b.ctid, b.id, b.rank, b.crashes FROM pgqueue.job_blocked b
-            WHERE b.key = 'rate:' || limiter.key AND starts_with(b.key, 'rate:') AND b.queue = mine.queue AND b.rank = lane.rank
+            WHERE b.key = 'rate:' || limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND b.rank = lane.rank
             ORDER BY b.rank, b.id LIMIT least(limiter.room, 1)
             FOR UPDATE SKIP LOCKED
         ) AS suspect
@@ -102,7 +102,7 @@ WITH me AS MATERIALIZED (
            EXISTS (
                SELECT FROM mine CROSS JOIN LATERAL (
                    SELECT FROM pgqueue.job_blocked b
-                   WHERE b.key = 'rate:' || limiter.key AND starts_with(b.key, 'rate:') AND b.queue = mine.queue AND b.rank < 0
+                   WHERE b.key = 'rate:' || limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND b.rank < 0
                      AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
                    ORDER BY b.rank, b.id LIMIT 1
                ) AS b
@@ -112,7 +112,7 @@ WITH me AS MATERIALIZED (
         SELECT b.rank, b.id, mine.queue FROM mine CROSS JOIN unnest(%(suspects)s::integer[] || 0) AS lane (rank)
         CROSS JOIN LATERAL (
             SELECT b.id, b.rank FROM pgqueue.job_blocked b
-            WHERE b.key = 'rate:' || limiter.key AND starts_with(b.key, 'rate:') AND b.queue = mine.queue
+            WHERE b.key = 'rate:' || limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue
               AND b.rank BETWEEN lane.rank AND CASE lane.rank WHEN 0 THEN 32767 ELSE lane.rank END
               AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
             ORDER BY b.rank, b.id LIMIT 1
@@ -122,7 +122,7 @@ WITH me AS MATERIALIZED (
     LEFT JOIN LATERAL (
         SELECT b.* FROM others CROSS JOIN LATERAL (
             SELECT b.rank, b.id FROM pgqueue.job_blocked b
-            WHERE b.key = 'rate:' || limiter.key AND starts_with(b.key, 'rate:') AND b.queue = others.queue
+            WHERE b.key = 'rate:' || limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = others.queue
             ORDER BY b.rank, b.id LIMIT 1
         ) AS b
         ORDER BY b.rank, b.id LIMIT 1
@@ -197,7 +197,7 @@ LEFT JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT b.* FROM served CROSS JOIN LATERAL (
         SELECT b.rank, b.id, b.queue, b.crashes FROM pgqueue.job_blocked b
-        WHERE b.key = 'rate:' || asked.key AND starts_with(b.key, 'rate:') AND b.queue = served.queue
+        WHERE b.key = 'rate:' || asked.key AND left(b.key, 5) = 'rate:' AND b.queue = served.queue
         ORDER BY b.rank, b.id LIMIT 1
     ) AS b
     ORDER BY b.rank, b.id LIMIT 1

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from servers import Server, embedded_server, shared_server
 from workers import Eyes
 
-from pgqueue import config
+from pgqueue import config, tasks
 from pgqueue.pytest_plugin import Databases
 
 pytest_plugins = ["promises"]
@@ -32,6 +32,15 @@ settings.load_profile("pgqueue")
 def configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test configures ends with it."""
     monkeypatch.setattr(config, "_configured", dict(config._configured))
+
+
+@pytest.fixture(autouse=True)
+def declarations() -> Iterator[None]:
+    """What tasks a test declares end with it: a worker without `tasks` serves all there are."""
+    before = dict(tasks.registry)
+    yield
+    tasks.registry.clear()
+    tasks.registry.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -34,9 +34,10 @@ COMMENT ON TABLE pgqueue.limiter IS 'When each key of a rate is at rest again. C
 
 -- Suspects that must run alone and wait for a rate: to find them without a look at every line. Mostly empty.
 CREATE INDEX job_blocked_rate_suspects ON pgqueue.job_blocked (queue, id) WHERE crashes > 1 AND starts_with(key, 'rate:');
--- The lines of rates by queue, as those of limits. The one on ids still comes last.
-CREATE INDEX job_blocked_rate_line     ON pgqueue.job_blocked (key, queue, rank, id) WHERE starts_with(key, 'rate:');
+-- The lines of rates by queue, as those of limits. In words of its own: a planner that knows nothing would take it for
+-- job_blocked_limit_holds, and walk all lines for the holders of one limit. The one on ids still comes last.
+CREATE INDEX job_blocked_rate_line     ON pgqueue.job_blocked (key, queue, rank, id) WHERE left(key, 5) = 'rate:';
 DROP INDEX pgqueue.job_blocked_id;
-CREATE UNIQUE INDEX job_blocked_id         ON pgqueue.job_blocked (id);
+CREATE UNIQUE INDEX job_blocked_id     ON pgqueue.job_blocked (id);
 
 INSERT INTO pgqueue.migration (version, name, breaking) VALUES (8, 'rates', false);
