@@ -82,8 +82,9 @@ def enqueue_numbered(conn: Connection, jobs: int, batch: int, first: int, keyed:
     return {"jobs": jobs, "started": started, "ended": ended, "cpu": process_time() - cpu}
 
 
-def pace(conn: Connection, rate: float, seconds: float) -> dict[str, Any]:
-    """`rate` jobs a second, one per transaction, each with the times before its COMMIT was sent and after it returned.
+def pace(conn: Connection, rate: float, seconds: float, together: int = 1) -> dict[str, Any]:
+    """`rate` jobs a second, `together` per transaction, with the times before COMMIT was sent and after it
+    returned for each.
 
     Random gaps (half to one and a half of the mean), so that no poll and no clock stays in step with them.
     """
@@ -92,10 +93,14 @@ def pace(conn: Connection, rate: float, seconds: float) -> dict[str, Any]:
     while due < started + seconds:
         sleep(max(0.0, due - monotonic()))
         with conn.transaction():
-            job = pgqueue.enqueue(conn, stamp)
+            if together == 1:
+                handles = [pgqueue.enqueue(conn, stamp)]
+            else:
+                handles = pgqueue.enqueue_many(conn, [stamp.new() for _ in range(together)])
             sent = monotonic()
-        events.append((job.id, sent, monotonic()))
-        due += random.uniform(0.5, 1.5) / rate
+        returned = monotonic()
+        events += [(job.id, sent, returned) for job in handles]
+        due += random.uniform(0.5, 1.5) * together / rate
     return {"events": events}
 
 
