@@ -232,7 +232,8 @@ class Completer:
             locked = await self._look_up(left, released)
         self._unsure &= locked | {job.id for job, _ in rest}
         self._in_flight = rest
-        self._locked = [entry for entry in batch if entry[0].id in locked] if locked else []
+        if locked:  # beside those that an earlier part of the same flush has left
+            self._locked += [entry for entry in batch if entry[0].id in locked]
         for job, outcome in batch:
             if outcome.__class__ is Handed and job not in left:  # its handler's transaction did not commit
                 report(job, outcome.otherwise)

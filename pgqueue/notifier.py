@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from psycopg import AsyncConnection, sql
+from psycopg import sql
 
 from pgqueue.loops import jittered, persist, wait
 from pgqueue.sessions import Link, connect, identify, send
 from pgqueue.statements import Statement
+from pgqueue.wire import Wire
 
 log = logging.getLogger("pgqueue")
 
@@ -93,7 +94,7 @@ class Notifier:
             self.leads, self.identity = False, None
             await conn.close()
 
-    async def _listen_until_sought(self, conn: AsyncConnection[Any]) -> None:
+    async def _listen_until_sought(self, conn: Wire) -> None:
         """Hear notifications until the next ping is due, or wanted. A notification lost in between is only a hint."""
         hearing = asyncio.ensure_future(self._hear(conn))
         sought = asyncio.ensure_future(wait(self._sought, None))
@@ -106,11 +107,11 @@ class Notifier:
         if not hearing.cancelled():
             hearing.result()
 
-    async def _hear(self, conn: AsyncConnection[Any]) -> None:
+    async def _hear(self, conn: Wire) -> None:
         async for note in conn.notifies(timeout=jittered(LEADER_PING_SECONDS if self.leads else PING_SECONDS)):
             self._heard(note.channel.removeprefix(f"{self._link.schema}."), note.payload)
 
-    async def _ping(self, conn: AsyncConnection[Any]) -> None:
+    async def _ping(self, conn: Wire) -> None:
         """Ask for an answer, and for the lead if we do not have it."""
         ping = self._link.statement("leader_keep" if self.leads else "leader_try")
         [[(leads,)]] = await send(conn, self._link, ping, patience=PING_ANSWER_SECONDS)

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from psycopg import AsyncConnection, AsyncCursor, Connection, Notify, OperationalError
+from psycopg import AsyncConnection, Connection, Notify, OperationalError
 from psycopg.types.numeric import Int8BinaryLoader
 
 from pgqueue import statements
 from pgqueue.statements import Statement
+from pgqueue.wire import Wire
 
 # A round trip that takes longer than this is taken for a dead link: statement_timeout (30 s) has long answered.
 ROUND_TRIP_SECONDS = 45.0
@@ -61,7 +62,7 @@ class Session:
         self.took = 0.0
         """Seconds the last answer took, without the wait for our turn and for a connection."""
         self._name = name
-        self._connection: AsyncConnection[Any] | None = None
+        self._connection: Wire | None = None
         self._turn = asyncio.Lock()
         self._noted = asyncio.Event()
 
@@ -127,7 +128,7 @@ class Session:
     def _note(self, _: Notify) -> None:
         self._noted.set()
 
-    async def _connected(self) -> AsyncConnection[Any]:
+    async def _connected(self) -> Wire:
         if self._connection is None or self._connection.closed:
             self._connection = await connect(self.link, f"pgqueue {self._name}")
             self._connection.add_notify_handler(self._note)
@@ -157,20 +158,21 @@ def options(link: Link, application_name: str) -> dict[str, Any]:
     }
 
 
-async def connect(link: Link, application_name: str) -> AsyncConnection[Any]:
+async def connect(link: Link, application_name: str) -> Wire:
     """A connection in autocommit mode; timestamps arrive as microseconds since 2000, read only where asked for."""
-    opening = asyncio.ensure_future(AsyncConnection.connect(link.dsn, **options(link, application_name)))
+    opening = asyncio.ensure_future(Wire.connect(link.dsn, **options(link, application_name)))
     try:
         conn = await asyncio.shield(opening)
     except asyncio.CancelledError:
         opening.add_done_callback(_finish)  # cancelled half-way, psycopg would leave the socket open
         raise
     conn.adapters.register_loader("timestamptz", Int8BinaryLoader)
+    conn.prepares = link.prepare
     return conn
 
 
 async def send(
-    conn: AsyncConnection[Any],
+    conn: Wire,
     link: Link,
     *messages: Statement[Any],
     settings: bool = True,
@@ -182,28 +184,17 @@ async def send(
     Without an answer within `patience` seconds the connection is broken: an OperationalError.
     """
     first = [BEGIN, link.statement("session_settings")] if settings else [BEGIN]
-    cursors: list[AsyncCursor[Any]] = []
     seconds = ROUND_TRIP_SECONDS if patience is None else patience
-    # No asyncio.timeout: psycopg answers a cancellation by asking the server to cancel, and waits for what it says.
-    # Over a dead link that is nothing; before 3.3.6 it waits for ever.
     timer = asyncio.get_running_loop().call_later(seconds, hang_up, conn)
     try:
-        async with conn.pipeline():
-            for message in (*first, *messages, COMMIT, *((*first, *after, COMMIT) if after else ())):
-                cursor = conn.cursor(binary=True)
-                # An empty mapping would make psycopg look for placeholders; None sends the text as it is.
-                await cursor.execute(message.sql, message.params or None)
-                cursors.append(cursor)
+        answers = await conn.ask([*first, *messages, COMMIT, *((*first, *after, COMMIT) if after else ())])
     finally:
         timer.cancel()
     begin = len(first)
-    answers = cursors[begin : begin + len(messages)]
+    rows = answers[begin : begin + len(messages)]
     if after:
-        answers += cursors[-1 - len(after) : -1]
-    return [
-        message.read(await cursor.fetchall() if cursor.description else [])
-        for message, cursor in zip((*messages, *after), answers, strict=True)
-    ]
+        rows += answers[-1 - len(after) : -1]
+    return [message.read(got) for message, got in zip((*messages, *after), rows, strict=True)]
 
 
 def hang_up(conn: AsyncConnection[Any] | Connection[Any]) -> None:
@@ -234,7 +225,7 @@ def transaction(conn: Connection[Any], link: Link, *, pipeline: bool = False) ->
         timer.cancel()
 
 
-async def identify(conn: AsyncConnection[Any], link: Link, *, patience: float | None = None) -> tuple[int, str] | None:
+async def identify(conn: Wire, link: Link, *, patience: float | None = None) -> tuple[int, str] | None:
     """(pid, backend_start) of a connection, or None where pg_stat_activity does not show it (a pooler)."""
     [rows] = await send(conn, link, link.statement("session_identity"), patience=patience)
     return (rows[0][0], rows[0][1]) if rows else None
@@ -245,6 +236,6 @@ def _socket(conn: AsyncConnection[Any] | Connection[Any]) -> socket.socket:
     return socket.fromfd(conn.fileno(), socket.AF_INET, socket.SOCK_STREAM)
 
 
-def _finish(opening: asyncio.Future[AsyncConnection[Any]]) -> None:
+def _finish(opening: asyncio.Future[Wire]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().pgconn.finish()

@@ -18,7 +18,7 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -28,6 +28,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg import AsyncCursor
 from psycopg._connection_base import BaseConnection
 from psycopg._cursor_base import BaseCursor
 from psycopg.errors import error_from_result
@@ -36,6 +37,7 @@ from psycopg.pq import ExecStatus, TransactionStatus
 
 from pgqueue import statements
 from pgqueue.lending import Borrowed
+from pgqueue.wire import Wire
 
 LINE_MOST = 40  # points in a line: what several processes write to one pipe stays whole up to 4,096 bytes
 NAMES = {statements.text(name, "pgqueue"): name for name in statements.names()}
@@ -219,6 +221,16 @@ def arm(points: Points) -> None:
     Borrowed._say = says  # type: ignore[method-assign,assignment]
     psycopg.Connection.pipeline = _no_pipeline  # type: ignore[method-assign,assignment]
     psycopg.AsyncConnection.pipeline = _no_async_pipeline  # type: ignore[method-assign,assignment]
+    Wire.ask = _one_by_one  # type: ignore[method-assign]
+
+
+async def _one_by_one(wire: Wire, messages: Sequence[statements.Statement[Any]]) -> list[list[statements.Row]]:
+    """Each statement on its way by itself, by a cursor."""
+    answers: list[list[statements.Row]] = []
+    for message in messages:
+        cursor = await AsyncCursor(wire).execute(message.sql, message.params or None, binary=True)
+        answers.append(await cursor.fetchall() if cursor.description else [])
+    return answers
 
 
 @contextmanager

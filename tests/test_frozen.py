@@ -20,22 +20,24 @@ LEASE = 2.5
 # locked; or all of it is sent, and nothing of the answer read.
 STOPS = """
 import signal
-from psycopg import AsyncCursor
 from pgqueue import statements
+from pgqueue.wire import Wire
 
-execute, where, sent = AsyncCursor.execute, os.environ["STOPS"], []
+put, where, sent = Wire.put, os.environ["STOPS"], []
 
-async def stopping_execute(self, query, *args, **options):
-    answer = await execute(self, query, *args, **options)
-    if not sent and query == statements.text("complete_plain", "pgqueue") and os.path.exists(os.environ["GO"]):
+def stopping_put(self, message):
+    parts = put(self, message)
+    if not sent and message.sql == statements.text("complete_plain", "pgqueue") and os.path.exists(os.environ["GO"]):
         sent.append(where)
-    if sent == ["open"] or sent == ["unread"] and query == "COMMIT":
+    if sent == ["open"] or sent == ["unread"] and message.sql == "COMMIT":
         sent.append("stopped")
+        while self.pgconn.flush():
+            pass
         say("stops")
         os.kill(os.getpid(), signal.SIGSTOP)
-    return answer
+    return parts
 
-AsyncCursor.execute = stopping_execute
+Wire.put = stopping_put
 """
 
 # The first run of a transfer is stopped with its writes made: in its handler, or when it may not be stopped any more.

@@ -60,11 +60,11 @@ async def dies() -> None:
 # The worker stops itself once: when its first claim is sent, and nothing of the answer read; or when it was committed.
 STOPS = """
 import signal
-from psycopg import AsyncCursor
 from pgqueue import statements
 from pgqueue.fetcher import Fetcher
+from pgqueue.wire import Wire
 
-execute, claim, where = AsyncCursor.execute, Fetcher._claim, [os.environ["STOPS"]]
+put, claim, where = Wire.put, Fetcher._claim, [os.environ["STOPS"]]
 
 def stop(here: str) -> None:
     if where == [here]:
@@ -72,18 +72,20 @@ def stop(here: str) -> None:
         say("stops")
         os.kill(os.getpid(), signal.SIGSTOP)
 
-async def stopping_execute(self, query, *args, **options):
-    answer = await execute(self, query, *args, **options)
-    if query == statements.text("fetch_claim", "pgqueue"):
+def stopping_put(self, message):
+    parts = put(self, message)
+    if message.sql == statements.text("fetch_claim", "pgqueue"):
+        while self.pgconn.flush():
+            pass
         stop("sent")
-    return answer
+    return parts
 
 async def stopping_claim(self, *args):
     answer = await claim(self, *args)
     stop("committed")
     return answer
 
-AsyncCursor.execute, Fetcher._claim = stopping_execute, stopping_claim
+Wire.put, Fetcher._claim = stopping_put, stopping_claim
 """
 LEASE = 2.0
 

@@ -45,23 +45,24 @@ async def due(job: pgqueue.Job) -> None:
 # Dies when about to make its third tick; with the tick sent and not its COMMIT; with both sent and no answer read.
 DIES = """
 import random, signal
-from psycopg import AsyncCursor
 from pgqueue import statements
+from pgqueue.wire import Wire
 
-execute, seen, where = AsyncCursor.execute, [], random.choice(["before", "open", "unread"])
+put, seen, where = Wire.put, [], random.choice(["before", "open", "unread"])
 
-async def dying_execute(self, query, *args, **options):
-    mine = query == statements.text("ticks_make", "pgqueue")
+def dying_put(self, message):
+    mine = message.sql == statements.text("ticks_make", "pgqueue")
     seen.extend([1] * mine)
     if mine and len(seen) >= 3 and where == "before":
         os.kill(os.getpid(), signal.SIGKILL)
-    answer = await execute(self, query, *args, **options)
-    if len(seen) >= 3 and (mine and where == "open" or query == "COMMIT" and where == "unread"):
-        self.connection.pgconn.flush()
+    parts = put(self, message)
+    if len(seen) >= 3 and (mine and where == "open" or message.sql == "COMMIT" and where == "unread"):
+        while self.pgconn.flush():
+            pass
         os.kill(os.getpid(), signal.SIGKILL)
-    return answer
+    return parts
 
-AsyncCursor.execute = dying_execute
+Wire.put = dying_put
 
 @pgqueue.task(name="second", schedule=pgqueue.Every(1, catch_up="all"))
 async def second(job: pgqueue.Job) -> None:
