@@ -221,7 +221,7 @@ def arm(points: Points) -> None:
     Borrowed._say = says  # type: ignore[method-assign,assignment]
     psycopg.Connection.pipeline = _no_pipeline  # type: ignore[method-assign,assignment]
     psycopg.AsyncConnection.pipeline = _no_async_pipeline  # type: ignore[method-assign,assignment]
-    Wire.ask = _one_by_one  # type: ignore[method-assign]
+    Wire.ask = _one_by_one  # type: ignore[method-assign,assignment]
 
 
 async def _one_by_one(wire: Wire, messages: Sequence[statements.Statement[Any]]) -> list[list[statements.Row]]:
