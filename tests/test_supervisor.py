@@ -120,6 +120,22 @@ def test_one_of_several_that_does_not_start_takes_the_others_with_it(tmp_path: P
         assert one.events("ran", version=2) == []
 
 
+COUNTS = """
+import gc
+
+@pgqueue.task(name="counts")
+async def counts() -> None:
+    say("counted", frozen=gc.get_freeze_count(), on=gc.isenabled())
+"""
+
+
+def test_what_a_process_has_imported_is_not_collected_again(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
+    with supervised(tmp_path, dsn, processes=1, source=TASKS + COUNTS) as one:
+        put(eyes, "counts")
+        counted = one.event("counted")
+    assert counted["frozen"] > 20_000 and counted["on"]
+
+
 SECOND_WAITS = """
 if VERSION == 2:
     try:
