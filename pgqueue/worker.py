@@ -18,7 +18,7 @@ from pgqueue.heartbeat import withdraw
 from pgqueue.job import Job
 from pgqueue.lifespan import declared as declared_lifespan
 from pgqueue.logs import fields
-from pgqueue.loops import within
+from pgqueue.loops import transient, within
 from pgqueue.sessions import Link
 from pgqueue.settings import by_name, settle
 from pgqueue.statements import integers
@@ -123,6 +123,20 @@ class Worker(Wiring):
             raise
         self._warn_of_locks()
         self._prepared = True
+
+    async def warm(self) -> None:
+        """Do once, for no job, what the first jobs of a prepared worker would wait for: connect, plan, fill caches.
+
+        For whoever lets others work meanwhile. That the database is away is no matter: the services wait for it.
+        """
+        plain = self._endings.about("complete_plain", [], self.worker_id)
+        try:
+            await self._fetcher.warm()
+            await self._give.run(plain)
+        except Exception as error:
+            if not transient(error):
+                raise
+            log.warning("not warm yet: %s", str(error).strip() or type(error).__name__)
 
     async def _enter(self) -> None:
         """Check and register. Whoever cancels it leaves no row behind: a thread goes on, so it is waited for."""

@@ -554,3 +554,32 @@ async def test_pools_take_turns_too(dsn: str, eyes: Eyes) -> None:
         await taker.fetcher._step()
     assert sorted(taken) == ["a"] * 3 + ["b"] * 3 + ["c"] * 6
     await taker.close()
+
+
+# The first claim -----------------------------------------------------------------------------------------------------
+
+PREPARED = "SELECT statement, parameter_types::text[] FROM pg_prepared_statements WHERE statement LIKE %(like)s"
+
+
+async def prepared(taker: Taker) -> list[tuple[Any, ...]]:
+    """The claims that the server knows on this connection, by the types of their parameters."""
+    like = {"like": "%DELETE FROM pgqueue.job_available WHERE ctid%"}
+    [found] = await taker.session.run(Statement(PREPARED, like, list))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("head", [1, 100_000, 5_000_000_000])
+async def test_a_warm_claim_takes_nothing_and_leaves_nothing_to_be_planned(taker: Taker, eyes: Eyes, head: int) -> None:
+    """Not for the first claim, from zero, and not for the second, from the head: whatever integers they need."""
+    eyes.do("SELECT setval('pgqueue.job_pos_seq', %s)", head)
+    put(eyes, "waits", number=3)
+    taker.room = 10
+    await taker.fetcher.warm()
+    assert eyes.all("SELECT count(*) FROM pgqueue.job_running") == [(0,)]
+    known = await prepared(taker)
+    assert known
+
+    assert names(await taker.fetch(10)) == ["waits"] * 3
+    put(eyes, "waits", number=2)
+    assert names(await taker.fetch(10)) == ["waits"] * 2
+    assert await prepared(taker) == known

@@ -120,6 +120,48 @@ def test_one_of_several_that_does_not_start_takes_the_others_with_it(tmp_path: P
         assert one.events("ran", version=2) == []
 
 
+COUNTS = """
+import gc
+
+@pgqueue.task(name="counts")
+async def counts() -> None:
+    say("counted", frozen=gc.get_freeze_count(), on=gc.isenabled())
+"""
+
+
+def test_what_a_process_has_imported_is_not_collected_again(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
+    with supervised(tmp_path, dsn, processes=1, source=TASKS + COUNTS) as one:
+        put(eyes, "counts")
+        counted = one.event("counted")
+    assert counted["frozen"] > 20_000 and counted["on"]
+
+
+SECOND_WAITS = """
+if VERSION == 2:
+    try:
+        (HERE / "first").touch(exist_ok=False)
+    except FileExistsError:
+        while not (HERE / "go on").exists():
+            time.sleep(0.01)
+"""
+
+
+def test_a_new_process_is_warm_before_it_is_let_work(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
+    """The first of the new ones has its connections for jobs while it waits for the second, and takes none."""
+    since = "SELECT count(DISTINCT application_name) FROM pg_stat_activity WHERE datname = current_database() "
+    since += "AND application_name IN ('pgqueue fetch', 'pgqueue complete') AND backend_start > %s::timestamptz"
+    with supervised(tmp_path, dsn, processes=2) as one:
+        moment = eyes.one("SELECT clock_timestamp()::text")
+        one.deploy(TASKS + SECOND_WAITS, version=2)
+        one.signal(signal.SIGHUP)
+        wait_until(lambda: eyes.one(since, moment) == 2)
+        put(eyes, "quick", number=20)
+        wait_until(eyes.done(20))
+        assert {event["version"] for event in one.events("ran")} == {1}
+        (tmp_path / "go on").touch()
+        one.says_again(RESTARTED, 0)
+
+
 @pytest.mark.promise("S20")
 def test_three_quick_restarts_leave_n_of_the_newest(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, processes=2) as one, Sampler(dsn) as sampler:

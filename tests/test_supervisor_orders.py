@@ -200,6 +200,14 @@ def test_health_imports_next_to_nothing(dsn: str) -> None:
     assert {name for name in more if not name.startswith("pgqueue")} <= {"importlib.resources", "urllib.parse"}
 
 
+def test_health_collects_nothing_and_nobody_else_goes_without() -> None:
+    told = "import gc, sys; from pgqueue import __main__; sys.argv[1:] = sys.argv[1:] or ['--help']\n"
+    told += "try:\n    __main__.main()\nexcept SystemExit: print(gc.isenabled())"
+    for arguments, collects in ((["health", "--help"], "False"), (["status", "--help"], "True"), ([], "True")):
+        done = subprocess.run([sys.executable, "-c", told, *arguments], capture_output=True, text=True, timeout=60)
+        assert done.stdout.splitlines()[-1] == collects, done.stderr
+
+
 def test_a_process_imports_nothing_that_it_may_never_use() -> None:
     """In a restart all start beside those that work: what they import is time of theirs."""
     needed = modules("import pgqueue.cli.work, pgqueue.cli.process, pgqueue.cli.logs, pgqueue.supervisor.child")

@@ -664,3 +664,27 @@ async def test_without_listen_jobs_are_found_by_polling_and_all_duties_done(dsn:
         assert worker._leads()
         assert {name for _, name in eyes.backends()} == {"pgqueue beat", "pgqueue complete", "pgqueue fetch"}
     assert stage.ran == ["polled", "promoted", "rescued"]
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on"),
+    [(psycopg.OperationalError("away"), True), (psycopg.errors.InsufficientPrivilege("no"), False)],
+)
+async def test_a_worker_warms_up_as_well_as_it_can_but_not_without_its_rights(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, error: psycopg.Error, goes_on: bool
+) -> None:
+    worker = Worker(dsn=dsn, tasks=ALL)
+    await worker.prepare()
+
+    async def refused(*statements: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(worker._give, "run", refused)
+    try:
+        if goes_on:
+            await worker.warm()
+        else:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                await worker.warm()
+    finally:
+        await worker.stop()

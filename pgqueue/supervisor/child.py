@@ -55,6 +55,7 @@ class Leash:
         self._serve(self._listen())
         self._serve(self._show())
         await worker.prepare()
+        await worker.warm()
         settings = worker.settings
         where: Message = {"dsn": settings.dsn, "listen_dsn": settings.listen_dsn, "schema": settings.schema}
         where |= {"prepare": settings.prepare, "notify": settings.notify}

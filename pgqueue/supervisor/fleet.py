@@ -19,7 +19,7 @@ it had worked, is replaced at once, whatever else is broken. The pauses begin an
 that was started after the last one broke: others that work prove nothing about what is started now.
 6. Nobody who is needed waits for `gap`: it only parts the beginnings of those that take over from others that work, at
 most `together` of them within it, and lets each work for so long before it counts in 1. A process that begins is slow:
-its connections are new, nothing is planned or cached.
+but for what it did before it announced itself (`Worker.warm`), nothing is planned or cached.
 """
 
 from __future__ import annotations
