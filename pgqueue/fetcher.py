@@ -149,14 +149,13 @@ class Fetcher:
         self._wake.set()
 
     async def warm(self) -> None:
-        """Connect, and have the claim planned, by two that ask for no job: one from zero, one from where it stands now.
+        """Connect, and have the claim planned, by one that asks for no job.
 
         A claim's first time takes the server ten times as long, and the jobs it takes wait for it.
         """
         for share in self._shares()[:1]:
             asked = self._asked(share)
-            reading, *_ = await self._claim(asked, [0] * len(asked.lanes), 0, 0)
-            await self._claim(asked, [reading.head] * len(asked.lanes), 0, 0)
+            await self._claim(asked, [0] * len(asked.lanes), 0, 0)
 
     async def run(self) -> None:
         """Fetch until `quiet`; the database being away is waited out."""
