@@ -31,10 +31,11 @@ from psycopg.pq import TransactionStatus
 
 from pgqueue import orm
 from pgqueue.asks import Cancel, Fail, Retry, Snooze
+from pgqueue.borrowed import AsyncBorrowed, Borrowed
 from pgqueue.endings import Ending, Endings
 from pgqueue.errors import Error, JobLost
 from pgqueue.job import Job
-from pgqueue.lending import AsyncBorrowed, Borrowed, Lender
+from pgqueue.lending import Lender
 from pgqueue.logs import fields
 from pgqueue.outcome import WRITTEN, Completed, Outcome, given
 from pgqueue.retry import RetryPolicy
@@ -317,10 +318,14 @@ class Work(Attempt):
         self._commit_with(conn, [])
 
     def _commit_with(self, conn: Borrowed, statements: Sequence[Statement[Any]]) -> None:
-        for statement in statements:
-            send(conn, statement)
-        self._committing = True
-        conn.end()
+        if len(statements) == 1 and conn.can_complete(statements[0]):
+            self._committing = True
+            conn.complete(statements[0])
+        else:
+            for statement in statements:
+                send(conn, statement)
+            self._committing = True
+            conn.end()
         self._committed = True
 
 
