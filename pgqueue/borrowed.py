@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg import (
     AsyncConnection,
     Connection,
+    ConnectionInfo,
     InternalError,
     OperationalError,
     ProgrammingError,
@@ -108,9 +109,9 @@ class Prepared:
         """Whether this is the statement that was prepared, and can be relied on."""
         return self.usable and statement.sql == self.source
 
-    def params(self, statement: Statement[Any], encoding: str) -> list[bytes | None]:
+    def params(self, statement: Statement[Any], conn: Borrowed | AsyncBorrowed) -> list[bytes | None]:
         """The parameters of a completion, in its order, as text."""
-        return [encoded(statement.params[each], encoding) for each in self.names]
+        return [encoded(statement.params[each], conn) for each in self.names]
 
 
 def name(number: int, index: int) -> bytes:
@@ -118,10 +119,10 @@ def name(number: int, index: int) -> bytes:
     return b"pgqueue_%d_%d" % (number, index)
 
 
-def encoded(value: object, encoding: str) -> bytes | None:
-    """A parameter as the text that the server reads."""
+def encoded(value: object, conn: Borrowed | AsyncBorrowed) -> bytes | None:
+    """A parameter as the text that the server reads on this connection: its handler may have changed the encoding."""
     if isinstance(value, str):
-        return value.encode(encoding)
+        return value.encode() if value.isascii() else value.encode(conn.info.encoding)
     if isinstance(value, bool):
         return b"t" if value else b"f"
     if isinstance(value, int):
@@ -147,6 +148,8 @@ def answers(pgconn: PGconn, *, pipeline: bool) -> Answers:
             if not pipeline:
                 return found
         elif answer.status == ExecStatus.PIPELINE_SYNC:
+            while pgconn.notifies() is not None:  # what this handler listened to is nothing to the next one
+                pass
             pgconn.exit_pipeline_mode()
             return found
         else:
@@ -155,6 +158,9 @@ def answers(pgconn: PGconn, *, pipeline: bool) -> Answers:
 
 class _Both:
     """What both kinds have in common."""
+
+    pgconn: PGconn
+    info: ConnectionInfo
 
     own = False
     """Whether its session is nobody else's."""
@@ -167,8 +173,6 @@ class _Both:
     """Whether it is there."""
     undisturbed = 0
     """How many transactions were ended while it was not."""
-
-    pgconn: PGconn
 
     def can_complete(self, statement: Statement[Any]) -> bool:
         """Whether `complete` can be called with this statement. Not in a failed transaction: the server says why."""
@@ -183,12 +187,12 @@ class _Both:
     def _drop(self) -> None:
         self.ready, self.undisturbed = False, 0
 
-    def _heed(self, found: list[PGresult], encoding: str) -> bool:
+    def _heed(self, found: list[PGresult]) -> bool:
         """Raise what prevented the commit; whether the session is clear."""
         completed, committed, *cleared = found
         for answer in (completed, committed):
             if answer.status not in OK:
-                error = error_from_result(answer, encoding)
+                error = error_from_result(answer, self.info.encoding)
                 if error.sqlstate == UNKNOWN and answer is completed and self.prepared is not None:
                     self.prepared.usable = False
                     raise SerializationFailure(DROPPED) from error
@@ -219,7 +223,7 @@ class Borrowed(_Both, Connection[Any]):
         """Complete the job and commit, in one message; raises what `end` does. May leave the connection closed."""
         _check(self)
         self.kept = False
-        if not self._heed(self._complete(statement), self.info.encoding):
+        if not self._heed(self._complete(statement)):
             self.close()
 
     def commit(self) -> None:
@@ -240,7 +244,7 @@ class Borrowed(_Both, Connection[Any]):
 
     def _complete(self, statement: Statement[Any]) -> list[PGresult]:
         assert self.prepared is not None
-        params = self.prepared.params(statement, self.info.encoding)
+        params = self.prepared.params(statement, self)
         with self.lock, answered(self):
             self.prepared.complete(self.pgconn, self.number, params)
             return self.wait(answers(self.pgconn, pipeline=True))
@@ -251,7 +255,7 @@ class Borrowed(_Both, Connection[Any]):
         with self.lock, answered(self):
             self.prepared.prepare(self.pgconn, self.number)
             found = self.wait(answers(self.pgconn, pipeline=True))
-        self.ready = _all_well(found, self.info.encoding)
+        self.ready = _all_well(found, self)
 
     def _deallocate(self, name: bytes | None) -> Any:
         if name is None:
@@ -280,7 +284,7 @@ class AsyncBorrowed(_Both, AsyncConnection[Any]):
         """Complete the job and commit, in one message."""
         _check(self)
         self.kept = False
-        if not self._heed(await self._complete(statement), self.info.encoding):
+        if not self._heed(await self._complete(statement)):
             await self.close()
 
     async def commit(self) -> None:
@@ -296,11 +300,11 @@ class AsyncBorrowed(_Both, AsyncConnection[Any]):
             with answered(self):
                 self.pgconn.send_query(command)
                 found = await self.wait(answers(self.pgconn, pipeline=False))
-        _all_well(found, self.info.encoding)
+        _all_well(found, self)
 
     async def _complete(self, statement: Statement[Any]) -> list[PGresult]:
         assert self.prepared is not None
-        params = self.prepared.params(statement, self.info.encoding)
+        params = self.prepared.params(statement, self)
         async with self.lock:
             with answered(self):
                 self.prepared.complete(self.pgconn, self.number, params)
@@ -313,7 +317,7 @@ class AsyncBorrowed(_Both, AsyncConnection[Any]):
             with answered(self):
                 self.prepared.prepare(self.pgconn, self.number)
                 found = await self.wait(answers(self.pgconn, pipeline=True))
-        self.ready = _all_well(found, self.info.encoding)
+        self.ready = _all_well(found, self)
 
     def _deallocate(self, name: bytes | None) -> Any:
         if name is None:
@@ -336,10 +340,10 @@ class answered:
             self._conn.pgconn.finish()
 
 
-def _all_well(found: list[PGresult], encoding: str) -> bool:
+def _all_well(found: list[PGresult], conn: Borrowed | AsyncBorrowed) -> bool:
     for answer in found:
         if answer.status not in OK:
-            raise error_from_result(answer, encoding)
+            raise error_from_result(answer, conn.info.encoding)
     return True
 
 

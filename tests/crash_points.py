@@ -202,7 +202,7 @@ def arm(points: Points) -> None:
 
     def completing(conn: Any, completion: Any) -> Generator[Any, Any, Any]:
         """Complete and commit in one message, as the real one; it has the points of both."""
-        params = conn.prepared.params(completion, conn.info.encoding)
+        params = conn.prepared.params(completion, conn)
         points.statement(conn, completion.sql).cross("before")
         statement = points.statement(conn, CLEAR)
         statement.cross("before")
