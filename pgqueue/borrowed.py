@@ -148,8 +148,6 @@ def answers(pgconn: PGconn, *, pipeline: bool) -> Answers:
             if not pipeline:
                 return found
         elif answer.status == ExecStatus.PIPELINE_SYNC:
-            while pgconn.notifies() is not None:  # what this handler listened to is nothing to the next one
-                pass
             pgconn.exit_pipeline_mode()
             return found
         else:

@@ -142,32 +142,6 @@ async def test_a_session_that_could_not_be_cleared_is_not_lent_again(
 
 
 @BOTH
-async def test_what_a_handler_listened_to_is_nothing_to_the_next(
-    dsn: str, accounts: Eyes, sent: list[Any], on_loop: bool
-) -> None:
-    heard: list[Any] = []
-
-    def hears(job: Job) -> None:
-        conn = job.connection
-        heard.extend(conn.notifies(timeout=0))
-        conn.execute("LISTEN something")
-        conn.execute("NOTIFY something")
-
-    async def ahears(job: Job) -> None:
-        conn = await job.aconnection()
-        heard.extend([note async for note in conn.notifies(timeout=0)])
-        await conn.execute("LISTEN something")
-        await conn.execute("NOTIFY something")
-
-    hearing = declared(ahears if on_loop else hears)
-    async with work(dsn, hearing, concurrency=1) as worker:
-        for _ in range(2):
-            await ran(dsn, accounts, worker, hearing)
-    assert len(sent) == 2 and len(set(sent)) == 1
-    assert heard == []
-
-
-@BOTH
 async def test_a_commit_that_fails_after_the_completion_keeps_neither(
     dsn: str, accounts: Eyes, sent: list[Any], on_loop: bool
 ) -> None:
