@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 
+from pgqueue.borrowed import AsyncBorrowed
 from pgqueue.job import Job
-from pgqueue.lending import AsyncBorrowed
 from pgqueue.outcome import WRITTEN, Completed, Outcome
 from pgqueue.retry import RetryPolicy
 from pgqueue.settling import asend, asettle, to_its_end
@@ -127,10 +127,14 @@ class AsyncWork(Attempt):
         await self._commit_with(conn, [])
 
     async def _commit_with(self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]]) -> None:
-        for statement in statements:
-            await asend(conn, statement)
-        self._committing = True
-        await conn.end()
+        if len(statements) == 1 and conn.can_complete(statements[0]):
+            self._committing = True
+            await conn.complete(statements[0])
+        else:
+            for statement in statements:
+                await asend(conn, statement)
+            self._committing = True
+            await conn.end()
         self._committed = True
 
     async def _keep(self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:

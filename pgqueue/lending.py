@@ -19,123 +19,22 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from psycopg import (
-    AsyncConnection,
-    AsyncCursor,
-    Connection,
-    Cursor,
-    InternalError,
-    OperationalError,
-    ProgrammingError,
-)
-from psycopg.errors import error_from_result
-from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
+from psycopg import AsyncConnection, AsyncCursor, Cursor, OperationalError, capabilities
 from psycopg.rows import tuple_row
 
+from pgqueue.borrowed import AsyncBorrowed, Borrowed, Prepared
 from pgqueue.sessions import Link, options
 from pgqueue.statements import text
 
 if TYPE_CHECKING:
     from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed
 
-# Longer than this no handler waits for a row lock that somebody holds, unless it says so itself (SET LOCAL).
-LOCK_SECONDS = 10
 # Longer than this nobody waits for a connection: the pool is as large as there are slots, so the database is away.
 GET_SECONDS = 30.0
 IDLE_SECONDS = 60.0
 NAME = "pgqueue job"
 
-BEGIN = f"BEGIN; SET LOCAL lock_timeout = '{LOCK_SECONDS}s'".encode()
-COMMIT = b"COMMIT"
-# After the COMMIT, in a transaction of its own. Should it fail, the job has ended all the same: its row is gone.
-CLEAR = COMMIT + (
-    b"; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; DISCARD TEMP; DISCARD SEQUENCES"
-    b"; SELECT pg_catalog.pg_advisory_unlock_all()"
-)
-
 Identity = tuple[int, str]
-
-
-class Borrowed(Connection[Any]):
-    """A connection whose transaction only the worker begins and ends: `commit` and `rollback` raise meanwhile.
-
-    BEGIN and COMMIT go straight through libpq: they are two of the four messages of a transactional job, and the block
-    of `conn.transaction()` takes 25 µs of client CPU for each (measured; the whole job takes 110 with it).
-    """
-
-    own = False
-    """Whether its session is nobody else's."""
-    kept = False
-
-    def begin(self) -> None:
-        """Begin the transaction."""
-        self._say(BEGIN)
-        self.kept = True
-
-    def end(self) -> None:
-        """Commit it. Raises OperationalError if there was no answer, and what the server says."""
-        _check(self)
-        self.kept = False
-        self._say(CLEAR if self.own else COMMIT)
-
-    def commit(self) -> None:
-        _refuse(self, "commit")
-        super().commit()
-
-    def rollback(self) -> None:
-        _refuse(self, "rollback")
-        super().rollback()
-
-    def _say(self, command: bytes) -> None:
-        with self.lock:
-            result = self.pgconn.exec_(command)
-        if self.pgconn.status != ConnStatus.OK:
-            raise OperationalError(self.pgconn.get_error_message() or "the connection is lost")
-        if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
-            raise error_from_result(result, self.info.encoding)
-
-
-class AsyncBorrowed(AsyncConnection[Any]):
-    """The same for the loop."""
-
-    own = False
-    kept = False
-
-    async def begin(self) -> None:
-        """Begin the transaction."""
-        await self._say(BEGIN)
-        self.kept = True
-
-    async def end(self) -> None:
-        """Commit it."""
-        _check(self)
-        self.kept = False
-        await self._say(CLEAR if self.own else COMMIT)
-
-    async def commit(self) -> None:
-        _refuse(self, "commit")
-        await super().commit()
-
-    async def rollback(self) -> None:
-        _refuse(self, "rollback")
-        await super().rollback()
-
-    async def _say(self, command: bytes) -> None:
-        """As it is, whatever cursors and prepared statements the handler wants: several commands cannot be prepared."""
-        await AsyncCursor(self).execute(command, prepare=False)
-
-
-def _refuse(conn: Borrowed | AsyncBorrowed, what: str) -> None:
-    if conn.kept:
-        raise ProgrammingError(
-            f"explicit {what}() forbidden: the worker ends this transaction, together with the job; "
-            "for a part of it use `with conn.transaction():`"
-        )
-
-
-def _check(conn: Borrowed | AsyncBorrowed) -> None:
-    if conn.info.transaction_status != TransactionStatus.INTRANS:  # a COMMIT after a failed statement is a ROLLBACK
-        raise InternalError(f"there is nothing to commit: the transaction is {conn.info.transaction_status.name}")
 
 
 class Lender:
@@ -144,6 +43,7 @@ class Lender:
     def __init__(self, link: Link, size: int, listed: Callable[[], Awaitable[object]]) -> None:
         self._link = link
         self._prepare = 5 if link.prepare else None
+        self._prepared = Prepared(link.schema) if link.prepare and capabilities.has_pipeline() else None
         self._size = size
         self._listed = listed
         self._loop = asyncio.get_running_loop()
@@ -292,7 +192,7 @@ class Lender:
             return False
         with self._naming:
             self._known[conn] = (row[0], row[1])
-        conn.own = True
+        conn.own, conn.prepared = True, self._prepared
         return True
 
 

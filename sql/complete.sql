@@ -152,12 +152,11 @@ WITH ended AS (
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
         snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
     FROM ended
-    RETURNING id
 )
 SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint) END,
        (SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
         FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = %(id)s::bigint)
-FROM done;
+FROM ended;
 
 -- name: complete_mine
 -- Whether a job is still this run's, after its transaction broke off: waits for whoever has its row locked, so for that

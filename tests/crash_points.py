@@ -32,11 +32,10 @@ from psycopg import AsyncCursor
 from psycopg._connection_base import BaseConnection
 from psycopg._cursor_base import BaseCursor
 from psycopg.errors import error_from_result
-from psycopg.generators import execute as execute_results
 from psycopg.pq import ExecStatus, TransactionStatus
 
 from pgqueue import statements
-from pgqueue.lending import Borrowed
+from pgqueue.borrowed import CLEAR, AsyncBorrowed, Borrowed, answered, answers
 from pgqueue.wire import Wire
 
 LINE_MOST = 40  # points in a line: what several processes write to one pipe stays whole up to 4,096 bytes
@@ -190,19 +189,48 @@ def arm(points: Points) -> None:
             statement.cross("after")
             return end.value
 
-    def says(conn: Borrowed, command: bytes) -> bytes:
-        """As the real one, which knows no generator."""
+    def crossing(conn: Any, command: Any) -> Generator[Any, Any, Any]:
+        """Send this as one message, and cross its points."""
         statement = points.statement(conn, command)
         statement.cross("before")
-        with conn.lock:
-            conn.pgconn.send_query(command)
-            conn.pgconn.flush()
-            statement.cross("sent")
-            result = conn.wait(execute_results(conn.pgconn))[-1]
+        conn.pgconn.send_query(command)
+        conn.pgconn.flush()
+        statement.cross("sent")
+        found = yield from answers(conn.pgconn, pipeline=False)
         statement.cross("after")
-        if result.status == ExecStatus.FATAL_ERROR:
-            raise error_from_result(result, conn.info.encoding)
-        return result.command_status or b""
+        for result in found:
+            if result.status == ExecStatus.FATAL_ERROR:
+                raise error_from_result(result, conn.info.encoding)
+
+    def completing(conn: Any, completion: Any) -> Generator[Any, Any, Any]:
+        """Complete and commit in one message, as the real one; it has the points of both."""
+        params = conn.prepared.params(completion, conn)
+        points.statement(conn, completion.sql).cross("before")
+        statement = points.statement(conn, CLEAR)
+        statement.cross("before")
+        conn.prepared.complete(conn.pgconn, conn.number, params)
+        conn.pgconn.flush()
+        statement.cross("sent")
+        found = yield from answers(conn.pgconn, pipeline=True)
+        statement.cross("after")
+        return found
+
+    def says(conn: Borrowed, command: bytes) -> None:
+        with conn.lock:
+            conn.wait(crossing(conn, command))
+
+    async def asays(conn: AsyncBorrowed, command: bytes) -> None:
+        async with conn.lock:
+            await conn.wait(crossing(conn, command))
+
+    def completes(conn: Borrowed, completion: Any) -> Any:
+        with conn.lock, answered(conn):
+            return conn.wait(completing(conn, completion))
+
+    async def acompletes(conn: AsyncBorrowed, completion: Any) -> Any:
+        async with conn.lock:
+            with answered(conn):
+                return await conn.wait(completing(conn, completion))
 
     def sends(name: str) -> None:
         real = getattr(BaseCursor, name)
@@ -219,6 +247,9 @@ def arm(points: Points) -> None:
     sends("_execute_send")
     sends("_send_query_prepared")
     Borrowed._say = says  # type: ignore[method-assign,assignment]
+    AsyncBorrowed._say = asays  # type: ignore[method-assign,assignment]
+    Borrowed._complete = completes  # type: ignore[method-assign,assignment]
+    AsyncBorrowed._complete = acompletes  # type: ignore[method-assign,assignment]
     psycopg.Connection.pipeline = _no_pipeline  # type: ignore[method-assign,assignment]
     psycopg.AsyncConnection.pipeline = _no_async_pipeline  # type: ignore[method-assign,assignment]
     Wire.ask = _one_by_one  # type: ignore[method-assign,assignment]
@@ -226,11 +257,11 @@ def arm(points: Points) -> None:
 
 async def _one_by_one(wire: Wire, messages: Sequence[statements.Statement[Any]]) -> list[list[statements.Row]]:
     """Each statement on its way by itself, by a cursor."""
-    answers: list[list[statements.Row]] = []
+    rows: list[list[statements.Row]] = []
     for message in messages:
         cursor = await AsyncCursor(wire).execute(message.sql, message.params or None, binary=True)
-        answers.append(await cursor.fetchall() if cursor.description else [])
-    return answers
+        rows.append(await cursor.fetchall() if cursor.description else [])
+    return rows
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from test_work import BOTH, enqueued
 from workers import Eyes, until, work
 
 from pgqueue import Job
-from pgqueue.lending import Borrowed, Lender
+from pgqueue.borrowed import Borrowed
+from pgqueue.lending import Lender
 from pgqueue.outcome import Cancelled
 from pgqueue.retry import RetryPolicy
 from pgqueue.runs import Run
@@ -118,7 +119,7 @@ async def test_timeouts_at_any_moment_lose_no_connection(dsn: str, accounts: Eye
     assert set(accounts.all(per_job)) <= {("completed", 1), ("failed", 0)}
 
 
-TRACED = ("work.py", "lending.py", "transactions.py", "pool.py")
+TRACED = ("work.py", "lending.py", "borrowed.py", "transactions.py", "pool.py")
 """Where a connection is taken, used and given back: ours, and the pool's."""
 
 
