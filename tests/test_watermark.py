@@ -432,7 +432,9 @@ def test_a_start_at_zero_comes_every_few_seconds_idle_or_not(fetcher: Fetcher) -
     assert fetcher.starts(A, B) == [0, 0], "the lane not asked is sent there too"
 
 
-@pytest.mark.parametrize(("seconds", "workers", "due"), [(0.001, 3, 5.0), (0.2, 1, 20.0), (0.2, 4, 80.0)])
+@pytest.mark.parametrize(
+    ("seconds", "workers", "due"), [(0.001, 3, 5.0), (0.02, 3, 7.8), (0.1, 1, 25.0), (0.2, 1, 80.0), (0.2, 3, 240.0)]
+)
 def test_a_dear_start_at_zero_comes_less_often(fetcher: Fetcher, seconds: float, workers: int, due: float) -> None:
     fetcher.fetch(10, seconds=seconds, workers=workers)
     assert fetcher.mark.next_look(0.0) == pytest.approx(due)
@@ -449,13 +451,13 @@ def test_a_lane_not_reached_stays_at_zero_and_its_scan_counts_when_it_comes(fetc
     assert fetcher.starts(A, B) == [9, 0]
     fetcher.fetch(10, [A, B], seconds=0.3)
     assert fetcher.starts(A, B) == [10, 10]
-    assert fetcher.mark.next_look(0.0) == pytest.approx(30.0)
+    assert fetcher.mark.next_look(0.0) == pytest.approx(120.0)
 
 
 def test_a_cheap_scan_of_one_lane_does_not_hide_the_dear_one_of_another(fetcher: Fetcher) -> None:
     fetcher.fetch(10, [A, B], taken={A: (10, 9)}, seconds=0.3)
     fetcher.fetch(10, [A, B], seconds=0.001)
-    assert fetcher.mark.next_look(0.0) == pytest.approx(30.0)
+    assert fetcher.mark.next_look(0.0) == pytest.approx(120.0)
 
 
 def test_a_rescue_makes_the_next_claim_start_at_zero(fetcher: Fetcher) -> None:
