@@ -2,15 +2,21 @@
 
 Not before: a process that is started and found to be broken, or that waits beside the old ones, changes nothing. What
 people have set by hand stays. Where workers of two versions declare different numbers, the last one started decides.
+
+And says in the log what jobs wait for that nobody has declared: they would wait without a word.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from time import monotonic
 from typing import Any
 
+import psycopg
+
 from pgqueue.errors import InvalidOption
+from pgqueue.limits import FIRST_RATE, KEYS_MOST, unknown
 from pgqueue.loops import persist
 from pgqueue.options import Rate
 from pgqueue.sessions import Session
@@ -18,6 +24,10 @@ from pgqueue.statements import integers
 from pgqueue.tasks import Task
 
 log = logging.getLogger("pgqueue")
+
+PATIENCE_SECONDS = 30.0
+"""So long nobody says that something is undeclared: who enqueues is often deployed before the workers."""
+AGAIN_SECONDS = 600.0
 
 
 def limits_of(tasks: Iterable[Task[..., Any]]) -> dict[str, int]:
@@ -92,3 +102,38 @@ class Declarer:
             log.info("rates declared: %s", ", ".join(f"{name} {rates[name].rate}" for name in sorted(rated)))
         if limited or rated:
             self._changed()
+
+
+class Warner:
+    """Warns of limits and rates that jobs wait for and nobody has declared: of each once in ten minutes."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._after = FIRST_RATE
+        self._since: dict[tuple[str, str], float] = {}
+        self._said: dict[tuple[str, str], float] = {}
+        self._seen: set[tuple[str, str]] = set()
+
+    async def look(self) -> None:
+        """Look at all keys of limits, and at 1,000 of rates from where the last look stopped. Once a minute or so."""
+        link, now = self._session.link, monotonic()
+        try:
+            asked = link.statement("limits_undeclared", after=self._after, n=KEYS_MOST)
+            [[(found, after)]] = await self._session.run(asked)
+        except psycopg.errors.InsufficientPrivilege:  # granted before there were limits
+            log.error("undeclared limits are not looked for: this role needs its rights again, `pgqueue grants`")
+            return
+        for each in unknown(found):
+            key = (each.kind, each.name)
+            self._seen.add(key)
+            waited = now - self._since.setdefault(key, now)
+            if waited >= PATIENCE_SECONDS and now - self._said.get(key, -AGAIN_SECONDS) >= AGAIN_SECONDS:
+                self._said[key] = now
+                jobs = "more than 10,000" if each.waiting > 10_000 else each.waiting
+                said = "%s jobs wait for the %s %s, which no worker has declared; none starts until one does"
+                log.warning(said, jobs, each.kind, each.name)
+        self._after = after or FIRST_RATE
+        if after is None:  # what is not there any more is new when it comes back
+            self._since = {key: since for key, since in self._since.items() if key in self._seen}
+            self._said = {key: said for key, said in self._said.items() if key in self._seen}
+            self._seen.clear()

@@ -18,6 +18,8 @@ from pgqueue.config import client
 from pgqueue.errors import InvalidOption, LimitNotFound
 from pgqueue.statements import Row, Statement, text
 
+FIRST_RATE = "rate:"
+KEYS_MOST = 1_000
 LIMIT_MOST = (1 << 31) - 1
 
 
@@ -26,7 +28,7 @@ class LimitInfo:
     """A limit: `n` jobs at once (None: nobody has said how many, so nobody is let in), `declared` by the code (None: it
     is not), other than that only if it was set `by_hand`. `running` jobs run under it, `held` have it and wait for a
     slot, a rate or their retry; `waiting` wait for it (10,001: more than 10,000), the first of them for `waited`
-    seconds."""
+    seconds. `undeclared`: jobs wait for it, and nobody has declared or set it."""
 
     name: str
     n: int | None
@@ -36,6 +38,7 @@ class LimitInfo:
     held: int
     waiting: int
     waited: float | None
+    undeclared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,8 @@ class Setting:
 class RateInfo:
     """A rate: what may start (`rate`, such as 100/minute; None: nobody has said, so nobody may), `burst` at once,
     `declared` by the code (None: it is not), other than that only if it was set `by_hand`. `waiting` jobs wait, in so
-    many `lines` (one for each key), the first of them for `waited` seconds; of very many lines 1,000 are looked at."""
+    many `lines` (one for each key), the first of them for `waited` seconds; of very many lines 1,000 are looked at.
+    `undeclared`: jobs wait for it, and nobody has declared it."""
 
     name: str
     rate: str | None
@@ -62,6 +66,17 @@ class RateInfo:
     lines: int
     waiting: int
     waited: float | None
+    undeclared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Undeclared:
+    """A `limit` or a `rate` (`kind`) that `waiting` jobs wait for (10,001: more than 10,000), and nobody has declared
+    or set: none of them is let in."""
+
+    kind: str
+    name: str
+    waiting: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +87,18 @@ class Pace:
     rate: str
     declared: str | None
     by_hand: bool
+
+
+def undeclared(conn: object) -> list[Undeclared]:
+    """What jobs wait for that nobody has declared, by name; of very many keys of rates 1,000 are looked at."""
+    schema, _ = client()
+    params = {"after": FIRST_RATE, "n": KEYS_MOST}
+    return connections.run(conn, Statement(text("limits_undeclared", schema), params, lambda rows: unknown(rows[0][0])))
+
+
+def unknown(found: str) -> list[Undeclared]:
+    """What `limits_undeclared` has found."""
+    return [Undeclared(**each) for each in json.loads(found)]
 
 
 def rates(conn: object) -> list[RateInfo]:
@@ -147,10 +174,11 @@ def _rates_listed(rows: list[Row]) -> list[RateInfo]:
             each["lines"],
             each["waiting"],
             each["waited"],
+            each["count"] is None,
         )
         for each in json.loads(rows[0][0])
     ]
 
 
 def _listed(rows: list[Row]) -> list[LimitInfo]:
-    return [LimitInfo(**each) for each in json.loads(rows[0][0])]
+    return [LimitInfo(**each, undeclared=each["n"] is None) for each in json.loads(rows[0][0])]

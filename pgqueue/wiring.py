@@ -25,7 +25,7 @@ from pgqueue.aborts import Aborts
 from pgqueue.admit import Admit
 from pgqueue.claims import Claims
 from pgqueue.completer import Completer
-from pgqueue.declarer import Declarer, limits_of, rates_of
+from pgqueue.declarer import Declarer, Warner, limits_of, rates_of
 from pgqueue.endings import Endings
 from pgqueue.executor import Executor
 from pgqueue.fetcher import Fetcher
@@ -130,6 +130,7 @@ class Wiring(Meeting, ABC):
             changed=self._sweep.soon,
             notify=settings.notify,
         )
+        self._warner = Warner(self._take)
         self._fetcher = Fetcher(
             self._take,
             lambda: self.worker_id,
@@ -270,6 +271,8 @@ class Wiring(Meeting, ABC):
         await self._rescue.strays()
         await self._signals.settle()
         await self._progress.sweep()
+        if self._leads():
+            await self._warner.look()
 
     def _leads(self) -> bool:
         """Without a connection for LISTEN nobody can hold the leader's lock: then everybody does the duties."""

@@ -20,15 +20,15 @@ WITH ended AS (
             LIMIT 1 FOR UPDATE SKIP LOCKED
         ) AS r))
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
+        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), done AS (
     INSERT INTO pgqueue.job_done (
         state, finished_at, bin, version_tag,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key)
+        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
+        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM ended
     RETURNING id
 )
@@ -53,11 +53,11 @@ WITH picked AS MATERIALIZED (
     INSERT INTO pgqueue.job_done (
         state, finished_at, bin, version_tag, result,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key)
+        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
         picked.result::jsonb,
         ended.id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
-        crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
+        crashes, snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id
 )
@@ -85,11 +85,11 @@ WITH picked AS MATERIALIZED (
     INSERT INTO pgqueue.job_done (
         state, finished_at, bin, version_tag, result,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key)
+        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
         picked.result::jsonb,
         ended.id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
-        crashes, snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
+        crashes, snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id, claim
 ), asked AS MATERIALIZED (
@@ -141,16 +141,16 @@ WITH ended AS (
     DELETE FROM pgqueue.job_running
     WHERE id = %(id)s::bigint AND claim = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
+        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), done AS (
     INSERT INTO pgqueue.job_done (
         state, finished_at, bin, version_tag, result,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key)
+        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
         %(result)s::text::jsonb,
         id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, limit_key, rate_key, unique_key, idempotency_key
+        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM ended
 )
 SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint) END,
@@ -360,9 +360,9 @@ WITH mine AS MATERIALIZED (
 )
 INSERT INTO pgqueue.job_dead (
     state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, limit_key, rate_key, unique_key, idempotency_key)
+    crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
 SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
     id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, limit_key, rate_key, unique_key, idempotency_key
+    crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 FROM double
 RETURNING id;

@@ -66,3 +66,32 @@ WITH RECURSIVE walked (key, place) AS (
     FROM named LEFT JOIN pgqueue.key_limit l ON l.name = named.name
 )
 SELECT coalesce(json_agg(to_json(listed) ORDER BY name), '[]')::text FROM listed;
+
+-- name: limits_undeclared
+-- Limits and rates that somebody waits for and that nobody has declared or set: nobody is let in. Of the first n keys of limits, and of
+-- n keys of rates after `after` ('rate:' for the first). One row: as a JSON array of {kind, name, waiting} (counted up to 10,001), and the
+-- last key of rates looked at (NULL: there are no more).
+WITH RECURSIVE walked (kind, key, place) AS (
+    SELECT first.kind, (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > first.after ORDER BY b.key LIMIT 1), 1
+    FROM (VALUES ('limit', 'limit:'), ('rate', %(after)s::text)) AS first (kind, after)
+    UNION ALL
+    SELECT w.kind, (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key ORDER BY b.key LIMIT 1), w.place + 1
+    FROM walked w WHERE starts_with(w.key, w.kind || ':') AND w.place < %(n)s::integer
+), named AS MATERIALIZED (
+    SELECT kind, key, CASE kind WHEN 'limit' THEN substr(key, 7) ELSE split_part(substr(key, 6), ':', 1) END AS name
+    FROM walked WHERE starts_with(key, kind || ':')
+), unknown AS MATERIALIZED (
+    SELECT * FROM named
+    WHERE NOT CASE kind WHEN 'limit' THEN EXISTS (SELECT FROM pgqueue.key_limit l WHERE l.name = named.name)
+                        ELSE EXISTS (SELECT FROM pgqueue.key_rate r WHERE r.name = named.name) END
+), counted AS (
+    SELECT one.kind, one.name, (
+        SELECT count(*) FROM (
+            SELECT FROM unknown u CROSS JOIN LATERAL (
+                SELECT FROM pgqueue.job_blocked b WHERE b.key = u.key LIMIT 10001
+            ) AS line WHERE u.kind = one.kind AND u.name = one.name LIMIT 10001
+        ) AS those) AS waiting
+    FROM (SELECT DISTINCT kind, name FROM unknown) AS one
+)
+SELECT (SELECT coalesce(json_agg(to_json(counted) ORDER BY kind, name), '[]')::text FROM counted),
+       (SELECT key FROM walked WHERE kind = 'rate' AND place = %(n)s::integer AND starts_with(key, 'rate:'));

@@ -131,11 +131,11 @@ WITH asked AS MATERIALIZED (
     FROM dead ORDER BY id, finished_at DESC
     RETURNING id, queue
 ), again AS (
-    INSERT INTO pgqueue.job_available (state, rank, queue, priority, task, args, headers, max_attempts, lock_key,
-        limit_key, rate_key)
+    INSERT INTO pgqueue.job_available (state, rank, queue, priority, task, args, headers, max_attempts, lock_key, lock_limit,
+        on_locked, limit_key, rate_key)
     SELECT 'available', 2 * priority + 1, queue, priority, task, args,
         CASE WHEN jsonb_typeof(headers) = 'object' THEN headers ELSE '{}' END || jsonb_build_object('retry_of', id),
-        max_attempts, lock_key, limit_key, rate_key
+        max_attempts, lock_key, lock_limit, on_locked, limit_key, rate_key
     FROM (
         SELECT DISTINCT ON (j.id) j.* FROM seen CROSS JOIN LATERAL (
             SELECT * FROM pgqueue.job_done d WHERE d.id = seen.id AND d.state = seen.state OFFSET 0) AS j

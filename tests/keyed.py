@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from random import Random
+from time import monotonic
 from typing import Any
 
 from workers import Eyes, Taker
@@ -207,6 +209,42 @@ async def racing(dsn: str, claimers: int, rounds: int, most: dict[str, int], lin
         for desk in desks:
             await desk.close()
     return holders
+
+
+async def rush(dsn: str, eyes: Eyes, *, claimers: int, rounds: int, limit: int, link: type[Link] = Link) -> int:
+    """In each round some of those who run end, and then all claimers ask for the one key at once; how many at most ran.
+
+    Nobody fetches meanwhile: all that wait are parked before the first round. Ends with the first round that is wrong.
+    """
+    eyes.do(LOCKED, limit, rounds * limit)
+    desks = [Desk(dsn, link=link(dsn, "pgqueue")) for _ in range(claimers)]
+    dice, running, most = Random(rounds), list[tuple[Desk, Job]](), 0
+    began = monotonic()
+
+    async def ask(desk: Desk) -> None:
+        desk.slots = limit
+        desk.admit.parked({"lock:k": ()})
+        running.extend((desk, job) for job in await desk.let_in())
+
+    try:
+        async with asyncio.timeout(120 + rounds * claimers / 50):
+            while await desks[0].park() or eyes.one("SELECT EXISTS (SELECT FROM pgqueue.job_available)"):
+                assert not desks[0].jobs, "a claim took what must be admitted"
+            for number in range(1, rounds + 1):
+                await asyncio.gather(*map(ask, desks))
+                most = max(most, len(running))
+                if most > limit:
+                    break
+                assert running, f"round {number}: nobody was let in"
+                dice.shuffle(running)
+                for _ in range(dice.randint(1, len(running))):
+                    desk, job = running.pop()
+                    await desk.complete(job)
+    finally:
+        print(f"{claimers} claimers, {number} rounds of {limit}: {number / (monotonic() - began):.1f} rounds/s")
+        for desk in desks:
+            await desk.close()
+    return most
 
 
 async def race_of_pairs(dsn: str, eyes: Eyes, *, claimers: int, pairs: int, link: type[Link] = Link) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from keyed import Desk, OneStatement, Uncounted, Unlocked, race
+from keyed import Desk, OneStatement, Uncounted, Unlocked, race, rush
 from workers import Eyes
 
 from pgqueue.sessions import Link
@@ -464,11 +464,20 @@ async def test_the_naive_versions_exceed_it(dsn: str, eyes: Eyes, naive: type[Li
     assert await race(dsn, eyes, claimers=12, rounds=400, limit=1, link=naive) > 1
 
 
-@pytest.mark.long
-@pytest.mark.promise("L04")
+@pytest.mark.promise("L04", "L08")
+@pytest.mark.parametrize("rounds", [10, pytest.param(10_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("limit", [1, 3, 10])
-async def test_many_claimers_for_long(dsn: str, eyes: Eyes, limit: int) -> None:
-    assert await race(dsn, eyes, claimers=64, rounds=10_000, limit=limit) == limit
+async def test_of_64_who_ask_at_once_again_and_again_never_more_than_the_limit_run(
+    dsn: str, eyes: Eyes, limit: int, rounds: int
+) -> None:
+    assert await rush(dsn, eyes, claimers=64, rounds=rounds, limit=limit) == limit
+
+
+@pytest.mark.promise("L04")
+@pytest.mark.parametrize("naive", [Unlocked, OneStatement, Uncounted])
+async def test_of_64_who_ask_the_naive_versions_let_too_many_run(dsn: str, eyes: Eyes, naive: type[Link]) -> None:
+    """Who looks first and takes then, whether in two round trips or in one statement, and who does not look."""
+    assert await rush(dsn, eyes, claimers=64, rounds=200, limit=1, link=naive) > 1
 
 
 # What it costs --------------------------------------------------------------------------------------------------------

@@ -105,6 +105,27 @@ def test_status_marks_estimates(conn: Conn, dsn: str) -> None:
     assert (counted["exact"], 15_000 < counted["n"] < 25_000) == (False, True)
 
 
+def test_status_tells_of_limits_and_rates_that_nobody_has_declared(conn: Conn, dsn: str) -> None:
+    assert "UNDECLARED" not in pgqueue("status", dsn=dsn).stdout
+    assert json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["undeclared"] == []
+    conn.execute("INSERT INTO pgqueue.key_limit (name, n, set_at) VALUES ('known', 0, now())")
+    conn.execute("INSERT INTO pgqueue.key_rate (name, count, period, set_at) VALUES ('paced', 1, 60, now())")
+    conn.execute(
+        "INSERT INTO pgqueue.job_blocked (state, task, key) SELECT 'blocked', 't', key FROM unnest(%s::text[]) AS key",
+        [["limit:known", "limit:warehouse", "limit:warehouse", "lock:k", "rate:paced:1", "rate:mail", "rate:mail:7"]],
+    )
+    conn.commit()
+    lines = [line for line in pgqueue("status", dsn=dsn).stdout.splitlines() if line.startswith("UNDECLARED")]
+    assert lines == [
+        "UNDECLARED limit warehouse: 2 jobs wait for it, and no worker has declared it.",
+        "UNDECLARED rate mail: 2 jobs wait for it, and no worker has declared it.",
+    ]
+    assert json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["undeclared"] == [
+        {"kind": "limit", "name": "warehouse", "waiting": 2},
+        {"kind": "rate", "name": "mail", "waiting": 2},
+    ]
+
+
 def test_status_of_an_empty_database_says_what_to_do(dsn: str) -> None:
     done = pgqueue("status", dsn=dsn)
     assert "pgqueue enqueue" in done.stdout and "pgqueue work" in done.stdout
@@ -112,7 +133,17 @@ def test_status_of_an_empty_database_says_what_to_do(dsn: str) -> None:
 
 def test_status_as_json_has_everything(full: Conn, dsn: str) -> None:
     status = json.loads(pgqueue("status", "--json", dsn=dsn).stdout)
-    assert set(status) == {"database", "schema", "version", "server_version", "at", "states", "queues", "workers"}
+    assert set(status) == {
+        "database",
+        "schema",
+        "version",
+        "server_version",
+        "at",
+        "states",
+        "queues",
+        "workers",
+        "undeclared",
+    }
     assert (len(status["queues"]), len(status["workers"])) == (62, 60)
     assert datetime.fromisoformat(status["at"]).utcoffset() is not None
 

@@ -108,8 +108,29 @@ def test_an_enqueuing_role_enqueues_in_every_way(role: Role) -> None:
         api.enqueue_many(conn, [task.new(x=1), task.using(delay=60).new(x=2)])
         conn.execute("SELECT pgqueue.enqueue('t', '{}', priority => 3, run_at => now() + interval '1 hour')")
         conn.execute("INSERT INTO pgqueue.job (task, args) VALUES ('t', '{}')")
-        assert conn.execute("SELECT count(id) FROM pgqueue.job WHERE state = 'available'").fetchone() == (5,)
+        conn.execute(
+            "SELECT pgqueue.enqueue('t', lock_key => 'k', lock_limit => 2, on_locked => 'once', limit_key => 'l', "
+            "rate_key => 'r:1', unique_key => 'u', idempotency_key => 'i')"
+        )
+        assert conn.execute("SELECT count(id) FROM pgqueue.job WHERE state = 'available'").fetchone() == (6,)
     assert pgqueue("enqueue", "t", '{"x": 1}', "--delay", "1h", dsn=mine).returncode == 0
+
+
+def test_a_role_that_was_granted_before_there_were_limits_enqueues_from_sql_as_ever(role: Role, dsn: str) -> None:
+    mine = role("enqueue")
+    with psycopg.connect(dsn) as conn:
+        name = sql.Identifier(str(conninfo_to_dict(mine)["user"]))
+        for table in ("job", "job_available"):
+            conn.execute(sql.SQL("REVOKE INSERT ON pgqueue.{} FROM {}").format(sql.Identifier(table), name))
+        before = "id, state, queue, priority, rank, task, args, headers, run_at, deadline, max_attempts, lock_key"
+        conn.execute(
+            sql.SQL(f"GRANT INSERT ({before}, unique_key, idempotency_key) ON pgqueue.job TO {{}}").format(name)
+        )  # type: ignore[arg-type]
+    with psycopg.connect(mine) as conn:
+        conn.execute("SELECT pgqueue.enqueue('t', lock_key => 'k')")
+        conn.execute("SELECT pgqueue.enqueue('t', lock_key => 'k', unique_key => 'u')")
+        with pytest.raises(errors.InsufficientPrivilege):
+            conn.execute("SELECT pgqueue.enqueue('t', limit_key => 'l')")
 
 
 def test_an_enqueuing_role_that_reads_is_told_when_its_job_has_ended(
@@ -299,6 +320,16 @@ def test_a_reading_role_looks_and_changes_nothing(role: Role, dsn: str, tmp_path
         "TRUNCATE pgqueue.job_done_0",
         "SELECT nextval('pgqueue.job_id_seq')",
     )
+
+
+def test_a_role_that_read_before_there_were_limits_reads_on(role: Role, dsn: str) -> None:
+    mine = role("read")
+    with psycopg.connect(dsn) as conn:
+        name = sql.Identifier(str(conninfo_to_dict(mine)["user"]))
+        conn.execute(sql.SQL("REVOKE ALL ON pgqueue.key_limit, pgqueue.key_rate FROM {}").format(name))
+    told = pgqueue("status", dsn=mine)
+    assert told.returncode == 0 and "this role may not see them, `pgqueue grants" in told.stdout, told.stderr
+    assert '"undeclared": null' in pgqueue("status", "--json", dsn=mine).stdout
 
 
 def test_a_role_without_rights_is_told_what_to_run(dsn: str) -> None:

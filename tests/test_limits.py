@@ -20,7 +20,7 @@ from workers import Eyes, until, wait_until, work, workers
 import pgqueue
 from pgqueue import Job, Limit, Lock, operate, pausing
 from pgqueue.errors import InvalidOption, LimitNotFound
-from pgqueue.limits import LimitInfo, Setting, change, limits
+from pgqueue.limits import LimitInfo, Setting, Undeclared, change, limits, undeclared
 from pgqueue.locks import locks, release
 from pgqueue.rescue import Rescue
 from pgqueue.retry import RetryPolicy
@@ -701,7 +701,7 @@ def test_people_see_limits_and_set_them(dsn: str, eyes: Eyes) -> None:
     )
     later, warehouse = limits(eyes.conn)
     assert later.waited is not None and warehouse.waited is not None
-    assert later == LimitInfo("later", None, None, False, 0, 0, 1, later.waited)
+    assert later == LimitInfo("later", None, None, False, 0, 0, 1, later.waited, undeclared=True)
     assert warehouse == LimitInfo("warehouse", 5, 5, False, 1, 1, 1, warehouse.waited)
     assert [each["name"] for each in json.loads(command("limits", "--json", "--dsn", dsn).stdout)] == [
         "later", "warehouse",
@@ -728,6 +728,31 @@ def test_people_see_limits_and_set_them(dsn: str, eyes: Eyes) -> None:
         assert refused.returncode == code and why in refused.stderr, refused.stderr
     with pytest.raises(LimitNotFound):
         change(eyes.conn, "nothing", 5)
+
+
+def test_what_nobody_has_declared_comes_first_and_says_so(dsn: str, eyes: Eyes) -> None:
+    eyes.do("INSERT INTO pgqueue.key_limit (name, n, set_at) SELECT 'a' || g, 0, now() FROM generate_series(1, 120) g")
+    eyes.do("INSERT INTO pgqueue.key_rate (name, count, period, set_at) VALUES ('a', 1, 60, now())")
+    eyes.do(
+        "INSERT INTO pgqueue.job_blocked (state, task, key) SELECT 'blocked', 'x', key FROM unnest(%s::text[]) AS key",
+        ["limit:a1", "limit:zoo", "rate:a", "rate:zoo:1", "rate:zoo:2"],
+    )
+    shown = [line.split() for line in command("limits", "--dsn", dsn).stdout.splitlines()]
+    assert shown[1][:5] == ["zoo", "undeclared", "0", "0", "1"]
+    rates = shown[shown.index(["RATE", "STARTS", "BURST", "LINES", "WAITING", "WAITED"]) :]
+    assert rates[1][:5] == ["zoo", "undeclared", "-", "2", "2"] and rates[2][0] == "a"
+    told = json.loads(command("limits", "--json", "--dsn", dsn).stdout)
+    assert [each["name"] for each in told if each["undeclared"]] == ["zoo", "zoo"]
+    assert undeclared(eyes.conn) == [Undeclared("limit", "zoo", 1), Undeclared("rate", "zoo", 2)]
+
+
+def test_many_lines_are_counted_no_further_than_ten_thousand(eyes: Eyes) -> None:
+    eyes.do(
+        "INSERT INTO pgqueue.job_blocked (state, task, key) "
+        "SELECT 'blocked', 'x', 'rate:r:' || g %% 3 FROM generate_series(1, 10500) g WHERE %s",
+        True,
+    )
+    assert undeclared(eyes.conn) == [Undeclared("rate", "r", 10_001)]
 
 
 def test_drain_passes_limits_one_job_at_a_time(conn: psycopg.Connection) -> None:

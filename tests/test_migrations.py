@@ -148,6 +148,34 @@ def test_the_script_makes_the_same_as_migrate(dsn: str, empty_dsn: str, tmp_path
         assert catalog(by_hand, "jobs") == catalog(ours, "pgqueue")
 
 
+ENQUEUE = """SELECT pronargs, proacl::text[] FROM pg_proc
+             WHERE proname = 'enqueue' AND pronamespace = 'pgqueue'::regnamespace"""
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_who_may_call_the_sql_function_may_call_the_next_one(
+    empty: psycopg.Connection, role: str, closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = migrations.files()
+    monkeypatch.setattr(migrations, "files", lambda: files[:8])
+    migrate(empty, "pgqueue")
+    empty.commit()
+    old = "pgqueue.enqueue(text, jsonb, text, integer, timestamptz, jsonb, timestamptz, text, text, text)"
+    if closed:
+        empty.execute(f"REVOKE ALL ON FUNCTION {old} FROM PUBLIC".encode())
+        empty.execute(f"GRANT EXECUTE ON FUNCTION {old} TO {role} WITH GRANT OPTION".encode())
+    [before] = empty.execute(ENQUEUE.encode()).fetchall()
+    empty.execute("SELECT pgqueue.enqueue('x', '{}', 'mail')")
+    empty.commit()
+    monkeypatch.undo()
+    migrate(empty, "pgqueue")
+    [after] = empty.execute(ENQUEUE.encode()).fetchall()
+    assert (before[0], after[0]) == (10, 14)
+    assert sorted(after[1] or []) == sorted(before[1] or []) and bool(before[1]) == closed
+    empty.execute("SELECT pgqueue.enqueue('x', '{}', 'mail')")
+    empty.commit()
+
+
 def psql(dsn: str, *arguments: str) -> None:
     command = [str(binaries() / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments, "-d", dsn]
     done = subprocess.run(command, check=False, capture_output=True, text=True)

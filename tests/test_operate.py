@@ -622,6 +622,29 @@ async def test_a_completed_job_that_is_done_again_is_not_chased(dsn: str, eyes: 
     assert eyes.states() == {"completed": 60}
 
 
+async def test_a_job_that_is_done_again_keeps_its_lock_as_it_was(dsn: str, eyes: Eyes) -> None:
+    """How many of the key may run, and what becomes of it where they do; completed, skipped, or dead and retried."""
+    columns = "lock_key, lock_limit, on_locked, limit_key, rate_key"
+    kept = ("k", 3, "once", "few", "slow")
+    insert = f"INSERT INTO pgqueue.job (task, {columns}) VALUES ('operate.note', %s, %s, %s, %s, %s) RETURNING id"  # noqa: S608
+    eyes.do("INSERT INTO pgqueue.key_limit (name, n, set_at) VALUES ('few', 9, now())")
+    eyes.do("INSERT INTO pgqueue.key_rate (name, count, period, set_at) VALUES ('slow', 1000, 1, now())")
+    async with work(dsn, note, queues=["default"]):
+        done = eyes.one(insert, *kept)
+        await until(eyes.done(1))
+    holder = (
+        "INSERT INTO pgqueue.job (state, task, holds, lock_key, run_at) VALUES ('scheduled', 'x', true, %s, '2999-1-1')"
+    )
+    eyes.do(holder, "skips")
+    async with work(dsn, note, queues=["default"]):
+        skipped = eyes.one(insert, "skips", 1, "skip", None, None)
+        await until(eyes.is_in(skipped, "skipped"))
+    for old, expected in ((done, kept), (skipped, ("skips", 1, "skip", None, None))):
+        [answer] = pgqueue.retry(eyes.conn, old, again=True)
+        found = eyes.all(f"SELECT {columns} FROM pgqueue.job WHERE id = %s", answer.new)  # noqa: S608
+        assert found == [expected], answer
+
+
 def test_many_jobs_are_changed_in_batches_each_its_own_statement(
     dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

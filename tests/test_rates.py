@@ -885,13 +885,13 @@ def test_people_see_rates_and_set_them(dsn: str, eyes: Eyes) -> None:
         )
     later, mail = rates(eyes.conn)
     assert mail == RateInfo("mail", "100/minute", 5, "100/minute", False, 2, 2, mail.waited)
-    assert later == RateInfo("later", None, None, None, False, 1, 1, later.waited)
+    assert later == RateInfo("later", None, None, None, False, 1, 1, later.waited, undeclared=True)
     assert mail.waited is not None and mail.waited >= 0
     done = command("limits", "set", "mail", "5/10s", "--dsn", dsn)
     assert (done.returncode, done.stdout) == (0, "mail: 5/10s (set by hand; the code says 100/minute)\n")
     shown = command("limits", "--dsn", dsn).stdout.splitlines()
     assert [line.split() for line in shown][1:] == [
-        ["later", "none", "yet", "-", "1", "1", *shown[1].split()[6:]],
+        ["later", "undeclared", "-", "1", "1", *shown[1].split()[5:]],
         ["mail", "5/10s", "(code:", "100/minute)", "5", "2", "2", *shown[2].split()[7:]],
     ]
     assert [each["name"] for each in json.loads(command("limits", "--json", "--dsn", dsn).stdout)] == ["later", "mail"]

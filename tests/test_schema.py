@@ -199,6 +199,18 @@ REFUSED = [
     ("'x', headers => '\"text\"'", "JSON objects", None),
     ("'x', args => jsonb_build_object('a', repeat('x', 1048576))", "the limit is 1048576", "Store the data in a table"),
     ("'x', run_at => 'infinity'", "infinity", None),
+    ("'x', lock_key => 'k', lock_limit => 0", "lock_limit 0 lets nobody run", None),
+    ("'x', lock_key => 'k', on_locked => 'later'", "on_locked is 'later'", None),
+    ("'x', limit_key => ''", "limit_key '' is not the name of a limit", "1 to 200 bytes"),
+    ("'x', limit_key => 'two words'", "limit_key 'two words' is not", "without spaces"),
+    ("'x', limit_key => E'a\\nb'", "is not the name of a limit", "without spaces"),
+    ("'x', limit_key => repeat('ü', 101)", "is not the name of a limit", "1 to 200 bytes"),
+    ("'x', rate_key => ''", "rate_key '' is not the name of a rate", "name:key"),
+    ("'x', rate_key => ':7'", "rate_key ':7' is not", "name:key"),
+    ("'x', rate_key => 'crm:'", "rate_key 'crm:' is not", "name:key"),
+    ("'x', rate_key => 'two words:7'", "rate_key 'two words:7' is not", "without spaces"),
+    ("'x', rate_key => repeat('r', 201)", "is not the name of a rate", "1 to 200 bytes"),
+    ("'x', rate_key => 'r:' || repeat('k', 499)", "is not the name of a rate", "up to 500"),
 ]
 
 
@@ -215,6 +227,64 @@ def test_the_sql_function_says_what_is_wrong(
     if hint:
         assert hint in (caught.value.diag.message_hint or "")
     assert conn.execute("SELECT count(*) FROM pgqueue.job").fetchall() == [(0,)]  # and the transaction goes on
+
+
+KEYS = "SELECT lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key FROM pgqueue.job"
+
+
+def test_the_sql_function_puts_jobs_under_locks_limits_and_rates(conn: psycopg.Connection) -> None:
+    calls = {
+        "limit_key => 'warehouse'": (None, None, None, "warehouse", None, None, None),
+        "rate_key => 'mail'": (None, None, None, None, "mail", None, None),
+        "rate_key => 'crm:two words:7', run_at => now() + interval '1 day'": (
+            None, None, None, None, "crm:two words:7", None, None),
+        "rate_key => 'r:' || repeat('k', 498)": (None, None, None, None, "r:" + 498 * "k", None, None),
+        "limit_key => repeat('ü', 100)": (None, None, None, 100 * "ü", None, None, None),
+        "lock_key => 'k', lock_limit => 3": ("k", 3, None, None, None, None, None),
+        "lock_key => 'k', on_locked => 'once'": ("k", None, "once", None, None, None, None),
+        # As in Python: who has no key has no lock, and nothing of it.
+        "lock_key => NULL, lock_limit => 3, on_locked => 'skip'": (None, None, None, None, None, None, None),
+        "limit_key => 'warehouse', unique_key => 'u'": (None, None, None, "warehouse", None, "u", None),
+        "lock_key => 'k', lock_limit => 3, on_locked => 'skip', limit_key => 'l', rate_key => 'r:x', "
+        "unique_key => 'v', idempotency_key => 'w'": ("k", 3, "skip", "l", "r:x", "v", "w"),
+    }  # fmt: skip
+    for call, columns in calls.items():
+        [(job,)] = conn.execute(f"SELECT pgqueue.enqueue('x', {call})".encode()).fetchall()
+        assert conn.execute(f"{KEYS} WHERE id = %s".encode(), [job]).fetchall() == [columns]
+    [(twice,)] = conn.execute("SELECT pgqueue.enqueue('x', rate_key => 'r', unique_key => 'u')").fetchall()
+    assert conn.execute("SELECT limit_key FROM pgqueue.job WHERE id = %s", [twice]).fetchall() == [("warehouse",)]
+    assert conn.execute("SELECT count(*) FROM pgqueue.job").fetchall() == [(len(calls),)]
+
+
+def test_the_sql_function_takes_the_calls_it_has_always_taken(conn: psycopg.Connection) -> None:
+    by_position = "'x', '{}', 'mail', 3, '2001-01-01Z', '{\"h\": 1}', '2099-01-01Z', 'k', 'u', 'i'"
+    by_name = (
+        "task => 'x', args => '{}', queue => 'mail', priority => 3, run_at => '2001-01-01Z', headers => '{\"h\": 1}', "
+        "deadline => '2099-01-01Z', lock_key => 'k', unique_key => 'v', idempotency_key => 'j'"
+    )
+    for call in (by_position, by_name, "'x'"):
+        conn.execute(f"SELECT pgqueue.enqueue({call})".encode())
+    found = conn.execute("SELECT args, queue, priority, rank, headers FROM pgqueue.job ORDER BY id").fetchall()
+    assert found == [({}, "mail", 3, 7, {"h": 1})] * 2 + [({}, "default", 5, 11, None)]
+    keys = conn.execute(f"{KEYS} ORDER BY id".encode()).fetchall()
+    same = ("k", None, None, None, None)
+    assert keys == [(*same, "u", "i"), (*same, "v", "j"), (None,) * 7]
+
+
+async def test_a_job_from_sql_waits_for_its_limit_and_its_rate_like_any_other(dsn: str, eyes: Eyes) -> None:
+    words.clear()
+    eyes.do("INSERT INTO pgqueue.key_limit (name, n, set_at) VALUES ('l', 0, now())")
+    under = "SELECT pgqueue.enqueue('schema.says', '{\"word\": \"limit\"}', limit_key => 'l', rate_key => 'r:x')"
+    async with work(dsn, says, poll=0.2):
+        eyes.do(under)
+        await until(lambda: eyes.one("SELECT key FROM pgqueue.job_blocked") == "limit:l")
+        eyes.do("UPDATE pgqueue.key_limit SET n = 1")
+        eyes.do("NOTIFY \"pgqueue.:control\", 'sweep'")
+        await until(lambda: eyes.one("SELECT key FROM pgqueue.job_blocked") == "rate:r:x")
+        eyes.do("INSERT INTO pgqueue.key_rate (name, count, period, set_at) VALUES ('r', 10, 1, now())")
+        eyes.do("NOTIFY \"pgqueue.:control\", 'sweep'")
+        await until(eyes.done(1))
+    assert words == ["limit"]
 
 
 def test_the_sql_function_works_with_two_phase_commit_when_told_not_to_notify(conn: psycopg.Connection) -> None:

@@ -91,6 +91,16 @@ def test_no_statement_of_ours_names_pos_in_an_insert(file: str) -> None:
     assert [text for text in columns if re.search(r"\bpos\b", text)] == []
 
 
+@pytest.mark.parametrize("file", SOURCES)
+def test_a_job_that_moves_keeps_all_of_its_keys(file: str) -> None:
+    """Into history, too: from there it may be retried."""
+    keys = {"lock_key", "lock_limit", "on_locked", "limit_key", "rate_key", "unique_key", "idempotency_key"}
+    for columns in re.findall(r"INSERT INTO pgqueue\.job\w*\s*\(([^)]*)\)", code(SOURCES[file])):
+        named = set(re.findall(r"\w+", columns))
+        if {"lock_key", "attempt"} <= named:  # a new one has no attempts
+            assert keys <= named, columns
+
+
 @pytest.mark.parametrize("name", statements.names())
 def test_a_volatile_clock_bounds_no_scan(name: str) -> None:
     """As `run_at <= pgqueue.now()` it is a filter, and the scan reads on to the end of the index."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -16,8 +16,11 @@ from pgqueue.cli.tables import plain, span, table
 if TYPE_CHECKING:
     from pgqueue.limits import LimitInfo, Pace, RateInfo, Setting
 
+Shown = TypeVar("Shown", bound="LimitInfo | RateInfo")
+
 SHOWN_MOST = 100
 DECLARED = "default"
+UNDECLARED = "undeclared"
 
 
 @click.group("limits", invoke_without_command=True)
@@ -29,14 +32,15 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
     How many jobs of each limit may run at once, and do; how many of each rate may start in a period.
 
-    AT ONCE is what holds now: `20 (code: 10)` was set by hand where the code says 10; `none yet`: jobs wait for a limit
-    that no worker has declared. HELD jobs have the limit and do not run: they wait for a slot, a rate or their retry.
+    AT ONCE is what holds now: `20 (code: 10)` was set by hand where the code says 10; `undeclared`: jobs wait for what
+    no worker has declared, until one does; these come first. HELD jobs have the limit and do not run: they wait for a
+    slot, a rate or their retry.
     WAITED is how long the first in line has waited. A rate with keys has a line for each key that somebody waits for.
 
     \b
     Examples:
       pgqueue limits
-      pgqueue limits --json | jq '.[] | select(.waiting > 100) | .name'
+      pgqueue limits --json | jq '.[] | select(.undeclared) | .name'
       pgqueue limits set warehouse 20
     """
     if ctx.invoked_subcommand is not None:
@@ -125,7 +129,7 @@ def _said(done: Setting | Pace) -> str:
 def _screen(found: Sequence[LimitInfo]) -> Iterator[str]:
     rows = [
         [each.name, _allowed(each), each.running, each.held, _count(each.waiting), span(each.waited)]
-        for each in found[:SHOWN_MOST]
+        for each in _urgent(found)[:SHOWN_MOST]
     ]
     heads = ["LIMIT", "AT ONCE", "RUNNING", "HELD", "WAITING", "WAITED"]
     yield from table(heads, rows, right="RUNNING HELD WAITING WAITED", gives="LIMIT")
@@ -136,7 +140,7 @@ def _screen(found: Sequence[LimitInfo]) -> Iterator[str]:
 def _rates(found: Sequence[RateInfo]) -> Iterator[str]:
     rows = [
         [each.name, _pace(each), each.burst or "-", each.lines, _count(each.waiting), span(each.waited)]
-        for each in found[:SHOWN_MOST]
+        for each in _urgent(found)[:SHOWN_MOST]
     ]
     heads = ["RATE", "STARTS", "BURST", "LINES", "WAITING", "WAITED"]
     yield from table(heads, rows, right="BURST LINES WAITING WAITED", gives="RATE")
@@ -144,9 +148,14 @@ def _rates(found: Sequence[RateInfo]) -> Iterator[str]:
         yield f"… and {len(found) - SHOWN_MOST} more rates; --json prints all"
 
 
+def _urgent(found: Sequence[Shown]) -> list[Shown]:
+    """Those that need somebody come first."""
+    return sorted(found, key=lambda each: (not each.undeclared, each.name))
+
+
 def _pace(rate: RateInfo) -> str:
     if rate.rate is None:
-        return "none yet"
+        return UNDECLARED
     if not rate.by_hand:
         return rate.rate
     return f"{rate.rate} (by hand)" if rate.declared is None else f"{rate.rate} (code: {rate.declared})"
@@ -154,7 +163,7 @@ def _pace(rate: RateInfo) -> str:
 
 def _allowed(limit: LimitInfo) -> str:
     if limit.n is None:
-        return "none yet"
+        return UNDECLARED
     if not limit.by_hand:
         return str(limit.n)
     return f"{limit.n} (by hand)" if limit.declared is None else f"{limit.n} (code: {limit.declared})"

@@ -17,10 +17,12 @@ from pgqueue.control import STATES
 
 if TYPE_CHECKING:
     from pgqueue.control import Count, QueueInfo, Status, WorkerInfo
+    from pgqueue.limits import Undeclared
 
 WATCH_SECONDS = 2.0
 QUEUES_MOST = 40
 WORKERS_MOST = 40
+UNDECLARED_MOST = 10
 
 
 @click.command("status")
@@ -28,10 +30,11 @@ WORKERS_MOST = 40
 @as_json
 @database
 def command(watch: bool, as_json: bool) -> None:
-    """Show how everything stands: jobs by state, queues, workers.
+    """Show how everything stands: jobs by state, queues, workers; and limits and rates that nobody has declared.
 
     Numbers up to 10,000 are counted; larger ones are estimates, marked ~. A queue is NOT SERVED when no worker that
-    takes jobs names it and has given a sign of life within three of its leases.
+    takes jobs names it and has given a sign of life within three of its leases. Jobs wait for an UNDECLARED limit or
+    rate until a worker declares it.
 
     \b
     Examples:
@@ -66,20 +69,30 @@ def _watch(as_json: bool) -> None:
             click.echo(f"database unreachable, trying again: {' '.join(str(error).split())}", err=True)
 
 
-def _read() -> Status:
-    from pgqueue import control
+def _read() -> tuple[Status, list[Undeclared] | None]:
+    """How everything stands, and what is undeclared; None if this role may not see that."""
+    import psycopg
+
+    from pgqueue import control, limits
 
     with reading("status") as conn:
-        return control.status(conn)
+        status = control.status(conn)
+        try:
+            with conn.transaction():
+                return status, limits.undeclared(conn)
+        except psycopg.errors.InsufficientPrivilege:  # granted before there were limits
+            return status, None
 
 
-def _shown(status: Status, as_json: bool) -> str:
+def _shown(found: tuple[Status, list[Undeclared] | None], as_json: bool) -> str:
+    status, undeclared = found
     if as_json:
-        return json.dumps(asdict(status), default=str)
-    return "\n".join(_screen(status))
+        unknown = None if undeclared is None else [asdict(each) for each in undeclared]
+        return json.dumps(asdict(status) | {"undeclared": unknown}, default=str)
+    return "\n".join(_screen(status, undeclared))
 
 
-def _screen(status: Status) -> Iterator[str]:
+def _screen(status: Status, undeclared: Sequence[Undeclared] | None) -> Iterator[str]:
     server = status.server_version.split()[0]
     yield f"database {plain(status.database)}"
     yield f"schema {status.schema} version {status.version}, PostgreSQL {server}, {status.at:%Y-%m-%d %H:%M:%S %Z}"
@@ -87,6 +100,7 @@ def _screen(status: Status) -> Iterator[str]:
     yield from _states(status)
     yield ""
     yield from _queues(status.queues)
+    yield from _undeclared(undeclared)
     yield ""
     yield from _workers(status.workers)
 
@@ -112,6 +126,20 @@ def _queues(queues: Sequence[QueueInfo]) -> Iterator[str]:
     yield from table(heads, rows, right="AVAILABLE SCHEDULED BLOCKED RUNNING OLDEST WORKERS", gives="QUEUE")
     if len(queues) > QUEUES_MOST:
         yield f"… and {len(queues) - QUEUES_MOST} more queues; --json prints all"
+
+
+def _undeclared(undeclared: Sequence[Undeclared] | None) -> Iterator[str]:
+    if undeclared is None:
+        yield "Limits and rates: this role may not see them, `pgqueue grants ROLE --for read` once more."
+        return
+    if undeclared:
+        yield ""
+    for each in undeclared[:UNDECLARED_MOST]:
+        jobs = "1 job waits" if each.waiting == 1 else f"{each.waiting:,} jobs wait"
+        jobs = "more than 10,000 jobs wait" if each.waiting > 10_000 else jobs
+        yield f"UNDECLARED {each.kind} {plain(each.name)}: {jobs} for it, and no worker has declared it."
+    if len(undeclared) > UNDECLARED_MOST:
+        yield f"… and {len(undeclared) - UNDECLARED_MOST} more; `pgqueue limits` shows them"
 
 
 def _stuck(queue: QueueInfo) -> bool:
