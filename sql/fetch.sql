@@ -15,7 +15,8 @@ SELECT coalesce(pg_catalog.pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
        pg_catalog.set_config('statement_timeout', '30s', true),
        pg_catalog.set_config('idle_in_transaction_session_timeout', '60s', true),
        pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true),
-       pg_catalog.set_config('enable_indexscan', 'on', true);
+       pg_catalog.set_config('enable_indexscan', 'on', true),
+       pg_catalog.set_config('jit', 'off', true);
 
 -- name: fetch_lock
 -- Ahead of a claim in the same transaction: lock the keys that the next n available jobs of these lanes need, and leave the

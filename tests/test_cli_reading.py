@@ -14,6 +14,7 @@ import pytest
 from commands import COMMAND, pgqueue
 
 from pgqueue import migrations
+from pgqueue.cli.database import reading
 from pgqueue.cli.tables import short, span, table
 
 Conn = psycopg.Connection[Any]
@@ -266,3 +267,11 @@ def test_spans_are_short(seconds: float, shown: str) -> None:
 
 def test_cutting_shows_that_something_is_missing() -> None:
     assert (short("abc", 3), short("abcd", 3), short("", 0)) == ("abc", "ab…", "")
+
+
+def test_what_a_command_reads_is_not_compiled(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the server has JIT, `status` would take a second more, whatever is in the tables."""
+    monkeypatch.setenv("PGQUEUE_DSN", dsn)
+    monkeypatch.setenv("PGOPTIONS", "-c jit=on")
+    with reading("status") as conn:
+        assert conn.execute("SELECT current_setting('jit')").fetchall() == [("off",)]

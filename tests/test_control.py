@@ -266,8 +266,9 @@ def test_the_rows_read_are_bounded(conn: Conn) -> None:
 def test_a_queue_nobody_serves_is_marked(conn: Conn) -> None:
     for queue in ("served", "late", "gone", "quiet", "alone"):
         add(conn, queue=queue)
-    register(conn, "served", "idle", age=44)
-    register(conn, "late", age=46)
+    # Three leases are 4500 s: not even a statement that takes seconds on a busy machine leaves them behind.
+    register(conn, "served", "idle", age=4400, lease=1500)
+    register(conn, "late", age=4600, lease=1500)
     register(conn, "gone", dead_at=datetime.now(UTC))
     register(conn, "quiet", state="quiet")
     marked = {queue.name: queue.unserved for queue in pgqueue.queues(conn)}

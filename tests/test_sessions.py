@@ -15,7 +15,7 @@ from pgqueue import sessions
 from pgqueue.enqueue import enqueue
 from pgqueue.job import Job
 from pgqueue.sessions import Link, Session, transaction
-from pgqueue.statements import Statement
+from pgqueue.statements import Statement, text
 from pgqueue.tasks import task
 
 
@@ -54,6 +54,14 @@ async def test_a_message_is_one_read_committed_transaction_with_its_own_settings
     [outside] = await session.run(select("SELECT current_setting('lock_timeout')"), settings=False)
     assert outside == "0"  # nothing is left behind for the next user of a pooled connection
     await session.close()
+
+
+@pytest.mark.parametrize("settings", ["session_settings", "fetch_reading"])
+def test_no_statement_of_a_worker_is_compiled(settings: str, conn: psycopg.Connection) -> None:
+    """Up to PostgreSQL 17 what must be scanned without enable_seqscan costs 1e10: each beat would be compiled first."""
+    conn.execute("SET jit = on")
+    conn.execute(text(settings, "pgqueue").encode())
+    assert conn.execute("SELECT current_setting('jit')").fetchall() == [("off",)]
 
 
 async def test_an_error_rolls_everything_back_and_the_next_message_finds_a_new_connection(
