@@ -85,7 +85,7 @@ class Completer:
         self._most = FLUSH_MOST
         self._unsure: set[int] = set()
         self._ids = {worker_id()}
-        """Under which ids outcomes have been sent: another one each time this worker was taken for dead and came back."""
+        """Under which ids outcomes have been sent: another one after it was taken for dead and came back."""
         self._flushed = asyncio.Event()
         self._flushed.set()
 

@@ -117,7 +117,7 @@ def test_a_worker_stopped_in_the_middle_of_a_completion_holds_nothing_after_its_
         first.signal(signal.SIGCONT)
         wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.worker WHERE dead_at IS NULL") == 2)
 
-        # The first alone is left to run one more: when that is written down, so is all it had to write before, or dropped.
+        # The first alone is left to run one more: when that is written, all it had to write before is, or dropped.
         assert second.stop() == 0
         put(dsn, notes.new(key=1000))
         wait_until(eyes.done(502))

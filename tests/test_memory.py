@@ -11,7 +11,6 @@ import pytest
 
 from pgqueue import memory
 
-
 WHOSE = {"unnamed": lambda: None, "own": os.getpid, "parent": os.getppid}
 
 
