@@ -84,6 +84,8 @@ class Completer:
         self._patience = LOCKED_PAUSE
         self._most = FLUSH_MOST
         self._unsure: set[int] = set()
+        self._ids = {worker_id()}
+        """Under which ids outcomes have been sent: another one after it was taken for dead and came back."""
         self._flushed = asyncio.Event()
         self._flushed.set()
 
@@ -139,6 +141,7 @@ class Completer:
         return min(pause, max(0.0, self._busy_at - monotonic())) if self._busy else pause
 
     async def _flush(self, batch: list[Ended]) -> None:
+        self._ids.add(self._worker_id())
         batch, later = batch[: self._most], batch[self._most :]
         alone = [entry for entry in batch if entry[1] is not COMPLETED and _wants_keys(entry[1])]
         others = [entry for entry in batch if not _wants_keys(entry[1])] if alone else batch
@@ -257,8 +260,9 @@ class Completer:
         unsure = [job for job in gone if job.id in self._unsure or job.written]
         ended: set[int] = set()
         if unsure:
-            attempts = integers([job.attempt for job in unsure])
-            [answer] = await self._session.run(self._about("complete_settled", unsure, attempts=attempts))
+            attempts, ids = integers([job.attempt for job in unsure]), integers(self._ids)
+            settled = self._about("complete_settled", unsure, attempts=attempts, worker_ids=ids)
+            [answer] = await self._session.run(settled)
             ended = {row[0] for row in answer}
         for job in gone:
             if job.id not in ended:

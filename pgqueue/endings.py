@@ -119,7 +119,8 @@ class Endings:
 
     def about(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> Statement[list[Row]]:
         """A statement about jobs of this worker, by their fence; it answers rows."""
-        return Statement(text(name, self.schema), self._fence(jobs, worker_id) | params, list)
+        ids = {"worker_ids": self.array([worker_id])}
+        return Statement(text(name, self.schema), self._fence(jobs, worker_id) | ids | params, list)
 
     def _with_successors(self, ends: Sequence[tuple[Job, Completed]], worker_id: int) -> Ending:
         return self._ends(

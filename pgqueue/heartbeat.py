@@ -26,12 +26,11 @@ from pgqueue import migrations, statements
 from pgqueue.loops import Backoff, transient, within
 from pgqueue.memory import rss
 from pgqueue.pulse import Pulse
-from pgqueue.sessions import Link, options, transaction
+from pgqueue.sessions import Identity as Identity
+from pgqueue.sessions import Link, ending, options, own, transaction
 from pgqueue.settings import Settings
 
 log = logging.getLogger("pgqueue")
-
-Identity = tuple[int, str]
 
 # Of the lease without a beat that went through, a worker takes no more jobs: others may be about to take it for dead.
 LATE = 0.8
@@ -216,8 +215,12 @@ class Heartbeat:
     def _beat_on_one_connection(self, backoff: Backoff) -> None:
         with psycopg.connect(self._link.dsn, **options(self._link, "pgqueue beat")) as conn:
             with transaction(conn, self._link, pipeline=True):
-                row = conn.execute(statements.text("session_identity", self._link.schema)).fetchone()
-            self._identity = None if row is None else (row[0], row[1])
+                if self._identity is not None:
+                    # The wire may have gone dead before the COMMIT: it would keep our own row locked for hours.
+                    end = ending(self._link, self._identity)
+                    conn.execute(end.sql, end.params)
+                rows = conn.execute(statements.text("session_identity", self._link.schema)).fetchall()
+            self._identity = own(conn, rows)
             while not self._stop.is_set():
                 self._beat(conn)
                 backoff.succeeded()

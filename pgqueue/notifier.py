@@ -4,8 +4,10 @@ The connection is in autocommit mode and does nothing else, so that it never hol
 half-open socket says nothing; it reconnects with jitter for ever; and each (re)LISTEN is followed by a fetch, for
 what was missed meanwhile. The ping is also where leadership is tried for: the advisory lock lives as long as this
 session. So others must know the session before it may hold the lock (`listed`): a leader that was stopped, not killed,
-would lead for ever, and nobody could end its session. Whether the lock is free is asked once a second beside what this
-worker sends anyway (`asks`), so that a leader that was killed has a successor within the time of a poll.
+would lead for ever, and nobody could end its session. One whose connection broke is *left* (see sessions): its lock is
+free as soon as any session of this worker has sent its next message. Whether the lock is free is asked once a second
+beside what this worker sends anyway (`asks`), so that a leader that was killed has a successor within the time of a
+poll.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 from psycopg import sql
 
 from pgqueue.loops import jittered, persist, wait
-from pgqueue.sessions import Link, connect, identify, send
+from pgqueue.sessions import Identity, Link, connect, identify, send
 from pgqueue.statements import Statement
 from pgqueue.wire import Wire
 
@@ -50,7 +52,7 @@ class Notifier:
     ) -> None:
         self.leads = False
         """Whether this session holds the leader's lock."""
-        self.identity: tuple[int, str] | None = None
+        self.identity: Identity | None = None
         self._link = link
         self._channels = [f"{link.schema}.{name}" for name in (*queues, SCHEDULED, CONTROL)]
         self._heard = heard
@@ -90,6 +92,10 @@ class Notifier:
                 self._sought.clear()
                 await self._ping(conn)
                 await self._listen_until_sought(conn)
+        except Exception:  # the server may not have noticed: it would lead for as long as it lives
+            if self.identity is not None:
+                self._link.left.add(self.identity)
+            raise
         finally:
             self.leads, self.identity = False, None
             await conn.close()

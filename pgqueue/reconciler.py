@@ -3,6 +3,12 @@
 A claim whose answer was lost (the connection broke between COMMIT and the rows) has moved jobs to this worker that it
 never heard of. After every such doubt, and once a minute, the rows in job_running are compared. Only claims that are
 settled count: one in flight will still be answered.
+
+Why what is lost is found soon, not within the minute. The look comes after whatever is still under way in the server on
+sessions that broke off: they have been ended when its message is sent (see sessions), so the claim is committed, and
+seen, or never will be. What it cannot decide on or not hand back, it looks for again after a second, until nothing of
+the kind is left: a row of a claim that is not settled because an older one, of another service, waits for its answer
+over a wire that is dead, too; a row that somebody has locked.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ from pgqueue.statements import integers
 log = logging.getLogger("pgqueue")
 
 EVERY_SECONDS = 60.0
+AGAIN_SECONDS = 1.0
 
 
 class Reconciler:
@@ -38,6 +45,7 @@ class Reconciler:
         self._knows = knows
         self._notify = notify
         self._doubt = asyncio.Event()
+        self._pause = jittered(EVERY_SECONDS)
 
     def doubt(self) -> None:
         """A claim failed, and whether it was committed is unknown."""
@@ -48,21 +56,26 @@ class Reconciler:
         await persist(self._step, name="reconcile")
 
     async def _step(self) -> None:
-        await wait(self._doubt, jittered(EVERY_SECONDS))
+        await wait(self._doubt, self._pause)
         self._doubt.clear()  # before: a doubt that comes meanwhile is about a later claim
         try:
-            await self.reconcile()
+            self._pause = jittered(EVERY_SECONDS if await self._compare() else AGAIN_SECONDS)
         except BaseException:
             self._doubt.set()
             raise
 
     async def reconcile(self) -> None:
         """Hand back the jobs that are ours in the database and unknown here."""
+        await self._compare()
+
+    async def _compare(self) -> bool:
+        """False if some are left to decide on."""
         settled, link = self._settled(), self._session.link
         [rows] = await self._session.run(link.statement("fetch_held", worker_id=self._worker_id()))
-        lost = [(job_id, claim) for job_id, claim in rows if claim <= settled and not self._knows(job_id, claim)]
+        unknown = [(job_id, claim) for job_id, claim in rows if not self._knows(job_id, claim)]
+        lost = [(job_id, claim) for job_id, claim in unknown if claim <= settled]
         if not lost:
-            return
+            return not unknown
         [[(some, _)]] = await self._session.run(
             link.statement(
                 "complete_release",
@@ -76,3 +89,4 @@ class Reconciler:
         released = len(lost) if some is None else len(some)
         if released:
             log.warning("the answer to a claim was lost: %d jobs are handed back", released)
+        return released == len(unknown)

@@ -3,25 +3,38 @@
 Every message of a worker is one pipeline, one READ COMMITTED transaction, that sets what it needs for itself only: so
 the defaults of role and database cannot break a worker, and a transaction pooler cannot mix it up with its
 neighbours.
+
+A connection that breaks with a message under way leaves a session in the server that may not have noticed: the wire
+went dead, and the server waits for the COMMIT, for hours, with our rows locked (no timeout of its own counts in the
+middle of a pipeline); or it has all of the message, and commits it when it comes to it. So such a session is *left*:
+before anything else is sent, on whichever session of this worker, it is ended, and waited for. Then what it was doing
+is committed or undone, and whoever asks what became of it gets an answer that holds; nobody waits for its locks. That
+takes a way past poolers: a session that is not ours alone is not ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from psycopg import AsyncConnection, Connection, Notify, OperationalError
+from psycopg import AsyncConnection, Connection, Error, Notify, OperationalError
 from psycopg.types.numeric import Int8BinaryLoader
 
 from pgqueue import statements
 from pgqueue.statements import Statement
 from pgqueue.wire import Wire
+
+log = logging.getLogger("pgqueue")
+
+Identity = tuple[int, str]
+"""(pid, backend_start): a session, unmistakably."""
 
 # A round trip that takes longer than this is taken for a dead link: statement_timeout (30 s) has long answered.
 ROUND_TRIP_SECONDS = 45.0
@@ -37,6 +50,8 @@ class Link:
     dsn: str
     schema: str
     prepare: bool = True
+    left: set[Identity] = field(default_factory=set, compare=False, repr=False)
+    """Sessions of this worker whose connection broke with something under way, and that have not been ended yet."""
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         """The named statement of `sql/` with its parameters; its answer is the rows as they come."""
@@ -52,7 +67,7 @@ class Session:
     def __init__(self, link: Link, name: str, opened: Callable[[], Awaitable[object]] | None = None) -> None:
         self.link = link
         self._opened = opened
-        self.identity: tuple[int, str] | None = None
+        self.identity: Identity | None = None
         self.generation = 0
         """How many connections this session has had; what was learned on an earlier one may not hold on this one."""
         self.ended = 0
@@ -84,16 +99,29 @@ class Session:
         async with self._turn:
             try:
                 connection = await self._connected()
-                self.sent = monotonic()
-                self._noted.clear()
-                answers = await send(connection, self.link, *messages, settings=settings, after=after)
-                self.took = monotonic() - self.sent
-                return answers
+                if self.link.left:
+                    await end_left(connection, self.link)
+                return await self._exchange(connection, messages, settings, after)
             except BaseException:
                 await self.close()
                 raise
             finally:
                 self.ended += 1
+
+    async def _exchange(
+        self, connection: Wire, messages: Sequence[Statement[Any]], settings: bool, after: Any
+    ) -> list[Any]:
+        identity = self.identity  # not there any more when somebody closes us meanwhile
+        self.sent = monotonic()
+        self._noted.clear()
+        try:
+            answers = await send(connection, self.link, *messages, settings=settings, after=after)
+        except BaseException as error:
+            if identity is not None and not answered(error, connection):
+                self.link.left.add(identity)
+            raise
+        self.took = monotonic() - self.sent
+        return answers
 
     async def ready(self) -> int:
         """Connect if need be; the generation of the connection that the next `run` will use."""
@@ -225,10 +253,38 @@ def transaction(conn: Connection[Any], link: Link, *, pipeline: bool = False) ->
         timer.cancel()
 
 
-async def identify(conn: Wire, link: Link, *, patience: float | None = None) -> tuple[int, str] | None:
-    """(pid, backend_start) of a connection, or None where pg_stat_activity does not show it (a pooler)."""
+async def identify(conn: Wire, link: Link, *, patience: float | None = None) -> Identity | None:
+    """Which session a connection has, or None if it is not ours alone."""
     [rows] = await send(conn, link, link.statement("session_identity"), patience=patience)
-    return (rows[0][0], rows[0][1]) if rows else None
+    return own(conn, rows)
+
+
+def own(conn: AsyncConnection[Any] | Connection[Any], rows: Sequence[tuple[int, str]]) -> Identity | None:
+    """What `session_identity` answered, if the session is ours alone: a pooler makes up the pid it tells clients."""
+    return rows[0] if rows and rows[0][0] == conn.info.backend_pid else None
+
+
+def answered(error: BaseException, conn: AsyncConnection[Any]) -> bool:
+    """Whether the server itself has refused what was sent, so that there is nothing under way any more."""
+    return isinstance(error, Error) and error.sqlstate is not None and not conn.closed
+
+
+async def end_left(conn: Wire, link: Link) -> None:
+    """End the sessions that were left, one after the other, and wait until they have ended, 10 s at most for each."""
+    for left in list(link.left):
+        [rows] = await send(conn, link, ending(link, left))
+        if rows and rows[0][0] is False:  # it has not ended in time, or just now by itself
+            [rows] = await send(conn, link, ending(link, left))
+        if rows and not rows[0][0]:
+            log.warning(
+                "session %d of this worker, which broke off, could not be ended: what it holds is locked", left[0]
+            )
+        link.left.discard(left)
+
+
+def ending(link: Link, session: Identity) -> Statement[list[tuple[Any, ...]]]:
+    """What ends a session of ours; it answers as `session_end` does."""
+    return link.statement("session_end", pid=session[0], backend_start=session[1])
 
 
 def _socket(conn: AsyncConnection[Any] | Connection[Any]) -> socket.socket:

@@ -6,9 +6,9 @@ the errors; its cursors are left out, for they take more CPU of the client than 
 Parameters travel as text and without a type: every statement of ours says itself what they are (`%(ids)s::bigint[]`).
 So one text has one plan, whatever the values. With `prepares` it is parsed once on each connection, under our name.
 
-Why answers cannot be mixed up: the answers to a pipeline end with its sync, and are read up to it; whoever is kept from
-reading so far (a statement failed, he was cancelled, the link broke) leaves a connection that is closed, so there is no
-next message on it. Who waits for an answer on a connection that somebody closes is woken with an error.
+Why answers cannot be mixed up: the answers to a pipeline end with its sync, and are read up to it, also if a statement
+failed; whoever is kept from reading so far (he was cancelled, the link broke) leaves a connection that is closed, so
+there is no next message on it. Who waits for an answer on a connection that somebody closes is woken with an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from psycopg import AsyncConnection, DataError, OperationalError
+from psycopg import AsyncConnection, DataError, Error, OperationalError
 from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, Format
@@ -41,29 +41,41 @@ class Wire(AsyncConnection[Any]):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._names: dict[str, bytes] = {}
+        self._named = 0
         self._reading = Transformer(self)
         self._waiting: asyncio.Future[None] | None = None
 
     async def ask(self, messages: Sequence[Statement[Any]]) -> list[list[Row]]:
         """The rows of each of these statements, sent in one round trip.
 
-        Raises what the server said of the first that failed, or OperationalError if the link broke. In both cases the
-        connection is closed.
+        Raises what the server said of the first that failed: it executes none after that. OperationalError if the link
+        broke; then, and if anything else is raised, the connection is closed.
         """
         async with self.lock:
             if self.closed:
                 raise OperationalError("the connection is closed")
+            known, answers = dict(self._names), list[list[Row]]()
+            failed: Error | None = None
             try:
                 self.pgconn.enter_pipeline_mode()
                 sent = [self.put(message) for message in messages]
                 self.pgconn.pipeline_sync()
                 await self._flush()
-                answers = [await self._answer(parts) for parts in sent]
-                await self._result()
+                try:
+                    answers = [await self._answer(parts) for parts in sent]
+                except Refused as refused:
+                    failed = refused.error
+                while (result := await self._result()) is None or result.status != ExecStatus.PIPELINE_SYNC:
+                    pass
                 self.pgconn.exit_pipeline_mode()
-            except BaseException:
+            except BaseException as error:
                 self.pgconn.finish()
+                if failed is not None and isinstance(error, OperationalError):  # it was the server's last word
+                    raise failed from None
                 raise
+            if failed is not None:
+                self._names = known  # those that this message brought may have been left out
+                raise failed
             return answers
 
     def put(self, message: Statement[Any]) -> int:
@@ -77,7 +89,8 @@ class Wire(AsyncConnection[Any]):
         if name is not None:
             self.pgconn.send_query_prepared(name, values, result_format=Format.BINARY)
             return 1
-        name = self._names[message.sql] = b"pgqueue_%d" % len(self._names)
+        self._named += 1
+        name = self._names[message.sql] = b"pgqueue_%d" % self._named
         self.pgconn.send_prepare(name, command)
         self.pgconn.send_query_prepared(name, values, result_format=Format.BINARY)
         return 2
@@ -95,7 +108,7 @@ class Wire(AsyncConnection[Any]):
         for _ in range(parts):
             result = await self._result()
             if result is None or result.status not in _GOOD:
-                raise OperationalError("no answer") if result is None else error_from_result(result)
+                raise OperationalError("no answer") if result is None else Refused(error_from_result(result))
             await self._result()  # each ends with nothing
         assert result is not None
         if result.status == ExecStatus.COMMAND_OK:
@@ -137,6 +150,13 @@ class Wire(AsyncConnection[Any]):
             loop, self._waiting = self._waiting.get_loop(), None
             loop.remove_reader(self.pgconn.socket)
             loop.remove_writer(self.pgconn.socket)
+
+
+class Refused(Exception):
+    """A statement failed; what the server said of it."""
+
+    def __init__(self, error: Error) -> None:
+        self.error = error
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:

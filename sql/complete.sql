@@ -330,14 +330,14 @@ CROSS JOIN LATERAL (
 
 -- name: complete_settled
 -- Of jobs that are ours no more: those that an earlier try of ours ended, whose answer was lost. History says so, or the
--- row of the attempt.
+-- row of the attempt. `worker_ids`: we may have been taken for dead meanwhile, and have another id.
 SELECT mine.id
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(attempts)s::smallint[]) AS mine (id, claim, attempt)
 WHERE EXISTS (SELECT FROM pgqueue.job j
               WHERE j.state IN ('completed', 'failed', 'cancelled') AND coalesce(j.reason, '') <> 'crashed'
-                AND j.id = mine.id AND j.claim = mine.claim AND j.worker_id = %(worker_id)s::bigint)
+                AND j.id = mine.id AND j.claim = mine.claim AND j.worker_id = ANY (%(worker_ids)s::bigint[]))
    OR EXISTS (SELECT FROM pgqueue.attempt a
-              WHERE a.job_id = mine.id AND a.attempt = mine.attempt AND a.worker_id = %(worker_id)s::bigint
+              WHERE a.job_id = mine.id AND a.attempt = mine.attempt AND a.worker_id = ANY (%(worker_ids)s::bigint[])
                 AND a.outcome NOT IN ('crashed', 'aborted', 'interrupted', 'memory'));
 
 -- name: complete_refuse_doubles

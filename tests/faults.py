@@ -75,9 +75,10 @@ class Wire:
         self._thread.join()
         self._loop.close()
 
-    def kill(self, *names: str) -> int:
-        """Nothing passes any more on the wires there are of these names; how many. New ones are sound."""
-        killed: int = self._call(self._kill(names))
+    def kill(self, *names: str, answers_only: bool = False) -> int:
+        """Nothing passes any more on the wires there are of these names, or no answer does; how many. New ones are
+        sound."""
+        killed: int = self._call(self._kill(names, answers_only))
         return killed
 
     def _call(self, step: Coroutine[Any, Any, Any]) -> Any:
@@ -86,10 +87,12 @@ class Wire:
     async def _listen(self) -> asyncio.Server:
         return await asyncio.start_server(self._join, "127.0.0.1", 0)
 
-    async def _kill(self, names: tuple[str, ...]) -> int:
-        dying = [line for line in self._lines if line.name in names and line.sound.is_set()]
+    async def _kill(self, names: tuple[str, ...], answers_only: bool = False) -> int:
+        dying = [line for line in self._lines if line.name in names and line.answers.is_set()]
         for line in dying:
-            line.sound.clear()
+            line.answers.clear()
+            if not answers_only:
+                line.sound.clear()
         return len(dying)
 
     async def _close(self) -> None:
@@ -113,10 +116,11 @@ class Wire:
         else:
             theirs, ours = await asyncio.open_connection(host, int(port))
         ours.write(head + first)
-        line = _Line(_application_name(first), asyncio.Event(), (ours, writer))
+        line = _Line(_application_name(first), asyncio.Event(), asyncio.Event(), (ours, writer))
         line.sound.set()
+        line.answers.set()
         self._lines.append(line)
-        for pump in (_pump(reader, ours, line.sound), _pump(theirs, writer, line.sound)):
+        for pump in (_pump(reader, ours, line.sound), _pump(theirs, writer, line.answers)):
             task = asyncio.ensure_future(pump)
             self._pumps.add(task)
             task.add_done_callback(self._pumps.discard)
@@ -126,6 +130,8 @@ class Wire:
 class _Line:
     name: str
     sound: asyncio.Event
+    """Whether what the client sends passes."""
+    answers: asyncio.Event
     ends: tuple[asyncio.StreamWriter, asyncio.StreamWriter]
 
 

@@ -255,7 +255,7 @@ async def test_two_runs_of_a_job_in_one_flush_end_it_once_and_leave_the_successo
     assert eyes.one("SELECT count(*) FROM pgqueue.attempt") <= 1
 
 
-async def cut(desk: Desk, *, before_commit: bool) -> None:
+async def cut(desk: Desk, *, before_commit: bool, another_id: bool = False) -> None:
     """From now on the next flush loses its connection: before anything was done, or only the answer."""
     real = desk.session.run
 
@@ -263,16 +263,21 @@ async def cut(desk: Desk, *, before_commit: bool) -> None:
         desk.session.run = real  # type: ignore[method-assign]
         if not before_commit:
             await real(*messages, **options)
+        desk.taker.worker_id += another_id
         raise psycopg.OperationalError("the connection was lost")
 
     desk.session.run = broken  # type: ignore[method-assign]
 
 
-@pytest.mark.promise("F06")
-async def test_an_answer_that_was_lost_after_the_commit_is_no_fence(desk: Desk, eyes: Eyes) -> None:
+@pytest.mark.promise("F01", "F06")
+@pytest.mark.parametrize("taken_for_dead", [False, True])
+async def test_an_answer_that_was_lost_after_the_commit_is_no_fence(
+    taken_for_dead: bool, desk: Desk, eyes: Eyes
+) -> None:
+    """Nor if we were taken for dead meanwhile: what we ended under our last id is nobody else's."""
     outcomes = EVERY
     jobs = await desk.jobs(len(outcomes))
-    await cut(desk, before_commit=False)
+    await cut(desk, before_commit=False, another_id=taken_for_dead)
     for job, outcome in zip(jobs, outcomes, strict=True):
         desk.completer.finish(job, outcome)
     await asyncio.wait_for(desk.completer.flushed(), 30)

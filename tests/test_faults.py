@@ -4,20 +4,25 @@ holds what it has touched. Real processes; the account holds.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 import pytest
 from faults import TASKS, Stream, Wire, account, keys, notes, put, waits
+from psycopg import AsyncCursor
 from servers import Server
-from workers import Eyes, Stalls, Workers, wait_until, workers
+from workers import Eyes, Stalls, Workers, until, wait_until, work, workers
 
 import pgqueue
-from pgqueue import migrations
+from pgqueue import migrations, sessions
+from pgqueue.statements import text
 
 LEASE = 6.0
 WIRES = "fetch", "complete", "listen", "beat"
@@ -103,11 +108,12 @@ def test_an_outage_of_thirty_seconds(tmp_path: Path, own_server: Server) -> None
 
 @pytest.mark.promise("F06")
 def test_wires_that_go_dead_without_closing_are_noticed_and_replaced(dsn: str, tmp_path: Path, eyes: Eyes) -> None:
-    """All four at once. The first listener leads: its session lives on in the server, with its lock."""
+    """All four at once. The first listener leads; its session does not live on in the server, with its lock."""
     with Wire(dsn) as wire, workers(tmp_path, wire.dsn, TASKS + QUICK) as made, Stream(dsn, 100.0) as stream:
         [process] = made.ready(lease=LEASE, poll=0.2)
         wait_until(lambda: "this worker leads now" in process.written())
         stream.more(50)
+        before = eyes.backends()
         assert wire.kill(*(f"pgqueue {name}" for name in WIRES)) == 4
         stream.more(50)
         stream.end()
@@ -115,8 +121,72 @@ def test_wires_that_go_dead_without_closing_are_noticed_and_replaced(dsn: str, t
         print(found)
         assert (found.lost, found.twice, found.crashes) == ([], [], 0)
         for name in WIRES:
-            wait_until(lambda name=name: len(eyes.backends(f"pgqueue {name}")) == 2)  # type: ignore[misc]
+            wait_until(lambda name=name: len({*eyes.backends(f"pgqueue {name}")} - {*before}) == 1)  # type: ignore[misc]
+        wait_until(lambda: not {*eyes.backends()} & {*before})
+        wait_until(lambda: process.written().count("this worker leads now") == 2)
         leave(made)
+
+
+@pgqueue.task(name="faults.plain")
+async def plain() -> None: ...
+
+
+@pgqueue.task(name="faults.locked", lock="one", timeout=60)
+async def locked() -> None: ...
+
+
+@pgqueue.task(name="faults.paced", rate="1000/second")
+async def paced() -> None: ...
+
+
+CUTS = {
+    "claim": (plain, "pgqueue fetch", "fetch_claim"),
+    "completion": (plain, "pgqueue complete", "complete_plain"),
+    "admit": (locked, "pgqueue admit", "admit_move"),
+    "rate": (paced, "pgqueue rates", "rates_move"),
+}
+RECEIVED = """
+    SELECT true FROM pg_stat_activity
+    WHERE application_name = %s AND wait_event = 'ClientRead' AND starts_with(query, %s)
+    AND datname = current_database()
+"""
+
+
+@pytest.mark.promise("F06")
+@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize("what", CUTS)
+async def test_what_a_dead_wire_has_cut_off_is_settled_in_seconds(
+    what: str, committed: bool, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its COMMIT, so that the session lives on with its locks; or after it, so that we do not know of it."""
+    monkeypatch.setattr(sessions, "ROUND_TRIP_SECONDS", 1.0)
+    task, name, statement = CUTS[what]
+    execute, cut, before = AsyncCursor.execute, asyncio.Event(), text(statement, "pgqueue")
+    sent: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+
+    async def cutting_execute(self: AsyncCursor[Any], query: Any, *args: Any, **options: Any) -> AsyncCursor[Any]:
+        said = sent.setdefault(self.connection, [])
+        if query == "COMMIT" and before in said and eyes.states() not in ({}, {"completed": 1}) and not cut.is_set():
+            # The server has done all that was sent, and waits for more.
+            wait_until(lambda: eyes.one(RECEIVED, name, said[-1].partition("%(")[0]))
+            assert wire.kill(name, answers_only=committed) == 1
+            cut.set()
+        sent[self.connection] = [*said, query] if query != "COMMIT" else []
+        return await execute(self, query, *args, **options)
+
+    monkeypatch.setattr(AsyncCursor, "execute", cutting_execute)
+    with Wire(dsn) as wire:
+        async with work(wire.dsn, plain, locked, paced, poll=0.2):
+            with psycopg.connect(dsn) as conn:
+                task.enqueue(conn)
+            with Stalls() as stalls:
+                await until(cut.is_set)
+                began = eyes.one("SELECT clock_timestamp()")
+                await until(eyes.done(1), 60.0)
+                took = eyes.one("SELECT extract(epoch FROM clock_timestamp() - %s)::float8", began)
+            print(f"{what}: settled after {took:.1f} s")
+            assert eyes.all("SELECT attempt, crashes FROM pgqueue.job") == [(1, 0)]
+            assert took - stalls.seconds < 10.0
 
 
 @pytest.mark.long
@@ -127,9 +197,10 @@ def test_a_dead_wire_is_noticed_within_its_patience(name: str, dsn: str, tmp_pat
     with Wire(dsn) as wire, workers(tmp_path, wire.dsn, TASKS) as made, Stream(dsn, 50.0) as stream:
         made.ready(lease=30.0)
         stream.more(50)
+        before = {*eyes.backends(f"pgqueue {name}")}
         assert wire.kill(f"pgqueue {name}") == 1
         began = time.monotonic()
-        wait_until(lambda: len(eyes.backends(f"pgqueue {name}")) == 2, 80.0)
+        wait_until(lambda: {*eyes.backends(f"pgqueue {name}")} - before, 80.0)
         print(f"{name}: another session after {time.monotonic() - began:.0f} s")
         stream.more(50)
         stream.end()

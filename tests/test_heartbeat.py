@@ -11,8 +11,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from faults import Wire
 from workers import Eyes, wait_until
 
+from pgqueue import sessions
 from pgqueue.heartbeat import LATE, Heartbeat, Judge, register
 from pgqueue.pulse import Pulse
 from pgqueue.sessions import Link
@@ -143,6 +145,31 @@ def test_a_beat_that_fails_is_tried_again_on_a_new_connection(dsn: str, eyes: Ey
             eyes.terminate("pgqueue beat")
             wait_until(lambda beat=beat: row(eyes, beats.worker_id)[0] > beat)  # type: ignore[misc]
         assert not beats.dead and not beats.declared.is_set()
+
+
+@pytest.mark.promise("F06")
+def test_a_beat_whose_commit_was_cut_off_does_not_keep_the_next_one_waiting(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session has the worker's own row locked, and would for hours: the worker would be taken for dead."""
+    monkeypatch.setattr(sessions, "ROUND_TRIP_SECONDS", 1.0)
+    fetchall, cut = psycopg.Cursor.fetchall, threading.Event()
+
+    def cutting_fetchall(self: psycopg.Cursor[Any]) -> list[Any]:
+        rows = fetchall(self)
+        beat = threading.current_thread().name == "pgqueue-heartbeat" and rows and len(rows[0]) == 3
+        if beat and not cut.is_set():  # the answer is there, the COMMIT not sent
+            assert wire.kill("pgqueue beat") == 1
+            cut.set()
+        return rows
+
+    monkeypatch.setattr(psycopg.Cursor, "fetchall", cutting_fetchall)
+    with Wire(dsn) as wire, beating(wire.dsn, lease=6.0) as beats:
+        assert cut.wait(30)
+        held = eyes.backends("pgqueue beat")
+        assert not eyes.all("SELECT FROM pgqueue.worker FOR NO KEY UPDATE SKIP LOCKED")
+        wait_until(lambda: row(eyes, beats.worker_id)[0] >= 1, 30.0)
+        assert not {*held} & {*eyes.backends("pgqueue beat")}
 
 
 def test_who_finds_its_row_marked_or_gone_says_so_once_and_beats_no_more(dsn: str, eyes: Eyes) -> None:

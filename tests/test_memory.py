@@ -11,10 +11,13 @@ import pytest
 
 from pgqueue import memory
 
+WHOSE = {"unnamed": lambda: None, "own": os.getpid, "parent": os.getppid}
 
-@pytest.mark.parametrize("pid", [None, os.getpid(), os.getppid()])
-def test_it_is_what_the_system_says(pid: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.mark.parametrize("whose", WHOSE)
+def test_it_is_what_the_system_says(whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two ways to ask agree: a process may grow between them."""
+    pid = WHOSE[whose]()
     expected = psutil.Process(pid).memory_info().rss
     assert memory.rss(pid) == pytest.approx(expected, rel=0.1)
     monkeypatch.setattr(memory, "_PROC", False)

@@ -123,6 +123,34 @@ async def test_a_doubt_outlives_a_reconciliation_that_fails(
     await until(lambda: eyes.states() == {"available": 1}, 30.0)
 
 
+@pytest.mark.promise("F06")
+@pytest.mark.parametrize("why", ["a claim before it waits for its answer", "somebody has locked it"])
+async def test_what_cannot_be_handed_back_at_once_is_soon(
+    why: str, bench: Bench, dsn: str, eyes: Eyes, running: asyncio.Future[None]
+) -> None:
+    """One doubt, and nobody raises another when the reason is gone: less than the minute of `until`."""
+    claims = bench.taker.fetcher.claims
+    with psycopg.connect(dsn) as stranger:
+        before = claims.begin()
+        job = await bench.claim(known=False)
+        if why == "somebody has locked it":
+            claims.end(before)
+            stranger.execute("SELECT FROM pgqueue.job_running FOR UPDATE")
+        real, asked = bench.taker.session.run, asyncio.Event()
+
+        async def heard(*messages: Any, **options: Any) -> list[Any]:
+            answer = await real(*messages, **options)
+            asked.set()
+            return answer
+
+        bench.taker.session.run = heard  # type: ignore[method-assign]
+        bench.reconciler.doubt()
+        await asked.wait()
+        assert eyes.state(job) == "running"
+    claims.end(before)
+    await until(eyes.is_in(job, "available"), 30.0)
+
+
 async def test_without_a_doubt_it_asks_nothing(bench: Bench, running: asyncio.Future[None]) -> None:
     asked: list[Any] = []
     bench.taker.session.run = lambda *messages, **options: asked.append(messages)  # type: ignore

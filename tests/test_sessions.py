@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from faults import Wire
 from psycopg import errors
+from psycopg.conninfo import make_conninfo
 from workers import Eyes, until, work
 
 from pgqueue import sessions
@@ -124,6 +125,65 @@ async def test_a_connection_that_was_not_made_ready_is_not_used(way: str, dsn: s
     known.set()
     assert await session.ready() == 2
     assert len(calls) == 2
+    await session.close()
+
+
+@pytest.mark.promise("F06")
+async def test_a_session_that_broke_off_is_ended_before_anything_else_is_sent(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whichever session of the worker speaks first: what was under way is undone then, and its locks are free."""
+    monkeypatch.setattr(sessions, "ROUND_TRIP_SECONDS", 1.0)
+    eyes.do("INSERT INTO pgqueue.queue (name) VALUES ('locked')")
+    with Wire(dsn) as wire:
+        link = Link(wire.dsn, "pgqueue")
+        one, other = Session(link, "one"), Session(link, "other")
+        await other.run(select("SELECT 1"))
+        locks = select("UPDATE pgqueue.queue SET paused_at = now()")
+        message = asyncio.ensure_future(one.run(locks, select("SELECT pg_sleep(3600)")))
+        await until(lambda: eyes.one("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"))
+        wire.kill("pgqueue one")
+        with pytest.raises(psycopg.OperationalError):
+            await message
+        assert await other.run(select("SELECT paused_at FROM pgqueue.queue FOR UPDATE SKIP LOCKED")) == [None]
+        assert eyes.one("SELECT count(*) FROM pgqueue.queue") == 1
+        assert not eyes.backends("pgqueue one") and not link.left
+        await one.close()
+        await other.close()
+
+
+async def test_what_the_server_itself_has_refused_leaves_nothing_to_end(session: Session) -> None:
+    with pytest.raises(errors.DivisionByZero):
+        await session.run(select("SELECT 1/0"))
+    assert not session.link.left
+    await session.close()
+
+
+async def test_a_session_that_is_not_ours_to_end_is_named(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another role's: a role that SET ROLE gives does not own the sessions of the one that came."""
+    role = f"plain_{eyes.one('SELECT pg_backend_pid()')}"
+    eyes.do(f"CREATE ROLE {role}")
+    session = Session(Link(make_conninfo(dsn, options=f"-c role={role}"), "pgqueue"), "test")
+    try:
+        mine = eyes.all("SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()")[0]
+        session.link.left.add(mine)
+        assert await session.run(select("SELECT 1")) == [1]
+        assert [record.getMessage() for record in caplog.records] == [
+            f"session {mine[0]} of this worker, which broke off, could not be ended: what it holds is locked"
+        ]
+        assert not session.link.left
+    finally:
+        await session.close()
+        eyes.do(f"DROP ROLE {role}")
+
+
+async def test_a_session_behind_a_pooler_is_nobodys_own(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes up the pid that it tells its clients: to end the one that answers would hit whoever has it now."""
+    monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", 4711)
+    await session.run(select("SELECT 1"))
+    assert session.identity is None
     await session.close()
 
 
