@@ -46,8 +46,9 @@ RANKS = tuple(range(20))
 SOON = 0.01
 # Outcomes not yet written down: past this, taking more would only grow what a crash repeats.
 UNWRITTEN_MOST = 5_000
-# How many jobs that need a key are parked ahead of a claim, where they stand in long rows: so many to a key.
-PARK_MOST, LONG_ROW = 2_000, 4
+# How many jobs that need a key are parked ahead of a claim, where they stand in long rows: so many to a key, or so many
+# whose keys were not free.
+PARK_MOST, LONG_ROW, ROW_LEAST = 2_000, 4, 32
 # While there are jobs with keys, so many to a claim; and for how many claims without any the next still looks for them.
 KEYED_MOST, KEYED_CLAIMS = 256, 16
 
@@ -64,13 +65,22 @@ class Share:
 
 class Parked(msgspec.Struct):
     """What a claim has parked: (queue, rank, how many, highest position) of each lane; keys with the ids to be skipped
-    if they are held."""
+    if they are held; keys with a limit above 1."""
 
     lanes: list[tuple[str, int, int, int]]
     keys: dict[str, list[int]]
+    several: list[str] | None = None
 
     def __len__(self) -> int:
         return sum(count for _, _, count, _ in self.lanes)
+
+
+class Ahead(msgspec.Struct):
+    """The same of what was parked ahead of a claim, and how many those were."""
+
+    n: int
+    keys: dict[str, list[int]]
+    several: list[str] | None
 
 
 @dataclass(slots=True)
@@ -96,7 +106,7 @@ class Fetcher:
         in_doubt: Callable[[], None],
         poll: float,
         claims: Claims | None = None,
-        parked: Callable[[Mapping[str, Sequence[int]]], None] = lambda keys: None,
+        parked: Callable[[Mapping[str, Collection[int]], Collection[str]], None] = lambda keys, singly: None,
         holding: Callable[[Sequence[Job]], None] = lambda jobs: None,
         answered: Callable[[], None] = lambda: None,
         beside: Callable[[], Sequence[Statement[Any]]] = lambda: (),
@@ -187,7 +197,9 @@ class Fetcher:
 
     async def _fetch(self, share: Share) -> None:
         asked, n = self._asked(share, next(self._turns[share.queues[0]])), share.room
-        if self._keyed and not self._long_rows:
+        if self._long_rows:
+            n = max(1, n // 2)  # the rest is for those whom admits let in meanwhile
+        elif self._keyed:
             n = min(n, KEYED_MOST)
         self._known.update(share.queues)
         if await self._session.ready() != self._generation:
@@ -290,7 +302,7 @@ class Fetcher:
             self._keyed = KEYED_CLAIMS if first[7] or first[14] is not None else max(0, self._keyed - 1)
         parked = Parked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Parked)
         if parked.keys or ahead:
-            self._tell(parked, ahead)
+            self._tell(parked, ahead, len(jobs))
         return Reading(head, xid, snapshot), opened, jobs, parked
 
     def _ahead(self, asked: Asked, starts: list[int], n: int) -> list[Statement[Any]]:
@@ -304,14 +316,20 @@ class Fetcher:
             return [link.statement("fetch_park", **lanes, worker_id=self._worker_id(), n=PARK_MOST)]
         return [link.statement("fetch_lock", **lanes, n=n, workers=self._live_workers())] if self._keyed else []
 
-    def _tell(self, parked: Parked, ahead: list[Any]) -> None:
-        keys = parked.keys
-        for [(found,)] in ahead if self._long_rows else ():
-            for key, ids in ({} if found is None else msgspec.json.decode(found, type=dict[str, list[int]])).items():
+    def _tell(self, parked: Parked, ahead: list[Any], taken: int) -> None:
+        keys, several = parked.keys, set(parked.several or ())
+        # Where keys were looked for, whoever was parked all the same has others before him: a long row of few keys.
+        looked = bool(ahead) and not self._long_rows
+        many = len(parked) >= LONG_ROW * len(keys) > 0 or (looked and len(parked) > max(ROW_LEAST, taken))
+        for (found,) in ahead[0] if self._long_rows else ():
+            before = msgspec.json.decode(found, type=Ahead)
+            many = before.n >= LONG_ROW * len(before.keys)
+            several.update(before.several or ())
+            for key, ids in before.keys.items():
                 keys[key] = [*keys.get(key, ()), *ids]
-        self._long_rows = len(parked) >= LONG_ROW * len(parked.keys) > 0 or (self._long_rows and bool(keys))
+        self._long_rows = many
         if keys:
-            self._parked(keys)
+            self._parked(keys, keys.keys() - several)
 
     @staticmethod
     def _short_of_limit(asked: Asked, taken: Mapping[Lane, tuple[int, int]], n: int) -> set[str]:
