@@ -54,6 +54,7 @@ from pgqueue.claims import Claims
 from pgqueue.job import Job
 from pgqueue.loops import persist, wait
 from pgqueue.sessions import Session
+from pgqueue.statements import integers, texts
 
 log = logging.getLogger("pgqueue")
 
@@ -163,7 +164,8 @@ class Admit:
     def holding(self, jobs: Iterable[Job]) -> None:
         """Some of these jobs, which run here, hold keys."""
         for job in jobs:
-            if (keys := held(job)) and job not in self._holding:
+            # What comes to an id that was taken for dead never ends here: others have it.
+            if (keys := held(job)) and job not in self._holding and not self._claims.void(job.claim):
                 self._holding[job] = keys
                 self._ours.update(keys)
 
@@ -286,7 +288,7 @@ class Admit:
         for key in some:
             del self._freed[key]  # before: it may be freed once more while we look
         try:
-            [rows] = await self._session.run(self._session.link.statement("admit_lines", keys=list(some)))
+            [rows] = await self._session.run(self._session.link.statement("admit_lines", keys=texts(some)))
         except BaseException:
             self._freed |= some
             raise
@@ -332,12 +334,12 @@ class Admit:
         """Admit the next to locks, the short way: who came in here, and the keys that have to go the long way."""
         link, keys = self._session.link, list(asked)
         _, [first, *rows] = await self._session.run(
-            link.statement("admit_lock", keys=keys),
+            link.statement("admit_lock", keys=texts(keys)),
             link.statement("admit_next", **self._asked(keys, claim)),
             settings=False,
         )
         if first[7]:
-            read = link.statement("admit_read", keys=keys, claim=claim, worker_id=self._worker_id())
+            read = link.statement("admit_read", keys=texts(keys), claim=claim, worker_id=self._worker_id())
             [rows] = await self._session.run(read)
         rows.sort(key=lambda row: (row[7], row[0]))
         return rows, msgspec.json.decode(first[5])
@@ -348,9 +350,9 @@ class Admit:
         fresh = [job_id for ids, _ in asked.values() for job_id in ids]
         heads = any(head for _, head in asked.values())
         _, [(_, skipped, _, _, onward)], rows = await self._session.run_then(
-            link.statement("admit_lock", keys=keys),
+            link.statement("admit_lock", keys=texts(keys)),
             link.statement("admit_move", **self._asked(keys, claim), fresh=fresh, heads=heads),
-            then=[link.statement("admit_read", keys=keys, claim=claim, worker_id=self._worker_id())],
+            then=[link.statement("admit_read", keys=texts(keys), claim=claim, worker_id=self._worker_id())],
         )
         self.skipped += len(skipped)
         return rows, onward
@@ -361,9 +363,9 @@ class Admit:
         if any(pool.asked or pool.left for pool in self._slots()):
             self._cut.update(keys)  # before: the fetch may be answered meanwhile
         _, [(_, onward, _, _)], rows = await self._session.run_then(
-            link.statement("admit_lock", keys=keys),
+            link.statement("admit_lock", keys=texts(keys)),
             link.statement("admit_limits", **self._asked(keys, claim)),
-            then=[link.statement("admit_read_limits", keys=keys, claim=claim, worker_id=self._worker_id())],
+            then=[link.statement("admit_read_limits", keys=texts(keys), claim=claim, worker_id=self._worker_id())],
         )
         if len(rows) < sum(self._given.values()):
             self._cut.difference_update(keys)
@@ -376,10 +378,10 @@ class Admit:
         given = [pool.free - max(0, min(pool.left, pool.free - sure)) for pool in pools]
         self._given = {tuple(pool.queues): slots for pool, slots in zip(pools, given, strict=True)}
         return {
-            "keys": keys,
-            "queues": [queue for pool in pools for queue in pool.queues],
-            "pools": [place for place, pool in enumerate(pools, 1) for _ in pool.queues],
-            "slots": given,
+            "keys": texts(keys),
+            "queues": texts(queue for pool in pools for queue in pool.queues),
+            "pools": integers(place for place, pool in enumerate(pools, 1) for _ in pool.queues),
+            "slots": integers(given),
             "worker_id": self._worker_id(),
             "claim": claim,
             "notify": self._notify,

@@ -36,7 +36,7 @@ from pgqueue.claims import Claims
 from pgqueue.job import Job
 from pgqueue.loops import jittered, persist, wait
 from pgqueue.sessions import Session
-from pgqueue.statements import Statement
+from pgqueue.statements import Statement, integers, texts
 from pgqueue.watermark import Lane, Reading, Watermark
 
 log = logging.getLogger("pgqueue")
@@ -275,16 +275,19 @@ class Fetcher:
         self, asked: Asked, starts: list[int], n: int, claim: int
     ) -> tuple[Reading, list[int], list[Job], Parked]:
         link = self._session.link
-        first_ahead = self._ahead(asked, starts, n)
+        lanes = {
+            "queues": texts(queue for queue, _ in asked.lanes),
+            "ranks": integers(rank for _, rank in asked.lanes),
+            "afters": integers(starts),
+        }
+        first_ahead = self._ahead(lanes, n)
         [(head, xid, snapshot, *_)], *answers = await self._session.run(
             link.statement("fetch_reading"),
             *first_ahead,
             link.statement(
                 "fetch_claim",
-                queues=[queue for queue, _ in asked.lanes],
-                ranks=[rank for _, rank in asked.lanes],
-                afters=starts,
-                mosts=asked.mosts,
+                **lanes,
+                mosts=integers(asked.mosts),
                 worker_id=self._worker_id(),
                 claim=claim,
                 n=n,
@@ -305,12 +308,7 @@ class Fetcher:
             self._tell(parked, ahead, len(jobs))
         return Reading(head, xid, snapshot), opened, jobs, parked
 
-    def _ahead(self, asked: Asked, starts: list[int], n: int) -> list[Statement[Any]]:
-        lanes = {
-            "queues": [queue for queue, _ in asked.lanes],
-            "ranks": [rank for _, rank in asked.lanes],
-            "afters": starts,
-        }
+    def _ahead(self, lanes: dict[str, str], n: int) -> list[Statement[Any]]:
         link = self._session.link
         if self._long_rows:
             return [link.statement("fetch_park", **lanes, worker_id=self._worker_id(), n=PARK_MOST)]
