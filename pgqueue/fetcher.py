@@ -12,6 +12,11 @@ each key that nobody holds and nobody waits for. That is right for the reasons a
 a transaction that has locked its key, and that has counted in a statement after the one that locked it. A key that it
 has not locked, or that has a holder or a line, goes the long way. What it locks it has until its commit.
 
+Behind such a row there may be jobs that need no key. So while it lasts the claim passes over all that need one, as far
+as `REACH` positions, for to look at a row costs a fiftieth of parking it. Such a claim leaves rows behind, so the
+watermark is told that it scanned no lane: cursors stay, or fall, and when the row is at its end the next claim begins
+where the last ordinary one had ended. What it has taken is not there any more. It is followed by another fetch always.
+
 Wake-ups are not lost: the event is cleared *before* a fetch, so news that comes while a fetch is under way leads to
 another one. What is *known* is kept per queue: one whose slots are taken is not asked, and may have more. Whatever
 is missed all the same (NOTIFY off, a pooler, a broken listener) is found by the poll.
@@ -49,6 +54,8 @@ UNWRITTEN_MOST = 5_000
 # How many jobs that need a key are parked ahead of a claim, where they stand in long rows: so many to a key, or so many
 # whose keys were not free.
 PARK_MOST, LONG_ROW, ROW_LEAST = 2_000, 4, 32
+# How far to look for others behind such rows; and how many times not to, where there were none.
+REACH, BLANK = 200_000, 4
 # While there are jobs with keys, so many to a claim; and for how many claims without any the next still looks for them.
 KEYED_MOST, KEYED_CLAIMS = 256, 16
 
@@ -131,6 +138,7 @@ class Fetcher:
         self._answered = answered
         self._beside = beside
         self._long_rows = False
+        self._blank = 0
         self._keyed = 0
         self._pool_turns = itertools.count()
         # One for each pool: a common one would come to the same queue each time where the other pools' number fits.
@@ -197,7 +205,7 @@ class Fetcher:
 
     async def _fetch(self, share: Share) -> None:
         asked, n = self._asked(share, next(self._turns[share.queues[0]])), share.room
-        if self._long_rows:
+        if passing := self._long_rows:
             n = max(1, n // 2)  # the rest is for those whom admits let in meanwhile
         elif self._keyed:
             n = min(n, KEYED_MOST)
@@ -225,8 +233,8 @@ class Fetcher:
             self.asking = ((), 0)
             self._answered()
         self.fetches += 1
-        taken = _taken(jobs, parked)
-        open_lanes = {asked.lanes[place - 1] for place in opened}
+        taken = {} if passing else _taken(jobs, parked)
+        open_lanes = set() if passing else {asked.lanes[place - 1] for place in opened}
         repeat = self.watermark.fetched(
             reading,
             asked.lanes,
@@ -238,7 +246,9 @@ class Fetcher:
             self._session.took,
             self._live_workers(),
         )
-        if repeat or len(jobs) + len(parked) >= n or share.alone:
+        if passing:
+            self._blank = 0 if jobs else max(0, self._blank - 1) or BLANK
+        if repeat or passing or len(jobs) + len(parked) >= n or share.alone:
             self._known.clear()
         self._known -= self._short_of_limit(asked, taken, n)
         if jobs:
@@ -288,6 +298,8 @@ class Fetcher:
                 "fetch_claim",
                 **lanes,
                 mosts=integers(asked.mosts),
+                # a text: with None and numbers of several sizes, each would be a statement to prepare
+                reach=("0" if self._blank > 1 else str(REACH)) if self._long_rows else None,
                 worker_id=self._worker_id(),
                 claim=claim,
                 n=n,

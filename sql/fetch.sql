@@ -53,6 +53,8 @@ FROM first WHERE alone AND pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hasht
 -- Move up to n available jobs of the open lanes, most urgent lane first: to this worker, or, those that need a key that they do
 -- not hold and that is not `free`, to job_blocked, where they wait until `admit` lets them in: for the first they lack of lock,
 -- limit and rate. Who `holds` has lock and limit; a rate is never had, only passed.
+-- With a `reach`, those that need a key are passed over, and no lane is looked at further than that: rows are left behind then, and
+-- no cursor may rise.
 -- The first row has no id. Its args hold the places (from 1) of the lanes that were open; its headers, if jobs were parked,
 -- what each lane gave of them [queue, rank, how many, highest pos], their keys with those ids that may be skipped, and the keys of
 -- which one has a limit above 1; its
@@ -71,6 +73,8 @@ WITH lane AS MATERIALIZED (
     FROM lane CROSS JOIN LATERAL (
         SELECT j.ctid FROM pgqueue.job_available j
         WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
+          AND j.pos <= coalesce(lane.after + %(reach)s::bigint, 9223372036854775807)
+          AND (%(reach)s::bigint IS NULL OR j.rate_key IS NULL AND (j.holds OR coalesce(j.lock_key, j.limit_key) IS NULL))
         ORDER BY j.pos
         LIMIT lane.most
         FOR UPDATE SKIP LOCKED

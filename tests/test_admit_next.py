@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
 from keyed import Desk, OneStatement, Unlocked
 from workers import Eyes, until
 
-from pgqueue.fetcher import KEYED_CLAIMS
+from pgqueue.fetcher import BLANK, KEYED_CLAIMS
 from pgqueue.sessions import Link
 from pgqueue.statements import Statement
+from pgqueue.watermark import Watermark
 
 BLOCKED = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid)))"
 WAITS = """SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database
@@ -309,3 +311,42 @@ async def test_when_rows_are_short_again_free_keys_are_taken_at_once_again(desk:
     assert not long
     eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'l' || n FROM generate_series(1, 50) AS n")
     assert len(await desk.park(100)) == 50
+
+
+@pytest.mark.promise("F13")
+@pytest.mark.parametrize("naive", [False, True])
+async def test_free_jobs_behind_a_long_row_are_taken_before_that_is_parked_and_none_of_it_is_left(
+    desk: Desk, eyes: Eyes, naive: bool
+) -> None:
+    """The naive version tells the watermark what such a claim has given, as of any other."""
+    desk.fetcher.watermark = Watermark(zero_every=1e9)
+    await desk.park()
+    if naive:
+        real = desk.fetcher.watermark.fetched
+
+        def fetched(reading: Any, lanes: Any, mosts: Any, opened: Any, *rest: Any) -> bool:
+            return real(reading, lanes, mosts, opened or set(lanes), *rest)
+
+        desk.fetcher.watermark = Mock(wraps=desk.fetcher.watermark, fetched=fetched)
+    eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'busy' FROM generate_series(1, 12000)")
+    eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, 40)")
+    assert await desk.park(1000) == []
+    assert len(await desk.park(1000)) == 40
+    assert eyes.states()["available"] > 8_000
+    for _ in range(12):
+        await desk.park(1000)
+    left = eyes.states().get("available", 0)
+    assert left > 4_000 if naive else left == 0
+    assert desk.fetcher._blank <= BLANK
+
+
+async def test_where_nobody_is_behind_a_long_row_most_fetches_do_not_look(desk: Desk, eyes: Eyes) -> None:
+    eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'busy' FROM generate_series(1, 20000)")
+    assert await desk.park(10) == []
+    looked = []
+    for _ in range(8):
+        await desk.park(10)
+        looked.append(desk.fetcher._blank)
+    assert looked == [4, 3, 2, 1] * 2
+    [free] = [eyes.one("INSERT INTO pgqueue.job (task) VALUES ('x') RETURNING id")]
+    assert [job.id for job in await desk.park(10)] == [free]
