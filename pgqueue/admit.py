@@ -8,14 +8,25 @@ A job has at most one lock, one limit and one rate, and gets them in this order,
 to the line of the limit in the transaction of the lock, and the limit is asked in the next one. Nobody waits for a lock
 while holding a limit, so no two can wait for each other. Rates are not for here: `rated` is told of them.
 
-Why a limit is never exceeded. A row becomes a holder of its key only in `admit_move`, for limits in `admit_limits`, and
-in a claim that has locked the key first (`fetch_lock`): a transaction that has the key's advisory lock. Its snapshot is
+Why a limit is never exceeded. A row becomes a holder of its key only in `admit_move` and `admit_next`, for limits in
+`admit_limits`, and in a claim that has locked the key first (`fetch_lock`): a transaction that has the key's advisory
+lock. Its snapshot is
 taken after it has the lock, so it sees what every earlier admit of the key has committed: the lock is given away after
 the commit is visible. All other moves (claim of a granted job, rescue, release, a retry that keeps its key, promotion,
 going on from one line to the next) are one transaction that deletes one row of a holder and inserts one: a snapshot
 finds exactly one of the two; or they only take a holder away. So the holders counted are at least those there are.
 Counting in the statement that takes the lock, or handing the key on without counting, would each exceed limit 1 at
 once.
+
+What is asked for. Who parks a job asks for its key, and so does who ends a holder of it. Two asks are saved, and both
+are hints only:
+- A key that one of our own jobs holds, and for which we have parked only such as cannot be beside that one (limit 1)
+  and are not to be skipped, is not asked for before that job has ended. What is parked was committed before we know of
+  it, so the ask after that end sees it; and a job whose end is known before that is ours no more. Where the first in
+  line may be beside a holder, whoever has parked that one asks.
+- A key of which we know no line is looked up first (`admit_lines`), many at once: most keys have none.
+One with a line whose holder has ended here goes the short way, `admit_next`: the first of the line comes in here, if
+that is all there is to do. If it is not, the key goes the long way after it.
 
 Why nobody waits for ever: not because of this. An admit may come too early (the holder's commit is not yet visible),
 may meet a head that somebody has locked, or may never come, when the process dies after its commit. The sweep finds
@@ -30,17 +41,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+import msgspec
 import psycopg
 
 from pgqueue.claims import Claims
 from pgqueue.job import Job
 from pgqueue.loops import persist, wait
 from pgqueue.sessions import Session
+from pgqueue.statements import integers, texts
 
 log = logging.getLogger("pgqueue")
 
@@ -53,6 +67,9 @@ RESERVED_SECONDS = 0.1
 
 Wanted = dict[str, tuple[list[int], bool]]
 """Keys, each with its jobs that were parked just now, and whether the head of its line may have to be skipped."""
+Moved = tuple[list[tuple[Any, ...]], list[str]]
+"""The rows of those who came in here, and keys to be asked for next."""
+Move = Callable[[Wanted, int], Coroutine[Any, Any, Moved]]
 
 
 def held(job: Job) -> list[str]:
@@ -102,24 +119,33 @@ class Admit:
         self._rated = rated
         self._wake = asyncio.Event()
         self._freed: dict[str, None] = {}
+        self._followed: dict[str, None] = {}
+        """Locks of which a holder has ended here, while somebody was in line: they go the short way."""
         self._lines: set[str] = set()
-        """Keys that had somebody in line when one of theirs ended here: a hint, it saves a look."""
+        """Keys that had somebody in line when we last saw: a hint, it saves a look."""
         self._wanted: Wanted = {}
         self._asking: Wanted = {}
         self._given: dict[tuple[str, ...], int] = {}
         self._idle = asyncio.Event()
         self._since = 0.0
         self._holding: dict[Job, list[str]] = {}
+        self._ours: Counter[str] = Counter()
+        """The keys that are held by jobs that run here, as far as we know."""
         self._cut: set[str] = set()
         """Limits that were asked for while a fetch had its hand on slots."""
 
     # What others tell ------------------------------------------------------------------------------------------------
 
-    def parked(self, keys: Mapping[str, Iterable[int]]) -> None:
-        """Jobs now wait for these keys; those of these ids may have to be skipped."""
+    def parked(self, keys: Mapping[str, Collection[int]], singly: Collection[str] = ()) -> None:
+        """Jobs now wait for these keys; those of these ids may have to be skipped. All that wait for the keys `singly`
+        have the limit 1."""
         if not self._wanted and not self._asking:
             self._since = monotonic()
         for key, fresh in keys.items():
+            if key.startswith(LOCK):
+                self._lines.add(key)
+                if key in self._ours and key in singly and not fresh:
+                    continue
             if not key.startswith(RATE):
                 ids, head = self._wanted.get(key, ([], False))
                 self._wanted[key] = ([*ids, *fresh], head)
@@ -138,8 +164,10 @@ class Admit:
     def holding(self, jobs: Iterable[Job]) -> None:
         """Some of these jobs, which run here, hold keys."""
         for job in jobs:
-            if keys := held(job):
+            # What comes to an id that was taken for dead never ends here: others have it.
+            if (keys := held(job)) and job not in self._holding and not self._claims.void(job.claim):
                 self._holding[job] = keys
+                self._ours.update(keys)
 
     def claimed(self, jobs: Iterable[Job]) -> None:
         """These were granted what they hold, and run here now: of a limit, others may be granted it in their places."""
@@ -160,16 +188,27 @@ class Admit:
             pop = self._holding.pop
             for job in jobs:
                 for key in pop(job, ()):
+                    if (left := self._ours[key] - 1) > 0:
+                        self._ours[key] = left
+                    else:
+                        del self._ours[key]
                     if key in self._lines:
-                        self._wanted.setdefault(key, ([], False))
+                        self._follow(key)
                     else:
                         self._freed[key] = None
             self._wake.set()
 
+    def _follow(self, key: str) -> None:
+        """A holder of this key has ended, and somebody is in line."""
+        if key.startswith(LOCK):
+            self._followed[key] = None
+        else:
+            self._wanted.setdefault(key, ([], False))
+
     @property
     def pending(self) -> int:
         """For how many jobs slots should be kept free, because an admit is about to want them."""
-        return len(self._wanted) if monotonic() - self._since < RESERVED_SECONDS else 0
+        return len(self._wanted) + len(self._followed) if monotonic() - self._since < RESERVED_SECONDS else 0
 
     def given(self, queues: Sequence[str]) -> int:
         """How many slots of these queues an admit under way may fill."""
@@ -179,9 +218,14 @@ class Admit:
 
     async def idle(self) -> None:
         """Wait until nothing is left to ask for."""
-        while self._wanted or self._freed or self._asking:
+        while self.wants or self._asking:
             self._idle.clear()
             await self._idle.wait()
+
+    @property
+    def wants(self) -> bool:
+        """Whether there is something to ask for."""
+        return bool(self._wanted or self._freed or self._followed)
 
     def _tell_rates(self, keys: Iterable[str]) -> None:
         if rates := [key for key in keys if key.startswith(RATE)]:
@@ -194,33 +238,49 @@ class Admit:
         await persist(self._step, name="admit")
 
     async def _step(self) -> None:
-        if not self._wanted and not self._freed:
+        if not self.wants:
             if not await wait(self._wake, IDLE_SECONDS):
                 await self._session.close()
                 await self._wake.wait()
             self._wake.clear()
-        while self._wanted or self._freed:
+        while self.wants:
             if self._freed:
                 await self._look()
-            some = self._next()
-            if not some:
-                continue
-            self._asking = {key: self._wanted.pop(key) for key in some}
-            self._since = monotonic()
-            try:
-                await self._admit(self._asking)
-            except BaseException:
-                self._wanted = self._asking | self._wanted
-                raise
-            finally:
-                self._asking = {}
-                self._done()
+            if some := self._some_followed():
+                await self._ask(some, self._next)
+                if some := self._some_wanted(LOCK):  # what it left, before the limits that the same ends have freed
+                    await self._ask(some, self._locks)
+            if some := self._some_wanted():
+                await self._ask(some, self._limits if next(iter(some)).startswith(LIMIT) else self._locks)
         self._idle.set()
 
-    def _next(self) -> list[str]:
+    def _some_followed(self) -> Wanted:
+        """Some keys that may go the short way; not those that have to go the long one anyhow."""
+        some = [key for key in self._followed if key not in self._wanted][:KEYS_MOST]
+        if len(some) < KEYS_MOST:
+            self._followed.clear()
+        for key in some:
+            self._followed.pop(key, None)
+        return {key: ([], False) for key in some}
+
+    def _some_wanted(self, kind: str | None = None) -> Wanted:
         """Some keys of one kind, that of the one that has waited longest: else one could keep the other waiting."""
-        kind = LIMIT if next(iter(self._wanted), "").startswith(LIMIT) else LOCK
-        return [key for key in self._wanted if key.startswith(kind)][:KEYS_MOST]
+        if kind is None:
+            kind = LIMIT if next(iter(self._wanted), "").startswith(LIMIT) else LOCK
+        some = [key for key in self._wanted if key.startswith(kind)][:KEYS_MOST]
+        return {key: self._wanted.pop(key) for key in some}
+
+    async def _ask(self, some: Wanted, move: Move) -> None:
+        self._asking = some
+        self._since = monotonic()
+        try:
+            await self._admit(some, move)
+        except BaseException:
+            self._wanted = some | self._wanted
+            raise
+        finally:
+            self._asking = {}
+            self._done()
 
     async def _look(self) -> None:
         """Of the keys that were freed, those that somebody waits for are wanted: most keys have no line."""
@@ -228,32 +288,31 @@ class Admit:
         for key in some:
             del self._freed[key]  # before: it may be freed once more while we look
         try:
-            [rows] = await self._session.run(self._session.link.statement("admit_lines", keys=list(some)))
+            [rows] = await self._session.run(self._session.link.statement("admit_lines", keys=texts(some)))
         except BaseException:
             self._freed |= some
             raise
         for (key,) in rows:
             self._lines.add(key)
-            self._wanted.setdefault(key, ([], False))
+            self._follow(key)
 
-    async def _admit(self, asked: Wanted) -> None:
+    async def _admit(self, asked: Wanted, move: Move) -> None:
         try:
-            await self._try(asked)
+            await self._try(asked, move)
         except psycopg.errors.LockNotAvailable:
             if len(asked) > 1:
                 keys = list(asked)
                 for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
-                    await self._admit({key: asked[key] for key in half})
+                    await self._admit({key: asked[key] for key in half}, move)
             else:
                 log.warning("key %s: somebody has held it for a second; the sweep comes back to it", *asked)
         except psycopg.errors.UniqueViolation:
             [doubles] = await self._session.run(self._session.link.statement("admit_refuse_doubles"))
             log.error("jobs %s run, and waited for a key too: the second rows are failed: refused", doubles)
 
-    async def _try(self, asked: Wanted) -> None:
+    async def _try(self, asked: Wanted, move: Move) -> None:
         claim = self._claims.begin()
         try:
-            move = self._limits if next(iter(asked)).startswith(LIMIT) else self._locks
             rows, onward = await move(asked, claim)
             self.admits += 1
             jobs = [Job(row, claim) for row in rows]
@@ -262,7 +321,7 @@ class Admit:
                 self._deliver(jobs)
             if onward:
                 self.parked(dict.fromkeys(onward, ()))
-            self._lines.difference_update(set(asked).difference(key for job in jobs for key in held(job)))
+            self._lines.difference_update(set(asked).difference(self._ours, onward))
         except (psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation):
             raise  # nothing was committed
         except BaseException:
@@ -271,28 +330,42 @@ class Admit:
         finally:
             self._claims.end(claim)
 
-    async def _locks(self, asked: Wanted, claim: int) -> tuple[list[tuple[Any, ...]], list[str]]:
+    async def _next(self, asked: Wanted, claim: int) -> Moved:
+        """Admit the next to locks, the short way: who came in here, and the keys that have to go the long way."""
+        link, keys = self._session.link, list(asked)
+        _, [first, *rows] = await self._session.run(
+            link.statement("admit_lock", keys=texts(keys)),
+            link.statement("admit_next", **self._asked(keys, claim)),
+            settings=False,
+        )
+        if first[7]:
+            read = link.statement("admit_read", keys=texts(keys), claim=claim, worker_id=self._worker_id())
+            [rows] = await self._session.run(read)
+        rows.sort(key=lambda row: (row[7], row[0]))
+        return rows, msgspec.json.decode(first[5])
+
+    async def _locks(self, asked: Wanted, claim: int) -> Moved:
         """Admit to locks: who came in here, and what those wait for that went on."""
         link, keys = self._session.link, list(asked)
         fresh = [job_id for ids, _ in asked.values() for job_id in ids]
         heads = any(head for _, head in asked.values())
         _, [(_, skipped, _, _, onward)], rows = await self._session.run_then(
-            link.statement("admit_lock", keys=keys),
+            link.statement("admit_lock", keys=texts(keys)),
             link.statement("admit_move", **self._asked(keys, claim), fresh=fresh, heads=heads),
-            then=[link.statement("admit_read", keys=keys, claim=claim, worker_id=self._worker_id())],
+            then=[link.statement("admit_read", keys=texts(keys), claim=claim, worker_id=self._worker_id())],
         )
         self.skipped += len(skipped)
         return rows, onward
 
-    async def _limits(self, asked: Wanted, claim: int) -> tuple[list[tuple[Any, ...]], list[str]]:
+    async def _limits(self, asked: Wanted, claim: int) -> Moved:
         """The same for limits. Those that went on took no slot, so there may be more of them."""
         link, keys = self._session.link, list(asked)
         if any(pool.asked or pool.left for pool in self._slots()):
             self._cut.update(keys)  # before: the fetch may be answered meanwhile
         _, [(_, onward, _, _)], rows = await self._session.run_then(
-            link.statement("admit_lock", keys=keys),
+            link.statement("admit_lock", keys=texts(keys)),
             link.statement("admit_limits", **self._asked(keys, claim)),
-            then=[link.statement("admit_read_limits", keys=keys, claim=claim, worker_id=self._worker_id())],
+            then=[link.statement("admit_read_limits", keys=texts(keys), claim=claim, worker_id=self._worker_id())],
         )
         if len(rows) < sum(self._given.values()):
             self._cut.difference_update(keys)
@@ -305,10 +378,10 @@ class Admit:
         given = [pool.free - max(0, min(pool.left, pool.free - sure)) for pool in pools]
         self._given = {tuple(pool.queues): slots for pool, slots in zip(pools, given, strict=True)}
         return {
-            "keys": keys,
-            "queues": [queue for pool in pools for queue in pool.queues],
-            "pools": [place for place, pool in enumerate(pools, 1) for _ in pool.queues],
-            "slots": given,
+            "keys": texts(keys),
+            "queues": texts(queue for pool in pools for queue in pool.queues),
+            "pools": integers(place for place, pool in enumerate(pools, 1) for _ in pool.queues),
+            "slots": integers(given),
             "worker_id": self._worker_id(),
             "claim": claim,
             "notify": self._notify,

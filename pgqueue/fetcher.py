@@ -12,6 +12,11 @@ each key that nobody holds and nobody waits for. That is right for the reasons a
 a transaction that has locked its key, and that has counted in a statement after the one that locked it. A key that it
 has not locked, or that has a holder or a line, goes the long way. What it locks it has until its commit.
 
+Behind such a row there may be jobs that need no key. So while it lasts the claim passes over all that need one, as far
+as `REACH` positions, for to look at a row costs a fiftieth of parking it. Such a claim leaves rows behind, so the
+watermark is told that it scanned no lane: cursors stay, or fall, and when the row is at its end the next claim begins
+where the last ordinary one had ended. What it has taken is not there any more. It is followed by another fetch always.
+
 Wake-ups are not lost: the event is cleared *before* a fetch, so news that comes while a fetch is under way leads to
 another one. What is *known* is kept per queue: one whose slots are taken is not asked, and may have more. Whatever
 is missed all the same (NOTIFY off, a pooler, a broken listener) is found by the poll.
@@ -36,7 +41,7 @@ from pgqueue.claims import Claims
 from pgqueue.job import Job
 from pgqueue.loops import jittered, persist, wait
 from pgqueue.sessions import Session
-from pgqueue.statements import Statement
+from pgqueue.statements import Statement, integers, texts
 from pgqueue.watermark import Lane, Reading, Watermark
 
 log = logging.getLogger("pgqueue")
@@ -46,8 +51,11 @@ RANKS = tuple(range(20))
 SOON = 0.01
 # Outcomes not yet written down: past this, taking more would only grow what a crash repeats.
 UNWRITTEN_MOST = 5_000
-# How many jobs that need a key are parked ahead of a claim, where they stand in long rows: so many to a key.
-PARK_MOST, LONG_ROW = 2_000, 4
+# How many jobs that need a key are parked ahead of a claim, where they stand in long rows: so many to a key, or so many
+# whose keys were not free.
+PARK_MOST, LONG_ROW, ROW_LEAST = 2_000, 4, 32
+# How far to look for others behind such rows; and how many times not to, where there were none.
+REACH, BLANK = 200_000, 4
 # While there are jobs with keys, so many to a claim; and for how many claims without any the next still looks for them.
 KEYED_MOST, KEYED_CLAIMS = 256, 16
 
@@ -64,13 +72,22 @@ class Share:
 
 class Parked(msgspec.Struct):
     """What a claim has parked: (queue, rank, how many, highest position) of each lane; keys with the ids to be skipped
-    if they are held."""
+    if they are held; keys with a limit above 1."""
 
     lanes: list[tuple[str, int, int, int]]
     keys: dict[str, list[int]]
+    several: list[str] | None = None
 
     def __len__(self) -> int:
         return sum(count for _, _, count, _ in self.lanes)
+
+
+class Ahead(msgspec.Struct):
+    """The same of what was parked ahead of a claim, and how many those were."""
+
+    n: int
+    keys: dict[str, list[int]]
+    several: list[str] | None
 
 
 @dataclass(slots=True)
@@ -96,7 +113,7 @@ class Fetcher:
         in_doubt: Callable[[], None],
         poll: float,
         claims: Claims | None = None,
-        parked: Callable[[Mapping[str, Sequence[int]]], None] = lambda keys: None,
+        parked: Callable[[Mapping[str, Collection[int]], Collection[str]], None] = lambda keys, singly: None,
         holding: Callable[[Sequence[Job]], None] = lambda jobs: None,
         answered: Callable[[], None] = lambda: None,
         beside: Callable[[], Sequence[Statement[Any]]] = lambda: (),
@@ -121,6 +138,7 @@ class Fetcher:
         self._answered = answered
         self._beside = beside
         self._long_rows = False
+        self._blank = 0
         self._keyed = 0
         self._pool_turns = itertools.count()
         # One for each pool: a common one would come to the same queue each time where the other pools' number fits.
@@ -196,7 +214,9 @@ class Fetcher:
 
     async def _fetch(self, share: Share) -> None:
         asked, n = self._asked(share, next(self._turns[share.queues[0]])), share.room
-        if self._keyed and not self._long_rows:
+        if passing := self._long_rows:
+            n = max(1, n // 2)  # the rest is for those whom admits let in meanwhile
+        elif self._keyed:
             n = min(n, KEYED_MOST)
         self._known.update(share.queues)
         if await self._session.ready() != self._generation:
@@ -222,8 +242,8 @@ class Fetcher:
             self.asking = ((), 0)
             self._answered()
         self.fetches += 1
-        taken = _taken(jobs, parked)
-        open_lanes = {asked.lanes[place - 1] for place in opened}
+        taken = {} if passing else _taken(jobs, parked)
+        open_lanes = set() if passing else {asked.lanes[place - 1] for place in opened}
         repeat = self.watermark.fetched(
             reading,
             asked.lanes,
@@ -235,7 +255,9 @@ class Fetcher:
             self._session.took,
             self._live_workers(),
         )
-        if repeat or len(jobs) + len(parked) >= n or share.alone:
+        if passing:
+            self._blank = 0 if jobs else max(0, self._blank - 1) or BLANK
+        if repeat or passing or len(jobs) + len(parked) >= n or share.alone:
             self._known.clear()
         self._known -= self._short_of_limit(asked, taken, n)
         if jobs:
@@ -272,16 +294,21 @@ class Fetcher:
         self, asked: Asked, starts: list[int], n: int, claim: int
     ) -> tuple[Reading, list[int], list[Job], Parked]:
         link = self._session.link
-        first_ahead = self._ahead(asked, starts, n)
+        lanes = {
+            "queues": texts(queue for queue, _ in asked.lanes),
+            "ranks": integers(rank for _, rank in asked.lanes),
+            "afters": integers(starts),
+        }
+        first_ahead = self._ahead(lanes, n)
         [(head, xid, snapshot, *_)], *answers = await self._session.run(
             link.statement("fetch_reading"),
             *first_ahead,
             link.statement(
                 "fetch_claim",
-                queues=[queue for queue, _ in asked.lanes],
-                ranks=[rank for _, rank in asked.lanes],
-                afters=starts,
-                mosts=asked.mosts,
+                **lanes,
+                mosts=integers(asked.mosts),
+                # a text: with None and numbers of several sizes, each would be a statement to prepare
+                reach=("0" if self._blank > 1 else str(REACH)) if self._long_rows else None,
                 worker_id=self._worker_id(),
                 claim=claim,
                 n=n,
@@ -299,28 +326,29 @@ class Fetcher:
             self._keyed = KEYED_CLAIMS if first[7] or first[14] is not None else max(0, self._keyed - 1)
         parked = Parked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Parked)
         if parked.keys or ahead:
-            self._tell(parked, ahead)
+            self._tell(parked, ahead, len(jobs))
         return Reading(head, xid, snapshot), opened, jobs, parked
 
-    def _ahead(self, asked: Asked, starts: list[int], n: int) -> list[Statement[Any]]:
-        lanes = {
-            "queues": [queue for queue, _ in asked.lanes],
-            "ranks": [rank for _, rank in asked.lanes],
-            "afters": starts,
-        }
+    def _ahead(self, lanes: dict[str, str], n: int) -> list[Statement[Any]]:
         link = self._session.link
         if self._long_rows:
             return [link.statement("fetch_park", **lanes, worker_id=self._worker_id(), n=PARK_MOST)]
         return [link.statement("fetch_lock", **lanes, n=n, workers=self._live_workers())] if self._keyed else []
 
-    def _tell(self, parked: Parked, ahead: list[Any]) -> None:
-        keys = parked.keys
-        for [(found,)] in ahead if self._long_rows else ():
-            for key, ids in ({} if found is None else msgspec.json.decode(found, type=dict[str, list[int]])).items():
+    def _tell(self, parked: Parked, ahead: list[Any], taken: int) -> None:
+        keys, several = parked.keys, set(parked.several or ())
+        # Where keys were looked for, whoever was parked all the same has others before him: a long row of few keys.
+        looked = bool(ahead) and not self._long_rows
+        many = len(parked) >= LONG_ROW * len(keys) > 0 or (looked and len(parked) > max(ROW_LEAST, taken))
+        for (found,) in ahead[0] if self._long_rows else ():
+            before = msgspec.json.decode(found, type=Ahead)
+            many = before.n >= LONG_ROW * len(before.keys)
+            several.update(before.several or ())
+            for key, ids in before.keys.items():
                 keys[key] = [*keys.get(key, ()), *ids]
-        self._long_rows = len(parked) >= LONG_ROW * len(parked.keys) > 0 or (self._long_rows and bool(keys))
+        self._long_rows = many
         if keys:
-            self._parked(keys)
+            self._parked(keys, keys.keys() - several)
 
     @staticmethod
     def _short_of_limit(asked: Asked, taken: Mapping[Lane, tuple[int, int]], n: int) -> set[str]:

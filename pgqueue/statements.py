@@ -64,6 +64,15 @@ def integers(values: Iterable[int]) -> str:
     return "{" + ",".join([str(value) for value in values]) + "}"
 
 
+def texts(values: Iterable[str]) -> str:
+    r"""The same of some texts, each in quotes.
+
+    >>> print(texts(["a", 'say "b"', "back\\slash"]))
+    {"a","say \"b\"","back\\slash"}
+    """
+    return "{" + ",".join(['"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in values]) + "}"
+
+
 def names() -> list[str]:
     """All statement names, for the tests that EXPLAIN every one of them."""
     return list(_all())

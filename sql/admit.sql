@@ -1,6 +1,7 @@
 -- Who gets a key. Truth is rows: the holders of a lock are its rows in job_running, and those elsewhere with `holds`; those of a
 -- limit the same, but of the parked rows only those that wait for what comes after it, a rate. A row becomes a holder in
--- `admit_move` (locks), `admit_limits`, and a claim after `fetch_lock` (locks) only; every other move takes its hold with it, or gives it up. All who would change that
+-- `admit_move` and `admit_next` (locks), `admit_limits`, and a claim after `fetch_lock` (locks) only; every other move takes its
+-- hold with it, or gives it up. All who would change that
 -- lock the key first (`admit_lock`), and count in a statement of its own after it, whose snapshot so has whatever the one
 -- before has committed. Lock order: our worker's row, running and available rows, keys, blocked rows with SKIP LOCKED.
 
@@ -12,14 +13,102 @@ CROSS JOIN LATERAL (SELECT FROM pgqueue.job_blocked b WHERE b.key = freed.key LI
 
 -- name: admit_lock
 -- Lock these keys, at most 64, for this transaction: in the order of their hashes, so that no two can wait for each other.
--- It is a short one, of pgqueue's own, and may be lost: then its jobs wait again.
-SELECT count(pg_catalog.pg_advisory_xact_lock(hashed.hash)::pg_catalog.text)
+-- It is a short one, of pgqueue's own, and may be lost: then its jobs wait again. Written out with pg_catalog, for it sets what
+-- every worker's transaction sets (session.sql), to save a message where it is the first.
+SELECT pg_catalog.count(pg_catalog.pg_advisory_xact_lock(hashed.hash)::pg_catalog.text)
 FROM (
-    SELECT DISTINCT pg_catalog.hashtextextended('pgqueue.' || asked.key, 7) AS hash
-    FROM unnest(%(keys)s::text[]) AS asked (key) ORDER BY hash LIMIT 64
+    SELECT DISTINCT pg_catalog.hashtextextended(pg_catalog.concat('pgqueue.', asked.key), 7) AS hash
+    FROM pg_catalog.unnest(%(keys)s::pg_catalog.text[]) AS asked (key) ORDER BY hash LIMIT 64
 ) AS hashed
-CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog.set_config('synchronous_commit', 'off', true)
-            OFFSET 0) AS settings;
+CROSS JOIN (
+    SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog.set_config('synchronous_commit', 'off', true),
+           pg_catalog.set_config('search_path', '', true),
+           pg_catalog.set_config('statement_timeout', '30s', true),
+           pg_catalog.set_config('idle_in_transaction_session_timeout', '60s', true),
+           pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true),
+           pg_catalog.set_config('enable_indexscan', 'on', true),
+           pg_catalog.set_config('enable_seqscan', 'off', true),
+           pg_catalog.set_config('enable_bitmapscan', 'off', true)
+    OFFSET 0
+) AS settings;
+
+-- name: admit_next
+-- The same as `admit_move` for the usual case, at half its price: with these keys locked, let in here the first in the line of
+-- each that has room, if it needs nothing more, is no suspect, and one of our `slots` is left for it. Skips nobody.
+-- The first row has no id: its args are the keys whose line may go on (somebody could not be let in here, or the limit is not 1),
+-- for `admit_move`, as a JSON array; its priority says whether those let in were too large to be answered here, 32 kB: then
+-- `admit_read` has them, for nobody waits for a key while more than fits in a socket travels. The rest are those jobs, in the
+-- columns of a claim.
+WITH me AS MATERIALIZED (
+    SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
+), head AS MATERIALIZED (
+    SELECT wanted.key, first.*, held.n
+    FROM me CROSS JOIN (SELECT DISTINCT key FROM unnest(%(keys)s::text[]) AS k (key)) AS wanted
+    CROSS JOIN LATERAL (
+        SELECT b.ctid, b.id, b.rank, b.queue, coalesce(b.lock_limit, 1) AS most,
+               b.crashes = 0 AND coalesce(b.limit_key, b.rate_key) IS NULL AS plain
+        FROM pgqueue.job_blocked b
+        WHERE b.key = wanted.key AND NOT b.holds
+          AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+          AND (b.queue = ANY (%(queues)s::text[])
+               OR EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
+                                                         AND b.queue = ANY (w.queues)))
+        ORDER BY b.rank, b.id LIMIT 1
+        FOR UPDATE SKIP LOCKED
+    ) AS first
+    CROSS JOIN LATERAL (
+        SELECT count(*)::integer AS n FROM (
+            (SELECT FROM pgqueue.job_running r WHERE r.lock_key = substr(wanted.key, 6) LIMIT first.most)
+            UNION ALL
+            (SELECT FROM pgqueue.job_available a WHERE a.lock_key = substr(wanted.key, 6) AND a.holds LIMIT first.most)
+            UNION ALL
+            (SELECT FROM pgqueue.job_scheduled s WHERE s.lock_key = substr(wanted.key, 6) AND s.holds LIMIT first.most)
+            UNION ALL
+            (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = substr(wanted.key, 6) AND b.holds LIMIT first.most)
+            LIMIT first.most
+        ) AS holder
+    ) AS held
+    WHERE held.n < first.most
+), placed AS MATERIALIZED (
+    SELECT head.key, head.ctid, head.most > head.n + 1 AS more, head.plain AND coalesce(
+               row_number() OVER (PARTITION BY mine.pool, head.plain ORDER BY head.rank, head.id)
+               <= (%(slots)s::integer[])[mine.pool], false) AS here
+    FROM head
+    LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = head.queue
+), taken AS (
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM placed WHERE here))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
+        deadline, lock_key, lock_limit, on_locked, unique_key, idempotency_key
+), running AS (
+    INSERT INTO pgqueue.job_running (
+        state, worker_id, claim, started_at, attempt, rank, holds,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, unique_key, idempotency_key)
+    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), 2 * priority, true,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, unique_key, idempotency_key
+    FROM taken
+    RETURNING id
+), shown AS MATERIALIZED (
+    SELECT id, priority, queue, task, args::text AS args, headers::text AS headers, run_at, enqueued_at,
+        least(attempt + 1, 32767)::smallint AS attempt, max_attempts, crashes, snoozes,
+        CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END AS deadline, lock_key,
+        CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL
+             THEN json_build_array(unique_key, idempotency_key)::text END AS keys
+    FROM taken
+), large AS MATERIALIZED (
+    SELECT coalesce(sum(octet_length(args) + coalesce(octet_length(headers), 0)), 0) > 32768 AS so FROM shown
+)
+SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
+       (SELECT coalesce(json_agg(key), '[]') FROM placed WHERE more OR NOT here)::text,
+       CASE WHEN (SELECT count(*) FROM placed WHERE here) <> (SELECT count(*) FROM running)
+            THEN pgqueue.refuse('an admit deleted jobs it did not move') END::smallint,
+       (SELECT so FROM large)::integer::smallint, NULL::smallint, NULL::smallint, NULL::smallint,
+       NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::text, NULL::text, NULL::text, NULL::text, NULL::text
+UNION ALL
+SELECT id, 0, (2 * priority)::smallint, queue, task, args, attempt, priority, max_attempts, crashes, snoozes,
+       enqueued_at, run_at, deadline, headers, lock_key, keys, NULL, NULL
+FROM shown WHERE NOT (SELECT so FROM large);
 
 -- name: admit_move
 -- With these keys locked: count the holders of each, and let in as many of those that wait for it, in (rank, id) order, as

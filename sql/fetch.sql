@@ -54,8 +54,11 @@ FROM first WHERE alone AND pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hasht
 -- Move up to n available jobs of the open lanes, most urgent lane first: to this worker, or, those that need a key that they do
 -- not hold and that is not `free`, to job_blocked, where they wait until `admit` lets them in: for the first they lack of lock,
 -- limit and rate. Who `holds` has lock and limit; a rate is never had, only passed.
+-- With a `reach`, those that need a key are passed over, and no lane is looked at further than that: rows are left behind then, and
+-- no cursor may rise.
 -- The first row has no id. Its args hold the places (from 1) of the lanes that were open; its headers, if jobs were parked,
--- what each lane gave of them [queue, rank, how many, highest pos], and their keys with those ids that may be skipped; its
+-- what each lane gave of them [queue, rank, how many, highest pos], their keys with those ids that may be skipped, and the keys of
+-- which one has a limit above 1; its
 -- priority says whether any of the jobs holds a key. Every condition stands in `lane` and `picked`: what is picked is deleted,
 -- and what is deleted is inserted, or the statement raises.
 -- The ORDER BY in `lane` must be there: a hashed anti-join turns the lanes round.
@@ -71,6 +74,8 @@ WITH lane AS MATERIALIZED (
     FROM lane CROSS JOIN LATERAL (
         SELECT j.ctid FROM pgqueue.job_available j
         WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
+          AND j.pos <= coalesce(lane.after + %(reach)s::bigint, 9223372036854775807)
+          AND (%(reach)s::bigint IS NULL OR j.rate_key IS NULL AND (j.holds OR coalesce(j.lock_key, j.limit_key) IS NULL))
         ORDER BY j.pos
         LIMIT lane.most
         FOR UPDATE SKIP LOCKED
@@ -114,7 +119,7 @@ WITH lane AS MATERIALIZED (
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken WHERE NOT (rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL OR id IN (SELECT id FROM free)))
-    RETURNING id, key, on_locked
+    RETURNING id, key, on_locked, lock_limit
 )
 SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
        (SELECT coalesce(json_agg(place), '[]') FROM lane)::text,
@@ -129,7 +134,8 @@ SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
                 GROUP BY queue, rank) AS lanes),
             'keys', (SELECT json_object_agg(key, coalesce(ids, '{}')) FROM (
                 SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait' AND starts_with(key, 'lock:')) AS ids
-                FROM parked GROUP BY key) AS keys))::text END,
+                FROM parked GROUP BY key) AS keys),
+            'several', (SELECT json_agg(DISTINCT key) FROM parked WHERE lock_limit > 1))::text END,
        NULL::text, NULL::text, NULL::text, NULL::text
 FROM (SELECT count(*) AS n, count(held) AS keyed FROM running) AS started
 UNION ALL
@@ -142,7 +148,8 @@ FROM taken WHERE rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS
 -- name: fetch_park
 -- Park those of the next n available jobs of these lanes that need a key, ahead of a claim in the same transaction: so that
 -- many of them in a row cost few fetches, and do not count against a claim's n. Locks no other job, and leaves the rest
--- where it is. Answers their keys with those ids that may be skipped; NULL if there were none.
+-- where it is. One row if there were any: how many, their keys with those ids that may be skipped, and the keys of which one has a
+-- limit above 1, as a JSON object.
 WITH lane AS MATERIALIZED (
     SELECT l.queue, l.rank, l.after, l.place
     FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[])
@@ -174,11 +181,14 @@ WITH lane AS MATERIALIZED (
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken
-    RETURNING id, key, on_locked
+    RETURNING id, key, on_locked, lock_limit
 )
-SELECT json_object_agg(key, coalesce(ids, '{}'))::text
-FROM (SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait' AND starts_with(key, 'lock:')) AS ids
-      FROM parked GROUP BY key) AS keys;
+SELECT json_build_object(
+    'n', sum(n), 'keys', json_object_agg(key, coalesce(ids, '{}')), 'several', json_agg(key) FILTER (WHERE several))::text
+FROM (SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait' AND starts_with(key, 'lock:')) AS ids, count(*) AS n,
+             bool_or(lock_limit > 1) AS several
+      FROM parked GROUP BY key) AS keys
+HAVING count(*) > 0;
 
 -- name: fetch_probe
 -- Has anything happened since the last fetch? Read-only, takes no id, touches no job: the head of the position sequence,

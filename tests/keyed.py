@@ -48,7 +48,7 @@ class Desk(Taker):
     async def let_in(self) -> list[Job]:
         """Admit whatever waits to be; who came in here."""
         self.jobs.clear()
-        if self.admit._wanted or self.admit._freed:
+        if self.admit.wants:
             await self.admit._step()
         return list(self.jobs)
 
@@ -95,7 +95,7 @@ class Unlocked(Link):
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         if name == "admit_lock":
-            return Statement("SELECT 1", {}, list)
+            return super().statement("session_settings")
         return super().statement(name, **params)
 
 
@@ -105,8 +105,8 @@ class OneStatement(Link):
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         made = super().statement(name, **params)
         if name == "admit_lock":
-            return Statement("SELECT 1", {}, list)
-        if name not in ("admit_move", "admit_limits"):
+            return super().statement("session_settings")
+        if name not in ("admit_move", "admit_next", "admit_limits"):
             return made
         lock = super().statement("admit_lock").sql.rstrip().rstrip(";")
         first = "me AS MATERIALIZED ("

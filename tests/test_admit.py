@@ -531,6 +531,7 @@ async def test_an_admit_costs_the_same_however_many_keys_and_waiting_jobs_there_
 
 STATEMENTS = [
     "admit_move",
+    "admit_next",
     "admit_read",
     "admit_limits",
     "admit_read_limits",

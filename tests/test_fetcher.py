@@ -316,6 +316,7 @@ def explain(conn: psycopg.Connection, taker: Taker, afters: int = 0, n: int = 10
         "ranks": [rank for _, rank in lanes],
         "afters": [afters] * len(lanes),
         "mosts": [n] * len(lanes),
+        "reach": None,
         "worker_id": taker.worker_id,
         "claim": 1,
         "n": n,

@@ -124,3 +124,12 @@ def test_an_unknown_name_says_so() -> None:
 def test_a_statement_carries_what_reads_its_rows() -> None:
     count = Statement("SELECT %(n)s::int", {"n": 2}, read=lambda rows: int(rows[0][0]))
     assert count.read([(2,)]) == 2
+
+
+TEXTS = ["", " ", "NULL", 'say "b"', "back\\slash", "{a,b}", "é\n\t", "a,b", "'", '\\"\\']
+
+
+def test_arrays_of_texts_and_integers_arrive_as_they_are(conn: psycopg.Connection) -> None:
+    params = {"texts": statements.texts(TEXTS), "integers": statements.integers([-1, 0, 2**62]), "none": "{}"}
+    query = "SELECT %(texts)s::text[], %(integers)s::bigint[], %(none)s::text[]"
+    assert conn.execute(query, params).fetchall() == [(TEXTS, [-1, 0, 2**62], [])]

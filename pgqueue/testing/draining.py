@@ -237,6 +237,7 @@ def _fetch(worker_id: int, claim: int) -> Steps[None]:
             "ranks": [rank for _, rank in lanes],
             "afters": [0] * len(lanes),
             "mosts": [1] * len(lanes),
+            "reach": None,
             "worker_id": worker_id,
             "claim": claim,
             "n": 1,
