@@ -37,7 +37,7 @@ def reading(command: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection in one transaction that only reads and may take 30 s, whatever state the tables are in."""
     with connected(command) as conn, conn.transaction():
         conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY")
-        # On an empty database the planner prices a status at twice jit_above_cost: compiling it would be most of the work.
+        # On an empty database the planner prices a status at twice jit_above_cost: compiling would be most of it.
         conn.execute("SELECT set_config('statement_timeout', '30s', true), set_config('jit', 'off', true)")
         yield conn
 
