@@ -35,6 +35,7 @@ import psycopg
 from pgqueue.claims import Claims
 from pgqueue.job import Job
 from pgqueue.loops import jittered, persist, wait
+from pgqueue.passing import RATE, Passing
 from pgqueue.sessions import Session
 from pgqueue.statements import Statement
 from pgqueue.watermark import Lane, Reading, Watermark
@@ -100,6 +101,7 @@ class Fetcher:
         holding: Callable[[Sequence[Job]], None] = lambda jobs: None,
         answered: Callable[[], None] = lambda: None,
         beside: Callable[[], Sequence[Statement[Any]]] = lambda: (),
+        passing: Passing | None = None,
     ) -> None:
         self.watermark = Watermark()
         self.fetches = 0
@@ -120,6 +122,7 @@ class Fetcher:
         self._holding = holding
         self._answered = answered
         self._beside = beside
+        self._passing = Passing() if passing is None else passing
         self._long_rows = False
         self._keyed = 0
         self._pool_turns = itertools.count()
@@ -153,13 +156,15 @@ class Fetcher:
         await persist(self._step, name="fetch", until=lambda: self._quiet)
 
     async def _step(self) -> None:
-        roomy = [share for share in self._shares() if share.room]
-        unknown = [share for share in roomy if not self._known.issuperset(share.queues)]
-        if unknown:
-            self._wake.clear()
-            # One pool at a time: together, each lane of a pool could give that pool's whole room.
-            await self._fetch(unknown[next(self._pool_turns) % len(unknown)])
-        elif await wait(self._wake, self._patience() if roomy else None):
+        async with self._passing.turn():
+            roomy = [share for share in self._shares() if share.room]
+            unknown = [share for share in roomy if not self._known.issuperset(share.queues)]
+            if unknown:
+                self._wake.clear()
+                # One pool at a time: together, each lane of a pool could give that pool's whole room.
+                await self._fetch(unknown[next(self._pool_turns) % len(unknown)])
+                return
+        if await wait(self._wake, self._patience() if roomy else None):
             self._wake.clear()
         elif self._wanted() <= 0:
             self._known.clear()
@@ -186,7 +191,7 @@ class Fetcher:
             self._known.clear()
 
     async def _fetch(self, share: Share) -> None:
-        asked, n = self._asked(share, next(self._turns[share.queues[0]])), share.room
+        asked, n = self._asked(share, next(self._turns[share.queues[0]])), self._passing.room(share.room)
         if self._keyed and not self._long_rows:
             n = min(n, KEYED_MOST)
         self._known.update(share.queues)
@@ -214,6 +219,7 @@ class Fetcher:
             self._answered()
         self.fetches += 1
         taken = _taken(jobs, parked)
+        n -= len(self._passing.moved)
         open_lanes = {asked.lanes[place - 1] for place in opened}
         repeat = self.watermark.fetched(
             reading,
@@ -229,6 +235,7 @@ class Fetcher:
         if repeat or len(jobs) + len(parked) >= n or share.alone:
             self._known.clear()
         self._known -= self._short_of_limit(asked, taken, n)
+        jobs += self._passing.moved
         if jobs:
             places = {lane: place for place, lane in enumerate(asked.lanes)}
             jobs.sort(key=lambda job: (places[job.lane], job.pos))
@@ -263,10 +270,13 @@ class Fetcher:
         self, asked: Asked, starts: list[int], n: int, claim: int
     ) -> tuple[Reading, list[int], list[Job], Parked]:
         link = self._session.link
-        first_ahead = self._ahead(asked, starts, n)
+        before, after = self._passing.around(
+            link, asked.lanes, starts, n, self._worker_id(), claim, skip=self._long_rows
+        )
+        ahead = [*before, *self._ahead(asked, starts, n)]
         [(head, xid, snapshot, *_)], *answers = await self._session.run(
             link.statement("fetch_reading"),
-            *first_ahead,
+            *ahead,
             link.statement(
                 "fetch_claim",
                 queues=[queue for queue, _ in asked.lanes],
@@ -277,20 +287,27 @@ class Fetcher:
                 claim=claim,
                 n=n,
             ),
+            *after,
             *self._beside(),
             settings=False,
         )
-        ahead, rows = answers[: len(first_ahead)], answers[len(first_ahead)]
+        rows = answers[len(ahead)]
         first = rows[0]
         opened = msgspec.json.decode(first[5], type=list[int])
         jobs = [Job(row, claim) for row in rows[1:]]
         if first[7]:
             self._holding(jobs)
-        if jobs or first[14] is not None:
-            self._keyed = KEYED_CLAIMS if first[7] or first[14] is not None else max(0, self._keyed - 1)
         parked = Parked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Parked)
-        if parked.keys or ahead:
-            self._tell(parked, ahead)
+        self._passing.brought(
+            answers[: len(before)], answers[len(ahead) + 1 :], jobs, parked.keys, self._session.sent, claim
+        )
+        if self._passing.moved:
+            self._holding(self._passing.moved)
+        if jobs or parked.keys:
+            keyed = first[7] or any(not key.startswith(RATE) for key in parked.keys)
+            self._keyed = KEYED_CLAIMS if keyed else max(0, self._keyed - 1)
+        if parked.keys or len(ahead) > len(before):
+            self._tell(parked, answers[len(before) : len(ahead)])
         return Reading(head, xid, snapshot), opened, jobs, parked
 
     def _ahead(self, asked: Asked, starts: list[int], n: int) -> list[Statement[Any]]:
@@ -309,7 +326,8 @@ class Fetcher:
         for [(found,)] in ahead if self._long_rows else ():
             for key, ids in ({} if found is None else msgspec.json.decode(found, type=dict[str, list[int]])).items():
                 keys[key] = [*keys.get(key, ()), *ids]
-        self._long_rows = len(parked) >= LONG_ROW * len(parked.keys) > 0 or (self._long_rows and bool(keys))
+        long = len(parked) >= LONG_ROW * len(parked.keys) > 0 and self._passing.lasting(parked.keys)
+        self._long_rows = long or (self._long_rows and bool(keys))
         if keys:
             self._parked(keys)
 
