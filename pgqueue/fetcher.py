@@ -10,7 +10,8 @@ them at once. Where they have keys of their own, the claim need not park: `fetch
 it can have without waiting, and the claim, whose snapshot is from after these locks, takes at once the first job of
 each key that nobody holds and nobody waits for. That is right for the reasons admit is: a row becomes a holder only in
 a transaction that has locked its key, and that has counted in a statement after the one that locked it. A key that it
-has not locked, or that has a holder or a line, goes the long way. What it locks it has until its commit.
+has not locked, or that has a holder or a line, goes the long way. What it locks it has until its commit. The same
+holds for rates that have room (`passing`).
 
 Wake-ups are not lost: the event is cleared *before* a fetch, so news that comes while a fetch is under way leads to
 another one. What is *known* is kept per queue: one whose slots are taken is not asked, and may have more. Whatever

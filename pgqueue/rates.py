@@ -1,8 +1,9 @@
 """Lets jobs start under a rate: remembers which lines wait here, asks when one may move on and a slot is free.
 
-Jobs under a rate wait in `job_blocked` under its key; only the transaction here moves them to `job_running`, as many as
-the rate allows at that moment, and charges the rate for them. They are to start at once. One that has not started
-within `late` seconds goes back to its line unstarted, no attempt spent, and is charged again.
+Jobs under a rate wait in `job_blocked` under its key, but for those that pass with a claim (`passing`). The transaction
+here moves them to `job_running`, as many as the rate allows at that moment, and charges the rate for them. They are to
+start at once. One that has not started within `late` seconds goes back to its line unstarted, no attempt spent, and is
+charged again.
 
 The rate is GCRA (sql/rates.sql). For n = count starts in a period P with a burst b, in the database's clock:
 

@@ -95,6 +95,7 @@ class Gate(Taker):
     async def take(self, room: int = 1000) -> list[int]:
         """One fetch that looks at rates; the ids of those it has claimed."""
         self.passing._left = CLAIMS
+        self.fetcher._long_rows = False
         return [job.id for job in await self.fetch(room)]
 
 
