@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 
 from pgqueue.admit import Admit, Slots
@@ -164,15 +164,15 @@ class Meeting:
             self._deliver([job for job in jobs if job.start_by is None] if paced else jobs)
         if paced:
             self._passing.adapt(self._ended_jobs, starved=starved)
-            self._watch(paced)
+            self._watch(paced, self._passing.came_back)
             self._deliver(paced, first=True)
             for pool in self._executor.pools:
                 if any(job.queue in pool.queues for job in paced):
                     pool.prefetch = min(pool.prefetch, self._passing.most)
 
-    def _watch(self, paced: list[Job]) -> None:
+    def _watch(self, paced: list[Job], back: Callable[[], None] = lambda: None) -> None:
         last = max(job.start_by or 0.0 for job in paced)
-        self._loop.call_later(max(0.0, last - monotonic()), self._take_back, paced)
+        self._loop.call_later(max(0.0, last - monotonic()), self._take_back, paced, back)
 
     def _start_rated(self, jobs: list[Job]) -> None:
         """They start before what waits at hand; one that cannot goes back when it would be too late."""
@@ -185,7 +185,9 @@ class Meeting:
         self._deliver(jobs, let_in=True, first=True)
         self._fetcher.news() if way else self._fetcher.roomier()
 
-    def _take_back(self, jobs: Iterable[Job]) -> None:
+    def _take_back(self, jobs: Iterable[Job], back: Callable[[], None]) -> None:
+        if any(job.start_by for job in jobs):
+            back()
         for job in jobs:
             if job.start_by:  # it has not started
                 found = [pool.remove(job.id) for pool in self._executor.pools]

@@ -22,7 +22,7 @@ its jobs from the line if there are so many, and parks a quarter at most: the li
 that, a worker that had once parked a job would park all that come after it.
 
 Why few are late. What passes waits at hand for less than `late`: as many are asked for as this worker has lately worked
-off in two fifths of that.
+off in two fifths of that; more and more if it had nothing at hand when they came, half as many if some came too late.
 """
 
 from __future__ import annotations
@@ -158,6 +158,11 @@ class Passing:
         """Some have been brought; this worker has ended so many jobs so far, and had none at hand, or it had."""
         now = monotonic()
         quick = int((ended - self._ended) / max(now - self._at, 1e-3) * self._late * SHARE)
-        # Without any at hand it may be quicker than it had reason to be.
-        self.most = min(MOST, max(MOST_LEAST, min(self.most * 3 // 2, 2 * quick if starved else quick)))
+        grown = self.most * 5 // 4
+        # Without any at hand it has waited for claims, and may be quicker than it had reason to be.
+        self.most = min(MOST, max(MOST_LEAST, grown if starved else min(grown, quick)))
         self._at, self._ended = now, ended
+
+    def came_back(self) -> None:
+        """Some have not started in time."""
+        self.most = max(MOST_LEAST, self.most // 2)

@@ -487,7 +487,12 @@ def test_as_many_are_asked_for_as_start_in_time(monkeypatch: pytest.MonkeyPatch)
     passing.adapt(ended + 1000, starved=False)  # a thousand in 100 ms: 200 in two fifths of 50
     assert passing.most == 200
     now[0] += 10
-    passing.adapt(ended + 1000, starved=True)
+    passing.adapt(ended + 1000, starved=True)  # there was nothing to do
+    assert passing.most == 250
+    passing.came_back()
+    assert passing.most == 125
+    for _ in range(5):
+        passing.came_back()
     assert passing.most == MOST_LEAST
 
 
