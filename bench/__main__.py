@@ -40,6 +40,7 @@ SCENARIOS: dict[str, Scenario] = {
     "locks-hundred": locks.hundred,
     "locks-behind": locks.behind,
     "rates": rates.rates,
+    "rates-held": rates.held,
     "ticks-at-once": ticks.at_once,
     "ticks-spread": ticks.spread,
 }

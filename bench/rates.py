@@ -1,20 +1,26 @@
 """What a rate costs a task that is far below it.
 
 The same no-op async task, drained by one worker on uvloop from the same backlog: plain, and under a rate of a million a
-second, so that every job is parked, let in by a transaction that locks and charges the limiter, and started. Both in
-one run, alternating.
+second, so that every job is charged to its limiter, by the claim or from the line, and started in time. Both in one
+run, alternating; and with and without a snapshot held open since before the first of them.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
+import psycopg
+
 from bench.figures import Figure, Goal
+from bench.flat import snapshot
 from bench.run import Run
-from bench.samples import alternate, ratio
-from bench.track import Setup, drain
+from bench.samples import Sample, alternate, ratio
+from bench.server import Lab, buffers
+from bench.track import Setup, drain, track
 
 JOBS = 50_000
+RATED = Setup(task="bench.rated", rate="bench.rated")
+SESSIONS = ("fetch", "rates")
 
 
 def rates(run: Run) -> list[Figure]:
@@ -23,8 +29,47 @@ def rates(run: Run) -> list[Figure]:
     rated, plain = alternate(
         run.rounds,
         {
-            "rated": partial(drain, run.lab, Setup(task="bench.rated", rate="bench.rated"), jobs),
+            "rated": partial(drain, run.lab, RATED, jobs),
             "plain": partial(drain, run.lab, Setup(), jobs),
         },
     )
     return [Figure("rates", "of a drain without", ratio(rated, plain), "x", Goal(0.6), rated, plain)]
+
+
+def held(run: Run) -> list[Figure]:
+    """50,000 jobs under a rate that they are far below, with a snapshot held since before the first, and without."""
+    jobs = run.jobs(JOBS)
+    ours, other = alternate(
+        run.rounds,
+        {
+            "held": partial(_past, run.lab, jobs, hold=True),
+            "free": partial(_past, run.lab, jobs, hold=False),
+        },
+    )
+    figures = [Figure("rates-held", f"snapshot over {jobs:,}", ratio(ours, other), "x", Goal(0.9), ours, other)]
+    if all("buffers" in sample.more for sample in (*ours.samples, *other.samples)):
+        touched = ratio(ours, other, lambda sample: sample.more["buffers"])
+        figures.append(Figure("rates-held", "buffers per job", touched, "x", Goal(1.1, at_most=True)))
+    return figures
+
+
+def _past(lab: Lab, jobs: int, *, hold: bool) -> Sample:
+    """A drain of so many, a snapshot older than all of them; the buffers are those of all who take jobs."""
+    with (
+        track(lab, RATED) as ready,
+        snapshot(ready.dsn, hold=hold),
+        psycopg.connect(ready.dsn, autocommit=True) as conn,
+    ):
+        before = [buffers(conn, f"pgqueue {name}") for name in SESSIONS]
+        sample = ready.measure(jobs)  # it has waited until the sessions have said what they did
+        after = [buffers(conn, f"pgqueue {name}") for name in SESSIONS]
+    if None in before:
+        return sample
+    touched = [now - then for now, then in zip(after, before, strict=True)]  # type: ignore[operator]
+    return Sample(
+        sample.jobs,
+        sample.seconds,
+        sample.client,
+        sample.server,
+        {"buffers": sum(touched) / jobs} | {name: each / jobs for name, each in zip(SESSIONS, touched, strict=True)},
+    )

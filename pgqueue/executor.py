@@ -84,7 +84,7 @@ class Executor(Gate):
                 self._finish(job, LATE)
             jobs = [job for job in jobs if not job.late]
         entries: list[Entry] = [(job, find(job.task)) for job in jobs]
-        pool.waiting.extendleft(reversed(entries)) if first else pool.waiting.extend(entries)
+        pool.put(entries, first=first)
         self._dispatch()
 
     def reserve(self, places: Iterable[int]) -> None:

@@ -10,7 +10,8 @@ them at once. Where they have keys of their own, the claim need not park: `fetch
 it can have without waiting, and the claim, whose snapshot is from after these locks, takes at once the first job of
 each key that nobody holds and nobody waits for. That is right for the reasons admit is: a row becomes a holder only in
 a transaction that has locked its key, and that has counted in a statement after the one that locked it. A key that it
-has not locked, or that has a holder or a line, goes the long way. What it locks it has until its commit.
+has not locked, or that has a holder or a line, goes the long way. What it locks it has until its commit. The same
+holds for rates that have room (`passing`).
 
 Behind such a row there may be jobs that need no key. So while it lasts the claim passes over all that need one, as far
 as `REACH` positions, for to look at a row costs a fiftieth of parking it. Such a claim leaves rows behind, so the
@@ -40,6 +41,7 @@ import psycopg
 from pgqueue.claims import Claims
 from pgqueue.job import Job
 from pgqueue.loops import jittered, persist, wait
+from pgqueue.passing import RATE, Passing
 from pgqueue.sessions import Session
 from pgqueue.statements import Statement, integers, texts
 from pgqueue.watermark import Lane, Reading, Watermark
@@ -117,6 +119,7 @@ class Fetcher:
         holding: Callable[[Sequence[Job]], None] = lambda jobs: None,
         answered: Callable[[], None] = lambda: None,
         beside: Callable[[], Sequence[Statement[Any]]] = lambda: (),
+        passing: Passing | None = None,
     ) -> None:
         self.watermark = Watermark()
         self.fetches = 0
@@ -137,6 +140,7 @@ class Fetcher:
         self._holding = holding
         self._answered = answered
         self._beside = beside
+        self._passing = Passing() if passing is None else passing
         self._long_rows = False
         self._blank = 0
         self._keyed = 0
@@ -180,13 +184,15 @@ class Fetcher:
         await persist(self._step, name="fetch", until=lambda: self._quiet)
 
     async def _step(self) -> None:
-        roomy = [share for share in self._shares() if share.room]
-        unknown = [share for share in roomy if not self._known.issuperset(share.queues)]
-        if unknown:
-            self._wake.clear()
-            # One pool at a time: together, each lane of a pool could give that pool's whole room.
-            await self._fetch(unknown[next(self._pool_turns) % len(unknown)])
-        elif await wait(self._wake, self._patience() if roomy else None):
+        async with self._passing.turn():
+            roomy = [share for share in self._shares() if share.room]
+            unknown = [share for share in roomy if not self._known.issuperset(share.queues)]
+            if unknown:
+                self._wake.clear()
+                # One pool at a time: together, each lane of a pool could give that pool's whole room.
+                await self._fetch(unknown[next(self._pool_turns) % len(unknown)])
+                return
+        if await wait(self._wake, self._patience() if roomy else None):
             self._wake.clear()
         elif self._wanted() <= 0:
             self._known.clear()
@@ -213,7 +219,7 @@ class Fetcher:
             self._known.clear()
 
     async def _fetch(self, share: Share) -> None:
-        asked, n = self._asked(share, next(self._turns[share.queues[0]])), share.room
+        asked, n = self._asked(share, next(self._turns[share.queues[0]])), self._passing.room(share.room)
         if passing := self._long_rows:
             n = max(1, n // 2)  # the rest is for those whom admits let in meanwhile
         elif self._keyed:
@@ -244,6 +250,7 @@ class Fetcher:
         self.fetches += 1
         taken = {} if passing else _taken(jobs, parked)
         open_lanes = set() if passing else {asked.lanes[place - 1] for place in opened}
+        n -= len(self._passing.moved)
         repeat = self.watermark.fetched(
             reading,
             asked.lanes,
@@ -260,6 +267,7 @@ class Fetcher:
         if repeat or passing or len(jobs) + len(parked) >= n or share.alone:
             self._known.clear()
         self._known -= self._short_of_limit(asked, taken, n)
+        jobs += self._passing.moved
         if jobs:
             places = {lane: place for place, lane in enumerate(asked.lanes)}
             jobs.sort(key=lambda job: (places[job.lane], job.pos))
@@ -299,10 +307,13 @@ class Fetcher:
             "ranks": integers(rank for _, rank in asked.lanes),
             "afters": integers(starts),
         }
-        first_ahead = self._ahead(lanes, n)
+        before, after = self._passing.around(
+            link, asked.lanes, starts, n, self._worker_id(), claim, skip=self._long_rows
+        )
+        ahead = [*before, *self._ahead(lanes, n)]
         [(head, xid, snapshot, *_)], *answers = await self._session.run(
             link.statement("fetch_reading"),
-            *first_ahead,
+            *ahead,
             link.statement(
                 "fetch_claim",
                 **lanes,
@@ -313,20 +324,27 @@ class Fetcher:
                 claim=claim,
                 n=n,
             ),
+            *after,
             *self._beside(),
             settings=False,
         )
-        ahead, rows = answers[: len(first_ahead)], answers[len(first_ahead)]
+        rows = answers[len(ahead)]
         first = rows[0]
         opened = msgspec.json.decode(first[5], type=list[int])
         jobs = [Job(row, claim) for row in rows[1:]]
         if first[7]:
             self._holding(jobs)
-        if jobs or first[14] is not None:
-            self._keyed = KEYED_CLAIMS if first[7] or first[14] is not None else max(0, self._keyed - 1)
         parked = Parked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Parked)
-        if parked.keys or ahead:
-            self._tell(parked, ahead, len(jobs))
+        self._passing.brought(
+            answers[: len(before)], answers[len(ahead) + 1 :], jobs, parked.keys, self._session.sent, claim
+        )
+        if self._passing.moved:
+            self._holding(self._passing.moved)
+        if jobs or parked.keys:
+            keyed = first[7] or any(not key.startswith(RATE) for key in parked.keys)
+            self._keyed = KEYED_CLAIMS if keyed else max(0, self._keyed - 1)
+        if parked.keys or len(ahead) > len(before):
+            self._tell(parked, answers[len(before) : len(ahead)], len(jobs))
         return Reading(head, xid, snapshot), opened, jobs, parked
 
     def _ahead(self, lanes: dict[str, str], n: int) -> list[Statement[Any]]:
@@ -339,7 +357,8 @@ class Fetcher:
         keys, several = parked.keys, set(parked.several or ())
         # Where keys were looked for, whoever was parked all the same has others before him: a long row of few keys.
         looked = bool(ahead) and not self._long_rows
-        many = len(parked) >= LONG_ROW * len(keys) > 0 or (looked and len(parked) > max(ROW_LEAST, taken))
+        many = len(parked) >= LONG_ROW * len(keys) > 0 and self._passing.lasting(keys)
+        many = many or (looked and len(parked) > max(ROW_LEAST, taken))
         for (found,) in ahead[0] if self._long_rows else ():
             before = msgspec.json.decode(found, type=Ahead)
             many = before.n >= LONG_ROW * len(before.keys)

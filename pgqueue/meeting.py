@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 
 from pgqueue.admit import Admit, Slots
@@ -19,10 +19,12 @@ from pgqueue.executor import Executor
 from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
 from pgqueue.heartbeat import Heartbeat
 from pgqueue.job import Job
+from pgqueue.lines import Free
 from pgqueue.outcome import RELEASED
+from pgqueue.passing import Passing
 from pgqueue.pool import Pool
 from pgqueue.progress import Progress
-from pgqueue.rates import RATE, Free, Rates
+from pgqueue.rates import RATE, Rates
 from pgqueue.settings import Settings
 from pgqueue.suspects import Suspects
 from pgqueue.sweep import Sweep
@@ -52,6 +54,7 @@ class Meeting:
         self._held: dict[int, Job] = {}
         self._ended_jobs = 0
         self._suspects = Suspects()
+        self._passing = Passing()
         self._way_for: str | None = None
         """The rate that the suspect waits for to whom way is made."""
 
@@ -153,19 +156,38 @@ class Meeting:
         self._admit.fetched()
         self._rates.roomier()
 
+    def _bring(self, jobs: list[Job]) -> None:
+        """What a fetch has claimed. Those under a rate start first, and no more are at hand than start in time."""
+        paced = [job for job in jobs if job.start_by is not None]
+        starved = not any(pool.waiting for pool in self._executor.pools)
+        if len(paced) < len(jobs) or not jobs:
+            self._deliver([job for job in jobs if job.start_by is None] if paced else jobs)
+        if paced:
+            self._passing.adapt(self._ended_jobs, starved=starved)
+            self._watch(paced, self._passing.came_back)
+            self._deliver(paced, first=True)
+            for pool in self._executor.pools:
+                if any(job.queue in pool.queues for job in paced):
+                    pool.prefetch = min(pool.prefetch, self._passing.most)
+
+    def _watch(self, paced: list[Job], back: Callable[[], None] = lambda: None) -> None:
+        last = max(job.start_by or 0.0 for job in paced)
+        self._loop.call_later(max(0.0, last - monotonic()), self._take_back, paced, back)
+
     def _start_rated(self, jobs: list[Job]) -> None:
         """They start before what waits at hand; one that cannot goes back when it would be too late."""
         if jobs:
             self._took(jobs)
             self._executor.reserve(())
-            last = max(job.start_by or 0.0 for job in jobs)
-            self._loop.call_later(max(0.0, last - monotonic()), self._take_back, jobs)
+            self._watch(jobs)
         self._admit.holding(jobs)
         way = self._suspects.making_way
         self._deliver(jobs, let_in=True, first=True)
         self._fetcher.news() if way else self._fetcher.roomier()
 
-    def _take_back(self, jobs: Iterable[Job]) -> None:
+    def _take_back(self, jobs: Iterable[Job], back: Callable[[], None]) -> None:
+        if any(job.start_by for job in jobs):
+            back()
         for job in jobs:
             if job.start_by:  # it has not started
                 found = [pool.remove(job.id) for pool in self._executor.pools]

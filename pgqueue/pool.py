@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from math import inf
 from typing import Any, TypeVar
 
@@ -88,6 +89,17 @@ class Pool:
                 return None
             self.running += 1
             return self.waiting.popleft()
+
+    def put(self, entries: Sequence[Entry], *, first: bool = False) -> None:
+        """Let these wait here; `first` before others, but behind those that must start in time as they must."""
+        with self._lock:
+            if not first:
+                self.waiting.extend(entries)
+                return
+            before = list(takewhile(lambda entry: entry[0].start_by, self.waiting))
+            for _ in before:
+                self.waiting.popleft()
+            self.waiting.extendleft(reversed([*before, *entries]))
 
     def empty(self) -> list[Entry]:
         """Take out everything that waits."""

@@ -1,8 +1,9 @@
 """Lets jobs start under a rate: remembers which lines wait here, asks when one may move on and a slot is free.
 
-Jobs under a rate wait in `job_blocked` under its key; only the transaction here moves them to `job_running`, as many as
-the rate allows at that moment, and charges the rate for them. They are to start at once. One that has not started
-within `late` seconds goes back to its line unstarted, no attempt spent, and is charged again.
+Jobs under a rate wait in `job_blocked` under its key, but for those that pass with a claim (`passing`). The transaction
+here moves them to `job_running`, as many as the rate allows at that moment, and charges the rate for them. They are to
+start at once. One that has not started within `late` seconds goes back to its line unstarted, no attempt spent, and is
+charged again.
 
 The rate is GCRA (sql/rates.sql). For n = count starts in a period P with a burst b, in the database's clock:
 
@@ -39,8 +40,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 from time import monotonic
 from typing import Any
@@ -50,6 +50,7 @@ import psycopg
 
 from pgqueue.claims import Claims
 from pgqueue.job import Job
+from pgqueue.lines import LOOK_SECONDS, Free, Line
 from pgqueue.loops import persist, wait
 from pgqueue.sessions import Session
 from pgqueue.statements import integers
@@ -63,7 +64,7 @@ KEYS_MOST = 64  # each is a row of the server's lock table
 LET_IN_LEAST, LET_IN_MOST, SWEPT_MOST = 50, 1_000, 1_000
 ASK_SECONDS = 0.012
 """So long an answer may take with as many as are let in at once: the last of them must not be too late."""
-IDLE_SECONDS, LOOK_SECONDS, LOCKED_SECONDS = 30.0, 1.0, 0.1
+IDLE_SECONDS, LOCKED_SECONDS = 30.0, 0.1
 PAUSE_LEAST, SLOT_PAUSE = 0.01, 0.002
 """The shortest pause between two asks for one key: of a fast rate several are let in together; where slots are few."""
 OVERDUE_SECONDS = 0.5
@@ -74,43 +75,6 @@ LOST_FIRST, LOST_MOST = 0.5, 5.0
 """How much later to come where another worker was faster."""
 NOBODY = (0, 0.0, 0.0, False, False, None, False)
 """What is answered, in effect, of a key without a rate."""
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    """Queues that share slots, how many of those are free, and how many jobs more could be at hand; `suspects` are the
-    ranks of those that may be run now."""
-
-    pools: Sequence[tuple[Sequence[str], int, int]]
-    suspects: Sequence[int] = ()
-    ordinary: bool = True
-
-    @property
-    def queues(self) -> list[str]:
-        return [queue for served, _, _ in self.pools for queue in served]
-
-    @property
-    def full(self) -> set[int]:
-        """The places of the pools without a free slot, from 1."""
-        return {place for place, (_, free, _) in enumerate(self.pools, 1) if not free}
-
-    def any(self) -> bool:
-        return any(free for _, free, _ in self.pools)
-
-
-@dataclass(slots=True)
-class Line:
-    """What we remember of a key: when it may be asked for, which pools had no slot for it, and who was faster."""
-
-    at: float
-    full: set[int] = field(default_factory=set)
-    asked: float = 0.0
-    last: int | None = None
-    pushed: float = 0.0
-
-    def fits(self, roomy: set[int], now: float) -> bool:
-        """Whether a slot may be free for it, now that these pools have some; it is looked now and then all the same."""
-        return not self.full or bool(self.full & roomy) or now - self.asked >= LOOK_SECONDS
 
 
 class Rates:
@@ -128,6 +92,7 @@ class Rates:
         deliver: Callable[[list[Job]], None],
         in_doubt: Callable[[], None],
         notify: bool,
+        turn: asyncio.Lock | None = None,
     ) -> None:
         self.asks = self.let_in = 0
         """How often this worker has asked, and how many jobs it has let in."""
@@ -139,6 +104,7 @@ class Rates:
         self._deliver = deliver
         self._in_doubt = in_doubt
         self._notify = notify
+        self._turn = asyncio.Lock() if turn is None else turn
         self._most = LET_IN_LEAST
         self._lines: dict[str, Line] = {}
         self._times: list[tuple[float, str]] = []
@@ -213,8 +179,11 @@ class Rates:
         self._ripen()
         self._idle.clear()
         try:
-            while some := self._eligible(free := self._free()):
-                await self._ask(some, free)
+            while True:
+                async with self._turn:  # a claim may look at the same keys
+                    if not (some := self._eligible(free := self._free())):
+                        break
+                    await self._ask(some, free)
                 self._ripen()
         finally:
             self._idle.set()

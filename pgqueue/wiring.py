@@ -121,6 +121,7 @@ class Wiring(Meeting, ABC):
             deliver=self._start_rated,
             in_doubt=lambda: self._reconciler.doubt(),
             notify=settings.notify,
+            turn=self._passing.asking,
         )
         self._sweep = Sweep(self._take, found=self._swept, leads=self._leads)
         self._declarer = Declarer(
@@ -135,7 +136,7 @@ class Wiring(Meeting, ABC):
             self._take,
             lambda: self.worker_id,
             shares=self._shares,
-            deliver=self._deliver,
+            deliver=self._bring,
             suspects=lambda: self._suspects.ranks(idle=not self._held),
             live_workers=lambda: 1 + self._heartbeat.judge.live(),
             in_doubt=lambda: self._reconciler.doubt(),
@@ -145,6 +146,7 @@ class Wiring(Meeting, ABC):
             holding=self._admit.claimed,
             answered=self._answered,
             beside=lambda: self._notifier.asks(),
+            passing=self._passing,
         )
         slots = pools(settings.queues, settings.concurrency)
         hungry, fetches = self._fetcher.hungry, lambda: self._fetcher.fetches

@@ -53,7 +53,8 @@ FROM first WHERE alone AND pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hasht
 -- name: fetch_claim
 -- Move up to n available jobs of the open lanes, most urgent lane first: to this worker, or, those that need a key that they do
 -- not hold and that is not `free`, to job_blocked, where they wait until `admit` lets them in: for the first they lack of lock,
--- limit and rate. Who `holds` has lock and limit; a rate is never had, only passed.
+-- limit and rate. Who `holds` has lock and limit; a rate is never had, only passed. For those who have passed already
+-- (`pass_room`) it takes as many fewer.
 -- With a `reach`, those that need a key are passed over, and no lane is looked at further than that: rows are left behind then, and
 -- no cursor may rise.
 -- The first row has no id. Its args hold the places (from 1) of the lanes that were open; its headers, if jobs were parked,
@@ -70,9 +71,11 @@ WITH lane AS MATERIALIZED (
       AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE)
     ORDER BY l.place
 ), picked AS MATERIALIZED (
-    SELECT available.ctid
+    SELECT available.*
     FROM lane CROSS JOIN LATERAL (
-        SELECT j.ctid FROM pgqueue.job_available j
+        SELECT j.ctid, j.id,
+               CASE WHEN j.rank >= 0 AND (j.holds OR coalesce(j.lock_key, j.limit_key) IS NULL) THEN j.rate_key END AS rate_key
+        FROM pgqueue.job_available j
         WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
           AND j.pos <= coalesce(lane.after + %(reach)s::bigint, 9223372036854775807)
           AND (%(reach)s::bigint IS NULL OR j.rate_key IS NULL AND (j.holds OR coalesce(j.lock_key, j.limit_key) IS NULL))
@@ -80,10 +83,10 @@ WITH lane AS MATERIALIZED (
         LIMIT lane.most
         FOR UPDATE SKIP LOCKED
     ) available
-    LIMIT %(n)s::integer
+    LIMIT %(n)s::integer - coalesce(nullif(current_setting('pgqueue.passed', true), '')::integer, 0)
 ), free AS MATERIALIZED (
     -- Jobs whose keys `fetch_lock` has locked, nobody holds, and nobody waits for: they need not be parked. Each key is looked up
-    -- by itself (OFFSET 0): joined, a planner may read all of job_blocked.
+    -- by itself (OFFSET 0): joined, a planner may read all of job_blocked. And of each rate as many as `pass_room` lets pass.
     SELECT j.id
     FROM unnest(nullif(current_setting('pgqueue.locked', true), '')::bigint[]) AS locked (id)
     CROSS JOIN LATERAL (
@@ -95,6 +98,14 @@ WITH lane AS MATERIALIZED (
       AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = j.lock_key AND b.holds OFFSET 0)
       AND NOT EXISTS (SELECT FROM pgqueue.job_available a WHERE a.lock_key = j.lock_key AND a.holds OFFSET 0)
       AND NOT EXISTS (SELECT FROM pgqueue.job_scheduled s WHERE s.lock_key = j.lock_key AND s.holds OFFSET 0)
+    UNION ALL
+    SELECT numbered.id
+    FROM jsonb_each(nullif(current_setting('pgqueue.rates', true), '')::jsonb) AS allowed
+    JOIN (
+        SELECT placed.id, placed.rate_key, row_number() OVER (PARTITION BY placed.rate_key ORDER BY placed.place) AS turn
+        FROM (SELECT picked.id, picked.rate_key, row_number() OVER () AS place FROM picked) AS placed
+        WHERE placed.rate_key IS NOT NULL
+    ) AS numbered ON numbered.rate_key = allowed.key AND numbered.turn <= (allowed.value ->> 0)::integer
 ), taken AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked))
     RETURNING id, pos, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
@@ -106,8 +117,9 @@ WITH lane AS MATERIALIZED (
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767),
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, holds OR lock_key IS NOT NULL, unique_key, idempotency_key
-    FROM taken WHERE rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL OR id IN (SELECT id FROM free))
+        lock_key, lock_limit, on_locked, limit_key, rate_key, holds OR coalesce(lock_key, rate_key) IS NOT NULL,
+        unique_key, idempotency_key
+    FROM taken WHERE rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL) OR id IN (SELECT id FROM free)
     RETURNING coalesce(lock_key, limit_key) AS held
 ), parked AS (
     INSERT INTO pgqueue.job_blocked (
@@ -118,7 +130,7 @@ WITH lane AS MATERIALIZED (
                            WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END, holds,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM taken WHERE NOT (rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL OR id IN (SELECT id FROM free)))
+    FROM taken WHERE NOT (rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL) OR id IN (SELECT id FROM free))
     RETURNING id, key, on_locked, lock_limit
 )
 SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
@@ -130,20 +142,24 @@ SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
        CASE WHEN EXISTS (SELECT FROM parked) THEN json_build_object(
             'lanes', (SELECT json_agg(json_build_array(queue, rank, n, pos)) FROM (
                 SELECT queue, rank, count(*) AS n, max(pos) AS pos FROM taken
-                WHERE NOT (rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL OR id IN (SELECT id FROM free)))
+                WHERE NOT (rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL) OR id IN (SELECT id FROM free))
                 GROUP BY queue, rank) AS lanes),
             'keys', (SELECT json_object_agg(key, coalesce(ids, '{}')) FROM (
                 SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait' AND starts_with(key, 'lock:')) AS ids
                 FROM parked GROUP BY key) AS keys),
             'several', (SELECT json_agg(DISTINCT key) FROM parked WHERE lock_limit > 1))::text END,
-       NULL::text, NULL::text, NULL::text, NULL::text
+       CASE WHEN current_setting('pgqueue.rates', true) <> '' THEN set_config('pgqueue.passing', (
+            SELECT coalesce(json_object_agg(rate_key, n), '{}')
+            FROM (SELECT rate_key, count(*) AS n FROM taken WHERE rate_key IS NOT NULL AND id IN (SELECT id FROM free)
+                  GROUP BY rate_key) AS passing)::text, true) END,
+       NULL::text, NULL::text, NULL::text
 FROM (SELECT count(*) AS n, count(held) AS keyed FROM running) AS started
 UNION ALL
 SELECT id, pos, rank, queue, task, args::text, least(attempt + 1, 32767)::smallint, priority, max_attempts, crashes, snoozes,
        enqueued_at, run_at, CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END, headers::text, lock_key,
        CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END,
        limit_key, rate_key
-FROM taken WHERE rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL OR id IN (SELECT id FROM free));
+FROM taken WHERE rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL) OR id IN (SELECT id FROM free);
 
 -- name: fetch_park
 -- Park those of the next n available jobs of these lanes that need a key, ahead of a claim in the same transaction: so that

@@ -11,8 +11,9 @@ from typing import Any
 from workers import Eyes, Taker
 
 from pgqueue.job import Job
+from pgqueue.lines import Free
 from pgqueue.options import Rate
-from pgqueue.rates import Free, Rates
+from pgqueue.rates import Rates
 from pgqueue.sessions import Link, Session
 from pgqueue.statements import Statement
 
@@ -54,7 +55,8 @@ class Pacer(Taker):
         return [job.id for job in self.jobs]
 
     async def park(self) -> None:
-        """Fetch: what has a rate waits for it then."""
+        """Fetch: what has a rate waits for it then, for the claim looks at none."""
+        self.fetcher._passing._left = 0
         assert await self.fetch() == []
 
     async def close(self) -> None:

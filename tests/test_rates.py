@@ -23,7 +23,7 @@ from pgqueue import Job, Lock, Rate, Retry, Snooze, pausing, statements, testing
 from pgqueue.declarer import rates_of
 from pgqueue.errors import InvalidOption, LimitNotFound
 from pgqueue.limits import RateInfo, change_rate, rates
-from pgqueue.rates import LOOK_SECONDS
+from pgqueue.lines import LOOK_SECONDS
 from pgqueue.sessions import Link
 from pgqueue.tasks import task
 from pgqueue.worker import Worker
