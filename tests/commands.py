@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,9 @@ from pathlib import Path
 from signal import Signals
 from time import monotonic, sleep
 
-COMMAND = str(Path(sys.executable).with_name("pgqueue"))
+import forks
+from forks import COMMAND as COMMAND
+
 PATIENCE = 60.0
 
 
@@ -20,16 +21,23 @@ def pgqueue(
     *arguments: str, dsn: str | None = None, stdin: str | None = None, cwd: Path | None = None, **environ: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `pgqueue …` to its end; `dsn` goes to PGQUEUE_DSN."""
-    return subprocess.run(
-        [COMMAND, *arguments],
-        check=False,
-        capture_output=True,
+    pipes = {} if stdin is None else {"stdin": subprocess.PIPE}
+    with forks.start(
+        COMMAND,
+        *arguments,
         text=True,
-        input=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         cwd=cwd,
         env=_environ(dsn, environ),
-        timeout=120,
-    )
+        **pipes,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=120)
+        except BaseException:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess([COMMAND, *arguments], process.wait(), stdout, stderr)
 
 
 class Worker:

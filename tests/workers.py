@@ -24,6 +24,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
+import forks
 import psycopg
 
 from pgqueue.fetcher import Fetcher, Share
@@ -65,7 +66,6 @@ async def serve(options: dict[str, Any]) -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(message)s")
-    sys.modules["workers"] = sys.modules["__main__"]
     spec = importlib.util.spec_from_file_location(Path(sys.argv[1]).stem, sys.argv[1])
     assert spec is not None and spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
@@ -81,8 +81,10 @@ class Process:
     def __init__(self, module: Path, options: dict[str, Any], environment: dict[str, str]) -> None:
         self.log = module.with_suffix(f".{monotonic()}.log")
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, str(module), json.dumps(options)],
+            self.process = forks.start(
+                forks.WORKER,
+                str(module),
+                json.dumps(options),
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=os.environ | environment,
@@ -349,4 +351,5 @@ class Taker:
 
 
 if __name__ == "__main__":
+    sys.modules["workers"] = sys.modules["__main__"]
     main()
