@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import monotonic
 
 import psycopg
 
@@ -23,6 +24,9 @@ from pgqueue.sessions import Session
 log = logging.getLogger("pgqueue")
 
 BATCH = 1_000
+# Beside an old snapshot a look for strays walks the dead rows of all jobs since (0.28 s after 1.5 million), and claims
+# wait for it: once a minute is too often then. A quarter of a percent of the time, until it comes only so seldom.
+STRAYS_SECONDS, DEAR_SHARE, SELDOM_SECONDS = 60.0, 400, 300.0
 # After this many reports of the judge (a third of a lease apart) a worker that does not lead rescues itself.
 REPORTS = 3
 GRANT = (
@@ -49,6 +53,7 @@ class Rescue:
         self._rescued = rescued
         self._acted = acted
         self._reports: dict[int, int] = {}
+        self._strays_at = 0.0
 
     async def seen(self, dead: list[tuple[int, int]], *, leads: bool) -> None:
         """Act on what the judge reports as (worker id, beat), with every beat anew: at once if we lead, or the dead one
@@ -95,8 +100,12 @@ class Rescue:
 
     async def strays(self) -> None:
         """Rescue jobs that hang on workers long dead, and forget dead workers after an hour."""
+        if monotonic() < self._strays_at:
+            return
         link = self._session.link
         found, _ = await self._session.run(link.statement("rescue_strays"), link.statement("rescue_forget"))
+        seldom = min(DEAR_SHARE * self._session.took, SELDOM_SECONDS)
+        self._strays_at = monotonic() + seldom if seldom > STRAYS_SECONDS else 0.0
         for (worker_id,) in found:
             moved = await self._move(worker_id)
             log.warning("worker %d is dead: %d jobs it had claimed meanwhile were given back", worker_id, moved)

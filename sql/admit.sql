@@ -78,15 +78,15 @@ WITH me AS MATERIALIZED (
 ), taken AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM placed WHERE here))
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
-        deadline, lock_key, lock_limit, on_locked, unique_key, idempotency_key
+        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), running AS (
     INSERT INTO pgqueue.job_running (
         state, worker_id, claim, started_at, attempt, rank, holds,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, unique_key, idempotency_key)
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), 2 * priority, true,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, unique_key, idempotency_key
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken
     RETURNING id
 ), shown AS MATERIALIZED (

@@ -157,3 +157,19 @@ async def test_without_a_doubt_it_asks_nothing(bench: Bench, running: asyncio.Fu
     for _ in range(50):
         await asyncio.sleep(0)
     assert asked == []
+
+
+@pytest.mark.promise("E14")
+async def test_where_a_look_is_dear_it_comes_less_often(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside an old snapshot it walks dead rows, and claims wait for it."""
+    real = bench.taker.session.run
+
+    async def dear(*messages: Any, **options: Any) -> list[Any]:
+        answers = await real(*messages, **options)
+        bench.taker.session.took = 0.6
+        return answers
+
+    monkeypatch.setattr(bench.taker.session, "run", dear)
+    bench.reconciler.doubt()
+    await bench.reconciler._step()
+    assert bench.reconciler._pause >= 0.5 * 400 * 0.6

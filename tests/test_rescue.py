@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -563,3 +564,23 @@ async def test_a_second_row_of_a_job_to_be_rescued_is_refused_and_ends_no_rescue
     assert {job.id for job in await taker.fetch()} == {job.id for job in jobs}
     await taker.close()
     await victim.close()
+
+
+@pytest.mark.promise("E14")
+async def test_where_a_look_for_strays_is_dear_it_comes_less_often(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(Link(dsn, "pgqueue"), "rescue")
+    rescue = Rescue(session, notify=True, rescued=lambda: None)
+    looks: list[float] = []
+    real = session.run
+
+    async def counted(*messages: Any, **options: Any) -> list[Any]:
+        answers = await real(*messages, **options)
+        session.took = 0.6 if looks else 0.01
+        looks.append(session.took)
+        return answers
+
+    monkeypatch.setattr(session, "run", counted)
+    for _ in range(4):
+        await rescue.strays()
+    assert looks == [0.01, 0.6]
+    await session.close()
