@@ -16,7 +16,8 @@ holds for rates that have room (`passing`).
 Behind such a row there may be jobs that need no key. So while it lasts the claim passes over all that need one, as far
 as `REACH` positions, for to look at a row costs a fiftieth of parking it. Such a claim leaves rows behind, so the
 watermark is told that it scanned no lane: cursors stay, or fall, and when the row is at its end the next claim begins
-where the last ordinary one had ended. What it has taken is not there any more. It is followed by another fetch always.
+where the last ordinary one had ended. Once a second one is ordinary, however long the row lasts. What a claim has taken
+is not there any more; while it passes over jobs it is followed by another fetch always.
 
 Wake-ups are not lost: the event is cleared *before* a fetch, so news that comes while a fetch is under way leads to
 another one. What is *known* is kept per queue: one whose slots are taken is not asked, and may have more. Whatever
@@ -58,6 +59,8 @@ UNWRITTEN_MOST = 5_000
 PARK_MOST, LONG_ROW, ROW_LEAST = 2_000, 4, 32
 # How far to look for others behind such rows; and how many times not to, where there were none.
 REACH, BLANK = 200_000, 4
+# So long claims may pass over jobs without an ordinary one in between, which raises cursors and starts at zero.
+PASS_SECONDS = 1.0
 # While there are jobs with keys, so many to a claim; and for how many claims without any the next still looks for them.
 KEYED_MOST, KEYED_CLAIMS = 256, 16
 
@@ -142,6 +145,7 @@ class Fetcher:
         self._beside = beside
         self._passing = Passing() if passing is None else passing
         self._long_rows = False
+        self._ordinary_at = 0.0
         self._blank = 0
         self._keyed = 0
         self._pool_turns = itertools.count()
@@ -220,6 +224,8 @@ class Fetcher:
 
     async def _fetch(self, share: Share) -> None:
         asked, n = self._asked(share, next(self._turns[share.queues[0]])), self._passing.room(share.room)
+        if self._long_rows and monotonic() >= self._ordinary_at:
+            self._long_rows = False  # this claim says whether there still is one
         if passing := self._long_rows:
             n = max(1, n // 2)  # the rest is for those whom admits let in meanwhile
         elif self._keyed:
@@ -228,7 +234,7 @@ class Fetcher:
         if await self._session.ready() != self._generation:
             self._begin_anew()
         claim = self.claims.begin()
-        starts = self.watermark.starts(asked.lanes, monotonic())
+        starts = self.watermark.starts(asked.lanes, monotonic(), zero=not passing)
         self.asking = (share.queues, n)
         try:
             reading, opened, jobs, parked = await self._claim(asked, starts, n, claim)
@@ -270,7 +276,7 @@ class Fetcher:
         jobs += self._passing.moved
         if jobs:
             places = {lane: place for place, lane in enumerate(asked.lanes)}
-            jobs.sort(key=lambda job: (places[job.lane], job.pos))
+            jobs.sort(key=lambda job: (places[job.lane], job.pos, job.id))
         if jobs or share.alone:
             self._deliver(jobs)
 
@@ -282,8 +288,12 @@ class Fetcher:
         self._generation = self._session.generation
 
     async def _refuse_doubles(self) -> None:
-        [doubles] = await self._session.run(self._session.link.statement("fetch_refuse_doubles"))
-        for (job_id,) in doubles:
+        """Rows that were available, or in the line of a rate; what else it was is not ours to judge."""
+        link = self._session.link
+        available, parked = await self._session.run(
+            link.statement("fetch_refuse_doubles"), link.statement("rates_refuse_doubles")
+        )
+        for (job_id,) in [*available, *parked]:
             said = "job %d is running, and a second row with its id was available; that row is failed: refused"
             log.error(said, job_id, extra={"job_id": job_id})
 
@@ -365,6 +375,8 @@ class Fetcher:
             several.update(before.several or ())
             for key, ids in before.keys.items():
                 keys[key] = [*keys.get(key, ()), *ids]
+        if many and not self._long_rows:
+            self._ordinary_at = monotonic() + PASS_SECONDS
         self._long_rows = many
         if keys:
             self._parked(keys, keys.keys() - several)

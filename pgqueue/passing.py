@@ -144,7 +144,8 @@ class Passing:
             yield
             return
         try:
-            await asyncio.wait_for(self.asking.acquire(), TURN_SECONDS)
+            async with asyncio.timeout(TURN_SECONDS):
+                await self.asking.acquire()
         except TimeoutError:
             self._skip = True
             yield

@@ -101,13 +101,16 @@ class Watermark:
         """Let the next claim look at everything: a rescue has freed rows we may have passed while they were locked."""
         self._zero_asked = True
 
-    def starts(self, lanes: Sequence[Lane], now: float) -> list[int]:
-        """Return for each lane the position the next claim must look behind; 0 where it must look at everything."""
+    def starts(self, lanes: Sequence[Lane], now: float, *, zero: bool = True) -> list[int]:
+        """Return for each lane the position the next claim must look behind; 0 where it must look at everything.
+
+        Without `zero` no start at zero begins with this claim, which is not a whole one: it stays due.
+        """
         for lane in lanes:
             if lane not in self._cursors:
                 self._cursors[lane] = 0
                 self._owed.add(lane)
-        if self._zero_is_due(now):
+        if zero and self._zero_is_due(now):
             self._begin_at_zero(now)
         self._in_flight = True
         return [self._cursors[lane] for lane in lanes]

@@ -22,7 +22,7 @@ from typing import Any
 from psycopg import AsyncConnection, DataError, Error, OperationalError
 from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus, Format
+from psycopg.pq import ConnStatus, ExecStatus, Format
 from psycopg.pq.abc import PGresult
 
 from pgqueue.statements import Row, Statement
@@ -66,8 +66,10 @@ class Wire(AsyncConnection[Any]):
                 except Refused as refused:
                     failed = refused.error
                 while (result := await self._result()) is None or result.status != ExecStatus.PIPELINE_SYNC:
-                    pass
+                    if self.pgconn.status != ConnStatus.OK:  # libpq has given up, and would answer nothing for ever
+                        raise OperationalError("the connection is lost")
                 self.pgconn.exit_pipeline_mode()
+                self._hear()  # what came behind the last answer was read with it: nothing would announce it
             except BaseException as error:
                 self.pgconn.finish()
                 if failed is not None and isinstance(error, OperationalError):  # it was the server's last word
@@ -129,6 +131,9 @@ class Wire(AsyncConnection[Any]):
 
     def _take_in(self) -> None:
         self.pgconn.consume_input()
+        self._hear()
+
+    def _hear(self) -> None:
         while (note := self.pgconn.notifies()) is not None:
             if self.pgconn.notify_handler is not None:
                 self.pgconn.notify_handler(note)

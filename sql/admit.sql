@@ -28,7 +28,9 @@ CROSS JOIN (
            pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true),
            pg_catalog.set_config('enable_indexscan', 'on', true),
            pg_catalog.set_config('enable_seqscan', 'off', true),
-           pg_catalog.set_config('enable_bitmapscan', 'off', true)
+           pg_catalog.set_config('enable_bitmapscan', 'off', true),
+           pg_catalog.set_config('jit', 'off', true),
+           pg_catalog.set_config('datestyle', 'ISO', true)
     OFFSET 0
 ) AS settings;
 

@@ -55,8 +55,8 @@ FROM first WHERE alone AND pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hasht
 -- not hold and that is not `free`, to job_blocked, where they wait until `admit` lets them in: for the first they lack of lock,
 -- limit and rate. Who `holds` has lock and limit; a rate is never had, only passed. For those who have passed already
 -- (`pass_room`) it takes as many fewer.
--- With a `reach`, those that need a key are passed over, and no lane is looked at further than that: rows are left behind then, and
--- no cursor may rise.
+-- With a `reach`, those that need a key are passed over, and no lane is looked at further than that from its first row: rows are left
+-- behind then, and no cursor may rise.
 -- The first row has no id. Its args hold the places (from 1) of the lanes that were open; its headers, if jobs were parked,
 -- what each lane gave of them [queue, rank, how many, highest pos], their keys with those ids that may be skipped, and the keys of
 -- which one has a limit above 1; its
@@ -64,7 +64,11 @@ FROM first WHERE alone AND pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hasht
 -- and what is deleted is inserted, or the statement raises.
 -- The ORDER BY in `lane` must be there: a hashed anti-join turns the lanes round.
 WITH lane AS MATERIALIZED (
-    SELECT l.queue, l.rank, l.after, l.most, l.place
+    SELECT l.queue, l.rank, l.after, l.most, l.place,
+           CASE WHEN %(reach)s::bigint IS NULL THEN 9223372036854775807
+                ELSE %(reach)s::bigint + (
+                    SELECT a.pos FROM pgqueue.job_available a WHERE a.queue = l.queue AND a.rank = l.rank AND a.pos > l.after
+                    ORDER BY a.pos LIMIT 1) END AS upto
     FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[], %(mosts)s::integer[])
          WITH ORDINALITY AS l (queue, rank, after, most, place)
     WHERE NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
@@ -77,7 +81,7 @@ WITH lane AS MATERIALIZED (
                CASE WHEN j.rank >= 0 AND (j.holds OR coalesce(j.lock_key, j.limit_key) IS NULL) THEN j.rate_key END AS rate_key
         FROM pgqueue.job_available j
         WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
-          AND j.pos <= coalesce(lane.after + %(reach)s::bigint, 9223372036854775807)
+          AND j.pos <= lane.upto
           AND (%(reach)s::bigint IS NULL OR j.rate_key IS NULL AND (j.holds OR coalesce(j.lock_key, j.limit_key) IS NULL))
         ORDER BY j.pos
         LIMIT lane.most

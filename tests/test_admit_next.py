@@ -340,6 +340,41 @@ async def test_free_jobs_behind_a_long_row_are_taken_before_that_is_parked_and_n
     assert desk.fetcher._blank <= BLANK
 
 
+@pytest.mark.promise("F13")
+async def test_free_jobs_behind_a_long_row_are_found_from_zero_in_a_database_that_is_not_new(
+    desk: Desk, eyes: Eyes
+) -> None:
+    """How far a claim looks counts from the first row there is, wherever the cursor is."""
+    eyes.do("SELECT setval('pgqueue.job_pos_seq', 5000000000)")
+    desk.fetcher.watermark = Watermark(zero_every=0.0)
+    eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'busy' FROM generate_series(1, 12000)")
+    eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, 40)")
+    await desk.park(1000)
+    assert desk.fetcher._long_rows
+    assert len(await desk.park(1000)) == 40
+
+
+@pytest.mark.promise("F13")
+async def test_however_long_a_row_lasts_a_claim_is_ordinary_once_a_second(
+    desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.fetcher.PASS_SECONDS", 0.0)
+    desk.fetcher.watermark = Watermark(zero_every=1e9)
+    begun = []
+    real = desk.fetcher.watermark.starts
+
+    def starts(*args: Any, zero: bool = True) -> list[int]:
+        begun.append(zero)
+        return real(*args, zero=zero)
+
+    desk.fetcher.watermark = Mock(wraps=desk.fetcher.watermark, starts=starts)
+    eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'busy' FROM generate_series(1, 12000)")
+    for _ in range(3):
+        await desk.park(1000)
+    assert begun == [True, True, True]
+    assert desk.fetcher._long_rows
+
+
 async def test_where_nobody_is_behind_a_long_row_most_fetches_do_not_look(desk: Desk, eyes: Eyes) -> None:
     eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'busy' FROM generate_series(1, 20000)")
     assert await desk.park(10) == []

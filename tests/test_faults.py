@@ -16,13 +16,13 @@ from weakref import WeakKeyDictionary
 import psycopg
 import pytest
 from faults import TASKS, Stream, Wire, account, keys, notes, put, waits
-from psycopg import AsyncCursor
 from servers import Server
 from workers import Eyes, Stalls, Workers, until, wait_until, work, workers
 
 import pgqueue
+import pgqueue.wire
 from pgqueue import migrations, sessions
-from pgqueue.statements import text
+from pgqueue.statements import Statement, text
 
 LEASE = 6.0
 WIRES = "fetch", "complete", "listen", "beat"
@@ -161,20 +161,22 @@ async def test_what_a_dead_wire_has_cut_off_is_settled_in_seconds(
     """Before its COMMIT, so that the session lives on with its locks; or after it, so that we do not know of it."""
     monkeypatch.setattr(sessions, "ROUND_TRIP_SECONDS", 1.0)
     task, name, statement = CUTS[what]
-    execute, cut, before = AsyncCursor.execute, asyncio.Event(), text(statement, "pgqueue")
-    sent: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+    put, cut, before = pgqueue.wire.Wire.put, asyncio.Event(), text(statement, "pgqueue")
+    sent: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
 
-    async def cutting_execute(self: AsyncCursor[Any], query: Any, *args: Any, **options: Any) -> AsyncCursor[Any]:
-        said = sent.setdefault(self.connection, [])
+    def cutting_put(self: pgqueue.wire.Wire, message: Statement[Any]) -> int:
+        said, query = sent.setdefault(self, []), message.sql
         if query == "COMMIT" and before in said and eyes.states() not in ({}, {"completed": 1}) and not cut.is_set():
+            while self.pgconn.flush():
+                pass
             # The server has done all that was sent, and waits for more.
             wait_until(lambda: eyes.one(RECEIVED, name, said[-1].partition("%(")[0]))
             assert wire.kill(name, answers_only=committed) == 1
             cut.set()
-        sent[self.connection] = [*said, query] if query != "COMMIT" else []
-        return await execute(self, query, *args, **options)
+        sent[self] = [*said, query] if query != "COMMIT" else []
+        return put(self, message)
 
-    monkeypatch.setattr(AsyncCursor, "execute", cutting_execute)
+    monkeypatch.setattr(pgqueue.wire.Wire, "put", cutting_put)
     with Wire(dsn) as wire:
         async with work(wire.dsn, plain, locked, paced, poll=0.2):
             with psycopg.connect(dsn) as conn:

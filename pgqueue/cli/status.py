@@ -30,11 +30,11 @@ UNDECLARED_MOST = 10
 @as_json
 @database
 def command(watch: bool, as_json: bool) -> None:
-    """Show how everything stands: jobs by state, queues, workers; and limits and rates that nobody has declared.
+    """Show how everything stands: jobs by state, queues, workers.
 
     Numbers up to 10,000 are counted; larger ones are estimates, marked ~. A queue is NOT SERVED when no worker that
     takes jobs names it and has given a sign of life within three of its leases. Jobs wait for an UNDECLARED limit or
-    rate until a worker declares it.
+    rate until a worker declares it; those are named, too.
 
     \b
     Examples:
