@@ -125,7 +125,7 @@ def test_a_role_that_was_granted_before_there_were_limits_enqueues_from_sql_as_e
         before = "id, state, queue, priority, rank, task, args, headers, run_at, deadline, max_attempts, lock_key"
         conn.execute(
             sql.SQL(f"GRANT INSERT ({before}, unique_key, idempotency_key) ON pgqueue.job TO {{}}").format(name)
-        )  # type: ignore[arg-type]
+        )
     with psycopg.connect(mine) as conn:
         conn.execute("SELECT pgqueue.enqueue('t', lock_key => 'k')")
         conn.execute("SELECT pgqueue.enqueue('t', lock_key => 'k', unique_key => 'u')")
