@@ -41,8 +41,9 @@ from pgqueue import Rate, Unique, operate, pausing, unique
 from pgqueue.admit import Admit, held
 from pgqueue.job import Job
 from pgqueue.keys import Keys as UniqueKeys
+from pgqueue.lines import Free
 from pgqueue.locks import release
-from pgqueue.rates import Free, Rates
+from pgqueue.rates import Rates
 from pgqueue.rescue import Rescue
 from pgqueue.sessions import Link, Session
 from pgqueue.statements import text
