@@ -568,6 +568,7 @@ def finds(machine: type[Keys], what: str = ".") -> None:
         run_state_machine_as_test(machine, settings=tried(300, 50))
 
 
+@pytest.mark.long
 @pytest.mark.promise("L04")
 def test_an_admit_that_does_not_count_is_found_out(dsn: str) -> None:
     """What hands a key on without counting its holders exceeds the limit, and the model says so."""
@@ -580,6 +581,7 @@ def test_an_ended_job_that_keeps_its_unique_key_is_found_out(dsn: str, monkeypat
     finds(machine(dsn, drains=False), "is held by None, not as|released and taken again")
 
 
+@pytest.mark.long
 def test_a_parked_job_that_loses_its_unique_key_is_found_out(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     judged(monkeypatch, "AND j.state IN ('available', 'scheduled', 'running') LIMIT 1")
     finds(machine(dsn, drains=False), "is held by [0-9]+, not as")
