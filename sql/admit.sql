@@ -3,7 +3,8 @@
 -- `admit_move` and `admit_next` (locks), `admit_limits`, and a claim after `fetch_lock` (locks) only; every other move takes its
 -- hold with it, or gives it up. All who would change that
 -- lock the key first (`admit_lock`), and count in a statement of its own after it, whose snapshot so has whatever the one
--- before has committed. Lock order: our worker's row, running and available rows, keys, blocked rows with SKIP LOCKED.
+-- before has committed. Lock order: keys (in the order of their hashes, or by trying), our worker's row, then rows of jobs with SKIP
+-- LOCKED.
 
 -- name: admit_lines
 -- Those of these keys that somebody waits for. Asked after a holder's end has been committed, and without a lock: who is parked
