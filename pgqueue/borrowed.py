@@ -34,7 +34,7 @@ from psycopg.errors import SerializationFailure, error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.waiting import Ready, Wait
 
-from pgqueue.connections import numbered
+from pgqueue.connections import placed
 from pgqueue.statements import Statement, text
 
 if TYPE_CHECKING:
@@ -71,20 +71,12 @@ OK = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 Answers = Generator[Wait, Ready | int, "list[PGresult]"]
 
 
-class _Names(dict[str, object]):
-    """Each name as its own value: to learn their order."""
-
-    def __missing__(self, key: str) -> str:
-        return key
-
-
 class Prepared:
     """The statements that end a transaction, as all connections of one worker prepare them."""
 
     def __init__(self, schema: str) -> None:
         self.source = text("complete_within", schema)
-        sql, names = numbered(self.source, _Names())
-        self.names = tuple(map(str, names))
+        sql, self.names = placed(self.source)
         self.statements = (sql.encode(), *CLEARING)
         self.usable = True
         """Whether nobody has dropped them unseen."""

@@ -268,12 +268,13 @@ def _is_raw(cursor: Any) -> bool:
 
 def numbered(sql: str, params: Params) -> tuple[str, tuple[object, ...]]:
     """The statement with $1, $2 … for %(name)s, and its parameters in that order."""
-    text, names = _numbered(sql)
+    text, names = placed(sql)
     return text, tuple(params[name] for name in names)
 
 
 @lru_cache(maxsize=256)
-def _numbered(sql: str) -> tuple[str, tuple[str, ...]]:
+def placed(sql: str) -> tuple[str, tuple[str, ...]]:
+    """The statement with $1, $2 … for %(name)s, and whose places these are, in that order."""
     names: dict[str, int] = {}
 
     def place(found: re.Match[str]) -> str:

@@ -25,9 +25,9 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, Format
 from psycopg.pq.abc import PGresult
 
+from pgqueue.connections import placed
 from pgqueue.statements import Row, Statement
 
-_PLACE = re.compile(r"%(?:\((\w+)\)s|%)")
 _BARE = re.compile(r"(?!null$)[\w.:-]+", re.ASCII | re.IGNORECASE)
 _GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
 
@@ -172,13 +172,8 @@ def _wake(waiting: asyncio.Future[None]) -> None:
 @cache
 def compiled(sql: str) -> tuple[bytes, tuple[str, ...]]:
     """The statement with the server's places ($1) instead of psycopg's (`%(name)s`), and whose they are."""
-    places: dict[str, bytes] = {}
-
-    def place(found: re.Match[str]) -> str:
-        name = found[1]
-        return "%" if name is None else places.setdefault(name, b"$%d" % (len(places) + 1)).decode()
-
-    return _PLACE.sub(place, sql).encode(), tuple(places)
+    text, names = placed(sql)
+    return text.encode(), names
 
 
 def literal(value: object) -> bytes | None:
