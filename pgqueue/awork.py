@@ -101,7 +101,7 @@ class AsyncWork(Attempt):
         while True:
             conn = await self._home.lender.atake()
             try:
-                await conn.begin()
+                await conn.begin(self._job.claim)
             except BaseException as error:
                 dead = conn.closed
                 await conn.close()
@@ -129,7 +129,7 @@ class AsyncWork(Attempt):
     async def _commit_with(self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]]) -> None:
         if len(statements) == 1 and conn.can_complete(statements[0]):
             self._committing = True
-            await conn.complete(statements[0])
+            await conn.complete(statements[0], self._home.ahead(True))
         else:
             for statement in statements:
                 await asend(conn, statement)

@@ -9,6 +9,12 @@ follows an error in a pipeline. So COMMIT runs only if the completion has, as if
 what clears runs only after a COMMIT that took place, so no advisory lock is let go before; and nothing is sent twice:
 if any of the answers does not come, it is an unknown COMMIT, the connection is closed, and `settling` finds out.
 
+Where the next job is at hand, BEGIN for it follows *ahead* in the same message, behind a sync of its own: so it is not
+in one transaction with what clears, and a handler whose transaction is there already waits for one message less. It is
+as if the handler had asked the moment it was called. A transaction takes no snapshot and no lock before its first
+statement; only `now()` is its BEGIN's. So nobody gets it whose claim had not been answered when it was sent (his
+`now()` would lie before what led to him), nor later than `AHEAD_SECONDS` after; then it is begun anew, in one message.
+
 The completion is prepared when the connection is made, under a name of ours. Handlers can drop it. psycopg does so for
 them: after a DROP, an ALTER or a rollback to a savepoint it drops all statements of the session. We are told
 (`_deallocate`), and from there on this connection ends its transactions with one statement after another, which needs
@@ -19,7 +25,7 @@ this worker's connections use no such names any more.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from psycopg import (
@@ -31,32 +37,19 @@ from psycopg import (
     ProgrammingError,
 )
 from psycopg.errors import SerializationFailure, error_from_result
-from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
-from psycopg.waiting import Ready, Wait
+from psycopg.pq import ConnStatus, TransactionStatus
 
-from pgqueue.connections import placed
-from pgqueue.statements import Statement, text
+from pgqueue.prepared import ANEW, BEGIN, CLEAR, COMMIT, OK, Prepared, answers
+from pgqueue.statements import Statement
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
-# Longer than this no handler waits for a row lock that somebody holds, unless it says so itself (SET LOCAL).
-LOCK_SECONDS = 10
-
-BEGIN = f"BEGIN; SET LOCAL lock_timeout = '{LOCK_SECONDS}s'".encode()
-COMMIT = b"COMMIT"
-# After the COMMIT, in a transaction of its own. Should it fail, the job has ended all the same: its row is gone.
-CLEARING = (
-    b"RESET SESSION AUTHORIZATION",
-    b"RESET ROLE",
-    b"RESET ALL",
-    b"CLOSE ALL",
-    b"UNLISTEN *",
-    b"DISCARD TEMP",
-    b"DISCARD SEQUENCES",
-    b"SELECT pg_catalog.pg_advisory_unlock_all()",
-)
-CLEAR = b"; ".join((COMMIT, *CLEARING))
+# So old a transaction that was begun ahead may be when a handler gets it: so much less than the start of his job its
+# now() may say.
+AHEAD_SECONDS = 0.05
+# After so long a connection goes back to its pool, which looks after it, before a transaction is begun on it again.
+OUT_SECONDS = 60.0
 # So many transactions a connection ends without the names it lost before it prepares again: who rolls back to a
 # savepoint in every job would pay for that each time.
 UNDISTURBED = 5
@@ -66,84 +59,20 @@ DROPPED = (
     "the completion of the job is not prepared any more: its handler has dropped it, by a DEALLOCATE of its own; "
     "nothing was committed, and the next run does without"
 )
-OK = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
-
-Answers = Generator[Wait, Ready | int, "list[PGresult]"]
 
 
-class Prepared:
-    """The statements that end a transaction, as all connections of one worker prepare them."""
+class Ahead:
+    """A transaction that was begun ahead: when, and which claims had been answered by then (all up to `settled`)."""
 
-    def __init__(self, schema: str) -> None:
-        self.source = text("complete_within", schema)
-        sql, self.names = placed(self.source)
-        self.statements = (sql.encode(), *CLEARING)
-        self.usable = True
-        """Whether nobody has dropped them unseen."""
+    __slots__ = ("at", "settled")
 
-    def complete(self, pgconn: PGconn, number: int, params: Sequence[bytes | None]) -> None:
-        """Put the end of a transaction on its way: nothing of it is read here."""
-        pgconn.enter_pipeline_mode()
-        pgconn.send_query_prepared(name(number, 0), params)
-        pgconn.send_query_params(COMMIT, None)
-        for index in range(1, len(self.statements)):
-            pgconn.send_query_prepared(name(number, index), None)
-        pgconn.pipeline_sync()
+    def __init__(self, settled: int) -> None:
+        self.at = monotonic()
+        self.settled = settled
 
-    def prepare(self, pgconn: PGconn, number: int) -> None:
-        """Put the preparing on its way."""
-        pgconn.enter_pipeline_mode()
-        for index, statement in enumerate(self.statements):
-            pgconn.send_prepare(name(number, index), statement)
-        pgconn.pipeline_sync()
-
-    def completes(self, statement: Statement[Any]) -> bool:
-        """Whether this is the statement that was prepared, and can be relied on."""
-        return self.usable and statement.sql == self.source
-
-    def params(self, statement: Statement[Any], conn: Borrowed | AsyncBorrowed) -> list[bytes | None]:
-        """The parameters of a completion, in its order, as text."""
-        return [encoded(statement.params[each], conn) for each in self.names]
-
-
-def name(number: int, index: int) -> bytes:
-    """What the `number`th preparing on a connection calls its statements."""
-    return b"pgqueue_%d_%d" % (number, index)
-
-
-def encoded(value: object, conn: Borrowed | AsyncBorrowed) -> bytes | None:
-    """A parameter as the text that the server reads on this connection: its handler may have changed the encoding."""
-    if isinstance(value, str):
-        return value.encode() if value.isascii() else value.encode(conn.info.encoding)
-    if isinstance(value, bool):
-        return b"t" if value else b"f"
-    if isinstance(value, int):
-        return b"%d" % value
-    assert value is None, f"no parameter of a completion is a {type(value).__name__}"
-    return None
-
-
-def answers(pgconn: PGconn, *, pipeline: bool) -> Answers:
-    """Wait for the answers to what was sent: those of a whole pipeline, or those of one message. For `conn.wait`."""
-    while pgconn.flush():
-        if (yield Wait.RW) & Ready.R:
-            pgconn.consume_input()
-    found: list[PGresult] = []
-    while True:
-        while pgconn.is_busy():
-            if (yield Wait.R):
-                pgconn.consume_input()
-        answer = pgconn.get_result()
-        if answer is None:  # so ends each statement's; and each try, once the connection is lost
-            if pgconn.status != ConnStatus.OK:
-                raise OperationalError(pgconn.get_error_message() or "the connection is lost")
-            if not pipeline:
-                return found
-        elif answer.status == ExecStatus.PIPELINE_SYNC:
-            pgconn.exit_pipeline_mode()
-            return found
-        else:
-            found.append(answer)
+    def suits(self, claim: int) -> bool:
+        """Whether a job of this claim can have it."""
+        return claim <= self.settled and monotonic() - self.at < AHEAD_SECONDS
 
 
 class _Both:
@@ -163,6 +92,10 @@ class _Both:
     """Whether it is there."""
     undisturbed = 0
     """How many transactions were ended while it was not."""
+    ahead: Ahead | None = None
+    """The transaction that it is in, if nobody's job is."""
+    out_since = 0.0
+    """When its pool gave it away."""
 
     def can_complete(self, statement: Statement[Any]) -> bool:
         """Whether `complete` can be called with this statement. Not in a failed transaction: the server says why."""
@@ -174,12 +107,24 @@ class _Both:
         again = self.number == 0 or self.undisturbed >= UNDISTURBED
         return not self.ready and again and self.prepared is not None and self.prepared.usable
 
+    def _next(self, settled: int | None) -> Ahead | None:
+        """What to begin with the end of this one, where a job is at hand."""
+        return None if settled is None or monotonic() - self.out_since > OUT_SECONDS else Ahead(settled)
+
+    def _beginning(self, claim: int) -> bytes | None:
+        """What to say to have a transaction for a job of this claim; None if it is there."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is None:
+            return BEGIN
+        there = ahead.suits(claim) and self.pgconn.transaction_status == TransactionStatus.INTRANS
+        return None if there else ANEW
+
     def _drop(self) -> None:
         self.ready, self.undisturbed = False, 0
 
     def _heed(self, found: list[PGresult]) -> bool:
-        """Raise what prevented the commit; whether the session is clear."""
-        completed, committed, *cleared = found
+        """Raise what prevented the commit; whether the session is clear, and what was to begin has begun."""
+        completed, committed, *followed = found
         for answer in (completed, committed):
             if answer.status not in OK:
                 error = error_from_result(answer, self.info.encoding)
@@ -189,17 +134,18 @@ class _Both:
                 raise error
         if committed.command_status != COMMIT:
             raise InternalError(f"the server said {committed.command_status!r} to a COMMIT")
-        return all(answer.status in OK for answer in cleared)
+        return all(answer.status in OK for answer in followed)
 
 
 class Borrowed(_Both, Connection[Any]):
     """A connection whose transaction only the worker begins and ends: `commit` and `rollback` raise meanwhile."""
 
-    def begin(self) -> None:
-        """Begin the transaction."""
+    def begin(self, claim: int) -> None:
+        """Begin the transaction of a job of this claim."""
         if self._due():
             self._prepare()
-        self._say(BEGIN)
+        if (said := self._beginning(claim)) is not None:
+            self._say(said)
         self.kept = True
 
     def end(self) -> None:
@@ -209,11 +155,17 @@ class Borrowed(_Both, Connection[Any]):
         self._say(CLEAR if self.own else COMMIT)
         self.undisturbed += 1
 
-    def complete(self, statement: Statement[Any]) -> None:
-        """Complete the job and commit, in one message; raises what `end` does. May leave the connection closed."""
+    def complete(self, statement: Statement[Any], settled: int | None = None) -> None:
+        """Complete the job and commit, in one message; raises what `end` does. May leave the connection closed.
+
+        With `settled`, the claims that have been answered, the next transaction begins with it.
+        """
         _check(self)
         self.kept = False
-        if not self._heed(self._complete(statement)):
+        ahead = self._next(settled)
+        if self._heed(self._complete(statement, ahead is not None)):
+            self.ahead = ahead
+        else:
             self.close()
 
     def commit(self) -> None:
@@ -232,19 +184,19 @@ class Borrowed(_Both, Connection[Any]):
         if result.status not in OK:
             raise error_from_result(result, self.info.encoding)
 
-    def _complete(self, statement: Statement[Any]) -> list[PGresult]:
+    def _complete(self, statement: Statement[Any], ahead: bool) -> list[PGresult]:
         assert self.prepared is not None
-        params = self.prepared.params(statement, self)
+        params = self.prepared.params(statement, self.info)
         with self.lock, answered(self):
-            self.prepared.complete(self.pgconn, self.number, params)
-            return self.wait(answers(self.pgconn, pipeline=True))
+            self.prepared.complete(self.pgconn, self.number, params, ahead=ahead)
+            return self.wait(answers(self.pgconn, 1 + ahead))
 
     def _prepare(self) -> None:
         assert self.prepared is not None
         self.number += 1
         with self.lock, answered(self):
             self.prepared.prepare(self.pgconn, self.number)
-            found = self.wait(answers(self.pgconn, pipeline=True))
+            found = self.wait(answers(self.pgconn, 1))
         self.ready = _all_well(found, self)
 
     def _deallocate(self, name: bytes | None) -> Any:
@@ -256,11 +208,12 @@ class Borrowed(_Both, Connection[Any]):
 class AsyncBorrowed(_Both, AsyncConnection[Any]):
     """The same for the loop."""
 
-    async def begin(self) -> None:
-        """Begin the transaction."""
+    async def begin(self, claim: int) -> None:
+        """Begin the transaction of a job of this claim."""
         if self._due():
             await self._prepare()
-        await self._say(BEGIN)
+        if (said := self._beginning(claim)) is not None:
+            await self._say(said)
         self.kept = True
 
     async def end(self) -> None:
@@ -270,11 +223,14 @@ class AsyncBorrowed(_Both, AsyncConnection[Any]):
         await self._say(CLEAR if self.own else COMMIT)
         self.undisturbed += 1
 
-    async def complete(self, statement: Statement[Any]) -> None:
+    async def complete(self, statement: Statement[Any], settled: int | None = None) -> None:
         """Complete the job and commit, in one message."""
         _check(self)
         self.kept = False
-        if not self._heed(await self._complete(statement)):
+        ahead = self._next(settled)
+        if self._heed(await self._complete(statement, ahead is not None)):
+            self.ahead = ahead
+        else:
             await self.close()
 
     async def commit(self) -> None:
@@ -289,16 +245,16 @@ class AsyncBorrowed(_Both, AsyncConnection[Any]):
         async with self.lock:
             with answered(self):
                 self.pgconn.send_query(command)
-                found = await self.wait(answers(self.pgconn, pipeline=False))
+                found = await self.wait(answers(self.pgconn))
         _all_well(found, self)
 
-    async def _complete(self, statement: Statement[Any]) -> list[PGresult]:
+    async def _complete(self, statement: Statement[Any], ahead: bool) -> list[PGresult]:
         assert self.prepared is not None
-        params = self.prepared.params(statement, self)
+        params = self.prepared.params(statement, self.info)
         async with self.lock:
             with answered(self):
-                self.prepared.complete(self.pgconn, self.number, params)
-                return await self.wait(answers(self.pgconn, pipeline=True))
+                self.prepared.complete(self.pgconn, self.number, params, ahead=ahead)
+                return await self.wait(answers(self.pgconn, 1 + ahead))
 
     async def _prepare(self) -> None:
         assert self.prepared is not None
@@ -306,7 +262,7 @@ class AsyncBorrowed(_Both, AsyncConnection[Any]):
         async with self.lock:
             with answered(self):
                 self.prepared.prepare(self.pgconn, self.number)
-                found = await self.wait(answers(self.pgconn, pipeline=True))
+                found = await self.wait(answers(self.pgconn, 1))
         self.ready = _all_well(found, self)
 
     def _deallocate(self, name: bytes | None) -> Any:

@@ -6,8 +6,10 @@ keep its row locks for ever. One that broke on our side stays known until its se
 not have noticed, and the next attempt would run into its locks.
 
 A handler leaves nothing behind in a session: settings, cursors, channels, temporary tables and advisory locks are
-cleared in the message that commits (`CLEAR`); a connection that did not commit is closed. Behind a transaction pooler a
-session is nobody's own, so there is nothing to clear, and a name in pg_stat_activity that is not ours to end.
+cleared in the message that commits (`CLEAR`); a connection that did not commit is closed. One on which that message has
+begun a transaction ahead stays here for the next job, not in its pool; if none comes, it is closed, too. Behind a
+transaction pooler a session is nobody's own, so there is nothing to clear, and a name in pg_stat_activity that is not
+ours to end.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from psycopg import AsyncConnection, AsyncCursor, Cursor, OperationalError, capabilities
 from psycopg.rows import tuple_row
 
-from pgqueue.borrowed import AsyncBorrowed, Borrowed, Prepared
+from pgqueue.borrowed import AsyncBorrowed, Borrowed
+from pgqueue.prepared import Prepared
 from pgqueue.sessions import Link, options
 from pgqueue.statements import text
 
@@ -32,9 +36,12 @@ if TYPE_CHECKING:
 # Longer than this nobody waits for a connection: the pool is as large as there are slots, so the database is away.
 GET_SECONDS = 30.0
 IDLE_SECONDS = 60.0
+# So long a transaction may stand there without a job.
+AHEAD_SECONDS = 1.0
 NAME = "pgqueue job"
 
 Identity = tuple[int, str]
+C = TypeVar("C", Borrowed, AsyncBorrowed)
 
 
 class Lender:
@@ -54,12 +61,22 @@ class Lender:
         """Sessions whose connection broke: the server may not know."""
         self._sync: ConnectionPool[Borrowed] | None = None
         self._async: AsyncConnectionPool[AsyncBorrowed] | None = None
+        self._ahead: list[Borrowed] = []
+        self._aahead: list[AsyncBorrowed] = []
+        """Those with a transaction that was begun ahead, the youngest last."""
+        self._closing: set[asyncio.Task[None]] = set()
         self.closed = False
 
     def take(self) -> Borrowed:
         """A connection for a thread, in autocommit mode; psycopg's errors if the database is away."""
+        while (begun := _last(self._ahead)) is not None:
+            if not self._orphans:
+                return begun
+            begun.close()  # orphans are ended in nobody's transaction
+            self.give(begun)
         try:
             conn = (self._sync or self._open()).getconn()
+            conn.out_since = monotonic()
         except OperationalError as error:
             self._explain(error)
             raise
@@ -76,12 +93,19 @@ class Lender:
         """Take it back; a broken one, or one inside a transaction, is not lent again as it is."""
         assert self._sync is not None
         self._tidy(conn)
-        self._sync.putconn(conn)
+        if conn.ahead is None or conn.closed or self.closed:
+            self._sync.putconn(conn)
+        else:
+            self._ahead.append(conn)
 
     async def atake(self) -> AsyncBorrowed:
         """A connection for the loop."""
         if self.closed:
             raise _closed()
+        while (begun := _last(self._aahead)) is not None:
+            if not self._orphans:
+                return begun
+            await self._aclose(begun)
         if self._async is None:
             from psycopg_pool import AsyncConnectionPool  # with the first who asks: most workers are never asked
 
@@ -91,6 +115,7 @@ class Lender:
             await self._async.open()
         try:
             conn = await self._async.getconn()
+            conn.out_since = monotonic()
         except OperationalError as error:
             self._explain(error)
             raise
@@ -107,14 +132,19 @@ class Lender:
         """Take it back."""
         assert self._async is not None
         self._tidy(conn)
-        await self._async.putconn(conn)
+        if conn.ahead is None or conn.closed or self.closed:
+            await self._async.putconn(conn)
+        else:
+            self._aahead.append(conn)
 
     def identity(self, conn: object) -> Identity | None:
         """(pid, backend_start) of a connection that is nobody else's."""
         return self._known.get(conn)
 
     def identities(self) -> list[Identity]:
-        """The sessions there are, for the beat; called from its thread."""
+        """The sessions there are, for the beat; called from its thread. Those begun for nobody are closed meanwhile."""
+        if self._ahead or self._aahead:
+            self._loop.call_soon_threadsafe(self._close_idle)
         with self._naming:
             known = list(self._known.items())
         return [identity for conn, identity in known if not getattr(conn, "closed", True)] + list(self._orphans)
@@ -147,10 +177,26 @@ class Lender:
         """Close the pools; connections that are lent are closed when they come back."""
         with self._opening:
             self.closed = True
+        self._close_idle(0.0)
+        await asyncio.gather(*self._closing)
         if self._async is not None:
             await self._async.close()
         if self._sync is not None:
             await asyncio.to_thread(self._sync.close)
+
+    def _close_idle(self, seconds: float = AHEAD_SECONDS) -> None:
+        """Close connections whose transaction was begun so long ago, for a job that has not come."""
+        for conn in _taken_out(self._ahead, seconds):
+            conn.close()
+            self.give(conn)
+        for aconn in _taken_out(self._aahead, seconds):
+            closing = self._loop.create_task(self._aclose(aconn))
+            self._closing.add(closing)  # the loop itself keeps no task alive
+            closing.add_done_callback(self._closing.discard)
+
+    async def _aclose(self, conn: AsyncBorrowed) -> None:
+        await conn.close()
+        await self.agive(conn)
 
     def _open(self) -> ConnectionPool[Borrowed]:
         with self._opening:
@@ -194,6 +240,28 @@ class Lender:
             self._known[conn] = (row[0], row[1])
         conn.own, conn.prepared = True, self._prepared
         return True
+
+
+def _last(conns: list[C]) -> C | None:
+    """The last of these, taken out: each thread gets another one."""
+    try:
+        return conns.pop()
+    except IndexError:
+        return None
+
+
+def _taken_out(conns: list[C], seconds: float) -> list[C]:
+    """Those of these that were begun so long ago, taken out; another thread may have been quicker."""
+    before, found = monotonic() - seconds, list[C]()
+    for conn in conns[:]:
+        ahead = conn.ahead
+        if ahead is not None and ahead.at <= before:
+            try:
+                conns.remove(conn)
+            except ValueError:
+                continue
+            found.append(conn)
+    return found
 
 
 def _closed() -> PoolClosed:

@@ -66,6 +66,9 @@ class Around:
     unseal: Callable[[Job], None]
     hold: Callable[..., AbstractContextManager[None]]
     """In a thread: nothing is raised into it meanwhile; who stops the job is heard afterwards."""
+    ahead: Callable[[bool], int | None] = lambda is_async: None
+    """Whether a transaction should begin for the next job, in a thread or on the loop, with the end of this one: the
+    claims that have been answered, all up to this one; else None."""
 
 
 class Attempt:
@@ -291,7 +294,7 @@ class Work(Attempt):
         while True:
             conn = self._home.lender.take()
             try:
-                conn.begin()
+                conn.begin(self._job.claim)
             except BaseException as error:
                 dead = conn.closed
                 conn.close()
@@ -320,7 +323,7 @@ class Work(Attempt):
     def _commit_with(self, conn: Borrowed, statements: Sequence[Statement[Any]]) -> None:
         if len(statements) == 1 and conn.can_complete(statements[0]):
             self._committing = True
-            conn.complete(statements[0])
+            conn.complete(statements[0], self._home.ahead(False))
         else:
             for statement in statements:
                 send(conn, statement)

@@ -35,7 +35,8 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, TransactionStatus
 
 from pgqueue import statements
-from pgqueue.borrowed import CLEAR, AsyncBorrowed, Borrowed, answered, answers
+from pgqueue.borrowed import AsyncBorrowed, Borrowed, answered
+from pgqueue.prepared import CLEAR, answers
 from pgqueue.wire import Wire
 
 LINE_MOST = 40  # points in a line: what several processes write to one pipe stays whole up to 4,096 bytes
@@ -196,22 +197,22 @@ def arm(points: Points) -> None:
         conn.pgconn.send_query(command)
         conn.pgconn.flush()
         statement.cross("sent")
-        found = yield from answers(conn.pgconn, pipeline=False)
+        found = yield from answers(conn.pgconn)
         statement.cross("after")
         for result in found:
             if result.status == ExecStatus.FATAL_ERROR:
                 raise error_from_result(result, conn.info.encoding)
 
-    def completing(conn: Any, completion: Any) -> Generator[Any, Any, Any]:
+    def completing(conn: Any, completion: Any, ahead: bool) -> Generator[Any, Any, Any]:
         """Complete and commit in one message, as the real one; it has the points of both."""
-        params = conn.prepared.params(completion, conn)
+        params = conn.prepared.params(completion, conn.info)
         points.statement(conn, completion.sql).cross("before")
         statement = points.statement(conn, CLEAR)
         statement.cross("before")
-        conn.prepared.complete(conn.pgconn, conn.number, params)
+        conn.prepared.complete(conn.pgconn, conn.number, params, ahead=ahead)
         conn.pgconn.flush()
         statement.cross("sent")
-        found = yield from answers(conn.pgconn, pipeline=True)
+        found = yield from answers(conn.pgconn, 1 + ahead)
         statement.cross("after")
         return found
 
@@ -223,14 +224,14 @@ def arm(points: Points) -> None:
         async with conn.lock:
             await conn.wait(crossing(conn, command))
 
-    def completes(conn: Borrowed, completion: Any) -> Any:
+    def completes(conn: Borrowed, completion: Any, ahead: bool) -> Any:
         with conn.lock, answered(conn):
-            return conn.wait(completing(conn, completion))
+            return conn.wait(completing(conn, completion, ahead))
 
-    async def acompletes(conn: AsyncBorrowed, completion: Any) -> Any:
+    async def acompletes(conn: AsyncBorrowed, completion: Any, ahead: bool) -> Any:
         async with conn.lock:
             with answered(conn):
-                return await conn.wait(completing(conn, completion))
+                return await conn.wait(completing(conn, completion, ahead))
 
     def sends(name: str) -> None:
         real = getattr(BaseCursor, name)

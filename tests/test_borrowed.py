@@ -25,13 +25,13 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     conns: list[Any] = []
     complete, acomplete = Borrowed._complete, AsyncBorrowed._complete
 
-    def completes(conn: Borrowed, statement: Any) -> Any:
+    def completes(conn: Borrowed, statement: Any, ahead: bool) -> Any:
         conns.append(conn)
-        return complete(conn, statement)
+        return complete(conn, statement, ahead)
 
-    async def acompletes(conn: AsyncBorrowed, statement: Any) -> Any:
+    async def acompletes(conn: AsyncBorrowed, statement: Any, ahead: bool) -> Any:
         conns.append(conn)
-        return await acomplete(conn, statement)
+        return await acomplete(conn, statement, ahead)
 
     monkeypatch.setattr(Borrowed, "_complete", completes)
     monkeypatch.setattr(AsyncBorrowed, "_complete", acompletes)

@@ -1,0 +1,242 @@
+"""A transaction that is begun for the next job with the end of the one before: as if that job had begun it itself."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+from test_lending import FOUND, LEFT, SESSIONS
+from test_transactions import accounts, balances, declared, outcomes
+from test_work import BOTH, enqueued
+from workers import Eyes, until, work
+
+from pgqueue import Job, borrowed
+from pgqueue.borrowed import Ahead, AsyncBorrowed, Borrowed
+from pgqueue.pool import Pool
+from pgqueue.prepared import ANEW, BEGIN
+from pgqueue.wiring import Wiring
+
+__all__ = ["accounts"]
+
+WRITE = "UPDATE account SET balance = balance + 1 WHERE id = 1"
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What was said by itself to begin and end transactions. The next jobs are at hand always, and never too late."""
+    commands: list[bytes] = []
+    say, asay = Borrowed._say, AsyncBorrowed._say
+
+    def says(conn: Borrowed, command: bytes) -> None:
+        commands.append(command)
+        say(conn, command)
+
+    async def asays(conn: AsyncBorrowed, command: bytes) -> None:
+        commands.append(command)
+        await asay(conn, command)
+
+    def adapt(pool: Pool, least: int = 0) -> None:
+        pool.prefetch = 20
+
+    monkeypatch.setattr(Borrowed, "_say", says)
+    monkeypatch.setattr(AsyncBorrowed, "_say", asays)
+    monkeypatch.setattr(Pool, "adapt", adapt)
+    monkeypatch.setattr(borrowed, "AHEAD_SECONDS", 60.0)
+    return commands
+
+
+def together(dsn: str, worker: Any, *tasks: Any) -> int:
+    """Enqueue a job of each in one transaction, so that one claim brings them all; the last id."""
+    for pool in worker._executor.pools:
+        pool.prefetch = 20
+    with psycopg.connect(dsn) as conn:
+        return [int(asked.enqueue(conn).id) for asked in tasks][-1]
+
+
+@BOTH
+async def test_a_job_at_hand_has_its_transaction_already(
+    dsn: str, accounts: Eyes, said: list[bytes], on_loop: bool
+) -> None:
+    """It is its own: another one for each job, as old as the job at most, of the isolation it asks for."""
+    found: dict[int, Any] = {}
+    look = "SELECT now(), pg_current_xact_id()::text, current_setting('transaction_isolation')"
+
+    def writes(job: Job) -> None:
+        conn = job.connection
+        conn.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+        conn.execute(WRITE)
+        found[job.id] = conn.execute(look).fetchone()
+
+    async def awrites(job: Job) -> None:
+        conn = await job.aconnection()
+        await conn.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+        await conn.execute(WRITE)
+        found[job.id] = await (await conn.execute(look)).fetchone()
+
+    writing = declared(awrites if on_loop else writes)
+    async with work(dsn, writing, concurrency=1) as worker:
+        await until(accounts.is_in(together(dsn, worker, *[writing] * 6), "completed"))
+    assert said == [BEGIN]
+    assert balances(accounts)[0] == 106
+    assert outcomes(accounts) == []
+    assert len({xid for _, xid, _ in found.values()}) == 6
+    assert {isolation for *_, isolation in found.values()} == {"serializable"}
+    for job_id, started_at in accounts.all("SELECT id, started_at FROM pgqueue.job_done"):
+        assert found[job_id][0] >= started_at
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0], ids=["anew", "as it is"])
+@BOTH
+async def test_nothing_of_a_session_is_left_to_who_gets_its_next_transaction(
+    dsn: str, accounts: Eyes, said: list[bytes], monkeypatch: pytest.MonkeyPatch, on_loop: bool, seconds: float
+) -> None:
+    """Nor does undoing that one, to begin it anew, undo what has cleared the session."""
+    monkeypatch.setattr(borrowed, "AHEAD_SECONDS", seconds)
+    found: list[Any] = []
+
+    def looks(job: Job) -> None:
+        found.append(job.connection.execute(FOUND).fetchone())
+
+    async def alooks(job: Job) -> None:
+        found.append(await (await (await job.aconnection()).execute(FOUND)).fetchone())
+
+    def leaves(job: Job) -> None:
+        for sql in LEFT:
+            job.connection.execute(sql)
+
+    async def aleaves(job: Job) -> None:
+        for sql in LEFT:
+            await (await job.aconnection()).execute(sql)
+
+    looking, leaving = declared(alooks if on_loop else looks), declared(aleaves if on_loop else leaves)
+    async with work(dsn, looking, leaving, concurrency=1) as worker:
+        await until(accounts.is_in(together(dsn, worker, looking, leaving, looking), "completed"))
+    before, after = found
+    assert after == before
+    assert said == ([BEGIN, ANEW, ANEW] if seconds == 0.0 else [BEGIN])
+
+
+def test_nobody_gets_one_that_was_begun_before_he_was_claimed() -> None:
+    """His now() would lie before the commit of who has enqueued him."""
+    ahead = Ahead(settled=5)
+    assert ahead.suits(5)
+    assert not ahead.suits(6)
+
+
+@BOTH
+async def test_one_begun_before_the_claim_is_begun_anew(
+    dsn: str, accounts: Eyes, said: list[bytes], monkeypatch: pytest.MonkeyPatch, on_loop: bool
+) -> None:
+    monkeypatch.setattr(Wiring, "_settled_if_next", lambda self, is_async: 0)
+    nows: list[Any] = []
+
+    def writes(job: Job) -> None:
+        nows.append(job.connection.execute("SELECT now()").fetchone())
+        job.connection.execute(WRITE)
+
+    async def awrites(job: Job) -> None:
+        conn = await job.aconnection()
+        nows.append(await (await conn.execute("SELECT now()")).fetchone())
+        await conn.execute(WRITE)
+
+    writing = declared(awrites if on_loop else writes)
+    async with work(dsn, writing, concurrency=1) as worker:
+        await until(accounts.is_in(together(dsn, worker, *[writing] * 3), "completed"))
+    assert said == [BEGIN, ANEW, ANEW]
+    assert balances(accounts)[0] == 103
+    assert len(set(nows)) == 3
+
+
+@BOTH
+async def test_one_that_nobody_wants_is_not_kept(
+    dsn: str, accounts: Eyes, said: list[bytes], monkeypatch: pytest.MonkeyPatch, on_loop: bool
+) -> None:
+    """The next job does not ask for its connection, and lasts."""
+    begun, going = threading.Event(), threading.Event()
+
+    def writes(job: Job) -> None:
+        job.connection.execute(WRITE)
+
+    async def awrites(job: Job) -> None:
+        await (await job.aconnection()).execute(WRITE)
+
+    def lasts(job: Job) -> None:
+        begun.set()
+        going.wait(60)
+
+    async def alasts(job: Job) -> None:
+        begun.set()
+        await until(going.is_set, 60)
+
+    writing, lasting = declared(awrites if on_loop else writes), declared(alasts if on_loop else lasts)
+    async with work(dsn, writing, lasting, concurrency=1) as worker:
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(worker._lender, "_close_idle", lambda seconds=0.0: None)
+            last = together(dsn, worker, writing, lasting, writing)
+            await until(begun.is_set)
+            assert accounts.one(f"SELECT count(*) {SESSIONS} AND state = 'idle in transaction'") == 1
+        await until(lambda: accounts.one(f"SELECT count(*) {SESSIONS} AND state = 'idle in transaction'") == 0, 30)
+        going.set()
+        await until(accounts.is_in(last, "completed"))
+    assert balances(accounts)[0] == 102
+    assert outcomes(accounts) == []
+    await until(lambda: accounts.one(f"SELECT count(*) {SESSIONS}") == 0)
+
+
+@BOTH
+async def test_one_whose_session_is_gone_costs_no_attempt(
+    dsn: str, accounts: Eyes, said: list[bytes], monkeypatch: pytest.MonkeyPatch, on_loop: bool
+) -> None:
+    """If it is found out while it is begun anew."""
+    monkeypatch.setattr(borrowed, "AHEAD_SECONDS", 0.0)
+    begun, going = threading.Event(), threading.Event()
+
+    def writes(job: Job) -> None:
+        job.connection.execute(WRITE)
+
+    async def awrites(job: Job) -> None:
+        await (await job.aconnection()).execute(WRITE)
+
+    def lasts(job: Job) -> None:
+        begun.set()
+        going.wait(60)
+
+    async def alasts(job: Job) -> None:
+        begun.set()
+        await until(going.is_set, 60)
+
+    writing, lasting = declared(awrites if on_loop else writes), declared(alasts if on_loop else lasts)
+    async with work(dsn, writing, lasting, concurrency=1) as worker:
+        monkeypatch.setattr(worker._lender, "_close_idle", lambda seconds=0.0: None)
+        last = together(dsn, worker, writing, lasting, writing)
+        await until(begun.is_set)
+        assert accounts.one(f"SELECT count(*) {SESSIONS} AND state = 'idle in transaction'") == 1
+        accounts.all(f"SELECT pg_terminate_backend(pid, 10000) {SESSIONS}")
+        going.set()
+        await until(accounts.is_in(last, "completed"))
+        monkeypatch.undo()
+    assert said == [BEGIN, ANEW, BEGIN]
+    assert balances(accounts)[0] == 102
+    assert outcomes(accounts) == []
+
+
+@BOTH
+async def test_a_connection_goes_back_to_its_pool_from_time_to_time(
+    dsn: str, accounts: Eyes, said: list[bytes], monkeypatch: pytest.MonkeyPatch, on_loop: bool
+) -> None:
+    """Which makes new ones for old."""
+    monkeypatch.setattr(borrowed, "OUT_SECONDS", 0.0)
+
+    def writes(job: Job) -> None:
+        job.connection.execute(WRITE)
+
+    async def awrites(job: Job) -> None:
+        await (await job.aconnection()).execute(WRITE)
+
+    writing = declared(awrites if on_loop else writes)
+    async with work(dsn, writing, concurrency=1) as worker:
+        await until(accounts.is_in(together(dsn, worker, *[writing] * 3), "completed"))
+        await until(accounts.is_in(enqueued(dsn, writing), "completed"))
+    assert said == [BEGIN] * 4
