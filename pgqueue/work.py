@@ -85,6 +85,9 @@ class Attempt:
         self._committing = self._committed = False
         self._home = home
         self._job = job
+        self._worker_id = home.worker_id()
+        """Of this run's fence, also when the worker has been taken for dead since and has another: what was committed
+        under this one is not to be found under that."""
         self._began = 0.0
 
     @property
@@ -98,19 +101,19 @@ class Attempt:
         return outcome, isinstance(outcome, Completed) or isinstance(what, Snooze | Retry | Cancel | Fail)
 
     def _within(self, done: Completed) -> list[Statement[Any]]:
-        return self._home.endings.within(self._job, done, self._home.worker_id())
+        return self._home.endings.within(self._job, done, self._worker_id)
 
     def _ending(self, outcome: Outcome) -> Ending:
-        return self._home.endings.one(self._job, outcome, self._home.worker_id())
+        return self._home.endings.one(self._job, outcome, self._worker_id)
 
     def statement(self, name: str, **params: object) -> Statement[list[Row]]:
         """The named statement, with this run's fence."""
-        fence = {"id": self._job.id, "claim": self._job.claim, "worker_id": self._home.worker_id()}
+        fence = {"id": self._job.id, "claim": self._job.claim, "worker_id": self._worker_id}
         return Statement(text(name, self._home.endings.schema), fence | params, list)
 
     def _settled(self) -> Statement[list[Row]]:
         attempts = [self._job.attempt]
-        return self._home.endings.about("complete_settled", [self._job], self._home.worker_id(), attempts=attempts)
+        return self._home.endings.about("complete_settled", [self._job], self._worker_id, attempts=attempts)
 
     def _look_at_the_clock(self) -> None:
         took = monotonic() - self._began

@@ -83,6 +83,20 @@ class Patient(Changed):
     NAME, OLD, NEW = "pass_room", "WHERE turn <= room AND", "WHERE false AND"
 
 
+class Jumbled(Changed):
+    """Others: of those who wait they take the oldest, whoever is urgent. Of one queue, of one line, of all lines."""
+
+    NAME, OLD, NEW = "pass_room", "ORDER BY b.rank, b.id\n        LIMIT least(", "ORDER BY b.id\n        LIMIT least("
+
+
+class JumbledLine(Jumbled):
+    OLD, NEW = "(PARTITION BY line ORDER BY rank, id)", "(PARTITION BY line ORDER BY id)"
+
+
+class JumbledLines(Jumbled):
+    OLD, NEW = "row_number() OVER (ORDER BY rank, id)", "row_number() OVER (ORDER BY id)"
+
+
 class Gate(Taker):
     """A taker whose fetches look at rates."""
 
@@ -290,6 +304,31 @@ async def test_of_little_room_those_who_wait_have_all(gates: Gates, eyes: Eyes) 
 
 
 @pytest.mark.parametrize(
+    ("link", "rate", "number"),
+    [
+        (Link, FAST, 6),  # three quarters of a claim
+        (Jumbled, FAST, 6),
+        (JumbledLines, FAST, 6),
+        (Link, (600, 1.0, 1), 14),  # what the rate allows
+        (JumbledLine, (600, 1.0, 1), 14),
+    ],
+)
+async def test_of_those_who_wait_the_urgent_go_first_then_the_oldest_whatever_their_queue(
+    gates: Gates, eyes: Eyes, link: type[Link], rate: tuple[int, float, int], number: int
+) -> None:
+    eyes.do(RATED, "k", *rate)
+    for place in range(40):
+        eyes.do(WAITING, "ab"[place % 2], 11, 0, 1)
+    for place in range(4):
+        eyes.do(WAITING, "ba"[place % 2], 3, 0, 1)
+    waiting = line(eyes)
+    rated(eyes, 1, queue="a")
+    gate = gates("a", "b", link=link)
+    taken = await gate.take(8 if rate == FAST else 1000)
+    assert (sorted(taken) == sorted(waiting[:number])) is (link is Link)
+
+
+@pytest.mark.parametrize(
     ("queue", "rank", "crashes", "passes"),
     [("paused", 11, 0, True), ("nobody's", 11, 0, True), ("theirs", 11, 0, False), ("default", -2, 1, False)],
 )
@@ -393,6 +432,27 @@ async def test_what_a_lost_answer_brought_is_known_by_its_claim_and_charged(
     held = eyes.all("SELECT worker_id, claim FROM pgqueue.job_running")
     assert held == [(gate.worker_id, gate.fetcher.claims.settled)] * 4
     assert eyes.one("SELECT count(*) FROM pgqueue.limiter") == 1
+
+
+async def test_a_second_row_of_a_running_job_in_a_line_is_refused_and_harms_only_itself(
+    gates: Gates, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    eyes.do(RATED, "k", *FAST)
+    gate = gates()
+    [first] = rated(eyes, 1)
+    assert await gate.take() == [first]
+    eyes.do(
+        "INSERT INTO pgqueue.job_blocked (id, state, key, task, rate_key) "
+        "VALUES (%s, 'blocked', 'rate:k', 'double', 'k')",
+        first,
+    )
+    waiting = [eyes.one(WAITING, "default", 11, 0, 1) for _ in range(3)]
+    [late] = rated(eyes, 1)
+    assert await gate.take() == []  # it met the double, which is put aside
+    assert await gate.take() == [*waiting, late]
+    assert eyes.all("SELECT id, task, state, reason FROM pgqueue.job_dead") == [(first, "double", "failed", "refused")]
+    assert eyes.all("SELECT id, task FROM pgqueue.job_running WHERE id = %s", first) == [(first, "x")]
+    assert f"job {first} is running, and a second row with its id was available" in caplog.text
 
 
 # Beside others in a worker -------------------------------------------------------------------------------------------

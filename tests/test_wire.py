@@ -7,6 +7,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import faults
 import psycopg
 import pytest
 from hypothesis import given
@@ -192,6 +193,28 @@ async def test_a_session_that_is_ended_says_why(wire: Wire, eyes: Eyes) -> None:
     eyes.one("SELECT pg_terminate_backend(%s)", wire.info.backend_pid)
     with pytest.raises(psycopg.errors.AdminShutdown):
         await asyncio.wait_for(asking, 30)
+
+
+async def test_whoever_hears_what_makes_no_sense_asks_not_for_ever(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libpq gives the connection up, says so once, and after that answers nothing, as often as it is asked."""
+    with faults.Wire(dsn) as relay:
+        wire = await connect(Link(relay.dsn, "pgqueue"), "garbled")
+        real, nothing = wire._result, []
+
+        async def counted() -> Any:
+            result = await real()
+            nothing.append(result is None)
+            assert sum(nothing) < 100
+            return result
+
+        monkeypatch.setattr(wire, "_result", counted)
+        relay.kill("garbled", answers_only=True)
+        asking = asyncio.ensure_future(wire.ask([says("SELECT 1")]))
+        await until(lambda: wire._waiting is not None)
+        relay.say("garbled", b"\xff" * 5)
+        with pytest.raises(psycopg.Error, match="lost synchronization"):
+            await asyncio.wait_for(asking, 30)
+        assert wire.closed
 
 
 async def test_two_who_ask_at_once_get_each_their_own(wire: Wire) -> None:

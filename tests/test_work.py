@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from test_transactions import accounts, balances, declared, outcomes
-from workers import Eyes, until, work
+from workers import Eyes, until, wait_until, work
 
 import pgqueue
 from pgqueue import Job, Snooze
@@ -228,6 +228,61 @@ async def test_lost_commits_are_settled_with_all_slots_at_once(
         assert worker._completer.fenced == 0
     assert accounts.one("SELECT count(*) FROM effect") == slots + 2
     assert outcomes(accounts) == [] if committed else ["failed"] * slots
+
+
+@pytest.mark.promise("T15")
+@pytest.mark.parametrize("state", ["completed", "scheduled"])
+@BOTH
+async def test_a_commit_is_found_though_its_worker_was_taken_for_dead_before_it_asked(
+    dsn: str,
+    accounts: Eyes,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    state: str,
+    on_loop: bool,
+) -> None:
+    """The answer to its COMMIT is lost; when it asks, its worker has another id. It was committed under the first."""
+    ids: list[int] = []
+    commit, acommit = Work._commit, AsyncWork._commit
+
+    def dies(conn: Any) -> None:
+        accounts.do("UPDATE pgqueue.worker SET dead_at = now() WHERE id = %s", ids[0])
+        wait_until(lambda: worker.worker_id != ids[0])
+        accounts.do("SELECT pg_terminate_backend(%s, 5000)", conn.info.backend_pid)
+
+    def losing(work: Work, conn: Any, outcome: Any) -> None:
+        commit(work, conn, outcome)
+        ids.append(worker.worker_id)
+        dies(conn)
+        conn.execute("SELECT 1")
+
+    async def alosing(work: AsyncWork, conn: Any, outcome: Any) -> None:
+        await acommit(work, conn, outcome)
+        ids.append(worker.worker_id)
+        await asyncio.to_thread(dies, conn)
+        await conn.execute("SELECT 1")
+
+    monkeypatch.setattr(Work, "_commit", losing)
+    monkeypatch.setattr(AsyncWork, "_commit", alosing)
+    ends = Snooze(3600) if state == "scheduled" else None
+
+    def effect(job: Job) -> Snooze | None:
+        job.connection.execute("INSERT INTO effect VALUES (%s)", [job.id])
+        return ends
+
+    async def aeffect(job: Job) -> Snooze | None:
+        await (await job.aconnection()).execute("INSERT INTO effect VALUES (%s)", [job.id])
+        return ends
+
+    effecting = declared(aeffect if on_loop else effect)
+    async with work(dsn, effecting, lease=1.0) as worker:
+        job_id = enqueued(dsn, effecting)
+        await until(lambda: ids and worker.worker_id != ids[0] and not worker._held)
+        assert worker._completer.fenced == 0
+        await until(lambda: whole(worker))
+    assert accounts.state(job_id) == state
+    assert accounts.one("SELECT count(*) FROM effect") == len(ids) == 1
+    assert "given to another worker" not in caplog.text
 
 
 # Runs again in place -------------------------------------------------------------------------------------------------
