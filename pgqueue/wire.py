@@ -109,8 +109,12 @@ class Wire(AsyncConnection[Any]):
         result: PGresult | None = None
         for _ in range(parts):
             result = await self._result()
-            if result is None or result.status not in _GOOD:
-                raise OperationalError("no answer") if result is None else Refused(error_from_result(result))
+            if result is None:
+                raise OperationalError("no answer")
+            if result.status not in _GOOD:
+                error = error_from_result(result)
+                # Without a code it is not the server's word, but libpq's: it has lost the link, or its thread.
+                raise OperationalError(str(error)) if error.sqlstate is None else Refused(error)
             await self._result()  # each ends with nothing
         assert result is not None
         if result.status == ExecStatus.COMMAND_OK:
