@@ -11,7 +11,8 @@ import pytest
 from keyed import Desk, EarlyClaim, UnlockedClaim, race_of_pairs
 from workers import Eyes, until
 
-from pgqueue.fetcher import KEYED_CLAIMS, RANKS
+from pgqueue.ahead import KEYED_CLAIMS
+from pgqueue.fetcher import RANKS
 from pgqueue.sessions import Link
 from pgqueue.statements import text
 
@@ -36,7 +37,7 @@ async def desks(dsn: str) -> AsyncIterator[Callable[[], Desk]]:
 
     def make() -> Desk:
         made.append(desk := Desk(dsn))
-        desk.fetcher._keyed = KEYED_CLAIMS
+        desk.fetcher.ahead.keyed = KEYED_CLAIMS
         return desk
 
     yield make
@@ -121,16 +122,16 @@ async def test_skip_ends_the_second_and_not_the_first(desks: Callable[[], Desk],
 
 async def test_claims_look_for_keys_only_while_there_are_some(desks: Callable[[], Desk], eyes: Eyes) -> None:
     desk = desks()
-    desk.fetcher._keyed = 0
+    desk.fetcher.ahead.keyed = 0
     [first] = put(eyes, "a")
     assert await desk.park() == []
     [second] = put(eyes, "b")
     assert [job.id for job in await desk.park()] == [second]
     for _ in range(KEYED_CLAIMS):
-        assert desk.fetcher._keyed
+        assert desk.fetcher.ahead.keyed
         put(eyes, None)
         await desk.park()
-    assert not desk.fetcher._keyed
+    assert not desk.fetcher.ahead.keyed
     assert [job.id for job in await desk.let_in()] == [first]
 
 
@@ -162,7 +163,7 @@ async def test_a_claim_counts_in_a_snapshot_from_after_its_locks(
         put(eyes, "k", queue=queue)
     try:
         for desk in (slow, quick):
-            desk.fetcher._keyed = KEYED_CLAIMS
+            desk.fetcher.ahead.keyed = KEYED_CLAIMS
         conn.execute("SELECT FROM pgqueue.worker WHERE id = %s FOR UPDATE", [slow.worker_id])
         claim = asyncio.create_task(slow.park())
         blocked = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid)))"
