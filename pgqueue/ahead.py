@@ -40,8 +40,9 @@ PARK_MOST, LONG_ROW, ROW_LEAST = 2_000, 4, 32
 REACH, BLANK = 200_000, 4
 # So long claims may pass over jobs without an ordinary one in between, which raises cursors and starts at zero.
 PASS_SECONDS = 1.0
-# While there are jobs with keys, so many to a claim; and for how many claims without any the next still looks for them.
-KEYED_MOST, KEYED_CLAIMS = 256, 16
+# While there are jobs with keys, so many to a claim at most; so many if no more can be locked: the rest is parked then,
+# which costs less than small claims do; and for how many claims without any the next still looks for them.
+KEYED_MOST, KEYED_LEAST, KEYED_CLAIMS = 1_000, 32, 16
 
 
 Waiting = tuple[Mapping[str, Collection[int]], Collection[str]]
@@ -79,14 +80,16 @@ class Ahead:
         self.blank = 0
         """While above 1, nobody was found behind the rows, and a claim does not look."""
         self._ordinary_at = 0.0
+        self._locks = 0
 
-    def room(self, n: int) -> int:
-        """How many of n the next claim may ask for. Whether it passes over jobs is settled here."""
+    def room(self, n: int, workers: int) -> int:
+        """How many of n the next claim may ask for: what it could not lock, for there are so many `workers`, it would
+        park for nothing. Whether it passes over jobs is settled here."""
         if self.long_rows and monotonic() >= self._ordinary_at:
             self.long_rows = False  # this claim says whether there still is one
         if self.long_rows:
             return max(1, n // 2)  # the rest is for those whom admits let in meanwhile
-        return min(n, KEYED_MOST) if self.keyed else n
+        return min(n, max(KEYED_LEAST, min(KEYED_MOST, self._locks // workers))) if self.keyed else n
 
     @property
     def reach(self) -> str | None:
@@ -107,6 +110,8 @@ class Ahead:
     def brought(self, answers: Sequence[Any], parked: Parked, taken: int, *, keyed: bool, lasting: bool) -> Waiting:
         """What was sent was answered so; the claim has taken so many jobs, `keyed` if any has a key, and parked some,
         in lines that will be `lasting`. Who waits now."""
+        if answers and not self.long_rows:
+            [[(self._locks, _)]] = answers
         if self.long_rows:
             self.blank = 0 if taken else max(0, self.blank - 1) or BLANK
         if taken or parked.keys:

@@ -201,7 +201,7 @@ class Fetcher:
 
     async def _fetch(self, share: Share) -> None:
         asked = self._asked(share, next(self._turns[share.queues[0]]))
-        n = self.ahead.room(self._passing.room(share.room))
+        n = self.ahead.room(self._passing.room(share.room), self._live_workers())
         self._known.update(share.queues)
         if await self._session.ready() != self._generation:
             self._begin_anew()

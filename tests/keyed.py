@@ -144,9 +144,9 @@ class EarlyClaim(UnlockedClaim):
         made = super().statement(name, **params)
         if name != "fetch_claim":
             return made
-        early = "WHERE pg_try_advisory_xact_lock(hashtextextended('pgqueue.lock:' || j.lock_key, 7)) AND NOT EXISTS"
+        early = "AND pg_try_advisory_xact_lock(hashtextextended('pgqueue.lock:' || j.lock_key, 7)) AND NOT EXISTS"
         sql = made.sql.replace(
-            "WHERE NOT EXISTS (SELECT FROM pgqueue.job_running", early + " (SELECT FROM pgqueue.job_running"
+            "AND NOT EXISTS (SELECT FROM pgqueue.job_running", early + " (SELECT FROM pgqueue.job_running"
         )
         assert sql != made.sql
         return replace(made, sql=sql)
