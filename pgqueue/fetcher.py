@@ -29,9 +29,9 @@ from typing import Any
 import msgspec
 import psycopg
 
-from pgqueue.ahead import Ahead, Parked
 from pgqueue.claims import Claims
 from pgqueue.job import Job
+from pgqueue.keyed import Keyed, Parked
 from pgqueue.loops import jittered, persist, wait
 from pgqueue.passing import Passing
 from pgqueue.sessions import Session
@@ -124,7 +124,7 @@ class Fetcher:
         self._answered = answered
         self._beside = beside
         self._passing = Passing() if passing is None else passing
-        self.ahead = Ahead()
+        self.keyed = Keyed()
         self._pool_turns = itertools.count()
         # One for each pool: a common one would come to the same queue each time where the other pools' number fits.
         self._turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -201,12 +201,12 @@ class Fetcher:
 
     async def _fetch(self, share: Share) -> None:
         asked = self._asked(share, next(self._turns[share.queues[0]]))
-        n = self.ahead.room(self._passing.room(share.room), self._live_workers())
+        n = self.keyed.room(self._passing.room(share.room), self._live_workers())
         self._known.update(share.queues)
         if await self._session.ready() != self._generation:
             self._begin_anew()
         claim = self.claims.begin()
-        starts = self.watermark.starts(asked.lanes, monotonic(), zero=not self.ahead.long_rows)
+        starts = self.watermark.starts(asked.lanes, monotonic(), zero=not self.keyed.long_rows)
         self.asking = (share.queues, n)
         try:
             claimed = await self._claim(asked, starts, n, claim)
@@ -282,9 +282,9 @@ class Fetcher:
             "ranks": integers(rank for _, rank in asked.lanes),
             "afters": integers(starts),
         }
-        passes_over = self.ahead.long_rows
+        passes_over = self.keyed.long_rows
         before, after = self._passing.around(link, asked.lanes, starts, n, self._worker_id(), claim, skip=passes_over)
-        ahead = [*before, *self.ahead.statements(link, lanes, n, self._worker_id(), self._live_workers())]
+        ahead = [*before, *self.keyed.statements(link, lanes, n, self._worker_id(), self._live_workers())]
         [(head, xid, snapshot, *_)], *answers = await self._session.run(
             link.statement("fetch_reading"),
             *ahead,
@@ -292,7 +292,7 @@ class Fetcher:
                 "fetch_claim",
                 **lanes,
                 mosts=integers(asked.mosts),
-                reach=self.ahead.reach,
+                reach=self.keyed.reach,
                 worker_id=self._worker_id(),
                 claim=claim,
                 n=n,
@@ -312,7 +312,7 @@ class Fetcher:
         )
         if self._passing.moved:
             self._holding(self._passing.moved)
-        keys, singly = self.ahead.brought(
+        keys, singly = self.keyed.brought(
             answers[len(before) : len(ahead)],
             parked,
             len(jobs),

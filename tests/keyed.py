@@ -13,8 +13,8 @@ from typing import Any
 from workers import Eyes, Taker
 
 from pgqueue.admit import Admit, Slots, held
-from pgqueue.ahead import KEYED_CLAIMS
 from pgqueue.job import Job
+from pgqueue.keyed import KEYED_CLAIMS
 from pgqueue.sessions import Link, Session
 from pgqueue.statements import Statement, integers
 from pgqueue.sweep import Sweep
@@ -258,7 +258,7 @@ async def race_of_pairs(dsn: str, eyes: Eyes, *, claimers: int, pairs: int, link
     desks = [Desk(dsn, (f"q{number % 2}",), link=link(dsn, "pgqueue")) for number in range(claimers)]
 
     async def claimer(desk: Desk) -> None:
-        desk.fetcher.ahead.keyed = KEYED_CLAIMS
+        desk.fetcher.keyed.left = KEYED_CLAIMS
         while holders.ran < 2 * pairs and (not holders.most or max(holders.most.values()) < 2):
             for job in await desk.park(1) + await desk.let_in():
                 holders.begin(job)

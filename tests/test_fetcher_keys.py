@@ -11,8 +11,8 @@ import pytest
 from keyed import Desk, EarlyClaim, UnlockedClaim, race_of_pairs
 from workers import Eyes, until
 
-from pgqueue.ahead import KEYED_CLAIMS, KEYED_LEAST, KEYED_MOST
 from pgqueue.fetcher import RANKS
+from pgqueue.keyed import KEYED_CLAIMS, KEYED_LEAST, KEYED_MOST
 from pgqueue.sessions import Link
 from pgqueue.statements import text
 
@@ -37,7 +37,7 @@ async def desks(dsn: str) -> AsyncIterator[Callable[[], Desk]]:
 
     def make() -> Desk:
         made.append(desk := Desk(dsn))
-        desk.fetcher.ahead.keyed = KEYED_CLAIMS
+        desk.fetcher.keyed.left = KEYED_CLAIMS
         return desk
 
     yield make
@@ -132,16 +132,16 @@ async def test_skip_ends_the_second_and_not_the_first(desks: Callable[[], Desk],
 
 async def test_claims_look_for_keys_only_while_there_are_some(desks: Callable[[], Desk], eyes: Eyes) -> None:
     desk = desks()
-    desk.fetcher.ahead.keyed = 0
+    desk.fetcher.keyed.left = 0
     [first] = put(eyes, "a")
     assert await desk.park() == []
     [second] = put(eyes, "b")
     assert [job.id for job in await desk.park()] == [second]
     for _ in range(KEYED_CLAIMS):
-        assert desk.fetcher.ahead.keyed
+        assert desk.fetcher.keyed.left
         put(eyes, None)
         await desk.park()
-    assert not desk.fetcher.ahead.keyed
+    assert not desk.fetcher.keyed.left
     assert [job.id for job in await desk.let_in()] == [first]
 
 
@@ -165,8 +165,8 @@ async def test_a_claim_asks_for_no_more_jobs_than_it_may_lock_keys_so_nobody_is_
     desk, workers = desks(), eighth(eyes) // 40
     desk.fetcher._live_workers = lambda: workers
     if naive:
-        real = desk.fetcher.ahead.room
-        monkeypatch.setattr(desk.fetcher.ahead, "room", lambda n, workers: real(n, 1))
+        real = desk.fetcher.keyed.room
+        monkeypatch.setattr(desk.fetcher.keyed, "room", lambda n, workers: real(n, 1))
     taken = [len(await desk.park()) for _ in range(9)]
     if naive:
         assert eyes.states()["blocked"] > 100
@@ -212,7 +212,7 @@ async def test_a_claim_counts_in_a_snapshot_from_after_its_locks(
         put(eyes, "k", queue=queue)
     try:
         for desk in (slow, quick):
-            desk.fetcher.ahead.keyed = KEYED_CLAIMS
+            desk.fetcher.keyed.left = KEYED_CLAIMS
         conn.execute("SELECT FROM pgqueue.worker WHERE id = %s FOR UPDATE", [slow.worker_id])
         claim = asyncio.create_task(slow.park())
         blocked = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid)))"

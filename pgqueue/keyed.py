@@ -69,13 +69,13 @@ class ParkedAhead(msgspec.Struct):
     several: list[str] | None
 
 
-class Ahead:
+class Keyed:
     """What goes ahead of the claims of one fetcher."""
 
     def __init__(self) -> None:
         self.long_rows = False
         """Whether there are long rows: claims pass over them."""
-        self.keyed = 0
+        self.left = 0
         """For how many claims yet keys are looked for."""
         self.blank = 0
         """While above 1, nobody was found behind the rows, and a claim does not look."""
@@ -89,7 +89,7 @@ class Ahead:
             self.long_rows = False  # this claim says whether there still is one
         if self.long_rows:
             return max(1, n // 2)  # the rest is for those whom admits let in meanwhile
-        return min(n, max(KEYED_LEAST, min(KEYED_MOST, self._locks // workers))) if self.keyed else n
+        return min(n, max(KEYED_LEAST, min(KEYED_MOST, self._locks // workers))) if self.left else n
 
     @property
     def reach(self) -> str | None:
@@ -105,7 +105,7 @@ class Ahead:
         """What to send before a claim of n jobs of these lanes."""
         if self.long_rows:
             return [link.statement("fetch_park", **lanes, worker_id=worker_id, n=PARK_MOST)]
-        return [link.statement("fetch_lock", **lanes, n=n, workers=workers)] if self.keyed else []
+        return [link.statement("fetch_lock", **lanes, n=n, workers=workers)] if self.left else []
 
     def brought(self, answers: Sequence[Any], parked: Parked, taken: int, *, keyed: bool, lasting: bool) -> Waiting:
         """What was sent was answered so; the claim has taken so many jobs, `keyed` if any has a key, and parked some,
@@ -116,7 +116,7 @@ class Ahead:
             self.blank = 0 if taken else max(0, self.blank - 1) or BLANK
         if taken or parked.keys:
             keyed = keyed or any(not key.startswith(RATE) for key in parked.keys)
-            self.keyed = KEYED_CLAIMS if keyed else max(0, self.keyed - 1)
+            self.left = KEYED_CLAIMS if keyed else max(0, self.left - 1)
         return self._waiting(answers, parked, taken, lasting) if parked.keys or answers else ({}, ())
 
     def _waiting(self, answers: Sequence[Any], parked: Parked, taken: int, lasting: bool) -> Waiting:
