@@ -5,19 +5,9 @@ one round trip, one READ COMMITTED transaction: a reading (snapshot, head, own i
 never waits for jobs inside the database, and never decides what a job means.
 
 A job that needs a key and does not hold it is parked by the claim and comes back through admit: it took nobody's
-slot, so the fetch is repeated. Where such jobs stand in long rows for few keys, the next fetch first parks more of
-them at once. Where they have keys of their own, the claim need not park: `fetch_lock` locks the keys before it, those
-it can have without waiting, and the claim, whose snapshot is from after these locks, takes at once the first job of
-each key that nobody holds and nobody waits for. That is right for the reasons admit is: a row becomes a holder only in
-a transaction that has locked its key, and that has counted in a statement after the one that locked it. A key that it
-has not locked, or that has a holder or a line, goes the long way. What it locks it has until its commit. The same
-holds for rates that have room (`passing`).
-
-Behind such a row there may be jobs that need no key. So while it lasts the claim passes over all that need one, as far
-as `REACH` positions, for to look at a row costs a fiftieth of parking it. Such a claim leaves rows behind, so the
-watermark is told that it scanned no lane: cursors stay, or fall, and when the row is at its end the next claim begins
-where the last ordinary one had ended. Once a second one is ordinary, however long the row lasts. What a claim has taken
-is not there any more; while it passes over jobs it is followed by another fetch always.
+slot, so the fetch is repeated. What need not be parked, and what is parked many at once, is for `ahead`; jobs under
+rates that have room are for `passing`. Both send statements of theirs in the claim's transaction, and are told what
+came of them.
 
 Wake-ups are not lost: the event is cleared *before* a fetch, so news that comes while a fetch is under way leads to
 another one. What is *known* is kept per queue: one whose slots are taken is not asked, and may have more. Whatever
@@ -41,8 +31,9 @@ import psycopg
 
 from pgqueue.claims import Claims
 from pgqueue.job import Job
+from pgqueue.keyed import Keyed, Parked
 from pgqueue.loops import jittered, persist, wait
-from pgqueue.passing import RATE, Passing
+from pgqueue.passing import Passing
 from pgqueue.sessions import Session
 from pgqueue.statements import Statement, integers, texts
 from pgqueue.watermark import Lane, Reading, Watermark
@@ -54,15 +45,6 @@ RANKS = tuple(range(20))
 SOON = 0.01
 # Outcomes not yet written down: past this, taking more would only grow what a crash repeats.
 UNWRITTEN_MOST = 5_000
-# How many jobs that need a key are parked ahead of a claim, where they stand in long rows: so many to a key, or so many
-# whose keys were not free.
-PARK_MOST, LONG_ROW, ROW_LEAST = 2_000, 4, 32
-# How far to look for others behind such rows; and how many times not to, where there were none.
-REACH, BLANK = 200_000, 4
-# So long claims may pass over jobs without an ordinary one in between, which raises cursors and starts at zero.
-PASS_SECONDS = 1.0
-# While there are jobs with keys, so many to a claim; and for how many claims without any the next still looks for them.
-KEYED_MOST, KEYED_CLAIMS = 256, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +57,30 @@ class Share:
     """Ask only for suspects that must run alone; the answer is delivered even if it is empty."""
 
 
-class Parked(msgspec.Struct):
-    """What a claim has parked: (queue, rank, how many, highest position) of each lane; keys with the ids to be skipped
-    if they are held; keys with a limit above 1."""
-
-    lanes: list[tuple[str, int, int, int]]
-    keys: dict[str, list[int]]
-    several: list[str] | None = None
-
-    def __len__(self) -> int:
-        return sum(count for _, _, count, _ in self.lanes)
-
-
-class Ahead(msgspec.Struct):
-    """The same of what was parked ahead of a claim, and how many those were."""
-
-    n: int
-    keys: dict[str, list[int]]
-    several: list[str] | None
-
-
 @dataclass(slots=True)
 class Asked:
     """The lanes of one claim, in order, each with its limit."""
 
     lanes: list[Lane]
     mosts: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim has brought."""
+
+    reading: Reading
+    scanned: set[Lane]
+    """The lanes it has looked at, and passed over no row of."""
+    taken: dict[Lane, tuple[int, int]]
+    """How many rows each of these gave, parked ones too, and the highest position of them."""
+    jobs: list[Job]
+    parked: int | None
+    """How many it has parked; None if it passed over them."""
+
+    def more(self, n: int) -> bool:
+        """Whether there may be more: it has given all of n, or has left some behind."""
+        return self.parked is None or len(self.jobs) + self.parked >= n
 
 
 class Fetcher:
@@ -144,10 +124,7 @@ class Fetcher:
         self._answered = answered
         self._beside = beside
         self._passing = Passing() if passing is None else passing
-        self._long_rows = False
-        self._ordinary_at = 0.0
-        self._blank = 0
-        self._keyed = 0
+        self.keyed = Keyed()
         self._pool_turns = itertools.count()
         # One for each pool: a common one would come to the same queue each time where the other pools' number fits.
         self._turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -223,21 +200,16 @@ class Fetcher:
             self._known.clear()
 
     async def _fetch(self, share: Share) -> None:
-        asked, n = self._asked(share, next(self._turns[share.queues[0]])), self._passing.room(share.room)
-        if self._long_rows and monotonic() >= self._ordinary_at:
-            self._long_rows = False  # this claim says whether there still is one
-        if passing := self._long_rows:
-            n = max(1, n // 2)  # the rest is for those whom admits let in meanwhile
-        elif self._keyed:
-            n = min(n, KEYED_MOST)
+        asked = self._asked(share, next(self._turns[share.queues[0]]))
+        n = self.keyed.room(self._passing.room(share.room), self._live_workers())
         self._known.update(share.queues)
         if await self._session.ready() != self._generation:
             self._begin_anew()
         claim = self.claims.begin()
-        starts = self.watermark.starts(asked.lanes, monotonic(), zero=not passing)
+        starts = self.watermark.starts(asked.lanes, monotonic(), zero=not self.keyed.long_rows)
         self.asking = (share.queues, n)
         try:
-            reading, opened, jobs, parked = await self._claim(asked, starts, n, claim)
+            claimed = await self._claim(asked, starts, n, claim)
         except psycopg.errors.UniqueViolation:
             self.watermark.forget()
             self._known.clear()
@@ -254,27 +226,22 @@ class Fetcher:
             self.asking = ((), 0)
             self._answered()
         self.fetches += 1
-        taken = {} if passing else _taken(jobs, parked)
-        open_lanes = set() if passing else {asked.lanes[place - 1] for place in opened}
         n -= len(self._passing.moved)
         repeat = self.watermark.fetched(
-            reading,
+            claimed.reading,
             asked.lanes,
             asked.mosts,
-            open_lanes,
-            taken,
+            claimed.scanned,
+            claimed.taken,
             n,
             monotonic(),
             self._session.took,
             self._live_workers(),
         )
-        if passing:
-            self._blank = 0 if jobs else max(0, self._blank - 1) or BLANK
-        if repeat or passing or len(jobs) + len(parked) >= n or share.alone:
+        if repeat or claimed.more(n) or share.alone:
             self._known.clear()
-        self._known -= self._short_of_limit(asked, taken, n)
-        jobs += self._passing.moved
-        if jobs:
+        self._known -= self._short_of_limit(asked, claimed.taken, n)
+        if jobs := claimed.jobs + self._passing.moved:
             places = {lane: place for place, lane in enumerate(asked.lanes)}
             jobs.sort(key=lambda job: (places[job.lane], job.pos, job.id))
         if jobs or share.alone:
@@ -308,19 +275,16 @@ class Fetcher:
             [1 if rank in suspects else share.room for rank in ranks for _ in queues],
         )
 
-    async def _claim(
-        self, asked: Asked, starts: list[int], n: int, claim: int
-    ) -> tuple[Reading, list[int], list[Job], Parked]:
+    async def _claim(self, asked: Asked, starts: list[int], n: int, claim: int) -> Claimed:
         link = self._session.link
         lanes = {
             "queues": texts(queue for queue, _ in asked.lanes),
             "ranks": integers(rank for _, rank in asked.lanes),
             "afters": integers(starts),
         }
-        before, after = self._passing.around(
-            link, asked.lanes, starts, n, self._worker_id(), claim, skip=self._long_rows
-        )
-        ahead = [*before, *self._ahead(lanes, n)]
+        passes_over = self.keyed.long_rows
+        before, after = self._passing.around(link, asked.lanes, starts, n, self._worker_id(), claim, skip=passes_over)
+        ahead = [*before, *self.keyed.statements(link, lanes, n, self._worker_id(), self._live_workers())]
         [(head, xid, snapshot, *_)], *answers = await self._session.run(
             link.statement("fetch_reading"),
             *ahead,
@@ -328,8 +292,7 @@ class Fetcher:
                 "fetch_claim",
                 **lanes,
                 mosts=integers(asked.mosts),
-                # a text: with None and numbers of several sizes, each would be a statement to prepare
-                reach=("0" if self._blank > 1 else str(REACH)) if self._long_rows else None,
+                reach=self.keyed.reach,
                 worker_id=self._worker_id(),
                 claim=claim,
                 n=n,
@@ -340,7 +303,6 @@ class Fetcher:
         )
         rows = answers[len(ahead)]
         first = rows[0]
-        opened = msgspec.json.decode(first[5], type=list[int])
         jobs = [Job(row, claim) for row in rows[1:]]
         if first[7]:
             self._holding(jobs)
@@ -350,36 +312,20 @@ class Fetcher:
         )
         if self._passing.moved:
             self._holding(self._passing.moved)
-        if jobs or parked.keys:
-            keyed = first[7] or any(not key.startswith(RATE) for key in parked.keys)
-            self._keyed = KEYED_CLAIMS if keyed else max(0, self._keyed - 1)
-        if parked.keys or len(ahead) > len(before):
-            self._tell(parked, answers[len(before) : len(ahead)], len(jobs))
-        return Reading(head, xid, snapshot), opened, jobs, parked
-
-    def _ahead(self, lanes: dict[str, str], n: int) -> list[Statement[Any]]:
-        link = self._session.link
-        if self._long_rows:
-            return [link.statement("fetch_park", **lanes, worker_id=self._worker_id(), n=PARK_MOST)]
-        return [link.statement("fetch_lock", **lanes, n=n, workers=self._live_workers())] if self._keyed else []
-
-    def _tell(self, parked: Parked, ahead: list[Any], taken: int) -> None:
-        keys, several = parked.keys, set(parked.several or ())
-        # Where keys were looked for, whoever was parked all the same has others before him: a long row of few keys.
-        looked = bool(ahead) and not self._long_rows
-        many = len(parked) >= LONG_ROW * len(keys) > 0 and self._passing.lasting(keys)
-        many = many or (looked and len(parked) > max(ROW_LEAST, taken))
-        for (found,) in ahead[0] if self._long_rows else ():
-            before = msgspec.json.decode(found, type=Ahead)
-            many = before.n >= LONG_ROW * len(before.keys)
-            several.update(before.several or ())
-            for key, ids in before.keys.items():
-                keys[key] = [*keys.get(key, ()), *ids]
-        if many and not self._long_rows:
-            self._ordinary_at = monotonic() + PASS_SECONDS
-        self._long_rows = many
+        keys, singly = self.keyed.brought(
+            answers[len(before) : len(ahead)],
+            parked,
+            len(jobs),
+            keyed=bool(first[7]),
+            lasting=self._passing.lasting(parked.keys),
+        )
         if keys:
-            self._parked(keys, keys.keys() - several)
+            self._parked(keys, singly)
+        reading = Reading(head, xid, snapshot)
+        if passes_over:
+            return Claimed(reading, set(), {}, jobs, None)
+        opened = {asked.lanes[place - 1] for place in msgspec.json.decode(first[5], type=list[int])}
+        return Claimed(reading, opened, _taken(jobs, parked), jobs, len(parked))
 
     @staticmethod
     def _short_of_limit(asked: Asked, taken: Mapping[Lane, tuple[int, int]], n: int) -> set[str]:

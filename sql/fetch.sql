@@ -22,9 +22,11 @@ SELECT coalesce(pg_catalog.pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
 -- Ahead of a claim in the same transaction: lock the keys that the next n available jobs of these lanes need, and leave the
 -- first job of each to the claim, in a setting of this transaction, unless it has a limit or a rate, too. A key that somebody
 -- has locked is left out: this waits for nobody, so it may lock in any order. All `workers` together take an eighth of the
--- server's lock table at the most. It must be a statement of its own, before the claim: `free` counts in a snapshot from
--- after these locks.
-WITH lane AS MATERIALIZED (
+-- server's lock table at the most: answers how many entries that is. It must be a statement of its own, before the claim: `free`
+-- counts in a snapshot from after these locks.
+WITH table_of_locks AS MATERIALIZED (
+    SELECT current_setting('max_locks_per_transaction')::bigint * current_setting('max_connections')::bigint / 8 AS eighth
+), lane AS MATERIALIZED (
     SELECT l.queue, l.rank, l.after, l.place
     FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[])
          WITH ORDINALITY AS l (queue, rank, after, place)
@@ -44,10 +46,11 @@ WITH lane AS MATERIALIZED (
 ), first AS MATERIALIZED (
     SELECT DISTINCT ON (lock_key COLLATE "C") lock_key, id, alone FROM seen WHERE lock_key IS NOT NULL
     ORDER BY lock_key COLLATE "C", rank, id
-    LIMIT greatest(1, current_setting('max_locks_per_transaction')::integer * current_setting('max_connections')::integer
-                      / 8 / %(workers)s::integer)
+    LIMIT greatest(1, (SELECT eighth FROM table_of_locks) / %(workers)s::integer)
 )
-SELECT pg_catalog.set_config('pgqueue.locked', coalesce(pg_catalog.array_agg(id)::pg_catalog.text, ''), true)
+SELECT (SELECT eighth FROM table_of_locks),
+       -- not the text itself: nobody reads it on the other side
+       pg_catalog.set_config('pgqueue.locked', coalesce(pg_catalog.array_agg(id)::pg_catalog.text, ''), true) IS NOT NULL
 FROM first WHERE alone AND pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended('pgqueue.lock:' || lock_key, 7));
 
 -- name: fetch_claim
@@ -78,6 +81,7 @@ WITH lane AS MATERIALIZED (
     SELECT available.*
     FROM lane CROSS JOIN LATERAL (
         SELECT j.ctid, j.id,
+               CASE WHEN NOT j.holds AND coalesce(j.limit_key, j.rate_key) IS NULL THEN j.lock_key END AS lock_key,
                CASE WHEN j.rank >= 0 AND (j.holds OR coalesce(j.lock_key, j.limit_key) IS NULL) THEN j.rate_key END AS rate_key
         FROM pgqueue.job_available j
         WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
@@ -90,14 +94,13 @@ WITH lane AS MATERIALIZED (
     LIMIT %(n)s::integer - coalesce(nullif(current_setting('pgqueue.passed', true), '')::integer, 0)
 ), free AS MATERIALIZED (
     -- Jobs whose keys `fetch_lock` has locked, nobody holds, and nobody waits for: they need not be parked. Each key is looked up
-    -- by itself (OFFSET 0): joined, a planner may read all of job_blocked. And of each rate as many as `pass_room` lets pass.
+    -- by itself (OFFSET 0), and so is each id (IS TRUE): joined, a planner may read all of job_blocked, or compare each with each.
+    -- And of each rate as many as `pass_room` lets pass.
     SELECT j.id
-    FROM unnest(nullif(current_setting('pgqueue.locked', true), '')::bigint[]) AS locked (id)
-    CROSS JOIN LATERAL (
-        SELECT j.id, j.lock_key FROM pgqueue.job_available j
-        WHERE j.id = locked.id AND NOT j.holds AND coalesce(j.limit_key, j.rate_key) IS NULL LIMIT 1
-    ) AS j
-    WHERE NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.lock_key = j.lock_key OFFSET 0)
+    FROM picked AS j
+    WHERE j.lock_key IS NOT NULL
+      AND (j.id IN (SELECT unnest(nullif(current_setting('pgqueue.locked', true), '')::bigint[]))) IS TRUE
+      AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.lock_key = j.lock_key OFFSET 0)
       AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || j.lock_key OFFSET 0)
       AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = j.lock_key AND b.holds OFFSET 0)
       AND NOT EXISTS (SELECT FROM pgqueue.job_available a WHERE a.lock_key = j.lock_key AND a.holds OFFSET 0)
@@ -113,7 +116,8 @@ WITH lane AS MATERIALIZED (
 ), taken AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked))
     RETURNING id, pos, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
-        snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
+        snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key,
+        rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL) OR id IN (SELECT id FROM free) AS runs
 ), running AS (
     INSERT INTO pgqueue.job_running (
         state, worker_id, claim, started_at, attempt,
@@ -123,7 +127,7 @@ WITH lane AS MATERIALIZED (
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds OR coalesce(lock_key, rate_key) IS NOT NULL,
         unique_key, idempotency_key
-    FROM taken WHERE rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL) OR id IN (SELECT id FROM free)
+    FROM taken WHERE runs
     RETURNING coalesce(lock_key, limit_key) AS held
 ), parked AS (
     INSERT INTO pgqueue.job_blocked (
@@ -134,7 +138,7 @@ WITH lane AS MATERIALIZED (
                            WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END, holds,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM taken WHERE NOT (rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL) OR id IN (SELECT id FROM free))
+    FROM taken WHERE NOT runs
     RETURNING id, key, on_locked, lock_limit
 )
 SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
@@ -145,17 +149,14 @@ SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
        NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
        CASE WHEN EXISTS (SELECT FROM parked) THEN json_build_object(
             'lanes', (SELECT json_agg(json_build_array(queue, rank, n, pos)) FROM (
-                SELECT queue, rank, count(*) AS n, max(pos) AS pos FROM taken
-                WHERE NOT (rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL) OR id IN (SELECT id FROM free))
-                GROUP BY queue, rank) AS lanes),
+                SELECT queue, rank, count(*) AS n, max(pos) AS pos FROM taken WHERE NOT runs GROUP BY queue, rank) AS lanes),
             'keys', (SELECT json_object_agg(key, coalesce(ids, '{}')) FROM (
                 SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait' AND starts_with(key, 'lock:')) AS ids
                 FROM parked GROUP BY key) AS keys),
             'several', (SELECT json_agg(DISTINCT key) FROM parked WHERE lock_limit > 1))::text END,
        CASE WHEN current_setting('pgqueue.rates', true) <> '' THEN set_config('pgqueue.passing', (
             SELECT coalesce(json_object_agg(rate_key, n), '{}')
-            FROM (SELECT rate_key, count(*) AS n FROM taken WHERE rate_key IS NOT NULL AND id IN (SELECT id FROM free)
-                  GROUP BY rate_key) AS passing)::text, true) END,
+            FROM (SELECT rate_key, count(*) AS n FROM taken WHERE rate_key IS NOT NULL AND runs GROUP BY rate_key) AS passing)::text, true) END,
        NULL::text, NULL::text, NULL::text
 FROM (SELECT count(*) AS n, count(held) AS keyed FROM running) AS started
 UNION ALL
@@ -163,7 +164,7 @@ SELECT id, pos, rank, queue, task, args::text, least(attempt + 1, 32767)::smalli
        enqueued_at, run_at, CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END, headers::text, lock_key,
        CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END,
        limit_key, rate_key
-FROM taken WHERE rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL) OR id IN (SELECT id FROM free);
+FROM taken WHERE runs;
 
 -- name: fetch_park
 -- Park those of the next n available jobs of these lanes that need a key, ahead of a claim in the same transaction: so that

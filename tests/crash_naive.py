@@ -46,13 +46,13 @@ def completed_when_claimed() -> None:
     real = Fetcher._claim
 
     async def claim(self: Fetcher, *args: Any) -> Any:
-        reading, opened, jobs, parked = await real(self, *args)
-        if jobs:
+        claimed = await real(self, *args)
+        if jobs := claimed.jobs:
             ids, claims = (integers(getattr(job, name) for job in jobs) for name in ("id", "claim"))
             params = {"ids": ids, "claims": claims, "worker_id": self._worker_id()}
             params |= {"version_tag": "naive", "notify": False}
             await self._session.run(self._session.link.statement("complete_plain", **params))
-        return reading, opened, jobs, parked
+        return claimed
 
     Fetcher._claim = claim  # type: ignore[method-assign,assignment]
 

@@ -13,8 +13,8 @@ from typing import Any
 from workers import Eyes, Taker
 
 from pgqueue.admit import Admit, Slots, held
-from pgqueue.fetcher import KEYED_CLAIMS
 from pgqueue.job import Job
+from pgqueue.keyed import KEYED_CLAIMS
 from pgqueue.sessions import Link, Session
 from pgqueue.statements import Statement, integers
 from pgqueue.sweep import Sweep
@@ -144,9 +144,9 @@ class EarlyClaim(UnlockedClaim):
         made = super().statement(name, **params)
         if name != "fetch_claim":
             return made
-        early = "WHERE pg_try_advisory_xact_lock(hashtextextended('pgqueue.lock:' || j.lock_key, 7)) AND NOT EXISTS"
+        early = "AND pg_try_advisory_xact_lock(hashtextextended('pgqueue.lock:' || j.lock_key, 7)) AND NOT EXISTS"
         sql = made.sql.replace(
-            "WHERE NOT EXISTS (SELECT FROM pgqueue.job_running", early + " (SELECT FROM pgqueue.job_running"
+            "AND NOT EXISTS (SELECT FROM pgqueue.job_running", early + " (SELECT FROM pgqueue.job_running"
         )
         assert sql != made.sql
         return replace(made, sql=sql)
@@ -258,7 +258,7 @@ async def race_of_pairs(dsn: str, eyes: Eyes, *, claimers: int, pairs: int, link
     desks = [Desk(dsn, (f"q{number % 2}",), link=link(dsn, "pgqueue")) for number in range(claimers)]
 
     async def claimer(desk: Desk) -> None:
-        desk.fetcher._keyed = KEYED_CLAIMS
+        desk.fetcher.keyed.left = KEYED_CLAIMS
         while holders.ran < 2 * pairs and (not holders.most or max(holders.most.values()) < 2):
             for job in await desk.park(1) + await desk.let_in():
                 holders.begin(job)

@@ -12,7 +12,7 @@ import pytest
 from keyed import Desk, OneStatement, Unlocked
 from workers import Eyes, until
 
-from pgqueue.fetcher import BLANK, KEYED_CLAIMS
+from pgqueue.keyed import BLANK, KEYED_CLAIMS
 from pgqueue.sessions import Link
 from pgqueue.statements import Statement
 from pgqueue.watermark import Watermark
@@ -243,7 +243,7 @@ async def test_one_that_may_be_beside_the_holder_or_is_skipped_is_asked_for_at_o
 ) -> None:
     [holder] = put(eyes, "a", 1, lock_limit=2)
     assert await desk.take() == [holder]
-    desk.fetcher._long_rows = ahead
+    desk.fetcher.keyed.long_rows = ahead
     [other] = put(eyes, "a", 1, **column)
     if naive:  # what is held here is never asked for
         desk.fetcher._parked = lambda keys, singly: desk.admit.parked(dict.fromkeys(keys, ()), keys.keys())
@@ -290,7 +290,7 @@ async def test_what_a_claim_of_a_dead_id_brings_is_not_ours(desk: Desk, eyes: Ey
 async def test_rows_of_some_keys_are_parked_many_at_once(desk: Desk, eyes: Eyes) -> None:
     """After two claims that could take little of what they found; until the rows are at their end."""
     eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', n % 50 FROM generate_series(1, 2500) AS n")
-    desk.fetcher._keyed = KEYED_CLAIMS
+    desk.fetcher.keyed.left = KEYED_CLAIMS
     taken = [len(await desk.park(100)) for _ in range(3)]
     assert sum(taken) == 50
     assert eyes.states()["blocked"] > 2000
@@ -302,12 +302,12 @@ async def test_rows_of_some_keys_are_parked_many_at_once(desk: Desk, eyes: Eyes)
 async def test_when_rows_are_short_again_free_keys_are_taken_at_once_again(desk: Desk, eyes: Eyes) -> None:
     eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'busy' FROM generate_series(1, 300)")
     await desk.park(100)
-    long = desk.fetcher._long_rows
+    long = desk.fetcher.keyed.long_rows
     assert long
     eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'k' || n FROM generate_series(1, 300) AS n")
     for _ in range(3):
         await desk.park(100)
-    long = desk.fetcher._long_rows
+    long = desk.fetcher.keyed.long_rows
     assert not long
     eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'l' || n FROM generate_series(1, 50) AS n")
     assert len(await desk.park(100)) == 50
@@ -337,7 +337,7 @@ async def test_free_jobs_behind_a_long_row_are_taken_before_that_is_parked_and_n
         await desk.park(1000)
     left = eyes.states().get("available", 0)
     assert left > 4_000 if naive else left == 0
-    assert desk.fetcher._blank <= BLANK
+    assert desk.fetcher.keyed.blank <= BLANK
 
 
 @pytest.mark.promise("F13")
@@ -350,7 +350,7 @@ async def test_free_jobs_behind_a_long_row_are_found_from_zero_in_a_database_tha
     eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'busy' FROM generate_series(1, 12000)")
     eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, 40)")
     await desk.park(1000)
-    assert desk.fetcher._long_rows
+    assert desk.fetcher.keyed.long_rows
     assert len(await desk.park(1000)) == 40
 
 
@@ -358,7 +358,7 @@ async def test_free_jobs_behind_a_long_row_are_found_from_zero_in_a_database_tha
 async def test_however_long_a_row_lasts_a_claim_is_ordinary_once_a_second(
     desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgqueue.fetcher.PASS_SECONDS", 0.0)
+    monkeypatch.setattr("pgqueue.keyed.PASS_SECONDS", 0.0)
     desk.fetcher.watermark = Watermark(zero_every=1e9)
     begun = []
     real = desk.fetcher.watermark.starts
@@ -372,7 +372,7 @@ async def test_however_long_a_row_lasts_a_claim_is_ordinary_once_a_second(
     for _ in range(3):
         await desk.park(1000)
     assert begun == [True, True, True]
-    assert desk.fetcher._long_rows
+    assert desk.fetcher.keyed.long_rows
 
 
 async def test_where_nobody_is_behind_a_long_row_most_fetches_do_not_look(desk: Desk, eyes: Eyes) -> None:
@@ -381,7 +381,7 @@ async def test_where_nobody_is_behind_a_long_row_most_fetches_do_not_look(desk: 
     looked = []
     for _ in range(8):
         await desk.park(10)
-        looked.append(desk.fetcher._blank)
+        looked.append(desk.fetcher.keyed.blank)
     assert looked == [4, 3, 2, 1] * 2
     [free] = [eyes.one("INSERT INTO pgqueue.job (task) VALUES ('x') RETURNING id")]
     assert [job.id for job in await desk.park(10)] == [free]

@@ -11,7 +11,8 @@ import pytest
 from keyed import Desk, EarlyClaim, UnlockedClaim, race_of_pairs
 from workers import Eyes, until
 
-from pgqueue.fetcher import KEYED_CLAIMS, RANKS
+from pgqueue.fetcher import RANKS
+from pgqueue.keyed import KEYED_CLAIMS, KEYED_LEAST, KEYED_MOST
 from pgqueue.sessions import Link
 from pgqueue.statements import text
 
@@ -36,7 +37,7 @@ async def desks(dsn: str) -> AsyncIterator[Callable[[], Desk]]:
 
     def make() -> Desk:
         made.append(desk := Desk(dsn))
-        desk.fetcher._keyed = KEYED_CLAIMS
+        desk.fetcher.keyed.left = KEYED_CLAIMS
         return desk
 
     yield make
@@ -49,6 +50,16 @@ def put(eyes: Eyes, *keys: str | None, **columns: Any) -> list[int]:
     places = ", ".join(["%s"] * (1 + len(columns)))
     insert = f"INSERT INTO pgqueue.job (task, {names}) VALUES ('x', {places}) RETURNING id"  # noqa: S608
     return [eyes.one(insert, key, *columns.values()) for key in keys]
+
+
+def put_distinct(eyes: Eyes, number: int) -> None:
+    eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'k' || n FROM generate_series(1, %s) AS n", number)
+
+
+def eighth(eyes: Eyes) -> int:
+    """How many keys all workers together may lock."""
+    settings = "current_setting('max_locks_per_transaction')::integer * current_setting('max_connections')::integer / 8"
+    return int(eyes.one(f"SELECT {settings}"))
 
 
 async def test_the_first_job_of_a_free_key_runs_at_once_and_the_next_is_parked(
@@ -121,16 +132,16 @@ async def test_skip_ends_the_second_and_not_the_first(desks: Callable[[], Desk],
 
 async def test_claims_look_for_keys_only_while_there_are_some(desks: Callable[[], Desk], eyes: Eyes) -> None:
     desk = desks()
-    desk.fetcher._keyed = 0
+    desk.fetcher.keyed.left = 0
     [first] = put(eyes, "a")
     assert await desk.park() == []
     [second] = put(eyes, "b")
     assert [job.id for job in await desk.park()] == [second]
     for _ in range(KEYED_CLAIMS):
-        assert desk.fetcher._keyed
+        assert desk.fetcher.keyed.left
         put(eyes, None)
         await desk.park()
-    assert not desk.fetcher._keyed
+    assert not desk.fetcher.keyed.left
     assert [job.id for job in await desk.let_in()] == [first]
 
 
@@ -138,11 +149,50 @@ async def test_all_workers_together_have_an_eighth_of_the_lock_table(
     desks: Callable[[], Desk], eyes: Eyes, conn: psycopg.Connection
 ) -> None:
     put(eyes, *"abcdefghij")
-    settings = "current_setting('max_locks_per_transaction')::integer * current_setting('max_connections')::integer / 8"
-    [(eighth,)] = eyes.all(f"SELECT {settings}")
+    share = eighth(eyes)
     lanes = {"queues": ["default"] * 20, "ranks": list(RANKS), "afters": [0] * 20, "n": 100}
-    conn.execute(text("fetch_lock", "pgqueue").encode(), {**lanes, "workers": eighth // 3})
+    said = conn.execute(text("fetch_lock", "pgqueue").encode(), {**lanes, "workers": share // 3}).fetchone()
+    assert said is not None and said[0] == share
     assert eyes.one("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'") == 3
+
+
+@pytest.mark.parametrize("naive", [False, True])
+async def test_a_claim_asks_for_no_more_jobs_than_it_may_lock_keys_so_nobody_is_parked_for_nothing(
+    desks: Callable[[], Desk], eyes: Eyes, monkeypatch: pytest.MonkeyPatch, naive: bool
+) -> None:
+    """The naive version asks for as many as if nobody else took locks."""
+    put_distinct(eyes, 300)
+    desk, workers = desks(), eighth(eyes) // 40
+    desk.fetcher._live_workers = lambda: workers
+    if naive:
+        real = desk.fetcher.keyed.room
+        monkeypatch.setattr(desk.fetcher.keyed, "room", lambda n, workers: real(n, 1))
+    taken = [len(await desk.park()) for _ in range(9)]
+    if naive:
+        assert eyes.states()["blocked"] > 100
+    else:
+        assert eyes.states() == {"running": 300}
+        assert taken == [KEYED_LEAST, 40, 40, 40, 40, 40, 40, 28, 0]  # the first is told how many
+
+
+async def test_where_the_lock_table_is_large_a_claim_of_jobs_with_keys_is_as_large_as_others(
+    desks: Callable[[], Desk], eyes: Eyes
+) -> None:
+    assert eighth(eyes) > KEYED_MOST
+    put_distinct(eyes, KEYED_LEAST + KEYED_MOST + 5)
+    desk = desks()
+    assert [len(await desk.park(2 * KEYED_MOST)) for _ in range(3)] == [KEYED_LEAST, KEYED_MOST, 5]
+
+
+async def test_where_each_may_lock_very_few_keys_claims_do_not_become_tiny(
+    desks: Callable[[], Desk], eyes: Eyes
+) -> None:
+    put_distinct(eyes, 3 * KEYED_LEAST)
+    desk, workers = desks(), eighth(eyes)
+    desk.fetcher._live_workers = lambda: workers
+    for _ in range(2):
+        assert len(await desk.park()) == 1
+    assert eyes.states() == {"running": 2, "blocked": 2 * (KEYED_LEAST - 1), "available": KEYED_LEAST}
 
 
 @pytest.mark.promise("L04")
@@ -162,7 +212,7 @@ async def test_a_claim_counts_in_a_snapshot_from_after_its_locks(
         put(eyes, "k", queue=queue)
     try:
         for desk in (slow, quick):
-            desk.fetcher._keyed = KEYED_CLAIMS
+            desk.fetcher.keyed.left = KEYED_CLAIMS
         conn.execute("SELECT FROM pgqueue.worker WHERE id = %s FOR UPDATE", [slow.worker_id])
         claim = asyncio.create_task(slow.park())
         blocked = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid)))"
@@ -197,3 +247,5 @@ async def test_a_free_key_is_looked_up_whatever_waits_for_others(
     assert len(blocked) == 2
     assert all("Index" in line and "loops=50" in line for line in blocked), blocked
     assert not [line for line in plan if "Seq Scan" in line]
+    [ids] = [line for line in plan if "lock_key IS NOT NULL" in line and "IS TRUE" in line]
+    assert "hashed SubPlan" in ids, ids

@@ -109,7 +109,7 @@ class Gate(Taker):
     async def take(self, room: int = 1000) -> list[int]:
         """One fetch that looks at rates; the ids of those it has claimed."""
         self.passing._left = CLAIMS
-        self.fetcher._long_rows = False
+        self.fetcher.keyed.long_rows = False
         return [job.id for job in await self.fetch(room)]
 
 
@@ -266,7 +266,7 @@ async def test_a_key_that_somebody_has_locked_is_not_waited_for(
     assert await gate.take() == [free]
     assert line(eyes) == ids
     assert not gate.passing.lasting(["rate:k"])
-    assert not gate.fetcher._long_rows
+    assert not gate.fetcher.keyed.long_rows
 
 
 # The line comes first ------------------------------------------------------------------------------------------------
