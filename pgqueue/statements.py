@@ -56,7 +56,7 @@ def in_schema(sql: str, schema: str) -> str:
 @cache
 def text(name: str, schema: str) -> str:
     """Return the named statement of `sql/*.sql` for this schema, in psycopg's `%(name)s` style."""
-    return in_schema(_all()[name], schema)
+    return in_schema(_bare(_all()[name]), schema)
 
 
 def integers(values: Iterable[int]) -> str:
@@ -91,7 +91,7 @@ def _all() -> dict[str, str]:
 
 def _split(source: str) -> list[tuple[str, str]]:
     pieces = _NAME.split(source)
-    return [(name, _bare(body)) for name, body in zip(pieces[1::2], pieces[2::2], strict=True)]
+    return list(zip(pieces[1::2], pieces[2::2], strict=True))
 
 
 def _bare(body: str) -> str:

@@ -1,4 +1,4 @@
-"""What people ask of supervisors and workers: who works on what; restart, quiet, scale; are they well.
+"""What people ask of supervisors and workers: who works on what; restart, quiet, scale.
 
 Called by the CLI, from anywhere: an order is a row and a NOTIFY, so it reaches a supervisor in another container, too.
 Each is one statement on the connection given. Does nothing itself: supervisors do what they are told.
@@ -73,16 +73,6 @@ class Answer:
     alive: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """How the workers of a host are. `well`: one has given a sign of life within its lease, or all were told to be
-    quiet; `ready`: one takes jobs, too."""
-
-    host: str
-    well: bool
-    ready: bool
-
-
 def workers(conn: object, *, host: str | None = None) -> list[WorkerNow]:
     """Return the workers that are not known to be dead, at most 1,000, with what runs on them."""
     return connections.run(conn, everybody(host, config().schema))
@@ -103,15 +93,9 @@ def answers(conn: object, orders: list[int]) -> list[Answer]:
     return connections.run(conn, Statement(sql, {"ids": orders}, lambda rows: [Answer(*row) for row in rows]))
 
 
-def health(conn: object, host: str) -> Health:
-    """Return how the workers of this host are. One row is read."""
-    sql = text("supervisors_health", config().schema)
-    return connections.run(conn, Statement(sql, {"host": host}, lambda rows: Health(host, *rows[0])))
-
-
 def everybody(host: str | None, schema: str) -> Statement[list[WorkerNow]]:
     """Ask for the workers of a host, or all."""
-    import msgspec  # only here: `health` must be quick
+    import msgspec  # only here: who gives an order does without
 
     params = {"host": host, "n": JOBS_MOST}
     return Statement(

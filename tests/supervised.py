@@ -61,6 +61,9 @@ def held_thread(job: pgqueue.Job, name: str) -> None:
     say("ended", job=job.id, name=name, version=VERSION)
 """
 
+SHOWN = 60
+"""Lines of what the supervisor said that are shown when a test fails."""
+
 
 class Supervised:
     """A supervisor and its processes, in a directory with the module `shop`."""
@@ -190,6 +193,9 @@ def supervised(
                 worker.says("ready: ")
                 one.children()
             yield one
+        except BaseException:
+            print("the supervisor said at last:", *worker.lines[-SHOWN:], sep="\n  ")
+            raise
         finally:
             one.close()
 

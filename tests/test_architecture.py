@@ -22,7 +22,7 @@ LAYERS = {
     "columns timing",
     "database": "memory statements connections embedded embedded_watch loops wire sessions borrowed lending orm",
     "rows": "waiting handle enqueue unique endings settling work awork control steps choosing operate pausing grants "
-    "migrations locks limits supervisors schedules",
+    "migrations locks limits supervisors health schedules",
     "declarations": "options uniqueness lifespan tasks hooks joblog pool pulse threads runs gate aborts lost_lease "
     "timekeeper transactions iterate results settings turns lines passing keyed",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance "

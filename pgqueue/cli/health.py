@@ -30,10 +30,10 @@ def command(ready: bool, host: str | None, as_json: bool) -> None:
       pgqueue health --ready
       pgqueue health --json
     """
-    from pgqueue import supervisors
+    from pgqueue.health import health
 
     with connected("health", check=False) as conn:
-        found = supervisors.health(conn, host or socket.gethostname())
+        found = health(conn, host or socket.gethostname())
     good = found.ready if ready else found.well
     if as_json:
         click.echo(json.dumps({"host": found.host, "well": found.well, "ready": found.ready}))
