@@ -118,4 +118,5 @@ def working(*arguments: str, dsn: str | None, cwd: Path, **environ: str) -> Iter
 
 def _environ(dsn: str | None, more: dict[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PGQUEUE_", "COLUMNS"))}
-    return kept | ({} if dsn is None else {"PGQUEUE_DSN": dsn}) | more
+    patient = {"PGCONNECT_TIMEOUT": str(int(PATIENCE))}  # the command's own 10 s are too short for a busy server
+    return kept | patient | ({} if dsn is None else {"PGQUEUE_DSN": dsn}) | more

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
 from time import monotonic
 from typing import Any
 
+import pytest
 from workers import Eyes, Taker
 
+from pgqueue import sessions
 from pgqueue.admit import Admit, Slots, held
 from pgqueue.job import Job
 from pgqueue.keyed import KEYED_CLAIMS
@@ -179,6 +182,16 @@ ALLOW = """INSERT INTO pgqueue.key_limit (name, n, set_at) VALUES ('k', %s, now(
            ON CONFLICT (name) DO UPDATE SET n = excluded.n"""
 
 
+@asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    """A limit for all of it, and most of it for each connection: so many at once take a busy server a while."""
+    usual = sessions.options
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "options", lambda link, name: usual(link, name) | {"connect_timeout": 60})
+        async with asyncio.timeout(seconds):
+            yield
+
+
 async def race(dsn: str, eyes: Eyes, *, claimers: int, rounds: int, limit: int, link: type[Link] = Link) -> int:
     """So many claimers work off so many jobs of one key, until too many run; how many at most ran at the same time."""
     eyes.do(LOCKED, limit, rounds)
@@ -203,7 +216,7 @@ async def racing(dsn: str, claimers: int, rounds: int, most: dict[str, int], lin
                 await desk.complete(job)
 
     try:
-        async with asyncio.timeout(60 + rounds / 20):
+        async with within(60 + rounds / 20):
             await asyncio.gather(*map(claimer, desks))
     finally:
         for desk in desks:
@@ -227,7 +240,7 @@ async def rush(dsn: str, eyes: Eyes, *, claimers: int, rounds: int, limit: int, 
         running.extend((desk, job) for job in await desk.let_in())
 
     try:
-        async with asyncio.timeout(120 + rounds * claimers / 50):
+        async with within(120 + rounds * claimers / 50):
             while await desks[0].park() or eyes.one("SELECT EXISTS (SELECT FROM pgqueue.job_available)"):
                 assert not desks[0].jobs, "a claim took what must be admitted"
             for number in range(1, rounds + 1):
@@ -267,7 +280,7 @@ async def race_of_pairs(dsn: str, eyes: Eyes, *, claimers: int, pairs: int, link
                 await desk.complete(job)
 
     try:
-        async with asyncio.timeout(120):
+        async with within(120):
             await asyncio.gather(*map(claimer, desks))
     finally:
         for desk in desks:

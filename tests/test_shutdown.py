@@ -41,8 +41,8 @@ def anew() -> None:
 def spins(job: Job) -> str:
     if job.headers:
         return "at last"
-    stage.started.set()
     try:
+        stage.started.set()  # in here: whoever waits for it may stop us before the next line
         while True:
             pass
     finally:
@@ -66,9 +66,9 @@ def in_c() -> None:
 
 @task(name="shutdown.swallows")
 def swallows() -> str:
-    stage.started.set()
     for _ in range(2):
         try:
+            stage.started.set()
             while not stage.left:
                 pass
         except BaseException:
