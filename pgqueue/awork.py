@@ -99,7 +99,7 @@ class AsyncWork(Attempt):
 
     async def _begin(self) -> AsyncBorrowed:
         while True:
-            conn = await self._home.lender.atake()
+            conn = await self._home.lender.atake(begun=self._first)
             try:
                 await conn.begin(self._job.claim)
             except BaseException as error:
@@ -110,7 +110,7 @@ class AsyncWork(Attempt):
                     continue
                 raise
             if not self.over:
-                self._conn, self._began = conn, monotonic()
+                self._conn, self._began, self._first = conn, monotonic(), False
                 return conn
             await conn.close()
             await self._home.lender.agive(conn)

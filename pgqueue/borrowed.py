@@ -10,10 +10,11 @@ what clears runs only after a COMMIT that took place, so no advisory lock is let
 if any of the answers does not come, it is an unknown COMMIT, the connection is closed, and `settling` finds out.
 
 Where the next job is at hand, BEGIN for it follows *ahead* in the same message, behind a sync of its own: so it is not
-in one transaction with what clears, and a handler whose transaction is there already waits for one message less. It is
-as if the handler had asked the moment it was called. A transaction takes no snapshot and no lock before its first
-statement; only `now()` is its BEGIN's. So nobody gets it whose claim had not been answered when it was sent (his
-`now()` would lie before what led to him), nor later than `AHEAD_SECONDS` after; then it is begun anew, in one message.
+in one transaction with what clears, and a handler whose transaction is there already waits for one message less. A
+transaction takes no snapshot and no lock before its first statement; only `now()` is its BEGIN's. So nobody gets it
+whose claim had not been answered when it was sent (his `now()` would lie before what led to him), nor later than
+`AHEAD_SECONDS` after: then it is begun anew, in one message. Nor does a second transaction of one job get it. A session
+that has died in that time is found out by the handler's first statement, and costs an attempt.
 
 The completion is prepared when the connection is made, under a name of ours. Handlers can drop it. psycopg does so for
 them: after a DROP, an ALTER or a rollback to a savepoint it drops all statements of the session. We are told
@@ -32,6 +33,7 @@ from psycopg import (
     AsyncConnection,
     Connection,
     ConnectionInfo,
+    Error,
     InternalError,
     OperationalError,
     ProgrammingError,
@@ -39,7 +41,7 @@ from psycopg import (
 from psycopg.errors import SerializationFailure, error_from_result
 from psycopg.pq import ConnStatus, TransactionStatus
 
-from pgqueue.prepared import ANEW, BEGIN, CLEAR, COMMIT, OK, Prepared, answers
+from pgqueue.prepared import ANEW, BEGIN, CLEAR, COMMIT, OK, ROLLBACK, Prepared, answers
 from pgqueue.statements import Statement
 
 if TYPE_CHECKING:
@@ -140,6 +142,14 @@ class _Both:
 class Borrowed(_Both, Connection[Any]):
     """A connection whose transaction only the worker begins and ends: `commit` and `rollback` raise meanwhile."""
 
+    def leave(self) -> None:
+        """Undo a transaction that was begun ahead and that nobody wants."""
+        self.ahead = None
+        try:
+            self._say(ROLLBACK)
+        except Error:
+            self.close()
+
     def begin(self, claim: int) -> None:
         """Begin the transaction of a job of this claim."""
         if self._due():
@@ -207,6 +217,14 @@ class Borrowed(_Both, Connection[Any]):
 
 class AsyncBorrowed(_Both, AsyncConnection[Any]):
     """The same for the loop."""
+
+    async def leave(self) -> None:
+        """Undo a transaction that was begun ahead and that nobody wants."""
+        self.ahead = None
+        try:
+            await self._say(ROLLBACK)
+        except Error:
+            await self.close()
 
     async def begin(self, claim: int) -> None:
         """Begin the transaction of a job of this claim."""

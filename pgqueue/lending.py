@@ -7,7 +7,7 @@ not have noticed, and the next attempt would run into its locks.
 
 A handler leaves nothing behind in a session: settings, cursors, channels, temporary tables and advisory locks are
 cleared in the message that commits (`CLEAR`); a connection that did not commit is closed. One on which that message has
-begun a transaction ahead stays here for the next job, not in its pool; if none comes, it is closed, too. Behind a
+begun a transaction ahead stays here for the next job, not in its pool; if none comes, that is undone. Behind a
 transaction pooler a session is nobody's own, so there is nothing to clear, and a name in pg_stat_activity that is not
 ours to end.
 """
@@ -64,16 +64,18 @@ class Lender:
         self._ahead: list[Borrowed] = []
         self._aahead: list[AsyncBorrowed] = []
         """Those with a transaction that was begun ahead, the youngest last."""
-        self._closing: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
         self.closed = False
 
-    def take(self) -> Borrowed:
-        """A connection for a thread, in autocommit mode; psycopg's errors if the database is away."""
-        while (begun := _last(self._ahead)) is not None:
-            if not self._orphans:
-                return begun
-            begun.close()  # orphans are ended in nobody's transaction
-            self.give(begun)
+    def take(self, *, begun: bool = False) -> Borrowed:
+        """A connection for a thread, in autocommit mode; psycopg's errors if the database is away.
+
+        With `begun` it may be in a transaction that was begun ahead; who has it then begins one, and knows what to do.
+        """
+        if begun and not self._orphans and (conn := _last(self._ahead)) is not None:
+            return conn  # orphans are ended in nobody's transaction
+        if self._orphans and (conn := _last(self._ahead)) is not None:
+            self._back(conn)  # there may be none left in the pool
         try:
             conn = (self._sync or self._open()).getconn()
             conn.out_since = monotonic()
@@ -93,19 +95,21 @@ class Lender:
         """Take it back; a broken one, or one inside a transaction, is not lent again as it is."""
         assert self._sync is not None
         self._tidy(conn)
-        if conn.ahead is None or conn.closed or self.closed:
+        with self._opening:  # so that `close` finds all
+            stays = conn.ahead is not None and not conn.closed and not self.closed
+            if stays:
+                self._ahead.append(conn)
+        if not stays:
             self._sync.putconn(conn)
-        else:
-            self._ahead.append(conn)
 
-    async def atake(self) -> AsyncBorrowed:
+    async def atake(self, *, begun: bool = False) -> AsyncBorrowed:
         """A connection for the loop."""
         if self.closed:
             raise _closed()
-        while (begun := _last(self._aahead)) is not None:
-            if not self._orphans:
-                return begun
-            await self._aclose(begun)
+        if begun and not self._orphans and (conn := _last(self._aahead)) is not None:
+            return conn
+        if self._orphans and (conn := _last(self._aahead)) is not None:
+            await self._aback(conn)
         if self._async is None:
             from psycopg_pool import AsyncConnectionPool  # with the first who asks: most workers are never asked
 
@@ -142,9 +146,9 @@ class Lender:
         return self._known.get(conn)
 
     def identities(self) -> list[Identity]:
-        """The sessions there are, for the beat; called from its thread. Those begun for nobody are closed meanwhile."""
-        if self._ahead or self._aahead:
-            self._loop.call_soon_threadsafe(self._close_idle)
+        """The sessions there are, for the beat; called from its thread. What was begun for nobody is undone."""
+        if (self._ahead or self._aahead) and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._leave_idle)
         with self._naming:
             known = list(self._known.items())
         return [identity for conn, identity in known if not getattr(conn, "closed", True)] + list(self._orphans)
@@ -177,25 +181,32 @@ class Lender:
         """Close the pools; connections that are lent are closed when they come back."""
         with self._opening:
             self.closed = True
-        self._close_idle(0.0)
-        await asyncio.gather(*self._closing)
+        await asyncio.gather(*self._leaving)
         if self._async is not None:
             await self._async.close()
+            while (aconn := _last(self._aahead)) is not None:
+                await self._async.putconn(aconn)  # closed as it is: the pool is
         if self._sync is not None:
             await asyncio.to_thread(self._sync.close)
+            while (conn := _last(self._ahead)) is not None:
+                self._sync.putconn(conn)
 
-    def _close_idle(self, seconds: float = AHEAD_SECONDS) -> None:
-        """Close connections whose transaction was begun so long ago, for a job that has not come."""
-        for conn in _taken_out(self._ahead, seconds):
-            conn.close()
-            self.give(conn)
-        for aconn in _taken_out(self._aahead, seconds):
-            closing = self._loop.create_task(self._aclose(aconn))
-            self._closing.add(closing)  # the loop itself keeps no task alive
-            closing.add_done_callback(self._closing.discard)
+    def _leave_idle(self) -> None:
+        """Put back connections whose transaction was begun long ago, for a job that has not come."""
+        for leaving in (
+            *(asyncio.to_thread(self._back, conn) for conn in _taken_out(self._ahead)),
+            *(self._aback(conn) for conn in _taken_out(self._aahead)),
+        ):
+            task = self._loop.create_task(leaving)
+            self._leaving.add(task)  # the loop itself keeps no task alive
+            task.add_done_callback(self._leaving.discard)
 
-    async def _aclose(self, conn: AsyncBorrowed) -> None:
-        await conn.close()
+    def _back(self, conn: Borrowed) -> None:
+        conn.leave()
+        self.give(conn)
+
+    async def _aback(self, conn: AsyncBorrowed) -> None:
+        await conn.leave()
         await self.agive(conn)
 
     def _open(self) -> ConnectionPool[Borrowed]:
@@ -250,9 +261,9 @@ def _last(conns: list[C]) -> C | None:
         return None
 
 
-def _taken_out(conns: list[C], seconds: float) -> list[C]:
-    """Those of these that were begun so long ago, taken out; another thread may have been quicker."""
-    before, found = monotonic() - seconds, list[C]()
+def _taken_out(conns: list[C]) -> list[C]:
+    """Those of these that were begun long ago, taken out; another thread may have been quicker."""
+    before, found = monotonic() - AHEAD_SECONDS, list[C]()
     for conn in conns[:]:
         ahead = conn.ahead
         if ahead is not None and ahead.at <= before:

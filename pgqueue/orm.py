@@ -16,11 +16,12 @@ from psycopg.pq import TransactionStatus
 from pgqueue.errors import Error
 
 if TYPE_CHECKING:
-    from psycopg import Connection
     from sqlalchemy import Engine
     from sqlalchemy.orm import Session
 
-_lent: ContextVar[Connection[Any]] = ContextVar("pgqueue_lent")
+    from pgqueue.borrowed import Borrowed
+
+_lent: ContextVar[Borrowed] = ContextVar("pgqueue_lent")
 
 
 SAVEPOINT = b"SAVEPOINT pgqueue_session"
@@ -34,7 +35,7 @@ class Face:
     So what SQLAlchemy rolls back (at `session.begin()`, after a flush that failed) is rolled back, and nothing else.
     """
 
-    def __init__(self, conn: Connection[Any]) -> None:
+    def __init__(self, conn: Borrowed) -> None:
         object.__setattr__(self, "_conn", conn)
         conn.execute(SAVEPOINT)
 
@@ -62,10 +63,12 @@ class Face:
         """SQLAlchemy's, for its log: it would stay with the connection, one more for each job."""
 
     def _open(self) -> bool:
-        return self._conn.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+        """Whether the transaction is still there: after its end the connection may be in the next job's already."""
+        status = self._conn.info.transaction_status
+        return self._conn.kept and status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 
-def session(conn: Connection[Any]) -> Session:
+def session(conn: Borrowed) -> Session:
     """A session on this connection; `finish` it before the transaction ends, and `leave` it afterwards.
 
     commit() and rollback() on it raise; `begin_nested()` is free. ImportError without SQLAlchemy.

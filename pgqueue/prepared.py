@@ -25,7 +25,8 @@ LOCK_SECONDS = 10
 
 BEGINNING = (b"BEGIN", b"SET LOCAL lock_timeout = '%ds'" % LOCK_SECONDS)
 BEGIN = b"; ".join(BEGINNING)
-ANEW = b"; ".join((b"ROLLBACK", *BEGINNING))
+ROLLBACK = b"ROLLBACK"
+ANEW = b"; ".join((ROLLBACK, *BEGINNING))
 COMMIT = b"COMMIT"
 # After the COMMIT, in a transaction of its own. Should it fail, the job has ended all the same: its row is gone.
 CLEARING = (

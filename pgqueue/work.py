@@ -82,6 +82,8 @@ class Attempt:
         self.over = False
         """The run is over, so no transaction begins any more: nobody would end it."""
         self._conn: Any = None
+        self._first = True
+        """Whether no transaction has begun yet."""
         self._committing = self._committed = False
         self._home = home
         self._job = job
@@ -295,7 +297,7 @@ class Work(Attempt):
 
     def _begin(self) -> Borrowed:
         while True:
-            conn = self._home.lender.take()
+            conn = self._home.lender.take(begun=self._first)
             try:
                 conn.begin(self._job.claim)
             except BaseException as error:
@@ -307,7 +309,7 @@ class Work(Attempt):
                 raise
             with self._having:  # the run ends before, and we see it; or after, and it sees the connection
                 if not self.over:
-                    self._conn, self._began = conn, monotonic()
+                    self._conn, self._began, self._first = conn, monotonic(), False
                     return conn
             conn.close()
             self._home.lender.give(conn)

@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy
 from test_lending import FOUND, LEFT, SESSIONS
 from test_transactions import accounts, balances, declared, outcomes
 from test_work import BOTH, enqueued
@@ -14,6 +15,7 @@ from workers import Eyes, until, work
 
 from pgqueue import Job, borrowed
 from pgqueue.borrowed import Ahead, AsyncBorrowed, Borrowed
+from pgqueue.lending import Lender
 from pgqueue.pool import Pool
 from pgqueue.prepared import ANEW, BEGIN
 from pgqueue.wiring import Wiring
@@ -173,7 +175,7 @@ async def test_one_that_nobody_wants_is_not_kept(
     writing, lasting = declared(awrites if on_loop else writes), declared(alasts if on_loop else lasts)
     async with work(dsn, writing, lasting, concurrency=1) as worker:
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(worker._lender, "_close_idle", lambda seconds=0.0: None)
+            meanwhile.setattr(worker._lender, "_leave_idle", lambda: None)
             last = together(dsn, worker, writing, lasting, writing)
             await until(begun.is_set)
             assert accounts.one(f"SELECT count(*) {SESSIONS} AND state = 'idle in transaction'") == 1
@@ -209,7 +211,7 @@ async def test_one_whose_session_is_gone_costs_no_attempt(
 
     writing, lasting = declared(awrites if on_loop else writes), declared(alasts if on_loop else lasts)
     async with work(dsn, writing, lasting, concurrency=1) as worker:
-        monkeypatch.setattr(worker._lender, "_close_idle", lambda seconds=0.0: None)
+        monkeypatch.setattr(worker._lender, "_leave_idle", lambda: None)
         last = together(dsn, worker, writing, lasting, writing)
         await until(begun.is_set)
         assert accounts.one(f"SELECT count(*) {SESSIONS} AND state = 'idle in transaction'") == 1
@@ -240,3 +242,102 @@ async def test_a_connection_goes_back_to_its_pool_from_time_to_time(
         await until(accounts.is_in(together(dsn, worker, *[writing] * 3), "completed"))
         await until(accounts.is_in(enqueued(dsn, writing), "completed"))
     assert said == [BEGIN] * 4
+
+
+async def test_a_session_of_sqlalchemy_leaves_the_next_transaction_alone(
+    dsn: str, accounts: Eyes, said: list[bytes]
+) -> None:
+    """What it rolls back when it is closed is a savepoint of its own transaction, which is over by then."""
+
+    def writes(job: Job) -> None:
+        job.session().execute(sqlalchemy.text(WRITE))
+
+    writing = declared(writes)
+    async with work(dsn, writing, concurrency=1) as worker:
+        await until(accounts.is_in(together(dsn, worker, *[writing] * 3), "completed"))
+        assert worker._completer.fenced == 0
+    assert said == [BEGIN]
+    assert balances(accounts)[0] == 103
+    assert outcomes(accounts) == []
+
+
+async def test_a_commit_that_fails_says_why_though_the_next_transaction_has_begun(
+    dsn: str, accounts: Eyes, said: list[bytes]
+) -> None:
+    """The second message part is answered, too; the job runs again in place, as after any abort."""
+    accounts.do(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE serialization_failure; END $$"
+    )
+    accounts.do("CREATE TABLE once (id int)")
+    accounts.do(
+        "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON once DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    tries: list[int] = []
+
+    def writes(job: Job) -> None:
+        tries.append(job.id)
+        session = job.session()
+        session.execute(sqlalchemy.text(WRITE))
+        if len(tries) == 1:
+            session.execute(sqlalchemy.text("INSERT INTO once VALUES (1)"))
+
+    writing = declared(writes)
+    async with work(dsn, writing, concurrency=1) as worker:
+        await until(accounts.is_in(together(dsn, worker, *[writing] * 3), "completed"))
+    assert outcomes(accounts) == ["aborted"]
+    assert balances(accounts)[0] == 103
+
+
+@BOTH
+async def test_who_asks_what_became_of_a_commit_does_so_in_nobodys_transaction(
+    dsn: str, accounts: Eyes, said: list[bytes], monkeypatch: pytest.MonkeyPatch, on_loop: bool
+) -> None:
+    """Only an attempt's first transaction may be one that was begun ahead."""
+    asked: list[bool] = []
+    take, atake = Lender.take, Lender.atake
+
+    def takes(lender: Lender, *, begun: bool = False) -> Borrowed:
+        asked.append(begun)
+        return take(lender, begun=begun)
+
+    async def atakes(lender: Lender, *, begun: bool = False) -> AsyncBorrowed:
+        asked.append(begun)
+        return await atake(lender, begun=begun)
+
+    monkeypatch.setattr(Lender, "take", takes)
+    monkeypatch.setattr(Lender, "atake", atakes)
+    complete, acomplete = Borrowed._complete, AsyncBorrowed._complete
+    lost: list[int] = []
+
+    def completes(conn: Borrowed, statement: Any, ahead: bool) -> Any:
+        found = complete(conn, statement, ahead)
+        if len(lost) == 0:
+            lost.append(1)
+            conn.pgconn.finish()
+            raise psycopg.OperationalError("the answer was lost")
+        return found
+
+    async def acompletes(conn: AsyncBorrowed, statement: Any, ahead: bool) -> Any:
+        found = await acomplete(conn, statement, ahead)
+        if len(lost) == 0:
+            lost.append(1)
+            conn.pgconn.finish()
+            raise psycopg.OperationalError("the answer was lost")
+        return found
+
+    monkeypatch.setattr(Borrowed, "_complete", completes)
+    monkeypatch.setattr(AsyncBorrowed, "_complete", acompletes)
+
+    def writes(job: Job) -> None:
+        job.connection.execute(WRITE)
+
+    async def awrites(job: Job) -> None:
+        await (await job.aconnection()).execute(WRITE)
+
+    writing = declared(awrites if on_loop else writes)
+    async with work(dsn, writing, concurrency=1) as worker:
+        await until(accounts.is_in(together(dsn, worker, *[writing] * 3), "completed"))
+    assert balances(accounts)[0] == 103
+    assert outcomes(accounts) == []
+    assert asked == [True, False, True, True]
