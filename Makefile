@@ -13,7 +13,7 @@ types:
 	$(BIN)/mypy
 
 test:
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 format:
 	$(BIN)/ruff format .

@@ -378,7 +378,7 @@ async def test_however_long_a_row_lasts_a_claim_is_ordinary_once_a_second(
 async def test_where_nobody_is_behind_a_long_row_most_fetches_do_not_look(
     desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgqueue.fetcher.PASS_SECONDS", 1e9)  # the ordinary one of each second does not count
+    monkeypatch.setattr("pgqueue.keyed.PASS_SECONDS", 1e9)  # the ordinary one of each second does not count
     eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'busy' FROM generate_series(1, 20000)")
     assert await desk.park(10) == []
     looked = []

@@ -77,7 +77,7 @@ def test_the_two_commands_of_the_first_screen_are_one_line_each_and_ci_runs_them
     commands = [block.text for block in blocks(README) if block.elsewhere == ".ci/run"]
     found = [re.fullmatch(r"\$ (python3 -m venv .+)\n", command) for command in commands]
     assert all(found)
-    assert [match[1].rsplit("/", 1)[1] for match in found if match] == ["pgqueue demo", "pytest"]
+    assert [match[1].rsplit("/", 1)[1] for match in found if match] == ["pgqueue demo", "pytest -n 2"]
     assert r"sed -n 's/^\$ \(python3 -m venv .*\)$/\1/p' README.md" in CI.read_text(encoding="utf-8")
     screen = README.read_text(encoding="utf-8").splitlines()[:40]
     assert sum(line.startswith("$ python3 -m venv") for line in screen) == 2

@@ -53,11 +53,11 @@ async def test_a_thread_that_is_stopped_at_any_step_leaves_nothing_behind(
     come, told = threading.Event(), threading.Event()
     real = getattr(owner, step)
 
-    def stopping(self: Any, *args: Any) -> Any:
+    def stopping(self: Any, *args: Any, **how: Any) -> Any:
         if not come.is_set():
             come.set()
             assert told.wait(30)
-        return real(self, *args)
+        return real(self, *args, **how)
 
     monkeypatch.setattr(owner, step, stopping)
 

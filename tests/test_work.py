@@ -83,14 +83,14 @@ async def test_who_asks_while_the_run_ends_gets_no_connection(
     said: list[BaseException | None] = []
     take, atake = Lender.take, Lender.atake
 
-    def slow_take(lender: Lender) -> Any:
-        conn = take(lender)
+    def slow_take(lender: Lender, **how: bool) -> Any:
+        conn = take(lender, **how)
         taken.set()
         assert go_on.wait(20)
         return conn
 
-    async def slow_atake(lender: Lender) -> Any:
-        conn = await atake(lender)
+    async def slow_atake(lender: Lender, **how: bool) -> Any:
+        conn = await atake(lender, **how)
         taken.set()
         assert await asyncio.to_thread(go_on.wait, 20)
         return conn
