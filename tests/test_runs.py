@@ -276,9 +276,9 @@ async def test_a_thread_that_was_stopped_is_not_sealed_and_its_rollback_is_left_
     calm: list[bool] = []
 
     def commits(job: Job) -> None:
-        started.set()
         try:
             try:
+                started.set()  # in here: the stop may come before the next line
                 stopped.acquire()
             finally:
                 bench.executor.seal(job)
@@ -397,8 +397,8 @@ async def test_an_interruption_that_lands_after_the_handler_has_returned_takes_n
     started, go_on, late = threading.Event(), threading.Event(), []
 
     def swallows() -> None:
-        started.set()
         try:
+            started.set()  # in here: the interruption may come before the next line
             while True:
                 if go_on.is_set():
                     return
@@ -483,8 +483,8 @@ async def test_a_cleanup_is_not_disturbed_however_long_it_takes() -> None:
     calm: list[bool] = []
 
     def cleans() -> None:
-        started.set()
         try:
+            started.set()  # in here: the stop may come before the next line
             while True:
                 pass
         finally:
