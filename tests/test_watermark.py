@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from time import thread_time
 from timeit import repeat
 
 import pytest
@@ -496,7 +497,8 @@ def test_it_is_cheap_enough_for_every_fetch() -> None:
         fetcher.mark.starts(lanes, 0.0)
         fetcher.mark.fetched(reading, lanes, limits, lanes, taken, n, 0.0, 0.0, 1)
 
-    assert min(repeat(one, number=200, repeat=10)) / 200 < 100e-6
+    seconds = min(repeat(one, timer=thread_time, number=200, repeat=10)) / 200  # of CPU: the machine may be busy
+    assert seconds < 100e-6
 
 
 def test_one_slow_answer_does_not_cancel_the_next_start_at_zero(fetcher: Fetcher) -> None:
