@@ -29,6 +29,7 @@ log = logging.getLogger("pgqueue")
 
 FLUSH_SECONDS = 10.0
 HAND_ON_SECONDS = 1.0  # the keys of our last jobs; whom we miss, the sweep finds
+GIVE_BACK_SECONDS = 1.0  # what was brought while we left; what we miss, rescue finds
 # How long handlers may take to leave when they are stopped at the shutdown's deadline.
 STOP_SECONDS = 1.0
 
@@ -89,6 +90,7 @@ class Worker(Wiring):
         super().__init__(settings, named)
         self._prepared = self._stopping = False
         self._services: set[asyncio.Task[None]] = set()
+        self._writing: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
         self._ended: asyncio.Future[None] | None = None
 
@@ -153,7 +155,8 @@ class Worker(Wiring):
         """Start the services of a prepared worker."""
         self._state = "running"  # said by the beat that lists the fetcher's connection
         self._fetching = self._serve(self._fetcher.run(), "fetcher")
-        services: list[Any] = [self._completer, self._scheduler, self._maintenance, self._reconciler, self._signals]
+        self._writing = self._serve(self._completer.run(), "completer")
+        services: list[Any] = [self._scheduler, self._maintenance, self._reconciler, self._signals]
         services += [self._admit, self._sweep, self._ticks, self._declarer, self._rates]
         for service in [
             *services,
@@ -263,10 +266,10 @@ class Worker(Wiring):
         self._state = "stopped"
         self._lost_lease.close()
         await asyncio.to_thread(self._heartbeat.stop)
-        services = list(self._services)
-        for service in services:
-            service.cancel()
-        await asyncio.gather(*services, return_exceptions=True)
+        await self._cancel(*self._services - {self._writing})
+        # A claim or an admit may have been answered up to now: what it brought is given back before the completer goes.
+        await within(self._completer.flushed(), GIVE_BACK_SECONDS)
+        await self._cancel(*self._services)
         try:
             async with asyncio.timeout(5):
                 await self._sign_off()
@@ -280,6 +283,11 @@ class Worker(Wiring):
         self._executor.close()
         await self._stack.aclose()
         self._end()
+
+    async def _cancel(self, *services: asyncio.Task[None]) -> None:
+        for service in services:
+            service.cancel()
+        await asyncio.gather(*services, return_exceptions=True)
 
     async def _sign_off(self) -> None:
         """Hand back what we do not know, and take our row away.

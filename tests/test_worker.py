@@ -465,6 +465,29 @@ async def test_a_claim_that_is_committed_while_its_worker_leaves_is_handed_back(
     assert eyes.all("SELECT * FROM pgqueue.worker") == []
 
 
+async def test_what_is_brought_while_the_worker_leaves_is_given_back(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim answered after the last flush: it was written by nobody, and reconciliation took it for known."""
+    brought: list[Job] = []
+    async with work(dsn, *ALL) as worker:
+        monkeypatch.setattr(worker._fetcher, "_deliver", brought.extend)
+        put(dsn, says.new("late"))
+        await until(lambda: brought)
+        loop, stop = asyncio.get_running_loop(), worker._heartbeat.stop
+
+        def late() -> None:
+            conn.execute("SELECT FROM pgqueue.job_running FOR UPDATE")  # so that the first flush leaves it
+            loop.call_soon_threadsafe(worker._bring, brought)
+            loop.call_soon_threadsafe(loop.call_later, 0.2, conn.rollback)
+            stop()
+
+        monkeypatch.setattr(worker._heartbeat, "stop", late)
+        assert await worker.stop(0.0) == 0
+    assert eyes.all("SELECT state, attempt FROM pgqueue.job") == [("available", 0)]
+    assert eyes.all("SELECT * FROM pgqueue.worker") == []
+
+
 async def test_an_error_that_does_not_pass_ends_run_with_it(dsn: str, eyes: Eyes) -> None:
     async with work(dsn, *ALL) as worker:
         running = asyncio.ensure_future(worker.run())
