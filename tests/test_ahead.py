@@ -57,6 +57,32 @@ def together(dsn: str, worker: Any, *tasks: Any) -> int:
         return [int(asked.enqueue(conn).id) for asked in tasks][-1]
 
 
+def writer(on_loop: bool) -> Any:
+    """A task that writes a little."""
+
+    def writes(job: Job) -> None:
+        job.connection.execute(WRITE)
+
+    async def awrites(job: Job) -> None:
+        await (await job.aconnection()).execute(WRITE)
+
+    return declared(awrites if on_loop else writes)
+
+
+def laster(on_loop: bool, begun: threading.Event, going: threading.Event) -> Any:
+    """A transactional task that never asks for its connection, and lasts until it may go on."""
+
+    def lasts(job: Job) -> None:
+        begun.set()
+        going.wait(60)
+
+    async def alasts(job: Job) -> None:
+        begun.set()
+        await until(going.is_set, 60)
+
+    return declared(alasts if on_loop else lasts)
+
+
 @BOTH
 async def test_a_job_at_hand_has_its_transaction_already(
     dsn: str, accounts: Eyes, said: list[bytes], on_loop: bool
@@ -158,21 +184,7 @@ async def test_one_that_nobody_wants_is_not_kept(
     """The next job does not ask for its connection, and lasts."""
     begun, going = threading.Event(), threading.Event()
 
-    def writes(job: Job) -> None:
-        job.connection.execute(WRITE)
-
-    async def awrites(job: Job) -> None:
-        await (await job.aconnection()).execute(WRITE)
-
-    def lasts(job: Job) -> None:
-        begun.set()
-        going.wait(60)
-
-    async def alasts(job: Job) -> None:
-        begun.set()
-        await until(going.is_set, 60)
-
-    writing, lasting = declared(awrites if on_loop else writes), declared(alasts if on_loop else lasts)
+    writing, lasting = writer(on_loop), laster(on_loop, begun, going)
     async with work(dsn, writing, lasting, concurrency=1) as worker:
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(worker._lender, "_leave_idle", lambda: None)
@@ -195,21 +207,7 @@ async def test_one_whose_session_is_gone_costs_no_attempt(
     monkeypatch.setattr(borrowed, "AHEAD_SECONDS", 0.0)
     begun, going = threading.Event(), threading.Event()
 
-    def writes(job: Job) -> None:
-        job.connection.execute(WRITE)
-
-    async def awrites(job: Job) -> None:
-        await (await job.aconnection()).execute(WRITE)
-
-    def lasts(job: Job) -> None:
-        begun.set()
-        going.wait(60)
-
-    async def alasts(job: Job) -> None:
-        begun.set()
-        await until(going.is_set, 60)
-
-    writing, lasting = declared(awrites if on_loop else writes), declared(alasts if on_loop else lasts)
+    writing, lasting = writer(on_loop), laster(on_loop, begun, going)
     async with work(dsn, writing, lasting, concurrency=1) as worker:
         monkeypatch.setattr(worker._lender, "_leave_idle", lambda: None)
         last = together(dsn, worker, writing, lasting, writing)
@@ -231,13 +229,7 @@ async def test_a_connection_goes_back_to_its_pool_from_time_to_time(
     """Which makes new ones for old."""
     monkeypatch.setattr(borrowed, "OUT_SECONDS", 0.0)
 
-    def writes(job: Job) -> None:
-        job.connection.execute(WRITE)
-
-    async def awrites(job: Job) -> None:
-        await (await job.aconnection()).execute(WRITE)
-
-    writing = declared(awrites if on_loop else writes)
+    writing = writer(on_loop)
     async with work(dsn, writing, concurrency=1) as worker:
         await until(accounts.is_in(together(dsn, worker, *[writing] * 3), "completed"))
         await until(accounts.is_in(enqueued(dsn, writing), "completed"))
@@ -329,13 +321,7 @@ async def test_who_asks_what_became_of_a_commit_does_so_in_nobodys_transaction(
     monkeypatch.setattr(Borrowed, "_complete", completes)
     monkeypatch.setattr(AsyncBorrowed, "_complete", acompletes)
 
-    def writes(job: Job) -> None:
-        job.connection.execute(WRITE)
-
-    async def awrites(job: Job) -> None:
-        await (await job.aconnection()).execute(WRITE)
-
-    writing = declared(awrites if on_loop else writes)
+    writing = writer(on_loop)
     async with work(dsn, writing, concurrency=1) as worker:
         await until(accounts.is_in(together(dsn, worker, *[writing] * 3), "completed"))
     assert balances(accounts)[0] == 103
