@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 # Longer than this nobody waits for a connection: the pool is as large as there are slots, so the database is away.
 GET_SECONDS = 30.0
 IDLE_SECONDS = 60.0
-# So long a transaction may stand there without a job.
-AHEAD_SECONDS = 1.0
+# So long a transaction may stand there without a job; and so long a stop waits for those that are being undone.
+AHEAD_SECONDS = LEAVE_SECONDS = 1.0
 NAME = "pgqueue job"
 
 Identity = tuple[int, str]
@@ -181,7 +181,10 @@ class Lender:
         """Close the pools; connections that are lent are closed when they come back."""
         with self._opening:
             self.closed = True
-        await asyncio.gather(*self._leaving)
+        if self._leaving:
+            await asyncio.wait(
+                self._leaving, timeout=LEAVE_SECONDS
+            )  # over a dead link they last; the pools close anyhow
         if self._async is not None:
             await self._async.close()
             while (aconn := _last(self._aahead)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -327,3 +328,17 @@ async def test_who_asks_what_became_of_a_commit_does_so_in_nobodys_transaction(
     assert balances(accounts)[0] == 103
     assert outcomes(accounts) == []
     assert asked == [True, False, True, True]
+
+
+@BOTH
+async def test_the_pools_close_though_a_connection_does_not_come_back(dsn: str, accounts: Eyes, on_loop: bool) -> None:
+    """Over a dead link it may take long to undo what was begun on it."""
+    writing = writer(on_loop)
+    async with asyncio.timeout(60):
+        async with work(dsn, writing) as worker:
+            await until(accounts.is_in(enqueued(dsn, writing), "completed"))
+            hangs = asyncio.create_task(asyncio.Event().wait())
+            worker._lender._leaving.add(hangs)  # type: ignore[arg-type]
+    pool = worker._lender._async if on_loop else worker._lender._sync
+    assert pool is not None and pool.closed
+    hangs.cancel()
