@@ -118,7 +118,7 @@ class AsyncWork(Attempt):
 
     async def _commit(self, conn: AsyncBorrowed, outcome: Outcome) -> None:
         if isinstance(outcome, Completed):
-            await self._commit_with(conn, self._within(outcome))
+            await self._commit_with(conn, self._within(outcome), completes=True)
             return
         await asend(conn, self.statement("complete_mine"))
         ending = self._ending(outcome)
@@ -126,15 +126,15 @@ class AsyncWork(Attempt):
             raise lost(self._job)
         await self._commit_with(conn, [])
 
-    async def _commit_with(self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]]) -> None:
-        if len(statements) == 1 and conn.can_complete(statements[0]):
-            self._committing = True
-            await conn.complete(statements[0], self._home.ahead(True))
-        else:
-            for statement in statements:
-                await asend(conn, statement)
-            self._committing = True
-            await conn.end()
+    async def _commit_with(
+        self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]], completes: bool = False
+    ) -> None:
+        settled = self._home.ahead(True) if completes else None
+        along = statements[0] if len(statements) == 1 and conn.can_take(statements[0]) else None
+        for statement in statements if along is None else ():
+            await asend(conn, statement)
+        self._committing = True
+        await conn.end(along, settled)
         self._committed = True
 
     async def _keep(self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:

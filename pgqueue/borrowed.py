@@ -1,16 +1,18 @@
 """The connections that handlers get, of both kinds: whose transaction only the worker begins and ends.
 
-BEGIN, and the end of a transaction that completes its job, go straight through libpq: for a transactional job they are
-two of three messages, and whatever a cursor or a block of `conn.transaction()` does for everybody else costs more there
-than the round trip itself.
+BEGIN and the end of a transaction go straight through libpq: for a transactional job they are two of three messages,
+and whatever a cursor or a block of `conn.transaction()` does for everybody else costs more there than the round trip.
 
-The end is one message, a pipeline: the completion, COMMIT, and what clears the session. The server leaves out whatever
-follows an error in a pipeline. So COMMIT runs only if the completion has, as if a client had waited for each answer;
-what clears runs only after a COMMIT that took place, so no advisory lock is let go before; and nothing is sent twice:
-if any of the answers does not come, it is an unknown COMMIT, the connection is closed, and `settling` finds out.
+The end is one message of several statements: the completion, COMMIT, and what clears the session. The server leaves out
+whatever follows an error in a message. So COMMIT runs only if the completion has, as if a client had waited for each
+answer; what clears runs only after a COMMIT that took place, so no advisory lock is let go before; and nothing is sent
+twice. Only the last answer is looked at. If it is good, all were. If it is an error, it may be that of the completion,
+of COMMIT or of what follows a COMMIT that took place; some errors only the first two can say (`REFUSALS`), then nothing
+is committed. Whatever else is said, or if nothing is, it is an unknown COMMIT: the connection is closed, and `settling`
+finds out.
 
-Where the next job is at hand, BEGIN for it follows *ahead* in the same message, behind a sync of its own: so it is not
-in one transaction with what clears, and a handler whose transaction is there already waits for one message less. A
+Where the next job is at hand, BEGIN for it is the *ahead* part of the same message: behind a COMMIT of what clears, for
+that must not be undone with it. A handler whose transaction is there already waits for one message less. A
 transaction takes no snapshot and no lock before its first statement; only `now()` is its BEGIN's. So nobody gets it
 whose claim had not been answered when it was sent (his `now()` would lie before what led to him), nor later than
 `AHEAD_SECONDS` after: then it is begun anew, in one message. Nor does a second transaction of one job get it. A session
@@ -41,7 +43,7 @@ from psycopg import (
 from psycopg.errors import SerializationFailure, error_from_result
 from psycopg.pq import ConnStatus, TransactionStatus
 
-from pgqueue.prepared import ANEW, BEGIN, CLEAR, COMMIT, OK, ROLLBACK, Prepared, answers
+from pgqueue.prepared import ANEW, BEGIN, COMMIT, OK, ROLLBACK, Prepared, answers, ending, name
 from pgqueue.statements import Statement
 
 if TYPE_CHECKING:
@@ -57,6 +59,9 @@ OUT_SECONDS = 60.0
 UNDISTURBED = 5
 UNKNOWN = "26000"
 """The SQLSTATE of a name that no statement has (any more)."""
+REFUSALS = ("PGQ01", "23", "40001")
+"""So begin the SQLSTATEs that nothing after a COMMIT that took place can raise: a completion that found no row of this
+run, constraints, serialization. What else a deferred trigger raises is settled; that only takes longer."""
 DROPPED = (
     "the completion of the job is not prepared any more: its handler has dropped it, by a DEALLOCATE of its own; "
     "nothing was committed, and the next run does without"
@@ -99,8 +104,8 @@ class _Both:
     out_since = 0.0
     """When its pool gave it away."""
 
-    def can_complete(self, statement: Statement[Any]) -> bool:
-        """Whether `complete` can be called with this statement. Not in a failed transaction: the server says why."""
+    def can_take(self, statement: Statement[Any]) -> bool:
+        """Whether `end` can take this statement along. Not in a failed transaction: the server says why."""
         there = self.ready and self.prepared is not None and self.prepared.completes(statement)
         return there and self.pgconn.transaction_status == TransactionStatus.INTRANS
 
@@ -111,7 +116,9 @@ class _Both:
 
     def _next(self, settled: int | None) -> Ahead | None:
         """What to begin with the end of this one, where a job is at hand."""
-        return None if settled is None or monotonic() - self.out_since > OUT_SECONDS else Ahead(settled)
+        if settled is None or not self.own or monotonic() - self.out_since > OUT_SECONDS:
+            return None
+        return Ahead(settled)
 
     def _beginning(self, claim: int) -> bytes | None:
         """What to say to have a transaction for a job of this claim; None if it is there."""
@@ -124,19 +131,28 @@ class _Both:
     def _drop(self) -> None:
         self.ready, self.undisturbed = False, 0
 
-    def _heed(self, found: list[PGresult]) -> bool:
-        """Raise what prevented the commit; whether the session is clear, and what was to begin has begun."""
-        completed, committed, *followed = found
-        for answer in (completed, committed):
-            if answer.status not in OK:
-                error = error_from_result(answer, self.info.encoding)
-                if error.sqlstate == UNKNOWN and answer is completed and self.prepared is not None:
-                    self.prepared.usable = False
-                    raise SerializationFailure(DROPPED) from error
-                raise error
-        if committed.command_status != COMMIT:
-            raise InternalError(f"the server said {committed.command_status!r} to a COMMIT")
-        return all(answer.status in OK for answer in followed)
+    def _ending(self, statement: Statement[Any] | None, ahead: bool) -> bytes:
+        """The message that commits, after this completion, if any."""
+        if not self.own:
+            return COMMIT
+        commit = ending(self.number if self.ready else None, ahead)
+        if statement is None:
+            self.undisturbed += 1
+            return commit
+        assert self.prepared is not None
+        return self.prepared.completion(self.number, statement, self.pgconn, self.info) + b"; " + commit
+
+    def _heed(self, answer: PGresult) -> None:
+        """Raise what was said last, if it was no good; the connection is closed if it may have been committed."""
+        if answer.status in OK:
+            return
+        error = error_from_result(answer, self.info.encoding)
+        if error.sqlstate is None or not error.sqlstate.startswith(REFUSALS):
+            self.pgconn.finish()
+        if error.sqlstate == UNKNOWN and self.prepared is not None:
+            self.prepared.usable = False
+            raise SerializationFailure(DROPPED) from error
+        raise error
 
 
 class Borrowed(_Both, Connection[Any]):
@@ -158,25 +174,17 @@ class Borrowed(_Both, Connection[Any]):
             self._say(said)
         self.kept = True
 
-    def end(self) -> None:
-        """Commit it. Raises OperationalError if there was no answer, and what the server says."""
-        _check(self)
-        self.kept = False
-        self._say(CLEAR if self.own else COMMIT)
-        self.undisturbed += 1
+    def end(self, statement: Statement[Any] | None = None, settled: int | None = None) -> None:
+        """Commit, after this completion of the job, in one message. May leave the connection closed.
 
-    def complete(self, statement: Statement[Any], settled: int | None = None) -> None:
-        """Complete the job and commit, in one message; raises what `end` does. May leave the connection closed.
-
-        With `settled`, the claims that have been answered, the next transaction begins with it.
+        Raises what the server says; OperationalError if there was no answer. With `settled`, the claims that have been
+        answered, the next transaction begins with it.
         """
         _check(self)
         self.kept = False
         ahead = self._next(settled)
-        if self._heed(self._complete(statement, ahead is not None)):
-            self.ahead = ahead
-        else:
-            self.close()
+        self._finish(self._ending(statement, ahead is not None))
+        self.ahead = ahead
 
     def commit(self) -> None:
         _refuse(self, "commit")
@@ -187,27 +195,26 @@ class Borrowed(_Both, Connection[Any]):
         super().rollback()
 
     def _say(self, command: bytes) -> None:
-        with self.lock:
-            result = self.pgconn.exec_(command)
-        if self.pgconn.status != ConnStatus.OK:
-            raise OperationalError(self.pgconn.get_error_message() or "the connection is lost")
-        if result.status not in OK:
-            raise error_from_result(result, self.info.encoding)
+        _raise(self._last(command), self.info)
 
-    def _complete(self, statement: Statement[Any], ahead: bool) -> list[PGresult]:
-        assert self.prepared is not None
-        params = self.prepared.params(statement, self.info)
+    def _finish(self, message: bytes) -> None:
+        self._heed(self._last(message))
+
+    def _last(self, message: bytes) -> PGresult:
+        """The last answer to a message: the first error, if there is one."""
         with self.lock, answered(self):
-            self.prepared.complete(self.pgconn, self.number, params, ahead=ahead)
-            return self.wait(answers(self.pgconn, 1 + ahead))
+            answer = self.pgconn.exec_(message)
+            if self.pgconn.status != ConnStatus.OK:
+                raise OperationalError(self.pgconn.get_error_message() or "the connection is lost")
+            return answer
 
     def _prepare(self) -> None:
         assert self.prepared is not None
         self.number += 1
         with self.lock, answered(self):
-            self.prepared.prepare(self.pgconn, self.number)
-            found = self.wait(answers(self.pgconn, 1))
-        self.ready = _all_well(found, self)
+            for index, statement in enumerate(self.prepared.statements):
+                _raise(self.pgconn.prepare(name(self.number, index), statement), self.info)
+        self.ready = True
 
     def _deallocate(self, name: bytes | None) -> Any:
         if name is None:
@@ -234,22 +241,13 @@ class AsyncBorrowed(_Both, AsyncConnection[Any]):
             await self._say(said)
         self.kept = True
 
-    async def end(self) -> None:
-        """Commit it."""
-        _check(self)
-        self.kept = False
-        await self._say(CLEAR if self.own else COMMIT)
-        self.undisturbed += 1
-
-    async def complete(self, statement: Statement[Any], settled: int | None = None) -> None:
-        """Complete the job and commit, in one message."""
+    async def end(self, statement: Statement[Any] | None = None, settled: int | None = None) -> None:
+        """Commit, after this completion of the job, in one message."""
         _check(self)
         self.kept = False
         ahead = self._next(settled)
-        if self._heed(await self._complete(statement, ahead is not None)):
-            self.ahead = ahead
-        else:
-            await self.close()
+        await self._finish(self._ending(statement, ahead is not None))
+        self.ahead = ahead
 
     async def commit(self) -> None:
         _refuse(self, "commit")
@@ -260,28 +258,26 @@ class AsyncBorrowed(_Both, AsyncConnection[Any]):
         await super().rollback()
 
     async def _say(self, command: bytes) -> None:
-        async with self.lock:
-            with answered(self):
-                self.pgconn.send_query(command)
-                found = await self.wait(answers(self.pgconn))
-        _all_well(found, self)
+        _raise(await self._last(command), self.info)
 
-    async def _complete(self, statement: Statement[Any], ahead: bool) -> list[PGresult]:
-        assert self.prepared is not None
-        params = self.prepared.params(statement, self.info)
+    async def _finish(self, message: bytes) -> None:
+        self._heed(await self._last(message))
+
+    async def _last(self, message: bytes) -> PGresult:
         async with self.lock:
             with answered(self):
-                self.prepared.complete(self.pgconn, self.number, params, ahead=ahead)
-                return await self.wait(answers(self.pgconn, 1 + ahead))
+                self.pgconn.send_query(message)
+                return (await self.wait(answers(self.pgconn)))[-1]
 
     async def _prepare(self) -> None:
         assert self.prepared is not None
         self.number += 1
         async with self.lock:
             with answered(self):
-                self.prepared.prepare(self.pgconn, self.number)
-                found = await self.wait(answers(self.pgconn, 1))
-        self.ready = _all_well(found, self)
+                for index, statement in enumerate(self.prepared.statements):
+                    self.pgconn.send_prepare(name(self.number, index), statement)
+                    _raise((await self.wait(answers(self.pgconn)))[-1], self.info)
+        self.ready = True
 
     def _deallocate(self, name: bytes | None) -> Any:
         if name is None:
@@ -304,11 +300,9 @@ class answered:
             self._conn.pgconn.finish()
 
 
-def _all_well(found: list[PGresult], conn: Borrowed | AsyncBorrowed) -> bool:
-    for answer in found:
-        if answer.status not in OK:
-            raise error_from_result(answer, conn.info.encoding)
-    return True
+def _raise(answer: PGresult, info: ConnectionInfo) -> None:
+    if answer.status not in OK:
+        raise error_from_result(answer, info.encoding)
 
 
 def _refuse(conn: Borrowed | AsyncBorrowed, what: str) -> None:

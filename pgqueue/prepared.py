@@ -1,16 +1,21 @@
-"""The messages about a transaction that completes its job, straight through libpq: prepared, sent, answered.
+"""The messages that end a transaction of a handler: as few as can be, each sent and answered in one call of libpq.
 
-Used by `borrowed`, whose connections send them; why they may go together stands there.
+Used by `borrowed`, whose connections send them; why their statements may go together stands there.
+
+A message is text with several statements, for libpq has one call that sends it and waits for all its answers, and that
+lets go of the interpreter once. A pipeline is some forty calls, each of which may hand the interpreter to another
+thread: with ten of them that took more CPU than the rest. The price is that text has no parameters. So only numbers of
+ours and the version tag go that way, the tag quoted by libpq; a job's result is data, and has a message of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from psycopg import OperationalError
-from psycopg.pq import ConnStatus, ExecStatus
+from psycopg.pq import ConnStatus, Escaping, ExecStatus
 from psycopg.waiting import Ready, Wait
 
 from pgqueue.connections import placed
@@ -23,10 +28,9 @@ if TYPE_CHECKING:
 # Longer than this no handler waits for a row lock that somebody holds, unless it says so itself (SET LOCAL).
 LOCK_SECONDS = 10
 
-BEGINNING = (b"BEGIN", b"SET LOCAL lock_timeout = '%ds'" % LOCK_SECONDS)
-BEGIN = b"; ".join(BEGINNING)
+BEGIN = b"BEGIN; SET LOCAL lock_timeout = '%ds'" % LOCK_SECONDS
 ROLLBACK = b"ROLLBACK"
-ANEW = b"; ".join((ROLLBACK, *BEGINNING))
+ANEW = b"; ".join((ROLLBACK, BEGIN))
 COMMIT = b"COMMIT"
 # After the COMMIT, in a transaction of its own. Should it fail, the job has ended all the same: its row is gone.
 CLEARING = (
@@ -37,52 +41,40 @@ CLEARING = (
     b"UNLISTEN *",
     b"DISCARD TEMP",
     b"DISCARD SEQUENCES",
-    b"SELECT pg_catalog.pg_advisory_unlock_all()",
 )
-CLEAR = b"; ".join((COMMIT, *CLEARING))
+UNLOCK = b"SELECT pg_catalog.pg_advisory_unlock_all()"
 OK = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 
 Answers = Generator[Wait, Ready | int, "list[PGresult]"]
 
 
 class Prepared:
-    """The statements that end a transaction, as all connections of one worker prepare them."""
+    """What all connections of one worker prepare: the completion of a job, and what is dear to plan."""
 
     def __init__(self, schema: str) -> None:
         self.source = text("complete_within", schema)
         sql, self.names = placed(self.source)
-        self.statements = (sql.encode(), *CLEARING, *BEGINNING)
+        self.statements = (sql.encode(), UNLOCK)
         self.usable = True
         """Whether nobody has dropped them unseen."""
 
-    def complete(self, pgconn: PGconn, number: int, params: Sequence[bytes | None], *, ahead: bool) -> None:
-        """Put the end of a transaction on its way, and the begin of the next: nothing of it is read here."""
-        pgconn.enter_pipeline_mode()
-        pgconn.send_query_prepared(name(number, 0), params)
-        pgconn.send_query_params(COMMIT, None)
-        begins = len(self.statements) - len(BEGINNING)
-        for index in range(1, begins):
-            pgconn.send_query_prepared(name(number, index), None)
-        pgconn.pipeline_sync()
-        if ahead:
-            for index in range(begins, len(self.statements)):
-                pgconn.send_query_prepared(name(number, index), None)
-            pgconn.pipeline_sync()
-
-    def prepare(self, pgconn: PGconn, number: int) -> None:
-        """Put the preparing on its way."""
-        pgconn.enter_pipeline_mode()
-        for index, statement in enumerate(self.statements):
-            pgconn.send_prepare(name(number, index), statement)
-        pgconn.pipeline_sync()
-
     def completes(self, statement: Statement[Any]) -> bool:
-        """Whether this is the statement that was prepared, and can be relied on."""
-        return self.usable and statement.sql == self.source
+        """Whether this is the statement that was prepared, and can go as text."""
+        return self.usable and statement.sql == self.source and statement.params["result"] is None
 
-    def params(self, statement: Statement[Any], info: ConnectionInfo) -> list[bytes | None]:
-        """The parameters of a completion, in its order, as text."""
-        return [encoded(statement.params[each], info) for each in self.names]
+    def completion(self, number: int, statement: Statement[Any], pgconn: PGconn, info: ConnectionInfo) -> bytes:
+        """The statement, as the `number`th preparing on this connection has it."""
+        values = [literal(statement.params[each], pgconn, info) for each in self.names]
+        return b"EXECUTE %b(%b)" % (name(number, 0), b", ".join(values))
+
+
+@cache
+def ending(number: int | None, ahead: bool) -> bytes:
+    """COMMIT, and what clears the session, with what the `number`th preparing has for it; `ahead` begins the next."""
+    unlock = UNLOCK if number is None else b"EXECUTE " + name(number, 1)
+    if ahead:  # what clears must not be undone with what follows
+        return b"; ".join((COMMIT, b"BEGIN", *CLEARING, unlock, COMMIT, BEGIN))
+    return b"; ".join((COMMIT, *CLEARING, unlock))
 
 
 @cache
@@ -91,22 +83,20 @@ def name(number: int, index: int) -> bytes:
     return b"pgqueue_%d_%d" % (number, index)
 
 
-def encoded(value: object, info: ConnectionInfo) -> bytes | None:
-    """A parameter as the text that the server reads on this connection: its handler may have changed the encoding."""
-    if isinstance(value, str):
-        return value.encode() if value.isascii() else value.encode(info.encoding)
+def literal(value: object, pgconn: PGconn, info: ConnectionInfo) -> bytes:
+    """A value as the server reads it on this connection: its handler may have changed the encoding, and what quotes."""
+    if value is None:
+        return b"NULL"
     if isinstance(value, bool):
-        return b"t" if value else b"f"
+        return b"true" if value else b"false"
     if isinstance(value, int):
         return b"%d" % value
-    assert value is None, f"no parameter of a completion is a {type(value).__name__}"
-    return None
+    assert isinstance(value, str), f"no parameter of a completion is a {type(value).__name__}"
+    return bytes(Escaping(pgconn).escape_literal(value.encode(info.encoding)))
 
 
-def answers(pgconn: PGconn, syncs: int = 0) -> Answers:
-    """Wait for the answers to what was sent: those of a pipeline up to its last sync; without any, of one message. For
-    `conn.wait`."""
-    pipeline = syncs > 0
+def answers(pgconn: PGconn) -> Answers:
+    """Wait for the answers to one message. For `conn.wait`."""
     while pgconn.flush():
         if (yield Wait.RW) & Ready.R:
             pgconn.consume_input()
@@ -116,15 +106,8 @@ def answers(pgconn: PGconn, syncs: int = 0) -> Answers:
             if (yield Wait.R):
                 pgconn.consume_input()
         answer = pgconn.get_result()
-        if answer is None:  # so ends each statement's; and each try, once the connection is lost
+        if answer is None:
             if pgconn.status != ConnStatus.OK:
                 raise OperationalError(pgconn.get_error_message() or "the connection is lost")
-            if not pipeline:
-                return found
-        elif answer.status == ExecStatus.PIPELINE_SYNC:
-            syncs -= 1
-            if not syncs:
-                pgconn.exit_pipeline_mode()
-                return found
-        else:
-            found.append(answer)
+            return found
+        found.append(answer)

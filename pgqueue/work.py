@@ -317,7 +317,7 @@ class Work(Attempt):
 
     def _commit(self, conn: Borrowed, outcome: Outcome) -> None:
         if isinstance(outcome, Completed):
-            self._commit_with(conn, self._within(outcome))
+            self._commit_with(conn, self._within(outcome), completes=True)
             return
         send(conn, self.statement("complete_mine"))  # waits for who has it locked; the next statement would not
         ending = self._ending(outcome)
@@ -325,15 +325,13 @@ class Work(Attempt):
             raise lost(self._job)
         self._commit_with(conn, [])
 
-    def _commit_with(self, conn: Borrowed, statements: Sequence[Statement[Any]]) -> None:
-        if len(statements) == 1 and conn.can_complete(statements[0]):
-            self._committing = True
-            conn.complete(statements[0], self._home.ahead(False))
-        else:
-            for statement in statements:
-                send(conn, statement)
-            self._committing = True
-            conn.end()
+    def _commit_with(self, conn: Borrowed, statements: Sequence[Statement[Any]], completes: bool = False) -> None:
+        settled = self._home.ahead(False) if completes else None
+        along = statements[0] if len(statements) == 1 and conn.can_take(statements[0]) else None
+        for statement in statements if along is None else ():
+            send(conn, statement)
+        self._committing = True
+        conn.end(along, settled)
         self._committed = True
 
 

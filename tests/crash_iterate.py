@@ -56,7 +56,7 @@ def cursor_afterwards() -> None:
     """The batch is committed, and where to go on is written after it, in a transaction of its own."""
     real = Work._commit_with
 
-    def commit(self: Work, conn: Any, statements: Sequence[Statement[Any]]) -> None:
+    def commit(self: Work, conn: Any, statements: Sequence[Statement[Any]], completes: bool = False) -> None:
         real(self, conn, [])
         for statement in statements:
             send(conn, statement)

@@ -31,12 +31,11 @@ import psycopg
 from psycopg import AsyncCursor
 from psycopg._connection_base import BaseConnection
 from psycopg._cursor_base import BaseCursor
-from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import TransactionStatus
 
 from pgqueue import statements
 from pgqueue.borrowed import AsyncBorrowed, Borrowed, answered
-from pgqueue.prepared import CLEAR, answers
+from pgqueue.prepared import answers
 from pgqueue.wire import Wire
 
 LINE_MOST = 40  # points in a line: what several processes write to one pipe stays whole up to 4,096 bytes
@@ -190,48 +189,29 @@ def arm(points: Points) -> None:
             statement.cross("after")
             return end.value
 
-    def crossing(conn: Any, command: Any) -> Generator[Any, Any, Any]:
-        """Send this as one message, and cross its points."""
-        statement = points.statement(conn, command)
+    def crossing(conn: Any, message: bytes) -> Generator[Any, Any, Any]:
+        """Send this as one message, and cross the points of all that may be lost by itself; the last answer."""
+        if message.startswith(b"EXECUTE"):
+            points.statement(conn, statements.text("complete_within", "pgqueue")).cross("before")
+            statement = points.statement(conn, message.partition(b"; ")[2])
+        else:
+            statement = points.statement(conn, message)
         statement.cross("before")
-        conn.pgconn.send_query(command)
+        conn.pgconn.send_query(message)
         conn.pgconn.flush()
         statement.cross("sent")
         found = yield from answers(conn.pgconn)
         statement.cross("after")
-        for result in found:
-            if result.status == ExecStatus.FATAL_ERROR:
-                raise error_from_result(result, conn.info.encoding)
+        return found[-1]
 
-    def completing(conn: Any, completion: Any, ahead: bool) -> Generator[Any, Any, Any]:
-        """Complete and commit in one message, as the real one; it has the points of both."""
-        params = conn.prepared.params(completion, conn.info)
-        points.statement(conn, completion.sql).cross("before")
-        statement = points.statement(conn, CLEAR)
-        statement.cross("before")
-        conn.prepared.complete(conn.pgconn, conn.number, params, ahead=ahead)
-        conn.pgconn.flush()
-        statement.cross("sent")
-        found = yield from answers(conn.pgconn, 1 + ahead)
-        statement.cross("after")
-        return found
-
-    def says(conn: Borrowed, command: bytes) -> None:
-        with conn.lock:
-            conn.wait(crossing(conn, command))
-
-    async def asays(conn: AsyncBorrowed, command: bytes) -> None:
-        async with conn.lock:
-            await conn.wait(crossing(conn, command))
-
-    def completes(conn: Borrowed, completion: Any, ahead: bool) -> Any:
+    def last(conn: Borrowed, message: bytes) -> Any:
         with conn.lock, answered(conn):
-            return conn.wait(completing(conn, completion, ahead))
+            return conn.wait(crossing(conn, message))
 
-    async def acompletes(conn: AsyncBorrowed, completion: Any, ahead: bool) -> Any:
+    async def alast(conn: AsyncBorrowed, message: bytes) -> Any:
         async with conn.lock:
             with answered(conn):
-                return await conn.wait(completing(conn, completion, ahead))
+                return await conn.wait(crossing(conn, message))
 
     def sends(name: str) -> None:
         real = getattr(BaseCursor, name)
@@ -247,10 +227,8 @@ def arm(points: Points) -> None:
     BaseConnection._exec_command = exec_command  # type: ignore[method-assign,assignment]
     sends("_execute_send")
     sends("_send_query_prepared")
-    Borrowed._say = says  # type: ignore[method-assign,assignment]
-    AsyncBorrowed._say = asays  # type: ignore[method-assign,assignment]
-    Borrowed._complete = completes  # type: ignore[method-assign,assignment]
-    AsyncBorrowed._complete = acompletes  # type: ignore[method-assign,assignment]
+    Borrowed._last = last  # type: ignore[method-assign,assignment]
+    AsyncBorrowed._last = alast  # type: ignore[method-assign,assignment]
     psycopg.Connection.pipeline = _no_pipeline  # type: ignore[method-assign,assignment]
     psycopg.AsyncConnection.pipeline = _no_async_pipeline  # type: ignore[method-assign,assignment]
     Wire.ask = _one_by_one  # type: ignore[method-assign,assignment]

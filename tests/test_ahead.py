@@ -257,7 +257,7 @@ async def test_a_session_of_sqlalchemy_leaves_the_next_transaction_alone(
 async def test_a_commit_that_fails_says_why_though_the_next_transaction_has_begun(
     dsn: str, accounts: Eyes, said: list[bytes]
 ) -> None:
-    """The second message part is answered, too; the job runs again in place, as after any abort."""
+    """The job runs again in place, as after any abort."""
     accounts.do(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE serialization_failure; END $$"
     )
@@ -300,27 +300,25 @@ async def test_who_asks_what_became_of_a_commit_does_so_in_nobodys_transaction(
 
     monkeypatch.setattr(Lender, "take", takes)
     monkeypatch.setattr(Lender, "atake", atakes)
-    complete, acomplete = Borrowed._complete, AsyncBorrowed._complete
+    finish, afinish = Borrowed._finish, AsyncBorrowed._finish
     lost: list[int] = []
 
-    def completes(conn: Borrowed, statement: Any, ahead: bool) -> Any:
-        found = complete(conn, statement, ahead)
+    def lose(conn: Borrowed | AsyncBorrowed) -> None:
         if len(lost) == 0:
             lost.append(1)
             conn.pgconn.finish()
             raise psycopg.OperationalError("the answer was lost")
-        return found
 
-    async def acompletes(conn: AsyncBorrowed, statement: Any, ahead: bool) -> Any:
-        found = await acomplete(conn, statement, ahead)
-        if len(lost) == 0:
-            lost.append(1)
-            conn.pgconn.finish()
-            raise psycopg.OperationalError("the answer was lost")
-        return found
+    def finishes(conn: Borrowed, message: bytes) -> None:
+        finish(conn, message)
+        lose(conn)
 
-    monkeypatch.setattr(Borrowed, "_complete", completes)
-    monkeypatch.setattr(AsyncBorrowed, "_complete", acompletes)
+    async def afinishes(conn: AsyncBorrowed, message: bytes) -> None:
+        await afinish(conn, message)
+        lose(conn)
+
+    monkeypatch.setattr(Borrowed, "_finish", finishes)
+    monkeypatch.setattr(AsyncBorrowed, "_finish", afinishes)
 
     writing = writer(on_loop)
     async with work(dsn, writing, concurrency=1) as worker:

@@ -11,8 +11,8 @@ from test_transactions import accounts, balances, declared, outcomes
 from test_work import BOTH, enqueued, whole
 from workers import Eyes, until, work
 
-from pgqueue import Job
-from pgqueue.borrowed import UNDISTURBED, AsyncBorrowed, Borrowed
+from pgqueue import Job, borrowed
+from pgqueue.borrowed import UNDISTURBED
 
 __all__ = ["accounts"]
 
@@ -23,18 +23,14 @@ WRITE = "UPDATE account SET balance = balance + 1 WHERE id = 1"
 def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The connections that have completed a job in one message, in order."""
     conns: list[Any] = []
-    complete, acomplete = Borrowed._complete, AsyncBorrowed._complete
+    ending = borrowed._Both._ending
 
-    def completes(conn: Borrowed, statement: Any, ahead: bool) -> Any:
-        conns.append(conn)
-        return complete(conn, statement, ahead)
+    def ends(conn: Any, statement: Any, ahead: bool) -> bytes:
+        if statement is not None:
+            conns.append(conn)
+        return ending(conn, statement, ahead)
 
-    async def acompletes(conn: AsyncBorrowed, statement: Any, ahead: bool) -> Any:
-        conns.append(conn)
-        return await acomplete(conn, statement, ahead)
-
-    monkeypatch.setattr(Borrowed, "_complete", completes)
-    monkeypatch.setattr(AsyncBorrowed, "_complete", acompletes)
+    monkeypatch.setattr(borrowed._Both, "_ending", ends)
     yield conns
 
 
@@ -114,58 +110,121 @@ async def test_what_is_dropped_unseen_aborts_the_run_once_and_not_again(
 async def test_a_session_that_could_not_be_cleared_is_not_lent_again(
     dsn: str, accounts: Eyes, sent: list[Any], on_loop: bool
 ) -> None:
-    """Its job has ended all the same: what clears comes after the COMMIT."""
+    """Its job has ended all the same: what clears comes after the COMMIT, whatever is said of it."""
     pids: list[int] = []
 
-    def leaves(job: Job) -> None:
+    drop = 'DEALLOCATE "pgqueue_1_1"'
+
+    def leaves(job: Job, dropping: bool) -> None:
         conn = job.connection
         pids.append(conn.info.backend_pid)
         conn.execute(WRITE)
-        conn.execute("SELECT pg_advisory_lock(42)")
-        conn.execute('DEALLOCATE "pgqueue_1_8"')
+        if dropping:
+            conn.execute("SELECT pg_advisory_lock(42)")
+            conn.execute(drop)
 
-    async def aleaves(job: Job) -> None:
+    async def aleaves(job: Job, dropping: bool) -> None:
         conn = await job.aconnection()
         pids.append(conn.info.backend_pid)
         await conn.execute(WRITE)
-        await conn.execute("SELECT pg_advisory_lock(42)")
-        await conn.execute('DEALLOCATE "pgqueue_1_8"')
+        if dropping:
+            await conn.execute("SELECT pg_advisory_lock(42)")
+            await conn.execute(drop)
 
     leaving = declared(aleaves if on_loop else leaves)
     async with work(dsn, leaving, concurrency=1) as worker:
-        for _ in range(2):
-            await ran(dsn, accounts, worker, leaving)
+        await ran(dsn, accounts, worker, leaving, True)
         await until(lambda: accounts.one("SELECT pg_try_advisory_xact_lock(42)"))
-    assert len(set(pids)) == 2 == len(set(sent))
+        await ran(dsn, accounts, worker, leaving, False)
+    assert len(set(pids)) == 2 and len(sent) == 1  # from then on without the names
     assert balances(accounts)[0] == 102
     assert outcomes(accounts) == []
 
 
+@pytest.mark.parametrize("result", ["größer →", None])
 @BOTH
 async def test_a_commit_that_fails_after_the_completion_keeps_neither(
-    dsn: str, accounts: Eyes, sent: list[Any], on_loop: bool
+    dsn: str, accounts: Eyes, sent: list[Any], on_loop: bool, result: str | None
 ) -> None:
     """A deferred constraint fails at the COMMIT, after the completion: nothing of either is kept."""
     accounts.do("CREATE TABLE later (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
     twice = "INSERT INTO later VALUES (1), (1)"
 
-    def defers(job: Job) -> str:
+    def defers(job: Job) -> str | None:
         job.connection.execute("SELECT pg_advisory_lock(42)")
         job.connection.execute(twice if job.attempt == 1 else WRITE)
-        return "größer →"
+        return result
 
-    async def adefers(job: Job) -> str:
+    async def adefers(job: Job) -> str | None:
         conn = await job.aconnection()
         await conn.execute("SELECT pg_advisory_lock(42)")
         await conn.execute(twice if job.attempt == 1 else WRITE)
-        return "größer →"
+        return result
 
     deferring = declared(adefers if on_loop else defers)
     async with work(dsn, deferring, concurrency=1) as worker:
         await ran(dsn, accounts, worker, deferring)
-    assert len(sent) == 2
+    assert len(sent) == (2 if result is None else 0)  # a result goes with a completion of its own
     assert outcomes(accounts) == ["failed"]
     assert accounts.one("SELECT error_type FROM pgqueue.attempt") == "UniqueViolation"
     assert accounts.one("SELECT count(*) FROM later") == 0
-    assert accounts.one("SELECT result FROM pgqueue.job_done") == "größer →"
+    assert accounts.one("SELECT result FROM pgqueue.job_done") == result
+    assert balances(accounts)[0] == 101
+
+
+@BOTH
+async def test_whatever_is_said_at_a_commit_it_is_found_out_whether_it_took_place(
+    dsn: str, accounts: Eyes, sent: list[Any], caplog: pytest.LogCaptureFixture, on_loop: bool
+) -> None:
+    """A trigger can say at the COMMIT what only what follows it can say otherwise."""
+    accounts.do("CREATE TABLE late (id int)")
+    accounts.do(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not today'; END $$; "
+        "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+
+    def defers(job: Job) -> None:
+        job.connection.execute(WRITE)
+        if job.attempt == 1:
+            job.connection.execute("INSERT INTO late VALUES (1)")
+
+    async def adefers(job: Job) -> None:
+        conn = await job.aconnection()
+        await conn.execute(WRITE)
+        if job.attempt == 1:
+            await conn.execute("INSERT INTO late VALUES (1)")
+
+    deferring = declared(adefers if on_loop else defers)
+    async with work(dsn, deferring, concurrency=1) as worker:
+        await ran(dsn, accounts, worker, deferring)
+    assert len(sent) == 2 == len(set(sent))
+    assert outcomes(accounts) == ["failed"]
+    assert accounts.one("SELECT error_type FROM pgqueue.attempt") == "RaiseException"
+    assert balances(accounts)[0] == 101
+    assert "finding out whether it was committed" in caplog.text
+
+
+@BOTH
+async def test_a_version_tag_is_quoted_for_the_session_as_its_handler_left_it(
+    dsn: str, accounts: Eyes, sent: list[Any], on_loop: bool
+) -> None:
+    """The only text of ours that goes without being a parameter."""
+    tag = "l'été \\'; DROP TABLE account; --"
+    strange = "SET LOCAL client_encoding = 'LATIN1'; SET LOCAL standard_conforming_strings = off"
+
+    def changes(job: Job) -> None:
+        job.connection.execute(WRITE)
+        job.connection.execute(strange)
+
+    async def achanges(job: Job) -> None:
+        conn = await job.aconnection()
+        await conn.execute(WRITE)
+        await conn.execute(strange)
+
+    changing = declared(achanges if on_loop else changes)
+    async with work(dsn, changing, concurrency=1, version_tag=tag) as worker:
+        await ran(dsn, accounts, worker, changing)
+    assert len(sent) == 1
+    assert accounts.one("SELECT version_tag FROM pgqueue.job_done") == tag
     assert balances(accounts)[0] == 101
