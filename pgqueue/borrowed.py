@@ -6,23 +6,25 @@ and whatever a cursor or a block of `conn.transaction()` does for everybody else
 The end is one message of several statements: the completion, COMMIT, and what clears the session. The server leaves out
 whatever follows an error in a message. So COMMIT runs only if the completion has, as if a client had waited for each
 answer; what clears runs only after a COMMIT that took place, so no advisory lock is let go before; and nothing is sent
-twice. Only the last answer is looked at. If it is good, all were. If it is an error, it may be that of the completion,
-of COMMIT or of what follows a COMMIT that took place; some errors only the first two can say (`REFUSALS`), then nothing
-is committed. Whatever else is said, or if nothing is, it is an unknown COMMIT: the connection is closed, and `settling`
-finds out.
+twice. Only the last answer is looked at. If it is good, all were, and COMMIT was no ROLLBACK: the transaction had not
+failed when the message was sent, which is looked at under the lock of the connection. If it is an error, it may be that
+of the completion, of COMMIT or of what follows a COMMIT that took place; some errors only the first two can say
+(`REFUSALS`), then nothing is committed. Whatever else is said, or if nothing is, it is an unknown COMMIT: the
+connection is closed, and `settling` finds out.
 
 Where the next job is at hand, BEGIN for it is the *ahead* part of the same message: behind a COMMIT of what clears, for
 that must not be undone with it. A handler whose transaction is there already waits for one message less. A
-transaction takes no snapshot and no lock before its first statement; only `now()` is its BEGIN's. So nobody gets it
-whose claim had not been answered when it was sent (his `now()` would lie before what led to him), nor later than
-`AHEAD_SECONDS` after: then it is begun anew, in one message. Nor does a second transaction of one job get it. A session
-that has died in that time is found out by the handler's first statement, and costs an attempt.
+transaction takes no snapshot and no lock before its first statement, and nothing is prepared in it; only its `now()`
+is older: that of the message's arrival, for all of the message. So nobody gets it whose claim had not been answered
+when it was sent (his `now()` would lie before what led to him), nor later than `AHEAD_SECONDS` after it was sent: then
+it is begun anew, in one message. Nor does a second transaction of one job get it. A session that has died in that time
+is found out by the handler's first statement, and costs an attempt.
 
 The completion is prepared when the connection is made, under a name of ours. Handlers can drop it. psycopg does so for
 them: after a DROP, an ALTER or a rollback to a savepoint it drops all statements of the session. We are told
-(`_deallocate`), and from there on this connection ends its transactions with one statement after another, which needs
-no name, until it has ended a few undisturbed and prepares again. Whoever drops it unseen, by a DEALLOCATE inside a
-function, aborts the transaction: nothing was committed, so the job runs again as after any abort of the database, and
+(`_deallocate`), and from there on this connection sends the completion by itself, which needs no name, until it has
+ended a few transactions undisturbed and prepares again. If somebody drops it unseen, by a DEALLOCATE inside a function,
+the completion that needs it fails: nothing was committed, so the job runs again as after any abort of the database, and
 this worker's connections use no such names any more.
 """
 
@@ -41,9 +43,10 @@ from psycopg import (
     ProgrammingError,
 )
 from psycopg.errors import SerializationFailure, error_from_result
-from psycopg.pq import ConnStatus, TransactionStatus
+from psycopg.pq import ConnStatus, DiagnosticField, TransactionStatus
 
 from pgqueue.prepared import ANEW, BEGIN, COMMIT, OK, ROLLBACK, Prepared, answers, ending, name
+from pgqueue.sessions import hang_up
 from pgqueue.statements import Statement
 
 if TYPE_CHECKING:
@@ -63,8 +66,8 @@ REFUSALS = ("PGQ01", "23", "40001")
 """So begin the SQLSTATEs that nothing after a COMMIT that took place can raise: a completion that found no row of this
 run, constraints, serialization. What else a deferred trigger raises is settled; that only takes longer."""
 DROPPED = (
-    "the completion of the job is not prepared any more: its handler has dropped it, by a DEALLOCATE of its own; "
-    "nothing was committed, and the next run does without"
+    "what ends the job is not prepared any more: its handler has dropped it, by a DEALLOCATE of its own; "
+    "from now on this worker does without"
 )
 
 
@@ -112,11 +115,13 @@ class _Both:
     def _due(self) -> bool:
         """Whether to prepare before the next transaction begins."""
         again = self.number == 0 or self.undisturbed >= UNDISTURBED
-        return not self.ready and again and self.prepared is not None and self.prepared.usable
+        wanted = self.prepared is not None and self.prepared.usable and self.ahead is None
+        return not self.ready and again and wanted
 
     def _next(self, settled: int | None) -> Ahead | None:
         """What to begin with the end of this one, where a job is at hand."""
-        if settled is None or not self.own or monotonic() - self.out_since > OUT_SECONDS:
+        prepares = not self.ready and self.prepared is not None and self.prepared.usable  # soon, in no transaction
+        if settled is None or not self.own or prepares or monotonic() - self.out_since > OUT_SECONDS:
             return None
         return Ahead(settled)
 
@@ -135,7 +140,8 @@ class _Both:
         """The message that commits, after this completion, if any."""
         if not self.own:
             return COMMIT
-        commit = ending(self.number if self.ready else None, ahead)
+        named = self.ready and self.prepared is not None and self.prepared.usable
+        commit = ending(self.number if named else None, ahead)
         if statement is None:
             self.undisturbed += 1
             return commit
@@ -146,9 +152,11 @@ class _Both:
         """Raise what was said last, if it was no good; the connection is closed if it may have been committed."""
         if answer.status in OK:
             return
-        error = error_from_result(answer, self.info.encoding)
-        if error.sqlstate is None or not error.sqlstate.startswith(REFUSALS):
-            self.pgconn.finish()
+        code = (answer.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+        encoding = self.info.encoding
+        if self.own and not code.startswith(REFUSALS):
+            self.pgconn.finish()  # else COMMIT was the last of the message, or did not take place
+        error = error_from_result(answer, encoding)
         if error.sqlstate == UNKNOWN and self.prepared is not None:
             self.prepared.usable = False
             raise SerializationFailure(DROPPED) from error
@@ -180,7 +188,6 @@ class Borrowed(_Both, Connection[Any]):
         Raises what the server says; OperationalError if there was no answer. With `settled`, the claims that have been
         answered, the next transaction begins with it.
         """
-        _check(self)
         self.kept = False
         ahead = self._next(settled)
         self._finish(self._ending(statement, ahead is not None))
@@ -194,15 +201,29 @@ class Borrowed(_Both, Connection[Any]):
         _refuse(self, "rollback")
         super().rollback()
 
+    def close(self) -> None:
+        """Close it, from any thread; who waits for an answer gets an OperationalError.
+
+        libpq waits in `exec_` without the interpreter: nobody may free what it reads before it has come back.
+        """
+        hang_up(self)
+        with self.lock:
+            super().close()
+
     def _say(self, command: bytes) -> None:
-        _raise(self._last(command), self.info)
+        with self.lock:
+            answer = self._last(command)
+        _raise(answer, self.info)
 
     def _finish(self, message: bytes) -> None:
-        self._heed(self._last(message))
+        with self.lock:
+            _check(self)
+            answer = self._last(message)
+        self._heed(answer)
 
     def _last(self, message: bytes) -> PGresult:
-        """The last answer to a message: the first error, if there is one."""
-        with self.lock, answered(self):
+        """The last answer to a message: the error, if there is one."""
+        with answered(self):
             answer = self.pgconn.exec_(message)
             if self.pgconn.status != ConnStatus.OK:
                 raise OperationalError(self.pgconn.get_error_message() or "the connection is lost")
@@ -212,8 +233,12 @@ class Borrowed(_Both, Connection[Any]):
         assert self.prepared is not None
         self.number += 1
         with self.lock, answered(self):
-            for index, statement in enumerate(self.prepared.statements):
-                _raise(self.pgconn.prepare(name(self.number, index), statement), self.info)
+            numbered = enumerate(self.prepared.statements)
+            found = [self.pgconn.prepare(name(self.number, index), statement) for index, statement in numbered]
+            if self.pgconn.status != ConnStatus.OK:
+                raise OperationalError(self.pgconn.get_error_message() or "the connection is lost")
+        for answer in found:
+            _raise(answer, self.info)
         self.ready = True
 
     def _deallocate(self, name: bytes | None) -> Any:
@@ -243,7 +268,6 @@ class AsyncBorrowed(_Both, AsyncConnection[Any]):
 
     async def end(self, statement: Statement[Any] | None = None, settled: int | None = None) -> None:
         """Commit, after this completion of the job, in one message."""
-        _check(self)
         self.kept = False
         ahead = self._next(settled)
         await self._finish(self._ending(statement, ahead is not None))
@@ -258,25 +282,32 @@ class AsyncBorrowed(_Both, AsyncConnection[Any]):
         await super().rollback()
 
     async def _say(self, command: bytes) -> None:
-        _raise(await self._last(command), self.info)
+        async with self.lock:
+            answer = await self._last(command)
+        _raise(answer, self.info)
 
     async def _finish(self, message: bytes) -> None:
-        self._heed(await self._last(message))
+        async with self.lock:
+            _check(self)
+            answer = await self._last(message)
+        self._heed(answer)
 
     async def _last(self, message: bytes) -> PGresult:
-        async with self.lock:
-            with answered(self):
-                self.pgconn.send_query(message)
-                return (await self.wait(answers(self.pgconn)))[-1]
+        with answered(self):
+            self.pgconn.send_query(message)
+            return (await self.wait(answers(self.pgconn)))[-1]
 
     async def _prepare(self) -> None:
         assert self.prepared is not None
         self.number += 1
+        found: list[PGresult] = []
         async with self.lock:
             with answered(self):
                 for index, statement in enumerate(self.prepared.statements):
                     self.pgconn.send_prepare(name(self.number, index), statement)
-                    _raise((await self.wait(answers(self.pgconn)))[-1], self.info)
+                    found += await self.wait(answers(self.pgconn))
+        for answer in found:
+            _raise(answer, self.info)
         self.ready = True
 
     def _deallocate(self, name: bytes | None) -> Any:

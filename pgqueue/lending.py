@@ -6,8 +6,8 @@ keep its row locks for ever. One that broke on our side stays known until its se
 not have noticed, and the next attempt would run into its locks.
 
 A handler leaves nothing behind in a session: settings, cursors, channels, temporary tables and advisory locks are
-cleared in the message that commits (`CLEAR`); a connection that did not commit is closed. One on which that message has
-begun a transaction ahead stays here for the next job, not in its pool; if none comes, that is undone. Behind a
+cleared in the message that commits (`prepared`); a connection that did not commit is closed. One on which that message
+has begun a transaction ahead stays here for the next job, not in its pool; if none comes, that is undone. Behind a
 transaction pooler a session is nobody's own, so there is nothing to clear, and a name in pg_stat_activity that is not
 ours to end.
 """
@@ -22,7 +22,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from psycopg import AsyncConnection, AsyncCursor, Cursor, OperationalError, capabilities
+from psycopg import AsyncConnection, AsyncCursor, Cursor, OperationalError
 from psycopg.rows import tuple_row
 
 from pgqueue.borrowed import AsyncBorrowed, Borrowed
@@ -50,7 +50,7 @@ class Lender:
     def __init__(self, link: Link, size: int, listed: Callable[[], Awaitable[object]]) -> None:
         self._link = link
         self._prepare = 5 if link.prepare else None
-        self._prepared = Prepared(link.schema) if link.prepare and capabilities.has_pipeline() else None
+        self._prepared = Prepared(link.schema) if link.prepare else None
         self._size = size
         self._listed = listed
         self._loop = asyncio.get_running_loop()

@@ -1,17 +1,17 @@
-"""The messages that end a transaction of a handler: as few as can be, each sent and answered in one call of libpq.
+"""The messages that begin and end a transaction of a handler: as few as can be, in threads one call of libpq each.
 
 Used by `borrowed`, whose connections send them; why their statements may go together stands there.
 
 A message is text with several statements, for libpq has one call that sends it and waits for all its answers, and that
 lets go of the interpreter once. A pipeline is some forty calls, each of which may hand the interpreter to another
-thread: with ten of them that took more CPU than the rest. The price is that text has no parameters. So only numbers of
-ours and the version tag go that way, the tag quoted by libpq; a job's result is data, and has a message of its own.
+thread: with ten threads that took more CPU than the rest. The price is that text has no parameters. So only numbers and
+flags of ours and the version tag go that way, the tag quoted by libpq; a job's result is data, and has its own message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from psycopg import OperationalError
@@ -49,7 +49,7 @@ Answers = Generator[Wait, Ready | int, "list[PGresult]"]
 
 
 class Prepared:
-    """What all connections of one worker prepare: the completion of a job, and what is dear to plan."""
+    """What all connections of one worker prepare: the completion of a job; and `UNLOCK`, for a SELECT is planned."""
 
     def __init__(self, schema: str) -> None:
         self.source = text("complete_within", schema)
@@ -68,7 +68,7 @@ class Prepared:
         return b"EXECUTE %b(%b)" % (name(number, 0), b", ".join(values))
 
 
-@cache
+@lru_cache(64)
 def ending(number: int | None, ahead: bool) -> bytes:
     """COMMIT, and what clears the session, with what the `number`th preparing has for it; `ahead` begins the next."""
     unlock = UNLOCK if number is None else b"EXECUTE " + name(number, 1)
@@ -77,7 +77,7 @@ def ending(number: int | None, ahead: bool) -> bytes:
     return b"; ".join((COMMIT, *CLEARING, unlock))
 
 
-@cache
+@lru_cache(64)
 def name(number: int, index: int) -> bytes:
     """What the `number`th preparing on a connection calls its statements."""
     return b"pgqueue_%d_%d" % (number, index)
@@ -92,7 +92,8 @@ def literal(value: object, pgconn: PGconn, info: ConnectionInfo) -> bytes:
     if isinstance(value, int):
         return b"%d" % value
     assert isinstance(value, str), f"no parameter of a completion is a {type(value).__name__}"
-    return bytes(Escaping(pgconn).escape_literal(value.encode(info.encoding)))
+    encoded = value.encode() if value.isascii() else value.encode(info.encoding)
+    return bytes(Escaping(pgconn).escape_literal(encoded))
 
 
 def answers(pgconn: PGconn) -> Answers:

@@ -180,7 +180,7 @@ class Attempt:
     ) -> list[Statement[Any]]:
         """What to ask after a COMMIT without an answer: whether the job is still this run's; whether it is `done`."""
         log.warning(
-            "job %d (%s): the answer to its COMMIT was lost (%s); finding out whether it was committed",
+            "job %d (%s): no answer says whether its COMMIT took place (%s); finding out whether it was committed",
             self._job.id,
             self._job.task,
             str(error).strip() or type(error).__name__,

@@ -153,10 +153,10 @@ WITH ended AS (
         snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM ended
 )
-SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint) END,
-       (SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
-        FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = %(id)s::bigint)
-FROM ended;
+SELECT pgqueue.refuse_lost(%(id)s::bigint)::text WHERE NOT EXISTS (SELECT FROM ended)
+UNION ALL
+SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text
+FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = %(id)s::bigint;
 
 -- name: complete_mine
 -- Whether a job is still this run's, after its transaction broke off: waits for whoever has its row locked, so for that

@@ -329,6 +329,42 @@ async def test_who_asks_what_became_of_a_commit_does_so_in_nobodys_transaction(
 
 
 @BOTH
+async def test_nothing_is_prepared_in_a_transaction_that_was_begun_ahead(
+    dsn: str, accounts: Eyes, said: list[bytes], on_loop: bool
+) -> None:
+    """It would have its snapshot, and whoever asks for an isolation could not have it any more."""
+    serializable = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"
+    refused = "UPDATE account SET balance = -1"
+
+    def writes(job: Job, back: bool = False) -> None:
+        conn = job.connection
+        conn.execute(serializable)
+        conn.execute(WRITE, prepare=True)
+        if back:
+            with pytest.raises(psycopg.errors.CheckViolation), conn.transaction():
+                conn.execute(refused)
+
+    async def awrites(job: Job, back: bool = False) -> None:
+        conn = await job.aconnection()
+        await conn.execute(serializable)
+        await conn.execute(WRITE, prepare=True)
+        if back:
+            with pytest.raises(psycopg.errors.CheckViolation):
+                async with conn.transaction():
+                    await conn.execute(refused)
+
+    writing = declared(awrites if on_loop else writes)
+    async with work(dsn, writing, concurrency=1) as worker:
+        for pool in worker._executor.pools:
+            pool.prefetch = 20
+        with psycopg.connect(dsn) as conn:
+            last = [int(writing.enqueue(conn, back=number == 3).id) for number in range(14)][-1]
+        await until(accounts.is_in(last, "completed"))
+    assert outcomes(accounts) == []
+    assert balances(accounts)[0] == 114
+
+
+@BOTH
 async def test_the_pools_close_though_a_connection_does_not_come_back(dsn: str, accounts: Eyes, on_loop: bool) -> None:
     """Over a dead link it may take long to undo what was begun on it."""
     writing = writer(on_loop)

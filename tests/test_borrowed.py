@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -229,3 +231,109 @@ async def test_a_version_tag_is_quoted_for_the_session_as_its_handler_left_it(
     assert len(sent) == 1
     assert accounts.one("SELECT version_tag FROM pgqueue.job_done") == tag
     assert balances(accounts)[0] == 101
+
+
+@BOTH
+async def test_an_encoding_that_psycopg_does_not_know_keeps_no_job_from_its_end(
+    dsn: str, accounts: Eyes, sent: list[Any], on_loop: bool
+) -> None:
+    """Where all that is sent is ASCII."""
+
+    def changes(job: Job) -> None:
+        job.connection.execute(WRITE)
+        job.connection.execute("SET client_encoding = 'EUC_TW'")
+
+    async def achanges(job: Job) -> None:
+        conn = await job.aconnection()
+        await conn.execute(WRITE)
+        await conn.execute("SET client_encoding = 'EUC_TW'")
+
+    changing = declared(achanges if on_loop else changes)
+    async with work(dsn, changing, concurrency=1, version_tag="v1") as worker:
+        await ran(dsn, accounts, worker, changing)
+    assert len(sent) == 1
+    assert outcomes(accounts) == []
+    assert balances(accounts)[0] == 101
+
+
+@pytest.mark.parametrize("result", ["a result", None])
+async def test_a_statement_that_fails_just_before_the_commit_is_no_success(
+    dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch, result: str | None
+) -> None:
+    """A thread of the handler's that was not waited for: COMMIT would be a ROLLBACK, and no error."""
+    check, runs = borrowed._check, list[int]()
+
+    def fails(conn: Any) -> None:
+        with pytest.raises(psycopg.Error):
+            conn.execute("SELECT 1/0")
+
+    def checks(conn: Any) -> None:
+        check(conn)
+        if len(runs) == 1:
+            stray = threading.Thread(target=fails, args=[conn])
+            stray.start()
+            stray.join(1.0)  # so long it may try: it has to wait for the connection's lock
+
+    monkeypatch.setattr(borrowed, "_check", checks)
+
+    def writes(job: Job) -> str | None:
+        runs.append(job.id)
+        job.connection.execute(WRITE)
+        return result
+
+    writing = declared(writes)
+    async with work(dsn, writing, concurrency=1) as worker:
+        await ran(dsn, accounts, worker, writing)
+    assert balances(accounts)[0] == 101
+    assert len(runs) == 1
+
+
+@BOTH
+async def test_what_cannot_be_prepared_is_an_error_of_the_attempt(dsn: str, accounts: Eyes, on_loop: bool) -> None:
+    """Not something to try for ever: nobody could stop that."""
+    name = accounts.one("SELECT current_database()")
+    accounts.do(f"ALTER DATABASE \"{name}\" SET lock_timeout = '20ms'")
+
+    def writes(job: Job) -> None:
+        job.connection.execute(WRITE)
+
+    async def awrites(job: Job) -> None:
+        await (await job.aconnection()).execute(WRITE)
+
+    writing = declared(awrites if on_loop else writes)
+    async with work(dsn, writing, concurrency=1) as worker:
+        with psycopg.connect(dsn) as holder:
+            holder.execute("LOCK TABLE pgqueue.job_done")
+            job_id = enqueued(dsn, writing)
+            await until(lambda: "aborted" in outcomes(accounts))
+        await until(accounts.is_in(job_id, "completed"))
+        await until(lambda: whole(worker))
+    assert balances(accounts)[0] == 101
+
+
+async def test_a_connection_that_is_closed_while_libpq_waits_is_an_error(dsn: str, accounts: Eyes) -> None:
+    """By a watchdog of the handler's, say, in the middle of its COMMIT: nobody frees what libpq reads."""
+    accounts.do("CREATE TABLE late (id int)")
+    accounts.do(
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql "
+        "AS $$ BEGIN PERFORM pg_sleep(30); RETURN NULL; END $$; "
+        "CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION wait()"
+    )
+    conns: list[Any] = []
+
+    def writes(job: Job) -> None:
+        conns.append(job.connection)
+        job.connection.execute(WRITE)
+        if len(conns) == 1:
+            job.connection.execute("INSERT INTO late VALUES (1)")
+
+    writing = declared(writes)
+    async with work(dsn, writing, concurrency=1) as worker:
+        job_id = enqueued(dsn, writing)
+        await until(lambda: accounts.one("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == 1)
+        await asyncio.to_thread(conns[0].close)
+        await until(accounts.is_in(job_id, "completed"))
+        await until(lambda: whole(worker))
+    assert balances(accounts)[0] == 101
+    assert len(conns) == 2
