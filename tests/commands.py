@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from signal import Signals
@@ -18,9 +18,17 @@ PATIENCE = 60.0
 
 
 def pgqueue(
-    *arguments: str, dsn: str | None = None, stdin: str | None = None, cwd: Path | None = None, **environ: str
+    *arguments: str,
+    dsn: str | None = None,
+    stdin: str | None = None,
+    cwd: Path | None = None,
+    where: Sequence[str] = (),
+    **environ: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `pgqueue …` to its end; `dsn` goes to PGQUEUE_DSN."""
+    """Run `pgqueue …` to its end; `dsn` goes to PGQUEUE_DSN, `where` comes before it (hosts.py)."""
+    if where:
+        command, env = [*where, COMMAND, *arguments], _environ(dsn, environ)
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
     pipes = {} if stdin is None else {"stdin": subprocess.PIPE}
     with forks.start(
         COMMAND,
@@ -99,10 +107,10 @@ class Worker:
 
 
 @contextmanager
-def working(*arguments: str, dsn: str | None, cwd: Path, **environ: str) -> Iterator[Worker]:
-    """A `pgqueue work …` that is killed at the end if it still runs."""
+def working(*arguments: str, dsn: str | None, cwd: Path, where: Sequence[str] = (), **environ: str) -> Iterator[Worker]:
+    """A `pgqueue work …` that is killed at the end if it still runs; `where` comes before it (hosts.py)."""
     process = subprocess.Popen(
-        [COMMAND, "work", *arguments],
+        [*where, COMMAND, "work", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

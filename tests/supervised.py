@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -182,11 +182,12 @@ def supervised(
     source: str = TASKS,
     ready: bool = True,
     environ: dict[str, str] | None = None,
+    where: Sequence[str] = (),
 ) -> Iterator[Supervised]:
     """A supervisor with so many processes, ready; everything is gone at the end."""
     deploy(directory, source)
     arguments = ["shop", "--processes", str(processes), *options]
-    with working(*arguments, dsn=dsn, cwd=directory, **(environ or {})) as worker:
+    with working(*arguments, dsn=dsn, cwd=directory, where=where, **(environ or {})) as worker:
         one = Supervised(worker, directory)
         try:
             if ready:

@@ -22,7 +22,7 @@ def command(ready: bool, host: str | None, as_json: bool) -> None:
 
     Exit code 0, else 1. It lives while it has given a sign of life within its lease. With --ready it must take jobs:
     started, connected, its tasks imported, not quiet. A supervisor whose workers were all told to be quiet is well,
-    and not ready. One row is read.
+    and not ready. What this host or container did before it was started anew does not count. One row is read.
 
     \b
     Examples:
@@ -30,10 +30,10 @@ def command(ready: bool, host: str | None, as_json: bool) -> None:
       pgqueue health --ready
       pgqueue health --json
     """
-    from pgqueue.health import health
+    from pgqueue.health import health, up
 
     with connected("health", check=False) as conn:
-        found = health(conn, host or socket.gethostname())
+        found = health(conn, host) if host else health(conn, socket.gethostname(), since=up())
     good = found.ready if ready else found.well
     if as_json:
         click.echo(json.dumps({"host": found.host, "well": found.well, "ready": found.ready}))
