@@ -56,7 +56,9 @@ def in_schema(sql: str, schema: str) -> str:
 @cache
 def text(name: str, schema: str) -> str:
     """Return the named statement of `sql/*.sql` for this schema, in psycopg's `%(name)s` style."""
-    return in_schema(_bare(_all()[name]), schema)
+    # Named by the file it is in, but for a few: a command that says one thing reads one file.
+    file = _file(name.partition("_")[0])
+    return in_schema(_bare(file[name] if name in file else _all()[name]), schema)
 
 
 def integers(values: Iterable[int]) -> str:
@@ -81,11 +83,25 @@ def names() -> list[str]:
 @cache
 def _all() -> dict[str, str]:
     found: dict[str, str] = {}
-    for file in sorted(sql_directory().glob("*.sql")):
-        for name, body in _split(file.read_text(encoding="utf-8")):
-            if name in found:
-                raise ValueError(f"{file.name}: statement {name!r} is defined twice")
-            found[name] = body
+    for path in sorted(sql_directory().glob("*.sql")):
+        statements = _file(path.stem)
+        if twice := found.keys() & statements.keys():
+            raise ValueError(f"{path.name}: statement {min(twice)!r} is defined twice")
+        found |= statements
+    return found
+
+
+@cache
+def _file(stem: str) -> dict[str, str]:
+    """The statements of one file of `sql/`; none if there is no such file."""
+    path = sql_directory() / f"{stem}.sql"
+    if not path.is_file():
+        return {}
+    found: dict[str, str] = {}
+    for name, body in _split(path.read_text(encoding="utf-8")):
+        if name in found:
+            raise ValueError(f"{path.name}: statement {name!r} is defined twice")
+        found[name] = body
     return found
 
 

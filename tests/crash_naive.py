@@ -99,7 +99,7 @@ def commit_whatever() -> None:
         sleep(0.2)
 
     crash_tasks.move = slowly
-    sql = statements._all()
+    sql = statements._file("complete")
     sql["complete_within"] = sql["complete_within"].replace("pgqueue.refuse_lost(%(id)s::bigint)", "0")
     statements.text.cache_clear()
     crash_points.NAMES[statements.text("complete_within", "pgqueue")] = "complete_within"

@@ -98,6 +98,7 @@ def sql_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def _forget() -> None:
     statements._all.cache_clear()
+    statements._file.cache_clear()
     statements.text.cache_clear()
 
 
