@@ -38,6 +38,7 @@ def test_an_order_from_another_container_needs_its_row_and_notify_only(tmp_path:
         assert run_in(there, "import socket; print(socket.gethostname())").stdout == "elsewhere\n"
         assert "ProcessLookupError" in run_in(there, f"import os; os.kill({one.pid}, 0)").stderr
         first = one.pids()
+        wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.supervisor") == 1)
         done = pgqueue("restart", "--wait", dsn=dsn, where=there)
         assert done.returncode == 0, done.stderr
         assert f"(here:{one.pid}): done" in done.stdout
@@ -71,6 +72,7 @@ def two(tmp_path: Path, dsn: str) -> Iterator[tuple[Supervised, Supervised]]:
 @pytest.mark.promise("S03", "S04", "S06")
 def test_host_and_supervisor_say_who_is_told(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with two(tmp_path, dsn) as (alpha, beta):
+        wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.supervisor") == 2)
         numbers = dict(eyes.all("SELECT host, id FROM pgqueue.supervisor"))
         old = alpha.pids(), beta.pids()
 
@@ -215,14 +217,14 @@ def test_a_supervisor_with_the_name_and_the_pid_of_another_is_not_told_its_order
     deploy(tmp_path)
     with boot(tmp_path, dsn, "--processes", "1") as old:
         old.says("ready: ")
-        [first] = eyes.all("SELECT id, host, pid FROM pgqueue.supervisor")
+        [first] = wait_until(lambda: eyes.all("SELECT id, host, pid FROM pgqueue.supervisor"))
         old.close()
     assert first[1:] == ("box", 1)
     done = pgqueue("restart", "--supervisor", str(first[0]), dsn=dsn)
     assert done.returncode == 0 and "(box:1): told to restart" in done.stdout
     with boot(tmp_path, dsn, "--processes", "1") as new:
         new.says("ready: ")
-        [second] = eyes.all("SELECT id, host, pid FROM pgqueue.supervisor WHERE id > %s", first[0])
+        [second] = wait_until(lambda: eyes.all("SELECT id, host, pid FROM pgqueue.supervisor WHERE id > %s", first[0]))
         assert second[1:] == ("box", 1)
         assert pgqueue("scale", "2", "--supervisor", str(second[0]), "--wait", dsn=dsn).returncode == 0
         orders = "SELECT supervisor_id, kind, seen_at IS NULL FROM pgqueue.supervisor_order ORDER BY id"
