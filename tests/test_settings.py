@@ -12,7 +12,7 @@ from commands import pgqueue, working
 from workers import Eyes, wait_until
 
 TASKS = """
-import os, signal, time
+import asyncio, os, signal
 import pgqueue
 
 @pgqueue.task(name="ends")
@@ -40,7 +40,10 @@ async def snoozes(job: pgqueue.Job) -> object:
 
 @pgqueue.task(name="hurries", timeout=0.05, retry=1)
 async def hurries() -> None:
-    import asyncio
+    await asyncio.sleep(60)
+
+@pgqueue.task(name="sleeps")
+async def sleeps() -> None:
     await asyncio.sleep(60)
 
 @pgqueue.task(name="kills")
@@ -60,7 +63,7 @@ def test_the_version_is_pgqueues_unless_a_tag_is_given(given: str | None, tmp_pa
     options = [] if given is None else ["--version-tag", given]
     for name in NAMES:
         eyes.do("SELECT pgqueue.enqueue(%s)", name)
-    with working("shop", *options, dsn=dsn, cwd=tmp_path) as worker:
+    with working("shop", *options, "--grace", "100ms", dsn=dsn, cwd=tmp_path) as worker:
         worker.says("ready")
         ended = "SELECT count(*) FROM pgqueue.job WHERE finished_at IS NOT NULL"
         wait_until(lambda: eyes.one(ended) == len(NAMES))
@@ -68,12 +71,16 @@ def test_the_version_is_pgqueues_unless_a_tag_is_given(given: str | None, tmp_pa
         assert shown["version_tag"] == tag
         heads, row = pgqueue("workers", dsn=dsn, COLUMNS="200").stdout.splitlines()
         assert row[heads.index("VERSION") :].split()[0] == tag
-    states = eyes.all("SELECT task, state, version_tag FROM pgqueue.job")
+        sleeper = eyes.one("SELECT pgqueue.enqueue('sleeps')")
+        wait_until(eyes.is_in(sleeper, "running"))
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 5
+    states = eyes.all("SELECT task, state, version_tag FROM pgqueue.job WHERE finished_at IS NOT NULL")
     bad = {"fails": "failed", "hurries": "failed", "cancels": "cancelled"}
     assert sorted(states) == sorted((name, bad.get(name, "completed"), tag) for name in NAMES)
     attempts = "SELECT j.task, a.outcome, a.version_tag FROM pgqueue.attempt a JOIN pgqueue.job j ON j.id = a.job_id"
     seen = eyes.all(attempts)
-    assert {task for task, _, _ in seen} == {"fails", "hurries", "cancels", "snoozes"}
+    assert {task for task, _, _ in seen} == {"fails", "hurries", "cancels", "snoozes", "sleeps"}
     assert Counter(task for task, _, _ in seen)["fails"] == 2
     assert {version for _, _, version in seen} == {tag}
 
