@@ -110,6 +110,14 @@ def test_a_statement_is_read_without_its_comments(sql_files: Path) -> None:
     assert statements.text("first", "pgqueue") == "SELECT 1"
 
 
+def test_who_says_one_thing_reads_one_file(sql_files: Path) -> None:
+    (sql_files / "one.sql").write_text("-- name: one_thing\nSELECT 1\n-- name: other\nSELECT 2\n")
+    (sql_files / "two.sql").write_bytes(b"-- name: two_things\nSELECT '\xff'\n")
+    assert statements.text("one_thing", "pgqueue") == "SELECT 1"
+    with pytest.raises(UnicodeDecodeError):  # a name that does not say in which file it is: all are read
+        statements.text("other", "pgqueue")
+
+
 def test_two_statements_of_one_name_are_an_error(sql_files: Path) -> None:
     (sql_files / "one.sql").write_text("-- name: same\nSELECT 1\n")
     (sql_files / "two.sql").write_text("-- name: same\nSELECT 2\n")
