@@ -39,6 +39,7 @@ from psycopg import (
     ConnectionInfo,
     Error,
     InternalError,
+    NotSupportedError,
     OperationalError,
     ProgrammingError,
 )
@@ -153,7 +154,7 @@ class _Both:
         if answer.status in OK:
             return
         code = (answer.error_field(DiagnosticField.SQLSTATE) or b"").decode()
-        encoding = self.info.encoding
+        encoding = _encoding(self.info)
         if self.own and not code.startswith(REFUSALS):
             self.pgconn.finish()  # else COMMIT was the last of the message, or did not take place
         error = error_from_result(answer, encoding)
@@ -333,7 +334,15 @@ class answered:
 
 def _raise(answer: PGresult, info: ConnectionInfo) -> None:
     if answer.status not in OK:
-        raise error_from_result(answer, info.encoding)
+        raise error_from_result(answer, _encoding(info))
+
+
+def _encoding(info: ConnectionInfo) -> str:
+    """That of what the server says; of one that psycopg does not know the ASCII is read all the same."""
+    try:
+        return info.encoding
+    except NotSupportedError:
+        return "ascii"
 
 
 def _refuse(conn: Borrowed | AsyncBorrowed, what: str) -> None:
