@@ -205,13 +205,12 @@ def arm(points: Points) -> None:
         return found[-1]
 
     def last(conn: Borrowed, message: bytes) -> Any:
-        with conn.lock, answered(conn):
+        with answered(conn):
             return conn.wait(crossing(conn, message))
 
     async def alast(conn: AsyncBorrowed, message: bytes) -> Any:
-        async with conn.lock:
-            with answered(conn):
-                return await conn.wait(crossing(conn, message))
+        with answered(conn):
+            return await conn.wait(crossing(conn, message))
 
     def sends(name: str) -> None:
         real = getattr(BaseCursor, name)
