@@ -116,12 +116,15 @@ class _Both:
     def _due(self) -> bool:
         """Whether to prepare before the next transaction begins."""
         again = self.number == 0 or self.undisturbed >= UNDISTURBED
-        wanted = self.prepared is not None and self.prepared.usable and self.ahead is None
-        return not self.ready and again and wanted
+        return not self.ready and again and self._can_prepare() and self.ahead is None
+
+    def _can_prepare(self) -> bool:
+        """Whether names are used on this connection, and nobody has dropped one unseen."""
+        return self.prepared is not None and self.prepared.usable
 
     def _next(self, settled: int | None) -> Ahead | None:
         """What to begin with the end of this one, where a job is at hand."""
-        prepares = not self.ready and self.prepared is not None and self.prepared.usable  # soon, in no transaction
+        prepares = not self.ready and self._can_prepare()  # soon, in no transaction
         if settled is None or not self.own or prepares or monotonic() - self.out_since > OUT_SECONDS:
             return None
         return Ahead(settled)
@@ -141,8 +144,7 @@ class _Both:
         """The message that commits, after this completion, if any."""
         if not self.own:
             return COMMIT
-        named = self.ready and self.prepared is not None and self.prepared.usable
-        commit = ending(self.number if named else None, ahead)
+        commit = ending(self.number if self.ready and self._can_prepare() else None, ahead)
         if statement is None:
             self.undisturbed += 1
             return commit
@@ -207,9 +209,13 @@ class Borrowed(_Both, Connection[Any]):
 
         libpq waits in `exec_` without the interpreter: nobody may free what it reads before it has come back.
         """
-        hang_up(self)
-        with self.lock:
+        if not self.lock.acquire(blocking=False):
+            hang_up(self)  # only then: the server logs a client that goes without a word in a transaction
+            self.lock.acquire()
+        try:
             super().close()
+        finally:
+            self.lock.release()
 
     def _say(self, command: bytes) -> None:
         with self.lock:

@@ -41,6 +41,6 @@ def up() -> float | None:
             # The name of the program, in brackets, may have any character in it; the time is in ticks since the boot.
             _, _, fields = file.read().rpartition(")")
         began = int(fields.split()[19]) / os.sysconf("SC_CLK_TCK")
-    except OSError:  # /proc may be hidden from us
+    except (OSError, ValueError, IndexError):  # /proc may be hidden from us, or another kernel's idea of it
         return None
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began

@@ -337,3 +337,25 @@ async def test_a_connection_that_is_closed_while_libpq_waits_is_an_error(dsn: st
         await until(lambda: whole(worker))
     assert balances(accounts)[0] == 101
     assert len(conns) == 2
+
+
+async def test_a_connection_that_nobody_waits_for_is_closed_with_a_word(
+    dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the server would log each failed attempt as a client that was lost in its transaction."""
+    hung_up: list[Any] = []
+    monkeypatch.setattr(borrowed, "hang_up", hung_up.append)
+    conns: list[Any] = []
+
+    def fails(job: Job) -> None:
+        conns.append(job.connection)
+        job.connection.execute(WRITE)
+        if len(conns) == 1:
+            raise ValueError("not this time")
+
+    failing = declared(fails)
+    async with work(dsn, failing, concurrency=1) as worker:
+        await ran(dsn, accounts, worker, failing)
+    assert conns[0].closed and conns[0] is not conns[1]
+    assert hung_up == []
+    assert balances(accounts)[0] == 101
