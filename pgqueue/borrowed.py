@@ -360,6 +360,6 @@ def _refuse(conn: Borrowed | AsyncBorrowed, what: str) -> None:
 
 
 def _check(conn: Borrowed | AsyncBorrowed) -> None:
-    status = conn.info.transaction_status
+    status = conn.pgconn.transaction_status
     if status != TransactionStatus.INTRANS:  # a COMMIT after a failed statement is a ROLLBACK
-        raise InternalError(f"there is nothing to commit: the transaction is {status.name}")
+        raise InternalError(f"there is nothing to commit: the transaction is {TransactionStatus(status).name}")

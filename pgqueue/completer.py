@@ -15,6 +15,9 @@ does not get through in time goes in smaller flushes, too.
 
 A job whose successors want unique keys is ended in a transaction of its own, after the others: to take a key is to wait
 for whoever is just taking it, and to have a part of what one asked for is to give it back.
+
+A transactional job is written down already when it comes here; only others have to hear that it is over. If it holds no
+key, nobody waits for that: such jobs wake the loop once in `CALM_SECONDS`, not each by itself.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from pgqueue.job import Job
 from pgqueue.joblog import report
 from pgqueue.logs import fields
 from pgqueue.loops import persist, transient, wait
-from pgqueue.outcome import COMPLETED, Completed, Handed, Outcome, Released, Retried, unstorable
+from pgqueue.outcome import COMPLETED, WRITTEN, Completed, Handed, Outcome, Released, Retried, unstorable
 from pgqueue.sessions import Session
 from pgqueue.statements import Row, Statement, integers
 from pgqueue.work import LOST
@@ -42,6 +45,7 @@ from pgqueue.work import LOST
 log = logging.getLogger("pgqueue")
 
 FLUSH_MOST = 2_000
+CALM_SECONDS = 0.005
 LOCKED_PAUSE = 0.05
 # Jobs with successors that want a key which somebody is just taking: so many are tried at once, each costs the flush
 # 5 ms and the server's log a line, and so long is the pause between two tries in the end.
@@ -75,6 +79,8 @@ class Completer:
         self._thread = threading.get_ident()
         self._wake = asyncio.Event()
         self._signalled = False
+        self._calm = False
+        """Whether the loop looks soon by itself: it has just seen some for whom nobody waits."""
         # Never replaced, only emptied from the left: a thread may be in the middle of an append.
         self._waiting: deque[Ended] = deque()
         self._in_flight: list[Ended] = []
@@ -92,7 +98,7 @@ class Completer:
     def finish(self, job: Job, outcome: Outcome) -> None:
         """Take the outcome of a job; from any thread. One signal to the loop per batch, not per job."""
         self._waiting.append((job, outcome))
-        if not self._signalled:
+        if not self._signalled and not (self._calm and _nobody_waits(job, outcome)):
             self._signalled = True
             if threading.get_ident() == self._thread:
                 self._wake.set()
@@ -117,11 +123,13 @@ class Completer:
 
     async def _step(self) -> None:
         if not self._in_flight:
-            if not await wait(self._wake, self._pause()) and not self._locked and not self._busy:
+            calm = self._calm
+            woken = await wait(self._wake, CALM_SECONDS if calm else self._pause())
+            if not woken and not calm and not self._locked and not self._busy:
                 await self._session.rest()  # an idle worker has three connections, not four
                 await self._wake.wait()
             self._wake.clear()
-            self._signalled = False
+            self._signalled = self._calm = False  # before it is looked: who comes later gives a signal
             waiting = self._waiting
             self._in_flight = self._locked + [waiting.popleft() for _ in range(min(len(waiting), FLUSH_MOST))]
             self._locked = []
@@ -130,6 +138,8 @@ class Completer:
                 self._busy = []
             if waiting:
                 self._wake.set()
+            calm = bool(self._in_flight) and not self._busy
+            self._calm = calm and all(_nobody_waits(*entry) for entry in self._in_flight)
         if self._in_flight:
             await self._flush(self._in_flight)
         if not self.unwritten():
@@ -277,6 +287,14 @@ class Completer:
 
     def _about(self, name: str, jobs: list[Job], **params: object) -> Statement[list[Row]]:
         return self._endings.about(name, jobs, self._worker_id(), **params)
+
+
+def _nobody_waits(job: Job, outcome: Outcome) -> bool:
+    """Whether nothing has to be done at once for this job's end: it is written, lets nobody in, and was no suspect."""
+    if outcome is not WRITTEN or job.crashes:
+        return False
+    keys = job.lock_key, job.limit_key, job.rate_key, job.unique_key, job.idempotency_key
+    return all(key is None for key in keys)
 
 
 def _wants_keys(outcome: Outcome) -> bool:

@@ -8,8 +8,6 @@ When the run is over, `Over` is all that its job has left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from pgqueue.errors import Error
@@ -68,23 +66,13 @@ class Gate:
             run.unseal(job)
         self.checkpoint(job)
 
-    @contextmanager
-    def hold(self, job: Job, *, leaving: bool = False) -> Iterator[None]:
+    def hold(self, job: Job, *, leaving: bool = False) -> Held:
         """Nothing is raised into the thread of this sync job meanwhile; who stops it then is heard afterwards.
 
         For steps that must not be left half-way: taking a connection from its pool, giving it back. With `leaving` it
         is not heard here: the handler is on its way out, and the executor asks how the job ends.
         """
-        run = self.run_of(job)
-        if run is None or run.lock is None or not run.hold(job):
-            yield
-            return
-        try:
-            yield
-        finally:
-            stopped = not run.unseal(job)
-        if stopped and not leaving:
-            raise Interrupted
+        return Held(self.run_of(job), job, leaving)
 
     def run_of(self, job: Job) -> Run | None:
         run = self.running.get(job.id)
@@ -95,6 +83,24 @@ class Gate:
         run = self.run_of(job)
         if run is not None:
             run.unseal(job)
+
+
+class Held:
+    """What `hold` gives. A class, for it is there twice in each transactional job: a generator costs twice as much."""
+
+    __slots__ = ("_job", "_leaving", "_run")
+
+    def __init__(self, run: Run | None, job: Job, leaving: bool) -> None:
+        self._run, self._job, self._leaving = run, job, leaving
+
+    def __enter__(self) -> None:
+        run = self._run
+        if run is not None and (run.lock is None or not run.hold(self._job)):
+            self._run = None
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._run is not None and not self._run.unseal(self._job) and kind is None and not self._leaving:
+            raise Interrupted
 
 
 class Over(Means):

@@ -213,7 +213,8 @@ class Meeting:
                 del self._held[job.id]
         self._progress.over(jobs)
         self._admit.ended(jobs)
-        self._fetcher.roomier()
+        if self._suspects.making_way or any([pool.low() for pool in self._executor.pools]):
+            self._fetcher.roomier()
         self._rates.roomier()
         if self._suspects.ended(jobs):
             self._fetcher.news()

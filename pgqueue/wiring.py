@@ -283,9 +283,11 @@ class Wiring(Meeting, ABC):
 
     def _settled_if_next(self, is_async: bool) -> int | None:
         """The claims that have been answered, if a transactional job of this kind is about to run."""
-        following = (pool.next() for pool in self._executor.pools)
-        wanted = any(task is not None and task.transactional and task.is_async is is_async for task in following)
-        return self._claims.settled if wanted else None
+        for pool in self._executor.pools:
+            task = pool.next()
+            if task is not None and task.transactional and task.is_async is is_async:
+                return self._claims.settled
+        return None
 
     def _identities(self) -> list[Identity]:
         self._transactions.cut_overdue()

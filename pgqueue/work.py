@@ -152,7 +152,7 @@ class Attempt:
         """Raise if there is no transaction any more that could be committed with the end."""
         if conn.closed:
             raise psycopg.OperationalError("job.connection is closed: nothing of this attempt is kept")
-        if conn.info.transaction_status == TransactionStatus.IDLE:
+        if conn.pgconn.transaction_status == TransactionStatus.IDLE:
             raise Fail(
                 f"the handler of job {self._job.id} ({self._job.task}) ended the transaction by itself, by a COMMIT or "
                 "ROLLBACK in its SQL: what it wrote is not undone, and running it again could do it twice"
@@ -200,6 +200,7 @@ class Work(Attempt):
     def __init__(self, home: Around, job: Job, *, lent: bool = False) -> None:
         super().__init__(home, job, lent=lent)
         self._beginning, self._having = Lock(), Lock()
+        self._finished = False
 
     def connection(self) -> Borrowed:
         """The connection; begins the transaction at the first call, whichever of the handler's threads that is."""
@@ -270,7 +271,9 @@ class Work(Attempt):
     def finish(self) -> None:
         """`undo` for good. A thread of the handler's that is just asking for a connection gets none."""
         self.over = True
-        self.undo()
+        if not self._finished:
+            self.undo()
+            self._finished = True  # who asks after that sees that it is over
 
     def undo(self) -> None:
         """Give the connection back: after a commit as it is, else closed. In every case the last step; safe to repeat.

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -25,6 +26,7 @@ from pgqueue.keys import Keys
 from pgqueue.outcome import (
     COMPLETED,
     RELEASED,
+    WRITTEN,
     Cancelled,
     Completed,
     Failed,
@@ -390,6 +392,60 @@ async def test_a_single_outcome_from_a_thread_wakes_the_completer(desk: Desk) ->
     for job in await desk.jobs(50):
         await asyncio.to_thread(desk.completer.finish, job, COMPLETED)
         await asyncio.wait_for(desk.completer.flushed(), 30)
+
+
+async def written_ones(desk: Desk, number: int) -> list[Job]:
+    """Jobs that were completed in transactions of their own; this completer has just heard of such a one."""
+    first, *jobs = await desk.jobs(number + 1)
+    for job in (first, *jobs):
+        job.ended = COMPLETED
+    desk.completer.finish(first, WRITTEN)
+    await until(lambda: desk.written == [first.id], 5)
+    desk.written.clear()
+    return jobs
+
+
+async def test_jobs_that_are_written_already_and_let_nobody_in_are_told_together(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each by itself would wake the loop: with ten threads that took a tenth of all CPU."""
+    monkeypatch.setattr(completer, "CALM_SECONDS", 0.3)
+    told: list[int] = []
+
+    def written(jobs: Sequence[Job]) -> None:
+        told.append(len(jobs))
+        desk._written(jobs)
+
+    monkeypatch.setattr(desk.completer, "_written", written)
+    jobs = await written_ones(desk, 30)
+    before = monotonic()
+    for job in jobs:
+        await asyncio.to_thread(desk.completer.finish, job, WRITTEN)
+    assert monotonic() - before < 0.3, "too slow to say anything"
+    await asyncio.wait_for(desk.completer.flushed(), 5)
+    assert told == [1, 30]
+    assert desk.messages == 0
+    await asyncio.to_thread(desk.completer.finish, jobs[0], WRITTEN)  # nobody looks by himself any more
+    await asyncio.wait_for(desk.completer.flushed(), 5)
+
+
+@pytest.mark.parametrize("who", ["completed", "lock", "unique", "limit", "rate", "suspect"])
+async def test_whom_somebody_waits_for_is_told_at_once(
+    who: str, desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush, the next in line, a suspect that must come alone: none of them waits for the next look."""
+    monkeypatch.setattr(completer, "CALM_SECONDS", 3_600)
+    calm, job = await written_ones(desk, 2)
+    desk.completer.finish(calm, WRITTEN)
+    place = {"lock": 15, "unique": 16, "limit": 17, "rate": 18}.get(who)
+    if place is not None:
+        row = list(job._row)
+        row[place] = '["u", null]' if who == "unique" else "k"
+        job._row = tuple(row)
+    job.crashes = int(who == "suspect")
+    await asyncio.to_thread(desk.completer.finish, job, COMPLETED if who == "completed" else WRITTEN)
+    await asyncio.wait_for(desk.completer.flushed(), 5)
+    assert desk.written == [calm.id, job.id]
 
 
 async def test_what_is_given_back_wakes_other_workers(desk: Desk, dsn: str) -> None:
