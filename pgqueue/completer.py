@@ -70,6 +70,8 @@ class Completer:
     ) -> None:
         self.fenced = 0
         """Outcomes dropped because the job had been given to somebody else."""
+        self.ended = 0
+        """How many jobs have left here: it moves, also where there was nothing to send."""
         self._session = session
         self._worker_id = worker_id
         self._endings = endings
@@ -197,7 +199,7 @@ class Completer:
                 raise
             self._unsure.discard(job.id)
             self._in_flight = [entry for entry in self._in_flight if entry[0] is not job]
-            self._written([job])
+            self._let_go([job])
         self._patience = min(BUSY_PAUSE, 2 * self._patience) if busy else LOCKED_PAUSE
         again_at = monotonic() + self._patience
         self._busy_at = min(self._busy_at, again_at) if self._busy else again_at
@@ -250,8 +252,12 @@ class Completer:
         for job, outcome in batch:
             if outcome.__class__ is Handed and job not in left:  # its handler's transaction did not commit
                 report(job, outcome.otherwise)
-        self._written([job for job, _ in batch if job.id not in locked])
+        self._let_go([job for job, _ in batch if job.id not in locked])
         return True
+
+    def _let_go(self, jobs: list[Job]) -> None:
+        self.ended += len(jobs)
+        self._written(jobs)
 
     def _make_smaller(self, batch: list[Ended], rest: list[Ended], error: BaseException) -> None:
         """Nothing of the batch was ended, for the server refuses what one of them wants stored: half as many next time.

@@ -226,7 +226,7 @@ class Worker(Wiring):
 
     def completing(self) -> int | None:
         """What changes as long as the completer moves, None if it has nothing to do: for the watchdog."""
-        return self._give.ended if self._completer.unwritten() else None
+        return self._give.ended + self._completer.ended if self._completer.unwritten() else None
 
     async def stop(self, timeout: float = 25.0) -> int:
         """Stop within `timeout` seconds; how many jobs were still running at the deadline.

@@ -10,6 +10,8 @@ import pytest
 from workers import until, work
 
 import pgqueue
+from pgqueue import completer
+from pgqueue.job import Job
 from pgqueue.tasks import task
 from pgqueue.watchdog import LOOKS, Watchdog
 
@@ -64,3 +66,23 @@ async def test_a_completer_that_cannot_write_but_tries_moves(dsn: str, monkeypat
         await until(lambda: worker.completing() != tried)
         monkeypatch.undo()
         await until(lambda: worker.completing() is None)
+
+
+@task(name="watchdog.writes", transactional=True)
+def writes(job: Job) -> None:
+    job.connection.execute("SELECT 1")
+
+
+@pytest.mark.promise("F06")
+async def test_a_completer_that_has_only_transactional_jobs_moves(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sends nothing, and some are nearly always about to be told."""
+    monkeypatch.setattr(completer, "CALM_SECONDS", 0.3)
+    seen = []
+    async with work(dsn, writes, concurrency=1) as worker:
+        for _ in range(3):
+            with psycopg.connect(dsn) as conn:
+                pgqueue.enqueue_many(conn, [writes.new(), writes.new()])
+            await until(lambda: worker.completing() is not None)
+            seen.append(worker.completing())
+            await until(lambda: worker.completing() is None)
+    assert len(set(seen)) == 3
