@@ -336,7 +336,6 @@ class Admit:
         _, [first, *rows] = await self._session.run(
             link.statement("admit_lock", keys=texts(keys)),
             link.statement("admit_next", **self._asked(keys, claim)),
-            settings=False,
         )
         if first[7]:
             read = link.statement("admit_read", keys=texts(keys), claim=claim, worker_id=self._worker_id())

@@ -299,7 +299,6 @@ class Fetcher:
             ),
             *after,
             *self._beside(),
-            settings=False,
         )
         rows = answers[len(ahead)]
         first = rows[0]

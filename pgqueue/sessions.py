@@ -2,7 +2,7 @@
 
 Every message of a worker is one pipeline, one READ COMMITTED transaction, that sets what it needs for itself only: so
 the defaults of role and database cannot break a worker, and a transaction pooler cannot mix it up with its
-neighbours.
+neighbours. A session that is ours alone, by its pid, has them set once instead.
 
 A connection that breaks with a message under way leaves a session in the server that may not have noticed: the wire
 went dead, and the server waits for the COMMIT, for hours, with our rows locked (no timeout of its own counts in the
@@ -81,41 +81,37 @@ class Session:
         self._turn = asyncio.Lock()
         self._noted = asyncio.Event()
 
-    async def run(self, *messages: Statement[Any], settings: bool = True) -> list[Any]:
+    async def run(self, *messages: Statement[Any]) -> list[Any]:
         """Send the statements in one transaction of their own and return what each read.
 
         Whatever goes wrong closes the connection: the next call starts on a new one. psycopg's errors come through; the
         transaction may then have been committed or not.
         """
-        return await self._send(messages, settings)
+        return await self._send(messages)
 
     async def run_then(self, *messages: Statement[Any], then: Sequence[Statement[Any]]) -> list[Any]:
         """`run`, and in the same round trip `then`, in a transaction of its own after that COMMIT; what each read."""
-        return await self._send(messages, after=then)
+        return await self._send(messages, then)
 
-    async def _send(
-        self, messages: Sequence[Statement[Any]], settings: bool = True, after: Sequence[Statement[Any]] = ()
-    ) -> list[Any]:
+    async def _send(self, messages: Sequence[Statement[Any]], after: Sequence[Statement[Any]] = ()) -> list[Any]:
         async with self._turn:
             try:
                 connection = await self._connected()
                 if self.link.left:
                     await end_left(connection, self.link)
-                return await self._exchange(connection, messages, settings, after)
+                return await self._exchange(connection, messages, after)
             except BaseException:
                 await self.close()
                 raise
             finally:
                 self.ended += 1
 
-    async def _exchange(
-        self, connection: Wire, messages: Sequence[Statement[Any]], settings: bool, after: Any
-    ) -> list[Any]:
+    async def _exchange(self, connection: Wire, messages: Sequence[Statement[Any]], after: Any) -> list[Any]:
         identity = self.identity  # not there any more when somebody closes us meanwhile
         self.sent = monotonic()
         self._noted.clear()
         try:
-            answers = await send(connection, self.link, *messages, settings=settings, after=after)
+            answers = await send(connection, self.link, *messages, after=after)
         except BaseException as error:
             if identity is not None and not answered(error, connection):
                 self.link.left.add(identity)
@@ -163,6 +159,9 @@ class Session:
             self.generation += 1
             try:
                 self.identity = await identify(self._connection, self.link)
+                if self.identity is not None:
+                    await send(self._connection, self.link, self.link.statement("session_keep"))
+                    self._connection.keeps = True
                 if self._opened is not None:
                     await self._opened()
             except BaseException:  # else whoever comes next would use it half-way through, and unknown to others
@@ -203,15 +202,14 @@ async def send(
     conn: Wire,
     link: Link,
     *messages: Statement[Any],
-    settings: bool = True,
     after: Sequence[Statement[Any]] = (),
     patience: float | None = None,
 ) -> list[Any]:
-    """Send the statements as one transaction in one round trip, after the settings of a worker's transactions.
+    """Send the statements as one transaction in one round trip, with the settings of a worker's transactions.
 
     Without an answer within `patience` seconds the connection is broken: an OperationalError.
     """
-    first = [BEGIN, link.statement("session_settings")] if settings else [BEGIN]
+    first = [BEGIN] if conn.keeps else [BEGIN, link.statement("session_settings")]
     seconds = ROUND_TRIP_SECONDS if patience is None else patience
     timer = asyncio.get_running_loop().call_later(seconds, hang_up, conn)
     try:

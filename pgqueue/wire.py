@@ -37,6 +37,8 @@ class Wire(AsyncConnection[Any]):
 
     prepares = True
     """Whether statements are prepared: not behind a pooler, where each transaction may have another session."""
+    keeps = False
+    """Whether its session has the settings of a worker's transactions, for as long as it lives."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -14,25 +14,14 @@ CROSS JOIN LATERAL (SELECT FROM pgqueue.job_blocked b WHERE b.key = freed.key LI
 
 -- name: admit_lock
 -- Lock these keys, at most 64, for this transaction: in the order of their hashes, so that no two can wait for each other.
--- It is a short one, of pgqueue's own, and may be lost: then its jobs wait again. Written out with pg_catalog, for it sets what
--- every worker's transaction sets (session.sql), to save a message where it is the first.
-SELECT pg_catalog.count(pg_catalog.pg_advisory_xact_lock(hashed.hash)::pg_catalog.text)
+-- It is a short one, of pgqueue's own, and may be lost: then its jobs wait again.
+SELECT count(pg_advisory_xact_lock(hashed.hash)::text)
 FROM (
-    SELECT DISTINCT pg_catalog.hashtextextended(pg_catalog.concat('pgqueue.', asked.key), 7) AS hash
-    FROM pg_catalog.unnest(%(keys)s::pg_catalog.text[]) AS asked (key) ORDER BY hash LIMIT 64
+    SELECT DISTINCT hashtextextended(concat('pgqueue.', asked.key), 7) AS hash
+    FROM unnest(%(keys)s::text[]) AS asked (key) ORDER BY hash LIMIT 64
 ) AS hashed
 CROSS JOIN (
-    SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog.set_config('synchronous_commit', 'off', true),
-           pg_catalog.set_config('search_path', '', true),
-           pg_catalog.set_config('statement_timeout', '30s', true),
-           pg_catalog.set_config('idle_in_transaction_session_timeout', '60s', true),
-           pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true),
-           pg_catalog.set_config('enable_indexscan', 'on', true),
-           pg_catalog.set_config('enable_seqscan', 'off', true),
-           pg_catalog.set_config('enable_bitmapscan', 'off', true),
-           pg_catalog.set_config('jit', 'off', true),
-           pg_catalog.set_config('datestyle', 'ISO', true)
-    OFFSET 0
+    SELECT set_config('lock_timeout', '1s', true), set_config('synchronous_commit', 'off', true) OFFSET 0
 ) AS settings;
 
 -- name: admit_next

@@ -1,22 +1,10 @@
 -- name: fetch_reading
 -- What the watermark needs to know before a claim, in this order: the statement's snapshot is taken first, then the
 -- head of the position sequence is read, then this transaction takes its own id. Also, for this transaction only: a lost
--- claim is simply available again, so it need not be durable; and the claim must walk its index, whatever statistics say.
+-- claim is simply available again, so it need not be durable.
 -- Promises no I/O beyond the sequence's page.
-SELECT coalesce(pg_catalog.pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
-       pg_catalog.pg_current_xact_id()::pg_catalog.text::pg_catalog.int8,
-       pg_catalog.pg_current_snapshot()::pg_catalog.text,
-       pg_catalog.set_config('synchronous_commit', 'off', true),
-       pg_catalog.set_config('enable_seqscan', 'off', true),
-       pg_catalog.set_config('enable_bitmapscan', 'off', true),
-       -- and the settings of every worker's transaction (session.sql), here to save a message
-       pg_catalog.set_config('search_path', '', true),
-       pg_catalog.set_config('lock_timeout', '2s', true),
-       pg_catalog.set_config('statement_timeout', '30s', true),
-       pg_catalog.set_config('idle_in_transaction_session_timeout', '60s', true),
-       pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true),
-       pg_catalog.set_config('enable_indexscan', 'on', true),
-       pg_catalog.set_config('jit', 'off', true);
+SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0), pg_current_xact_id()::text::int8,
+       pg_current_snapshot()::text, set_config('synchronous_commit', 'off', true);
 
 -- name: fetch_lock
 -- Ahead of a claim in the same transaction: lock the keys that the next n available jobs of these lanes need, and leave the

@@ -321,6 +321,7 @@ def explain(conn: psycopg.Connection, taker: Taker, afters: int = 0, n: int = 10
         "claim": 1,
         "n": n,
     }
+    conn.execute(statements.text("session_settings", "pgqueue"))
     conn.execute(statements.text("fetch_reading", "pgqueue"))
     [[plan]] = conn.execute(
         f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statements.text('fetch_claim', 'pgqueue')}", params

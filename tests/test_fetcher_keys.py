@@ -238,6 +238,7 @@ async def test_a_free_key_is_looked_up_whatever_waits_for_others(
     put(eyes, *(f"k{n}" for n in range(50)))
     desk = desks()
     lanes = {"queues": ["default"] * 20, "ranks": list(RANKS), "afters": [0] * 20, "n": 50}
+    conn.execute(text("session_settings", "pgqueue").encode())
     conn.execute(text("fetch_reading", "pgqueue").encode())
     conn.execute(text("fetch_lock", "pgqueue").encode(), {**lanes, "workers": 1})
     claim = {**lanes, "mosts": [50] * 20, "reach": None, "worker_id": desk.worker_id, "claim": 1}

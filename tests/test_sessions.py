@@ -44,24 +44,51 @@ def session(dsn: str) -> Session:
     return Session(Link(dsn, "pgqueue"), "test")
 
 
-async def test_a_message_is_one_read_committed_transaction_with_its_own_settings(session: Session) -> None:
-    names = "transaction_isolation", "lock_timeout", "statement_timeout", "search_path", "plan_cache_mode"
-    first, second = await session.run(
-        select("SELECT pg_current_xact_id()::text"), select("SELECT txid_current()::text")
-    )
-    assert first == second
-    found = await session.run(*(select(f"SELECT current_setting('{name}')") for name in names))
-    assert found == ["read committed", "2s", "30s", "", "force_generic_plan"]
-    [outside] = await session.run(select("SELECT current_setting('lock_timeout')"), settings=False)
-    assert outside == "0"  # nothing is left behind for the next user of a pooled connection
+NAMES = "transaction_isolation", "lock_timeout", "statement_timeout", "search_path", "plan_cache_mode"
+SET = ["read committed", "2s", "30s", "", "force_generic_plan"]
+
+
+async def setting(session: Session, name: str) -> str:
+    """As it is on its connection outside of its messages."""
+    assert session._connection is not None
+    [[(value,)]] = await session._connection.ask([select(f"SELECT current_setting('{name}')")])
+    return str(value)
+
+
+@pytest.mark.parametrize("way", ["our own", "a pooler's"])
+async def test_a_message_is_one_read_committed_transaction_with_its_own_settings(
+    way: str, session: Session, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What role and database say does not matter. Only on a session that is ours alone something is left behind."""
+    database = eyes.one("SELECT current_database()")
+    eyes.do(f'ALTER DATABASE "{database}" SET lock_timeout = 7')
+    eyes.do(f'ALTER DATABASE "{database}" SET default_transaction_isolation = serializable')
+    if way == "a pooler's":
+        monkeypatch.setattr(sessions, "own", lambda conn, rows: None)
+    for _ in range(2):
+        first, second = await session.run(
+            select("SELECT pg_current_xact_id()::text"), select("SELECT txid_current()::text")
+        )
+        assert first == second
+        found = await session.run(*(select(f"SELECT current_setting('{name}')") for name in NAMES))
+        assert found == SET
+    assert await setting(session, "lock_timeout") == ("2s" if way == "our own" else "7ms")
+    assert await setting(session, "transaction_isolation") == "serializable"
+    await session.close()
+    assert await session.run(*(select(f"SELECT current_setting('{name}')") for name in NAMES)) == SET
     await session.close()
 
 
-@pytest.mark.parametrize("settings", ["session_settings", "fetch_reading"])
-def test_no_statement_of_a_worker_is_compiled(settings: str, conn: psycopg.Connection) -> None:
+async def test_what_one_message_has_set_for_itself_is_not_there_for_the_next(session: Session) -> None:
+    await session.run(select("SELECT set_config('lock_timeout', '1s', true)"))
+    assert await session.run(select("SELECT current_setting('lock_timeout')")) == ["2s"]
+    await session.close()
+
+
+def test_no_statement_of_a_worker_is_compiled(conn: psycopg.Connection) -> None:
     """Up to PostgreSQL 17 what must be scanned without enable_seqscan costs 1e10: each beat would be compiled first."""
     conn.execute("SET jit = on")
-    conn.execute(text(settings, "pgqueue").encode())
+    conn.execute(text("session_settings", "pgqueue").encode())
     assert conn.execute("SELECT current_setting('jit')").fetchall() == [("off",)]
 
 

@@ -117,13 +117,7 @@ def test_another_schema_is_named_everywhere() -> None:
         assert re.findall(r"(?<![\w$\"])pgqueue\.", sql) == [], name
 
 
-@pytest.mark.parametrize("name", ["fetch_reading", "admit_lock"])
-def test_what_begins_a_transaction_without_the_settings_of_all_sets_them_itself(name: str) -> None:
-    """Else a role's setting, or a compiler, gets into that transaction only."""
-    own, everybodys = (
-        dict(re.findall(r"set_config\('(\w+)', '(\w*)', true\)", statements.text(one, "pgqueue")))
-        for one in (name, "session_settings")
-    )
-    missing = everybodys.keys() - own.keys() - {"datestyle"}  # neither reads nor writes a time as text
-    assert not missing
-    assert {key for key in everybodys.keys() & own.keys() if own[key] != everybodys[key]} <= {"lock_timeout"}
+def test_a_session_keeps_all_that_its_transactions_would_set() -> None:
+    """Else a role's setting, or a compiler, gets into them."""
+    settings, keep = (statements.text(name, "pgqueue") for name in ("session_settings", "session_keep"))
+    assert re.findall(r"'(\w+)'", keep) == re.findall(r"set_config\('(\w+)'", settings)

@@ -155,7 +155,6 @@ async def test_a_value_that_cannot_be_sent_leaves_nothing_behind(wire: Wire, eye
             Link("", "pgqueue"),
             says("INSERT INTO made VALUES (%(n)s::integer)", n=1),
             says("SELECT %(s)s::text", s="\0"),
-            settings=False,
         )
     assert wire.closed
     assert eyes.one("SELECT count(*) FROM made") == 0
