@@ -159,7 +159,7 @@ class Session:
             self.generation += 1
             try:
                 self.identity = await identify(self._connection, self.link)
-                if self.identity is not None:
+                if self.identity is not None and self.link.prepare:  # else there is a pooler, whatever it says
                     await send(self._connection, self.link, self.link.statement("session_keep"))
                     self._connection.keeps = True
                 if self._opened is not None:

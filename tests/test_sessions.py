@@ -55,11 +55,12 @@ async def setting(session: Session, name: str) -> str:
     return str(value)
 
 
-@pytest.mark.parametrize("way", ["our own", "a pooler's"])
+@pytest.mark.parametrize("way", ["our own", "a pooler's", "nothing prepared"])
 async def test_a_message_is_one_read_committed_transaction_with_its_own_settings(
-    way: str, session: Session, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+    way: str, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What role and database say does not matter. Only on a session that is ours alone something is left behind."""
+    session = Session(Link(dsn, "pgqueue", prepare=way != "nothing prepared"), "test")
     database = eyes.one("SELECT current_database()")
     eyes.do(f'ALTER DATABASE "{database}" SET lock_timeout = 7')
     eyes.do(f'ALTER DATABASE "{database}" SET default_transaction_isolation = serializable')
