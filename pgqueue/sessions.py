@@ -38,6 +38,8 @@ Identity = tuple[int, str]
 
 # A round trip that takes longer than this is taken for a dead link: statement_timeout (30 s) has long answered.
 ROUND_TRIP_SECONDS = 45.0
+# So much older than its connection a session may be when it is asked, and be that connection's own.
+TRAVEL_SECONDS = 1.0
 
 BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", {}, lambda rows: None)
 COMMIT = Statement("COMMIT", {}, lambda rows: None)
@@ -154,14 +156,17 @@ class Session:
 
     async def _connected(self) -> Wire:
         if self._connection is None or self._connection.closed:
+            began = monotonic()
             self._connection = await connect(self.link, f"pgqueue {self._name}")
             self._connection.add_notify_handler(self._note)
             self.generation += 1
             try:
                 self.identity = await identify(self._connection, self.link)
                 if self.identity is not None and self.link.prepare:  # else there is a pooler, whatever it says
-                    await send(self._connection, self.link, self.link.statement("session_keep"))
-                    self._connection.keeps = True
+                    age = monotonic() - began + TRAVEL_SECONDS
+                    keep = self.link.statement("session_keep", pid=self.identity[0], seconds=age)
+                    [kept] = await send(self._connection, self.link, keep)
+                    self._connection.keeps = bool(kept)
                 if self._opened is not None:
                     await self._opened()
             except BaseException:  # else whoever comes next would use it half-way through, and unknown to others

@@ -18,11 +18,15 @@ SELECT pg_catalog.set_config('search_path', '', true),
        pg_catalog.set_config('datestyle', 'ISO', true);
 
 -- name: session_keep
--- What `session_settings` has just set in this transaction, from now on for all of the session: it must be ours alone.
+-- What `session_settings` has just set in this transaction, from now on for all of the session; answers rows if so. It must be
+-- ours alone: of our pid, and no older than the connection. A pooler that numbers its clients may come upon a pid by chance.
 SELECT pg_catalog.set_config(name, pg_catalog.current_setting(name), false)
 FROM pg_catalog.unnest(ARRAY['search_path', 'lock_timeout', 'statement_timeout', 'idle_in_transaction_session_timeout',
                              'plan_cache_mode', 'enable_indexscan', 'enable_seqscan', 'enable_bitmapscan', 'jit',
-                             'datestyle']) AS kept (name);
+                             'datestyle']) AS kept (name)
+WHERE pg_backend_pid() = %(pid)s::integer
+  AND EXISTS (SELECT FROM pg_stat_activity a
+              WHERE a.pid = pg_backend_pid() AND a.backend_start > a.xact_start - make_interval(secs => %(seconds)s::float8));
 
 -- name: session_identity
 -- This session, unmistakably: a pid alone may be another backend's tomorrow.

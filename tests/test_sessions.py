@@ -55,7 +55,7 @@ async def setting(session: Session, name: str) -> str:
     return str(value)
 
 
-@pytest.mark.parametrize("way", ["our own", "a pooler's", "nothing prepared"])
+@pytest.mark.parametrize("way", ["our own", "a pooler's", "an old one", "another's", "nothing prepared"])
 async def test_a_message_is_one_read_committed_transaction_with_its_own_settings(
     way: str, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,6 +66,10 @@ async def test_a_message_is_one_read_committed_transaction_with_its_own_settings
     eyes.do(f'ALTER DATABASE "{database}" SET default_transaction_isolation = serializable')
     if way == "a pooler's":
         monkeypatch.setattr(sessions, "own", lambda conn, rows: None)
+    elif way == "an old one":  # of a pooler that has told us its pid by chance
+        monkeypatch.setattr(sessions, "TRAVEL_SECONDS", -3_600.0)
+    elif way == "another's":
+        monkeypatch.setattr(sessions, "own", lambda conn, rows: (rows[0][0] + 1, rows[0][1]))
     for _ in range(2):
         first, second = await session.run(
             select("SELECT pg_current_xact_id()::text"), select("SELECT txid_current()::text")
