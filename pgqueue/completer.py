@@ -45,6 +45,7 @@ from pgqueue.work import LOST
 log = logging.getLogger("pgqueue")
 
 FLUSH_MOST = 2_000
+# How long the end of a transactional job may wait to be told, where nobody waits for it.
 CALM_SECONDS = 0.005
 LOCKED_PAUSE = 0.05
 # Jobs with successors that want a key which somebody is just taking: so many are tried at once, each costs the flush
@@ -140,8 +141,9 @@ class Completer:
                 self._busy = []
             if waiting:
                 self._wake.set()
-            calm = bool(self._in_flight) and not self._busy
-            self._calm = calm and all(_nobody_waits(*entry) for entry in self._in_flight)
+            self._calm = (
+                bool(self._in_flight) and not self._busy and all(_nobody_waits(*each) for each in self._in_flight)
+            )
         if self._in_flight:
             await self._flush(self._in_flight)
         if not self.unwritten():

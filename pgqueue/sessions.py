@@ -2,7 +2,7 @@
 
 Every message of a worker is one pipeline, one READ COMMITTED transaction, that sets what it needs for itself only: so
 the defaults of role and database cannot break a worker, and a transaction pooler cannot mix it up with its
-neighbours. A session that is ours alone, by its pid, has them set once instead.
+neighbours. A session that is ours alone, by its pid and its age, has them set once instead.
 
 A connection that breaks with a message under way leaves a session in the server that may not have noticed: the wire
 went dead, and the server waits for the COMMIT, for hours, with our rows locked (no timeout of its own counts in the

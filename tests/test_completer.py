@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
 from datetime import UTC, datetime, timedelta
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -409,7 +408,7 @@ async def test_jobs_that_are_written_already_and_let_nobody_in_are_told_together
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each by itself would wake the loop: with ten threads that took a tenth of all CPU."""
-    monkeypatch.setattr(completer, "CALM_SECONDS", 0.3)
+    monkeypatch.setattr(completer, "CALM_SECONDS", 3_600)
     told: list[int] = []
 
     def written(jobs: Sequence[Job]) -> None:
@@ -417,16 +416,22 @@ async def test_jobs_that_are_written_already_and_let_nobody_in_are_told_together
         desk._written(jobs)
 
     monkeypatch.setattr(desk.completer, "_written", written)
-    jobs = await written_ones(desk, 30)
-    before = monotonic()
+    *jobs, last = await written_ones(desk, 31)
     for job in jobs:
         await asyncio.to_thread(desk.completer.finish, job, WRITTEN)
-    assert monotonic() - before < 0.3, "too slow to say anything"
+    assert told == [1]
+    desk.completer.finish(last, COMPLETED)
     await asyncio.wait_for(desk.completer.flushed(), 5)
-    assert told == [1, 30]
+    assert told == [1, 31]
+    assert desk.messages == 1
+
+
+async def test_what_nobody_waits_for_is_told_soon_and_who_comes_after_that_wakes_the_loop(desk: Desk) -> None:
+    for job in await written_ones(desk, 3):
+        await asyncio.to_thread(desk.completer.finish, job, WRITTEN)
+        await asyncio.wait_for(desk.completer.flushed(), 5)
+        await until(lambda: not desk.completer._calm, 5)
     assert desk.messages == 0
-    await asyncio.to_thread(desk.completer.finish, jobs[0], WRITTEN)  # nobody looks by himself any more
-    await asyncio.wait_for(desk.completer.flushed(), 5)
 
 
 @pytest.mark.parametrize("who", ["completed", "lock", "unique", "limit", "rate", "suspect"])

@@ -76,13 +76,14 @@ def writes(job: Job) -> None:
 @pytest.mark.promise("F06")
 async def test_a_completer_that_has_only_transactional_jobs_moves(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It sends nothing, and some are nearly always about to be told."""
-    monkeypatch.setattr(completer, "CALM_SECONDS", 0.3)
+    monkeypatch.setattr(completer, "CALM_SECONDS", 3_600)
     seen = []
     async with work(dsn, writes, concurrency=1) as worker:
-        for _ in range(3):
+        for jobs in (2, 1, 1):  # the first is told at once; from then on it looks by itself
             with psycopg.connect(dsn) as conn:
-                pgqueue.enqueue_many(conn, [writes.new(), writes.new()])
-            await until(lambda: worker.completing() is not None)
+                pgqueue.enqueue_many(conn, [writes.new()] * jobs)
+            await until(lambda: worker._completer._calm and worker.completing() is not None)
             seen.append(worker.completing())
+            worker._completer._wake.set()  # it looks
             await until(lambda: worker.completing() is None)
     assert len(set(seen)) == 3
