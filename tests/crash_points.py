@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class Fault:
     cut: bool = False
 
     def meets(self, point: str) -> bool:
-        return point == self.point or ("*" in self.point and fnmatchcase(point, self.point))
+        return fnmatchcase(point, self.point)
 
 
 def say(event: str, **facts: Any) -> None:
@@ -75,7 +75,10 @@ class Points:
         self.promised: list[int] = []
         """Tokens whose COMMIT has been answered."""
         self._life = life
-        self._faults = faults
+        self._exact: defaultdict[str, list[Fault]] = defaultdict(list)  # there may be a hundred, at every crossing
+        self._patterns: list[Fault] = []
+        for fault in faults:
+            (self._patterns if "*" in fault.point else self._exact[fault.point]).append(fault)
         self._met: Counter[Fault] = Counter()
         self._last: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -106,11 +109,10 @@ class Points:
         """We stand at this point."""
         with self._lock:
             self.seen[point] += 1
-            for fault in self._faults:
-                if fault.meets(point):
-                    self._met[fault] += 1
-                    if self._met[fault] == fault.nth:
-                        self._meet(fault, point, conn)
+            for fault in *self._exact.get(point, ()), *(fault for fault in self._patterns if fault.meets(point)):
+                self._met[fault] += 1
+                if self._met[fault] == fault.nth:
+                    self._meet(fault, point, conn)
 
     def say_seen(self) -> None:
         """Report the points crossed so far."""

@@ -3,8 +3,9 @@
     python -m tests.crashes --kills 10000 --seed 1 [--json]
 
 First some lives are lived to their end and record the points they cross (crash_points.py); then each point kills one
-process at least, and the rest of the kills hit points drawn by the seed, three processes at a time (a seed repeats the
-draw, not who is faster). The jobs of a dead process are rescued at once, as by a supervisor that knows; now and then
+process at least: a life dies at the first of its points where nobody has died yet, so that hardly one is lived in vain.
+The rest of the kills hit points drawn by the seed, three processes at a time (a seed repeats the draw, not who is
+faster). The jobs of a dead process are rescued at once, as by a supervisor that knows; now and then
 those of a living one are taken away, and connections are cut at a COMMIT. In the end a worker that nobody kills runs
 what is left, and the books must balance. Exit code 1 if anything is lost, doubled, at odds with its effect, or ran
 though its enqueue was rolled back.
@@ -115,21 +116,24 @@ class Series:
 
     async def _kill(self) -> None:
         if self._only:
-            await self._slots(self._some())
+            await self._slots(*(self._some() for _ in range(AT_ONCE)))
         else:
             ways = await self._record()
             self.report.points = len(ways)
-            await self._slots(self._every(ways, TRIES))
+            names = sorted(ways)
+            self._random.shuffle(names)
+            # To each slot points of its own: lives that go side by side would all die at the same one.
+            await self._slots(*(self._every(ways, names[slot::AT_ONCE], TRIES) for slot in range(AT_ONCE)))
             # Who did not come there among others may come there alone: as the leader, with more jobs.
-            await self._slots(self._every(ways, TRIES_ALONE), 1)
+            await self._slots(self._every(ways, names, TRIES_ALONE))
             self.report.missed = [name for name in ways if not self._at[name]]
-            await self._slots(self._any())
+            await self._slots(*(self._any() for _ in range(AT_ONCE)))
         self._working = False
 
-    async def _slots(self, plans: Iterator[dict[str, Any]], number: int = AT_ONCE) -> None:
-        """Have the plans lived, so many at once."""
+    async def _slots(self, *rows: Iterator[dict[str, Any]]) -> None:
+        """Have these rows of plans lived side by side, one life of each at a time."""
         async with asyncio.TaskGroup() as slots:
-            for _ in range(number):
+            for plans in rows:
                 slots.create_task(self._slot(plans))
 
     async def _slot(self, plans: Iterator[dict[str, Any]]) -> None:
@@ -172,14 +176,20 @@ class Series:
         await self._rescue_all(dead.pid)
         return set(life.seen)
 
-    def _every(self, ways: Ways, tries: int) -> Iterator[dict[str, Any]]:
-        """Every point until a process has died there, or so many have tried."""
-        names = sorted(ways)
-        self._random.shuffle(names)
-        for turn in range(tries):
-            for name in names:
-                if not self._at[name]:
-                    yield self._with(ways[name][turn % len(ways[name])], fault(name))
+    def _every(self, ways: Ways, names: list[str], tries: int) -> Iterator[dict[str, Any]]:
+        """Every one of these points until a process has died there, or so many were on their way there in vain.
+
+        All points that are left are deadly on each way. A life that dies at another of them is not in vain.
+        """
+        turns = 0
+        tried: Counter[str] = Counter()
+        while left := [name for name in names if not self._at[name] and tried[name] < tries]:
+            turns += 1
+            name = left[turns % len(left)]
+            plan = ways[name][tried[name] % len(ways[name])]
+            yield self._with(plan, *(fault(other) for other in left if plan in ways[other]))
+            if not any(self._at[other] for other in left):
+                tried[name] += 1
 
     def _any(self) -> Iterator[dict[str, Any]]:
         """Random crossings, of a life or of a shutdown."""
@@ -200,9 +210,9 @@ class Series:
         while self.report.kills < self._kills:
             yield {"kind": kind, "faults": [fault(self._only, self._random.randint(1, 5))]}
 
-    def _with(self, plan: dict[str, Any], deadly: dict[str, Any]) -> dict[str, Any]:
-        """This plan with a deadly fault, and now and then with a connection cut before."""
-        faults = [*plan.get("faults", []), deadly]
+    def _with(self, plan: dict[str, Any], *deadly: dict[str, Any]) -> dict[str, Any]:
+        """This plan with deadly faults, and now and then with a connection cut before."""
+        faults = [*plan.get("faults", []), *deadly]
         if plan["kind"] == "work" and self._random.random() < 0.1:
             session, side = (
                 self._random.choice(("fetch", "complete", "handler")),
