@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import psycopg
@@ -10,6 +11,7 @@ from psycopg import errors
 from psycopg.types.json import Jsonb
 from workers import Eyes, until, work
 
+from pgqueue import migrations
 from pgqueue.tasks import task
 
 UPDATES = (
@@ -110,6 +112,55 @@ def test_an_impossible_state_is_refused(name: str, eyes: Eyes) -> None:
     with pytest.raises((errors.IntegrityError, errors.DataError)):
         eyes.do(sql, *row.values())
     assert eyes.states() == {}
+
+
+VALUES = {
+    "priority": ("smallint", "9, 0, 10, -1"),
+    "rank": ("smallint", "19, -1, 1"),
+    "pos": ("bigint", "1, 0"),
+    "queue": ("text", "'q', '', repeat('q', 41)"),
+    "worker_id": ("bigint", "NULL, 1"),
+    "started_at": ("timestamptz", "NULL, 'today'"),
+    "finished_at": ("timestamptz", "NULL, 'today'"),
+    "run_at": ("timestamptz", "'yesterday', 'tomorrow', 'infinity', NULL"),
+    "lock_key": ("text", "NULL, '', 'k', repeat('ä', 251)"),
+    "lock_limit": ("integer", "NULL, 0, 1"),
+    "on_locked": ("text", "NULL, 'once', 'odd'"),
+    "limit_key": ("text", "NULL, '', 'k', repeat('k', 201)"),
+    "rate_key": ("text", "NULL, '', 'k', repeat('k', 501)"),
+}
+"""What may stand in a column of a row that enters, and what may not; the first may."""
+SAID = """
+SELECT {plain} IS NOT FALSE, {cheap} IS NOT FALSE, count(*) > 3 FROM {columns} GROUP BY 1, 2 ORDER BY 1
+"""
+
+
+@pytest.mark.promise("F26")
+@pytest.mark.parametrize("varied", [tuple(VALUES)[:8], tuple(VALUES)[7:]], ids=["of every job", "of times and keys"])
+@pytest.mark.parametrize(("part", "name"), [
+    ("job_available", "job_available_is_ready"),
+    ("job_scheduled", "job_scheduled_is_waiting"),
+])  # fmt: skip
+def test_a_check_that_costs_little_refuses_what_its_plain_words_refuse(
+    part: str, name: str, varied: tuple[str, ...], eyes: Eyes
+) -> None:
+    """The words of 0007 and the constraint that stands say the same of every row of a grid, of some yes, of some no."""
+    [limits] = [file for file in migrations.files() if file.name == "limits"]
+    [plain] = re.findall(rf"CONSTRAINT {name} CHECK (\(.*?\)) NOT VALID", limits.sql, re.DOTALL)
+    stands = eyes.one(
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = %s AND conrelid = %s::regclass",
+        name,
+        f"pgqueue.{part}",
+    )
+    cheap = stands.removeprefix("CHECK ").removesuffix(" NOT VALID")
+    columns = ", ".join(
+        f"unnest((ARRAY[{values}]::{kind}[])[:{9 if column in varied else 1}]) AS {column} ({column})"
+        for column, (kind, values) in VALUES.items()
+    )
+    assert eyes.all(SAID.format(plain=plain, cheap=cheap, columns=columns)) == [
+        (False, False, True),
+        (True, True, True),
+    ]
 
 
 @pytest.mark.promise("F26")
