@@ -39,6 +39,8 @@ SCENARIOS: dict[str, Scenario] = {
     "locks-distinct": locks.distinct,
     "locks-hundred": locks.hundred,
     "locks-behind": locks.behind,
+    "locks-deep": locks.deep,
+    "locks-held": locks.held,
     "rates": rates.rates,
     "rates-held": rates.held,
     "ticks-at-once": ticks.at_once,
@@ -53,7 +55,7 @@ QUICK = 0.02
 @click.option("--quick", is_flag=True, help="Tiny and once: shows that the harness works, not how fast anything is.")
 @click.option("--rounds", default=5, show_default=True, help="Samples of each side.")
 @click.option("--scale", default=1.0, show_default=True, help="Share of the full number of jobs, and of the seconds.")
-@click.option("--held-seconds", default=60.0, show_default=True, help="How long held-load holds its snapshot.")
+@click.option("--held-seconds", default=60.0, show_default=True, help="How long held-load and locks-held hold theirs.")
 @click.option("--pg", type=click.Choice(["16", "18"]), default="18", show_default=True, help="PostgreSQL's version.")
 @click.option("--directory", type=click.Path(file_okay=False, path_type=Path), help="On which disk the data lies.")
 @click.option("--json", "to", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there.")

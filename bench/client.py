@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
 from functools import partial
+from itertools import cycle, islice
 from time import monotonic, process_time, sleep
 from typing import Any
 
@@ -19,7 +21,7 @@ import psycopg
 import pgqueue
 from bench import claims, floors
 from bench.processes import serve
-from bench.tasks import noop, numbered, stamp
+from bench.tasks import keyed, noop, numbered, stamp
 
 Connection = psycopg.Connection[Any]
 
@@ -39,6 +41,7 @@ def main(dsn: str) -> None:
                 "enqueue_many": partial(enqueue_many, conn),
                 "enqueue_numbered": partial(enqueue_numbered, conn),
                 "pace": partial(pace, conn),
+                "pace_keyed": partial(pace_keyed, conn),
                 "claim": lambda **options: asyncio.run(claims.claim(dsn, **options)),
             }
         )
@@ -84,14 +87,9 @@ def enqueue_numbered(conn: Connection, jobs: int, batch: int, first: int, keyed:
 
 def pace(conn: Connection, rate: float, seconds: float, together: int = 1) -> dict[str, Any]:
     """`rate` jobs a second, `together` per transaction, with the times before COMMIT was sent and after it
-    returned for each.
-
-    Random gaps (half to one and a half of the mean), so that no poll and no clock stays in step with them.
-    """
+    returned for each."""
     events: list[tuple[int, float, float]] = []
-    due = started = monotonic()
-    while due < started + seconds:
-        sleep(max(0.0, due - monotonic()))
+    for _ in paced(rate / together, seconds):
         with conn.transaction():
             if together == 1:
                 handles = [pgqueue.enqueue(conn, stamp)]
@@ -100,8 +98,30 @@ def pace(conn: Connection, rate: float, seconds: float, together: int = 1) -> di
             sent = monotonic()
         returned = monotonic()
         events += [(job.id, sent, returned) for job in handles]
-        due += random.uniform(0.5, 1.5) * together / rate
     return {"events": events}
+
+
+def pace_keyed(conn: Connection, rate: float, seconds: float, together: int, keys: int) -> dict[str, Any]:
+    """`rate` jobs a second, `together` per transaction, on so many lock ids in turn; how many and the last one's id."""
+    ids = cycle([keyed.using(lock=f"account:{key}") for key in range(keys)])
+    jobs, last = 0, 0
+    for _ in paced(rate / together, seconds):
+        with conn.transaction():
+            handles = pgqueue.enqueue_many(conn, [task.new() for task in islice(ids, together)])
+        jobs, last = jobs + together, handles[-1].id
+    return {"jobs": jobs, "last": last}
+
+
+def paced(rate: float, seconds: float) -> Iterator[None]:
+    """So often a second, for so long.
+
+    The gaps are random (half to one and a half of the mean), so that no poll and no clock stays in step with them.
+    """
+    due = started = monotonic()
+    while due < started + seconds:
+        sleep(max(0.0, due - monotonic()))
+        yield
+        due += random.uniform(0.5, 1.5) / rate
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ import psycopg
 from bench.figures import Figure, Goal
 from bench.run import Run
 from bench.samples import Sample, Side, alternate, ratio
-from bench.server import Lab
-from bench.track import FILL, PAUSE, Setup, start_client, track
+from bench.server import Lab, register
+from bench.track import FILL, HOLD, PAUSE, Setup, start_client, track
 
 HELD_JOBS = 500_000
 DRAINED = 100_000
@@ -30,6 +30,12 @@ FUTURE = """
 INSERT INTO pgqueue.job (state, task, queue, run_at)
 SELECT 'scheduled', 'bench.noop', 'bench', pgqueue.now() + make_interval(secs => 86400 + n)
 FROM generate_series(1, %s) n
+"""
+
+
+BLOCKED = """
+INSERT INTO pgqueue.job (state, task, queue, lock_key, key)
+SELECT 'blocked', 'bench.noop', 'bench', 'account:0', 'lock:account:0' FROM generate_series(1, %s)
 """
 
 
@@ -62,13 +68,14 @@ def deep(run: Run) -> list[Figure]:
 
 
 def shapes(run: Run) -> list[Figure]:
-    """F07: the time of a claim of 100 beside 1,000 and beside 1,000,000 other rows, in four shapes; at most twice.
+    """F07: the time of a claim of 100 beside 1,000 and beside 1,000,000 other rows, in five shapes; at most twice.
 
-    Ready backlog of the same lane, jobs of the future, the backlog of a queue this worker does not serve, and that of a
-    queue it serves but which is paused. The figure is the ratio of median claim times, few rows against many.
+    Ready backlog of the same lane, jobs of the future, the backlog of a queue this worker does not serve, that of a
+    queue it serves but which is paused, and jobs that are blocked on one key. The figure is the ratio of median claim
+    times, few rows against many.
     """
     figures = []
-    for shape in ("ready", "future", "elsewhere", "paused"):
+    for shape in ("ready", "future", "elsewhere", "paused", "blocked"):
         many, few = alternate(
             min(run.rounds, 3),
             {
@@ -104,6 +111,9 @@ def _shaped(lab: Lab, shape: str, rows: int, jobs: int) -> Sample:
     with lab.database() as dsn, psycopg.connect(dsn, autocommit=True) as conn:
         if shape == "future":
             conn.execute(FUTURE, [rows])
+        elif shape == "blocked":
+            conn.execute(HOLD, ["bench", register(dsn, ["elsewhere"]), 1])
+            conn.execute(BLOCKED, [rows])
         else:
             queue = {"ready": "bench", "elsewhere": "elsewhere", "paused": "paused"}[shape]
             conn.execute(FILL, ["bench.noop", queue, rows])

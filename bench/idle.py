@@ -27,6 +27,7 @@ def idle(run: Run) -> list[Figure]:
         fresh = first.rss()
         with Track(run.lab, dsn, Setup(), [first]) as ready:
             ready.warm()
+            ready.tidy()  # autovacuum's transactions would be counted
         leader, connected = _statements(run, dsn), run.lab.connections(dsn)
         with start_worker(dsn, Setup()):
             second, more = _statements(run, dsn) - leader, run.lab.connections(dsn) - connected

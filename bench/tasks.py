@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from functools import cached_property
 from time import monotonic, time
@@ -14,6 +16,22 @@ from pgqueue import Job, lifespan, task
 
 QUEUE = "bench"
 WRITE = "INSERT INTO bench_effect (job) VALUES (%s)"
+
+running: Counter[str | None] = Counter()
+"""How many `keyed` of each lock id run now, in this process."""
+overlaps = 0
+"""How many `keyed` have begun while another of their id ran."""
+
+
+@task(name="bench.keyed", queue=QUEUE, timeout=60)
+async def keyed(job: Job) -> None:
+    """Let the others run for a moment, and see whether one of the same lock id does."""
+    global overlaps
+    overlaps += running[job.lock_key] > 0
+    running[job.lock_key] += 1
+    await asyncio.sleep(0)
+    running[job.lock_key] -= 1
+
 
 starts: list[tuple[int, float]] = []
 """(job id, monotonic seconds) of every `stamp` that has begun; the clock is the same in all processes of a machine."""

@@ -31,15 +31,20 @@ PATIENCE = 900.0  # seconds until a drain is given up
 SETTLE_SECONDS = 2.5
 
 # A plain INSERT is a valid job; here it is the quickest way to make very many.
-FILL = "INSERT INTO pgqueue.job (task, queue, rate_key) SELECT %s, %s, %s FROM generate_series(1, %s)"
+FILL = "INSERT INTO pgqueue.job (task, queue) SELECT %s, %s FROM generate_series(1, %s)"
+FILL_RATED = "INSERT INTO pgqueue.job (task, queue, rate_key) SELECT %s, %s, %s FROM generate_series(1, %s)"
 FILL_KEYED = """
 INSERT INTO pgqueue.job (task, queue, lock_key) SELECT %s, %s, 'account:' || n %% %s FROM generate_series(1, %s) AS n
 """
 PAUSE = "INSERT INTO pgqueue.queue (name, paused_at) VALUES (%s, pgqueue.now()) ON CONFLICT DO NOTHING"
-# A job that runs and will not end, at a worker whose lease is an hour.
+# One job per key that runs and will not end, at a worker whose lease is an hour.
 HOLD = """
 INSERT INTO pgqueue.job_running (state, task, queue, lock_key, holds, worker_id, claim, started_at)
-VALUES ('running', 'bench.noop', %s, 'account:0', true, %s, 1, pgqueue.now())
+SELECT 'running', 'bench.noop', %s, 'account:' || n, true, %s, 1, pgqueue.now() FROM generate_series(0, %s - 1) AS n
+"""
+LET_GO = """
+WITH gone AS (DELETE FROM pgqueue.job_running WHERE worker_id = %(holder)s RETURNING id)
+SELECT pg_current_xact_id()::text, pg_notify('pgqueue.:control', 'sweep'), count(*) FROM gone
 """
 RESUME = """
 WITH resumed AS (DELETE FROM pgqueue.queue WHERE name = %(queue)s RETURNING name)
@@ -88,15 +93,22 @@ class Track:
             if low + batch >= jobs:
                 self._wait_for(last)
 
-    def block(self, jobs: int, *, parked: bool) -> None:
-        """Put so many jobs of one key, which is held, before those to be measured; let the workers park them first."""
+    def block(self, jobs: int, keys: int = 1, *, parked: bool) -> int:
+        """Put so many jobs before those to be measured, of keys that are held by one worker; its id. `parked`: let the
+        workers park them first."""
+        holder = register(self.dsn, ["elsewhere"])
         with self._conn.transaction():
             self._conn.execute(PAUSE, [QUEUE])
-            self._conn.execute(HOLD, [QUEUE, register(self.dsn, ["elsewhere"])])
-            self._conn.execute(FILL_KEYED, [self._setup.task, QUEUE, 1, jobs])
+            self._conn.execute(HOLD, [QUEUE, holder, keys])
+            self._conn.execute(FILL_KEYED, [self._setup.task, QUEUE, keys, jobs])
         if parked:
             self._resume()
             self._wait_until("SELECT count(*) = %s FROM pgqueue.job_blocked", jobs)
+        return holder
+
+    def tidy(self) -> None:
+        """Vacuum now, so that autovacuum has no reason to while it is counted or measured what happens."""
+        self._conn.execute("VACUUM ANALYZE")
 
     def warm(self) -> None:
         """Let every worker do once what it does only once."""
@@ -116,6 +128,32 @@ class Track:
         client, server = (now - then for now, then in zip(self._cpu(), (client, server), strict=True))
         share = jobs / self._completed(first)  # of a deep backlog more than `jobs` may be done by now
         return Sample(jobs, seconds, client * share, server * share, self._claim_buffers(touched, first))
+
+    def measure_parked(self, jobs: int, waiting: int, keys: int) -> Sample:
+        """Have `jobs` completed out of `waiting` that are parked on so many held keys: the start lets them go."""
+        holder = self.block(waiting, keys, parked=True)
+        self.tidy()  # what the parking has left behind would be cleaned up during one sample and not during another
+        sleep(SETTLE_SECONDS)
+        first = int(self._row("SELECT min(id) FROM pgqueue.job_blocked", None)[0])
+        client, server = self._cpu()
+        resumed, *_ = self._row(LET_GO, {"holder": holder})
+        self._wait_for(first + jobs - 1)
+        seconds = self._seconds(resumed, first, jobs)
+        client, server = (now - then for now, then in zip(self._cpu(), (client, server), strict=True))
+        share = jobs / self._completed(first)
+        return Sample(jobs, seconds, client * share, server * share)
+
+    def overlaps(self) -> int:
+        """How often jobs of one key have run at once in a worker."""
+        return sum(int(worker.ask()["overlaps"]) for worker in self._workers)
+
+    def reopen(self) -> None:
+        """Let the workers take jobs again; after a sample they take none."""
+        self._resume()
+
+    def finish(self, job_id: int) -> None:
+        """Wait until this job is completed."""
+        self._wait_for(job_id)
 
     def _seconds(self, resumed: str, first: int, jobs: int) -> float:
         """From the commit of the start signal to that of the n-th completion."""
@@ -146,8 +184,10 @@ class Track:
         with self._conn.transaction():
             if self._setup.keys:
                 self._conn.execute(FILL_KEYED, [task, queue, self._setup.keys, jobs])
+            elif self._setup.rate:
+                self._conn.execute(FILL_RATED, [task, queue, self._setup.rate, jobs])
             else:
-                self._conn.execute(FILL, [task, queue, self._setup.rate, jobs])
+                self._conn.execute(FILL, [task, queue, jobs])
             [last] = self._row("SELECT currval('pgqueue.job_id_seq'), pg_notify('pgqueue.' || %s, '')", [queue])[:1]
         return int(last)
 

@@ -2,7 +2,8 @@
 
     python -m bench.worker DSN --queues bench,warm --loop uvloop
 
-Says `ready` when all its Workers run. Each line it gets is answered with the starts of `stamp` jobs since the last.
+Says `ready` when all its Workers run. Each line it gets is answered with the starts of `stamp` jobs since the last, how
+late each `tick` was, and how often `keyed` jobs of one lock id have overlapped.
 Imports what `pgqueue work` imports and no more, so that its memory is a worker's memory.
 """
 
@@ -40,7 +41,7 @@ async def work(dsn: str, queues: list[str], concurrency: int, workers: int) -> N
             await stack.enter_async_context(Worker(queues=queues, concurrency=concurrency, dsn=dsn))
         answer({"ready": True})
         while await asyncio.to_thread(sys.stdin.readline):
-            answer({"starts": tasks.starts, "late": tasks.late})
+            answer({"starts": tasks.starts, "late": tasks.late, "overlaps": tasks.overlaps})
             tasks.starts.clear()
             tasks.late.clear()
 

@@ -8,6 +8,7 @@ They stand on the plugin that applications test with: its databases are made on 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import psycopg
@@ -26,6 +27,11 @@ settings.register_profile(
     "pgqueue", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("pgqueue")
+
+# Whoever starts the tests in the background of a shell has them ignore SIGINT, and all the processes they start, those
+# that are to be interrupted among them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -32,6 +32,14 @@ def test_quick_run_measures_both_sides_and_writes_them_down(tmp_path: Path) -> N
         assert drained["ours"]["samples"][0]["more"]["buffers"] > 1
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_runs(name: str) -> None:
+    done = CliRunner().invoke(main, [name, "--quick"])
+
+    assert done.exit_code == 0, done.output
+
+
 def test_unknown_scenario_is_a_usage_error_that_names_those_there_are() -> None:
     done = CliRunner().invoke(main, ["drian"])
 
