@@ -43,22 +43,20 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-import msgspec
 import psycopg
 
 from pgqueue.claims import Claims
 from pgqueue.job import Job
 from pgqueue.loops import persist, wait
+from pgqueue.moves import LIMIT, LOCK, RATE, Moved, Moves, Slots
 from pgqueue.sessions import Session
-from pgqueue.statements import integers, texts
+from pgqueue.statements import texts
 
 log = logging.getLogger("pgqueue")
 
-LOCK, LIMIT, RATE = "lock:", "limit:", "rate:"
 KEYS_MOST = 64  # each is a row of the server's lock table
 FREED_MOST = 1_000
 IDLE_SECONDS = 30.0
@@ -67,8 +65,6 @@ RESERVED_SECONDS = 0.1
 
 Wanted = dict[str, tuple[list[int], bool]]
 """Keys, each with its jobs that were parked just now, and whether the head of its line may have to be skipped."""
-Moved = tuple[list[tuple[Any, ...]], list[str]]
-"""The rows of those who came in here, and keys to be asked for next."""
 Move = Callable[[Wanted, int], Coroutine[Any, Any, Moved]]
 
 
@@ -76,17 +72,6 @@ def held(job: Job) -> list[str]:
     """What a job holds while it runs."""
     keys = [] if job.lock_key is None else [LOCK + job.lock_key]
     return keys if job.limit_key is None else [*keys, LIMIT + job.limit_key]
-
-
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """Queues that share slots, how many are free, how many more a fetch under way has asked for, and how many of the
-    free ones should be left to the next."""
-
-    queues: Sequence[str]
-    free: int
-    asked: int = 0
-    left: int = 0
 
 
 class Admit:
@@ -109,13 +94,12 @@ class Admit:
         self.admits = self.skipped = 0
         """How many admits this worker has made, and how many jobs were skipped in them."""
         self._session = session
-        self._worker_id = worker_id
+        self._moves = Moves(session, worker_id, slots, notify)
         self._claims = claims
         self._slots = slots
         self._deliver = deliver
         self._done = done
         self._in_doubt = in_doubt
-        self._notify = notify
         self._rated = rated
         self._wake = asyncio.Event()
         self._freed: dict[str, None] = {}
@@ -125,7 +109,6 @@ class Admit:
         """Keys that had somebody in line when we last saw: a hint, it saves a look."""
         self._wanted: Wanted = {}
         self._asking: Wanted = {}
-        self._given: dict[tuple[str, ...], int] = {}
         self._idle = asyncio.Event()
         self._since = 0.0
         self._holding: dict[Job, list[str]] = {}
@@ -136,9 +119,16 @@ class Admit:
 
     # What others tell ------------------------------------------------------------------------------------------------
 
-    def parked(self, keys: Mapping[str, Collection[int]], singly: Collection[str] = ()) -> None:
+    def parked(
+        self,
+        keys: Mapping[str, Collection[int]],
+        singly: Collection[str] = (),
+        lowest: tuple[int, int] | None = None,
+    ) -> None:
         """Jobs now wait for these keys; those of these ids may have to be skipped. All that wait for the keys `singly`
-        have the limit 1."""
+        have the limit 1; none has a lower rank, or a lower id, than `lowest`."""
+        if lowest is not None:
+            self._moves.starts.parked(keys, lowest)
         if not self._wanted and not self._asking:
             self._since = monotonic()
         for key, fresh in keys.items():
@@ -214,7 +204,7 @@ class Admit:
         """How many slots of these queues an admit under way may fill."""
         if not self._asking or monotonic() - self._since >= RESERVED_SECONDS:
             return 0
-        return self._given.get(tuple(queues), 0)
+        return self._moves.given.get(tuple(queues), 0)
 
     async def idle(self) -> None:
         """Wait until nothing is left to ask for."""
@@ -247,11 +237,11 @@ class Admit:
             if self._freed:
                 await self._look()
             if some := self._some_followed():
-                await self._ask(some, self._next)
+                await self._ask(some, self._moves.next)
                 if some := self._some_wanted(LOCK):  # what it left, before the limits that the same ends have freed
-                    await self._ask(some, self._locks)
+                    await self._ask(some, self._moves.locks)
             if some := self._some_wanted():
-                await self._ask(some, self._limits if next(iter(some)).startswith(LIMIT) else self._locks)
+                await self._ask(some, self._limits if next(iter(some)).startswith(LIMIT) else self._moves.locks)
         self._idle.set()
 
     def _some_followed(self) -> Wanted:
@@ -313,15 +303,17 @@ class Admit:
     async def _try(self, asked: Wanted, move: Move) -> None:
         claim = self._claims.begin()
         try:
-            rows, onward = await move(asked, claim)
+            moved = await move(asked, claim)
             self.admits += 1
-            jobs = [Job(row, claim) for row in rows]
+            self.skipped += moved.skipped
+            jobs = [Job(row, claim) for row in moved.rows]
             if jobs:
                 self.holding(jobs)
                 self._deliver(jobs)
-            if onward:
-                self.parked(dict.fromkeys(onward, ()))
-            self._lines.difference_update(set(asked).difference(self._ours, onward))
+            if moved.onward:
+                self.parked(dict.fromkeys(moved.onward, ()))
+            self._lines.difference_update(set(asked).difference(self._ours, moved.onward, moved.again))
+            self._followed |= dict.fromkeys(moved.again)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation):
             raise  # nothing was committed
         except BaseException:
@@ -330,58 +322,10 @@ class Admit:
         finally:
             self._claims.end(claim)
 
-    async def _next(self, asked: Wanted, claim: int) -> Moved:
-        """Admit the next to locks, the short way: who came in here, and the keys that have to go the long way."""
-        link, keys = self._session.link, list(asked)
-        _, [first, *rows] = await self._session.run(
-            link.statement("admit_lock", keys=texts(keys)),
-            link.statement("admit_next", **self._asked(keys, claim)),
-        )
-        if first[7]:
-            read = link.statement("admit_read", keys=texts(keys), claim=claim, worker_id=self._worker_id())
-            [rows] = await self._session.run(read)
-        rows.sort(key=lambda row: (row[7], row[0]))
-        return rows, msgspec.json.decode(first[5])
-
-    async def _locks(self, asked: Wanted, claim: int) -> Moved:
-        """Admit to locks: who came in here, and what those wait for that went on."""
-        link, keys = self._session.link, list(asked)
-        fresh = [job_id for ids, _ in asked.values() for job_id in ids]
-        heads = any(head for _, head in asked.values())
-        _, [(_, skipped, _, _, onward)], rows = await self._session.run_then(
-            link.statement("admit_lock", keys=texts(keys)),
-            link.statement("admit_move", **self._asked(keys, claim), fresh=fresh, heads=heads),
-            then=[link.statement("admit_read", keys=texts(keys), claim=claim, worker_id=self._worker_id())],
-        )
-        self.skipped += len(skipped)
-        return rows, onward
-
     async def _limits(self, asked: Wanted, claim: int) -> Moved:
-        """The same for limits. Those that went on took no slot, so there may be more of them."""
-        link, keys = self._session.link, list(asked)
         if any(pool.asked or pool.left for pool in self._slots()):
-            self._cut.update(keys)  # before: the fetch may be answered meanwhile
-        _, [(_, onward, _, _)], rows = await self._session.run_then(
-            link.statement("admit_lock", keys=texts(keys)),
-            link.statement("admit_limits", **self._asked(keys, claim)),
-            then=[link.statement("admit_read_limits", keys=texts(keys), claim=claim, worker_id=self._worker_id())],
-        )
-        if len(rows) < sum(self._given.values()):
-            self._cut.difference_update(keys)
-        return rows, [*onward, *keys] if onward else []
-
-    def _asked(self, keys: list[str], claim: int) -> dict[str, Any]:
-        pools = self._slots()
-        # A lock that has been asked for has one to come, who would hold it without a slot; of a limit as many as may.
-        sure = 0 if keys[0].startswith(LIMIT) else len(keys)
-        given = [pool.free - max(0, min(pool.left, pool.free - sure)) for pool in pools]
-        self._given = {tuple(pool.queues): slots for pool, slots in zip(pools, given, strict=True)}
-        return {
-            "keys": texts(keys),
-            "queues": texts(queue for pool in pools for queue in pool.queues),
-            "pools": integers(place for place, pool in enumerate(pools, 1) for _ in pool.queues),
-            "slots": integers(given),
-            "worker_id": self._worker_id(),
-            "claim": claim,
-            "notify": self._notify,
-        }
+            self._cut.update(asked)  # before: the fetch may be answered meanwhile
+        moved = await self._moves.limits(asked, claim)
+        if len(moved.rows) < sum(self._moves.given.values()):
+            self._cut.difference_update(asked)
+        return moved

@@ -35,6 +35,7 @@ from pgqueue.keyed import Keyed, Parked
 from pgqueue.loops import jittered, persist, wait
 from pgqueue.passing import Passing
 from pgqueue.sessions import Session
+from pgqueue.starts import Starts
 from pgqueue.statements import Statement, integers, texts
 from pgqueue.watermark import Lane, Reading, Watermark
 
@@ -98,7 +99,9 @@ class Fetcher:
         in_doubt: Callable[[], None],
         poll: float,
         claims: Claims | None = None,
-        parked: Callable[[Mapping[str, Collection[int]], Collection[str]], None] = lambda keys, singly: None,
+        parked: Callable[
+            [Mapping[str, Collection[int]], Collection[str], tuple[int, int] | None], None
+        ] = lambda keys, singly, lowest: None,
         holding: Callable[[Sequence[Job]], None] = lambda jobs: None,
         answered: Callable[[], None] = lambda: None,
         beside: Callable[[], Sequence[Statement[Any]]] = lambda: (),
@@ -125,6 +128,7 @@ class Fetcher:
         self._beside = beside
         self._passing = Passing() if passing is None else passing
         self.keyed = Keyed()
+        self._starts = Starts()
         self._pool_turns = itertools.count()
         # One for each pool: a common one would come to the same queue each time where the other pools' number fits.
         self._turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -284,6 +288,8 @@ class Fetcher:
         }
         passes_over = self.keyed.long_rows
         before, after = self._passing.around(link, asked.lanes, starts, n, self._worker_id(), claim, skip=passes_over)
+        on = self._session.lasting
+        self._starts.on(on)
         ahead = [*before, *self.keyed.statements(link, lanes, n, self._worker_id(), self._live_workers())]
         [(head, xid, snapshot, *_)], *answers = await self._session.run(
             link.statement("fetch_reading"),
@@ -293,25 +299,28 @@ class Fetcher:
                 **lanes,
                 mosts=integers(asked.mosts),
                 reach=self.keyed.reach,
+                starts=self._starts.often(),
                 worker_id=self._worker_id(),
                 claim=claim,
                 n=n,
             ),
             *after,
             *self._beside(),
+            on=on,
         )
         rows = answers[len(ahead)]
         first = rows[0]
         jobs = [Job(row, claim) for row in rows[1:]]
         if first[7]:
             self._holding(jobs)
+            self._given(first, jobs)
         parked = Parked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Parked)
         self._passing.brought(
             answers[: len(before)], answers[len(ahead) + 1 :], jobs, parked.keys, self._session.sent, claim
         )
         if self._passing.moved:
             self._holding(self._passing.moved)
-        keys, singly = self.keyed.brought(
+        keys, singly, lowest = self.keyed.brought(
             answers[len(before) : len(ahead)],
             parked,
             len(jobs),
@@ -319,12 +328,19 @@ class Fetcher:
             lasting=self._passing.lasting(parked.keys),
         )
         if keys:
-            self._parked(keys, singly)
+            self._parked(keys, singly, lowest)
         reading = Reading(head, xid, snapshot)
         if passes_over:
             return Claimed(reading, set(), {}, jobs, None)
         opened = {asked.lanes[place - 1] for place in msgspec.json.decode(first[5], type=list[int])}
         return Claimed(reading, opened, _taken(jobs, parked), jobs, len(parked))
+
+    def _given(self, first: Sequence[Any], jobs: Sequence[Job]) -> None:
+        """Remember where the holders of the locks that this claim has given begin."""
+        if first[1] is not None:
+            came_with = set(msgspec.json.decode(first[3])) if first[3] else ()
+            keys = [job.lock_key for job in jobs if job.lock_key is not None and job.lock_key not in came_with]
+            self._starts.given(keys, first[1])
 
     @staticmethod
     def _short_of_limit(asked: Asked, taken: Mapping[Lane, tuple[int, int]], n: int) -> set[str]:

@@ -45,17 +45,19 @@ PASS_SECONDS = 1.0
 KEYED_MOST, KEYED_LEAST, KEYED_CLAIMS = 1_000, 32, 16
 
 
-Waiting = tuple[Mapping[str, Collection[int]], Collection[str]]
-"""Keys that somebody waits for, with the ids to be skipped if they are held; and which keys have the limit 1."""
+Waiting = tuple[Mapping[str, Collection[int]], Collection[str], tuple[int, int] | None]
+"""Keys that somebody waits for, with the ids to be skipped if they are held; which keys have the limit 1; and the
+lowest rank and the lowest id of those who wait."""
 
 
 class Parked(msgspec.Struct):
     """What a claim has parked: (queue, rank, how many, highest position) of each lane; keys with the ids to be skipped
-    if they are held; keys with a limit above 1."""
+    if they are held; keys with a limit above 1; the lowest rank and the lowest id."""
 
     lanes: list[tuple[str, int, int, int]]
     keys: dict[str, list[int]]
     several: list[str] | None = None
+    lowest: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return sum(count for _, _, count, _ in self.lanes)
@@ -67,6 +69,7 @@ class ParkedAhead(msgspec.Struct):
     n: int
     keys: dict[str, list[int]]
     several: list[str] | None
+    lowest: tuple[int, int]
 
 
 class Keyed:
@@ -117,10 +120,10 @@ class Keyed:
         if taken or parked.keys:
             keyed = keyed or any(not key.startswith(RATE) for key in parked.keys)
             self.left = KEYED_CLAIMS if keyed else max(0, self.left - 1)
-        return self._waiting(answers, parked, taken, lasting) if parked.keys or answers else ({}, ())
+        return self._waiting(answers, parked, taken, lasting) if parked.keys or answers else ({}, (), None)
 
     def _waiting(self, answers: Sequence[Any], parked: Parked, taken: int, lasting: bool) -> Waiting:
-        keys, several = parked.keys, set(parked.several or ())
+        keys, several, lowest = parked.keys, set(parked.several or ()), parked.lowest
         # Where keys were looked for, whoever was parked all the same has others before him: a long row of few keys.
         looked = bool(answers) and not self.long_rows
         many = len(parked) >= LONG_ROW * len(keys) > 0 and lasting
@@ -129,9 +132,11 @@ class Keyed:
             before = msgspec.json.decode(found, type=ParkedAhead)
             many = before.n >= LONG_ROW * len(before.keys)
             several.update(before.several or ())
+            (rank, job_id), other = before.lowest, lowest or before.lowest
+            lowest = (min(rank, other[0]), min(job_id, other[1]))
             for key, ids in before.keys.items():
                 keys[key] = [*keys.get(key, ()), *ids]
         if many and not self.long_rows:
             self._ordinary_at = monotonic() + PASS_SECONDS
         self.long_rows = many
-        return keys, keys.keys() - several
+        return keys, keys.keys() - several, lowest

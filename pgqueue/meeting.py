@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 
-from pgqueue.admit import Admit, Slots
+from pgqueue.admit import Admit
 from pgqueue.claims import Claims
 from pgqueue.completer import Completer
 from pgqueue.executor import Executor
@@ -20,6 +20,7 @@ from pgqueue.fetcher import UNWRITTEN_MOST, Fetcher, Share
 from pgqueue.heartbeat import Heartbeat
 from pgqueue.job import Job
 from pgqueue.lines import Free
+from pgqueue.moves import Slots
 from pgqueue.outcome import RELEASED
 from pgqueue.passing import Passing
 from pgqueue.pool import Pool

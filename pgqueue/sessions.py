@@ -83,22 +83,29 @@ class Session:
         self._turn = asyncio.Lock()
         self._noted = asyncio.Event()
 
-    async def run(self, *messages: Statement[Any]) -> list[Any]:
+    async def run(self, *messages: Statement[Any], on: int | None = None) -> list[Any]:
         """Send the statements in one transaction of their own and return what each read.
 
         Whatever goes wrong closes the connection: the next call starts on a new one. psycopg's errors come through; the
-        transaction may then have been committed or not.
+        transaction may then have been committed or not. What was made for one connection, by its generation, is sent
+        `on` no other: an OperationalError, and nothing was sent.
         """
-        return await self._send(messages)
+        return await self._send(messages, on=on)
 
-    async def run_then(self, *messages: Statement[Any], then: Sequence[Statement[Any]]) -> list[Any]:
+    async def run_then(
+        self, *messages: Statement[Any], then: Sequence[Statement[Any]], on: int | None = None
+    ) -> list[Any]:
         """`run`, and in the same round trip `then`, in a transaction of its own after that COMMIT; what each read."""
-        return await self._send(messages, then)
+        return await self._send(messages, then, on)
 
-    async def _send(self, messages: Sequence[Statement[Any]], after: Sequence[Statement[Any]] = ()) -> list[Any]:
+    async def _send(
+        self, messages: Sequence[Statement[Any]], after: Sequence[Statement[Any]] = (), on: int | None = None
+    ) -> list[Any]:
         async with self._turn:
             try:
                 connection = await self._connected()
+                if on not in (None, self.generation):
+                    raise OperationalError("what was to be sent was made for a connection that is not there any more")
                 if self.link.left:
                     await end_left(connection, self.link)
                 return await self._exchange(connection, messages, after)
@@ -127,6 +134,15 @@ class Session:
             async with self._turn:
                 await self._connected()
         return self.generation
+
+    @property
+    def lasting(self) -> int | None:
+        """The generation of the connection, if its session in the server is ours alone and as young as it; else None.
+
+        Then all that is sent on it goes to one server process, which began with it; behind a pooler it may not.
+        """
+        connection = self._connection
+        return self.generation if connection is not None and connection.keeps else None
 
     async def stirs(self) -> None:
         """Wait until the server says something unasked: a notification came, or the connection broke. Then `run`."""

@@ -27,20 +27,24 @@ CROSS JOIN (
 -- name: admit_next
 -- The same as `admit_move` for the usual case, at half its price: with these keys locked, let in here the first in the line of
 -- each that has room, if it needs nothing more, is no suspect, and one of our `slots` is left for it. Skips nobody.
--- The first row has no id: its args are the keys whose line may go on (somebody could not be let in here, or the limit is not 1),
+-- Holders are read behind the hold_pos that is `after` for the key, its line behind (rank, id); see starts.py.
+-- The first row has no id: its pos is the lowest hold_pos of those let in here, its queue the keys, as a JSON array, that others
+-- held before; its args are the keys whose line may go on (somebody could not be let in here, or the limit is not 1),
 -- for `admit_move`, as a JSON array; its priority says whether those let in were too large to be answered here, 32 kB: then
--- `admit_read` has them, for nobody waits for a key while more than fits in a socket travels. The rest are those jobs, in the
--- columns of a claim.
+-- `admit_read` has them, for nobody waits for a key while more than fits in a socket travels, and its headers [key, rank in the line,
+-- id] of each. The rest are those jobs, in the
+-- columns of a claim, and the rank they had in the line.
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), head AS MATERIALIZED (
     SELECT wanted.key, first.*, held.n
-    FROM me CROSS JOIN (SELECT DISTINCT key FROM unnest(%(keys)s::text[]) AS k (key)) AS wanted
+    FROM me CROSS JOIN unnest(%(keys)s::text[], %(afters)s::bigint[], %(ranks)s::smallint[], %(ids)s::bigint[])
+        AS wanted (key, after, rank, id)
     CROSS JOIN LATERAL (
         SELECT b.ctid, b.id, b.rank, b.queue, coalesce(b.lock_limit, 1) AS most,
                b.crashes = 0 AND coalesce(b.limit_key, b.rate_key) IS NULL AS plain
         FROM pgqueue.job_blocked b
-        WHERE b.key = wanted.key AND NOT b.holds
+        WHERE b.key = wanted.key AND (b.rank, b.id) > (wanted.rank, wanted.id) AND NOT b.holds
           AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
           AND (b.queue = ANY (%(queues)s::text[])
                OR EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
@@ -50,7 +54,8 @@ WITH me AS MATERIALIZED (
     ) AS first
     CROSS JOIN LATERAL (
         SELECT count(*)::integer AS n FROM (
-            (SELECT FROM pgqueue.job_running r WHERE r.lock_key = substr(wanted.key, 6) LIMIT first.most)
+            (SELECT FROM pgqueue.job_running r
+             WHERE r.lock_key = substr(wanted.key, 6) AND coalesce(r.hold_pos, 9223372036854775807) > wanted.after LIMIT first.most)
             UNION ALL
             (SELECT FROM pgqueue.job_available a WHERE a.lock_key = substr(wanted.key, 6) AND a.holds LIMIT first.most)
             UNION ALL
@@ -62,7 +67,7 @@ WITH me AS MATERIALIZED (
     ) AS held
     WHERE held.n < first.most
 ), placed AS MATERIALIZED (
-    SELECT head.key, head.ctid, head.most > head.n + 1 AS more, head.plain AND coalesce(
+    SELECT head.key, head.ctid, head.id, head.rank, head.n, head.most > head.n + 1 AS more, head.plain AND coalesce(
                row_number() OVER (PARTITION BY mine.pool, head.plain ORDER BY head.rank, head.id)
                <= (%(slots)s::integer[])[mine.pool], false) AS here
     FROM head
@@ -80,7 +85,7 @@ WITH me AS MATERIALIZED (
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken
-    RETURNING id
+    RETURNING id, hold_pos
 ), shown AS MATERIALIZED (
     SELECT id, priority, queue, task, args::text AS args, headers::text AS headers, run_at, enqueued_at,
         least(attempt + 1, 32767)::smallint AS attempt, max_attempts, crashes, snoozes,
@@ -91,15 +96,18 @@ WITH me AS MATERIALIZED (
 ), large AS MATERIALIZED (
     SELECT coalesce(sum(octet_length(args) + coalesce(octet_length(headers), 0)), 0) > 32768 AS so FROM shown
 )
-SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
+SELECT NULL::bigint, (SELECT min(hold_pos) FROM running), NULL::smallint,
+       (SELECT json_agg(key) FROM placed WHERE here AND n > 0)::text, NULL::text,
        (SELECT coalesce(json_agg(key), '[]') FROM placed WHERE more OR NOT here)::text,
        CASE WHEN (SELECT count(*) FROM placed WHERE here) <> (SELECT count(*) FROM running)
             THEN pgqueue.refuse('an admit deleted jobs it did not move') END::smallint,
        (SELECT so FROM large)::integer::smallint, NULL::smallint, NULL::smallint, NULL::smallint,
-       NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::text, NULL::text, NULL::text, NULL::text, NULL::text
+       NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
+       (SELECT json_agg(json_build_array(key, rank, id)) FROM placed WHERE here AND (SELECT so FROM large))::text,
+       NULL::text, NULL::text, NULL::text, NULL::text, NULL::smallint
 UNION ALL
 SELECT id, 0, (2 * priority)::smallint, queue, task, args, attempt, priority, max_attempts, crashes, snoozes,
-       enqueued_at, run_at, deadline, headers, lock_key, keys, NULL, NULL
+       enqueued_at, run_at, deadline, headers, lock_key, keys, NULL, NULL, (SELECT rank FROM placed WHERE placed.id = shown.id)
 FROM shown WHERE NOT (SELECT so FROM large);
 
 -- name: admit_move
@@ -109,13 +117,14 @@ FROM shown WHERE NOT (SELECT so FROM large);
 -- of its own holds up those behind it. Those that need a limit or a rate, too, wait for that next, and keep the lock.
 -- Then, of the jobs `fresh` (and, if `heads` says so, of the first of each line) that have never started and found no room:
 -- `skip` ends as skipped; `once` too, if another job of its task waits for the key that way, which will run after it.
--- Answers the ids of those let in here, of those skipped, how many were granted, how many were told, and what those that have
--- the lock now wait for next.
+-- Holders are read behind the hold_pos that is `after` for the key.
+-- Answers the ids of those let in here, of those skipped, how many were granted, how many were told, what those that have
+-- the lock now wait for next, the lowest hold_pos of those let in here, and the keys that others held before.
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), line AS MATERIALIZED (
     SELECT wanted.key, held.n, head.most
-    FROM me CROSS JOIN (SELECT DISTINCT key FROM unnest(%(keys)s::text[]) AS k (key)) AS wanted
+    FROM me CROSS JOIN unnest(%(keys)s::text[], %(afters)s::bigint[]) AS wanted (key, after)
     CROSS JOIN LATERAL (
         SELECT coalesce(b.lock_limit, 1) AS most FROM pgqueue.job_blocked b
         WHERE b.key = wanted.key AND NOT b.holds
@@ -127,7 +136,8 @@ WITH me AS MATERIALIZED (
     ) AS head
     CROSS JOIN LATERAL (
         SELECT count(*)::integer AS n FROM (
-            (SELECT FROM pgqueue.job_running r WHERE r.lock_key = substr(wanted.key, 6) LIMIT head.most)
+            (SELECT FROM pgqueue.job_running r
+             WHERE r.lock_key = substr(wanted.key, 6) AND coalesce(r.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
             UNION ALL
             (SELECT FROM pgqueue.job_available a WHERE a.lock_key = substr(wanted.key, 6) AND a.holds LIMIT head.most)
             UNION ALL
@@ -184,7 +194,7 @@ WITH me AS MATERIALIZED (
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken WHERE id = ANY (ARRAY(SELECT id FROM admitted WHERE here))
-    RETURNING id
+    RETURNING id, hold_pos
 ), granted AS (
     INSERT INTO pgqueue.job_available (
         state, rank, holds,
@@ -263,7 +273,8 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
             THEN ARRAY[pgqueue.refuse('an admit deleted jobs it did not move')::bigint]
             ELSE ARRAY(SELECT id FROM running) END,
        ARRAY(SELECT id FROM skipped), (SELECT count(*) FROM granted), (SELECT count(done) FROM told),
-       ARRAY(SELECT DISTINCT key FROM onward);
+       ARRAY(SELECT DISTINCT key FROM onward), (SELECT min(hold_pos) FROM running),
+       ARRAY(SELECT key FROM line WHERE n > 0);
 
 -- name: admit_limits
 -- The same for keys that are limits: with them locked, count the holders of each, and let in as many of those that wait, in (rank,
@@ -389,16 +400,17 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
        ARRAY(SELECT DISTINCT key FROM onward), (SELECT count(*) FROM granted), (SELECT count(done) FROM told);
 
 -- name: admit_read
--- The jobs that were let in by this claim for these keys, in the columns of a claim, the oldest first. In a transaction of its
--- own: however large the payloads are, nobody waits for a key while they travel.
+-- The jobs that were let in by this claim for these keys, in the columns of a claim, the oldest first; read behind the hold_pos that is
+-- `after` for the key, as they were counted. In a transaction of its own: however large the payloads are, nobody waits for a key
+-- while they travel.
 SELECT r.id, 0::bigint, r.rank, r.queue, r.task, r.args::text, r.attempt, r.priority, r.max_attempts, r.crashes, r.snoozes,
        r.enqueued_at, r.run_at, CASE WHEN r.deadline <= pgqueue.now() THEN '-infinity' ELSE r.deadline END, r.headers::text,
        r.lock_key, CASE WHEN coalesce(r.unique_key, r.idempotency_key) IS NOT NULL
                         THEN json_build_array(r.unique_key, r.idempotency_key)::text END, r.limit_key, r.rate_key
-FROM (SELECT DISTINCT substr(key, 6) AS key FROM unnest(%(keys)s::text[]) AS k (key)) AS mine
+FROM unnest(%(keys)s::text[], %(afters)s::bigint[]) AS mine (key, after)
 CROSS JOIN LATERAL (
     SELECT * FROM pgqueue.job_running r
-    WHERE r.lock_key = mine.key AND r.claim = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint
+    WHERE r.lock_key = substr(mine.key, 6) AND coalesce(r.hold_pos, 9223372036854775807) > mine.after AND r.claim = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint
     OFFSET 0
 ) AS r
 ORDER BY r.priority, r.id;

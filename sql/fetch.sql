@@ -48,9 +48,11 @@ FROM first WHERE alone AND pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hasht
 -- (`pass_room`) it takes as many fewer.
 -- With a `reach`, those that need a key are passed over, and no lane is looked at further than that from its first row: rows are left
 -- behind then, and no cursor may rise.
--- The first row has no id. Its args hold the places (from 1) of the lanes that were open; its headers, if jobs were parked,
--- what each lane gave of them [queue, rank, how many, highest pos], their keys with those ids that may be skipped, and the keys of
--- which one has a limit above 1; its
+-- The holders of a lock are read behind the hold_pos that `starts`, a JSON object, has for its key (see starts.py).
+-- The first row has no id. Its pos is the lowest hold_pos of those that have a lock, its queue the locks that came with the job,
+-- as a JSON array. Its args hold the places (from 1) of the lanes that were open; its headers, if jobs were parked,
+-- what each lane gave of them [queue, rank, how many, highest pos], their keys with those ids that may be skipped, the keys of
+-- which one has a limit above 1, and the lowest rank and the lowest id of any; its
 -- priority says whether any of the jobs holds a key. Every condition stands in `lane` and `picked`: what is picked is deleted,
 -- and what is deleted is inserted, or the statement raises.
 -- The ORDER BY in `lane` must be there: a hashed anti-join turns the lanes round.
@@ -88,7 +90,9 @@ WITH lane AS MATERIALIZED (
     FROM picked AS j
     WHERE j.lock_key IS NOT NULL
       AND (j.id IN (SELECT unnest(nullif(current_setting('pgqueue.locked', true), '')::bigint[]))) IS TRUE
-      AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.lock_key = j.lock_key OFFSET 0)
+      AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.lock_key = j.lock_key
+                      AND coalesce(r.hold_pos, 9223372036854775807)
+                          > coalesce(((SELECT %(starts)s::text::jsonb) ->> j.lock_key)::bigint, 0) OFFSET 0)
       AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || j.lock_key OFFSET 0)
       AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = j.lock_key AND b.holds OFFSET 0)
       AND NOT EXISTS (SELECT FROM pgqueue.job_available a WHERE a.lock_key = j.lock_key AND a.holds OFFSET 0)
@@ -108,15 +112,16 @@ WITH lane AS MATERIALIZED (
         rate_key IS NULL AND (holds OR coalesce(lock_key, limit_key) IS NULL) OR id IN (SELECT id FROM free) AS runs
 ), running AS (
     INSERT INTO pgqueue.job_running (
-        state, worker_id, claim, started_at, attempt,
+        state, worker_id, claim, started_at, attempt, hold_pos,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767),
+        CASE WHEN lock_key IS NOT NULL THEN nextval('pgqueue.job_hold_seq') END,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds OR coalesce(lock_key, rate_key) IS NOT NULL,
         unique_key, idempotency_key
     FROM taken WHERE runs
-    RETURNING coalesce(lock_key, limit_key) AS held
+    RETURNING coalesce(lock_key, limit_key) AS held, hold_pos
 ), parked AS (
     INSERT INTO pgqueue.job_blocked (
         state, key, holds,
@@ -127,9 +132,10 @@ WITH lane AS MATERIALIZED (
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken WHERE NOT runs
-    RETURNING id, key, on_locked, lock_limit
+    RETURNING id, rank, key, on_locked, lock_limit
 )
-SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
+SELECT NULL::bigint, started.hold_pos, NULL::smallint,
+       (SELECT json_agg(lock_key) FROM taken WHERE holds AND lock_key IS NOT NULL AND runs)::text, NULL::text,
        (SELECT coalesce(json_agg(place), '[]') FROM lane)::text,
        CASE WHEN (SELECT count(*) FROM picked) <> started.n + (SELECT count(*) FROM parked)
             THEN pgqueue.refuse('a claim deleted jobs it did not start') END::smallint,
@@ -141,12 +147,13 @@ SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
             'keys', (SELECT json_object_agg(key, coalesce(ids, '{}')) FROM (
                 SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait' AND starts_with(key, 'lock:')) AS ids
                 FROM parked GROUP BY key) AS keys),
-            'several', (SELECT json_agg(DISTINCT key) FROM parked WHERE lock_limit > 1))::text END,
+            'several', (SELECT json_agg(DISTINCT key) FROM parked WHERE lock_limit > 1),
+            'lowest', (SELECT json_build_array(min(rank), min(id)) FROM parked))::text END,
        CASE WHEN current_setting('pgqueue.rates', true) <> '' THEN set_config('pgqueue.passing', (
             SELECT coalesce(json_object_agg(rate_key, n), '{}')
             FROM (SELECT rate_key, count(*) AS n FROM taken WHERE rate_key IS NOT NULL AND runs GROUP BY rate_key) AS passing)::text, true) END,
        NULL::text, NULL::text, NULL::text
-FROM (SELECT count(*) AS n, count(held) AS keyed FROM running) AS started
+FROM (SELECT count(*) AS n, count(held) AS keyed, min(hold_pos) AS hold_pos FROM running) AS started
 UNION ALL
 SELECT id, pos, rank, queue, task, args::text, least(attempt + 1, 32767)::smallint, priority, max_attempts, crashes, snoozes,
        enqueued_at, run_at, CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END, headers::text, lock_key,
@@ -157,8 +164,8 @@ FROM taken WHERE runs;
 -- name: fetch_park
 -- Park those of the next n available jobs of these lanes that need a key, ahead of a claim in the same transaction: so that
 -- many of them in a row cost few fetches, and do not count against a claim's n. Locks no other job, and leaves the rest
--- where it is. One row if there were any: how many, their keys with those ids that may be skipped, and the keys of which one has a
--- limit above 1, as a JSON object.
+-- where it is. One row if there were any: how many, their keys with those ids that may be skipped, the keys of which one has a
+-- limit above 1, and the lowest rank and the lowest id of any, as a JSON object.
 WITH lane AS MATERIALIZED (
     SELECT l.queue, l.rank, l.after, l.place
     FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[])
@@ -190,12 +197,13 @@ WITH lane AS MATERIALIZED (
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken
-    RETURNING id, key, on_locked, lock_limit
+    RETURNING id, rank, key, on_locked, lock_limit
 )
 SELECT json_build_object(
-    'n', sum(n), 'keys', json_object_agg(key, coalesce(ids, '{}')), 'several', json_agg(key) FILTER (WHERE several))::text
+    'n', sum(n), 'keys', json_object_agg(key, coalesce(ids, '{}')), 'several', json_agg(key) FILTER (WHERE several),
+    'lowest', json_build_array(min(lowest_rank), min(lowest_id)))::text
 FROM (SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait' AND starts_with(key, 'lock:')) AS ids, count(*) AS n,
-             bool_or(lock_limit > 1) AS several
+             bool_or(lock_limit > 1) AS several, min(rank) AS lowest_rank, min(id) AS lowest_id
       FROM parked GROUP BY key) AS keys
 HAVING count(*) > 0;
 

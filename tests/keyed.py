@@ -15,9 +15,10 @@ import pytest
 from workers import Eyes, Taker
 
 from pgqueue import sessions
-from pgqueue.admit import Admit, Slots, held
+from pgqueue.admit import Admit, held
 from pgqueue.job import Job
 from pgqueue.keyed import KEYED_CLAIMS
+from pgqueue.moves import Slots
 from pgqueue.sessions import Link, Session
 from pgqueue.statements import Statement, integers
 from pgqueue.sweep import Sweep

@@ -39,7 +39,7 @@ class Pacer(Taker):
             in_doubt=self._doubt,
             notify=True,
         )
-        self.fetcher._parked = lambda keys, singly: self.rates.told(keys)
+        self.fetcher._parked = lambda keys, singly, lowest: self.rates.told(keys)
 
     def let_in(self, jobs: list[Job]) -> None:
         self.jobs.extend(jobs)

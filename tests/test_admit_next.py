@@ -246,7 +246,7 @@ async def test_one_that_may_be_beside_the_holder_or_is_skipped_is_asked_for_at_o
     desk.fetcher.keyed.long_rows = ahead
     [other] = put(eyes, "a", 1, **column)
     if naive:  # what is held here is never asked for
-        desk.fetcher._parked = lambda keys, singly: desk.admit.parked(dict.fromkeys(keys, ()), keys.keys())
+        desk.fetcher._parked = lambda keys, singly, lowest: desk.admit.parked(dict.fromkeys(keys, ()), keys.keys())
     await desk.take()
     assert eyes.state(other) == ("blocked" if naive else state)
 

@@ -18,14 +18,14 @@ PACKAGE = Path(__file__).parent.parent / "pgqueue"
 
 # docs/design.md, section 10. Imports go down; within a layer they may go sideways, except between services.
 LAYERS = {
-    "words": "errors job kinds codec config retry checks asks outcome logs suspects watermark claims keys signatures "
-    "columns timing",
+    "words": "errors job kinds codec config retry checks asks outcome logs suspects watermark starts claims keys "
+    "signatures columns timing",
     "database": "memory statements connections embedded embedded_watch loops wire sessions prepared borrowed lending "
     "orm",
     "rows": "waiting handle enqueue unique endings settling work awork control steps choosing operate pausing grants "
     "migrations locks limits supervisors health schedules",
     "declarations": "options uniqueness lifespan tasks hooks joblog pool pulse threads runs gate aborts lost_lease "
-    "timekeeper transactions iterate results settings turns lines passing keyed",
+    "timekeeper transactions iterate results settings turns lines passing keyed moves",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance "
     "reconciler signals progress watchdog admit sweep ticks declarer rates",
     "worker": "means meeting wiring worker",

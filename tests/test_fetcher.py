@@ -317,6 +317,7 @@ def explain(conn: psycopg.Connection, taker: Taker, afters: int = 0, n: int = 10
         "afters": [afters] * len(lanes),
         "mosts": [n] * len(lanes),
         "reach": None,
+        "starts": "{}",
         "worker_id": taker.worker_id,
         "claim": 1,
         "n": n,

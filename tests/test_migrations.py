@@ -407,6 +407,24 @@ def test_a_role_that_may_not_create_is_told_what_it_needs(empty_dsn: str, role: 
         migrate(make_conninfo(empty_dsn, user=role))
 
 
+def test_a_migration_can_be_applied_by_another_than_the_owner(
+    empty_dsn: str, empty: psycopg.Connection, role: str
+) -> None:
+    """All but the last by the owner of the tables, that by a superuser: what it makes is the owner's, too."""
+    *before, last = migrations.files()
+    empty.execute(f"GRANT CREATE ON DATABASE {empty.info.dbname} TO {role}".encode())
+    empty.commit()
+    with psycopg.connect(make_conninfo(empty_dsn, user=role)) as owner:
+        for file in before:
+            owner.execute(file.sql.encode(), prepare=False)
+    empty.execute(last.sql.encode(), prepare=False)
+    empty.commit()
+    foreign = "SELECT relname FROM pg_class WHERE relnamespace = 'pgqueue'::regnamespace AND relowner <> %s::regrole"
+    assert empty.execute(foreign, [role]).fetchall() == []
+    with psycopg.connect(make_conninfo(empty_dsn, user=role)) as owner:
+        assert owner.execute("SELECT nextval('pgqueue.job_hold_seq')").fetchone() == (1,)
+
+
 def test_a_role_that_may_not_read_is_told_what_it_needs(empty_dsn: str, role: str) -> None:
     migrate(empty_dsn)
     with (

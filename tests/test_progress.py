@@ -66,12 +66,12 @@ class Sent:
         session = worker._progress._session
         real = session.run
 
-        async def run(*messages: Statement[Any]) -> list[Any]:
+        async def run(*messages: Statement[Any], on: int | None = None) -> list[Any]:
             names = {self._names.get(message.sql, "") for message in messages}
             words = sorted(names & {"progress_write", "progress_forget"})
             if words:
                 self.times.append((asyncio.get_running_loop().time(), words))
-            return await real(*messages)
+            return await real(*messages, on=on)
 
         session.run = run  # type: ignore[method-assign]
 

@@ -238,6 +238,7 @@ def _fetch(worker_id: int, claim: int) -> Steps[None]:
             "afters": [0] * len(lanes),
             "mosts": [1] * len(lanes),
             "reach": None,
+            "starts": "{}",
             "worker_id": worker_id,
             "claim": claim,
             "n": 1,
@@ -249,6 +250,7 @@ def _admit(worker_id: int, claim: int, keys: list[str], queues: list[str]) -> Co
     """Let one of those in that wait for these keys."""
     params = {
         "keys": keys,
+        "afters": [0] * len(keys),
         "fresh": [],
         "heads": True,
         "queues": queues,

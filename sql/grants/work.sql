@@ -2,7 +2,7 @@
 -- handlers may do with pgqueue: enqueue, look. Rescue ends the sessions of dead workers, so all workers use one role.
 -- UPDATE (id) is the least that lets it lock rows; the tables refuse the UPDATE itself.
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
-GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
+GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq, pgqueue.job_hold_seq TO :"role";
 GRANT SELECT ON pgqueue.migration, pgqueue.queue TO :"role";
 GRANT UPDATE (id) ON pgqueue.job TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";

@@ -1,0 +1,156 @@
+"""The moves of an admit: each locks some keys and lets in those that may, in one round trip.
+
+Which key is asked for when is for admit. A move of locks says what it has seen of its keys to `starts`, and the next
+begins there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from pgqueue.sessions import Session
+from pgqueue.starts import Starts
+from pgqueue.statements import Row, Statement, integers, texts
+
+LOCK, LIMIT, RATE = "lock:", "limit:", "rate:"
+
+Wanted = Mapping[str, tuple[list[int], bool]]
+"""Keys, each with its jobs that were parked just now, and whether the head of its line may have to be skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Queues that share slots, how many are free, how many more a fetch under way has asked for, and how many of the
+    free ones should be left to the next."""
+
+    queues: Sequence[str]
+    free: int
+    asked: int = 0
+    left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The rows of those who came in here, keys to be asked for next, keys to be asked for once more in the same way,
+    and how many jobs were skipped."""
+
+    rows: list[Row]
+    onward: list[str]
+    again: list[str] = field(default_factory=list)
+    skipped: int = 0
+
+
+class Moves:
+    """Makes the moves of one worker, on one session. `slots` says where a job may run here now."""
+
+    def __init__(
+        self, session: Session, worker_id: Callable[[], int], slots: Callable[[], list[Slots]], notify: bool
+    ) -> None:
+        self.starts = Starts()
+        self.given: dict[tuple[str, ...], int] = {}
+        """How many slots of these queues the move under way may fill."""
+        self._session = session
+        self._worker_id = worker_id
+        self._slots = slots
+        self._notify = notify
+
+    async def next(self, asked: Wanted, claim: int) -> Moved:
+        """Let in the next to locks, the short way; who has to go the long way is to be asked for next."""
+        keys, on = list(asked), await self._begin()
+        afters = self._afters(keys)
+        behind = [self.starts.behind(key) for key in keys]
+        _, [first, *rows] = await self._session.run(
+            self._lock(keys),
+            self._statement(
+                "admit_next",
+                keys,
+                claim,
+                afters=afters,
+                ranks=integers(rank for rank, _ in behind),
+                ids=integers(job_id for _, job_id in behind),
+            ),
+            on=on,
+        )
+        for row in rows:
+            self.starts.let_in(LOCK + row[15], row[19], row[0])
+        if first[7]:
+            for key, rank, job_id in msgspec.json.decode(first[14]):
+                self.starts.let_in(key, rank, job_id)
+            [rows] = await self._session.run(self._read("admit_read", keys, claim, afters=afters))
+        self._learn(rows, first[1], msgspec.json.decode(first[3]) if first[3] else ())
+        longer = msgspec.json.decode(first[5])
+        rows.sort(key=lambda row: (row[7], row[0]))
+        nobody = set(keys).difference(longer, (LOCK + row[15] for row in rows))
+        return Moved(rows, longer, [key for key in nobody if self.starts.ended(key)])
+
+    async def locks(self, asked: Wanted, claim: int) -> Moved:
+        """Let those in that wait for locks; what they wait for that went on is to be asked for next."""
+        keys, on = list(asked), await self._begin()
+        afters = self._afters(keys)
+        _, [(_, skipped, _, _, onward, lowest, held)], rows = await self._session.run_then(
+            self._lock(keys),
+            self._statement(
+                "admit_move",
+                keys,
+                claim,
+                afters=afters,
+                fresh=[job_id for ids, _ in asked.values() for job_id in ids],
+                heads=any(head for _, head in asked.values()),
+            ),
+            then=[self._read("admit_read", keys, claim, afters=afters)],
+            on=on,
+        )
+        self._learn(rows, lowest, held)
+        return Moved(rows, onward, skipped=len(skipped))
+
+    async def limits(self, asked: Wanted, claim: int) -> Moved:
+        """The same for limits. Those that went on took no slot, so there may be more of them."""
+        keys = list(asked)
+        _, [(_, onward, _, _)], rows = await self._session.run_then(
+            self._lock(keys),
+            self._statement("admit_limits", keys, claim),
+            then=[self._read("admit_read_limits", keys, claim)],
+        )
+        return Moved(rows, [*onward, *keys] if onward else [])
+
+    async def _begin(self) -> int | None:
+        """Connect. What the next statements have to be sent on, because something learned on it goes with them."""
+        await self._session.ready()
+        on = self._session.lasting
+        self.starts.on(on)
+        return on
+
+    def _learn(self, rows: list[Row], lowest: int | None, held: Collection[str]) -> None:
+        if lowest is not None:
+            self.starts.given({LOCK + row[15] for row in rows}.difference(held), lowest)
+
+    def _lock(self, keys: list[str]) -> Statement[Any]:
+        return self._session.link.statement("admit_lock", keys=texts(keys))
+
+    def _afters(self, keys: list[str]) -> str:
+        return integers(map(self.starts.after, keys))
+
+    def _read(self, name: str, keys: list[str], claim: int, **more: Any) -> Statement[Any]:
+        return self._session.link.statement(name, keys=texts(keys), claim=claim, worker_id=self._worker_id(), **more)
+
+    def _statement(self, name: str, keys: list[str], claim: int, **more: Any) -> Statement[Any]:
+        pools = self._slots()
+        # A lock that has been asked for has one to come, who would hold it without a slot; of a limit as many as may.
+        sure = 0 if keys[0].startswith(LIMIT) else len(keys)
+        given = [pool.free - max(0, min(pool.left, pool.free - sure)) for pool in pools]
+        self.given = {tuple(pool.queues): slots for pool, slots in zip(pools, given, strict=True)}
+        return self._session.link.statement(
+            name,
+            keys=texts(keys),
+            queues=texts(queue for pool in pools for queue in pool.queues),
+            pools=integers(place for place, pool in enumerate(pools, 1) for _ in pool.queues),
+            slots=integers(given),
+            worker_id=self._worker_id(),
+            claim=claim,
+            notify=self._notify,
+            **more,
+        )
