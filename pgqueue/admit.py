@@ -16,7 +16,7 @@ the commit is visible. All other moves (claim of a granted job, rescue, release,
 going on from one line to the next) are one transaction that deletes one row of a holder and inserts one: a snapshot
 finds exactly one of the two; or they only take a holder away. So the holders counted are at least those there are.
 Counting in the statement that takes the lock, or handing the key on without counting, would each exceed limit 1 at
-once.
+once. Where the rows that are counted begin, so that those that have gone are not read again, is for `starts`.
 
 What is asked for. Who parks a job asks for its key, and so does who ends a holder of it. Two asks are saved, and both
 are hints only:
@@ -323,6 +323,7 @@ class Admit:
             self._claims.end(claim)
 
     async def _limits(self, asked: Wanted, claim: int) -> Moved:
+        """Ask for limits; once more, when a fetch is answered, for what got less because of it."""
         if any(pool.asked or pool.left for pool in self._slots()):
             self._cut.update(asked)  # before: the fetch may be answered meanwhile
         moved = await self._moves.limits(asked, claim)

@@ -23,7 +23,8 @@ from typing import Any
 
 from pgqueue.aborts import Aborts, aborted
 from pgqueue.gate import Gate, Over
-from pgqueue.job import Job, Means, late_of, running_job
+from pgqueue.job import Job, late_of, running_job
+from pgqueue.lent import Means
 from pgqueue.logs import fields
 from pgqueue.outcome import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted, unknown
 from pgqueue.pool import Entry, Pool, runs_on_loop

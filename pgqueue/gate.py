@@ -11,7 +11,8 @@ import asyncio
 from typing import Any
 
 from pgqueue.errors import Error
-from pgqueue.job import Job, Means
+from pgqueue.job import Job
+from pgqueue.lent import Means
 from pgqueue.runs import Interrupted, Run
 
 

@@ -33,7 +33,8 @@ import msgspec
 from pgqueue.endings import Endings
 from pgqueue.enqueue import following
 from pgqueue.errors import Error
-from pgqueue.job import AnySource, Job, NewJob, Source
+from pgqueue.job import Job, NewJob
+from pgqueue.lent import AnySource, Source
 from pgqueue.logs import fields
 from pgqueue.runs import Interrupted
 from pgqueue.statements import Row, Statement

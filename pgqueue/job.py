@@ -13,26 +13,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from math import isfinite
-from time import time
+from time import perf_counter, time
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.keys import Keys
+from pgqueue.lent import NOTHING, AnySource, Source
 from pgqueue.timing import tick_of
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
-
-Source = Callable[[Any], Iterable[tuple[Any, T]]]
-"""What an iteration goes through: called with a cursor (None: from the beginning), it gives (cursor, item) after it."""
-AnySource = Callable[[Any], Iterable[tuple[Any, T]] | AsyncIterable[tuple[Any, T]]]
 
 
 class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
@@ -83,65 +80,6 @@ def current_job() -> Job:
     return job
 
 
-class Means:
-    """What whoever runs a job lends to its handler: behind every method of `Job` that does something.
-
-    These here refuse: a worker, and `pgqueue.testing`, lend more.
-    """
-
-    over = False
-    """Whether the run is over: nothing that is said now is heard any more."""
-
-    def __init__(self, resources: Any = None) -> None:
-        self.resources = resources
-        """What the lifespan yielded."""
-
-    def connection(self, job: Job) -> Any:
-        raise self._refusal(job, "connection")
-
-    async def aconnection(self, job: Job) -> Any:
-        raise self._refusal(job, "aconnection()")
-
-    def session(self, job: Job) -> Any:
-        raise self._refusal(job, "session()")
-
-    def complete(self, job: Job, conn: object) -> None:
-        raise self._refusal(job, "complete()")
-
-    async def acomplete(self, job: Job, conn: object) -> None:
-        raise self._refusal(job, "acomplete()")
-
-    def checkpoint(self, job: Job) -> None:
-        """Nobody can stop it here."""
-
-    def progress(self, job: Job, done: float, total: float | None) -> None:
-        """Nobody looks here."""
-
-    def iterate(self, job: Job, source: Source[Any], size: int) -> Iterator[list[Any]]:
-        raise self._refusal(job, "iterate()")
-
-    def aiterate(self, job: Job, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
-        raise self._refusal(job, "aiterate()")
-
-    def left(self, job: Job) -> str | None:
-        """Why the job is not complete although its handler has returned; None if it is."""
-        return None
-
-    def abandoned(self, job: Job) -> None:
-        """It was taken away from its handler, which goes on."""
-
-    def anew(self, job: Job) -> None:
-        """Its handler is about to be called once more, as if it had not been called."""
-        job.successors, job.written = None, False
-
-    def _refusal(self, job: Job, what: str) -> Error:
-        where = f"job {job.id} ({job.task})"
-        return Error(f"{where}: there is no job.{what} here; a worker has it, or pgqueue.testing.drain")
-
-
-NOTHING = Means()
-
-
 class Job:
     """A claimed job, as its handler sees it. Read it; only the worker changes it.
 
@@ -152,7 +90,7 @@ class Job:
 
     __slots__ = (
         "_row", "args", "attempt", "began", "claim", "crashes", "ended", "id", "lane", "max_attempts", "means", "pos",
-        "queue", "start_by", "successors", "task", "written",
+        "queue", "start_by", "started", "successors", "task", "written",
     )  # fmt: skip
 
     def __init__(self, row: tuple[Any, ...], claim: int) -> None:
@@ -178,6 +116,8 @@ class Job:
         """Until when it may start, by `monotonic`, if it was let in under a rate; in the past once it has started."""
         self.began: float
         """Set when it begins to run, by `perf_counter`."""
+        self.started: datetime | None = None
+        """The same as a time, when somebody has asked for it."""
         self.ended: object
         """Set when its transaction has been committed, to the outcome that was written in it."""
         self.written = False
@@ -209,6 +149,21 @@ class Job:
     def run_at(self) -> datetime | None:
         """The time it was scheduled for, UTC; None if it was to run at once."""
         return None if self._row[12] is None else _EPOCH + timedelta(microseconds=self._row[12])
+
+    @property
+    def started_at(self) -> datetime:
+        """When this attempt began, UTC, by this machine's clock."""
+        if self.started is None:
+            self.started = datetime.now(UTC) - timedelta(seconds=perf_counter() - self.began)
+        return self.started
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was told to stop: cancelled, timed out, or its worker stops or lost it. Then `checkpoint` leaves.
+
+        No I/O, from any thread. False in a handler that nobody can stop, as in tests.
+        """
+        return self.means.stopping(self)
 
     @property
     def late(self) -> bool:

@@ -11,7 +11,8 @@ from pgqueue.aborts import sqlstate
 from pgqueue.endings import Endings
 from pgqueue.errors import Error
 from pgqueue.iterate import Iterations
-from pgqueue.job import AnySource, Job, Means, Source
+from pgqueue.job import Job
+from pgqueue.lent import AnySource, Means, Source
 from pgqueue.outcome import Completed
 from pgqueue.statements import Statement
 from pgqueue.transactions import Transactions
@@ -29,6 +30,7 @@ class WorkerMeans(Means):
         worker_id: Callable[[], int],
         *,
         stops: Callable[[Job], None],
+        stopping: Callable[[Job], bool],
         says: Callable[[Job, float, float | None], None],
     ) -> None:
         super().__init__()
@@ -37,6 +39,7 @@ class WorkerMeans(Means):
         self._endings = replace(endings, array=list)
         self._worker_id = worker_id
         self._stops = stops
+        self._stopping = stopping
         self._says = says
 
     def connection(self, job: Job) -> Any:
@@ -50,6 +53,9 @@ class WorkerMeans(Means):
 
     def checkpoint(self, job: Job) -> None:
         self._stops(job)
+
+    def stopping(self, job: Job) -> bool:
+        return self._stopping(job)
 
     def progress(self, job: Job, done: float, total: float | None) -> None:
         self._says(job, done, total)

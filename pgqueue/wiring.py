@@ -176,6 +176,7 @@ class Wiring(Meeting, ABC):
             self._endings,
             lambda: self.worker_id,
             stops=lambda job: self._executor.checkpoint(job),
+            stopping=lambda job: self._executor.stopping(job),
             says=self._progress.say,
         )
         hooks = with_lines(declared())

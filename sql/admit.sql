@@ -32,8 +32,7 @@ CROSS JOIN (
 -- held before; its args are the keys whose line may go on (somebody could not be let in here, or the limit is not 1),
 -- for `admit_move`, as a JSON array; its priority says whether those let in were too large to be answered here, 32 kB: then
 -- `admit_read` has them, for nobody waits for a key while more than fits in a socket travels, and its headers [key, rank in the line,
--- id] of each. The rest are those jobs, in the
--- columns of a claim, and the rank they had in the line.
+-- id] of each. The rest are those jobs, in the columns of a claim, and the rank they had in the line.
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), head AS MATERIALIZED (
@@ -410,7 +409,8 @@ SELECT r.id, 0::bigint, r.rank, r.queue, r.task, r.args::text, r.attempt, r.prio
 FROM unnest(%(keys)s::text[], %(afters)s::bigint[]) AS mine (key, after)
 CROSS JOIN LATERAL (
     SELECT * FROM pgqueue.job_running r
-    WHERE r.lock_key = substr(mine.key, 6) AND coalesce(r.hold_pos, 9223372036854775807) > mine.after AND r.claim = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint
+    WHERE r.lock_key = substr(mine.key, 6) AND coalesce(r.hold_pos, 9223372036854775807) > mine.after
+      AND r.claim = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint
     OFFSET 0
 ) AS r
 ORDER BY r.priority, r.id;

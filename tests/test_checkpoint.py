@@ -7,6 +7,7 @@ import ctypes
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -59,6 +60,37 @@ async def test_a_helper_thread_of_a_sync_handler_leaves_at_its_checkpoint(dsn: s
         cancel(dsn, job)
         await until(eyes.is_in(job, "cancelled"))
     assert ended == [Interrupted]
+
+
+async def test_a_handler_can_ask_whether_it_was_told_to_stop_and_when_it_began(dsn: str, eyes: Eyes) -> None:
+    said: list[bool] = []
+    times: list[datetime] = []
+    began, never = threading.Event(), threading.Event()
+
+    def steps(job: Job) -> None:
+        said.append(job.cancelled)
+        times.extend((job.started_at, job.started_at))
+        began.set()
+        while not job.cancelled:
+            never.wait(0.01)
+        said.append(job.cancelled)
+        times.append(job.started_at)
+
+    @task(name="checkpoint.asks")
+    def asks(job: Job) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(steps, job).result()
+
+    async with work(dsn, asks):
+        before = datetime.now(UTC)
+        job = put(dsn, asks)
+        await until(began.is_set)
+        after = datetime.now(UTC)
+        cancel(dsn, job)
+        await until(eyes.is_in(job, "cancelled"))
+    assert said == [False, True]
+    assert len(set(times)) == 1
+    assert before <= times[0] <= after
 
 
 async def test_a_thread_of_an_async_handler_leaves_at_its_checkpoint(dsn: str, eyes: Eyes) -> None:

@@ -21,7 +21,8 @@ from workers import until
 import pgqueue
 from pgqueue.aborts import Aborts
 from pgqueue.executor import STOPPED, TURN_SECONDS, Executor
-from pgqueue.job import Job, Means, current_job
+from pgqueue.job import Job, current_job
+from pgqueue.lent import Means
 from pgqueue.outcome import (
     COMPLETED,
     MESSAGE_MOST,

@@ -26,6 +26,8 @@ from pgqueue.tasks import task
 from pgqueue.testing import Clock
 
 TASKS = """
+import ctypes
+
 @pgqueue.task(name="crash.waits")
 async def waits(key: int) -> int:
     say("started", key=key, pid=os.getpid())
@@ -40,6 +42,15 @@ async def blocks() -> int:
     while not os.path.exists(os.environ["GO"]):
         pass
     say("ended", key=-1)
+    return os.getpid()
+
+@pgqueue.task(name="crash.holds")
+def holds(job: pgqueue.Job) -> int:
+    # The first time in one call into C that never lets go of the interpreter, until something is in the pipe.
+    if job.attempt == 1:
+        pipe = os.open(os.environ["GO"] + ".pipe", os.O_RDWR)
+        say("started", key=-3)
+        ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1)
     return os.getpid()
 
 @pgqueue.task(name="crash.quick")
@@ -273,6 +284,25 @@ def test_a_blocked_loop_is_no_death(tmp_path: Path, go: Path, dsn: str, eyes: Ey
         wait_until(eyes.done(1))
         assert first.written().count("has blocked the event loop") == 1
     assert eyes.all("SELECT attempt, crashes, result FROM pgqueue.job WHERE id = %s", job) == [(1, 0, first.pid)]
+
+
+@pytest.mark.promise("F03")
+def test_a_call_that_holds_the_interpreter_for_longer_than_the_lease_is_one_and_its_late_result_is_dropped(
+    tmp_path: Path, go: Path, dsn: str, eyes: Eyes
+) -> None:
+    """The whole process stands still, its heartbeat, too: nothing tells it from one that was stopped."""
+    pipe = go.with_name("go.pipe")
+    os.mkfifo(pipe)
+    [job] = put(dsn, "crash.holds", {})
+    with workers(tmp_path, dsn, TASKS) as made:
+        [first] = made.ready(lease=LEASE)
+        first.event("started", key=-3)
+        [second] = made.ready(lease=LEASE)
+        wait_until(eyes.done(1))
+        pipe.write_bytes(b"x")
+        wait_until(lambda: f"job {job} (crash.holds): had been given to another worker" in first.written())
+    row = eyes.all("SELECT attempt, crashes, state, result FROM pgqueue.job WHERE id = %s", job)
+    assert row == [(2, 1, "completed", second.pid)]
 
 
 @pytest.mark.promise("F06")

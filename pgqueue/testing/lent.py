@@ -17,7 +17,8 @@ from pgqueue.config import config
 from pgqueue.endings import Endings
 from pgqueue.errors import Error
 from pgqueue.iterate import Iterations
-from pgqueue.job import AnySource, Job, Means, Source
+from pgqueue.job import Job
+from pgqueue.lent import AnySource, Means, Source
 from pgqueue.tasks import Task
 from pgqueue.testing.batches import Batches
 
