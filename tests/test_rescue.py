@@ -69,7 +69,8 @@ async def dies() -> None:
     say("started", key=-2)
     os._exit(9)
 """
-# The worker stops itself once: when its first claim is sent, and nothing of the answer read; or when it was committed.
+# The worker stops itself once: when its first claim is sent, and nothing of the answer read; or when it was committed;
+# or in the middle of an admit, its keys locked.
 STOPS = """
 import signal
 from pgqueue import statements
@@ -86,10 +87,11 @@ def stop(here: str) -> None:
 
 def stopping_put(self, message):
     parts = put(self, message)
-    if message.sql == statements.text("fetch_claim", "pgqueue"):
-        while self.pgconn.flush():
-            pass
-        stop("sent")
+    for here, name in ("sent", "fetch_claim"), ("admit_move", "admit_move"), ("admit_next", "admit_next"):
+        if message.sql == statements.text(name, "pgqueue"):
+            while self.pgconn.flush():
+                pass
+            stop(here)
     return parts
 
 async def stopping_claim(self, *args):
@@ -100,6 +102,8 @@ async def stopping_claim(self, *args):
 Wire.put, Fetcher._claim = stopping_put, stopping_claim
 """
 LEASE = 2.0
+LOCKED = """SELECT bool_or(NOT pg_try_advisory_xact_lock(hashtextextended('pgqueue.lock:k' || n, 7)))
+            FROM generate_series(0, 2) AS n"""
 
 
 @pytest.fixture
@@ -279,7 +283,7 @@ def test_a_blocked_loop_is_no_death(tmp_path: Path, go: Path, dsn: str, eyes: Ey
         watching = second.event("ready")["worker"]
         wait_until(lambda: f"job {job} (crash.blocks) has blocked the event loop" in first.written())
         assert eyes.states() == {"running": 1}  # named while it does so
-        wait_until(lambda: eyes.one("SELECT beat FROM pgqueue.worker WHERE id = %s", watching) >= 7)  # two leases
+        wait_until(lambda: eyes.one("SELECT beat FROM pgqueue.worker WHERE id = %s", watching) >= 11)  # three leases
         go.touch()
         wait_until(eyes.done(1))
         assert first.written().count("has blocked the event loop") == 1
@@ -359,6 +363,35 @@ def test_a_worker_that_is_stopped_in_the_middle_of_a_large_claim_holds_nothing_a
         wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.worker WHERE dead_at IS NULL") == 2)
         wait_until(eyes.done(4_000))
         second.stop()
+
+
+@pytest.mark.promise("F24")
+@pytest.mark.parametrize("where", ["admit_move", "admit_next"])
+def test_a_worker_stopped_in_the_middle_of_an_admit_keeps_no_key(
+    where: str, tmp_path: Path, go: Path, dsn: str, eyes: Eyes
+) -> None:
+    """Three keys, ten jobs of each; what it has locked would keep all of them waiting."""
+    (tmp_path / "stops").mkdir()
+    with workers(tmp_path, dsn, TASKS) as made, workers(tmp_path / "stops", dsn, TASKS + STOPS) as stopping:
+        first = stopping.start({"STOPS": where}, lease=LEASE, concurrency=2)
+        first.event("ready")
+        eyes.do(
+            "INSERT INTO pgqueue.job (task, args, lock_key) "
+            "SELECT 'crash.sleeps', jsonb_build_object('key', n), 'k' || n % 3 FROM generate_series(0, 29) n"
+        )
+        eyes.do('NOTIFY "pgqueue.default"')
+        first.event("stops")
+        held = {pid for pid, _ in eyes.backends()}
+        wait_until(lambda: eyes.one(LOCKED))
+        made.ready(lease=LEASE, concurrency=2)
+        with Stalls() as stalls:
+            began = time.monotonic()
+            wait_until(lambda: not held & {pid for pid, _ in eyes.backends()})
+            wait_until(eyes.done(30))
+            took = time.monotonic() - began
+        assert took - stalls.seconds < LEASE + 5.0
+        first.signal(signal.SIGCONT)
+        wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.worker WHERE dead_at IS NULL") == 2)
 
 
 @pytest.mark.promise("F02")
