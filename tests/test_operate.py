@@ -360,6 +360,40 @@ async def test_an_open_transaction_that_cancelled_delays_nobody_else(dsn: str, e
 # Retry ---------------------------------------------------------------------------------------------------------------
 
 
+@task(name="operate.fails", retry=1)
+async def failing() -> None:
+    await asyncio.sleep(0)
+    raise ValueError("each time")
+
+
+async def retry_race(dsn: str, eyes: Eyes, rounds: int) -> dict[str, int]:
+    """Retry jobs in a tight race with promotion, claim and their failure; how often each answer was given."""
+    given: dict[int, operate.Answer] = {}
+
+    def retry() -> None:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            for number in range(rounds):
+                job = failing.using(delay=(None, 0.0005, 0.002, 0.004)[number % 4]).enqueue(conn).id
+                sleep(random.uniform(0, 0.012))
+                [given[job]] = pgqueue.retry(conn, job)
+
+    async with work(dsn, failing):
+        await asyncio.to_thread(retry)
+        await until(lambda: set(eyes.states()) == {"failed"}, 30)
+    ran = dict(eyes.all("SELECT job_id, count(*) FROM pgqueue.attempt GROUP BY job_id"))
+    for job, answer in given.items():
+        assert answer.did in ("retried", "alive"), answer
+        assert answer.state in (("failed",) if answer.did == "retried" else ("scheduled", "available", "running"))
+        assert ran[job] == (2 if answer.did == "retried" else 1), answer
+    return Counter(answer.did for answer in given.values())
+
+
+@pytest.mark.promise("F25")
+@pytest.mark.parametrize("rounds", [400, pytest.param(10_000, marks=pytest.mark.long)])
+async def test_a_retry_in_a_race_is_done_or_says_why(dsn: str, eyes: Eyes, rounds: int) -> None:
+    assert (await retry_race(dsn, eyes, rounds)).keys() == {"retried", "alive"}
+
+
 def test_retry_is_the_function_though_a_module_has_its_name() -> None:
     import pgqueue.worker
 
