@@ -195,6 +195,30 @@ def test_what_ran_in_a_killed_process_runs_again_within_two_seconds(
         assert min(took) < 2.0
 
 
+@pytest.mark.promise("L07")
+def test_a_lock_of_what_ran_in_a_killed_process_is_free_long_before_the_lease_is_over(
+    tmp_path: Path, dsn: str, eyes: Eyes
+) -> None:
+    """For the job itself, which comes first, and then for the next in line."""
+    add = "INSERT INTO pgqueue.job (task, args, lock_key) VALUES (%s, %s, 'k') RETURNING id"
+    with supervised(tmp_path, dsn, "--lease", "60s", processes=2) as one:
+        first = eyes.one(add, "held", '{"name": "go"}')
+        victim = one.event("began", job=first)["pid"]
+        second = eyes.one(add, "quick", "{}")
+        eyes.do('NOTIFY "pgqueue.default"')
+        wait_until(eyes.is_in(second, "blocked"))
+        at = eyes.one("SELECT pgqueue.now()::text")
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: len(one.events("began", job=first)) == 2)
+        assert eyes.state(second) == "blocked"
+        (tmp_path / "go").touch()
+        wait_until(eyes.is_in(second, "completed"))
+        rows = "SELECT id, extract(epoch FROM started_at - %s::timestamptz)::float FROM pgqueue.job ORDER BY started_at"
+        order, took = zip(*eyes.all(rows, at), strict=True)
+        assert order == (first, second)
+        assert took[0] < 10.0
+
+
 @pytest.mark.promise("S17")
 def test_two_supervisors_do_not_touch_each_others_processes(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     first, second = tmp_path / "first", tmp_path / "second"

@@ -486,14 +486,17 @@ def test_a_replaced_job_whose_time_has_come_keeps_its_turn(conn: Conn) -> None:
 
 
 @pytest.mark.promise("F25")
-async def test_a_replace_in_a_race_with_a_claim_hits_the_job_or_makes_another(dsn: str, eyes: Eyes) -> None:
+@pytest.mark.parametrize("rounds", [300, pytest.param(10_000, marks=pytest.mark.long)])
+async def test_a_replace_in_a_race_with_a_claim_hits_the_job_or_makes_another(
+    dsn: str, eyes: Eyes, rounds: int
+) -> None:
     """Whatever comes first: the newest arguments are those of a job that has not started before."""
     taker, stop = Taker(dsn), threading.Event()
     said: list[tuple[int, JobHandle[Any]]] = []
 
     def ask() -> None:
         with psycopg.connect(dsn, autocommit=True) as conn:
-            for n in range(300):
+            for n in range(rounds):
                 said.append((n, put(conn, "k", on_duplicate="replace", n=n)))
         stop.set()
 
