@@ -97,6 +97,20 @@ def test_status_marks_queues_nobody_serves(conn: Conn, dsn: str) -> None:
     assert any("here:77" in line and "ago" in line for line in lines)
 
 
+@pytest.mark.parametrize("command", ["status", "workers"])
+def test_slots_that_are_lost_are_shown(conn: Conn, dsn: str, command: str) -> None:
+    for lost in (0, 3):
+        conn.execute(
+            "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, lost) "
+            "VALUES ('15 s', 77, 10, %s, '1', '{q}', %s)",
+            (f"lost{lost}", lost),
+        )
+    conn.commit()
+    lines = [line for line in pgqueue(command, dsn=dsn).stdout.splitlines() if ":77" in line]
+    assert sorted("3 LOST" in line for line in lines) == [False, True], lines
+    assert sum("LOST" in line for line in lines) == 1
+
+
 def test_status_marks_estimates(conn: Conn, dsn: str) -> None:
     conn.execute("INSERT INTO pgqueue.job_available (task) SELECT 't' FROM generate_series(1, 20000)")
     conn.commit()

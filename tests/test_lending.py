@@ -210,6 +210,7 @@ async def test_a_session_whose_connection_broke_is_ended_before_the_next_attempt
     assert accounts.all("SELECT attempt, error_type FROM pgqueue.attempt") == [(1, "OperationalError")]
 
 
+@pytest.mark.promise("I11")
 @pytest.mark.usefixtures("restless")
 async def test_who_gets_no_connection_is_told_why(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lending, "GET_SECONDS", 0.3)

@@ -65,7 +65,9 @@ async def test_retry_on_sees_a_timeout_error() -> None:
 
 
 @pytest.mark.promise("L06")
-async def test_a_thread_that_hangs_loses_its_job_and_its_late_result_counts_for_nothing() -> None:
+async def test_a_thread_that_hangs_loses_its_job_and_its_late_result_counts_for_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     release = threading.Event()
 
     def hangs() -> str:
@@ -81,6 +83,8 @@ async def test_a_thread_that_hangs_loses_its_job_and_its_late_result_counts_for_
     outcome = await bench.outcome(job)
     assert isinstance(outcome, Retried)
     assert bench.executor.lost == 1
+    assert f"job {job} (hangs) does not stop and is taken away" in caplog.text
+    assert "in a slot that is lost (1 of 4 are)" in caplog.text
     assert not bench.executor.running
     assert bench.pool.running == 1  # the slot is lost
     await asyncio.wait_for(bench.executor.idle(), 30)  # nobody waits for it at a shutdown
@@ -88,6 +92,7 @@ async def test_a_thread_that_hangs_loses_its_job_and_its_late_result_counts_for_
     [second] = bench.offer("hangs")
     await bench.outcome(second)
     assert (bench.executor.lost, bench.halves) == (2, 1)  # half of four
+    assert "half of this worker's slots are lost to handlers that do not stop: it takes no more jobs" in caplog.text
     release.set()
     await until(lambda: bench.executor.lost == 0)
     assert bench.pool.running == 0

@@ -164,7 +164,7 @@ def _workers(workers: Sequence[WorkerInfo]) -> Iterator[str]:
         [
             worker.id,
             f"{worker.host}:{worker.pid}",
-            f"{worker.state}, {worker.lost} LOST" if worker.lost else worker.state,
+            f"{worker.lost} LOST, {worker.state}" if worker.lost else worker.state,
             f"{worker.running}/{worker.concurrency}",
             f"{span(worker.beat_age)} ago",
             worker.version_tag,

@@ -54,7 +54,7 @@ def _screen(workers: Sequence[WorkerNow]) -> Iterator[str]:
 
 
 def _row(worker: WorkerNow) -> list[object]:
-    state = f"{worker.state}, {worker.lost} LOST" if worker.lost else worker.state
+    state = f"{worker.lost} LOST, {worker.state}" if worker.lost else worker.state
     jobs = [f"{job.id} {job.task} {span(job.age)}" for job in worker.jobs[:JOBS_MOST]]
     more = len(worker.jobs) - JOBS_MOST
     return [
