@@ -655,6 +655,27 @@ def test_run_needs_no_database() -> None:
         pgqueue.current_job()
 
 
+@pytest.mark.parametrize("on_the_loop", [False, True])
+def test_a_handler_knows_when_it_began_and_that_nobody_stops_it(
+    pgqueue_conn: psycopg.Connection, on_the_loop: bool
+) -> None:
+    seen: list[tuple[datetime, bool]] = []
+
+    def look(job: pgqueue.Job) -> None:
+        seen.append((job.started_at, job.cancelled))
+
+    async def alook(job: pgqueue.Job) -> None:
+        look(job)
+
+    made = task(name="testing.abegan")(alook) if on_the_loop else task(name="testing.began")(look)
+    before = datetime.now(UTC)
+    run(made)
+    made.enqueue(pgqueue_conn)
+    assert drain(pgqueue_conn) == Drained(completed=1)
+    assert [stopped for _, stopped in seen] == [False, False]
+    assert all(before <= at <= datetime.now(UTC) for at, _ in seen)
+
+
 def test_run_lets_exceptions_through_and_checks_arguments() -> None:
     with pytest.raises(OSError, match="attempt 1"):
         run(flaky)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count
+from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
 from pgqueue.asks import Cancel, Fail, Retry, Snooze
@@ -135,11 +136,13 @@ async def _run_there(task: Task[..., Any], job: Job) -> Any:
 def _handle(task: Task[..., Any], job: Job) -> Any:
     """In a context of its own."""
     running_job.set(job)
+    job.began = perf_counter()
     return _calling(task, job)()
 
 
 async def _handle_async(task: Task[..., Any], job: Job) -> Any:
     running_job.set(job)
+    job.began = perf_counter()
     coroutine: Coroutine[Any, Any, Any] = _calling(task, job)()
     return await coroutine
 
