@@ -18,7 +18,7 @@ import pytest
 from commands import Worker, pgqueue, working
 from psycopg.conninfo import conninfo_to_dict
 from servers import Server
-from workers import wait_until
+from workers import apply_ddl, wait_until
 
 from pgqueue import migrations
 
@@ -304,8 +304,7 @@ def test_a_database_without_the_schema_is_4(empty_dsn: str, app: Path) -> None:
 def test_a_schema_that_goes_away_ends_the_worker_with_4(dsn: str, app: Path) -> None:
     with working("shop", dsn=dsn, cwd=app) as worker:
         worker.says("ready")
-        with psycopg.connect(dsn) as conn:
-            conn.execute("DROP SCHEMA pgqueue CASCADE")
+        apply_ddl(dsn, "DROP SCHEMA pgqueue CASCADE")
         assert worker.ends() == 4, worker.output
         assert "CRITICAL" in worker.lines[-1] and "lacks pgqueue's tables" in worker.lines[-1]
 
@@ -343,8 +342,7 @@ def test_json_logs_are_one_object_per_line(dsn: str, app: Path, conn: psycopg.Co
 def test_json_logs_stay_json_to_the_last_line(dsn: str, app: Path) -> None:
     with working("shop", "--log-format", "json", dsn=dsn, cwd=app) as worker:
         worker.says("leads now")
-        with psycopg.connect(dsn) as conn:
-            conn.execute("DROP SCHEMA pgqueue CASCADE")
+        apply_ddl(dsn, "DROP SCHEMA pgqueue CASCADE")
         assert worker.ends() == 4
     assert [json.loads(line)["level"] for line in worker.lines][-1] == "critical"
     with busy_json(dsn, app) as worker:

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from servers import Server
-from workers import Eyes, Taker, until, work
+from workers import Eyes, Taker, apply_ddl, until, work
 
 import pgqueue
 from pgqueue import migrations
@@ -183,7 +183,7 @@ async def test_a_later_schema_arrives_while_workers_work(dsn: str, eyes: Eyes, b
         with psycopg.connect(dsn) as conn:
             pgqueue.enqueue_many(conn, [notes.new(number) for number in range(3000)])
         await until(lambda: len(ran) > 200)
-        await asyncio.to_thread(_apply, dsn, later)
+        await asyncio.to_thread(apply_ddl, dsn, later)
         with psycopg.connect(dsn) as conn:
             pgqueue.enqueue_many(conn, [notes.new(number) for number in range(3000, 4000)])
         await until(eyes.done(4000), seconds=30)
@@ -194,15 +194,3 @@ async def test_a_later_schema_arrives_while_workers_work(dsn: str, eyes: Eyes, b
                 migrations.require(conn, "pgqueue")
         else:
             migrations.require(conn, "pgqueue")
-
-
-def _apply(dsn: str, sql: str) -> None:
-    for left in reversed(range(migrations.ATTEMPTS)):
-        try:
-            with psycopg.connect(dsn) as conn:
-                conn.execute("SET LOCAL lock_timeout = '5s'")
-                conn.execute(sql)
-            return
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-            if not left:
-                raise

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from workers import Eyes, Taker, until, work
+from workers import Eyes, Taker, apply_ddl, until, work
 
 import pgqueue
 from pgqueue import completer, notifier, sessions
@@ -491,7 +491,7 @@ async def test_what_is_brought_while_the_worker_leaves_is_given_back(
 async def test_an_error_that_does_not_pass_ends_run_with_it(dsn: str, eyes: Eyes) -> None:
     async with work(dsn, *ALL) as worker:
         running = asyncio.ensure_future(worker.run())
-        eyes.do("DROP SCHEMA pgqueue CASCADE")
+        await asyncio.to_thread(apply_ddl, dsn, "DROP SCHEMA pgqueue CASCADE")
         worker._fetcher.news()
         with pytest.raises(psycopg.errors.UndefinedTable):
             await asyncio.wait_for(running, 30)

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import forks
 import psycopg
 
+from pgqueue import migrations
 from pgqueue.fetcher import Fetcher, Share
 from pgqueue.heartbeat import register
 from pgqueue.job import Job
@@ -253,6 +254,19 @@ class Stalls:
             before, slept = monotonic(), monotonic() - before
             if slept > 0.07:
                 self.seconds += slept - 0.02
+
+
+def apply_ddl(dsn: str, sql: str) -> None:
+    """Change the schema beside working workers, as migrate does: again when it waits too long or loses a deadlock."""
+    for left in reversed(range(migrations.ATTEMPTS)):
+        try:
+            with psycopg.connect(dsn) as conn:
+                conn.execute("SET LOCAL lock_timeout = '5s'")
+                conn.execute(sql.encode())
+            return
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            if not left:
+                raise
 
 
 class Eyes:
