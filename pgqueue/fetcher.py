@@ -30,9 +30,11 @@ import msgspec
 import psycopg
 
 from pgqueue.claims import Claims
+from pgqueue.fronts import Fronts, Place
 from pgqueue.job import Job
 from pgqueue.keyed import Keyed, Parked
 from pgqueue.loops import jittered, persist, wait
+from pgqueue.moves import LOCK
 from pgqueue.passing import Passing
 from pgqueue.sessions import Session
 from pgqueue.starts import Starts
@@ -106,6 +108,7 @@ class Fetcher:
         answered: Callable[[], None] = lambda: None,
         beside: Callable[[], Sequence[Statement[Any]]] = lambda: (),
         passing: Passing | None = None,
+        fronts: Fronts | None = None,
     ) -> None:
         self.watermark = Watermark()
         self.fetches = 0
@@ -129,6 +132,7 @@ class Fetcher:
         self._passing = Passing() if passing is None else passing
         self.keyed = Keyed()
         self._starts = Starts()
+        self._fronts = Fronts() if fronts is None else fronts
         self._pool_turns = itertools.count()
         # One for each pool: a common one would come to the same queue each time where the other pools' number fits.
         self._turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -290,6 +294,7 @@ class Fetcher:
         before, after = self._passing.around(link, asked.lanes, starts, n, self._worker_id(), claim, skip=passes_over)
         on = self._session.lasting
         self._starts.on(on)
+        fronts = self._fronts.known()
         ahead = [*before, *self.keyed.statements(link, lanes, n, self._worker_id(), self._live_workers())]
         [(head, xid, snapshot, *_)], *answers = await self._session.run(
             link.statement("fetch_reading"),
@@ -300,6 +305,7 @@ class Fetcher:
                 mosts=integers(asked.mosts),
                 reach=self.keyed.reach,
                 starts=self._starts.often(),
+                lines=_lines(fronts),
                 worker_id=self._worker_id(),
                 claim=claim,
                 n=n,
@@ -313,7 +319,7 @@ class Fetcher:
         jobs = [Job(row, claim) for row in rows[1:]]
         if first[7]:
             self._holding(jobs)
-            self._given(first, jobs)
+            self._given(first, jobs, fronts)
         parked = Parked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Parked)
         self._passing.brought(
             answers[: len(before)], answers[len(ahead) + 1 :], jobs, parked.keys, self._session.sent, claim
@@ -335,12 +341,13 @@ class Fetcher:
         opened = {asked.lanes[place - 1] for place in msgspec.json.decode(first[5], type=list[int])}
         return Claimed(reading, opened, _taken(jobs, parked), jobs, len(parked))
 
-    def _given(self, first: Sequence[Any], jobs: Sequence[Job]) -> None:
-        """Remember where the holders of the locks that this claim has given begin."""
+    def _given(self, first: Sequence[Any], jobs: Sequence[Job], fronts: Mapping[str, Place]) -> None:
+        """Remember where the holders of the locks that this claim has given begin; nobody was in line for those."""
         if first[1] is not None:
             came_with = set(msgspec.json.decode(first[3])) if first[3] else ()
             keys = [job.lock_key for job in jobs if job.lock_key is not None and job.lock_key not in came_with]
             self._starts.given(keys, first[1])
+            self._fronts.empty({LOCK + key for key in keys}.difference(fronts), self._session.sent)
 
     @staticmethod
     def _short_of_limit(asked: Asked, taken: Mapping[Lane, tuple[int, int]], n: int) -> set[str]:
@@ -350,6 +357,11 @@ class Fetcher:
             for lane, most in zip(asked.lanes, asked.mosts, strict=True)
             if most < n and taken.get(lane, (0, 0))[0] >= most
         }
+
+
+def _lines(fronts: Mapping[str, Place]) -> str:
+    """Where lines begin, as a claim wants it: a JSON object by lock."""
+    return msgspec.json.encode({key.removeprefix(LOCK): place for key, place in fronts.items()}).decode()
 
 
 def _taken(jobs: Collection[Job], parked: Parked) -> dict[Lane, tuple[int, int]]:

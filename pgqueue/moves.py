@@ -1,7 +1,7 @@
 """The moves of an admit: each locks some keys and lets in those that may, in one round trip.
 
-Which key is asked for when is for admit. A move of locks says what it has seen of its keys to `starts`, and the next
-begins there.
+Which key is asked for when is for admit. A move of locks says what it has seen of its keys to `starts` and `fronts`,
+and the next begins there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from pgqueue.fronts import FRONT, Fronts
 from pgqueue.sessions import Session
 from pgqueue.starts import Starts
 from pgqueue.statements import Row, Statement, integers, texts
@@ -35,12 +36,12 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The rows of those who came in here, keys to be asked for next, keys to be asked for once more in the same way,
-    and how many jobs were skipped."""
+    """The rows of those who came in here, keys to be asked for next, keys of whose lines nobody was found, which were
+    not read from the front, and how many jobs were skipped."""
 
     rows: list[Row]
     onward: list[str]
-    again: list[str] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)
     skipped: int = 0
 
 
@@ -50,7 +51,7 @@ class Moves:
     def __init__(
         self, session: Session, worker_id: Callable[[], int], slots: Callable[[], list[Slots]], notify: bool
     ) -> None:
-        self.starts = Starts()
+        self.starts, self.fronts = Starts(), Fronts()
         self.given: dict[tuple[str, ...], int] = {}
         """How many slots of these queues the move under way may fill."""
         self._session = session
@@ -62,7 +63,7 @@ class Moves:
         """Let in the next to locks, the short way; who has to go the long way is to be asked for next."""
         keys, on = list(asked), await self._begin()
         afters = self._afters(keys)
-        behind = [self.starts.behind(key) for key in keys]
+        behind = [self.fronts.behind(key) for key in keys]
         _, [first, *rows] = await self._session.run(
             self._lock(keys),
             self._statement(
@@ -76,16 +77,37 @@ class Moves:
             on=on,
         )
         for row in rows:
-            self.starts.let_in(LOCK + row[15], row[19], row[0])
+            self.fronts.let_in(LOCK + row[15], (row[19], row[0]))
         if first[7]:
             for key, rank, job_id in msgspec.json.decode(first[14]):
-                self.starts.let_in(key, rank, job_id)
+                self.fronts.let_in(key, (rank, job_id))
             [rows] = await self._session.run(self._read("admit_read", keys, claim, afters=afters))
         self._learn(rows, first[1], msgspec.json.decode(first[3]) if first[3] else ())
         longer = msgspec.json.decode(first[5])
         rows.sort(key=lambda row: (row[7], row[0]))
-        nobody = set(keys).difference(longer, (LOCK + row[15] for row in rows))
-        return Moved(rows, longer, [key for key in nobody if self.starts.ended(key)])
+        found = {*longer, *(LOCK + row[15] for row in rows)}
+        unsure = [key for key, place in zip(keys, behind, strict=True) if place != FRONT and key not in found]
+        return Moved(rows, longer, unsure)
+
+    async def look(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Of these keys those that somebody waits for; and those of whose lines nobody was found, which were not read
+        from the front."""
+        behind = [self.fronts.ahead(key) for key in keys]
+        [rows] = await self._session.run(
+            self._session.link.statement(
+                "admit_lines",
+                keys=texts(keys),
+                ranks=integers(rank for rank, _ in behind),
+                ids=integers(job_id for _, job_id in behind),
+                front=FRONT[0],
+            )
+        )
+        [(lines, seconds, read)] = rows
+        nobody = [(key, place) for key, place in zip(keys, behind, strict=True) if key not in set(lines)]
+        self.fronts.empty([key for key, place in nobody if place == FRONT], self._session.sent)
+        if read:
+            self.fronts.took(seconds, read)
+        return lines, [key for key, place in nobody if place != FRONT]
 
     async def locks(self, asked: Wanted, claim: int) -> Moved:
         """Let those in that wait for locks; what they wait for that went on is to be asked for next."""

@@ -1,8 +1,8 @@
-"""Where to begin to read the rows of a key: behind those that have gone.
+"""Where to begin to read the holders of a key: behind those that have gone.
 
 An index keeps the entries of deleted rows until vacuum may remove them, and it may not while anybody holds a snapshot
 from before. Who reads the rows of a key from the first one then reads all that ever went before. So a worker remembers
-for each key of a lock that it gives where to begin, by what it has seen when it gave it last.
+for each key of a lock that it gives where to begin, by what it has seen when it gave it last. (Who waits: see fronts.)
 
 Why holders are exact. A row that enters `job_running` with a lock draws a `hold_pos` from one sequence. When somebody
 who has locked a key (see admit) counts its holders and finds none, anywhere, no transaction under way can become one: a
@@ -15,20 +15,12 @@ A server that others took over from may have lost the last of a sequence, and be
 holds on one connection only, to one server process: statements are sent with the connection they were made for
 (`Session.run(on=…)`), and behind a pooler nothing is remembered. Should the numbers go back all the same, everything is
 forgotten.
-
-Why a line may be remembered, too, though anybody may park at its front at any time. It is remembered for keys only
-from whose lines many are let in, and many a second (`BUSY_TAKEN`, `BUSY_RATE`); for `LINE_SECONDS`; not past what this
-worker parks; and a line that seems to be at its end is read once more from the front. So nobody is left behind, and all
-it changes is this: of such a key, a job that another worker has parked before those that wait is seen a second later at
-most, and who is let in meanwhile runs before it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from time import monotonic
 
 import msgspec
 
@@ -36,23 +28,6 @@ KEYS_MOST = 4_096
 """Of so many keys it is remembered where their holders begin, and of as many that were given before them."""
 SENT_MOST, SENT_LEAST = 256, 8
 """So many of them go with a claim, which does not know whose keys it will meet: those given so often at least."""
-BUSY_TAKEN, BUSY_RATE, LINE_SECONDS = 100, 10, 1.0
-"""A line that so many came from, and so many in the last second, is busy; for so long it is not read from the front."""
-
-FRONT = (-32768, 0)
-"""Before any row of a line: (rank, id)."""
-
-
-@dataclass(slots=True)
-class Line:
-    """Behind which (rank, id) the first of a line is to be looked for; when it was looked for from the front; how many
-    have gone, and how many since then; the lowest (rank, id) that was parked since it was last asked."""
-
-    behind: tuple[int, int]
-    looked: float
-    taken: int = 1
-    lately: int = 1
-    parked: tuple[int, int] | None = None
 
 
 class Starts:
@@ -70,7 +45,6 @@ class Starts:
         """How often each of these was given once more."""
         self._often: dict[str, int] = {}
         """After which `hold_pos` the holders are, of those that were given often; the last given last."""
-        self._lines: dict[str, Line] = {}
         self._lowest = 0
 
     def on(self, connection: int | None) -> None:
@@ -78,8 +52,6 @@ class Starts:
         if connection != self._on or connection is None:
             self._on = connection
             self._forget()
-
-    # Holders ----------------------------------------------------------------------------------------------------------
 
     def after(self, key: str) -> int:
         """After which `hold_pos` the holders of this key are to be looked for."""
@@ -112,49 +84,3 @@ class Starts:
             self._often[key] = start
             if len(self._often) > SENT_MOST:
                 del self._often[next(iter(self._often))]
-
-    # Lines ------------------------------------------------------------------------------------------------------------
-
-    def behind(self, key: str) -> tuple[int, int]:
-        """Behind which (rank, id) the first of this key's line is to be looked for now."""
-        line = self._lines.get(key)
-        if line is None:
-            return FRONT
-        line.parked = None
-        now = monotonic()
-        if now - line.looked >= LINE_SECONDS:
-            line.taken = line.taken if line.lately >= BUSY_RATE else 0
-            line.behind, line.looked, line.lately = FRONT, now, 0
-        return line.behind if line.taken >= BUSY_TAKEN else FRONT
-
-    def let_in(self, key: str, rank: int, job_id: int) -> None:
-        """The first of this key's line was this one when it was asked, and has gone."""
-        if self._on is None:
-            return
-        line, place = self._lines.get(key), (rank, job_id)
-        if line is not None:
-            line.behind = place if line.parked is None or place < line.parked else FRONT
-            line.taken += 1
-            line.lately += 1
-            return
-        if len(self._lines) >= KEYS_MOST:
-            busy = {key: line for key, line in self._lines.items() if line.taken >= BUSY_TAKEN}
-            self._lines = busy if len(busy) < KEYS_MOST else {}
-        self._lines[key] = Line(place, monotonic())
-
-    def parked(self, keys: Iterable[str], lowest: tuple[int, int]) -> None:
-        """We have parked jobs of these keys, none of a lower rank or a lower id than these two."""
-        for key in keys:
-            line = self._lines.get(key)
-            if line is not None:
-                line.parked = lowest if line.parked is None else min(lowest, line.parked)
-                if lowest <= line.behind:
-                    line.behind = FRONT
-
-    def ended(self, key: str) -> bool:
-        """Nobody was found in this line. Whether it was not read from the front; next time it is."""
-        line = self._lines.get(key)
-        if line is None or line.taken < BUSY_TAKEN or line.behind == FRONT:
-            return False
-        line.behind = FRONT
-        return True

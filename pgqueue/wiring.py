@@ -147,6 +147,7 @@ class Wiring(Meeting, ABC):
             answered=self._answered,
             beside=lambda: self._notifier.asks(),
             passing=self._passing,
+            fronts=self._admit.fronts,
         )
         slots = pools(settings.queues, settings.concurrency)
         hungry, fetches = self._fetcher.hungry, lambda: self._fetcher.fetches

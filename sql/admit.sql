@@ -8,9 +8,22 @@
 
 -- name: admit_lines
 -- Those of these keys that somebody waits for. Asked after a holder's end has been committed, and without a lock: who is parked
--- later than this has seen asks for the key himself, and finds that holder gone.
-SELECT freed.key FROM unnest(%(keys)s::text[]) AS freed (key)
-CROSS JOIN LATERAL (SELECT FROM pgqueue.job_blocked b WHERE b.key = freed.key LIMIT 1) AS b;
+-- later than this has seen asks for the key himself, and finds that holder gone. Each line is read behind (rank, id); see fronts.py.
+-- Answers the keys, and how long, in seconds, it took to read those that were read from the `front`, and how many those were.
+SELECT coalesce(array_agg(looked.key) FILTER (WHERE looked.somebody), '{}'),
+       sum(looked.seconds) FILTER (WHERE looked.rank = %(front)s::smallint),
+       count(*) FILTER (WHERE looked.rank = %(front)s::smallint)
+FROM (
+    -- OFFSET 0, and a column from outside: each row is timed by itself.
+    SELECT freed.key, freed.rank, line.somebody, extract(epoch FROM clock_timestamp() - began.at)::float8 AS seconds
+    FROM unnest(%(keys)s::text[], %(ranks)s::smallint[], %(ids)s::bigint[]) AS freed (key, rank, id)
+    CROSS JOIN LATERAL (SELECT clock_timestamp() AS at, freed.key OFFSET 0) AS began
+    CROSS JOIN LATERAL (
+        SELECT EXISTS (SELECT FROM pgqueue.job_blocked b
+                       WHERE b.key = began.key AND (b.rank, b.id) > (freed.rank, freed.id)) AS somebody OFFSET 0
+    ) AS line
+    OFFSET 0
+) AS looked;
 
 -- name: admit_lock
 -- Lock these keys, at most 64, for this transaction: in the order of their hashes, so that no two can wait for each other.
@@ -73,7 +86,7 @@ WITH me AS MATERIALIZED (
     LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = head.queue
 ), taken AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM placed WHERE here))
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
+    RETURNING id, queue, priority, rank, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), running AS (
     INSERT INTO pgqueue.job_running (
@@ -86,7 +99,7 @@ WITH me AS MATERIALIZED (
     FROM taken
     RETURNING id, hold_pos
 ), shown AS MATERIALIZED (
-    SELECT id, priority, queue, task, args::text AS args, headers::text AS headers, run_at, enqueued_at,
+    SELECT id, priority, rank, queue, task, args::text AS args, headers::text AS headers, run_at, enqueued_at,
         least(attempt + 1, 32767)::smallint AS attempt, max_attempts, crashes, snoozes,
         CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END AS deadline, lock_key,
         CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL
@@ -95,18 +108,20 @@ WITH me AS MATERIALIZED (
 ), large AS MATERIALIZED (
     SELECT coalesce(sum(octet_length(args) + coalesce(octet_length(headers), 0)), 0) > 32768 AS so FROM shown
 )
-SELECT NULL::bigint, (SELECT min(hold_pos) FROM running), NULL::smallint,
-       (SELECT json_agg(key) FROM placed WHERE here AND n > 0)::text, NULL::text,
-       (SELECT coalesce(json_agg(key), '[]') FROM placed WHERE more OR NOT here)::text,
-       CASE WHEN (SELECT count(*) FROM placed WHERE here) <> (SELECT count(*) FROM running)
-            THEN pgqueue.refuse('an admit deleted jobs it did not move') END::smallint,
-       (SELECT so FROM large)::integer::smallint, NULL::smallint, NULL::smallint, NULL::smallint,
+SELECT NULL::bigint, made.lowest, NULL::smallint, seen.held::text, NULL::text, seen.longer::text,
+       CASE WHEN seen.n <> made.n THEN pgqueue.refuse('an admit deleted jobs it did not move') END::smallint,
+       large.so::integer::smallint, NULL::smallint, NULL::smallint, NULL::smallint,
        NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
-       (SELECT json_agg(json_build_array(key, rank, id)) FROM placed WHERE here AND (SELECT so FROM large))::text,
+       CASE WHEN large.so THEN (SELECT json_agg(json_build_array(key, rank, id)) FROM placed WHERE here) END::text,
        NULL::text, NULL::text, NULL::text, NULL::text, NULL::smallint
+FROM large, (SELECT count(*) AS n, min(hold_pos) AS lowest FROM running) AS made, (
+    SELECT count(*) FILTER (WHERE here) AS n, json_agg(key) FILTER (WHERE here AND n > 0) AS held,
+           coalesce(json_agg(key) FILTER (WHERE more OR NOT here), '[]') AS longer
+    FROM placed
+) AS seen
 UNION ALL
 SELECT id, 0, (2 * priority)::smallint, queue, task, args, attempt, priority, max_attempts, crashes, snoozes,
-       enqueued_at, run_at, deadline, headers, lock_key, keys, NULL, NULL, (SELECT rank FROM placed WHERE placed.id = shown.id)
+       enqueued_at, run_at, deadline, headers, lock_key, keys, NULL, NULL, rank
 FROM shown WHERE NOT (SELECT so FROM large);
 
 -- name: admit_move

@@ -48,7 +48,8 @@ FROM first WHERE alone AND pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hasht
 -- (`pass_room`) it takes as many fewer.
 -- With a `reach`, those that need a key are passed over, and no lane is looked at further than that from its first row: rows are left
 -- behind then, and no cursor may rise.
--- The holders of a lock are read behind the hold_pos that `starts`, a JSON object, has for its key (see starts.py).
+-- The holders of a lock are read behind the hold_pos that `starts`, a JSON object, has for its key (see starts.py), its line
+-- behind the [rank, id] that `lines` has (see fronts.py).
 -- The first row has no id. Its pos is the lowest hold_pos of those that have a lock, its queue the locks that came with the job,
 -- as a JSON array. Its args hold the places (from 1) of the lanes that were open; its headers, if jobs were parked,
 -- what each lane gave of them [queue, rank, how many, highest pos], their keys with those ids that may be skipped, the keys of
@@ -93,7 +94,9 @@ WITH lane AS MATERIALIZED (
       AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.lock_key = j.lock_key
                       AND coalesce(r.hold_pos, 9223372036854775807)
                           > coalesce(((SELECT %(starts)s::text::jsonb) ->> j.lock_key)::bigint, 0) OFFSET 0)
-      AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || j.lock_key OFFSET 0)
+      AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || j.lock_key
+                      AND (b.rank, b.id) > (coalesce(((SELECT %(lines)s::text::jsonb) -> j.lock_key ->> 0)::smallint, -32768),
+                                            coalesce(((SELECT %(lines)s::text::jsonb) -> j.lock_key ->> 1)::bigint, 0)) OFFSET 0)
       AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = j.lock_key AND b.holds OFFSET 0)
       AND NOT EXISTS (SELECT FROM pgqueue.job_available a WHERE a.lock_key = j.lock_key AND a.holds OFFSET 0)
       AND NOT EXISTS (SELECT FROM pgqueue.job_scheduled s WHERE s.lock_key = j.lock_key AND s.holds OFFSET 0)

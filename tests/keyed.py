@@ -43,7 +43,7 @@ class Desk(Taker):
             notify=True,
         )
         self.sweeping = Sweep(self.session, found=self.admit.swept)
-        self.fetcher._parked = self.admit.parked
+        self.fetcher._parked, self.fetcher._fronts = self.admit.parked, self.admit.fronts
 
     async def park(self, room: int = 1000) -> list[Job]:
         """One fetch; what it claimed. What it parked waits for `let_in`."""

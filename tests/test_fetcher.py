@@ -318,6 +318,7 @@ def explain(conn: psycopg.Connection, taker: Taker, afters: int = 0, n: int = 10
         "mosts": [n] * len(lanes),
         "reach": None,
         "starts": "{}",
+        "lines": "{}",
         "worker_id": taker.worker_id,
         "claim": 1,
         "n": n,

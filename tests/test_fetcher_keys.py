@@ -241,7 +241,15 @@ async def test_a_free_key_is_looked_up_whatever_waits_for_others(
     conn.execute(text("session_settings", "pgqueue").encode())
     conn.execute(text("fetch_reading", "pgqueue").encode())
     conn.execute(text("fetch_lock", "pgqueue").encode(), {**lanes, "workers": 1})
-    claim = {**lanes, "mosts": [50] * 20, "reach": None, "starts": "{}", "worker_id": desk.worker_id, "claim": 1}
+    claim = {
+        **lanes,
+        "mosts": [50] * 20,
+        "reach": None,
+        "starts": "{}",
+        "lines": "{}",
+        "worker_id": desk.worker_id,
+        "claim": 1,
+    }
     explain = "EXPLAIN (ANALYZE, TIMING OFF) " + text("fetch_claim", "pgqueue")
     plan = [line for (line,) in conn.execute(explain.encode(), claim)]
     blocked = [line for line in plan if "Scan" in line and "job_blocked" in line and "CTE" not in line]

@@ -669,7 +669,7 @@ async def test_a_claim_costs_the_same_however_many_wait_for_a_limit(desks: Desks
         claim = {
             "queues": [queue for queue, _ in asked.lanes], "ranks": [rank for _, rank in asked.lanes],
             "afters": [0] * len(asked.lanes), "mosts": [10] * len(asked.lanes), "worker_id": desk.worker_id, "claim": 1,
-            "n": 10, "reach": None, "starts": "{}",
+            "n": 10, "reach": None, "starts": "{}", "lines": "{}",
         }  # fmt: skip
         with eyes.conn.transaction(force_rollback=True):
             for setting in ("enable_seqscan", "enable_bitmapscan"):

@@ -1,4 +1,4 @@
-"""Where the rows of a key are begun to be read: no holder is ever left out, nobody in line for longer than is said."""
+"""Where the holders of a key are begun to be read: none is ever left out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from keyed import Desk
 from workers import Eyes
 
-from pgqueue import starts
+from pgqueue.fronts import FRONT
 from pgqueue.moves import Moves
 from pgqueue.sessions import Link, Session
-from pgqueue.starts import BUSY_RATE, BUSY_TAKEN, FRONT, KEYS_MOST, LINE_SECONDS, SENT_LEAST, SENT_MOST, Starts
+from pgqueue.starts import KEYS_MOST, SENT_LEAST, SENT_MOST, Starts
 from pgqueue.statements import text, texts
 
 Desks = Callable[..., Desk]
@@ -40,14 +40,6 @@ def memory() -> Starts:
     made = Starts()
     made.on(1)
     return made
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time for lines: its one value."""
-    now = [100.0]
-    monkeypatch.setattr(starts, "monotonic", lambda: now[0])
-    return now
 
 
 def put(eyes: Eyes, number: int, key: str = "a", **columns: Any) -> list[int]:
@@ -80,19 +72,17 @@ def test_holders_begin_before_the_lowest_of_those_let_in_last(memory: Starts) ->
 def test_what_was_learned_on_one_connection_is_forgotten_on_another(memory: Starts, connection: int | None) -> None:
     for number in range(1 + SENT_LEAST):
         memory.given(["a"], 10 + number)
-    busy(memory)
     last = 9 + SENT_LEAST
-    assert (memory.after("a"), memory.often(), memory.behind("a")) == (last, f'{{"a":{last}}}', (11, BUSY_TAKEN))
+    assert (memory.after("a"), memory.often()) == (last, f'{{"a":{last}}}')
     memory.on(connection)
-    assert (memory.after("a"), memory.often(), memory.behind("a")) == (0, "{}", FRONT)
+    assert (memory.after("a"), memory.often()) == (0, "{}")
 
 
 def test_behind_a_pooler_nothing_is_remembered(memory: Starts) -> None:
     memory.on(None)
-    for number in range(BUSY_TAKEN + SENT_LEAST):
+    for number in range(1 + SENT_LEAST):
         memory.given(["a"], 10 + number)
-        memory.let_in("a", 11, number)
-    assert (memory.after("a"), memory.often(), memory.behind("a")) == (0, "{}", FRONT)
+    assert (memory.after("a"), memory.often()) == (0, "{}")
 
 
 def test_with_a_claim_go_the_keys_given_often_and_not_too_many(memory: Starts) -> None:
@@ -118,82 +108,9 @@ def test_numbers_that_go_back_are_of_another_time_and_all_is_forgotten(memory: S
 def test_however_many_keys_there_are_not_more_than_some_are_remembered(memory: Starts) -> None:
     for number in range(4 * KEYS_MOST):
         memory.given([f"k{number}"], number + 1)
-        memory.let_in(f"k{number}", 11, number)
     kept = [number for number in range(4 * KEYS_MOST) if memory.after(f"k{number}")]
     assert KEYS_MOST <= len(kept) <= 2 * KEYS_MOST + 1
     assert kept[-1] == 4 * KEYS_MOST - 1
-    assert len(memory._lines) <= KEYS_MOST
-
-
-def busy(memory: Starts) -> None:
-    for number in range(BUSY_TAKEN + 1):
-        memory.let_in("a", 11, number)
-
-
-def test_only_the_line_of_a_busy_key_is_begun_behind_its_front(memory: Starts, clock: list[float]) -> None:
-    for number in range(1, BUSY_TAKEN):
-        memory.let_in("a", 11, number)
-        assert memory.behind("a") == FRONT
-    memory.let_in("a", 11, 1000)
-    assert memory.behind("a") == (11, 1000)
-
-
-def test_one_from_which_few_were_let_in_lately_is_busy_no_more(memory: Starts, clock: list[float]) -> None:
-    busy(memory)
-    for few in (BUSY_RATE, BUSY_RATE - 1):
-        clock[0] += LINE_SECONDS
-        assert memory.behind("a") == FRONT
-        for number in range(few):
-            memory.let_in("a", 11, 1000 + number)
-        assert memory.behind("a") == (11, 999 + few)
-    clock[0] += LINE_SECONDS
-    assert memory.behind("a") == FRONT
-    memory.let_in("a", 11, 2000)
-    assert memory.behind("a") == FRONT
-
-
-def test_it_is_read_from_the_front_once_in_a_while(memory: Starts, clock: list[float]) -> None:
-    busy(memory)
-    assert memory.behind("a") == (11, BUSY_TAKEN)
-    clock[0] += LINE_SECONDS
-    assert memory.behind("a") == FRONT, "and until somebody was found there"
-    assert memory.behind("a") == FRONT
-    memory.let_in("a", 11, 1000)
-    assert memory.behind("a") == (11, 1000)
-
-
-@pytest.mark.parametrize(
-    ("lowest", "read"),
-    [((11, 1001), (11, 1000)), ((12, 1), (11, 1000)), ((11, 1000), FRONT), ((11, 7), FRONT), ((1, 2000), FRONT)],
-)
-def test_what_we_park_before_it_is_seen(memory: Starts, lowest: tuple[int, int], read: tuple[int, int]) -> None:
-    busy(memory)
-    memory.let_in("a", 11, 1000)
-    memory.parked(["a", "b"], lowest)
-    assert memory.behind("a") == read
-
-
-@pytest.mark.parametrize("first", [(11, 1000), FRONT])
-def test_what_we_park_while_a_line_is_asked_is_seen_by_the_next(memory: Starts, first: tuple[int, int]) -> None:
-    """The answer may be from before it."""
-    busy(memory)
-    memory.let_in("a", 11, 1000)
-    if first == FRONT:
-        memory.parked(["a"], (1, 1))
-    assert memory.behind("a") == first
-    memory.parked(["a"], (11, 1001))
-    memory.let_in("a", 11, 1002)
-    assert memory.behind("a") == FRONT
-    memory.let_in("a", 11, 1003)
-    assert memory.behind("a") == (11, 1003)
-
-
-def test_a_line_that_seems_to_be_at_its_end_is_read_once_more(memory: Starts) -> None:
-    busy(memory)
-    assert memory.ended("a")
-    assert memory.behind("a") == FRONT
-    assert not memory.ended("a"), "this time from the front"
-    assert not memory.ended("b")
 
 
 # No holder is left out ------------------------------------------------------------------------------------------------
@@ -325,70 +242,6 @@ async def test_a_holder_from_before_there_were_numbers_is_always_seen(desks: Des
     assert await desk.let_in() == []
 
 
-# Lines ----------------------------------------------------------------------------------------------------------------
-
-
-async def test_one_parked_by_another_worker_waits_for_a_second_at_most(
-    desks: Desks, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, clock: list[float]
-) -> None:
-    """Of a busy key; an urgent one at that. By whoever parks it himself it is seen at once."""
-    monkeypatch.setattr(starts, "BUSY_TAKEN", 2)
-    here, there = desks(), desks()
-    ids = put(eyes, 8)
-    await here.take()
-
-    async def next_one() -> int:
-        await here.complete(*here.jobs)
-        [job] = await here.let_in()
-        return job.id
-
-    assert [await next_one() for _ in range(3)] == ids[1:4]
-    [urgent] = put(eyes, 1, priority=0, rank=1)
-    await there.park()
-    there.admit._wanted.clear()
-    assert await next_one() == ids[4]
-    clock[0] += LINE_SECONDS
-    assert await next_one() == urgent
-    assert await next_one() == ids[5]
-    [running] = here.jobs
-    [urgent] = put(eyes, 1, priority=0, rank=1)
-    await here.park()
-    here.jobs.append(running)
-    assert await next_one() == urgent
-
-
-async def test_at_the_end_of_its_line_one_parked_before_it_is_found(
-    desks: Desks, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, clock: list[float]
-) -> None:
-    monkeypatch.setattr(starts, "BUSY_TAKEN", 2)
-    here, there = desks(), desks()
-    ids = put(eyes, 4)
-    await here.take()
-    for _ in range(3):
-        await here.complete(*here.jobs)
-        await here.let_in()
-    assert [job.id for job in here.jobs] == ids[3:]
-    [urgent] = put(eyes, 1, priority=0, rank=1)
-    await there.park()
-    there.admit._wanted.clear()
-    await here.complete(*here.jobs)
-    assert [job.id for job in await here.let_in()] == [urgent]
-    assert not here.admit.wants
-
-
-@pytest.mark.parametrize("size", [10, 40_000])
-async def test_of_large_jobs_as_of_small_ones_the_line_is_remembered(desks: Desks, eyes: Eyes, size: int) -> None:
-    """Their rows come in a message of their own, without their places."""
-    desk = desks()
-    ids = put(eyes, 3, args=json.dumps({"pad": "x" * size}))
-    assert await desk.take() == ids[:1]
-    for job_id in ids[1:]:
-        await desk.complete(*desk.jobs)
-        assert [job.id for job in await desk.let_in()] == [job_id]
-    [line] = desk.admit._moves.starts._lines.values()
-    assert (line.behind, line.taken) == ((11, ids[2]), 2)
-
-
 # What it costs --------------------------------------------------------------------------------------------------------
 
 
@@ -409,7 +262,7 @@ async def test_under_a_snapshot_the_past_of_a_key_is_not_read_again(
 ) -> None:
     """An admit of a key of which 150 have gone, and of which 600 have. Naive is who begins at the first row always."""
     desk = desks()
-    memory = desk.admit._moves.starts
+    starts, fronts = desk.admit._moves.starts, desk.admit.fronts
     put(eyes, 700, args=json.dumps({"pad": "x" * 1500}))  # so that few rows fit on a page
     costs = []
     with psycopg.connect(dsn) as holder:
@@ -420,10 +273,10 @@ async def test_under_a_snapshot_the_past_of_a_key_is_not_read_again(
             for _ in range(number):
                 await desk.complete(*desk.jobs)
                 await desk.let_in()
-            rank, job_id = memory.behind("lock:a") if remembers else FRONT
+            rank, job_id = fronts.behind("lock:a") if remembers else FRONT
             params = {
                 "keys": ["lock:a"], "queues": ["default"], "pools": [1], "slots": [1], "worker_id": desk.worker_id,
-                "claim": 1, "afters": [memory.after("lock:a") if remembers else 0], "ranks": [rank], "ids": [job_id],
+                "claim": 1, "afters": [starts.after("lock:a") if remembers else 0], "ranks": [rank], "ids": [job_id],
             }  # fmt: skip
             costs.append(read(conn, "admit_next", params))
     assert (costs[1] <= 1.5 * costs[0]) is remembers, costs

@@ -239,6 +239,7 @@ def _fetch(worker_id: int, claim: int) -> Steps[None]:
             "mosts": [1] * len(lanes),
             "reach": None,
             "starts": "{}",
+            "lines": "{}",
             "worker_id": worker_id,
             "claim": claim,
             "n": 1,

@@ -1,0 +1,140 @@
+"""Where to begin to read who is in line for a key: behind those of its line that have gone.
+
+As with holders (see starts), an index keeps the entries of those that were let in for as long as somebody holds a
+snapshot from before, and a line is read by each admit of its key. So a worker remembers where the last one stood whom
+it let in, and reads on from there.
+
+Why that may be wrong for a moment, and for how long: anybody may park a job in front of those that wait. So it is done
+for lines only from which many are let in, and many a second (`BUSY_TAKEN`, `BUSY_RATE`); not past what this worker
+parks itself; for `LINE_SECONDS`, then the line is read from its front once; and a line that seems to be at its end is
+read from its front before that is believed. So nobody is left behind, and all it changes is this: of such a key, a job
+that another worker has parked before those that wait is seen a second later at most, and who is let in meanwhile runs
+before it.
+
+Where reading from the front has become slow (`SLOW_SECONDS` for a line, the quickest of several; it takes some hundred
+dead entries), so are the claims and the looks that ask whether anybody waits, and each end of a job makes some. Then
+they, too, begin behind those that have gone, of any line; and whoever finds nobody so comes back to it a second after,
+unless it was read from its front meanwhile. That second is all it costs.
+
+Nothing is decided here about who may hold a key: that is counted, under its lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from time import monotonic
+
+Place = tuple[int, int]
+"""(rank, id) in a line."""
+
+FRONT: Place = (-32768, 0)
+"""Before any row of a line."""
+
+KEYS_MOST = 4_096
+"""Of so many lines it is remembered who was let in last."""
+SENT_MOST = 256
+"""So many of them, those let in from last, go with a claim, which does not know whose keys it will meet."""
+BUSY_TAKEN, BUSY_RATE, LINE_SECONDS = 100, 10, 1.0
+"""A line that so many came from, and so many in the last second, is busy; for so long it is not read from the front."""
+SLOW_SECONDS, SLOW_LOOKS = 50e-6, 8
+"""Reading is slow when each of so many looks in a row took so long for a line."""
+
+
+@dataclass(slots=True)
+class Line:
+    """Where the last one stood who was let in; when the line was read from its front, and whether it has to be until it
+    is known who was found there; how many were let in, and how many since then; the first place that was parked at
+    since it was read last."""
+
+    last: Place
+    looked: float
+    anew: bool = False
+    taken: int = 1
+    lately: int = 1
+    parked: Place | None = None
+
+
+class Fronts:
+    """What one worker remembers of the lines that it lets in from."""
+
+    def __init__(self) -> None:
+        self.slow = False
+        """Whether reading lines from their fronts is slow."""
+        self._times: deque[float] = deque(maxlen=SLOW_LOOKS)
+        self._lines: dict[str, Line] = {}
+        """The one let in from last is the last."""
+
+    def behind(self, key: str) -> Place:
+        """Behind which place an admit is to read the line of this key now; whoever asks does read it."""
+        line = self._lines.get(key)
+        if line is None:
+            return FRONT
+        line.parked = None
+        now = monotonic()
+        if now - line.looked >= LINE_SECONDS:
+            line.taken = line.taken if line.lately >= BUSY_RATE else 0
+            line.looked, line.anew, line.lately = now, True, 0
+        return FRONT if line.anew or not (self.slow or line.taken >= BUSY_TAKEN) else line.last
+
+    def ahead(self, key: str) -> Place:
+        """The same for a look, whether anybody waits."""
+        return self.behind(key) if self.slow else FRONT
+
+    def known(self) -> dict[str, Place]:
+        """The same for claims, which may read any line, of those that they need not read from the front."""
+        if not self.slow:
+            return {}
+        since = monotonic() - LINE_SECONDS
+        last = islice(reversed(self._lines.items()), SENT_MOST)
+        return {key: line.last for key, line in last if not line.anew and line.looked > since}
+
+    def let_in(self, key: str, place: Place) -> None:
+        """The first in this line was the one at this place when it was read, and has gone."""
+        line = self._lines.pop(key, None)
+        if line is None:
+            line = Line(place, monotonic())
+            if len(self._lines) >= KEYS_MOST:
+                del self._lines[next(iter(self._lines))]
+        else:
+            line.anew = line.parked is not None and line.parked <= place
+            line.last = place
+            line.taken += 1
+            line.lately += 1
+        self._lines[key] = line
+
+    def empty(self, keys: Iterable[str], at: float) -> None:
+        """Statements that were sent at that time have read these lines from their fronts and found nobody."""
+        for key in keys:
+            line = self._lines.get(key)
+            if line is not None:
+                line.looked = max(line.looked, at)
+                line.anew = line.parked is not None and line.parked <= line.last
+
+    def parked(self, keys: Iterable[str], lowest: Place) -> None:
+        """We have parked jobs of these keys, none of a lower rank or a lower id than these two."""
+        for key in keys:
+            line = self._lines.get(key)
+            if line is not None:
+                line.parked = lowest if line.parked is None else min(lowest, line.parked)
+                line.anew = line.anew or lowest <= line.last
+
+    def ended(self, key: str) -> bool:
+        """An admit that did not read this line from its front has found nobody in it. Whether another shall read it
+        from there at once; else that is due in a while."""
+        line = self._lines.get(key)
+        if line is not None and not self.slow:
+            line.anew = True
+        return not self.slow
+
+    def read_since(self, key: str, at: float) -> bool:
+        """Whether this line was read from its front after that time, and it is known who was found there."""
+        line = self._lines.get(key)
+        return line is not None and line.looked > at and not line.anew
+
+    def took(self, seconds: float, lines: int) -> None:
+        """To read so many lines from their fronts took the server so long."""
+        self._times.append(seconds / lines)
+        self.slow = len(self._times) == SLOW_LOOKS and min(self._times) >= SLOW_SECONDS

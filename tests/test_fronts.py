@@ -1,0 +1,348 @@
+"""Where a line is begun to be read: nobody in it waits for longer than is said, and none is left there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import psycopg
+import pytest
+from keyed import Desk
+from workers import Eyes, until
+
+from pgqueue import fronts
+from pgqueue.fetcher import _lines
+from pgqueue.fronts import (
+    BUSY_RATE,
+    BUSY_TAKEN,
+    FRONT,
+    KEYS_MOST,
+    LINE_SECONDS,
+    SENT_MOST,
+    SLOW_LOOKS,
+    SLOW_SECONDS,
+    Fronts,
+    Place,
+)
+from pgqueue.sessions import Link
+from pgqueue.statements import text
+
+Desks = Callable[..., Desk]
+
+
+@pytest.fixture
+async def desks(dsn: str) -> AsyncIterator[Desks]:
+    """Makes desks; closed at the end."""
+    made: list[Desk] = []
+
+    def make(**options: Any) -> Desk:
+        made.append(Desk(dsn, link=Link(dsn, "pgqueue", **options)))
+        return made[-1]
+
+    yield make
+    for desk in made:
+        await desk.close()
+
+
+@pytest.fixture
+def memory() -> Fronts:
+    return Fronts()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time for lines: its one value."""
+    now = [100.0]
+    monkeypatch.setattr(fronts, "monotonic", lambda: now[0])
+    return now
+
+
+def put(eyes: Eyes, number: int, key: str = "a", **columns: Any) -> list[int]:
+    names = ", ".join(["lock_key", *columns])
+    values = ", ".join(["%s"] * (1 + len(columns)))
+    insert = f"INSERT INTO pgqueue.job (task, {names}) SELECT 'x', {values} FROM generate_series(1, %s) RETURNING id"  # noqa: S608
+    return [job_id for (job_id,) in eyes.all(insert, key, *columns.values(), number)]
+
+
+# What is remembered ---------------------------------------------------------------------------------------------------
+
+
+def busy(memory: Fronts) -> None:
+    for number in range(BUSY_TAKEN + 1):
+        memory.let_in("a", (11, number))
+
+
+def test_only_the_line_of_a_busy_key_is_begun_behind_its_front(memory: Fronts, clock: list[float]) -> None:
+    for number in range(1, BUSY_TAKEN):
+        memory.let_in("a", (11, number))
+        assert memory.behind("a") == FRONT
+    memory.let_in("a", (11, 1000))
+    assert memory.behind("a") == (11, 1000)
+
+
+def test_one_from_which_few_were_let_in_lately_is_busy_no_more(memory: Fronts, clock: list[float]) -> None:
+    busy(memory)
+    for few in (BUSY_RATE, BUSY_RATE - 1):
+        clock[0] += LINE_SECONDS
+        assert memory.behind("a") == FRONT
+        for number in range(few):
+            memory.let_in("a", (11, 1000 + number))
+        assert memory.behind("a") == (11, 999 + few)
+    clock[0] += LINE_SECONDS
+    assert memory.behind("a") == FRONT
+    memory.let_in("a", (11, 2000))
+    assert memory.behind("a") == FRONT
+
+
+def test_it_is_read_from_the_front_once_in_a_while(memory: Fronts, clock: list[float]) -> None:
+    busy(memory)
+    assert memory.behind("a") == (11, BUSY_TAKEN)
+    clock[0] += LINE_SECONDS
+    assert memory.behind("a") == FRONT, "and until somebody was found there"
+    assert memory.behind("a") == FRONT
+    memory.let_in("a", (11, 1000))
+    assert memory.behind("a") == (11, 1000)
+
+
+@pytest.mark.parametrize(
+    ("lowest", "read"),
+    [((11, 1001), (11, 1000)), ((12, 1), (11, 1000)), ((11, 1000), FRONT), ((11, 7), FRONT), ((1, 2000), FRONT)],
+)
+def test_what_we_park_before_it_is_seen(memory: Fronts, lowest: tuple[int, int], read: tuple[int, int]) -> None:
+    busy(memory)
+    memory.let_in("a", (11, 1000))
+    memory.parked(["a", "b"], lowest)
+    assert memory.behind("a") == read
+
+
+@pytest.mark.parametrize("first", [(11, 1000), FRONT])
+def test_what_we_park_while_a_line_is_asked_is_seen_by_the_next(memory: Fronts, first: tuple[int, int]) -> None:
+    """The answer may be from before it."""
+    busy(memory)
+    memory.let_in("a", (11, 1000))
+    if first == FRONT:
+        memory.parked(["a"], (1, 1))
+    assert memory.behind("a") == first
+    memory.parked(["a"], (11, 1001))
+    memory.let_in("a", (11, 1002))
+    assert memory.behind("a") == FRONT
+    memory.let_in("a", (11, 1003))
+    assert memory.behind("a") == (11, 1003)
+
+
+def slow(memory: Fronts) -> None:
+    for _ in range(SLOW_LOOKS):
+        memory.took(2 * SLOW_SECONDS, 1)
+
+
+def test_reading_is_slow_when_each_of_several_looks_was(memory: Fronts) -> None:
+    memory.let_in("a", (11, 7))
+    for _ in range(SLOW_LOOKS):
+        assert (memory.slow, memory.ahead("a"), memory.known()) == (False, FRONT, {})
+        memory.took(10 * SLOW_SECONDS, 10)
+    assert (memory.slow, memory.ahead("a"), memory.known()) == (True, (11, 7), {"a": (11, 7)})
+    memory.took(9 * SLOW_SECONDS, 10)
+    assert (memory.slow, memory.ahead("a"), memory.known()) == (False, FRONT, {})
+
+
+def test_where_it_is_slow_every_line_is_read_from_its_front_once_in_a_while(memory: Fronts, clock: list[float]) -> None:
+    slow(memory)
+    memory.let_in("a", (11, 7))
+    assert memory.behind("a") == memory.ahead("a") == (11, 7)
+    clock[0] += LINE_SECONDS
+    assert memory.known() == {}
+    assert memory.ahead("a") == FRONT, "and until it is known who was found there"
+    assert (memory.ahead("a"), memory.known()) == (FRONT, {})
+    memory.empty(["a", "b"], clock[0])
+    assert (memory.ahead("a"), memory.known()) == ((11, 7), {"a": (11, 7)})
+
+
+def test_a_line_that_a_claim_found_empty_need_not_be_read_from_its_front_for_a_while(
+    memory: Fronts, clock: list[float]
+) -> None:
+    slow(memory)
+    memory.let_in("a", (11, 7))
+    clock[0] += LINE_SECONDS
+    memory.empty(["a"], clock[0] - 0.1)
+    assert memory.ahead("a") == (11, 7)
+    assert memory.read_since("a", clock[0] - 0.2)
+    assert not memory.read_since("a", clock[0] - 0.1)
+    clock[0] += LINE_SECONDS - 0.1
+    assert memory.ahead("a") == FRONT
+    assert not memory.read_since("a", clock[0] - 0.2), "it is not known yet who was found"
+
+
+def test_what_we_park_while_a_line_is_looked_at_is_not_taken_for_nobody(memory: Fronts, clock: list[float]) -> None:
+    slow(memory)
+    memory.let_in("a", (11, 7))
+    clock[0] += LINE_SECONDS
+    assert memory.ahead("a") == FRONT
+    memory.parked(["a"], (11, 5))
+    memory.empty(["a"], clock[0])
+    assert (memory.ahead("a"), memory.known()) == (FRONT, {})
+
+
+def test_the_end_of_a_line_is_believed_at_once_only_where_reading_is_quick(memory: Fronts) -> None:
+    busy(memory)
+    assert memory.behind("a") == (11, BUSY_TAKEN)
+    assert memory.ended("a")
+    assert memory.behind("a") == FRONT, "at once, from there"
+    memory.empty(["a"], 0.0)
+    slow(memory)
+    assert memory.behind("a") == (11, BUSY_TAKEN)
+    assert not memory.ended("a")
+    assert memory.behind("a") == (11, BUSY_TAKEN)
+
+
+def test_however_many_lines_there_are_some_are_remembered_and_fewer_sent(memory: Fronts) -> None:
+    slow(memory)
+    for number in range(2 * KEYS_MOST):
+        memory.let_in(f"k{number}", (11, number))
+    assert len(memory._lines) == KEYS_MOST
+    last = range(2 * KEYS_MOST - SENT_MOST, 2 * KEYS_MOST)
+    assert memory.known() == {f"k{number}": (11, number) for number in last}
+
+
+# In the database -----------------------------------------------------------------------------------------------------
+
+
+async def test_one_parked_by_another_worker_waits_for_a_second_at_most(
+    desks: Desks, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    """Of a busy key; an urgent one at that. By whoever parks it himself it is seen at once."""
+    monkeypatch.setattr(fronts, "BUSY_TAKEN", 2)
+    here, there = desks(), desks()
+    ids = put(eyes, 8)
+    await here.take()
+
+    async def next_one() -> int:
+        await here.complete(*here.jobs)
+        [job] = await here.let_in()
+        return job.id
+
+    assert [await next_one() for _ in range(3)] == ids[1:4]
+    [urgent] = put(eyes, 1, priority=0, rank=1)
+    await there.park()
+    there.admit._wanted.clear()
+    assert await next_one() == ids[4]
+    clock[0] += LINE_SECONDS
+    assert await next_one() == urgent
+    assert await next_one() == ids[5]
+    [running] = here.jobs
+    [urgent] = put(eyes, 1, priority=0, rank=1)
+    await here.park()
+    here.jobs.append(running)
+    assert await next_one() == urgent
+
+
+async def test_at_the_end_of_its_line_one_parked_before_it_is_found(
+    desks: Desks, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    monkeypatch.setattr(fronts, "BUSY_TAKEN", 2)
+    here, there = desks(), desks()
+    ids = put(eyes, 4)
+    await here.take()
+    for _ in range(3):
+        await here.complete(*here.jobs)
+        await here.let_in()
+    assert [job.id for job in here.jobs] == ids[3:]
+    [urgent] = put(eyes, 1, priority=0, rank=1)
+    await there.park()
+    there.admit._wanted.clear()
+    await here.complete(*here.jobs)
+    assert [job.id for job in await here.let_in()] == [urgent]
+    assert not here.admit.wants
+
+
+@pytest.mark.parametrize("size", [10, 40_000])
+async def test_of_large_jobs_as_of_small_ones_the_line_is_remembered(desks: Desks, eyes: Eyes, size: int) -> None:
+    """Their rows come in a message of their own, without their places."""
+    desk = desks()
+    ids = put(eyes, 3, args=json.dumps({"pad": "x" * size}))
+    assert await desk.take() == ids[:1]
+    for job_id in ids[1:]:
+        await desk.complete(*desk.jobs)
+        assert [job.id for job in await desk.let_in()] == [job_id]
+    [line] = desk.admit.fronts._lines.values()
+    assert (line.last, line.taken) == ((11, ids[2]), 2)
+
+
+@pytest.mark.promise("F22")
+@pytest.mark.parametrize("naive", [False, True])
+async def test_where_reading_is_slow_who_was_parked_in_front_is_come_back_to(
+    desks: Desks, eyes: Eyes, naive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another worker, which found the key held. The naive one believes that nobody is there: the sweep will see."""
+    monkeypatch.setattr(fronts, "LINE_SECONDS", 0.2)
+    monkeypatch.setattr("pgqueue.admit.LINE_SECONDS", 0.2)
+    if naive:
+        monkeypatch.setattr("pgqueue.admit.Admit._come_back_to", lambda admit, keys: None)
+    here, there = desks(), desks()
+    slow(here.admit.fronts)
+    ids = put(eyes, 2)
+    await here.take()
+    await here.complete(*here.jobs)
+    assert [job.id for job in await here.let_in()] == ids[1:]
+    [urgent] = put(eyes, 1, priority=0, rank=1)
+    await there.park()
+    assert await there.let_in() == []
+    await here.complete(*here.jobs)
+    assert await here.let_in() == [], "not read from its front yet"
+    if naive:
+        await asyncio.sleep(1.0)  # five times as long as the other needs: nothing will happen
+        assert not here.admit.wants
+        return
+    await until(lambda: here.admit.wants)
+    assert [job.id for job in await here.let_in()] == [urgent]
+    assert not here.admit._unsure
+
+
+@pytest.mark.promise("F08")
+async def test_under_a_snapshot_claims_and_looks_do_not_read_those_that_have_gone(
+    desks: Desks, dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    """Of a key whose line 600 have left, and where nobody waits. The naive ones begin at the front."""
+    desk = desks()
+    slow(desk.admit.fronts)
+    with psycopg.connect(dsn) as holder:
+        holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        holder.execute("SELECT 1")
+        ids = put(eyes, 601, args=json.dumps({"pad": "x" * 1500}))  # five on a page
+        await desk.take()
+        while desk.jobs:
+            await desk.complete(*desk.jobs)
+            await desk.let_in()
+        known = desk.admit.fronts.known()
+        assert known == {"lock:a": (11, ids[-1])}
+        assert look(conn, desk.admit.fronts.ahead("lock:a")) + 100 <= look(conn, FRONT)
+        put(eyes, 1)
+        assert claim(conn, desk, known) + 50 <= claim(conn, desk, {})
+
+
+def look(conn: psycopg.Connection, place: Place) -> int:
+    """Pages that a look at the line of "a" touches."""
+    params = {"keys": ["lock:a"], "ranks": [place[0]], "ids": [place[1]], "front": FRONT[0]}
+    return pages(conn, "admit_lines", params)
+
+
+def claim(conn: psycopg.Connection, desk: Desk, lines: dict[str, Place]) -> int:
+    """Pages that a claim of the one available job, which needs "a", touches; where holders begin it knows."""
+    lanes = {"queues": ["default"], "ranks": [11], "afters": [0], "n": 1}
+    conn.execute(text("fetch_reading", "pgqueue").encode())
+    conn.execute(text("fetch_lock", "pgqueue").encode(), {**lanes, "workers": 1})
+    params = {
+        **lanes, "mosts": [1], "reach": None, "starts": json.dumps({"a": 10**9}), "lines": _lines(lines),
+        "worker_id": desk.worker_id, "claim": 1,
+    }  # fmt: skip
+    return pages(conn, "fetch_claim", params)
+
+
+def pages(conn: psycopg.Connection, statement: str, params: dict[str, Any]) -> int:
+    """Pages it touches; it is undone."""
+    explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text(statement, 'pgqueue')}"
+    [(found,)] = conn.execute(explain.encode(), params).fetchall()
+    conn.rollback()
+    plan = found[0]["Plan"]
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
