@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from servers import Server
-from workers import Eyes, least, until, work
+from workers import Eyes, Stalls, least, until, work
 
 import pgqueue
 from pgqueue import migrations
@@ -90,9 +90,12 @@ async def test_commit_to_start_is_reported(dsn: str, eyes: Eyes, conn: psycopg.C
 # Wake-ups ------------------------------------------------------------------------------------------------------------
 
 
-async def bursts(dsn: str, eyes: Eyes, number: int) -> None:
-    """Bursts of one to three jobs, each committed into a worker that has just become idle; poll is no help."""
-    waits, random = list[float](), Random(5)
+async def bursts(dsn: str, number: int) -> list[tuple[float, float]]:
+    """Bursts of one to three jobs, each committed into a worker that has just become idle; poll is no help.
+
+    For each the moments of the commit and of the last start.
+    """
+    waits, random = list[tuple[float, float]](), Random(5)
     async with work(dsn, notes, poll=60.0) as worker:
         worker._fetcher.watermark._zero_every = 1e9
         await until(lambda: worker._fetcher.fetches >= 1)
@@ -106,21 +109,30 @@ async def bursts(dsn: str, eyes: Eyes, number: int) -> None:
                 async with asyncio.timeout(30):  # who was not told looks after 60
                     while not all(handle.id in started for handle in handles):  # noqa: ASYNC110
                         await asyncio.sleep(0.0005)
-                waits.append(monotonic() - began)
-    waits.sort()
-    print(f"{number} bursts into an idle worker: longest wait {waits[-1] * 1000:.1f} ms")
-    assert waits[-1 - number // 100] < 1.0  # a machine may stand still for one of them
+                waits.append((began, monotonic()))
+    return waits
 
 
 @pytest.mark.promise("F05")
-async def test_no_burst_into_an_idle_worker_waits(dsn: str, eyes: Eyes) -> None:
-    await bursts(dsn, eyes, 300)
+@pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.long)])
+async def test_no_burst_into_an_idle_worker_waits(number: int, dsn: str) -> None:
+    """Not one of them; what is forgiven is only what this machine stood still in that very wait."""
+    with Stalls() as stalls:
+        waits = await bursts(dsn, number)
+    own = [end - began - stalls.between(began, end) for began, end in waits]
+    longest = max(end - began for began, end in waits)
+    print(f"{number} bursts into an idle worker: longest wait {longest * 1000:.1f} ms, {max(own) * 1000:.1f} its own")
+    assert (len(own), [wait for wait in own if wait > 1.0]) == (number, [])
 
 
-@pytest.mark.long
-@pytest.mark.promise("F05")
-async def test_no_burst_of_ten_thousand_into_an_idle_worker_waits(dsn: str, eyes: Eyes) -> None:
-    await bursts(dsn, eyes, 10_000)
+def test_a_standstill_is_forgiven_where_it_was_and_nowhere_else() -> None:
+    with Stalls() as stalls:
+        began = monotonic()
+        sum(range(20_000_000))  # no other thread runs meanwhile
+        ended = monotonic()
+    assert ended - began - 0.1 < stalls.between(began, ended) <= ended - began
+    assert stalls.between(began, began + 0.1) <= 0.1
+    assert stalls.between(began - 9, began) == stalls.between(ended + 1, ended + 9) == 0
 
 
 @pytest.mark.promise("F05", "F21")

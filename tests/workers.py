@@ -237,6 +237,7 @@ class Stalls:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._spans: list[tuple[float, float]] = []
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -248,12 +249,18 @@ class Stalls:
         self._end.set()
         self._thread.join()
 
+    def between(self, since: float, till: float) -> float:
+        """What of it fell between these two moments, monotonic; the second is over."""
+        return sum(max(0.0, min(end, till) - max(began, since)) for began, end in list(self._spans))
+
     def _run(self) -> None:
-        before = monotonic()
-        while not self._end.wait(0.02):
-            before, slept = monotonic(), monotonic() - before
-            if slept > 0.07:
-                self.seconds += slept - 0.02
+        before, ended = monotonic(), False
+        while not ended:
+            ended = self._end.wait(0.02)
+            since, before = before, monotonic()
+            if before - since > 0.07:
+                self.seconds += before - since - 0.02
+                self._spans.append((since + 0.02, before))
 
 
 def apply_ddl(dsn: str, sql: str) -> None:
