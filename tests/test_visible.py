@@ -5,17 +5,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from time import monotonic, sleep
 
 import psycopg
 import pytest
-from workers import Eyes, wait_until, workers
+from test_flow import NaiveCursor, anew, ran, started
+from test_flow import notes as flow_notes
+from workers import Eyes, Stalls, until, wait_until, work, workers
 
 import pgqueue
+from pgqueue.watermark import ZERO_EVERY, ZERO_MOST
+
+__all__ = ["anew"]
 
 TASKS = """
 import psycopg, threading
@@ -37,6 +45,7 @@ def greets(user: int) -> str:
 """
 notes = pgqueue.remote("visible.notes")
 greets = pgqueue.remote("visible.greets")
+LATEST = ZERO_MOST + 30  # seconds; a start at zero that took long may let the next one wait so long
 
 # Before the commit ---------------------------------------------------------------------------------------------------
 
@@ -59,8 +68,8 @@ def test_nothing_of_an_open_transaction_is_seen_or_claimed(
             ids.append(notes.using(lock="a").enqueue(held, key=keys[2]).id)
         ids.append(notes.using(delay=0.01).enqueue(held, key=keys[3]).id)
         ids += [handle.id for handle in pgqueue.enqueue_many(held, [notes.new(key=key) for key in keys[4:]])]
-        number, seen, until = 0, 0, monotonic() + seconds
-        while monotonic() < until:
+        number, seen, end = 0, 0, monotonic() + seconds
+        while monotonic() < end:
             notes.enqueue(others, key=number)
             number += 1
             wait_until(eyes.done(number))
@@ -137,3 +146,124 @@ def test_a_job_finds_what_was_written_with_it_at_its_first_attempt(
 
 # A line of the log that says no more than that all is well.
 ORDINARY = re.compile(r"\S+ \S+ \d+ (DEBUG|INFO) ")
+
+
+# Late, and behind what has been looked at ----------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def pair(dsn: str, zero_every: float) -> AsyncIterator[None]:
+    """Two workers whose poll is no help, and who look at everything anew only so often (seconds)."""
+    async with work(dsn, flow_notes, poll=60.0) as one, work(dsn, flow_notes, poll=60.0) as two:
+        for worker in one, two:
+            worker._fetcher.watermark._zero_every = zero_every
+            worker._fetcher.watermark._zero_due = monotonic() + zero_every
+        yield
+
+
+async def stream(conn: psycopg.AsyncConnection, most: int = 200) -> list[int]:
+    """Enqueue some, on a connection in autocommit mode, and wait until most have been started."""
+    jobs = [handle.id for handle in await pgqueue.aenqueue_many(conn, [flow_notes.new() for _ in range(most)])]
+    await until(lambda: sum(job not in started for job in jobs) < most // 10)
+    return jobs
+
+
+async def open_for(seconds: float, dsn: str, patience: float = 30.0) -> tuple[list[int], list[float]]:
+    """A transaction enqueues now and then and stays open while other jobs pass by; who of all was not started, and how
+    long after its commit those of the transaction were."""
+    async with (
+        pair(dsn, zero_every=1e9),
+        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as others,
+        await psycopg.AsyncConnection.connect(dsn) as late,
+    ):
+        passed, held = await stream(others), list[int]()
+        end = monotonic() + seconds
+        while monotonic() < end:
+            if len(held) < 5:  # at several places of the line, the last of which is long gone at the end
+                held.append((await pgqueue.aenqueue(late, flow_notes)).id)
+            passed += await stream(others)
+        assert not started.keys() & set(held)
+        await late.commit()
+        with Stalls() as stalls:
+            committed = monotonic()
+            with suppress(AssertionError):
+                await until(lambda: len(started) == len(held) + len(passed), patience)
+    left = [job for job in [*held, *passed] if job not in started]
+    waits = [started[job] - committed for job in held if job in started]
+    print(f"{len(passed)} jobs passed by in {seconds} s, then those held within {max(waits, default=0) * 1000:.0f} ms")
+    assert len(ran) == len(started) and len(passed) > 500 * seconds
+    return left, [wait - stalls.between(committed, committed + wait) for wait in waits]
+
+
+@pytest.mark.promise("F21")
+@pytest.mark.parametrize("seconds", [2.5, pytest.param(60.0, marks=pytest.mark.long)])
+async def test_the_jobs_of_a_transaction_open_for_long_are_started_at_once_when_it_commits(
+    seconds: float, dsn: str
+) -> None:
+    left, waits = await open_for(seconds, dsn)
+    assert (left, len(waits)) == ([], 5)
+    assert max(waits) < 1.0
+
+
+@pytest.mark.promise("F21")
+async def test_the_naive_cursor_never_finds_the_jobs_of_a_transaction_open_for_long(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.fetcher.Watermark", NaiveCursor)
+    left, _ = await open_for(0.5, dsn, patience=1.0)
+    assert len(left) > 0
+
+
+def withdraw(dsn: str, rounds: int, seed: int) -> int:
+    """Cancel waiting jobs and think better of it, so many times; how many were cancelled so.
+
+    Each time it stays open until others have been started, which stood behind those in the line.
+    """
+    undone, random = 0, Random(seed)
+    with psycopg.connect(dsn) as conn:
+        for _ in range(rounds):
+            answers = pgqueue.cancel(conn, state="available", limit=random.randint(1, 20))
+            undone += sum(answer.did == "cancelled" for answer in answers)
+            goal = len(started) + 100
+            wait_until(lambda: len(started) >= goal, LATEST)  # noqa: B023 (awaited before the next round)
+            conn.rollback()
+    return undone
+
+
+async def cancels_undone(rounds: int, dsn: str, zero_every: float, patience: float) -> list[int]:
+    """Who was left behind, while three applications cancel what waits, and roll back."""
+    jobs: list[int] = []
+    async with pair(dsn, zero_every), await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+        undoing = asyncio.gather(*[asyncio.to_thread(withdraw, dsn, rounds, seed) for seed in range(3)])
+        while not undoing.done():
+            made = await pgqueue.aenqueue_many(conn, [flow_notes.new() for _ in range(200)])
+            jobs.extend(handle.id for handle in made)
+            await until(lambda: undoing.done() or len(jobs) - len(started) < 1_000, LATEST)
+        undone = await undoing
+        with suppress(AssertionError):
+            await until(lambda: len(started) == len(jobs), patience)
+    print(f"{len(jobs)} jobs, {sum(undone)} cancels rolled back")
+    assert len(ran) == len(started) and sum(undone) > 3 * rounds
+    return [job for job in jobs if job not in started]
+
+
+@pytest.mark.promise("F21")
+@pytest.mark.parametrize(("rounds", "zero_every"), [(15, 0.3), pytest.param(500, ZERO_EVERY, marks=pytest.mark.long)])
+async def test_jobs_whose_cancel_was_rolled_back_are_all_worked(
+    rounds: int, zero_every: float, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were locked when the cursor passed them: a start at zero finds them, however rarely it comes."""
+    if zero_every < ZERO_EVERY:
+        monkeypatch.setattr("pgqueue.watermark.ZERO_SHARE", 1)
+        monkeypatch.setattr("pgqueue.watermark.ZERO_DEAR_SHARE", 4)
+    assert await cancels_undone(rounds, dsn, zero_every, LATEST) == []
+    await until(lambda: eyes.states().keys() == {"completed"})
+    assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == eyes.one("SELECT count(*) FROM pgqueue.job_signal") == 0
+
+
+@pytest.mark.promise("F21")
+async def test_the_naive_cursor_never_finds_jobs_whose_cancel_was_rolled_back(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.fetcher.Watermark", NaiveCursor)
+    assert len(await cancels_undone(5, dsn, 1e9, 1.0)) > 0
