@@ -149,6 +149,7 @@ async def test_what_was_enqueued_during_work_and_committed_late_is_started_at_on
                     notes.enqueue(steady)
                 await until(eyes.done(done + 200))
                 await asyncio.sleep(1.0)  # the worker is idle for a while, as the promise says
+                assert started.keys().isdisjoint(waiting), "it ran before its commit"
                 late.commit()
                 began = monotonic()
                 await until(lambda: all(job in started for job in waiting))
