@@ -13,6 +13,7 @@ import psutil
 
 from bench import claims, drain, enqueueing, flat, idle, latency, load, locks, rates, restarting, ticks, writing
 from bench.figures import Figure, document, table
+from bench.holders import HOLDERS
 from bench.run import Run
 from bench.server import Lab
 
@@ -56,6 +57,13 @@ QUICK = 0.02
 @click.option("--rounds", default=5, show_default=True, help="Samples of each side.")
 @click.option("--scale", default=1.0, show_default=True, help="Share of the full number of jobs, and of the seconds.")
 @click.option("--held-seconds", default=60.0, show_default=True, help="How long held-load and locks-held hold theirs.")
+@click.option(
+    "--holder",
+    type=click.Choice(list(HOLDERS)),
+    default="snapshot",
+    show_default=True,
+    help="Who holds the horizon in held, held-load and rates-held.",
+)
 @click.option("--pg", type=click.Choice(["16", "18"]), default="18", show_default=True, help="PostgreSQL's version.")
 @click.option("--directory", type=click.Path(file_okay=False, path_type=Path), help="On which disk the data lies.")
 @click.option("--json", "to", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there.")
@@ -66,6 +74,7 @@ def main(
     rounds: int,
     scale: float,
     held_seconds: float,
+    holder: str,
     pg: str,
     directory: Path | None,
     to: Path | None,
@@ -79,9 +88,9 @@ def main(
         rounds, scale = 1, QUICK
     lab = Lab(int(pg), directory)
     try:
-        about = lab.about() | {"rounds": rounds, "scale": scale}
+        about = lab.about() | {"rounds": rounds, "scale": scale, "holder": holder}
         click.echo(_text(about) + "\n")
-        figures = _measure(Run(lab, rounds, scale, held_seconds), scenarios or tuple(SCENARIOS))
+        figures = _measure(Run(lab, rounds, scale, held_seconds, holder), scenarios or tuple(SCENARIOS))
         about["load after"] = [round(one, 2) for one in psutil.getloadavg()]
     finally:
         lab.close()

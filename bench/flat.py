@@ -8,13 +8,12 @@ rate is reported. `shapes` runs the worker's fetcher alone (claims.py) beside ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import psycopg
 
 from bench.figures import Figure, Goal
+from bench.holders import Holder, holding
 from bench.run import Run
 from bench.samples import Sample, Side, alternate, ratio
 from bench.server import Lab, register
@@ -40,21 +39,26 @@ SELECT 'blocked', 'bench.noop', 'bench', 'account:0', 'lock:account:0' FROM gene
 
 
 def held(run: Run) -> list[Figure]:
-    """A drain after 500,000 jobs have passed, with and without a snapshot held open since before the first of them.
+    """F08: a drain after 500,000 jobs have passed, and claims alone, with and without one who holds the horizon.
 
-    Both sides have the same past in the same worker process; on one of them a REPEATABLE READ transaction of another
-    session keeps every dead row from being vacuumed, pruned or hinted. Measured is the drain after that, the snapshot
-    still held.
+    Both sides have the same past in the same worker process; on one of them a transaction of another session, older
+    than the first of them (`--holder`: a snapshot, or a writer with an id), keeps every dead row from being vacuumed,
+    pruned or hinted. Measured is the drain after that, still held. Then, in a database of their own, each whole claim
+    of ten by the worker's fetcher alone, over the dead rows of those before.
     """
     past, jobs = run.jobs(HELD_JOBS), run.jobs(DRAINED)
+    holders = {"held": partial(holding, holder=run.holder), "free": partial(holding, holder=None)}
     ours, other = alternate(
-        run.rounds,
-        {
-            "held": partial(_after, run.lab, past, jobs, hold=True),
-            "free": partial(_after, run.lab, past, jobs, hold=False),
-        },
+        run.rounds, {name: partial(after, run.lab, past, jobs, holder) for name, holder in holders.items()}
     )
-    return _flat("held", f"snapshot over {past:,}", ours, other)
+    claims, alone = alternate(
+        run.rounds, {f"claims {name}": partial(claimed, run.lab, jobs, holder) for name, holder in holders.items()}
+    )
+    slower = ratio(claims, alone, lambda sample: sample.more["claim_p99_ms"])
+    return [
+        *flat("held", f"{run.holder} over {past:,}", ours, other),
+        Figure("held", "claim p99, held/free", slower, "x", Goal(2.0, at_most=True), claims, alone),
+    ]
 
 
 def deep(run: Run) -> list[Figure]:
@@ -64,7 +68,7 @@ def deep(run: Run) -> list[Figure]:
         run.rounds,
         {"deep": partial(_backlog, run.lab, jobs, waiting), "shallow": partial(_backlog, run.lab, jobs, jobs)},
     )
-    return _flat("deep", f"{waiting:,} waiting", ours, other)
+    return flat("deep", f"{waiting:,} waiting", ours, other)
 
 
 def shapes(run: Run) -> list[Figure]:
@@ -88,7 +92,8 @@ def shapes(run: Run) -> list[Figure]:
     return figures
 
 
-def _flat(scenario: str, name: str, ours: Side, other: Side) -> list[Figure]:
+def flat(scenario: str, name: str, ours: Side, other: Side) -> list[Figure]:
+    """The rate of one side against that of the other, and where the server counts them the buffers per claimed job."""
     figures = [Figure(scenario, name, ratio(ours, other), "x", Goal(0.9), ours, other)]
     if all("buffers" in sample.more for sample in (*ours.samples, *other.samples)):
         touched = ratio(ours, other, lambda sample: sample.more["buffers"])
@@ -96,10 +101,20 @@ def _flat(scenario: str, name: str, ours: Side, other: Side) -> list[Figure]:
     return figures
 
 
-def _after(lab: Lab, past: int, jobs: int, *, hold: bool) -> Sample:
-    with track(lab, Setup()) as ready, snapshot(ready.dsn, hold=hold):
+def after(lab: Lab, past: int, jobs: int, holder: Holder) -> Sample:
+    """A drain of so many when `past` jobs have been completed, the holder older than all of them."""
+    with track(lab, Setup()) as ready, holder(ready.dsn):
         ready.pass_through(past)
         return ready.measure(jobs)
+
+
+def claimed(lab: Lab, jobs: int, holder: Holder) -> Sample:
+    """So many jobs taken, ten at a time, by the worker's fetcher alone; completed by nobody."""
+    with lab.database() as dsn:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute(FILL, ["bench.noop", "bench", jobs])
+        with holder(dsn):
+            return _claims(lab, dsn, 10, jobs)
 
 
 def _backlog(lab: Lab, jobs: int, waiting: int) -> Sample:
@@ -119,22 +134,14 @@ def _shaped(lab: Lab, shape: str, rows: int, jobs: int) -> Sample:
             conn.execute(FILL, ["bench.noop", queue, rows])
         conn.execute(FILL, ["bench.noop", "bench", jobs])
         conn.execute(PAUSE, ["paused"])
-        with start_client(dsn) as client:
-            server = lab.cpu()
-            found = client.ask(do="claim", k=100, jobs=jobs, queues=["bench", "paused"])
-            server = lab.cpu() - server
+        return _claims(lab, dsn, 100, jobs)
+
+
+def _claims(lab: Lab, dsn: str, k: int, jobs: int) -> Sample:
+    with start_client(dsn) as client:
+        server = lab.cpu()
+        found = client.ask(do="claim", k=k, jobs=jobs, queues=["bench", "paused"])
+        server = lab.cpu() - server
     return Sample(
         jobs, found["seconds"], found["cpu"], server, {"claim_ms": found["p50"], "claim_p99_ms": found["p99"]}
     )
-
-
-@contextmanager
-def snapshot(dsn: str, *, hold: bool = True) -> Iterator[None]:
-    """Somebody's REPEATABLE READ transaction, idle with its snapshot, for as long as the block lasts."""
-    if not hold:
-        yield
-        return
-    with psycopg.connect(dsn, application_name="bench holder") as conn:
-        conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        conn.execute("SELECT 1")
-        yield

@@ -11,7 +11,7 @@ from functools import partial
 from time import monotonic
 
 from bench.figures import Figure, Goal
-from bench.flat import snapshot
+from bench.holders import holding
 from bench.run import Run
 from bench.samples import Sample, Side, alternate, ratio
 from bench.server import Lab
@@ -73,7 +73,7 @@ def held(run: Run) -> list[Figure]:
     seconds = max(2.0, run.held_seconds * min(1.0, run.scale))
     with ExitStack() as stack:
         ours, other = (stack.enter_context(track(run.lab, KEYED)) for _ in range(2))
-        stack.enter_context(snapshot(ours.dsn))
+        stack.enter_context(holding(ours.dsn, "snapshot"))
         before = _drains(run, ours, other)
         behind = _flow(ours, other, seconds, stack)
         after = _drains(run, ours, other)

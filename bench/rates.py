@@ -2,7 +2,7 @@
 
 The same no-op async task, drained by one worker on uvloop from the same backlog: plain, and under a rate of a million a
 second, so that every job is charged to its limiter, by the claim or from the line, and started in time. Both in one
-run, alternating; and with and without a snapshot held open since before the first of them.
+run, alternating; and with and without somebody who holds the horizon since before the first of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import partial
 import psycopg
 
 from bench.figures import Figure, Goal
-from bench.flat import snapshot
+from bench.flat import flat
+from bench.holders import Holder, holding
 from bench.run import Run
 from bench.samples import Sample, alternate, ratio
 from bench.server import Lab, buffers
@@ -37,27 +38,23 @@ def rates(run: Run) -> list[Figure]:
 
 
 def held(run: Run) -> list[Figure]:
-    """50,000 jobs under a rate that they are far below, with a snapshot held since before the first, and without."""
+    """50,000 jobs under a rate that they are far below, with a `--holder` since before the first, and without."""
     jobs = run.jobs(JOBS)
     ours, other = alternate(
         run.rounds,
         {
-            "held": partial(_past, run.lab, jobs, hold=True),
-            "free": partial(_past, run.lab, jobs, hold=False),
+            "held": partial(_past, run.lab, jobs, partial(holding, holder=run.holder)),
+            "free": partial(_past, run.lab, jobs, partial(holding, holder=None)),
         },
     )
-    figures = [Figure("rates-held", f"snapshot over {jobs:,}", ratio(ours, other), "x", Goal(0.9), ours, other)]
-    if all("buffers" in sample.more for sample in (*ours.samples, *other.samples)):
-        touched = ratio(ours, other, lambda sample: sample.more["buffers"])
-        figures.append(Figure("rates-held", "buffers per job", touched, "x", Goal(1.1, at_most=True)))
-    return figures
+    return flat("rates-held", f"{run.holder} over {jobs:,}", ours, other)
 
 
-def _past(lab: Lab, jobs: int, *, hold: bool) -> Sample:
-    """A drain of so many, a snapshot older than all of them; the buffers are those of all who take jobs."""
+def _past(lab: Lab, jobs: int, holder: Holder) -> Sample:
+    """A drain of so many, the holder older than all of them; the buffers are those of all who take jobs."""
     with (
         track(lab, RATED) as ready,
-        snapshot(ready.dsn, hold=hold),
+        holder(ready.dsn),
         psycopg.connect(ready.dsn, autocommit=True) as conn,
     ):
         before = [buffers(conn, f"pgqueue {name}") for name in SESSIONS]

@@ -15,6 +15,8 @@ class Run:
     rounds: int = 5
     scale: float = 1.0
     held_seconds: float = 60.0
+    holder: str = "snapshot"
+    """Who holds the horizon (holders.py) in scenarios that compare with nobody."""
 
     def jobs(self, full: int) -> int:
         """That many jobs at full size, at least a hundred."""

@@ -45,6 +45,7 @@ class Lab:
     """A server of our own, and a template database: the migrated schema and the floors' table."""
 
     def __init__(self, version: int, directory: Path | None = None) -> None:
+        self._directory = directory
         home = tempfile.mkdtemp(prefix="pgqueue-bench-", dir=directory)
         self._server = embedded.start(home, version=version, settings=SETTINGS, keep=False)
         self._admin = psycopg.connect(self._server.dsn, autocommit=True)
@@ -58,6 +59,15 @@ class Lab:
     def close(self) -> None:
         self._admin.close()
         self._server.stop()
+
+    @contextmanager
+    def twin(self) -> Iterator[Lab]:
+        """Another server like this one, for what must share nothing with it but the machine."""
+        other = Lab(self.version, self._directory)
+        try:
+            yield other
+        finally:
+            other.close()
 
     @property
     def bin_path(self) -> Path:
