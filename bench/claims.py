@@ -3,11 +3,18 @@
 `claim` runs in the client's process (client.py): a registered worker's Fetcher with its own session and watermark,
 given room for k jobs at a time, whose jobs nobody runs. Measured is each whole fetch: the round trip, both statements,
 the commit (asynchronous, as in a worker), decoding the rows, the watermark.
+
+Lock time: a claim locks its rows with SKIP LOCKED, moves them and commits, in one message, and nothing is locked after
+that for as long as the job runs. So a row is locked for a part of that transaction, no longer, and what a job costs in
+lock time is the transaction's time shared by the jobs it took. It is bracketed: at most from the message that has the
+BEGIN until the answer that has the COMMIT, by the client's clock; at least from the first row moved until the commit,
+by the server's. (A row of a larger claim is locked for longer itself, and nobody waits for it: others pass it over.)
 """
 
 from __future__ import annotations
 
 from functools import partial
+from statistics import median
 from time import monotonic, process_time
 
 import psycopg
@@ -23,15 +30,24 @@ from pgqueue.sessions import Link, Session
 SIZES = (1, 10, 100)
 JOBS = 20_000
 
+# All of them are running still, each with the transaction that has taken it. The server's clock, in seconds.
+LOCKED = """
+SELECT sum(extract(epoch FROM pg_xact_commit_timestamp(xid) - moved))::float8
+FROM (SELECT xmin AS xid, min(started_at) AS moved FROM pgqueue.job_running GROUP BY xmin) AS claim
+"""
+
 
 def batched_claim(run: Run) -> list[Figure]:
-    """E15: claims of 1, 10 and 100 jobs: claim queries, wall time and server CPU per job. Reported, not judged."""
+    """E15: claims of 1, 10 and 100 jobs: claim queries, wall time, CPU and lock time per job. Reported, not judged."""
     figures = []
     sides = alternate(min(run.rounds, 3), {f"k={k}": partial(_sample, run.lab, k, run.jobs(JOBS)) for k in SIZES})
     for k, side in zip(SIZES, sides, strict=True):
         queries = side.samples[0].more["fetches"] / side.samples[0].jobs
         figures.append(Figure("claims", f"k={k}, queries per job", queries, ""))
         figures.append(Figure("claims", f"k={k}, time per job", 1e6 / side.rate, "µs", None, side))
+        for bound in ("at most", "at least"):
+            locked = median(1e6 * sample.more[f"locked {bound}"] / sample.jobs for sample in side.samples)
+            figures.append(Figure("claims", f"k={k}, locked {bound}", locked, "µs"))
     return figures
 
 
@@ -40,24 +56,28 @@ def _sample(lab: Lab, k: int, full: int) -> Sample:
 
     jobs = max(k, full * k // SIZES[-1] if k < SIZES[-1] else full)
     jobs = max(jobs, min(full, 2_000))
-    with lab.database() as dsn, start_client(dsn) as client:
-        with psycopg.connect(dsn, autocommit=True) as conn:
-            conn.execute(FILL, ["bench.noop", "bench", jobs])
+    with lab.database() as dsn, start_client(dsn) as client, psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(FILL, ["bench.noop", "bench", jobs])
         server = lab.cpu()
         found = client.ask(do="claim", k=k, jobs=jobs, queues=["bench"])
-        return Sample(jobs, found["seconds"], found["cpu"], lab.cpu() - server, {"fetches": found["fetches"]})
+        server = lab.cpu() - server
+        least = conn.execute(LOCKED).fetchone()
+    assert least is not None
+    locked = {"locked at most": found["took"], "locked at least": least[0]}
+    return Sample(jobs, found["seconds"], found["cpu"], server, {"fetches": found["fetches"]} | locked)
 
 
 async def claim(dsn: str, k: int, jobs: int, queues: list[str]) -> dict[str, float]:
-    """Claim `jobs` jobs, k at a time; seconds, CPU, how many fetches, and the distribution of their times in ms."""
+    """Claim `jobs` jobs, k at a time; seconds, CPU, how many fetches, the seconds of their messages, times in ms."""
     session = Session(Link(dsn, "pgqueue"), "fetch")
     worker_id = register(dsn, queues)
     times: list[float] = []
-    taken = 0
+    taken, took = 0, 0.0
 
     def deliver(claimed: list[Job]) -> None:
-        nonlocal taken
+        nonlocal taken, took
         taken += len(claimed)
+        took += session.took
         times.append(monotonic())
         if taken >= jobs:
             fetcher.quiet()
@@ -82,6 +102,7 @@ async def claim(dsn: str, k: int, jobs: int, queues: list[str]) -> dict[str, flo
         "seconds": times[-1] - started,
         "cpu": cpu,
         "fetches": fetcher.fetches,
+        "took": took,
         "p50": percentile(each, 50),
         "p99": percentile(each, 99),
     }
