@@ -11,7 +11,22 @@ from typing import Any
 import click
 import psutil
 
-from bench import claims, drain, enqueueing, flat, idle, latency, load, locks, rates, restarting, ticks, writing
+from bench import (
+    claims,
+    drain,
+    enqueueing,
+    flat,
+    history,
+    idle,
+    latency,
+    load,
+    locks,
+    rates,
+    reading,
+    restarting,
+    ticks,
+    writing,
+)
 from bench.figures import Figure, document, table
 from bench.holders import HOLDERS
 from bench.run import Run
@@ -34,6 +49,8 @@ SCENARIOS: dict[str, Scenario] = {
     "fleet": idle.fleet,
     "shapes": flat.shapes,
     "claims": claims.batched_claim,
+    "history": history.history,
+    "reading": reading.reading,
     "held-load": load.held_load,
     "beside-pgbench": load.beside_pgbench,
     "restart": restarting.restart,
