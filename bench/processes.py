@@ -6,10 +6,12 @@ So the one that measures takes no CPU from the one that is measured (it waits), 
 from __future__ import annotations
 
 import json
+import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,19 @@ class Process:
             self._child.kill()
             self._child.wait()
         self._child.stdout.close()
+
+
+@contextmanager
+def compiled() -> Iterator[dict[str, str]]:
+    """The environment of a command of pgqueue whose code is compiled once, as it is where it was installed.
+
+    A checkout may forbid that (`PYTHONDONTWRITEBYTECODE`), and would be compiled anew in every process.
+    """
+    import tempfile  # not at the top, as above
+
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    with tempfile.TemporaryDirectory(prefix="pgqueue-bench-") as directory:
+        yield kept | {"PYTHONPYCACHEPREFIX": directory}
 
 
 def answer(message: Message) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import monotonic
 from typing import Any
@@ -20,7 +21,7 @@ import psycopg
 
 from bench.figures import Figure, Goal
 from bench.history import FINISHED, finish
-from bench.processes import ROOT
+from bench.processes import ROOT, compiled
 from bench.run import Run
 from bench.track import FILL
 from pgqueue import control, limits
@@ -78,8 +79,10 @@ def reading(run: Run) -> list[Figure]:
             finish(conn, run.jobs(FINISHED))
         # As cli/database.py connects, and sets its transaction.
         with psycopg.connect(dsn, autocommit=True, prepare_threshold=None, options="-c jit=off") as conn:
-            asked = [_times(lambda each=each: each.ask(conn), times) for each in QUESTIONS]  # type: ignore[misc]
-        whole = [_times(lambda each=each: _command(dsn, each), times) for each in QUESTIONS]  # type: ignore[misc]
+            asked = [_times(partial(each.ask, conn), times) for each in QUESTIONS]
+        with compiled() as env:
+            _command(dsn, QUESTIONS[0], env)
+            whole = [_times(partial(_command, dsn, each, env), times) for each in QUESTIONS]
     return [
         figure
         for question, open_connection, command in zip(QUESTIONS, asked, whole, strict=True)
@@ -98,9 +101,9 @@ def _wait(conn: Conn, jobs: int) -> None:
         conn.execute(FILL, ["bench.noop", queue, rows])
 
 
-def _command(dsn: str, question: Question) -> None:
+def _command(dsn: str, question: Question, env: Mapping[str, str]) -> None:
     command = [sys.executable, "-m", "pgqueue", *question.arguments, "--dsn", dsn]
-    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(command, check=True, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _times(do: Callable[[], None], times: int) -> list[float]:

@@ -2,17 +2,14 @@
 
 A supervisor with four processes, steady flow, SIGHUP; seconds are those of completions, by the server's clock. `worst
 second` is the least of them from the signal until the old processes have gone, over the median of those before.
-Booting takes CPU from who works: on a machine with few of them that is what is measured. The code is compiled, as it is
-where it was installed; a checkout may forbid that (`PYTHONDONTWRITEBYTECODE`), and would be compiled in every process.
+Booting takes CPU from who works: on a machine with few of them that is what is measured.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +21,7 @@ import psutil
 import psycopg
 
 from bench.figures import Figure, Goal
-from bench.processes import ROOT
+from bench.processes import ROOT, compiled
 from bench.run import Run
 from bench.tasks import QUEUE
 
@@ -169,9 +166,8 @@ def _supervisor(dsn: str, conn: psycopg.Connection[Any]) -> Iterator[psutil.Proc
     """A supervisor with its processes at work; ended in order."""
     command = [sys.executable, "-m", "pgqueue", "work", "bench.tasks", "--processes", str(PROCESSES)]
     command += ["--dsn", dsn, "--log-level", "warning", "-q", QUEUE]
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    with tempfile.TemporaryDirectory(prefix="pgqueue-bench-") as compiled:
-        child = subprocess.Popen(command, cwd=ROOT, env=kept | {"PYTHONPYCACHEPREFIX": compiled})
+    with compiled() as env:
+        child = subprocess.Popen(command, cwd=ROOT, env=env)
         try:
             yield _at_work(child, conn)
         finally:
