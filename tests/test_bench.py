@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 
 from bench.__main__ import SCENARIOS, main
 from bench.figures import Figure, Goal, table
+from bench.history import finish
+from bench.holders import HOLDERS, holding
 from bench.load import backlog
 from bench.samples import Sample, Side, alternate, percentile, ratio
 
@@ -97,3 +100,42 @@ def test_verdict(figure: float, at_least: str, at_most: str) -> None:
     assert Figure("s", "n", figure, "x", Goal(0.8)).verdict == at_least
     assert Figure("s", "n", figure, "x", Goal(0.8, at_most=True)).verdict == at_most
     assert Figure("s", "n", figure, "x").verdict == "-"
+
+
+def test_a_history_is_what_workers_leave_behind(dsn: str) -> None:
+    """Seven leaves of each ring in the order of time, none of them due to be thrown away, ids in that order, too."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        finish(conn, 7_000)
+
+        states = "SELECT state, count(*) FROM pgqueue.job GROUP BY state ORDER BY state"
+        assert conn.execute(states).fetchall() == [
+            ("cancelled", 14),
+            ("completed", 6_790),
+            ("failed", 56),
+            ("skipped", 140),
+        ]
+        leaves = "SELECT bin, count(*) FROM pgqueue.job GROUP BY bin ORDER BY bin"
+        assert conn.execute(leaves).fetchall() == [(bin, 1_000) for bin in range(7)]
+        order = "SELECT id, finished_at FROM pgqueue.job ORDER BY finished_at"
+        assert (found := conn.execute(order).fetchall()) == sorted(found)
+        assert conn.execute("SELECT pgqueue.advance_ring('done'), pgqueue.advance_ring('dead')").fetchone() == (
+            False,
+            False,
+        )
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_holder_keeps_what_dies_after_its_beginning(holder: str, dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("CREATE TABLE bench_effect (job bigint NOT NULL)")
+
+        def removed() -> bool:
+            """Whether a row that dies now is gone after a vacuum."""
+            conn.execute("INSERT INTO pgqueue.queue (name) VALUES ('gone')")
+            conn.execute("DELETE FROM pgqueue.queue")
+            conn.execute("VACUUM (TRUNCATE) pgqueue.queue")
+            return conn.execute("SELECT pg_relation_size('pgqueue.queue')").fetchone() == (0,)
+
+        with holding(dsn, holder):
+            assert not removed()
+        assert removed()
