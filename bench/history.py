@@ -57,7 +57,8 @@ def history(run: Run) -> list[Figure]:
 
 
 def finish(conn: psycopg.Connection[Any], jobs: int) -> None:
-    """Give the database a day's history of so many jobs."""
+    """Give the database a day's history of so many jobs, written to disk before this returns: not during a sample."""
     conn.execute(RING)
     conn.execute(PAST.format(rows=jobs, dead=DEAD_SHARE).encode())
     conn.execute("VACUUM ANALYZE")
+    conn.execute("CHECKPOINT")
