@@ -3,7 +3,8 @@
 `held` and `deep` drain through a real worker and compare both the rate and the buffers touched per claimed job. The
 buffers are those the worker's own fetching session has found or read (`pg_stat_get_backend_io`, PostgreSQL 18): its
 real claims with its real cursors, the scans from zero included; vacuum and the observer are not in it. On 16 only the
-rate is reported. `shapes` runs the worker's fetcher alone (claims.py) beside tables of other jobs.
+rate is reported. `shapes`, beside tables of other jobs, and the claims of `held` run the worker's fetcher alone
+(claims.py).
 """
 
 from __future__ import annotations

@@ -35,6 +35,17 @@ def test_quick_run_measures_both_sides_and_writes_them_down(tmp_path: Path) -> N
         assert drained["ours"]["samples"][0]["more"]["buffers"] > 1
 
 
+def test_lock_time_is_bracketed_by_the_servers_clock_and_the_clients(tmp_path: Path) -> None:
+    to = tmp_path / "bench.json"
+
+    done = CliRunner().invoke(main, ["claims", "--quick", "--json", str(to)])
+
+    assert done.exit_code == 0, done.output
+    found = {figure["name"]: figure["value"] for figure in json.loads(to.read_text(encoding="utf-8"))["figures"]}
+    for k in (1, 10, 100):
+        assert 0 < found[f"k={k}, locked at least"] < found[f"k={k}, locked at most"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_scenario_runs(name: str) -> None:
