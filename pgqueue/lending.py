@@ -231,7 +231,7 @@ class Lender:
             "min_size": 0,
             "max_size": self._size,
             "open": False,
-            "name": "pgqueue-jobs",
+            "name": NAME,
             "timeout": GET_SECONDS,
             "max_idle": IDLE_SECONDS,
         }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from pgqueue import distribution
 from pgqueue.config import config
 from pgqueue.pool import at_least, queue_slots
 from pgqueue.tasks import Task, registry
@@ -62,7 +63,7 @@ def settle(
         concurrency=at_least("concurrency", concurrency, 1),
         poll=at_least("poll", poll, POLL_LEAST),
         lease=at_least("lease", lease, LEASE_LEAST),
-        version_tag=version_tag or metadata.version("pgqueue-jobs"),
+        version_tag=version_tag or metadata.version(distribution.NAME),
     )
 
 

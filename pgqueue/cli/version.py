@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from pgqueue import distribution
 from pgqueue.cli.database import connected, place
 from pgqueue.cli.options import as_json, database
 from pgqueue.config import config
@@ -44,7 +45,7 @@ def _here() -> dict[str, Any]:
 
     libpq = psycopg.pq.version_pretty(psycopg.pq.version())
     return {
-        "pgqueue": metadata.version("pgqueue-jobs"),
+        "pgqueue": metadata.version(distribution.NAME),
         "python": platform.python_version(),
         "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__}, libpq {libpq})",
         "newest_migration": max(file.version for file in migrations.files()),
