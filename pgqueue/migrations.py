@@ -122,7 +122,10 @@ def require(conn: Connection, schema: str) -> Standing:
         raise SchemaMissing(f"{where} is not there; run `{_command(schema)}`")
     breaking = [f"{row.version:04}_{row.name}" for row in standing.unknown if row.breaking]
     if breaking:
-        raise SchemaTooNew(f"{where} has {', '.join(breaking)}, which this pgqueue does not know; upgrade pgqueue here")
+        raise SchemaTooNew(
+            f"{where} has {', '.join(breaking)}, which this pgqueue does not know (its newest is {files()[-1]}) and "
+            "cannot work with; upgrade pgqueue here"
+        )
     if standing.pending:
         lacks = ", ".join(map(str, standing.pending))
         raise SchemaBehind(f"{where} is at version {standing.version} and lacks {lacks}; run `{_command(schema)}`")

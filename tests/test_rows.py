@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from servers import Server
-from workers import Eyes, Taker, apply_ddl, until, work
+from workers import Eyes, Taker, apply_later, until, work
 
 import pgqueue
 from pgqueue import migrations
@@ -165,25 +165,16 @@ async def test_it_is_usable_while_the_database_is_otherwise_loaded(dsn: str, eye
     assert transactions, "the load ran in this database"
 
 
-LATER = """-- breaking: {breaking}
-ALTER TABLE pgqueue.job ADD COLUMN colour text;
-CREATE INDEX job_running_colour ON pgqueue.job_running (colour) WHERE colour IS NOT NULL;
-INSERT INTO pgqueue.migration (version, name, breaking) VALUES ({version}, 'colour', {answer});
-"""
-
-
 @pytest.mark.promise("F15")
 @pytest.mark.parametrize("breaking", [False, True])
 async def test_a_later_schema_arrives_while_workers_work(dsn: str, eyes: Eyes, breaking: bool) -> None:
     """Under load, in one transaction and as patiently as `migrate` does it: no lost job; the old worker goes on with
     what it has, and does not start on a schema that breaks it."""
-    version = len(migrations.files()) + 1
-    later = LATER.format(breaking="yes" if breaking else "no", answer=str(breaking).lower(), version=version)
     async with work(dsn, notes):
         with psycopg.connect(dsn) as conn:
             pgqueue.enqueue_many(conn, [notes.new(number) for number in range(3000)])
         await until(lambda: len(ran) > 200)
-        await asyncio.to_thread(apply_ddl, dsn, later)
+        await asyncio.to_thread(apply_later, dsn, breaking=breaking)
         with psycopg.connect(dsn) as conn:
             pgqueue.enqueue_many(conn, [notes.new(number) for number in range(3000, 4000)])
         await until(eyes.done(4000), seconds=30)

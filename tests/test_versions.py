@@ -1,8 +1,13 @@
-"""An earlier wheel and this checkout in one database: the schema comes while the old worker works, a new one joins."""
+"""An earlier wheel and this checkout in one database: the schema comes while the old worker works, a new one joins.
+
+And this checkout on a later schema: the worker process starts on it unless it breaks us, and else says why it does not.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -14,9 +19,12 @@ from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
+import commands
 import pytest
 from faults import Stream, drawn_up, settled
-from workers import Eyes, wait_until
+from workers import Eyes, apply_later, wait_until
+
+from pgqueue import migrations
 
 ROOT = Path(__file__).parent.parent
 # The commit whose schema is 0001_initial and nothing more, as it was when that could no longer be changed.
@@ -118,3 +126,76 @@ def test_the_schema_arrives_while_an_earlier_worker_works_and_a_new_one_joins_it
     assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == 0
     assert eyes.one("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
     eyes.close()
+
+
+# On a later schema ---------------------------------------------------------------------------------------------------
+
+LONE = """
+import pgqueue
+
+@pgqueue.task(name="lone")
+async def lone() -> None: ...
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "jobs.py").write_text(LONE)
+    return tmp_path
+
+
+def a_job_is_run(dsn: str, eyes: Eyes) -> None:
+    done = eyes.one("SELECT count(*) FROM pgqueue.job WHERE state = 'completed'")
+    assert commands.pgqueue("enqueue", "lone", dsn=dsn).returncode == 0
+    wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job WHERE state = 'completed'") > done)
+
+
+def refusal(name: str) -> str:
+    """What a worker says of a later migration that is breaking: both versions, and what to do."""
+    known = f"(its newest is {migrations.files()[-1]})"
+    return f"has {name}, which this pgqueue does not know {known} and cannot work with; upgrade pgqueue here"
+
+
+@pytest.mark.promise("F15")
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_worker_does_not_start_on_a_later_schema_that_breaks_it_and_says_so_in_one_line(
+    form: str, dsn: str, eyes: Eyes, app: Path
+) -> None:
+    name = apply_later(dsn, breaking=True)
+    done = commands.pgqueue("work", "jobs", "--log-format", form, dsn=dsn, cwd=app)
+    [line] = done.stderr.splitlines()
+    said = json.loads(line) if form == "json" else {"level": line.split()[1].lower(), "message": line}
+    assert (done.returncode, said["level"], refusal(name) in said["message"]) == (4, "critical", True), line
+    assert eyes.all("SELECT id FROM pgqueue.worker") == []
+
+
+@pytest.mark.promise("F15")
+def test_a_worker_starts_and_works_on_a_later_schema_that_does_not_break_it(dsn: str, eyes: Eyes, app: Path) -> None:
+    name = apply_later(dsn, breaking=False)
+    with commands.working("jobs", dsn=dsn, cwd=app) as worker:
+        worker.says(f"schema:      pgqueue, version {int(name[:4])}")
+        a_job_is_run(dsn, eyes)
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 0, worker.output
+
+
+@pytest.mark.promise("F15")
+@pytest.mark.parametrize("breaking", [False, True])
+def test_a_worker_that_works_looks_at_the_schema_again_only_when_it_begins_anew(
+    breaking: bool, dsn: str, eyes: Eyes, app: Path
+) -> None:
+    with commands.working("jobs", "--lease", "2s", dsn=dsn, cwd=app) as worker:
+        worker.says("leads now")
+        name = apply_later(dsn, breaking=breaking)
+        a_job_is_run(dsn, eyes)
+        assert eyes.one("DELETE FROM pgqueue.worker RETURNING id") == 1  # so do others who take it for dead
+        worker.says("worker 1 was taken for dead")
+        if breaking:
+            assert worker.ends() == 4, worker.output
+            assert "CRITICAL" in worker.lines[-1] and refusal(name) in worker.lines[-1]
+            assert "Traceback" not in worker.output
+        else:
+            wait_until(lambda: eyes.one("SELECT id FROM pgqueue.worker") == 2)
+            a_job_is_run(dsn, eyes)
+            worker.signal(signal.SIGTERM)
+            assert worker.ends() == 0, worker.output

@@ -276,6 +276,21 @@ def apply_ddl(dsn: str, sql: str) -> None:
                 raise
 
 
+LATER = """-- breaking: {breaking}
+ALTER TABLE pgqueue.job ADD COLUMN colour text;
+CREATE INDEX job_running_colour ON pgqueue.job_running (colour) WHERE colour IS NOT NULL;
+INSERT INTO pgqueue.migration (version, name, breaking) VALUES ({version}, 'colour', {answer});
+"""
+
+
+def apply_later(dsn: str, *, breaking: bool) -> str:
+    """Apply what might be the next migration, which this pgqueue does not know; its name."""
+    version = migrations.files()[-1].version + 1
+    answer = str(breaking).lower()
+    apply_ddl(dsn, LATER.format(breaking="yes" if breaking else "no", answer=answer, version=version))
+    return f"{version:04}_colour"
+
+
 class Eyes:
     """A connection of the test's own that looks at the queue, always in new transactions."""
 
