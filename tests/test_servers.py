@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
+from typing import Any
 
 import psycopg
 import pytest
@@ -83,6 +90,60 @@ def test_without_docker_there_is_soon_no_container(
             listener.listen()
         assert servers.container() is None
     assert time.monotonic() - began < 15  # it asks for a second, and no more
+
+
+class Engine(BaseHTTPRequestHandler):
+    """A Docker engine that is there and has room for nobody."""
+
+    asked: list[dict[str, Any]]
+
+    def do_GET(self) -> None:
+        self._answer(200, {"ApiVersion": "1.44"})
+
+    def do_POST(self) -> None:
+        self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self._answer(500, {"message": "no room"})
+
+    def _answer(self, status: int, answer: dict[str, str]) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: there is no address to name."""
+
+
+@contextmanager
+def engine(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """A Docker engine at this socket; the containers it is asked for."""
+    asked: list[dict[str, Any]] = []
+    with ThreadingUnixStreamServer(str(path), type("Asked", (Engine,), {"asked": asked})) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_where_docker_answers_the_official_image_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether there is a Docker or not, the library is one whose names and arguments we use."""
+    from docker.errors import APIError
+    from testcontainers.core.config import testcontainers_config
+
+    path = tmp_path / "docker.sock"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    monkeypatch.setattr(testcontainers_config, "ryuk_disabled", True)  # a container beside, that cleans up
+    with engine(path) as asked, pytest.raises(APIError, match="no room"):
+        servers.container()
+    [container] = asked
+    assert container["Image"] == f"postgres:{servers.VERSION}"
+    assert container["Cmd"][:3] == ["postgres", "-c", "max_connections=500"]
+    assert {"POSTGRES_USER=postgres", "POSTGRES_PASSWORD=postgres"} <= set(container["Env"])
 
 
 def test_a_version_nobody_has_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
