@@ -15,9 +15,9 @@ SELECT coalesce(array_agg(looked.key) FILTER (WHERE looked.somebody), '{}'),
        count(*) FILTER (WHERE looked.rank = %(front)s::smallint)
 FROM (
     -- OFFSET 0, and a column from outside: each row is timed by itself.
-    SELECT freed.key, freed.rank, line.somebody, extract(epoch FROM clock_timestamp() - began.at)::float8 AS seconds
+    SELECT freed.key, freed.rank, line.somebody, extract(epoch FROM pgqueue.now() - began.at)::float8 AS seconds
     FROM unnest(%(keys)s::text[], %(ranks)s::smallint[], %(ids)s::bigint[]) AS freed (key, rank, id)
-    CROSS JOIN LATERAL (SELECT clock_timestamp() AS at, freed.key OFFSET 0) AS began
+    CROSS JOIN LATERAL (SELECT pgqueue.now() AS at, freed.key OFFSET 0) AS began
     CROSS JOIN LATERAL (
         SELECT EXISTS (SELECT FROM pgqueue.job_blocked b
                        WHERE b.key = began.key AND (b.rank, b.id) > (freed.rank, freed.id)) AS somebody OFFSET 0
