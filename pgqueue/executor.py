@@ -27,7 +27,7 @@ from pgqueue.job import Job, late_of, running_job
 from pgqueue.lent import Means
 from pgqueue.logs import fields
 from pgqueue.outcome import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted, unknown
-from pgqueue.pool import Entry, Pool, runs_on_loop
+from pgqueue.pool import Pool, runs_on_loop
 from pgqueue.runs import Interrupted, Run, in_time
 from pgqueue.tasks import Task
 from pgqueue.threads import Threads
@@ -62,8 +62,7 @@ class Executor(Gate):
         self.pools = pools
         self.lost = 0
         """Slots whose handler was to stop and runs on without its job."""
-        self._timekeeper = Timekeeper(runs=self.runs, interrupt=self.interrupt, abandon=self.abandon)
-        self._tasks = self._timekeeper.timed(tasks)
+        self._timekeeper = Timekeeper(tasks, runs=self.runs, interrupt=self.interrupt, abandon=self.abandon)
         self._finish, self._low, self._half_lost = finish, low, half_lost
         self._aborts = aborts
         self.means = means
@@ -79,13 +78,11 @@ class Executor(Gate):
     def offer(self, pool: Pool, jobs: Sequence[Job], *, first: bool = False) -> None:
         """Take claimed jobs; they start as slots are free, `first` before others that wait, those past their deadline
         never. Called on the loop."""
-        find = self._tasks.get
         if late := late_of(jobs):
             for job in late:
                 self._finish(job, LATE)
             jobs = [job for job in jobs if not job.late]
-        entries: list[Entry] = [(job, find(job.task)) for job in jobs]
-        pool.put(entries, first=first)
+        pool.put(self._timekeeper.given(jobs), first=first)
         self._dispatch()
 
     def reserve(self, places: Iterable[int]) -> None:

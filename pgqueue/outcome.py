@@ -199,7 +199,7 @@ def _tried(job: Job, problem: Problem, decide: Callable[[], float | None]) -> Ou
 
 def timed_out(job: Job, retry: RetryPolicy, seconds: float) -> Outcome:
     """What a timeout becomes: another attempt as the retry policy says, or the end, reason `timeout`."""
-    error = JobTimeout(f"it had not ended after {seconds:g} s, its task's timeout", job_id=job.id)
+    error = JobTimeout(f"it had not ended after {seconds:g} s, its timeout", job_id=job.id)
     problem = Problem("timeout", "JobTimeout", str(error))
     outcome = _tried(job, problem, lambda: retry.decide(job.attempt, error, job.max_attempts))
     return Failed("timeout", outcome.problem) if isinstance(outcome, Failed) else outcome

@@ -31,6 +31,7 @@ from pgqueue.codec import Codec, json_object, keywords_only
 from pgqueue.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.handle import JobHandle
+from pgqueue.headers import with_timeout
 from pgqueue.job import NewJob
 from pgqueue.options import Limit, Limiting, Lock, Locking, Rate, limiting, locked, locking
 from pgqueue.retry import RetryFunction, RetryPolicy, check_attempts, seconds
@@ -104,6 +105,7 @@ class Task(Generic[P, R_co]):
     headers: str | None = field(default=None, repr=False)
     max_attempts: int | None = None
     timeout: float | None = None
+    job_timeout: float | None = None  # of the jobs that this copy makes, in its place
     deadline: datetime | float | None = None
     transactional: bool = False
     store_result: bool = True
@@ -173,6 +175,7 @@ class Task(Generic[P, R_co]):
         retry: int | None = None,
         headers: Mapping[str, Any] | None = None,
         deadline: datetime | float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
         lock: Lock | str | Callable[..., str | None] | None = None,
         unique: Unique | str | Callable[..., str | None] | None = None,
         idempotency_key: str | None = None,
@@ -181,9 +184,10 @@ class Task(Generic[P, R_co]):
 
         `delay` is seconds or a timedelta; `run_at` has a time zone; giving one replaces an earlier other. `retry` is
         the most attempts of these jobs; how long they wait in between stays the task's own policy. A job that has not
-        started by its `deadline` (a time, or so long after its enqueue) is cancelled. `lock` and `unique` take the
-        place of the task's own. `idempotency_key` names the request: while its job lives, and for 24 hours after its
-        end, enqueuing with it again gives the handle of that job.
+        started by its `deadline` (a time, or so long after its enqueue) is cancelled. `timeout` (seconds or a timedelta
+        for each attempt, more or less), `lock` and `unique` take the place of the task's own. `idempotency_key` names
+        the request: while its job lives, and for 24 hours after its end, enqueuing with it again gives the handle of
+        that job. Raises InvalidOption for what cannot be.
         """
         if run_at is not None and delay is not None:
             raise InvalidOption(f"task {self.name!r}: give run_at or delay, not both")
@@ -191,6 +195,8 @@ class Task(Generic[P, R_co]):
         uniqueness = self.uniqueness if unique is None else unique_by(unique, self.codec, self.uniqueness)
         if idempotency_key is not None:
             uniqueness = idempotent_by(idempotency_key, self.codec, uniqueness)
+        length = self.job_timeout if timeout is None else positive(timeout, "timeout")
+        said = self.headers if headers is None else json_object(headers, f"task {self.name!r}, headers")
         return replace(
             self,
             queue=self.queue if queue is None else check_queue(queue),
@@ -201,7 +207,8 @@ class Task(Generic[P, R_co]):
             deadline=self.deadline if deadline is None else start_by(deadline),
             locking=self.locking if lock is None else locking(lock, self.codec),
             uniqueness=uniqueness,
-            headers=self.headers if headers is None else json_object(headers, f"task {self.name!r}, headers"),
+            job_timeout=length,
+            headers=with_timeout(said, length),
         )
 
     def _jobs(self, rows: Iterable[Row]) -> Iterator[NewJob[R_co]]:

@@ -170,7 +170,10 @@ class Worker(Wiring):
         keyed = [task for task in self._tasks.values() if task.locking or (task.limiting and task.limiting.limit)]
         endless = sorted({task.name for task in keyed if task.timeout is None})
         if endless:
-            said = "tasks with a lock or limit, without a timeout: %s; one that hangs keeps it for as long as it hangs"
+            said = (
+                "tasks with a lock or limit, without a timeout: %s; a job that hangs keeps it for as long as it hangs, "
+                "unless it was enqueued with a timeout of its own"
+            )
             log.warning(said, ", ".join(endless))
 
     async def seen(self) -> None:

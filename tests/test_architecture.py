@@ -18,8 +18,8 @@ PACKAGE = Path(__file__).parent.parent / "pgqueue"
 
 # docs/design.md, section 10. Imports go down; within a layer they may go sideways, except between services.
 LAYERS = {
-    "words": "errors job lent kinds codec config retry checks asks outcome logs suspects watermark starts fronts "
-    "claims keys signatures columns timing distribution",
+    "words": "errors job headers lent kinds codec config retry checks asks outcome logs suspects watermark starts "
+    "fronts claims keys signatures columns timing distribution",
     "database": "memory statements connections embedded embedded_watch loops wire sessions prepared borrowed lending "
     "orm",
     "rows": "waiting handle enqueue unique endings settling work awork control steps choosing operate pausing grants "

@@ -138,7 +138,9 @@ def test_tasks_that_may_keep_a_key_for_ever_are_named_at_the_start(dsn: str, tmp
         "@pgqueue.task(name='bounded', lock='one', timeout=60)\ndef bounded() -> None: ...\n"
     )
     with working("keyed", dsn=dsn, cwd=tmp_path) as worker:
-        worker.says("tasks with a lock and no timeout, so a hung job keeps its key: endless")
+        worker.says("tasks with a lock or limit, without a timeout: endless; a job that hangs keeps it")
+        worker.says("ready")
+        assert worker.output.count("endless; ") == 1
 
 
 def test_the_help_says_when_a_failed_attempt_is_made_again(app: Path) -> None:

@@ -331,6 +331,31 @@ async def test_a_hung_job_gives_its_key_up_at_its_timeout_and_cannot_commit_late
     assert states(eyes) == ["failed", "completed"]
 
 
+@pytest.mark.promise("L05")
+async def test_a_hung_job_with_a_timeout_of_its_own_gives_its_key_up(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.timekeeper.GRACE", 0.2)
+    go_on = threading.Event()
+
+    @task(name="locks.hangs", lock="k", retry=1)
+    def hangs(first: bool) -> None:
+        while first and not go_on.is_set():
+            try:
+                go_on.wait(30)
+            except BaseException:
+                continue
+
+    hangs.using(timeout=0.3).enqueue(conn, True)
+    hangs.enqueue(conn, False)
+    conn.commit()
+    async with work(dsn, hangs, concurrency=4) as worker:
+        await until(eyes.done(1), 10)
+        assert states(eyes) == ["failed", "completed"] and worker._executor.lost == 1
+        go_on.set()
+        await until(lambda: worker._executor.lost == 0)
+
+
 @pytest.mark.promise("L10")
 async def test_an_exception_gives_the_key_up(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
     order: list[tuple[str, int]] = []

@@ -179,7 +179,70 @@ async def test_moments_of_jobs_that_have_ended_do_not_pile_up(monkeypatch: pytes
 
 async def test_tasks_without_a_timeout_are_called_as_they_are() -> None:
     plain = made(slow, "plain")
-    assert Bench(plain).executor._tasks["plain"] is plain
+    keeper = Bench(plain).executor._timekeeper
+    jobs = [with_headers(None), with_headers('{"trace": "x"}'), with_headers('{"trace": "x", "pgqueue:timeout": 5}')]
+    tasks = [task for _, task in keeper.given(jobs)]
+    assert (tasks[0], tasks[1]) == (plain, plain) and tasks[2] not in (plain, None)
+    assert keeper.given([with_headers('{"pgqueue:timeout": 5}', "nobody's")])[0][1] is None
+
+
+# Timeouts of jobs -----------------------------------------------------------------------------------------------------
+
+
+def with_headers(headers: str | None, name: str = "plain", args: str = "{}", job_id: int = 1) -> Job:
+    row = (job_id, job_id, 11, "default", name, args, 1, 5, None, 0, 0, 0, None, None, headers)
+    return Job((*row, None, None, None, None), claim=1)
+
+
+@pytest.mark.parametrize("handler", [slow, slow_async])
+async def test_a_job_has_the_timeout_of_its_own_shorter_or_longer_or_where_its_task_has_none(
+    handler: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    once = RetryPolicy(attempts=1)
+    tasks = {name: made(handler, name, timeout=timeout, retry=once) for name, timeout in TASKS.items()}
+    bench = Bench(*tasks.values(), slots=8)
+    jobs, ends = list[Job](), dict[int, str | None]()
+    for name, headers, seconds, end in (
+        ("none", '{"pgqueue:timeout": 0.1}', 30, "0.1"),
+        ("none", '{"a": 1}', 0.3, None),
+        ("none", None, 0.3, None),
+        ("long", '{"pgqueue:timeout": 0.1}', 30, "0.1"),
+        ("long", None, 0.3, None),
+        ("short", '{"pgqueue:timeout": 20}', 0.3, None),
+        ("short", '{"a": 1}', 30, "0.15"),
+        ("short", None, 30, "0.15"),
+    ):
+        jobs.append(with_headers(headers, name, f'{{"seconds": {seconds}}}', len(jobs) + 1))
+        ends[len(jobs)] = end
+    began = time.monotonic()
+    with caplog.at_level("INFO", "pgqueue"):
+        bench.executor.offer(bench.pool, jobs)
+        for job_id, end in ends.items():
+            await bench.until(lambda job_id=job_id: job_id in bench.outcomes, 20)  # type: ignore[misc]
+            outcome = bench.outcomes[job_id]
+            if end is None:
+                assert outcome is COMPLETED
+            else:
+                assert isinstance(outcome, Failed)
+                assert outcome.problem.message == f"it had not ended after {end} s, its timeout"
+                assert f"job {job_id} ({jobs[job_id - 1].task}) runs longer than {end} s" in caplog.text
+    assert time.monotonic() - began < 20
+    assert "cannot be a timeout" not in caplog.text
+
+
+TASKS = {"none": None, "long": 60.0, "short": 0.15}
+
+
+@pytest.mark.parametrize(("name", "stopped"), [("none", False), ("short", True)])
+@pytest.mark.parametrize("headers", ['{"pgqueue:timeout": -1}', '{"pgqueue:timeout": "1"}', '["pgqueue:timeout"]'])
+async def test_a_header_that_is_no_timeout_is_named_and_that_of_the_task_holds(
+    name: str, stopped: bool, headers: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(made(slow_async, name, timeout=TASKS[name], retry=RetryPolicy(attempts=1)))
+    seconds = 30 if stopped else 0.1
+    bench.executor.offer(bench.pool, [with_headers(headers, name, f'{{"seconds": {seconds}}}')])
+    assert isinstance(await bench.outcome(1), Failed) is stopped
+    assert f"job 1 ({name}): its header pgqueue:timeout cannot be a timeout" in caplog.text
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "5", float("nan"), True])
@@ -217,6 +280,52 @@ async def test_a_hung_job_runs_again_while_its_thread_still_hangs(
         assert worker._completer.fenced == 0
     assert eyes.all("SELECT state, attempt, result FROM pgqueue.job") == [("completed", 2, "attempt 2")]
     assert eyes.all("SELECT attempt, outcome, error_type FROM pgqueue.attempt") == [(1, "timeout", "JobTimeout")]
+
+
+@task(name="timekeeper.endless", retry=RetryPolicy(attempts=2, first=0))
+def endless(job: Job) -> None:
+    while True:
+        time.sleep(0.001)
+
+
+async def test_each_attempt_has_the_timeout_of_the_job_on_any_worker(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    handle = endless.using(timeout=0.2).enqueue(conn)
+    conn.commit()
+    async with work(dsn, endless, poll=0.05):
+        await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.attempt") >= 1)
+    async with work(dsn, endless, poll=0.05):
+        await until(eyes.is_in(handle.id, "failed"))
+    assert eyes.all("SELECT attempt, outcome, message FROM pgqueue.attempt WHERE outcome <> 'interrupted'") == [
+        (n, "timeout", "it had not ended after 0.2 s, its timeout") for n in (1, 2)
+    ]
+    with pytest.raises(pgqueue.JobTimeout, match=r"after 0\.2 s, its timeout"):
+        await asyncio.to_thread(_result, dsn, handle)
+
+
+def _result(dsn: str, handle: Any) -> None:
+    pgqueue.configure(dsn=dsn)
+    handle.result(10)
+
+
+async def test_headers_that_no_enqueuer_writes_harm_their_own_job_only(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    """By a plain INSERT: no object, no number, numbers beyond all numbers."""
+
+    @task(name="timekeeper.quick")
+    def quick() -> None: ...
+
+    values = ["-1", "0", '"NaN"', '"inf"', "1e400", "1e-400", "1e20000", "null", "true", "[1]", "{}"]
+    bad = [f'{{"pgqueue:timeout": {value}}}' for value in values] + ['["pgqueue:timeout"]', '"pgqueue:timeout"']
+    for headers in bad:
+        conn.execute("INSERT INTO pgqueue.job (task, headers) VALUES ('timekeeper.quick', %s::jsonb)", [headers])
+    quick.enqueue(conn)
+    conn.commit()
+    async with work(dsn, quick, poll=0.05):
+        await until(eyes.done(len(bad) + 1))
+    assert eyes.all("SELECT FROM pgqueue.attempt") == []
 
 
 async def test_a_worker_with_half_its_slots_lost_takes_no_more(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:

@@ -83,8 +83,6 @@ async def _serve(worker: Worker, grace: float, stuck: float, facts: dict[str, An
     started.result()
     first = leash is None or leash.first
     log.log(logging.INFO if first else logging.DEBUG, _banner(facts), extra=facts | {"worker_id": worker.worker_id})
-    if endless := [task.name for task in tasks.declared() if task.locking is not None and task.timeout is None]:
-        log.warning("tasks with a lock and no timeout, so a hung job keeps its key: %s", ", ".join(sorted(endless)))
     Watchdog(worker.completing, stuck).start()
     ended = asyncio.create_task(worker.run())
     await _first(ended, signals.received)
