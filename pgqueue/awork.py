@@ -48,9 +48,7 @@ class AsyncWork(Attempt):
             await self._commit(conn, outcome)
         except psycopg.Error as error:
             self._known(error, conn)
-            questions = self._questions(conn, error, self._settled())
-            await self.undo()
-            self._ended(error, *await asettle(error, self._home.lender, questions))
+            self._ended(error, *await self._settle(conn, error, self._settled()))
         self._job.ended = outcome
         return WRITTEN
 
@@ -71,6 +69,12 @@ class AsyncWork(Attempt):
             await to_its_end(self._keep(conn, statements, kept))
         finally:
             self._home.unseal(self._job)
+
+    async def _settle(self, conn: AsyncBorrowed, error: psycopg.Error, done: Statement[Any]) -> list[bool]:
+        questions = self._questions(conn, error, done)
+        with self._home.lender.kept(conn):
+            await self.undo()
+            return await asettle(error, self._home.lender, questions)
 
     async def finish(self) -> None:
         """`undo` for good (see `Work.finish`)."""
@@ -143,8 +147,6 @@ class AsyncWork(Attempt):
             await self._commit_with(conn, statements)
         except psycopg.Error as error:
             self._known(error, conn)
-            questions = self._questions(conn, error, kept)
-            await self.undo()
-            self._kept(error, *await asettle(error, self._home.lender, questions))
+            self._kept(error, *await self._settle(conn, error, kept))
         finally:
             await self.undo()

@@ -107,6 +107,10 @@ class _Both:
     """The transaction that it is in, if nobody's job is."""
     out_since = 0.0
     """When its pool gave it away."""
+    place: object | None = None
+    """Of those there are for handlers, if they are fewer than slots, the one it has (`places`)."""
+    forsaken = False
+    """Whether it is only the handler's that its job was taken from."""
 
     def can_take(self, statement: Statement[Any]) -> bool:
         """Whether `end` can take this statement along. Not in a failed transaction: the server says why."""

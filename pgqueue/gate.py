@@ -8,6 +8,7 @@ When the run is over, `Over` is all that its job has left.
 from __future__ import annotations
 
 import asyncio
+from threading import get_ident
 from typing import Any
 
 from pgqueue.errors import Error
@@ -96,7 +97,9 @@ class Held:
 
     def __enter__(self) -> None:
         run = self._run
-        if run is not None and (run.lock is None or not run.hold(self._job)):
+        # Nothing is raised into a thread that the handler has started; and the handler itself can be stopped while that
+        # one waits.
+        if run is not None and (run.lock is None or run.ident != get_ident() or not run.hold(self._job)):
             self._run = None
 
     def __exit__(self, kind: object, *_: object) -> None:

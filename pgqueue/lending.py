@@ -10,14 +10,21 @@ cleared in the message that commits (`prepared`); a connection that did not comm
 has begun a transaction ahead stays here for the next job, not in its pool; if none comes, that is undone. Behind a
 transaction pooler a session is nobody's own, so there is nothing to clear, and a name in pg_stat_activity that is not
 ours to end.
+
+Where there are to be fewer connections than slots, who asks waits for a place first (`places`). One job never has two:
+its transactions come one after another, and who settles a COMMIT without an answer keeps the place of that one. So
+whoever has a place waits for nobody else's. Those that were begun ahead are in nobody's place; where they would be one
+too many, they are undone for who comes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -26,6 +33,7 @@ from psycopg import AsyncConnection, AsyncCursor, Cursor, OperationalError
 from psycopg.rows import tuple_row
 
 from pgqueue.borrowed import AsyncBorrowed, Borrowed
+from pgqueue.places import Places
 from pgqueue.prepared import Prepared
 from pgqueue.sessions import Link, options
 from pgqueue.statements import text
@@ -33,7 +41,8 @@ from pgqueue.statements import text
 if TYPE_CHECKING:
     from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed
 
-# Longer than this nobody waits for a connection: the pool is as large as there are slots, so the database is away.
+# Longer than this nobody waits in a pool: there is a connection for each slot, or one has a place, so the database is
+# away. For a place one waits as long as others have theirs and one's own job may run: that ends it, no time of ours.
 GET_SECONDS = 30.0
 IDLE_SECONDS = 60.0
 # So long a transaction may stand there without a job; and so long a stop waits for those that are being undone.
@@ -45,13 +54,18 @@ C = TypeVar("C", Borrowed, AsyncBorrowed)
 
 
 class Lender:
-    """Lends connections to handlers; `size` at most in each pool. `listed` waits until our sessions are known."""
+    """Lends connections to handlers, from each pool one for each slot, or `size` if that is less. `listed` waits until
+    our sessions are known."""
 
-    def __init__(self, link: Link, size: int, listed: Callable[[], Awaitable[object]]) -> None:
+    def __init__(
+        self, link: Link, slots: int, listed: Callable[[], Awaitable[object]], *, size: int | None = None
+    ) -> None:
         self._link = link
         self._prepare = 5 if link.prepare else None
         self._prepared = Prepared(link.schema) if link.prepare else None
-        self._size = size
+        self._size = size = slots if size is None else min(size, slots)
+        self._places = Places(size) if size < slots else None
+        self._aplaces = Places(size) if size < slots else None
         self._listed = listed
         self._loop = asyncio.get_running_loop()
         self._opening = threading.Lock()
@@ -67,14 +81,33 @@ class Lender:
         self._leaving: set[asyncio.Task[None]] = set()
         self.closed = False
 
-    def take(self, *, begun: bool = False) -> Borrowed:
+    def take(self, *, begun: bool = False, look: Callable[[], object] | None = None, settles: bool = False) -> Borrowed:
         """A connection for a thread, in autocommit mode; psycopg's errors if the database is away.
 
         With `begun` it may be in a transaction that was begun ahead; who has it then begins one, and knows what to do.
+        While all are lent it waits, and calls `look` now and then, which may raise; not who `settles`, and has a place.
         """
+        if self._places is None or settles:
+            return self._take(begun)
+        place = self._places.take(partial(self._still, look))
+        try:
+            conn = self._take(begun)
+        except BaseException:
+            self._places.leave(place)
+            raise
+        conn.place = place
+        return conn
+
+    def _still(self, look: Callable[[], object] | None) -> None:
+        if self.closed:
+            raise _closed()
+        if look is not None:
+            look()
+
+    def _take(self, begun: bool) -> Borrowed:
         if begun and not self._orphans and (conn := _last(self._ahead)) is not None:
             return conn  # orphans are ended in nobody's transaction
-        if self._orphans and (conn := _last(self._ahead)) is not None:
+        if (self._orphans or _crowded(self._places, self._ahead)) and (conn := _last(self._ahead)) is not None:
             self._back(conn)  # there may be none left in the pool
         try:
             conn = (self._sync or self._open()).getconn()
@@ -94,6 +127,9 @@ class Lender:
     def give(self, conn: Borrowed) -> None:
         """Take it back; a broken one, or one inside a transaction, is not lent again as it is."""
         assert self._sync is not None
+        if conn.forsaken:
+            conn.close()
+            return
         self._tidy(conn)
         with self._opening:  # so that `close` finds all
             stays = conn.ahead is not None and not conn.closed and not self.closed
@@ -101,14 +137,51 @@ class Lender:
                 self._ahead.append(conn)
         if not stays:
             self._sync.putconn(conn)
+        self._vacate(conn, self._places)
 
-    async def atake(self, *, begun: bool = False) -> AsyncBorrowed:
+    def forsake(self, conn: Borrowed) -> None:
+        """The job was taken from the handler that has this, which may hang for ever: it counts no more. On the loop,
+        and not while the handler gives it back."""
+        if self._places is not None and self._sync is not None and not self.closed:
+            conn.forsaken = True
+            self._sync.resize(0, self._sync.max_size + 1)  # it never comes back
+            self._vacate(conn, self._places)
+
+    @contextmanager
+    def kept(self, conn: Borrowed | AsyncBorrowed) -> Iterator[None]:
+        """Who gives this connection back keeps its place meanwhile."""
+        place, conn.place = conn.place, None
+        try:
+            yield
+        finally:
+            conn.place = place
+            self._vacate(conn, self._aplaces if isinstance(conn, AsyncConnection) else self._places)
+
+    def _vacate(self, conn: Borrowed | AsyncBorrowed, places: Places | None) -> None:
+        """Give up the place it has; last of all, so that the next one finds a connection."""
+        place, conn.place = conn.place, None
+        if places is not None and place is not None:
+            places.leave(place)
+
+    async def atake(self, *, begun: bool = False, settles: bool = False) -> AsyncBorrowed:
         """A connection for the loop."""
+        if self._aplaces is None or settles:
+            return await self._atake(begun)
+        place = await self._aplaces.atake()
+        try:
+            conn = await self._atake(begun)
+        except BaseException:
+            self._aplaces.leave(place)
+            raise
+        conn.place = place
+        return conn
+
+    async def _atake(self, begun: bool) -> AsyncBorrowed:
         if self.closed:
             raise _closed()
         if begun and not self._orphans and (conn := _last(self._aahead)) is not None:
             return conn
-        if self._orphans and (conn := _last(self._aahead)) is not None:
+        if (self._orphans or _crowded(self._aplaces, self._aahead)) and (conn := _last(self._aahead)) is not None:
             await self._aback(conn)
         if self._async is None:
             from psycopg_pool import AsyncConnectionPool  # with the first who asks: most workers are never asked
@@ -140,6 +213,7 @@ class Lender:
             await self._async.putconn(conn)
         else:
             self._aahead.append(conn)
+        self._vacate(conn, self._aplaces)
 
     def identity(self, conn: object) -> Identity | None:
         """(pid, backend_start) of a connection that is nobody else's."""
@@ -158,10 +232,13 @@ class Lender:
         from psycopg_pool import PoolTimeout
 
         if isinstance(error, PoolTimeout):
-            raise PoolTimeout(
-                f"no connection for a job within {GET_SECONDS:g} s: the database takes none, or all {self._size} (one "
-                "for each slot) are lent to handlers, of which some were taken away and do not stop"
-            ) from error
+            said = f"no connection for a job within {GET_SECONDS:g} s: the database takes none"
+            if self._places is None:
+                said += (
+                    f", or all {self._size} (one for each slot) are lent to handlers, of which some were taken away "
+                    "and do not stop"
+                )
+            raise PoolTimeout(said) from error
 
     def _tidy(self, conn: Borrowed | AsyncBorrowed) -> None:
         """Whoever has it next did not ask for dicts; and a session that we did not end ourselves may go on."""
@@ -262,6 +339,11 @@ def _last(conns: list[C]) -> C | None:
         return conns.pop()
     except IndexError:
         return None
+
+
+def _crowded(places: Places | None, ahead: Sequence[object]) -> bool:
+    """Whether who has just got a place finds none in the pool, because of those that were begun ahead."""
+    return places is not None and places.taken + len(ahead) > places.number
 
 
 def _taken_out(conns: list[C]) -> list[C]:

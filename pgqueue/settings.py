@@ -12,7 +12,7 @@ from typing import Any
 
 from pgqueue import distribution
 from pgqueue.config import config
-from pgqueue.pool import at_least, queue_slots
+from pgqueue.pool import at_least, pools, queue_slots
 from pgqueue.tasks import Task, registry
 
 POLL_LEAST, LEASE_LEAST = 0.01, 1.0  # seconds
@@ -32,6 +32,13 @@ class Settings:
     poll: float
     lease: float
     version_tag: str
+    pool_size: int | None
+
+    @property
+    def lent(self) -> int:
+        """How many connections handlers are lent at most, those in threads and those on the loop each."""
+        slots = sum(pool.slots for pool in pools(self.queues, self.concurrency))
+        return slots if self.pool_size is None else min(self.pool_size, slots)
 
     @property
     def listen(self) -> bool:
@@ -50,6 +57,7 @@ def settle(
     poll: float,
     lease: float,
     version_tag: str | None,
+    pool_size: int | None,
 ) -> Settings:
     """Check a worker's arguments against the configuration. Raises NotConfigured or InvalidOption."""
     settled = config(dsn=dsn, listen_dsn=listen_dsn, schema=schema)
@@ -64,6 +72,7 @@ def settle(
         poll=at_least("poll", poll, POLL_LEAST),
         lease=at_least("lease", lease, LEASE_LEAST),
         version_tag=version_tag or metadata.version(distribution.NAME),
+        pool_size=None if pool_size is None else at_least("pool_size", pool_size, 1),
     )
 
 

@@ -28,7 +28,7 @@ def settle(error: psycopg.Error, lender: Lender, questions: Sequence[Statement[A
     backoff = Backoff()
     while True:
         try:
-            conn = lender.take()
+            conn = lender.take(settles=True)
             try:
                 return [send(conn, question).fetchone() is not None for question in questions]
             finally:
@@ -44,7 +44,7 @@ async def asettle(error: psycopg.Error, lender: Lender, questions: Sequence[Stat
     backoff = Backoff()
     while True:
         try:
-            conn = await lender.atake()
+            conn = await lender.atake(settles=True)
             try:
                 return [await (await asend(conn, question)).fetchone() is not None for question in questions]
             finally:

@@ -101,7 +101,7 @@ class Transactions:
         if isinstance(work, AsyncWork):
             self.leave(work)
         else:
-            work.cut()
+            work.forsake()
 
     def cut_overdue(self) -> None:
         """Hang up where a COMMIT waits over a dead link: it is settled on another one. Called with each beat."""

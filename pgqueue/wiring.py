@@ -152,7 +152,9 @@ class Wiring(Meeting, ABC):
         slots = pools(settings.queues, settings.concurrency)
         hungry, fetches = self._fetcher.hungry, lambda: self._fetcher.fetches
         self._turns = {pool.queues: Turns(fetches, partial(hungry, pool.queues)) for pool in slots}
-        self._lender = Lender(self._link, sum(pool.slots for pool in slots), lambda: self._heartbeat.listed())
+        self._lender = Lender(
+            self._link, sum(pool.slots for pool in slots), lambda: self._heartbeat.listed(), size=settings.pool_size
+        )
         around = Around(
             self._lender,
             self._endings,
@@ -161,6 +163,7 @@ class Wiring(Meeting, ABC):
             lambda job, **how: self._executor.aseal(job, **how),
             lambda job: self._executor.unseal(job),
             lambda job, **how: self._executor.hold(job, **how),
+            lambda job: self._executor.checkpoint(job),
             self._settled_if_next,
         )
         self._transactions = transactions = Transactions(around)

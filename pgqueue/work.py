@@ -66,6 +66,8 @@ class Around:
     unseal: Callable[[Job], None]
     hold: Callable[..., AbstractContextManager[None]]
     """In a thread: nothing is raised into it meanwhile; who stops the job is heard afterwards."""
+    stops: Callable[[Job], None] = lambda job: None
+    """Raises what stops this job, if it was told to."""
     ahead: Callable[[bool], int | None] = lambda is_async: None
     """Whether a transaction should begin for the next job, in a thread or on the loop, with the end of this one: the
     claims that have been answered, all up to this one; else None."""
@@ -232,9 +234,7 @@ class Work(Attempt):
             self._commit(conn, outcome)
         except psycopg.Error as error:
             self._known(error, conn)
-            questions = self._questions(conn, error, self._settled())
-            self.undo()  # its place in the pool is needed to ask
-            self._ended(error, *settle(error, self._home.lender, questions))
+            self._ended(error, *self._settle(conn, error, self._settled()))
         self._job.ended = outcome
         return WRITTEN
 
@@ -261,12 +261,24 @@ class Work(Attempt):
             self._commit_with(conn, statements)
         except psycopg.Error as error:
             self._known(error, conn)
-            questions = self._questions(conn, error, kept)
-            self.undo()
-            self._kept(error, *settle(error, self._home.lender, questions))
+            self._kept(error, *self._settle(conn, error, kept))
         finally:
             self.undo()  # after the commit it only gives the connection back
             self._home.unseal(self._job)
+
+    def _settle(self, conn: Borrowed, error: psycopg.Error, done: Statement[Any]) -> list[bool]:
+        questions = self._questions(conn, error, done)
+        with self._home.lender.kept(conn):  # nobody may stop us now: who asks must not wait for other handlers
+            self.undo()  # its room in the pool is needed to ask
+            return settle(error, self._home.lender, questions)
+
+    def forsake(self) -> None:
+        """`cut` for good: the job was taken from its handler. On the loop; `over` before."""
+        with self._having:
+            conn = self._conn
+            if conn is not None:
+                hang_up(conn)
+                self._home.lender.forsake(conn)
 
     def finish(self) -> None:
         """`undo` for good. A thread of the handler's that is just asking for a connection gets none."""
@@ -300,7 +312,7 @@ class Work(Attempt):
 
     def _begin(self) -> Borrowed:
         while True:
-            conn = self._home.lender.take(begun=self._first)
+            conn = self._home.lender.take(begun=self._first, look=self._look)
             try:
                 conn.begin(self._job.claim)
             except BaseException as error:
@@ -317,6 +329,12 @@ class Work(Attempt):
             conn.close()
             self._home.lender.give(conn)
             raise ended_before(self._job)
+
+    def _look(self) -> None:
+        """While it waits for a connection: raise if there is no use in it any more."""
+        if self.over:
+            raise ended_before(self._job)
+        self._home.stops(self._job)
 
     def _commit(self, conn: Borrowed, outcome: Outcome) -> None:
         if isinstance(outcome, Completed):

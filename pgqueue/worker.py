@@ -53,8 +53,9 @@ class Worker(Wiring):
     `queues` is a sequence of names, each with slots of its own if written `name:slots`; default: every queue an
     imported task names. `concurrency` is how many jobs run at once. `tasks` defaults to all that are declared.
     `lease` (seconds) is how long this worker may give no sign of life before its jobs are given to others; `poll`
-    (seconds) how often it looks without being told. Jobs of any name are taken from its queues; one whose task is not
-    imported here is put back.
+    (seconds) how often it looks without being told. `pool_size` is how many connections sync handlers are lent at once
+    at most, and async ones as many; default: one for each slot. Jobs of any name are taken from its queues; one whose
+    task is not imported here is put back.
 
     Raises NotConfigured without a DSN, SchemaMissing, SchemaBehind or SchemaTooNew when the database does not fit.
 
@@ -74,6 +75,7 @@ class Worker(Wiring):
         poll: float = 1.0,
         lease: float = 15.0,
         version_tag: str | None = None,
+        pool_size: int | None = None,
     ) -> None:
         named = by_name(tasks)
         settings = settle(
@@ -86,6 +88,7 @@ class Worker(Wiring):
             poll=poll,
             lease=lease,
             version_tag=version_tag,
+            pool_size=pool_size,
         )
         super().__init__(settings, named)
         self._prepared = self._stopping = False

@@ -290,13 +290,13 @@ async def test_who_asks_what_became_of_a_commit_does_so_in_nobodys_transaction(
     asked: list[bool] = []
     take, atake = Lender.take, Lender.atake
 
-    def takes(lender: Lender, *, begun: bool = False) -> Borrowed:
-        asked.append(begun)
-        return take(lender, begun=begun)
+    def takes(lender: Lender, **how: Any) -> Borrowed:
+        asked.append(how.get("begun", False))
+        return take(lender, **how)
 
-    async def atakes(lender: Lender, *, begun: bool = False) -> AsyncBorrowed:
-        asked.append(begun)
-        return await atake(lender, begun=begun)
+    async def atakes(lender: Lender, **how: Any) -> AsyncBorrowed:
+        asked.append(how.get("begun", False))
+        return await atake(lender, **how)
 
     monkeypatch.setattr(Lender, "take", takes)
     monkeypatch.setattr(Lender, "atake", atakes)

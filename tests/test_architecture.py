@@ -20,8 +20,8 @@ PACKAGE = Path(__file__).parent.parent / "pgqueue"
 LAYERS = {
     "words": "errors job headers lent kinds codec config retry checks asks outcome logs suspects watermark starts "
     "fronts claims keys signatures columns timing distribution",
-    "database": "memory statements connections embedded embedded_watch loops wire sessions prepared borrowed lending "
-    "orm",
+    "database": "memory statements connections embedded embedded_watch loops wire sessions prepared borrowed places "
+    "lending orm",
     "rows": "waiting handle enqueue unique endings settling work awork control steps choosing operate pausing grants "
     "migrations locks limits supervisors health schedules",
     "declarations": "options uniqueness lifespan tasks hooks joblog pool pulse threads runs gate aborts lost_lease "

@@ -129,6 +129,11 @@ def test_the_banner_counts_the_connections_that_handlers_are_lent(dsn: str, tmp_
     )
     with working("lent", "--concurrency", "7", dsn=dsn, cwd=tmp_path) as worker:
         worker.says("3 idle + 1, and up to 14 for transactional tasks")
+    with working("lent", "--concurrency", "7", "--pool-size", "2", dsn=dsn, cwd=tmp_path) as worker:
+        worker.says("3 idle + 1, and up to 4 for transactional tasks")
+    with working("lent", "--concurrency", "7", "--pool-size", "20", dsn=dsn, cwd=tmp_path) as worker:
+        worker.says("3 idle + 1, and up to 14 for transactional tasks")
+    assert pgqueue("work", "lent", "--pool-size", "0", dsn=dsn, cwd=tmp_path).returncode == 2
 
 
 def test_tasks_that_may_keep_a_key_for_ever_are_named_at_the_start(dsn: str, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ async def test_who_asks_while_the_run_ends_gets_no_connection(
     said: list[BaseException | None] = []
     take, atake = Lender.take, Lender.atake
 
-    def slow_take(lender: Lender, **how: bool) -> Any:
+    def slow_take(lender: Lender, **how: Any) -> Any:
         conn = take(lender, **how)
         taken.set()
         assert go_on.wait(20)

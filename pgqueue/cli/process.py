@@ -23,7 +23,6 @@ from pgqueue import migrations, tasks
 from pgqueue.cli.database import connected, place
 from pgqueue.cli.exits import DEADLINE, DONE, INTERRUPTED, code_of, line_of
 from pgqueue.config import config, safe
-from pgqueue.pool import pools
 from pgqueue.supervisor.child import Leash
 from pgqueue.watchdog import Watchdog
 from pgqueue.worker import Worker
@@ -182,7 +181,7 @@ def _connections(worker: Worker) -> str:
     settings = worker.settings
     own = f"{IDLE_CONNECTIONS if settings.listen else IDLE_CONNECTIONS - 1} idle + 1"
     kinds = {task.is_async for task in tasks.declared() if task.transactional}
-    lent = len(kinds) * sum(pool.slots for pool in pools(settings.queues, settings.concurrency))
+    lent = len(kinds) * settings.lent
     return f"{own}, and up to {lent} for transactional tasks" if lent else own
 
 

@@ -42,6 +42,11 @@ LEVELS = ("debug", "info", "warning", "error")
 @click.option("--reload", is_flag=True, help="Restart when a file of --app-dir changes, for development.")
 @click.option("--supervised", metavar="FD", type=int, hidden=True)
 @click.option("--listen-dsn", metavar="DSN", help="Where LISTEN goes, past a pooler; off: poll only [the DSN].")
+@click.option(
+    "--pool-size",
+    type=click.IntRange(1),
+    help="Connections that handlers are lent at once, sync and async ones each [one for each slot].",
+)
 @click.option("--poll", type=Duration(least=0.01), default="1s", show_default=True, help="Look without being told.")
 @click.option(
     "--lease",
@@ -90,6 +95,7 @@ def command(
     reload: bool,
     supervised: int | None,
     listen_dsn: str | None,
+    pool_size: int | None,
     poll: float,
     lease: float,
     grace: float,
@@ -144,8 +150,9 @@ def command(
 
     with on_leash(supervised) as leash:
         import_tasks(modules, directory)
-        how = {"queues": _names(queues), "concurrency": concurrency, "poll": poll, "lease": lease}
-        worker = _worker(given(ctx), listen_dsn, how | {"version_tag": version_tag})
+        how: dict[str, Any] = {"queues": _names(queues), "concurrency": concurrency, "poll": poll, "lease": lease}
+        how |= {"version_tag": version_tag, "pool_size": pool_size}
+        worker = _worker(given(ctx), listen_dsn, how)
     code = serve(worker, grace, stuck, leash)
     sys.stderr.flush()
     raise click.exceptions.Exit(code)
