@@ -378,12 +378,29 @@ async def test_who_settles_a_commit_does_not_wait_for_those_in_line(
     monkeypatch.setattr(Work, "_commit", lost)
     monkeypatch.setattr(AsyncWork, "_commit", alost)
 
+    take, atake, got = Lender.take, Lender.atake, threading.Event()
+
+    def slow_take(lender: Lender, **how: Any) -> Any:
+        if how.get("settles"):
+            got.wait(0.5)  # time enough for who is next in line, if it were let in
+        return take(lender, **how)
+
+    async def slow_atake(lender: Lender, **how: Any) -> Any:
+        if how.get("settles"):
+            await asyncio.to_thread(got.wait, 0.5)
+        return await atake(lender, **how)
+
+    monkeypatch.setattr(Lender, "take", slow_take)
+    monkeypatch.setattr(Lender, "atake", slow_atake)
+
     def keeps(job: Job) -> None:
         _ = job.connection
+        got.set()
         has.wait(30)
 
     async def akeeps(job: Job) -> None:
         await job.aconnection()
+        got.set()
         await until(has.is_set)
 
     writing, keeping = writer(on_loop), declared(akeeps if on_loop else keeps)
