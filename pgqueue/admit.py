@@ -25,8 +25,9 @@ are hints only:
   it, so the ask after that end sees it; and a job whose end is known before that is ours no more. Where the first in
   line may be beside a holder, whoever has parked that one asks.
 - A key of which we know no line is looked up first (`admit_lines`), many at once: most keys have none.
-One with a line whose holder has ended here goes the short way, `admit_next`: the first of the line comes in here, if
-that is all there is to do. If it is not, the key goes the long way after it.
+One with a line whose holder has ended here, or where one was parked that only the first of the line may come before,
+goes the short way, `admit_next`: the first of the line comes in here, if that is all there is to do. If it is not, the
+key goes the long way after it.
 
 Why nobody waits for ever: not because of this. An admit may come too early (the holder's commit is not yet visible),
 may meet a head that somebody has locked, or may never come, when the process dies after its commit. The sweep finds
@@ -141,7 +142,9 @@ class Admit:
         for key, fresh in keys.items():
             if key.startswith(LOCK):
                 self._lines.add(key)
-                if key in self._ours and key in singly and not fresh:
+                if key in singly and not fresh:  # the first in line is all that may come in
+                    if key not in self._ours and key not in self._wanted:
+                        self._followed[key] = None
                     continue
             if not key.startswith(RATE):
                 ids, head = self._wanted.get(key, ([], False))

@@ -268,20 +268,20 @@ async def test_a_key_whose_holder_ended_before_we_know_who_was_parked_is_asked_f
 async def test_what_a_claim_of_a_dead_id_brings_is_not_ours(desk: Desk, eyes: Eyes) -> None:
     """It will not end here: a key that we took for ours would be asked for by the sweep only."""
     [first] = put(eyes, "a", 1)
-    real, claims = desk.keys.run_then, desk.admit._claims
+    real, claims = desk.keys.run, desk.admit._claims
 
     async def meanwhile(*messages: Any, **options: Any) -> list[Any]:
         answers = await real(*messages, **options)
         claims.forget()
         return answers
 
-    desk.keys.run_then = meanwhile  # type: ignore[method-assign]
+    desk.keys.run = meanwhile  # type: ignore[method-assign]
     assert await desk.take() == [first]
-    desk.keys.run_then = real  # type: ignore[method-assign]
+    desk.keys.run = real  # type: ignore[method-assign]
     admits(desk)
     put(eyes, "a", 1)
     await desk.take()
-    assert admits(desk) == ["admit_move", "admit_read"]
+    assert admits(desk) == ["admit_next"]
 
 
 # Long rows ------------------------------------------------------------------------------------------------------------

@@ -266,7 +266,7 @@ async def test_of_large_jobs_as_of_small_ones_the_line_is_remembered(desks: Desk
         await desk.complete(*desk.jobs)
         assert [job.id for job in await desk.let_in()] == [job_id]
     [line] = desk.admit.fronts._lines.values()
-    assert (line.last, line.taken) == ((11, ids[2]), 2)
+    assert (line.last, line.taken) == ((11, ids[2]), 3)
 
 
 @pytest.mark.promise("F22")
