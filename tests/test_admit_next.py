@@ -265,6 +265,17 @@ async def test_a_key_whose_holder_ended_before_we_know_who_was_parked_is_asked_f
     assert [job.id for job in await desk.let_in()] == [second]
 
 
+async def test_of_many_busy_keys_half_are_asked_for_at_a_time(desk: Desk) -> None:
+    """While the jobs of the others run; of few all, and never more than the server's lock table has room for."""
+    admit = desk.admit
+    for number, asked in ((10, 10), (20, 16), (100, 50), (1_000, 64)):
+        keys = [f"lock:{place}" for place in range(number)]
+        admit._lines, admit._followed = set(keys), dict.fromkeys(keys)
+        assert list(admit._some_followed()) == keys[:asked]
+        assert list(admit._followed) == keys[asked:]
+    admit._followed.clear()
+
+
 async def test_what_a_claim_of_a_dead_id_brings_is_not_ours(desk: Desk, eyes: Eyes) -> None:
     """It will not end here: a key that we took for ours would be asked for by the sweep only."""
     [first] = put(eyes, "a", 1)
