@@ -11,11 +11,11 @@
 -- later than this has seen asks for the key himself, and finds that holder gone. Each line is read behind (rank, id); see fronts.py.
 -- Answers the keys, and how long, in seconds, it took to read those that were read from the `front`, and how many those were.
 SELECT coalesce(array_agg(looked.key) FILTER (WHERE looked.somebody), '{}'),
-       sum(looked.seconds) FILTER (WHERE looked.rank = %(front)s::smallint),
+       extract(epoch FROM sum(looked.took) FILTER (WHERE looked.rank = %(front)s::smallint))::float8,
        count(*) FILTER (WHERE looked.rank = %(front)s::smallint)
 FROM (
     -- OFFSET 0, and a column from outside: each row is timed by itself.
-    SELECT freed.key, freed.rank, line.somebody, extract(epoch FROM pgqueue.now() - began.at)::float8 AS seconds
+    SELECT freed.key, freed.rank, line.somebody, pgqueue.now() - began.at AS took
     FROM unnest(%(keys)s::text[], %(ranks)s::smallint[], %(ids)s::bigint[]) AS freed (key, rank, id)
     CROSS JOIN LATERAL (SELECT pgqueue.now() AS at, freed.key OFFSET 0) AS began
     CROSS JOIN LATERAL (
