@@ -44,6 +44,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -121,8 +122,8 @@ class Admit:
         """The keys that are held by jobs that run here, as far as we know."""
         self._cut: set[str] = set()
         """Limits that were asked for while a fetch had its hand on slots."""
-        self._unsure: dict[str, float] = {}
-        """Keys of whose lines nobody was found when they were read last, not from the front; and when that was."""
+        self._unsure: dict[str, tuple[float, float]] = {}
+        """Keys of whose lines nobody was found, not read from the front; when that was for the first time, and last."""
         self._timer: asyncio.TimerHandle | None = None
 
     # What others tell ------------------------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ class Admit:
         have the limit 1; none has a lower rank, or a lower id, than `lowest`."""
         if lowest is not None:
             self.fronts.parked(keys, lowest)
-        if not self._wanted and not self._asking:
+        if not (self._wanted or self._followed or self._asking):
             self._since = monotonic()
         for key, fresh in keys.items():
             if key.startswith(LOCK):
@@ -217,10 +218,12 @@ class Admit:
         return self._moves.given.get(tuple(queues), 0)
 
     async def idle(self) -> None:
-        """Wait until nothing is left to ask for."""
+        """Wait until nothing is left to ask for; nobody comes back later."""
+        self._come_back(inf)
         while self.wants or self._asking:
             self._idle.clear()
             await self._idle.wait()
+            self._come_back(inf)
 
     @property
     def wants(self) -> bool:
@@ -240,6 +243,7 @@ class Admit:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+                self._timer = None
 
     async def _step(self) -> None:
         if not self.wants:
@@ -304,19 +308,27 @@ class Admit:
 
     def _come_back_to(self, keys: Iterable[str]) -> None:
         """Nobody was found in these lines, which were not read from their fronts: somebody may be left there."""
-        self._unsure |= dict.fromkeys(keys, monotonic())
+        now = monotonic()
+        for key in keys:
+            self._unsure[key] = (self._unsure.get(key, (now,))[0], now)
         if self._unsure and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LINE_SECONDS, self._come_back)
 
-    def _come_back(self) -> None:
-        self._timer, until = None, monotonic() - LINE_SECONDS
-        for key, at in [(key, at) for key, at in self._unsure.items() if at <= until]:
-            del self._unsure[key]
-            if not self.fronts.read_since(key, at):
-                self._freed[key] = None
-                self._wake.set()
+    def _come_back(self, until: float | None = None) -> None:
+        """Look from the front at those that were found so until then for the first time: until a second ago."""
+        until = monotonic() - LINE_SECONDS if until is None else until
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for key, (first, last) in list(self._unsure.items()):
+            if first <= until:
+                del self._unsure[key]
+                if not self.fronts.read_since(key, last):
+                    self.fronts.doubt(key)
+                    self._freed[key] = None
+                    self._wake.set()
         if self._unsure:
-            soon = min(self._unsure.values()) - until
+            soon = min(first for first, _ in self._unsure.values()) - until
             self._timer = asyncio.get_running_loop().call_later(soon, self._come_back)
 
     async def _admit(self, asked: Wanted, move: Move) -> None:

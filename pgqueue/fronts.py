@@ -14,7 +14,7 @@ before it.
 Where reading from the front has become slow (`SLOW_SECONDS` for a line, the quickest of several; it takes some hundred
 dead entries), so are the claims and the looks that ask whether anybody waits, and each end of a job makes some. Then
 they, too, begin behind those that have gone, of any line; and whoever finds nobody so comes back to it a second after,
-unless it was read from its front meanwhile. That second is all it costs.
+unless it was read from its front meanwhile; or at once, when it leaves. That second is all it costs.
 
 Nothing is decided here about who may hold a key: that is counted, under its lock.
 """
@@ -51,9 +51,9 @@ class Line:
 
     last: Place
     looked: float
-    anew: bool = False
-    taken: int = 1
-    lately: int = 1
+    anew: bool = True
+    taken: int = 0
+    lately: int = 0
     parked: Place | None = None
 
 
@@ -69,15 +69,20 @@ class Fronts:
 
     def behind(self, key: str) -> Place:
         """Behind which place an admit is to read the line of this key now; whoever asks does read it."""
-        line = self._lines.get(key)
-        if line is None:
-            return FRONT
-        line.parked = None
         now = monotonic()
+        line = self._lines.get(key) or self._new(key, now)
+        line.parked = None
         if now - line.looked >= LINE_SECONDS:
             line.taken = line.taken if line.lately >= BUSY_RATE else 0
             line.looked, line.anew, line.lately = now, True, 0
         return FRONT if line.anew or not (self.slow or line.taken >= BUSY_TAKEN) else line.last
+
+    def _new(self, key: str, now: float) -> Line:
+        """From before the line is read, so that what we park meanwhile is not forgotten."""
+        if len(self._lines) >= KEYS_MOST:
+            del self._lines[next(iter(self._lines))]
+        line = self._lines[key] = Line(FRONT, now)
+        return line
 
     def ahead(self, key: str) -> Place:
         """The same for a look, whether anybody waits."""
@@ -89,28 +94,28 @@ class Fronts:
             return {}
         since = monotonic() - LINE_SECONDS
         last = islice(reversed(self._lines.items()), SENT_MOST)
-        return {key: line.last for key, line in last if not line.anew and line.looked > since}
+        sure = ((key, line) for key, line in last if not line.anew and line.looked > since)
+        return {key: line.last for key, line in sure if line.last != FRONT}
 
     def let_in(self, key: str, place: Place) -> None:
-        """The first in this line was the one at this place when it was read, and has gone."""
+        """The first in this line was the one at this place when it was read (`behind`), and has gone."""
         line = self._lines.pop(key, None)
-        if line is None:
-            line = Line(place, monotonic())
-            if len(self._lines) >= KEYS_MOST:
-                del self._lines[next(iter(self._lines))]
+        if line is None:  # put out since then: nobody knows what was parked meanwhile
+            line = self._new(key, monotonic())
+            line.anew = True
         else:
+            self._lines[key] = line
             line.anew = line.parked is not None and line.parked <= place
-            line.last = place
-            line.taken += 1
-            line.lately += 1
-        self._lines[key] = line
+        line.last = place
+        line.taken += 1
+        line.lately += 1
 
     def empty(self, keys: Iterable[str], at: float) -> None:
         """Statements that were sent at that time have read these lines from their fronts and found nobody."""
         for key in keys:
             line = self._lines.get(key)
-            if line is not None:
-                line.looked = max(line.looked, at)
+            if line is not None and at >= line.looked:
+                line.looked = at
                 line.anew = line.parked is not None and line.parked <= line.last
 
     def parked(self, keys: Iterable[str], lowest: Place) -> None:
@@ -124,10 +129,15 @@ class Fronts:
     def ended(self, key: str) -> bool:
         """An admit that did not read this line from its front has found nobody in it. Whether another shall read it
         from there at once; else that is due in a while."""
-        line = self._lines.get(key)
-        if line is not None and not self.slow:
-            line.anew = True
+        if not self.slow:
+            self.doubt(key)
         return not self.slow
+
+    def doubt(self, key: str) -> None:
+        """Somebody may be in this line in front of whom we know: it is to be read from its front."""
+        line = self._lines.get(key)
+        if line is not None:
+            line.anew = True
 
     def read_since(self, key: str, at: float) -> bool:
         """Whether this line was read from its front after that time, and it is known who was found there."""

@@ -103,7 +103,8 @@ class Moves:
             )
         )
         [(lines, seconds, read)] = rows
-        nobody = [(key, place) for key, place in zip(keys, behind, strict=True) if key not in set(lines)]
+        somebody = set(lines)
+        nobody = [(key, place) for key, place in zip(keys, behind, strict=True) if key not in somebody]
         self.fronts.empty([key for key, place in nobody if place == FRONT], self._session.sent)
         if read:
             self.fronts.took(seconds, read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -137,8 +138,14 @@ def slow(memory: Fronts) -> None:
         memory.took(2 * SLOW_SECONDS, 1)
 
 
-def test_reading_is_slow_when_each_of_several_looks_was(memory: Fronts) -> None:
+def first(memory: Fronts) -> None:
+    """The line of "a" was read, and its first has gone."""
+    assert memory.behind("a") == FRONT
     memory.let_in("a", (11, 7))
+
+
+def test_reading_is_slow_when_each_of_several_looks_was(memory: Fronts) -> None:
+    first(memory)
     for _ in range(SLOW_LOOKS):
         assert (memory.slow, memory.ahead("a"), memory.known()) == (False, FRONT, {})
         memory.took(10 * SLOW_SECONDS, 10)
@@ -149,7 +156,7 @@ def test_reading_is_slow_when_each_of_several_looks_was(memory: Fronts) -> None:
 
 def test_where_it_is_slow_every_line_is_read_from_its_front_once_in_a_while(memory: Fronts, clock: list[float]) -> None:
     slow(memory)
-    memory.let_in("a", (11, 7))
+    first(memory)
     assert memory.behind("a") == memory.ahead("a") == (11, 7)
     clock[0] += LINE_SECONDS
     assert memory.known() == {}
@@ -163,7 +170,7 @@ def test_a_line_that_a_claim_found_empty_need_not_be_read_from_its_front_for_a_w
     memory: Fronts, clock: list[float]
 ) -> None:
     slow(memory)
-    memory.let_in("a", (11, 7))
+    first(memory)
     clock[0] += LINE_SECONDS
     memory.empty(["a"], clock[0] - 0.1)
     assert memory.ahead("a") == (11, 7)
@@ -176,7 +183,7 @@ def test_a_line_that_a_claim_found_empty_need_not_be_read_from_its_front_for_a_w
 
 def test_what_we_park_while_a_line_is_looked_at_is_not_taken_for_nobody(memory: Fronts, clock: list[float]) -> None:
     slow(memory)
-    memory.let_in("a", (11, 7))
+    first(memory)
     clock[0] += LINE_SECONDS
     assert memory.ahead("a") == FRONT
     memory.parked(["a"], (11, 5))
@@ -184,12 +191,30 @@ def test_what_we_park_while_a_line_is_looked_at_is_not_taken_for_nobody(memory: 
     assert (memory.ahead("a"), memory.known()) == (FRONT, {})
 
 
+@pytest.mark.parametrize("place", [(11, 5), (1, 60)])
+def test_what_we_park_while_a_line_is_read_for_the_first_time_is_not_forgotten(memory: Fronts, place: Place) -> None:
+    slow(memory)
+    assert memory.behind("a") == FRONT
+    memory.parked(["a"], place)
+    memory.let_in("a", (11, 7))
+    assert (memory.behind("a"), memory.known()) == (FRONT, {})
+
+
+def test_an_answer_from_before_says_nothing_of_a_line_that_is_being_read(memory: Fronts, clock: list[float]) -> None:
+    slow(memory)
+    first(memory)
+    clock[0] += LINE_SECONDS
+    assert memory.behind("a") == FRONT
+    memory.empty(["a"], clock[0] - 0.1)
+    assert memory.behind("a") == FRONT
+
+
 def test_the_end_of_a_line_is_believed_at_once_only_where_reading_is_quick(memory: Fronts) -> None:
     busy(memory)
     assert memory.behind("a") == (11, BUSY_TAKEN)
     assert memory.ended("a")
     assert memory.behind("a") == FRONT, "at once, from there"
-    memory.empty(["a"], 0.0)
+    memory.let_in("a", (11, BUSY_TAKEN))
     slow(memory)
     assert memory.behind("a") == (11, BUSY_TAKEN)
     assert not memory.ended("a")
@@ -199,6 +224,7 @@ def test_the_end_of_a_line_is_believed_at_once_only_where_reading_is_quick(memor
 def test_however_many_lines_there_are_some_are_remembered_and_fewer_sent(memory: Fronts) -> None:
     slow(memory)
     for number in range(2 * KEYS_MOST):
+        memory.behind(f"k{number}")
         memory.let_in(f"k{number}", (11, number))
     assert len(memory._lines) == KEYS_MOST
     last = range(2 * KEYS_MOST - SENT_MOST, 2 * KEYS_MOST)
@@ -297,6 +323,28 @@ async def test_where_reading_is_slow_who_was_parked_in_front_is_come_back_to(
     await until(lambda: here.admit.wants)
     assert [job.id for job in await here.let_in()] == [urgent]
     assert not here.admit._unsure
+
+
+@pytest.mark.promise("F22")
+async def test_who_leaves_comes_back_at_once(desks: Desks, eyes: Eyes) -> None:
+    """Not in a second: it is not there any more then."""
+    here, there = desks(), desks()
+    slow(here.admit.fronts)
+    ids = put(eyes, 2)
+    await here.take()
+    await here.complete(*here.jobs)
+    assert [job.id for job in await here.let_in()] == ids[1:]
+    [urgent] = put(eyes, 1, priority=0, rank=1)
+    await there.park()
+    await there.let_in()
+    await here.complete(*here.jobs)
+    assert await here.let_in() == []
+    began = monotonic()
+    running = asyncio.ensure_future(here.admit.run())
+    await here.admit.idle()
+    running.cancel()
+    assert [job.id for job in here.jobs] == [urgent]
+    assert monotonic() - began < LINE_SECONDS
 
 
 @pytest.mark.promise("F08")
