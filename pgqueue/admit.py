@@ -25,9 +25,9 @@ are hints only:
   it, so the ask after that end sees it; and a job whose end is known before that is ours no more. Where the first in
   line may be beside a holder, whoever has parked that one asks.
 - A key of which we know no line is looked up first (`admit_lines`), many at once: most keys have none.
-One with a line whose holder has ended here, or where one was parked that only the first of the line may come before,
-goes the short way, `admit_next`: the first of the line comes in here, if that is all there is to do. If it is not, the
-key goes the long way after it.
+One with a line goes the short way, `admit_next`, when its holder has ended here, or when all that was parked has the
+limit 1: the first of the line comes in here, if that is all there is to do. If it is not, the key goes the long way
+after it.
 
 Why nobody waits for ever: not because of this. An admit may come too early (the holder's commit is not yet visible),
 may meet a head that somebody has locked, or may never come, when the process dies after its commit. The sweep finds

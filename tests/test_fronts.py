@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
 from time import monotonic
 from typing import Any
 
 import psycopg
 import pytest
 from keyed import Desk
+from test_starts import Desks, desks, put
 from workers import Eyes, until
 
 from pgqueue import fronts
@@ -27,24 +27,9 @@ from pgqueue.fronts import (
     Fronts,
     Place,
 )
-from pgqueue.sessions import Link
 from pgqueue.statements import text
 
-Desks = Callable[..., Desk]
-
-
-@pytest.fixture
-async def desks(dsn: str) -> AsyncIterator[Desks]:
-    """Makes desks; closed at the end."""
-    made: list[Desk] = []
-
-    def make(**options: Any) -> Desk:
-        made.append(Desk(dsn, link=Link(dsn, "pgqueue", **options)))
-        return made[-1]
-
-    yield make
-    for desk in made:
-        await desk.close()
+__all__ = ["desks"]
 
 
 @pytest.fixture
@@ -58,13 +43,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
     monkeypatch.setattr(fronts, "monotonic", lambda: now[0])
     return now
-
-
-def put(eyes: Eyes, number: int, key: str = "a", **columns: Any) -> list[int]:
-    names = ", ".join(["lock_key", *columns])
-    values = ", ".join(["%s"] * (1 + len(columns)))
-    insert = f"INSERT INTO pgqueue.job (task, {names}) SELECT 'x', {values} FROM generate_series(1, %s) RETURNING id"  # noqa: S608
-    return [job_id for (job_id,) in eyes.all(insert, key, *columns.values(), number)]
 
 
 # What is remembered ---------------------------------------------------------------------------------------------------
@@ -295,17 +273,8 @@ async def test_of_large_jobs_as_of_small_ones_the_line_is_remembered(desks: Desk
     assert (line.last, line.taken) == ((11, ids[2]), 3)
 
 
-@pytest.mark.promise("F22")
-@pytest.mark.parametrize("naive", [False, True])
-async def test_where_reading_is_slow_who_was_parked_in_front_is_come_back_to(
-    desks: Desks, eyes: Eyes, naive: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By another worker, which found the key held. The naive one believes that nobody is there: the sweep will see."""
-    monkeypatch.setattr(fronts, "LINE_SECONDS", 0.2)
-    monkeypatch.setattr("pgqueue.admit.LINE_SECONDS", 0.2)
-    if naive:
-        monkeypatch.setattr("pgqueue.admit.Admit._come_back_to", lambda admit, keys: None)
-    here, there = desks(), desks()
+async def left_behind(here: Desk, there: Desk, eyes: Eyes) -> int:
+    """A job that `there` parked before those whom `here` knows, which held the key; by its hint nobody is left."""
     slow(here.admit.fronts)
     ids = put(eyes, 2)
     await here.take()
@@ -316,9 +285,23 @@ async def test_where_reading_is_slow_who_was_parked_in_front_is_come_back_to(
     assert await there.let_in() == []
     await here.complete(*here.jobs)
     assert await here.let_in() == [], "not read from its front yet"
+    return urgent
+
+
+@pytest.mark.promise("F22")
+@pytest.mark.parametrize("naive", [False, True])
+async def test_where_reading_is_slow_who_was_parked_in_front_is_come_back_to(
+    desks: Desks, eyes: Eyes, naive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The naive one believes that nobody is there, and leaves it to the sweep."""
+    monkeypatch.setattr("pgqueue.admit.LINE_SECONDS", 0.2)
     if naive:
-        await asyncio.sleep(1.0)  # five times as long as the other needs: nothing will happen
+        monkeypatch.setattr("pgqueue.admit.Admit._come_back_to", lambda admit, keys: None)
+    here = desks()
+    urgent = await left_behind(here, desks(), eyes)
+    if naive:
         assert not here.admit.wants
+        assert here.admit._timer is None, "nothing will wake it"
         return
     await until(lambda: here.admit.wants)
     assert [job.id for job in await here.let_in()] == [urgent]
@@ -328,17 +311,8 @@ async def test_where_reading_is_slow_who_was_parked_in_front_is_come_back_to(
 @pytest.mark.promise("F22")
 async def test_who_leaves_comes_back_at_once(desks: Desks, eyes: Eyes) -> None:
     """Not in a second: it is not there any more then."""
-    here, there = desks(), desks()
-    slow(here.admit.fronts)
-    ids = put(eyes, 2)
-    await here.take()
-    await here.complete(*here.jobs)
-    assert [job.id for job in await here.let_in()] == ids[1:]
-    [urgent] = put(eyes, 1, priority=0, rank=1)
-    await there.park()
-    await there.let_in()
-    await here.complete(*here.jobs)
-    assert await here.let_in() == []
+    here = desks()
+    urgent = await left_behind(here, desks(), eyes)
     began = monotonic()
     running = asyncio.ensure_future(here.admit.run())
     await here.admit.idle()
