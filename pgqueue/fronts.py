@@ -1,8 +1,8 @@
 """Where to begin to read who is in line for a key: behind those of its line that have gone.
 
 As with holders (see starts), an index keeps the entries of those that were let in for as long as somebody holds a
-snapshot from before, and a line is read by each admit of its key. So a worker remembers where the last one stood whom
-it let in, and reads on from there.
+snapshot from before, and a line is read by each admit of its key, and by each claim that meets a job of it. So a worker
+remembers where the last one stood whom it let in, and reads on from there.
 
 Why that may be wrong for a moment, and for how long: anybody may park a job in front of those that wait. So it is done
 for lines only from which many are let in, and many a second (`BUSY_TAKEN`, `BUSY_RATE`); not past what this worker
@@ -12,8 +12,8 @@ that another worker has parked before those that wait is seen a second later at 
 before it.
 
 Where reading from the front has become slow (`SLOW_SECONDS` for a line, the quickest of several; it takes some hundred
-dead entries), so are the claims and the looks that ask whether anybody waits, and each end of a job makes some. Then
-they, too, begin behind those that have gone, of any line; and whoever finds nobody so comes back to it a second after,
+dead entries), so are the looks that ask whether anybody waits, and each end of a job makes some. Then they, too, begin
+behind those that have gone, and all do so of any line; and whoever finds nobody so comes back to it a second after,
 unless it was read from its front meanwhile; or at once, when it leaves. That second is all it costs.
 
 Nothing is decided here about who may hold a key: that is counted, under its lock.
@@ -75,7 +75,7 @@ class Fronts:
         if now - line.looked >= LINE_SECONDS:
             line.taken = line.taken if line.lately >= BUSY_RATE else 0
             line.looked, line.anew, line.lately = now, True, 0
-        return FRONT if line.anew or not (self.slow or line.taken >= BUSY_TAKEN) else line.last
+        return line.last if self._from_last(line) else FRONT
 
     def _new(self, key: str, now: float) -> Line:
         """From before the line is read, so that what we park meanwhile is not forgotten."""
@@ -90,15 +90,16 @@ class Fronts:
 
     def known(self) -> dict[str, Place]:
         """The same for claims, which may read any line, of those that they need not read from the front."""
-        if not self.slow:
-            return {}
         since = monotonic() - LINE_SECONDS
         last = islice(reversed(self._lines.items()), SENT_MOST)
-        sure = ((key, line) for key, line in last if not line.anew and line.looked > since)
+        sure = ((key, line) for key, line in last if self._from_last(line) and line.looked > since)
         return {key: line.last for key, line in sure if line.last != FRONT}
 
-    def let_in(self, key: str, place: Place) -> None:
-        """The first in this line was the one at this place when it was read (`behind`), and has gone."""
+    def _from_last(self, line: Line) -> bool:
+        return not line.anew and (self.slow or line.taken >= BUSY_TAKEN)
+
+    def let_in(self, key: str, place: Place, number: int = 1) -> None:
+        """The first in this line, so many, were up to this place when it was read (`behind`), and have gone."""
         line = self._lines.pop(key, None)
         if line is None:  # put out since then: nobody knows what was parked meanwhile
             line = self._new(key, monotonic())
@@ -107,8 +108,8 @@ class Fronts:
             self._lines[key] = line
             line.anew = line.parked is not None and line.parked <= place
         line.last = place
-        line.taken += 1
-        line.lately += 1
+        line.taken += number
+        line.lately += number
 
     def empty(self, keys: Iterable[str], at: float) -> None:
         """Statements that were sent at that time have read these lines from their fronts and found nobody."""

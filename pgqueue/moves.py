@@ -6,13 +6,13 @@ and the next begins there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from pgqueue.fronts import FRONT, Fronts
+from pgqueue.fronts import FRONT, Fronts, Place
 from pgqueue.sessions import Session
 from pgqueue.starts import Starts
 from pgqueue.statements import Row, Statement, integers, texts
@@ -71,8 +71,7 @@ class Moves:
                 keys,
                 claim,
                 afters=afters,
-                ranks=integers(rank for rank, _ in behind),
-                ids=integers(job_id for _, job_id in behind),
+                **_places(behind),
             ),
             on=on,
         )
@@ -85,9 +84,7 @@ class Moves:
         self._learn(rows, first[1], msgspec.json.decode(first[3]) if first[3] else ())
         longer = msgspec.json.decode(first[5])
         rows.sort(key=lambda row: (row[7], row[0]))
-        found = {*longer, *(LOCK + row[15] for row in rows)}
-        unsure = [key for key, place in zip(keys, behind, strict=True) if place != FRONT and key not in found]
-        return Moved(rows, longer, unsure)
+        return Moved(rows, longer, _unsure(keys, behind, {*longer, *(LOCK + row[15] for row in rows)}))
 
     async def look(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
         """Of these keys those that somebody waits for; and those of whose lines nobody was found, which were not read
@@ -97,8 +94,7 @@ class Moves:
             self._session.link.statement(
                 "admit_lines",
                 keys=texts(keys),
-                ranks=integers(rank for rank, _ in behind),
-                ids=integers(job_id for _, job_id in behind),
+                **_places(behind),
                 front=FRONT[0],
             )
         )
@@ -114,7 +110,11 @@ class Moves:
         """Let those in that wait for locks; what they wait for that went on is to be asked for next."""
         keys, on = list(asked), await self._begin()
         afters = self._afters(keys)
-        _, [(_, skipped, _, _, onward, lowest, held)], rows = await self._session.run_then(
+        for key, (_, head) in asked.items():
+            if head:  # the sweep has seen somebody: perhaps where nobody else looks
+                self.fronts.doubt(key)
+        behind = [self.fronts.behind(key) for key in keys]
+        _, [(_, skipped, _, _, onward, lowest, held, lines, gone)], rows = await self._session.run_then(
             self._lock(keys),
             self._statement(
                 "admit_move",
@@ -123,12 +123,15 @@ class Moves:
                 afters=afters,
                 fresh=[job_id for ids, _ in asked.values() for job_id in ids],
                 heads=any(head for _, head in asked.values()),
+                **_places(behind),
             ),
             then=[self._read("admit_read", keys, claim, afters=afters)],
             on=on,
         )
+        for key, number, rank, job_id in msgspec.json.decode(gone) if gone else ():
+            self.fronts.let_in(key, (rank, job_id), number)
         self._learn(rows, lowest, held)
-        return Moved(rows, onward, skipped=len(skipped))
+        return Moved(rows, onward, _unsure(keys, behind, set(lines)), len(skipped))
 
     async def limits(self, asked: Wanted, claim: int) -> Moved:
         """The same for limits. Those that went on took no slot, so there may be more of them."""
@@ -177,3 +180,13 @@ class Moves:
             notify=self._notify,
             **more,
         )
+
+
+def _places(behind: Sequence[Place]) -> dict[str, str]:
+    """Behind whom lines are to be read, as statements want it."""
+    return {"ranks": integers(rank for rank, _ in behind), "ids": integers(job_id for _, job_id in behind)}
+
+
+def _unsure(keys: Iterable[str], behind: Iterable[Place], found: Collection[str]) -> list[str]:
+    """The keys in whose lines nobody was `found`, and that were not read from the front."""
+    return [key for key, place in zip(keys, behind, strict=True) if place != FRONT and key not in found]

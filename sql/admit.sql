@@ -131,17 +131,20 @@ FROM shown WHERE NOT (SELECT so FROM large);
 -- of its own holds up those behind it. Those that need a limit or a rate, too, wait for that next, and keep the lock.
 -- Then, of the jobs `fresh` (and, if `heads` says so, of the first of each line) that have never started and found no room:
 -- `skip` ends as skipped; `once` too, if another job of its task waits for the key that way, which will run after it.
--- Holders are read behind the hold_pos that is `after` for the key.
+-- Holders are read behind the hold_pos that is `after` for the key, its line behind (rank, id); see starts.py. But for the keys of
+-- `fresh`, and those that `heads` is about, who may be skipped is looked for from the front.
 -- Answers the ids of those let in here, of those skipped, how many were granted, how many were told, what those that have
--- the lock now wait for next, the lowest hold_pos of those let in here, and the keys that others held before.
+-- the lock now wait for next, the lowest hold_pos of those let in here, the keys that others held before, the keys with a line, and
+-- of each that somebody has left the line of, as a JSON array: [key, how many, rank and id of the last one].
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), line AS MATERIALIZED (
-    SELECT wanted.key, held.n, head.most
-    FROM me CROSS JOIN unnest(%(keys)s::text[], %(afters)s::bigint[]) AS wanted (key, after)
+    SELECT wanted.key, wanted.rank, wanted.id, held.n, head.most
+    FROM me CROSS JOIN unnest(%(keys)s::text[], %(afters)s::bigint[], %(ranks)s::smallint[], %(ids)s::bigint[])
+        AS wanted (key, after, rank, id)
     CROSS JOIN LATERAL (
         SELECT coalesce(b.lock_limit, 1) AS most FROM pgqueue.job_blocked b
-        WHERE b.key = wanted.key AND NOT b.holds
+        WHERE b.key = wanted.key AND (b.rank, b.id) > (wanted.rank, wanted.id) AND NOT b.holds
           AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
           AND (b.queue = ANY (%(queues)s::text[])
                OR EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
@@ -166,7 +169,7 @@ WITH me AS MATERIALIZED (
     FROM line CROSS JOIN LATERAL (
         SELECT b.ctid, b.id, b.rank, b.queue, b.lock_limit, b.crashes, coalesce(b.limit_key, b.rate_key) IS NOT NULL AS more
         FROM pgqueue.job_blocked b
-        WHERE b.key = line.key AND NOT b.holds
+        WHERE b.key = line.key AND (b.rank, b.id) > (line.rank, line.id) AND NOT b.holds
           AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
           AND (b.queue = ANY (%(queues)s::text[])
                OR EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
@@ -179,7 +182,7 @@ WITH me AS MATERIALIZED (
     FROM (SELECT head.*, row_number() OVER (PARTITION BY key ORDER BY rank, id) AS nth FROM head) AS numbered
 ), admitted AS MATERIALIZED (
     -- A suspect is granted: its lane sees to it that it comes alone.
-    SELECT f.ctid, f.id, f.key, f.crashes = 0 AND NOT f.more AND coalesce(
+    SELECT f.ctid, f.id, f.rank, f.key, f.crashes = 0 AND NOT f.more AND coalesce(
                row_number() OVER (PARTITION BY mine.pool, f.crashes = 0 AND NOT f.more ORDER BY f.rank, f.id)
                <= (%(slots)s::integer[])[mine.pool], false) AS here
     FROM fitting f
@@ -288,7 +291,10 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
             ELSE ARRAY(SELECT id FROM running) END,
        ARRAY(SELECT id FROM skipped), (SELECT count(*) FROM granted), (SELECT count(done) FROM told),
        ARRAY(SELECT DISTINCT key FROM onward), (SELECT min(hold_pos) FROM running),
-       ARRAY(SELECT key FROM line WHERE n > 0);
+       ARRAY(SELECT key FROM line WHERE n > 0), ARRAY(SELECT key FROM line),
+       (SELECT json_agg(json_build_array(gone.key, gone.n, gone.rank, gone.id))::text
+        FROM (SELECT DISTINCT ON (key COLLATE "C") key, rank, id, count(*) OVER (PARTITION BY key COLLATE "C") AS n
+              FROM admitted ORDER BY key COLLATE "C", rank DESC, id DESC) AS gone);
 
 -- name: admit_limits
 -- The same for keys that are limits: with them locked, count the holders of each, and let in as many of those that wait, in (rank,

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from keyed import Desk
+from keyed import Desk, ending
 from test_starts import Desks, desks, put
 from workers import Eyes, until
 
@@ -59,6 +59,23 @@ def test_only_the_line_of_a_busy_key_is_begun_behind_its_front(memory: Fronts, c
         assert memory.behind("a") == FRONT
     memory.let_in("a", (11, 1000))
     assert memory.behind("a") == (11, 1000)
+
+
+def test_claims_are_told_of_the_lines_of_busy_keys_while_those_are_known(memory: Fronts, clock: list[float]) -> None:
+    """However quick reading was: with a backlog nobody looks, so nobody would know that it has become slow."""
+    busy(memory)
+    memory.let_in("b", (11, 1))
+    assert not memory.slow
+    memory.behind("a")
+    memory.let_in("a", (11, 1000))
+    assert memory.known() == {"a": (11, 1000)}
+    memory.doubt("a")
+    assert memory.known() == {}
+    memory.behind("a")
+    memory.let_in("a", (11, 1001))
+    assert memory.known() == {"a": (11, 1001)}
+    clock[0] += LINE_SECONDS
+    assert memory.known() == {}
 
 
 def test_one_from_which_few_were_let_in_lately_is_busy_no_more(memory: Fronts, clock: list[float]) -> None:
@@ -260,6 +277,79 @@ async def test_at_the_end_of_its_line_one_parked_before_it_is_found(
     assert not here.admit.wants
 
 
+async def test_the_long_way_begins_behind_those_it_has_let_in_too(
+    desks: Desks, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    """Of a key with a limit above 1; but whom the sweep has seen is looked for from the front."""
+    monkeypatch.setattr(fronts, "BUSY_TAKEN", 4)
+    here, there = desks(), desks()
+    ids = put(eyes, 10, lock_limit=2)
+    assert await here.take() == ids[:2]
+
+    async def next_two() -> list[int]:
+        await here.complete(*here.jobs)
+        return [job.id for job in await here.let_in()]
+
+    assert [await next_two() for _ in range(2)] == [ids[2:4], ids[4:6]]
+    [line] = here.admit.fronts._lines.values()
+    assert (line.last, line.taken) == ((11, ids[5]), 6)
+    urgent = put(eyes, 2, priority=0, rank=1, lock_limit=2)
+    await there.park()
+    there.admit._wanted.clear()
+    assert await next_two() == ids[6:8]
+    here.admit.swept(["lock:a"])
+    assert await next_two() == urgent
+    assert await next_two() == ids[8:]
+
+
+async def test_at_the_end_of_its_line_the_long_way_too_finds_one_parked_before_it(
+    desks: Desks, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    monkeypatch.setattr(fronts, "BUSY_TAKEN", 2)
+    here, there = desks(), desks()
+    put(eyes, 4, lock_limit=2)
+    await here.take()
+    await here.complete(*here.jobs)
+    await here.let_in()
+    [urgent] = put(eyes, 1, priority=0, rank=1, lock_limit=2)
+    await there.park()
+    there.admit._wanted.clear()
+    here.admit._followed.clear()
+    ended = list(here.jobs)
+    await here.end("complete_plain", ended)
+    here.admit._wanted |= dict.fromkeys(here.admit._followed, ([], False))
+    here.admit._followed.clear()
+    assert [job.id for job in await here.let_in()] == [urgent]
+    assert not here.admit.wants
+
+
+@pytest.mark.promise("F22")
+async def test_who_was_parked_in_front_comes_after_a_claim_that_did_not_see_him(
+    desks: Desks, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    monkeypatch.setattr(fronts, "BUSY_TAKEN", 2)
+    here, there = desks(), desks()
+    put(eyes, 4)
+    await here.take()
+    for _ in range(3):
+        await here.complete(*here.jobs)
+        await here.let_in()
+    [urgent] = put(eyes, 1, priority=0, rank=1)
+    await there.park()
+    assert await there.let_in() == []
+    ended = list(here.jobs)
+    await here.session.run(ending(here.link, "complete_plain", ended, here.worker_id))
+    [later] = put(eyes, 1)
+    here.fetcher.keyed.left, here.fetcher.keyed.long_rows = 1, False
+    [claimed] = await here.park()
+    assert claimed.id == later, "nobody was seen in line"
+    here.admit.claimed([claimed])
+    here.admit.ended(ended)
+    assert await here.let_in() == []
+    await here.complete(claimed)
+    assert [job.id for job in await here.let_in()] == [urgent]
+
+
 @pytest.mark.parametrize("size", [10, 40_000])
 async def test_of_large_jobs_as_of_small_ones_the_line_is_remembered(desks: Desks, eyes: Eyes, size: int) -> None:
     """Their rows come in a message of their own, without their places."""
@@ -322,7 +412,7 @@ async def test_who_leaves_comes_back_at_once(desks: Desks, eyes: Eyes) -> None:
 
 
 @pytest.mark.promise("F08")
-async def test_under_a_snapshot_claims_and_looks_do_not_read_those_that_have_gone(
+async def test_under_a_snapshot_claims_looks_and_admits_do_not_read_those_that_have_gone(
     desks: Desks, dsn: str, eyes: Eyes, conn: psycopg.Connection
 ) -> None:
     """Of a key whose line 600 have left, and where nobody waits. The naive ones begin at the front."""
@@ -339,6 +429,7 @@ async def test_under_a_snapshot_claims_and_looks_do_not_read_those_that_have_gon
         known = desk.admit.fronts.known()
         assert known == {"lock:a": (11, ids[-1])}
         assert look(conn, desk.admit.fronts.ahead("lock:a")) + 100 <= look(conn, FRONT)
+        assert move(conn, desk, known["lock:a"]) + 100 <= move(conn, desk, FRONT)
         put(eyes, 1)
         assert claim(conn, desk, known) + 50 <= claim(conn, desk, {})
 
@@ -347,6 +438,15 @@ def look(conn: psycopg.Connection, place: Place) -> int:
     """Pages that a look at the line of "a" touches."""
     params = {"keys": ["lock:a"], "ranks": [place[0]], "ids": [place[1]], "front": FRONT[0]}
     return pages(conn, "admit_lines", params)
+
+
+def move(conn: psycopg.Connection, desk: Desk, place: Place) -> int:
+    """Pages that an admit of "a" by the long way touches; where holders begin it knows."""
+    params = {
+        "keys": ["lock:a"], "afters": [10**9], "ranks": [place[0]], "ids": [place[1]], "fresh": [], "heads": False,
+        "queues": ["default"], "pools": [1], "slots": [1], "worker_id": desk.worker_id, "claim": 1, "notify": False,
+    }  # fmt: skip
+    return pages(conn, "admit_move", params)
 
 
 def claim(conn: psycopg.Connection, desk: Desk, lines: dict[str, Place]) -> int:
