@@ -6,10 +6,10 @@ remembers where the last one stood whom it let in, and reads on from there.
 
 Why that may be wrong for a moment, and for how long: anybody may park a job in front of those that wait. So it is done
 for lines only from which many are let in, and many a second (`BUSY_TAKEN`, `BUSY_RATE`); not past what this worker
-parks itself; for `LINE_SECONDS`, then the line is read from its front once; and a line that seems to be at its end is
-read from its front before that is believed. So nobody is left behind, and all it changes is this: of such a key, a job
-that another worker has parked before those that wait is seen a second later at most, and who is let in meanwhile runs
-before it.
+parks itself; for `LINE_SECONDS`, then the line is read from its front once; and a line that seems to be at its end
+while there is room is read from its front before that is believed. So nobody is left behind, and all it changes is
+this: of such a key, a job that another worker has parked before those that wait is seen a second later at most, and who
+is let in meanwhile runs before it.
 
 Where reading from the front has become slow (`SLOW_SECONDS` for a line, the quickest of several; it takes some hundred
 dead entries), so are the looks that ask whether anybody waits, and each end of a job makes some. Then they, too, begin
@@ -46,14 +46,15 @@ SLOW_SECONDS, SLOW_LOOKS = 50e-6, 8
 @dataclass(slots=True)
 class Line:
     """Where the last one stood who was let in; when the line was read from its front, and whether it has to be until it
-    is known who was found there; how many were let in, and how many since then; the first place that was parked at
-    since it was read last."""
+    is known who was found there; how many were let in, how many of them lately, and since when that is; the first place
+    that was parked at since it was read last."""
 
     last: Place
     looked: float
     anew: bool = True
     taken: int = 0
     lately: int = 0
+    since: float = 0.0
     parked: Place | None = None
 
 
@@ -73,15 +74,21 @@ class Fronts:
         line = self._lines.get(key) or self._new(key, now)
         line.parked = None
         if now - line.looked >= LINE_SECONDS:
-            line.taken = line.taken if line.lately >= BUSY_RATE else 0
-            line.looked, line.anew, line.lately = now, True, 0
+            line.looked, line.anew = now, True
+        self._judge(line, now)
         return line.last if self._from_last(line) else FRONT
+
+    def _judge(self, line: Line, now: float) -> None:
+        """One from which few were let in lately is not busy any more."""
+        if now - line.since >= LINE_SECONDS:
+            line.taken = line.taken if line.lately >= BUSY_RATE else 0
+            line.lately, line.since = 0, now
 
     def _new(self, key: str, now: float) -> Line:
         """From before the line is read, so that what we park meanwhile is not forgotten."""
         if len(self._lines) >= KEYS_MOST:
             del self._lines[next(iter(self._lines))]
-        line = self._lines[key] = Line(FRONT, now)
+        line = self._lines[key] = Line(FRONT, now, since=now)
         return line
 
     def ahead(self, key: str) -> Place:
@@ -118,6 +125,7 @@ class Fronts:
             if line is not None and at >= line.looked:
                 line.looked = at
                 line.anew = line.parked is not None and line.parked <= line.last
+                self._judge(line, at)
 
     def parked(self, keys: Iterable[str], lowest: Place) -> None:
         """We have parked jobs of these keys, none of a lower rank or a lower id than these two."""

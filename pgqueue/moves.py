@@ -36,8 +36,8 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The rows of those who came in here, keys to be asked for next, keys of whose lines nobody was found, which were
-    not read from the front, and how many jobs were skipped."""
+    """The rows of those who came in here, keys to be asked for next, keys that have room, as far as we know, and a line
+    that was not read from its front, and how many jobs were skipped."""
 
     rows: list[Row]
     onward: list[str]
@@ -114,7 +114,7 @@ class Moves:
             if head:  # the sweep has seen somebody: perhaps where nobody else looks
                 self.fronts.doubt(key)
         behind = [self.fronts.behind(key) for key in keys]
-        _, [(_, skipped, _, _, onward, lowest, held, lines, gone)], rows = await self._session.run_then(
+        _, [(_, skipped, _, _, onward, lowest, held, full, gone)], rows = await self._session.run_then(
             self._lock(keys),
             self._statement(
                 "admit_move",
@@ -131,7 +131,7 @@ class Moves:
         for key, number, rank, job_id in msgspec.json.decode(gone) if gone else ():
             self.fronts.let_in(key, (rank, job_id), number)
         self._learn(rows, lowest, held)
-        return Moved(rows, onward, _unsure(keys, behind, set(lines)), len(skipped))
+        return Moved(rows, onward, _unsure(keys, behind, set(full)), len(skipped))
 
     async def limits(self, asked: Wanted, claim: int) -> Moved:
         """The same for limits. Those that went on took no slot, so there may be more of them."""
@@ -187,6 +187,6 @@ def _places(behind: Sequence[Place]) -> dict[str, str]:
     return {"ranks": integers(rank for rank, _ in behind), "ids": integers(job_id for _, job_id in behind)}
 
 
-def _unsure(keys: Iterable[str], behind: Iterable[Place], found: Collection[str]) -> list[str]:
-    """The keys in whose lines nobody was `found`, and that were not read from the front."""
-    return [key for key, place in zip(keys, behind, strict=True) if place != FRONT and key not in found]
+def _unsure(keys: Iterable[str], behind: Iterable[Place], sure: Collection[str]) -> list[str]:
+    """The keys for which somebody may be left in front of those who were seen; not those that are `sure`."""
+    return [key for key, place in zip(keys, behind, strict=True) if place != FRONT and key not in sure]

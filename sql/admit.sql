@@ -40,7 +40,7 @@ CROSS JOIN (
 -- name: admit_next
 -- The same as `admit_move` for the usual case, at half its price: with these keys locked, let in here the first in the line of
 -- each that has room, if it needs nothing more, is no suspect, and one of our `slots` is left for it. Skips nobody.
--- Holders are read behind the hold_pos that is `after` for the key, its line behind (rank, id); see starts.py.
+-- Holders are read behind the hold_pos that is `after` for the key (see starts.py), its line behind (rank, id) (see fronts.py).
 -- The first row has no id: its pos is the lowest hold_pos of those let in here, its queue the keys, as a JSON array, that others
 -- held before; its args are the keys whose line may go on (somebody could not be let in here, or the limit is not 1),
 -- for `admit_move`, as a JSON array; its priority says whether those let in were too large to be answered here, 32 kB: then
@@ -131,11 +131,11 @@ FROM shown WHERE NOT (SELECT so FROM large);
 -- of its own holds up those behind it. Those that need a limit or a rate, too, wait for that next, and keep the lock.
 -- Then, of the jobs `fresh` (and, if `heads` says so, of the first of each line) that have never started and found no room:
 -- `skip` ends as skipped; `once` too, if another job of its task waits for the key that way, which will run after it.
--- Holders are read behind the hold_pos that is `after` for the key, its line behind (rank, id); see starts.py. But for the keys of
--- `fresh`, and those that `heads` is about, who may be skipped is looked for from the front.
+-- Holders are read behind the hold_pos that is `after` for the key (see starts.py), its line behind (rank, id) (see fronts.py); but
+-- the first of each line that may be skipped, and the one of `once` that stays, are looked for from the front.
 -- Answers the ids of those let in here, of those skipped, how many were granted, how many were told, what those that have
--- the lock now wait for next, the lowest hold_pos of those let in here, the keys that others held before, the keys with a line, and
--- of each that somebody has left the line of, as a JSON array: [key, how many, rank and id of the last one].
+-- the lock now wait for next, the lowest hold_pos of those let in here, the keys that others held before, the keys with a line
+-- and no room left, and of each that somebody has left the line of, as a JSON array: [key, how many, rank and id of the last one].
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), line AS MATERIALIZED (
@@ -291,7 +291,9 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
             ELSE ARRAY(SELECT id FROM running) END,
        ARRAY(SELECT id FROM skipped), (SELECT count(*) FROM granted), (SELECT count(done) FROM told),
        ARRAY(SELECT DISTINCT key FROM onward), (SELECT min(hold_pos) FROM running),
-       ARRAY(SELECT key FROM line WHERE n > 0), ARRAY(SELECT key FROM line),
+       ARRAY(SELECT key FROM line WHERE n > 0),
+       ARRAY(SELECT key FROM line
+             WHERE most <= n + (SELECT count(*) FROM admitted WHERE admitted.key = line.key)),
        (SELECT json_agg(json_build_array(gone.key, gone.n, gone.rank, gone.id))::text
         FROM (SELECT DISTINCT ON (key COLLATE "C") key, rank, id, count(*) OVER (PARTITION BY key COLLATE "C") AS n
               FROM admitted ORDER BY key COLLATE "C", rank DESC, id DESC) AS gone);

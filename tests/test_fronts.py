@@ -92,6 +92,15 @@ def test_one_from_which_few_were_let_in_lately_is_busy_no_more(memory: Fronts, c
     assert memory.behind("a") == FRONT
 
 
+def test_one_that_was_busy_once_is_not_for_ever_because_it_is_found_empty(memory: Fronts, clock: list[float]) -> None:
+    """The naive one judges only when an admit reads the line, and claims see to it that none has to."""
+    busy(memory)
+    for _ in range(8):
+        clock[0] += LINE_SECONDS / 4
+        memory.empty(["a"], clock[0])
+    assert memory.known() == {}
+
+
 def test_it_is_read_from_the_front_once_in_a_while(memory: Fronts, clock: list[float]) -> None:
     busy(memory)
     assert memory.behind("a") == (11, BUSY_TAKEN)
@@ -300,6 +309,24 @@ async def test_the_long_way_begins_behind_those_it_has_let_in_too(
     here.admit.swept(["lock:a"])
     assert await next_two() == urgent
     assert await next_two() == ids[8:]
+
+
+async def test_the_long_way_does_not_believe_that_a_line_has_no_more_while_there_is_room(
+    desks: Desks, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    """Of three places two go to those who are known to wait; the third to one parked in front of them."""
+    monkeypatch.setattr(fronts, "BUSY_TAKEN", 3)
+    here, there = desks(), desks()
+    ids = put(eyes, 8, lock_limit=3)
+    assert await here.take() == ids[:3]
+    await here.complete(*here.jobs)
+    assert [job.id for job in await here.let_in()] == ids[3:6]
+    [urgent] = put(eyes, 1, priority=0, rank=1, lock_limit=3)
+    await there.park()
+    assert await there.let_in() == []
+    await here.complete(*here.jobs)
+    assert sorted(job.id for job in await here.let_in()) == [*ids[6:], urgent]
+    assert not here.admit.wants
 
 
 async def test_at_the_end_of_its_line_the_long_way_too_finds_one_parked_before_it(

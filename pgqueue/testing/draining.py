@@ -22,6 +22,7 @@ from pgqueue.connections import aconnect, connect
 from pgqueue.endings import Endings
 from pgqueue.errors import Error
 from pgqueue.fetcher import RANKS
+from pgqueue.fronts import FRONT
 from pgqueue.hooks import declared
 from pgqueue.job import Job
 from pgqueue.outcome import RELEASED, Cancelled, Completed, Failed, Outcome, Released, Retried, given
@@ -252,6 +253,8 @@ def _admit(worker_id: int, claim: int, keys: list[str], queues: list[str]) -> Co
     params = {
         "keys": keys,
         "afters": [0] * len(keys),
+        "ranks": [FRONT[0]] * len(keys),
+        "ids": [FRONT[1]] * len(keys),
         "fresh": [],
         "heads": True,
         "queues": queues,
