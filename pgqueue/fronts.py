@@ -110,7 +110,6 @@ class Fronts:
         line = self._lines.pop(key, None)
         if line is None:  # put out since then: nobody knows what was parked meanwhile
             line = self._new(key, monotonic())
-            line.anew = True
         else:
             self._lines[key] = line
             line.anew = line.parked is not None and line.parked <= place

@@ -100,11 +100,11 @@ class Moves:
         )
         [(lines, seconds, read)] = rows
         somebody = set(lines)
-        nobody = [(key, place) for key, place in zip(keys, behind, strict=True) if key not in somebody]
-        self.fronts.empty([key for key, place in nobody if place == FRONT], self._session.sent)
+        unsure = _unsure(keys, behind, somebody)
+        self.fronts.empty(set(keys).difference(somebody, unsure), self._session.sent)
         if read:
             self.fronts.took(seconds, read)
-        return lines, [key for key, place in nobody if place != FRONT]
+        return lines, unsure
 
     async def locks(self, asked: Wanted, claim: int) -> Moved:
         """Let those in that wait for locks; what they wait for that went on is to be asked for next."""

@@ -341,9 +341,7 @@ async def test_at_the_end_of_its_line_the_long_way_too_finds_one_parked_before_i
     [urgent] = put(eyes, 1, priority=0, rank=1, lock_limit=2)
     await there.park()
     there.admit._wanted.clear()
-    here.admit._followed.clear()
-    ended = list(here.jobs)
-    await here.end("complete_plain", ended)
+    await here.complete(*here.jobs)
     here.admit._wanted |= dict.fromkeys(here.admit._followed, ([], False))
     here.admit._followed.clear()
     assert [job.id for job in await here.let_in()] == [urgent]
