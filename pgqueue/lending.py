@@ -282,12 +282,16 @@ class Lender:
             task.add_done_callback(self._leaving.discard)
 
     def _back(self, conn: Borrowed) -> None:
-        conn.leave()
-        self.give(conn)
+        try:
+            conn.leave()
+        finally:  # whoever is stopped meanwhile does so for another job, which is all that was stopped
+            self.give(conn)
 
     async def _aback(self, conn: AsyncBorrowed) -> None:
-        await conn.leave()
-        await self.agive(conn)
+        try:
+            await conn.leave()
+        finally:
+            await self.agive(conn)
 
     def _open(self) -> ConnectionPool[Borrowed]:
         with self._opening:

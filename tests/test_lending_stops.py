@@ -23,6 +23,7 @@ from pgqueue.lending import Lender
 from pgqueue.outcome import Cancelled
 from pgqueue.retry import RetryPolicy
 from pgqueue.runs import Run
+from pgqueue.sessions import Link
 from pgqueue.tasks import task
 from pgqueue.work import Work
 
@@ -117,6 +118,40 @@ async def test_timeouts_at_any_moment_lose_no_connection(dsn: str, accounts: Eye
         "SELECT j.state, count(e.job) FROM pgqueue.job j LEFT JOIN effect e ON e.job = j.id GROUP BY j.id, j.state"
     )
     assert set(accounts.all(per_job)) <= {("completed", 1), ("failed", 0)}
+
+
+def there(lender: Lender) -> bool:
+    assert lender._async is not None
+    stats = lender._async.get_stats()
+    return stats["pool_available"] == stats["pool_size"]
+
+
+async def test_who_is_stopped_while_he_puts_back_what_was_begun_ahead_loses_no_connection(dsn: str) -> None:
+    """Beside a session that has to be ended first, nobody gets a transaction that was begun ahead: it is undone, and
+    that is a round trip, in which a timeout may come."""
+
+    async def listed() -> None: ...
+
+    lender = Lender(Link(dsn, "pgqueue"), 2, listed)
+    for steps in range(1, 4):
+        conn = await lender.atake()
+        await conn.begin(1)
+        await conn.end(None, 1)
+        await lender.agive(conn)
+        assert conn.ahead is not None and lender._aahead == [conn]
+        lender._orphans.add((0, "2026-01-01"))  # nobody's
+        taking = asyncio.create_task(lender.atake())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        assert not taking.done()
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        assert lender._aahead == []
+        await until(lambda: there(lender))
+        await lender.agive(await lender.atake())
+        assert lender._orphans == set()
+    await lender.close()
 
 
 TRACED = ("work.py", "lending.py", "borrowed.py", "transactions.py", "pool.py")
