@@ -3,11 +3,12 @@
 The connection is in autocommit mode and does nothing else, so that it never holds a snapshot. It is pinged, because a
 half-open socket says nothing; it reconnects with jitter for ever; and each (re)LISTEN is followed by a fetch, for
 what was missed meanwhile. The ping is also where leadership is tried for: the advisory lock lives as long as this
-session. So others must know the session before it may hold the lock (`listed`): a leader that was stopped, not killed,
-would lead for ever, and nobody could end its session. One whose connection broke is *left* (see sessions): its lock is
-free as soon as any session of this worker has sent its next message. Whether the lock is free is asked once a second
-beside what this worker sends anyway (`asks`), so that a leader that was killed has a successor within the time of a
-poll.
+session. So others must know the session before it may hold the lock, or listen (`listed`): a leader that was stopped,
+not killed, would lead for ever, and nobody could end its session; and who listens and does not read keeps the server
+from forgetting any notification since, until its queue is full and whoever notifies cannot commit. One whose connection
+broke is *left* (see sessions): its lock is free as soon as any session of this worker has sent its next message.
+Whether the lock is free is asked once a second beside what this worker sends anyway (`asks`), so that a leader that was
+killed has a successor within the time of a poll.
 """
 
 from __future__ import annotations
@@ -84,10 +85,10 @@ class Notifier:
         conn = await connect(self._link, "pgqueue listen")
         try:
             self.identity = await identify(conn, self._link, patience=PING_ANSWER_SECONDS)
-            await send(conn, self._link, *map(_listen_to, self._channels), patience=PING_ANSWER_SECONDS)
-            self._heard("", "")
             if self._listed is not None:
                 await self._listed()
+            await send(conn, self._link, *map(_listen_to, self._channels), patience=PING_ANSWER_SECONDS)
+            self._heard("", "")
             while True:
                 self._sought.clear()
                 await self._ping(conn)

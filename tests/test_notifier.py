@@ -132,8 +132,9 @@ async def test_one_leads_and_another_takes_over_when_it_is_gone(dsn: str, eyes: 
         assert all((LED, "") in ears.heard for ears in leads())
 
 
-async def test_a_session_is_listed_before_it_may_lead(dsn: str, eyes: Eyes) -> None:
-    """A leader that is stopped keeps the lock; only a session that was listed can be ended by who rescues it."""
+async def test_a_session_is_listed_before_it_listens_or_may_lead(dsn: str, eyes: Eyes) -> None:
+    """Who leads and is stopped keeps the lock, who listens and is stopped the notifications; only a session that was
+    listed can be ended by who rescues it."""
     asked, known = asyncio.Event(), asyncio.Event()
     identities: list[tuple[int, str] | None] = []
 
@@ -151,8 +152,11 @@ async def test_a_session_is_listed_before_it_may_lead(dsn: str, eyes: Eyes) -> N
     ears.notifier.seek()
     await asyncio.sleep(0.1)
     assert (ears.notifier.leads, eyes.one(locked, pid)) == (False, 0)
+    listens = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND query LIKE 'LISTEN%%'"
+    assert (ears.heard, eyes.one(listens, pid)) == ([], 0)
     known.set()
     await until(lambda: ears.notifier.leads)
+    assert ears.heard[0] == ("", "")
     assert eyes.one(locked, pid) == 1
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -334,6 +334,26 @@ class Eyes:
             )
         ]
 
+    def known(self) -> set[int]:
+        """The pids of the workers' sessions which those who would rescue them could end."""
+        return {
+            pid
+            for (pid,) in self.all(
+                "SELECT (known ->> 'pid')::integer FROM pgqueue.worker, jsonb_array_elements(sessions) AS known "
+                "JOIN pg_stat_activity ON pid = (known ->> 'pid')::integer"
+            )
+        }
+
+    def busy(self) -> set[int]:
+        """The pids of the workers' sessions that have a transaction open."""
+        return {
+            pid
+            for (pid,) in self.all(
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+                "AND application_name LIKE 'pgqueue %' AND xact_start IS NOT NULL"
+            )
+        }
+
     def terminate(self, name: str) -> int:
         """End the workers' sessions of this name; how many."""
         return len(
