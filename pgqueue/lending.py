@@ -284,7 +284,7 @@ class Lender:
     def _back(self, conn: Borrowed) -> None:
         try:
             conn.leave()
-        finally:  # whoever is stopped meanwhile does so for another job, which is all that was stopped
+        finally:  # who is stopped meanwhile wanted a connection for his own job: this one is nobody's
             self.give(conn)
 
     async def _aback(self, conn: AsyncBorrowed) -> None:
