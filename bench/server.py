@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psutil
 import psycopg
@@ -92,6 +92,19 @@ class Lab:
             yield self._server.cluster.dsn(name)
         finally:
             self._admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+    @contextmanager
+    def without_autovacuum(self) -> Iterator[None]:
+        """While transactions are counted: autovacuum's visits are some, even where there is nothing to do."""
+        self._configure("ALTER SYSTEM SET autovacuum TO off")
+        try:
+            yield
+        finally:
+            self._configure("ALTER SYSTEM RESET autovacuum")
+
+    def _configure(self, change: LiteralString) -> None:
+        self._admin.execute(change)
+        self._admin.execute("SELECT pg_reload_conf()")
 
     def cpu(self, *, without: int | None = None) -> float:
         """CPU seconds all server processes have used so far (10 ms steps): sessions, log writer, vacuum, the lot.

@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from random import uniform
 from time import monotonic
 from typing import Any
 
@@ -84,6 +85,16 @@ class Claimed:
     def more(self, n: int) -> bool:
         """Whether there may be more: it has given all of n, or has left some behind."""
         return self.parked is None or len(self.jobs) + self.parked >= n
+
+
+def spaced(wanted: float, poll: float) -> float:
+    """Seconds until the next look, where a fetch is wanted in `wanted`: then, if that is near; else in a poll or more.
+
+    At random, but such that no look comes right before the fetch, which would find what it finds.
+    """
+    if wanted <= 2 * poll:
+        return wanted
+    return uniform(max(poll, wanted / 2), 2 * poll) if wanted <= 4 * poll else jittered(poll)
 
 
 class Fetcher:
@@ -189,9 +200,8 @@ class Fetcher:
             await self._look(roomy)
 
     def _patience(self) -> float:
-        """Seconds until the next look without a wake: the poll, or when the watermark wants a fetch, if near."""
-        wanted = max(self._wanted(), SOON)
-        return wanted if wanted <= 2.5 * self._poll else jittered(self._poll)
+        """Seconds until the next look without a wake."""
+        return spaced(max(self._wanted(), SOON), self._poll)
 
     def _wanted(self) -> float:
         """Seconds until the watermark wants a fetch: a start at zero, or a cursor it has lowered."""

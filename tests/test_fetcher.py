@@ -14,11 +14,11 @@ import pytest
 from workers import Eyes, Taker, until
 
 from pgqueue import statements
-from pgqueue.fetcher import RANKS, Share
+from pgqueue.fetcher import RANKS, Share, spaced
 from pgqueue.job import Job
 from pgqueue.statements import Statement
 from pgqueue.suspects import MORE_CRASHES, ONE_CRASH
-from pgqueue.watermark import ZERO_SHARE, Watermark
+from pgqueue.watermark import ZERO_EVERY, ZERO_SHARE, Watermark
 
 INSERT = """
     INSERT INTO pgqueue.job (task, queue, priority, rank)
@@ -302,6 +302,18 @@ async def test_a_lowered_cursor_is_looked_at_again_soon_whatever_the_poll(dsn: s
         taker.fetcher.quiet()
         await running
     await taker.close()
+
+
+@pytest.mark.promise("F09")
+def test_an_idle_worker_looks_twice_between_starts_at_zero_and_never_more_than_two_polls_apart() -> None:
+    for _ in range(200):
+        left, pauses = ZERO_EVERY, list[float]()
+        while left > 0:
+            pauses.append(spaced(left, 1.0))
+            left -= pauses[-1]
+        assert left == 0.0  # the last comes when the fetch is wanted, not before it
+        assert len(pauses) == 3
+        assert all(1.0 <= pause <= 2.0 for pause in pauses)
 
 
 # Plan and cost -------------------------------------------------------------------------------------------------------
