@@ -167,18 +167,19 @@ class Heartbeat:
         """Whether no beat has gone through for so long that this worker must not take jobs; `again` ends it."""
         return monotonic() - self.last_beat > LATE * self._lease
 
-    async def listed(self, most: float = LISTED_SECONDS) -> None:
+    async def listed(self, most: float = LISTED_SECONDS) -> bool:
         """Beat at once, so that whoever rescues us can end the sessions we have now; waits for that at most so long.
+        Whether they can.
 
         The completer does not wait: outcomes held back hide who was running when the process dies.
         """
         if self._stop.is_set():
-            return
+            return False
         loop, done = asyncio.get_running_loop(), asyncio.Event()
         # A loop that was closed meanwhile waits for nothing.
         self._listed.append(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(done.set))
         self._wake.set()
-        await within(done.wait(), most)
+        return await within(done.wait(), most) and not self._stop.is_set()  # the end of the beats wakes us, too
 
     def soon(self) -> None:
         """Beat at once, to say what our state is now; waits for nothing."""

@@ -3,10 +3,11 @@
 The connection is in autocommit mode and does nothing else, so that it never holds a snapshot. It is pinged, because a
 half-open socket says nothing; it reconnects with jitter for ever; and each (re)LISTEN is followed by a fetch, for
 what was missed meanwhile. The ping is also where leadership is tried for: the advisory lock lives as long as this
-session. So others must know the session before it may hold the lock, or listen (`listed`): a leader that was stopped,
-not killed, would lead for ever, and nobody could end its session; and who listens and does not read keeps the server
-from forgetting any notification since, until its queue is full and whoever notifies cannot commit. One whose connection
-broke is *left* (see sessions): its lock is free as soon as any session of this worker has sent its next message.
+session. So others must know the session before it may hold the lock, or listen (`listed`; a worker that was taken for
+dead waits for its new row): a leader that was stopped, not killed, would lead for ever, and nobody could end its
+session; and who listens and does not read keeps the server from forgetting any notification since, until its queue is
+full and whoever notifies cannot commit. One whose connection broke is *left* (see sessions): its lock is free as soon
+as any session of this worker has sent its next message.
 Whether the lock is free is asked once a second beside what this worker sends anyway (`asks`), so that a leader that was
 killed has a successor within the time of a poll.
 """
@@ -41,7 +42,7 @@ ASK_SECONDS = 1.0
 
 class Notifier:
     """Listens for some queues; calls `heard(channel, payload)` for each notification, and with "" after each LISTEN.
-    `listed` waits until our `identity` is known to those who would rescue us."""
+    `listed` waits until our `identity` is known to those who would rescue us, and says whether it is."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Notifier:
         queues: Sequence[str],
         *,
         heard: Callable[[str, str], None],
-        listed: Callable[[], Awaitable[object]] | None = None,
+        listed: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self.leads = False
         """Whether this session holds the leader's lock."""
@@ -85,8 +86,8 @@ class Notifier:
         conn = await connect(self._link, "pgqueue listen")
         try:
             self.identity = await identify(conn, self._link, patience=PING_ANSWER_SECONDS)
-            if self._listed is not None:
-                await self._listed()
+            if self._listed is not None and not await self._listed():
+                raise TimeoutError("no beat went through that would let others know this session")
             await send(conn, self._link, *map(_listen_to, self._channels), patience=PING_ANSWER_SECONDS)
             self._heard("", "")
             while True:

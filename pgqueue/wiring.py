@@ -40,7 +40,7 @@ from pgqueue.lost_lease import LostLease
 from pgqueue.maintenance import Maintenance
 from pgqueue.means import WorkerMeans
 from pgqueue.meeting import Meeting
-from pgqueue.notifier import CONTROL, LED, SCHEDULED, Notifier
+from pgqueue.notifier import CONTROL, LED, PING_ANSWER_SECONDS, SCHEDULED, Notifier
 from pgqueue.pool import pools
 from pgqueue.progress import Progress
 from pgqueue.pulse import BLOCKED_SECONDS, Pulse
@@ -203,7 +203,7 @@ class Wiring(Meeting, ABC):
             replace(self._link, dsn=embedded.resolve(settings.listen_dsn or settings.dsn)),
             list(settings.queues),
             heard=self._heard,
-            listed=lambda: self._heartbeat.listed(),
+            listed=lambda: self._heartbeat.listed(PING_ANSWER_SECONDS),
         )
         self._ticks = Ticks(
             self._take,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from faults import Wire
 from workers import Eyes, until, work
 
 from pgqueue import notifier, sessions
+from pgqueue.heartbeat import LISTED_SECONDS, Heartbeat
 from pgqueue.notifier import LED, Notifier
 from pgqueue.sessions import Link
 
@@ -23,7 +25,7 @@ class Ears:
         dsn: str,
         *queues: str,
         schema: str = "pgqueue",
-        listed: Callable[[], Awaitable[object]] | None = None,
+        listed: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self.heard: list[tuple[str, str]] = []
         self.notifier = Notifier(
@@ -138,10 +140,10 @@ async def test_a_session_is_listed_before_it_listens_or_may_lead(dsn: str, eyes:
     asked, known = asyncio.Event(), asyncio.Event()
     identities: list[tuple[int, str] | None] = []
 
-    async def listed() -> None:
+    async def listed() -> bool:
         identities.append(ears.notifier.identity)
         asked.set()
-        await known.wait()
+        return await known.wait()
 
     ears = Ears(dsn, "mail", listed=listed)
     running = asyncio.ensure_future(ears.notifier.run())
@@ -170,6 +172,39 @@ async def test_a_worker_lists_its_listening_session_before_it_leads(dsn: str, ey
         assert worker._notifier.identity is not None
         sessions = eyes.one("SELECT sessions FROM pgqueue.worker WHERE id = %s", worker.worker_id)
         assert worker._notifier.identity[0] in [each["pid"] for each in sessions]
+
+
+async def test_who_is_taken_for_dead_listens_and_leads_under_its_new_row_only(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its beats have ended, so a session it opens before it has registered anew is known to nobody."""
+    asked: list[bool] = []
+    real, may_register = Heartbeat.listed, threading.Event()
+
+    async def listed(self: Heartbeat, most: float = LISTED_SECONDS) -> bool:
+        asked.append(await real(self, most))
+        return asked[-1]
+
+    monkeypatch.setattr(Heartbeat, "listed", listed)
+    async with work(dsn) as worker:
+        registers = worker._check_and_register
+        monkeypatch.setattr(worker, "_check_and_register", lambda: may_register.wait(30) and registers())
+        await until(lambda: worker._notifier.leads)
+        identity, heartbeat, before = worker._notifier.identity, worker._heartbeat, worker.worker_id
+        assert identity is not None
+        eyes.do("DELETE FROM pgqueue.worker WHERE id = %s", before)
+        heartbeat.soon()
+        await until(heartbeat._stop.is_set)
+        asked.clear()
+        eyes.all("SELECT pg_terminate_backend(%s)", identity[0])
+        await until(lambda: len(asked) >= 2)
+        assert not any(asked) and not worker._notifier.leads
+        assert (
+            eyes.one("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%%' OR pid = %s", identity[0]) == 0
+        )
+        may_register.set()
+        await until(lambda: worker._notifier.leads)
+        assert worker.worker_id != before and asked[-1]
 
 
 async def test_schemas_have_leaders_of_their_own(dsn: str, eyes: Eyes) -> None:
