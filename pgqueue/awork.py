@@ -11,9 +11,10 @@ import psycopg
 
 from pgqueue.borrowed import AsyncBorrowed
 from pgqueue.job import Job
+from pgqueue.loops import to_its_end
 from pgqueue.outcome import WRITTEN, Completed, Outcome
 from pgqueue.retry import RetryPolicy
-from pgqueue.settling import asend, asettle, to_its_end
+from pgqueue.settling import asend, asettle
 from pgqueue.statements import Row, Statement
 from pgqueue.work import Around, Attempt, ended_before, lost
 
@@ -105,6 +106,7 @@ class AsyncWork(Attempt):
         while True:
             conn = await self._home.lender.atake(begun=self._first)
             try:
+                self._look()  # Python 3.11's wait_for, in the pool, may swallow a cancellation
                 await conn.begin(self._job.claim)
             except BaseException as error:
                 dead = conn.closed

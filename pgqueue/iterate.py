@@ -116,8 +116,8 @@ class Lending(Protocol):
     """Who lends what batches are committed by (`work.Work`, on the loop `awork.AsyncWork`): a worker's transactions, or
     a drain."""
 
-    def lend(self, job: Job) -> Any: ...
-    def alend(self, job: Job) -> Any: ...
+    def lend(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
+    def alend(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
     def take_back(self, job: Job, work: Any) -> None: ...
     def leave(self, work: Any) -> None: ...
     def drop(self, job: Job, work: Any) -> None: ...
@@ -169,29 +169,37 @@ class Iterations:
         return place
 
     def _batches(self, place: Place, source: Source[Any], size: int) -> Iterator[list[Any]]:
-        job, work = place.job, self._transactions.lend(place.job)
-        place.begin(work)
+        job = place.job
         try:
-            place.read(work.look(work.statement("iterate_last")))
-            pairs = iter(source(place.cursor))
-            while True:
-                self._checkpoint(job)
-                batch = list(islice(pairs, size))
-                if not batch:
-                    break
-                yield place.enter(batch)
-                work.keep(place.statements(work), place.appended(work))
-            place.through = True
-        finally:
-            with suppress(Interrupted):  # nobody hears what is raised in a generator that is being closed
-                work.undo()
-            place.end()
-            self._transactions.take_back(job, work)
+            try:
+                work = self._transactions.lend(job, place.begin)
+                place.read(work.look(work.statement("iterate_last")))
+                pairs = iter(source(place.cursor))
+                while True:
+                    self._checkpoint(job)
+                    batch = list(islice(pairs, size))
+                    if not batch:
+                        break
+                    yield place.enter(batch)
+                    work.keep(place.statements(work), place.appended(work))
+                place.through = True
+            finally:
+                self._close(place)
+        finally:  # what is raised into a thread comes once: if it kept us from one step, it spares its second
+            self._close(place)
         self._checkpoint(job)
 
+    def _close(self, place: Place) -> None:
+        """The loop is over, if it has begun: its connection goes back to its pool. Safe to repeat."""
+        if place.work is None:
+            return
+        with suppress(Interrupted):  # nobody hears what is raised in a generator that is being closed
+            place.work.undo()
+        place.end()
+        self._transactions.take_back(place.job, place.work)
+
     async def _abatches(self, place: Place, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
-        job, work = place.job, self._transactions.alend(place.job)
-        place.begin(work)
+        job, work = place.job, self._transactions.alend(place.job, place.begin)
         try:
             place.read(await work.look(work.statement("iterate_last")))
             pairs = _aiter(source(place.cursor))

@@ -33,6 +33,7 @@ from psycopg import AsyncConnection, AsyncCursor, Cursor, OperationalError
 from psycopg.rows import tuple_row
 
 from pgqueue.borrowed import AsyncBorrowed, Borrowed
+from pgqueue.loops import to_its_end
 from pgqueue.places import Places
 from pgqueue.prepared import Prepared
 from pgqueue.sessions import Link, options
@@ -206,14 +207,16 @@ class Lender:
         return conn
 
     async def agive(self, conn: AsyncBorrowed) -> None:
-        """Take it back."""
+        """Take it back. A cancellation meanwhile is raised when it is back: the pool may wait for its own lock."""
         assert self._async is not None
         self._tidy(conn)
-        if conn.ahead is None or conn.closed or self.closed:
-            await self._async.putconn(conn)
-        else:
-            self._aahead.append(conn)
-        self._vacate(conn, self._aplaces)
+        try:
+            if conn.ahead is None or conn.closed or self.closed:
+                await to_its_end(self._async.putconn(conn))
+            else:
+                self._aahead.append(conn)
+        finally:
+            self._vacate(conn, self._aplaces)
 
     def identity(self, conn: object) -> Identity | None:
         """(pid, backend_start) of a connection that is nobody else's."""

@@ -1,4 +1,5 @@
-"""How a service repeats itself: one helper for pauses with jitter, patience with the database, and loops.
+"""How a service repeats itself, and waits: helpers for pauses with jitter, patience with the database, loops, and steps
+that a cancellation must not break into.
 
 Used by every service of a worker, so that none has start, stop and back-off code of its own. Never decides what is
 done.
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
 
 import psycopg
 
@@ -91,3 +94,17 @@ async def within(awaitable: Awaitable[object], seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def to_its_end(step: Coroutine[Any, Any, None]) -> None:
+    """Await `step`; a cancellation meanwhile is raised when it has ended."""
+    doing = asyncio.ensure_future(step)
+    try:
+        await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        while not doing.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([doing])
+        if not doing.cancelled():
+            doing.exception()  # whatever it is, the cancellation says how this ends
+        raise

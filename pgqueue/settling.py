@@ -1,4 +1,4 @@
-"""Finds out whether a COMMIT took place whose answer was lost; and keeps cancellations out of one that is under way.
+"""Finds out whether a COMMIT took place whose answer was lost.
 
 Used by the transactions of handlers (`work`). The old session is ended, if it is ours to end; then the job's running
 row is locked on a new connection, which waits until whoever has it locked, the old transaction, has ended; then what
@@ -9,8 +9,7 @@ away is waited out: until this is known the run is not over.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from time import sleep
 from typing import Any
 
@@ -53,20 +52,6 @@ async def asettle(error: psycopg.Error, lender: Lender, questions: Sequence[Stat
             if lender.closed or not transient(again):
                 raise error from again
             await asyncio.sleep(backoff.pause())
-
-
-async def to_its_end(step: Coroutine[Any, Any, None]) -> None:
-    """Await `step`; a cancellation meanwhile is raised when it has ended."""
-    doing = asyncio.ensure_future(step)
-    try:
-        await asyncio.shield(doing)
-    except asyncio.CancelledError:
-        while not doing.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([doing])
-        if not doing.cancelled():
-            doing.exception()  # whatever it is, the cancellation says how this ends
-        raise
 
 
 def send(conn: Connection[Any], statement: Statement[Any]) -> Cursor[Row]:

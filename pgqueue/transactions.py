@@ -10,7 +10,7 @@ Nobody stops a run from the moment it begins to commit: no job is committed and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -68,25 +68,34 @@ class Transactions:
         """Whether the worker ends the transaction this job is in."""
         return job in self._open
 
-    def lend(self, job: Job) -> Work:
-        """What an iteration commits its batches by. A job that is not transactional has it until `take_back`."""
+    def lend(self, job: Job, begin: Callable[[Work], object]) -> Work:
+        """What an iteration commits its batches by. A job that is not transactional has it until `take_back`.
+
+        `begin` is told before it can be asked for, so that whoever is stopped at any step knows what to take back.
+        """
         work = self._open.get(job)
         if work is None and not _on_a_loop():
-            work = self._open[job] = Work(self._around, job, lent=True)
+            work = Work(self._around, job, lent=True)
         if not isinstance(work, Work):
             raise Error(
                 f"job {job.id} ({job.task}): its handler is async: `async for batch in job.aiterate(…)`", job_id=job.id
             )
-        return _unused(job, work)
+        begin(_unused(job, work))
+        if work.lent:
+            self._open[job] = work
+        return work
 
-    def alend(self, job: Job) -> AsyncWork:
+    def alend(self, job: Job, begin: Callable[[AsyncWork], object]) -> AsyncWork:
         """The same for an async handler."""
         work = self._open.get(job)
         if work is None and self._loop is asyncio.get_running_loop():
-            work = self._open[job] = AsyncWork(self._around, job, lent=True)
+            work = AsyncWork(self._around, job, lent=True)
         if not isinstance(work, AsyncWork):
             raise Error(f"job {job.id} ({job.task}): its handler is sync: `for batch in job.iterate(…)`", job_id=job.id)
-        return _unused(job, work)
+        begin(_unused(job, work))
+        if work.lent:
+            self._open[job] = work
+        return work
 
     def take_back(self, job: Job, work: Work | AsyncWork) -> None:
         """The iteration is over: a job that is not transactional has no connection any more."""

@@ -160,6 +160,12 @@ class Attempt:
                 "ROLLBACK in its SQL: what it wrote is not undone, and running it again could do it twice"
             )
 
+    def _look(self) -> None:
+        """While it waits for a connection; on the loop also with one: raise if there is no use in it any more."""
+        if self.over:
+            raise ended_before(self._job)
+        self._home.stops(self._job)
+
     def overdue(self) -> bool:
         """Whether its last messages wait over a dead link."""
         return 0.0 < self.ending < monotonic() - ROUND_TRIP_SECONDS
@@ -242,8 +248,13 @@ class Work(Attempt):
         """The rows of a statement that only reads, in a transaction of its own."""
         conn = self.connection()
         rows = send(conn, statement).fetchall()
-        self._commit_with(conn, [])
-        self.undo()
+        self._home.seal(self._job, reopens=True)
+        self.ending = monotonic()
+        try:
+            self._commit_with(conn, [])
+        finally:
+            self.undo()
+            self._home.unseal(self._job)
         return rows
 
     def keep(self, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:
@@ -329,12 +340,6 @@ class Work(Attempt):
             conn.close()
             self._home.lender.give(conn)
             raise ended_before(self._job)
-
-    def _look(self) -> None:
-        """While it waits for a connection: raise if there is no use in it any more."""
-        if self.over:
-            raise ended_before(self._job)
-        self._home.stops(self._job)
 
     def _commit(self, conn: Borrowed, outcome: Outcome) -> None:
         if isinstance(outcome, Completed):

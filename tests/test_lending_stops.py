@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -18,7 +19,7 @@ from test_work import BOTH, enqueued
 from workers import Eyes, until, work
 
 from pgqueue import Job
-from pgqueue.borrowed import Borrowed
+from pgqueue.borrowed import AsyncBorrowed, Borrowed
 from pgqueue.lending import Lender
 from pgqueue.outcome import Cancelled
 from pgqueue.retry import RetryPolicy
@@ -154,7 +155,65 @@ async def test_who_is_stopped_while_he_puts_back_what_was_begun_ahead_loses_no_c
     await lender.close()
 
 
-TRACED = ("work.py", "lending.py", "borrowed.py", "transactions.py", "pool.py")
+async def test_who_is_stopped_while_the_pool_takes_a_connection_back_loses_none(dsn: str) -> None:
+    """The pool has a lock of its own: who has to wait for it can be cancelled there."""
+
+    async def listed() -> None: ...
+
+    lender = Lender(Link(dsn, "pgqueue"), 2, listed, size=1)
+    conn = await lender.atake()
+    assert lender._async is not None
+    await lender._async._lock.acquire()
+    giving = asyncio.create_task(lender.agive(conn))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        giving.cancel()
+    assert not giving.done()
+    lender._async._lock.release()
+    with pytest.raises(asyncio.CancelledError):
+        await giving
+    async with asyncio.timeout(30):  # there is one place, and one connection
+        await lender.agive(await lender.atake())
+    await until(lambda: there(lender))
+    await lender.close()
+
+
+async def test_a_cancellation_that_is_swallowed_in_the_pool_is_heard_all_the_same(
+    dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python 3.11's `wait_for` does when what it waits for comes at the same moment."""
+    asked, never, went_on = asyncio.Event(), asyncio.Event(), list[int]()
+    real = Lender.atake
+
+    async def swallowing(self: Lender, **how: bool) -> AsyncBorrowed:
+        if not asked.is_set():
+            asked.set()
+            with suppress(asyncio.CancelledError):
+                await never.wait()
+        return await real(self, **how)
+
+    monkeypatch.setattr(Lender, "atake", swallowing)
+
+    async def waits(job: Job) -> None:
+        await job.aconnection()
+        went_on.append(job.id)
+        await never.wait()
+
+    async def succeeds(job: Job) -> None:
+        await (await job.aconnection()).execute("UPDATE account SET balance = balance + 1 WHERE id = 1")
+
+    waiting, succeeding = declared(waits), declared(succeeds)
+    async with work(dsn, waiting, succeeding, concurrency=1) as worker:
+        stopped = enqueued(dsn, waiting)
+        await until(asked.is_set)
+        assert worker._executor.interrupt(stopped, Cancelled("stopped by the test"))
+        await until(accounts.is_in(stopped, "cancelled"))
+        await until(accounts.is_in(enqueued(dsn, succeeding), "completed"))
+        await tidied(worker, accounts)
+    assert went_on == [] and balances(accounts)[0] == 101
+
+
+TRACED = ("work.py", "lending.py", "borrowed.py", "transactions.py", "iterate.py", "pool.py")
 """Where a connection is taken, used and given back: ours, and the pool's."""
 
 
@@ -210,6 +269,42 @@ async def test_a_thread_can_be_stopped_at_every_instruction(dsn: str, accounts: 
             assert balances(accounts)[0] == 100 + done, tracers[-1].at
             await tidied(worker, accounts)
     assert number > 300
+
+
+@pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", ["through", "left", "raises"])
+async def test_a_thread_that_iterates_can_be_stopped_at_every_instruction(
+    dsn: str, accounts: Eyes, how: str, step: int
+) -> None:
+    """Its batches are there from the first on, each whole; and its connection is back, wherever it was."""
+    tracers: list[Tracer] = []
+
+    def goes(job: Job, number: int) -> None:
+        tracers.append(Tracer(worker._executor.running[job.id], job, number))
+        tracers[-1].begin()
+        for batch in job.iterate(lambda cursor: ((n, n) for n in range(cursor or 0, 6)), 2):
+            for n in batch:
+                job.connection.execute("INSERT INTO effect VALUES (%s, %s)", [job.id, str(n)])
+            if batch[0] == 4 and how == "left":
+                break
+            if batch[0] == 4 and how == "raises":
+                raise ValueError
+
+    going = task(name="tx.goes", retry=1)(goes)
+    number = 0
+    async with work(dsn, going, concurrency=2) as worker:
+        while not tracers or tracers[-1].at:
+            number += step
+            job_id = enqueued(dsn, going, number)
+            state = await until(lambda job_id=job_id: ended(accounts, job_id))  # type: ignore[misc]
+            rows = accounts.all("SELECT note FROM effect WHERE job = %s ORDER BY note", job_id)
+            written = [int(note) for (note,) in rows]
+            assert written == list(range(len(written))) and len(written) in (0, 2, 4, 6), tracers[-1].at
+            most, at_the_end = (6, "completed") if how == "through" else (4, "failed")
+            assert len(written) == most if state == at_the_end else len(written) <= most, tracers[-1].at
+            assert state in (at_the_end, "cancelled"), tracers[-1].at
+            await tidied(worker, accounts)
+    assert number > 1000
 
 
 def ended(eyes: Eyes, job_id: int) -> str | None:

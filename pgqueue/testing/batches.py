@@ -7,7 +7,7 @@ Used by `lent`. The savepoint in which a drain runs a handler moves on with ever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pgqueue.config import config
@@ -86,13 +86,17 @@ class Batches:
     def __init__(self, lent: Lending) -> None:
         self._lent = lent
 
-    def lend(self, job: Job) -> Batch:
+    def lend(self, job: Job, begin: Callable[[Batch], object]) -> Batch:
+        batch = Batch(self._lent, job)
+        begin(batch)
         self._lent.lends = True
-        return Batch(self._lent, job)
+        return batch
 
-    def alend(self, job: Job) -> AsyncBatch:
+    def alend(self, job: Job, begin: Callable[[AsyncBatch], object]) -> AsyncBatch:
+        batch = AsyncBatch(self._lent, job)
+        begin(batch)
         self._lent.lends = True
-        return AsyncBatch(self._lent, job)
+        return batch
 
     def take_back(self, job: Job, work: Any) -> None:
         self._lent.lends = False
