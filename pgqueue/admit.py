@@ -359,7 +359,8 @@ class Admit:
                 self.parked(dict.fromkeys(moved.onward, ()))
             again = [key for key in moved.unsure if self.fronts.ended(key)]
             self._lines.difference_update(set(asked).difference(self._ours, moved.onward, again))
-            self._followed |= dict.fromkeys(again)
+            for key in again:
+                self._follow(key)
             self._come_back_to(set(moved.unsure).difference(again))
         except (psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation):
             raise  # nothing was committed

@@ -304,7 +304,7 @@ class Fetcher:
         before, after = self._passing.around(link, asked.lanes, starts, n, self._worker_id(), claim, skip=passes_over)
         on = self._session.lasting
         self._starts.on(on)
-        fronts = self._fronts.known()
+        fronts = self._fronts.known(LOCK)
         ahead = [*before, *self.keyed.statements(link, lanes, n, self._worker_id(), self._live_workers())]
         [(head, xid, snapshot, *_)], *answers = await self._session.run(
             link.statement("fetch_reading"),

@@ -95,10 +95,10 @@ class Fronts:
         """The same for a look, whether anybody waits."""
         return self.behind(key) if self.slow else FRONT
 
-    def known(self) -> dict[str, Place]:
-        """The same for claims, which may read any line, of those that they need not read from the front."""
+    def known(self, kind: str) -> dict[str, Place]:
+        """The same for claims, which may read any line of this kind, of those not to be read from the front."""
         since = monotonic() - LINE_SECONDS
-        last = islice(reversed(self._lines.items()), SENT_MOST)
+        last = islice(((key, line) for key, line in reversed(self._lines.items()) if key.startswith(kind)), SENT_MOST)
         sure = ((key, line) for key, line in last if self._from_last(line) and line.looked > since)
         return {key: line.last for key, line in sure if line.last != FRONT}
 

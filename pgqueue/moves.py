@@ -1,7 +1,7 @@
 """The moves of an admit: each locks some keys and lets in those that may, in one round trip.
 
-Which key is asked for when is for admit. A move of locks says what it has seen of its keys to `starts` and `fronts`,
-and the next begins there.
+Which key is asked for when is for admit. A move says what it has seen of its keys to `starts` and `fronts`, and the
+next begins there.
 """
 
 from __future__ import annotations
@@ -130,18 +130,28 @@ class Moves:
         )
         for key, number, rank, job_id in msgspec.json.decode(gone) if gone else ():
             self.fronts.let_in(key, (rank, job_id), number)
+        for key in onward:  # in its line those that come from a lock may stand in front of others
+            self.fronts.doubt(key)
         self._learn(rows, lowest, held)
         return Moved(rows, onward, _unsure(keys, behind, set(full)), len(skipped))
 
     async def limits(self, asked: Wanted, claim: int) -> Moved:
         """The same for limits. Those that went on took no slot, so there may be more of them."""
-        keys = list(asked)
-        _, [(_, onward, _, _)], rows = await self._session.run_then(
+        keys, on = list(asked), await self._begin()
+        for key, (_, head) in asked.items():
+            if head:
+                self.fronts.doubt(key)
+        behind = [self.fronts.behind(key) for key in keys]
+        _, [(_, onward, _, _, lowest, oldest, ended, gone)], rows = await self._session.run_then(
             self._lock(keys),
-            self._statement("admit_limits", keys, claim),
+            self._statement("admit_limits", keys, claim, afters=self._afters(keys), **_places(behind)),
             then=[self._read("admit_read_limits", keys, claim)],
+            on=on,
         )
-        return Moved(rows, [*onward, *keys] if onward else [])
+        for key, number, rank, job_id in msgspec.json.decode(gone) if gone else ():
+            self.fronts.let_in(key, (rank, job_id), number)
+        self.starts.beside(msgspec.json.decode(oldest) if oldest else (), lowest)
+        return Moved(rows, [*onward, *keys] if onward else [], _unsure(keys, behind, set(keys).difference(ended)))
 
     async def _begin(self) -> int | None:
         """Connect. What the next statements have to be sent on, because something learned on it goes with them."""

@@ -4,12 +4,18 @@ An index keeps the entries of deleted rows until vacuum may remove them, and it 
 from before. Who reads the rows of a key from the first one then reads all that ever went before. So a worker remembers
 for each key of a lock that it gives where to begin, by what it has seen when it gave it last. (Who waits: see fronts.)
 
-Why holders are exact. A row that enters `job_running` with a lock draws a `hold_pos` from one sequence. When somebody
-who has locked a key (see admit) counts its holders and finds none, anywhere, no transaction under way can become one: a
-holder is made only under that lock, and a holder that is being moved (claimed, rescued, put back) is still seen where
-it was. So whatever holds the key from then on draws later than that, and what has a lower number is gone for ever. The
-number of the row that was let in at that moment, less one, is where to begin; so is any lower one, and one number, the
-lowest, does for all that were let in by one statement. Where others held the key before nothing is learned.
+Why holders are exact. A row that enters a table as a holder draws a `hold_pos` from one sequence, whichever the table
+is. When somebody who has locked a key (see admit) counts its holders and finds none, anywhere, no transaction under way
+can become one: a holder is made only under that lock, and a holder that is being moved (claimed, rescued, put back) is
+still seen where it was. So whatever holds the key from then on draws later than that, and what has a lower number is
+gone for ever. The number of the row that was let in at that moment, less one, is where to begin; so is any lower one,
+and one number, the lowest, does for all that were let in by one statement. Where others held a lock before nothing is
+learned.
+
+A limit is seldom held by nobody. But when all its holders were counted, what has a lower number than the oldest of them
+is gone as well: whoever is let in later draws a higher one than all of them, and so does each of them when it is moved;
+until that is committed it is seen where it was, with the number it had there. So a limit is read from its oldest holder
+on: one that runs for very long has the others that came and went beside it read again, where there is a snapshot.
 
 A server that others took over from may have lost the last of a sequence, and begin again below. So what was learned
 holds on one connection only, to one server process: statements are sent with the connection they were made for
@@ -65,14 +71,31 @@ class Starts:
         """These, which nobody held, were given to jobs that have `lowest` as their `hold_pos` or more."""
         if self._on is None:
             return
-        if lowest <= self._lowest:  # each statement draws higher ones than the one before
-            self._forget()
-        self._lowest = lowest
+        self._drawn(lowest)
         after, before, start = self._after, self._before, lowest - 1
         for key in keys:
             if key in after or key in before:
                 self._once_more(key, start)
             after[key] = start
+        self._age()
+
+    def beside(self, oldest: Iterable[tuple[str, int]], lowest: int | None) -> None:
+        """Of these limits all holders were counted, and the oldest have these `hold_pos`; those of whom one was let in
+        now have `lowest` or more."""
+        if self._on is None:
+            return
+        if lowest is not None:
+            self._drawn(lowest)
+        self._after.update((key, hold_pos - 1) for key, hold_pos in oldest)
+        self._age()
+
+    def _drawn(self, lowest: int) -> None:
+        if lowest <= self._lowest:  # each statement draws higher ones than the one before
+            self._forget()
+        self._lowest = lowest
+
+    def _age(self) -> None:
+        after = self._after
         if len(after) > KEYS_MOST:
             self._after, self._before = {}, after
             self._again = Counter({key: count for key, count in self._again.items() if key in after})

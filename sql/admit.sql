@@ -69,11 +69,14 @@ WITH me AS MATERIALIZED (
             (SELECT FROM pgqueue.job_running r
              WHERE r.lock_key = substr(wanted.key, 6) AND coalesce(r.hold_pos, 9223372036854775807) > wanted.after LIMIT first.most)
             UNION ALL
-            (SELECT FROM pgqueue.job_available a WHERE a.lock_key = substr(wanted.key, 6) AND a.holds LIMIT first.most)
+            (SELECT FROM pgqueue.job_available a WHERE a.lock_key = substr(wanted.key, 6) AND a.holds
+               AND coalesce(a.hold_pos, 9223372036854775807) > wanted.after LIMIT first.most)
             UNION ALL
-            (SELECT FROM pgqueue.job_scheduled s WHERE s.lock_key = substr(wanted.key, 6) AND s.holds LIMIT first.most)
+            (SELECT FROM pgqueue.job_scheduled s WHERE s.lock_key = substr(wanted.key, 6) AND s.holds
+               AND coalesce(s.hold_pos, 9223372036854775807) > wanted.after LIMIT first.most)
             UNION ALL
-            (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = substr(wanted.key, 6) AND b.holds LIMIT first.most)
+            (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = substr(wanted.key, 6) AND b.holds
+               AND coalesce(b.hold_pos, 9223372036854775807) > wanted.after LIMIT first.most)
             LIMIT first.most
         ) AS holder
     ) AS held
@@ -134,7 +137,7 @@ FROM shown WHERE NOT (SELECT so FROM large);
 -- Holders are read behind the hold_pos that is `after` for the key (see starts.py), its line behind (rank, id) (see fronts.py); but
 -- the first of each line that may be skipped, and the one of `once` that stays, are looked for from the front.
 -- Answers the ids of those let in here, of those skipped, how many were granted, how many were told, what those that have
--- the lock now wait for next, the lowest hold_pos of those let in here, the keys that others held before, the keys with a line
+-- the lock now wait for next, the lowest hold_pos of all that were let in, the keys that others held before, the keys with a line
 -- and no room left, and of each that somebody has left the line of, as a JSON array: [key, how many, rank and id of the last one].
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
@@ -156,11 +159,14 @@ WITH me AS MATERIALIZED (
             (SELECT FROM pgqueue.job_running r
              WHERE r.lock_key = substr(wanted.key, 6) AND coalesce(r.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
             UNION ALL
-            (SELECT FROM pgqueue.job_available a WHERE a.lock_key = substr(wanted.key, 6) AND a.holds LIMIT head.most)
+            (SELECT FROM pgqueue.job_available a WHERE a.lock_key = substr(wanted.key, 6) AND a.holds
+               AND coalesce(a.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
             UNION ALL
-            (SELECT FROM pgqueue.job_scheduled s WHERE s.lock_key = substr(wanted.key, 6) AND s.holds LIMIT head.most)
+            (SELECT FROM pgqueue.job_scheduled s WHERE s.lock_key = substr(wanted.key, 6) AND s.holds
+               AND coalesce(s.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
             UNION ALL
-            (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = substr(wanted.key, 6) AND b.holds LIMIT head.most)
+            (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = substr(wanted.key, 6) AND b.holds
+               AND coalesce(b.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
             LIMIT head.most
         ) AS holder
     ) AS held
@@ -194,14 +200,14 @@ WITH me AS MATERIALIZED (
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), onward AS (
     INSERT INTO pgqueue.job_blocked (
-        state, key, holds,
+        state, key, holds, hold_pos,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'blocked', coalesce('limit:' || limit_key, 'rate:' || rate_key), true,
+    SELECT 'blocked', coalesce('limit:' || limit_key, 'rate:' || rate_key), true, nextval('pgqueue.job_hold_seq'),
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken WHERE coalesce(limit_key, rate_key) IS NOT NULL
-    RETURNING key
+    RETURNING key, hold_pos
 ), running AS (
     INSERT INTO pgqueue.job_running (
         state, worker_id, claim, started_at, attempt, rank, holds,
@@ -214,15 +220,15 @@ WITH me AS MATERIALIZED (
     RETURNING id, hold_pos
 ), granted AS (
     INSERT INTO pgqueue.job_available (
-        state, rank, holds,
+        state, rank, holds, hold_pos,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, true,
+    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, true, nextval('pgqueue.job_hold_seq'),
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, attempt, max_attempts, crashes,
         snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken WHERE NOT id = ANY (ARRAY(SELECT id FROM admitted WHERE here)) AND coalesce(limit_key, rate_key) IS NULL
-    RETURNING queue
+    RETURNING queue, hold_pos
 ), room AS MATERIALIZED (
     SELECT line.key, line.n + (SELECT count(*) FROM admitted WHERE admitted.key = line.key)::integer AS n FROM line
     WHERE %(heads)s::boolean OR cardinality(%(fresh)s::bigint[]) > 0
@@ -290,7 +296,9 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
             THEN ARRAY[pgqueue.refuse('an admit deleted jobs it did not move')::bigint]
             ELSE ARRAY(SELECT id FROM running) END,
        ARRAY(SELECT id FROM skipped), (SELECT count(*) FROM granted), (SELECT count(done) FROM told),
-       ARRAY(SELECT DISTINCT key FROM onward), (SELECT min(hold_pos) FROM running),
+       ARRAY(SELECT DISTINCT key FROM onward),
+       (SELECT min(hold_pos)
+        FROM (SELECT hold_pos FROM running UNION ALL SELECT hold_pos FROM granted UNION ALL SELECT hold_pos FROM onward) AS made),
        ARRAY(SELECT key FROM line WHERE n > 0),
        ARRAY(SELECT key FROM line
              WHERE most <= n + (SELECT count(*) FROM admitted WHERE admitted.key = line.key)),
@@ -303,8 +311,12 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
 -- id) order, as it allows now: here to this worker, those that need a rate to that line, and some as granted to the front of their
 -- lanes: of each queue as many as others have slots for by their last beats, but always one that nobody has taken yet. No more, so
 -- that an urgent job that comes later does not find the whole limit in the hands of those that wait for a slot; those who cannot
--- go hold up nobody who can. A limit that nobody has declared lets nobody in. Answers the ids of those let in here, what those wait for that went on, how many were granted,
--- and how many were told.
+-- go hold up nobody who can. A limit that nobody has declared lets nobody in.
+-- Holders are read behind the hold_pos that is `after` for the key (see starts.py), its line behind (rank, id) (see fronts.py), but
+-- for suspects. Answers the ids of those let in here, what those wait for that went on, how many were granted, how many were told,
+-- the lowest hold_pos of those let in; of each key that had room, as JSON arrays: [key, the lowest hold_pos of all its holders];
+-- the keys with room left and nobody in line; and of each that somebody waited for, as JSON arrays: [key, how many have left its
+-- line, rank and id of the last one before whom all have].
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), served AS MATERIALIZED (
@@ -322,19 +334,24 @@ WITH me AS MATERIALIZED (
     WHERE NOT known.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
     GROUP BY known.queue
 ), line AS MATERIALIZED (
-    SELECT wanted.key, l.n - held.n AS room
-    FROM me CROSS JOIN (SELECT DISTINCT key FROM unnest(%(keys)s::text[]) AS k (key)) AS wanted
+    SELECT wanted.*, l.n - held.n AS room, held.lowest
+    FROM me CROSS JOIN unnest(%(keys)s::text[], %(afters)s::bigint[], %(ranks)s::smallint[], %(ids)s::bigint[])
+        AS wanted (key, after, rank, id)
     CROSS JOIN LATERAL (SELECT n FROM pgqueue.key_limit WHERE name = substr(wanted.key, 7)) AS l
     CROSS JOIN LATERAL (
-        SELECT count(*)::integer AS n FROM (
-            (SELECT FROM pgqueue.job_running r WHERE r.limit_key = substr(wanted.key, 7) LIMIT l.n)
+        SELECT count(*)::integer AS n, min(coalesce(holder.hold_pos, 0)) AS lowest FROM (
+            (SELECT r.hold_pos FROM pgqueue.job_running r
+             WHERE r.limit_key = substr(wanted.key, 7) AND coalesce(r.hold_pos, 9223372036854775807) > wanted.after LIMIT l.n)
             UNION ALL
-            (SELECT FROM pgqueue.job_available a WHERE a.limit_key = substr(wanted.key, 7) AND a.holds LIMIT l.n)
+            (SELECT a.hold_pos FROM pgqueue.job_available a WHERE a.limit_key = substr(wanted.key, 7) AND a.holds
+               AND coalesce(a.hold_pos, 9223372036854775807) > wanted.after LIMIT l.n)
             UNION ALL
-            (SELECT FROM pgqueue.job_scheduled s WHERE s.limit_key = substr(wanted.key, 7) AND s.holds LIMIT l.n)
+            (SELECT s.hold_pos FROM pgqueue.job_scheduled s WHERE s.limit_key = substr(wanted.key, 7) AND s.holds
+               AND coalesce(s.hold_pos, 9223372036854775807) > wanted.after LIMIT l.n)
             UNION ALL
-            (SELECT FROM pgqueue.job_blocked b
-             WHERE b.limit_key = substr(wanted.key, 7) AND b.holds AND starts_with(b.key, 'rate:') LIMIT l.n)
+            (SELECT b.hold_pos FROM pgqueue.job_blocked b
+             WHERE b.limit_key = substr(wanted.key, 7) AND b.holds AND starts_with(b.key, 'rate:')
+               AND coalesce(b.hold_pos, 9223372036854775807) > wanted.after LIMIT l.n)
             LIMIT l.n
         ) AS holder
     ) AS held
@@ -346,13 +363,15 @@ WITH me AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT greatest(0, greatest(1, served.free) - count(*)::integer) AS grants FROM (
             SELECT FROM pgqueue.job_available a
-            WHERE a.limit_key = substr(line.key, 7) AND a.holds AND a.queue = served.queue LIMIT greatest(1, served.free)
+            WHERE a.limit_key = substr(line.key, 7) AND a.holds AND a.queue = served.queue
+              AND coalesce(a.hold_pos, 9223372036854775807) > line.after LIMIT greatest(1, served.free)
         ) AS granted
     ) AS idle
     CROSS JOIN LATERAL (
         SELECT * FROM (
             SELECT b.ctid, b.id, b.rank, b.queue, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
             WHERE b.key = line.key AND starts_with(b.key, 'limit:') AND b.queue = served.queue AND b.rank >= 0
+              AND (b.rank, b.id) > (line.rank, line.id)
             ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.slots, idle.grants))
             FOR UPDATE SKIP LOCKED
         ) AS ordinary
@@ -375,21 +394,25 @@ WITH me AS MATERIALIZED (
     FROM (SELECT placed.*, row_number() OVER (PARTITION BY key, queue, here OR more ORDER BY rank, id) AS nth FROM placed) AS numbered
     WHERE here OR more OR nth <= grants
 ), admitted AS MATERIALIZED (
-    SELECT ctid, id, here FROM fitting WHERE place <= room
+    SELECT ctid, id, key, here FROM fitting WHERE place <= room
+), seen AS MATERIALIZED (
+    SELECT judged.*, bool_and(gone) OVER (PARTITION BY key, queue ORDER BY rank, id) AS before
+    FROM (SELECT head.key, head.queue, head.rank, head.id, head.id = ANY (ARRAY(SELECT id FROM admitted)) AS gone
+          FROM head WHERE head.rank >= 0) AS judged
 ), taken AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM admitted))
     RETURNING id, queue, priority, rank, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), onward AS (
     INSERT INTO pgqueue.job_blocked (
-        state, key, holds,
+        state, key, holds, hold_pos,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'blocked', 'rate:' || rate_key, true,
+    SELECT 'blocked', 'rate:' || rate_key, true, nextval('pgqueue.job_hold_seq'),
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken WHERE rate_key IS NOT NULL
-    RETURNING key
+    RETURNING key, hold_pos
 ), running AS (
     INSERT INTO pgqueue.job_running (
         state, worker_id, claim, started_at, attempt, rank, holds,
@@ -399,18 +422,21 @@ WITH me AS MATERIALIZED (
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken WHERE id = ANY (ARRAY(SELECT id FROM admitted WHERE here))
-    RETURNING id
+    RETURNING id, hold_pos
 ), granted AS (
     INSERT INTO pgqueue.job_available (
-        state, rank, holds,
+        state, rank, holds, hold_pos,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, true,
+    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, true, nextval('pgqueue.job_hold_seq'),
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, attempt, max_attempts, crashes,
         snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken WHERE NOT id = ANY (ARRAY(SELECT id FROM admitted WHERE here)) AND rate_key IS NULL
-    RETURNING queue
+    RETURNING queue, hold_pos
+), made AS MATERIALIZED (
+    SELECT min(hold_pos) AS lowest
+    FROM (SELECT hold_pos FROM running UNION ALL SELECT hold_pos FROM granted UNION ALL SELECT hold_pos FROM onward) AS new
 ), told AS (
     SELECT pg_notify('pgqueue.' || queue, '')::text AS done
     FROM (SELECT DISTINCT queue FROM granted WHERE %(notify)s::boolean) AS heard
@@ -419,7 +445,20 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
                  <> (SELECT count(*) FROM running) + (SELECT count(*) FROM granted) + (SELECT count(*) FROM onward)
             THEN ARRAY[pgqueue.refuse('an admit deleted jobs it did not move')::bigint]
             ELSE ARRAY(SELECT id FROM running) END,
-       ARRAY(SELECT DISTINCT key FROM onward), (SELECT count(*) FROM granted), (SELECT count(done) FROM told);
+       ARRAY(SELECT DISTINCT key FROM onward), (SELECT count(*) FROM granted), (SELECT count(done) FROM told),
+       (SELECT lowest FROM made),
+       (SELECT json_agg(json_build_array(line.key, coalesce(line.lowest, made.lowest)))
+        FROM line CROSS JOIN made WHERE coalesce(line.lowest, made.lowest) > 0)::text,
+       ARRAY(SELECT line.key FROM line WHERE line.room > (SELECT count(*) FROM admitted WHERE admitted.key = line.key)
+                                         AND NOT EXISTS (SELECT FROM seen WHERE seen.key = line.key AND NOT seen.gone)),
+       (SELECT json_agg(json_build_array(key, n, place[1], place[2])) FROM (
+            -- Of each queue the last of those that have gone before the first who has not; of all queues the one in front.
+            SELECT key, sum(n) AS n, min(place) AS place FROM (
+                SELECT key, count(*) FILTER (WHERE before) AS n,
+                       coalesce(max(ARRAY[rank::bigint, id]) FILTER (WHERE before), min(ARRAY[rank::bigint, id - 1])) AS place
+                FROM seen GROUP BY key, queue
+            ) AS by_queue GROUP BY key
+        ) AS left_behind)::text;
 
 -- name: admit_read
 -- The jobs that were let in by this claim for these keys, in the columns of a claim, the oldest first; read behind the hold_pos that is

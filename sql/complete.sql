@@ -191,10 +191,11 @@ WITH picked AS MATERIALIZED (
     FROM ended JOIN picked ON picked.id = ended.id
 ), later AS (
     INSERT INTO pgqueue.job_scheduled (
-        state, run_at, holds, attempt, snoozes, reason,
+        state, run_at, holds, hold_pos, attempt, snoozes, reason,
         id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'scheduled', pgqueue.now() + make_interval(secs => picked.delay), holds AND picked.holding,
+        CASE WHEN holds AND picked.holding THEN nextval('pgqueue.job_hold_seq') END,
         attempt - CASE WHEN picked.spent THEN 0 ELSE 1 END,
         CASE WHEN picked.snoozed THEN least(snoozes + 1, 32767) ELSE snoozes END, picked.message,
         ended.id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, deadline,
@@ -263,10 +264,11 @@ WITH ended AS (
     RETURNING *
 ), available AS (
     INSERT INTO pgqueue.job_available (
-        state, rank, attempt,
+        state, rank, hold_pos, attempt,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
-    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, attempt - 1,
+    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
+        CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END, attempt - 1,
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
@@ -301,10 +303,11 @@ WITH picked AS MATERIALIZED (
     FROM ended JOIN picked ON picked.id = ended.id
 ), available AS (
     INSERT INTO pgqueue.job_available (
-        state, rank, attempt,
+        state, rank, hold_pos, attempt,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
-    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, attempt - 1,
+    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
+        CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END, attempt - 1,
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key

@@ -97,9 +97,15 @@ WITH lane AS MATERIALIZED (
       AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || j.lock_key
                       AND (b.rank, b.id) > (coalesce(((SELECT %(lines)s::text::jsonb) -> j.lock_key ->> 0)::smallint, -32768),
                                             coalesce(((SELECT %(lines)s::text::jsonb) -> j.lock_key ->> 1)::bigint, 0)) OFFSET 0)
-      AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = j.lock_key AND b.holds OFFSET 0)
-      AND NOT EXISTS (SELECT FROM pgqueue.job_available a WHERE a.lock_key = j.lock_key AND a.holds OFFSET 0)
-      AND NOT EXISTS (SELECT FROM pgqueue.job_scheduled s WHERE s.lock_key = j.lock_key AND s.holds OFFSET 0)
+      AND NOT EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = j.lock_key AND b.holds
+                      AND coalesce(b.hold_pos, 9223372036854775807)
+                          > coalesce(((SELECT %(starts)s::text::jsonb) ->> j.lock_key)::bigint, 0) OFFSET 0)
+      AND NOT EXISTS (SELECT FROM pgqueue.job_available a WHERE a.lock_key = j.lock_key AND a.holds
+                      AND coalesce(a.hold_pos, 9223372036854775807)
+                          > coalesce(((SELECT %(starts)s::text::jsonb) ->> j.lock_key)::bigint, 0) OFFSET 0)
+      AND NOT EXISTS (SELECT FROM pgqueue.job_scheduled s WHERE s.lock_key = j.lock_key AND s.holds
+                      AND coalesce(s.hold_pos, 9223372036854775807)
+                          > coalesce(((SELECT %(starts)s::text::jsonb) ->> j.lock_key)::bigint, 0) OFFSET 0)
     UNION ALL
     SELECT numbered.id
     FROM jsonb_each(nullif(current_setting('pgqueue.rates', true), '')::jsonb) AS allowed
@@ -119,7 +125,7 @@ WITH lane AS MATERIALIZED (
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767),
-        CASE WHEN lock_key IS NOT NULL THEN nextval('pgqueue.job_hold_seq') END,
+        CASE WHEN coalesce(lock_key, limit_key) IS NOT NULL THEN nextval('pgqueue.job_hold_seq') END,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds OR coalesce(lock_key, rate_key) IS NOT NULL,
         unique_key, idempotency_key
@@ -127,11 +133,12 @@ WITH lane AS MATERIALIZED (
     RETURNING coalesce(lock_key, limit_key) AS held, hold_pos
 ), parked AS (
     INSERT INTO pgqueue.job_blocked (
-        state, key, holds,
+        state, key, holds, hold_pos,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'blocked', CASE WHEN lock_key IS NOT NULL AND NOT holds THEN 'lock:' || lock_key
-                           WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END, holds,
+                           WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END,
+        holds, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken WHERE NOT runs
@@ -192,11 +199,12 @@ WITH lane AS MATERIALIZED (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), parked AS (
     INSERT INTO pgqueue.job_blocked (
-        state, key, holds,
+        state, key, holds, hold_pos,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'blocked', CASE WHEN lock_key IS NOT NULL AND NOT holds THEN 'lock:' || lock_key
-                           WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END, holds,
+                           WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END,
+        holds, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM taken

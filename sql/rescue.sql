@@ -68,11 +68,12 @@ WITH dead_worker AS MATERIALIZED (
     FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM dead))
 ), available AS (
     INSERT INTO pgqueue.job_available (
-        state, rank, crashes, attempt,
+        state, rank, crashes, hold_pos, attempt,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
     SELECT 'available',
         CASE crashes + started::integer WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, crashes + started::integer,
+        CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
         attempt - CASE WHEN started THEN 0 ELSE 1 END,
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, snoozes, deadline,

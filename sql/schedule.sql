@@ -12,9 +12,10 @@ WITH picked AS MATERIALIZED (
     DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), available AS (
     INSERT INTO pgqueue.job_available (
-        state, rank, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
+        state, rank, hold_pos, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
         snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
     SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
+        CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, attempt, max_attempts,
         crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key

@@ -68,14 +68,14 @@ def test_claims_are_told_of_the_lines_of_busy_keys_while_those_are_known(memory:
     assert not memory.slow
     memory.behind("a")
     memory.let_in("a", (11, 1000))
-    assert memory.known() == {"a": (11, 1000)}
+    assert memory.known("") == {"a": (11, 1000)}
     memory.doubt("a")
-    assert memory.known() == {}
+    assert memory.known("") == {}
     memory.behind("a")
     memory.let_in("a", (11, 1001))
-    assert memory.known() == {"a": (11, 1001)}
+    assert memory.known("") == {"a": (11, 1001)}
     clock[0] += LINE_SECONDS
-    assert memory.known() == {}
+    assert memory.known("") == {}
 
 
 def test_one_from_which_few_were_let_in_lately_is_busy_no_more(memory: Fronts, clock: list[float]) -> None:
@@ -98,7 +98,7 @@ def test_one_that_was_busy_once_is_not_for_ever_because_it_is_found_empty(memory
     for _ in range(8):
         clock[0] += LINE_SECONDS / 4
         memory.empty(["a"], clock[0])
-    assert memory.known() == {}
+    assert memory.known("") == {}
 
 
 def test_it_is_read_from_the_front_once_in_a_while(memory: Fronts, clock: list[float]) -> None:
@@ -151,11 +151,11 @@ def first(memory: Fronts) -> None:
 def test_reading_is_slow_when_each_of_several_looks_was(memory: Fronts) -> None:
     first(memory)
     for _ in range(SLOW_LOOKS):
-        assert (memory.slow, memory.ahead("a"), memory.known()) == (False, FRONT, {})
+        assert (memory.slow, memory.ahead("a"), memory.known("")) == (False, FRONT, {})
         memory.took(10 * SLOW_SECONDS, 10)
-    assert (memory.slow, memory.ahead("a"), memory.known()) == (True, (11, 7), {"a": (11, 7)})
+    assert (memory.slow, memory.ahead("a"), memory.known("")) == (True, (11, 7), {"a": (11, 7)})
     memory.took(9 * SLOW_SECONDS, 10)
-    assert (memory.slow, memory.ahead("a"), memory.known()) == (False, FRONT, {})
+    assert (memory.slow, memory.ahead("a"), memory.known("")) == (False, FRONT, {})
 
 
 def test_where_it_is_slow_every_line_is_read_from_its_front_once_in_a_while(memory: Fronts, clock: list[float]) -> None:
@@ -163,11 +163,11 @@ def test_where_it_is_slow_every_line_is_read_from_its_front_once_in_a_while(memo
     first(memory)
     assert memory.behind("a") == memory.ahead("a") == (11, 7)
     clock[0] += LINE_SECONDS
-    assert memory.known() == {}
+    assert memory.known("") == {}
     assert memory.ahead("a") == FRONT, "and until it is known who was found there"
-    assert (memory.ahead("a"), memory.known()) == (FRONT, {})
+    assert (memory.ahead("a"), memory.known("")) == (FRONT, {})
     memory.empty(["a", "b"], clock[0])
-    assert (memory.ahead("a"), memory.known()) == ((11, 7), {"a": (11, 7)})
+    assert (memory.ahead("a"), memory.known("")) == ((11, 7), {"a": (11, 7)})
 
 
 def test_a_line_that_a_claim_found_empty_need_not_be_read_from_its_front_for_a_while(
@@ -192,7 +192,7 @@ def test_what_we_park_while_a_line_is_looked_at_is_not_taken_for_nobody(memory: 
     assert memory.ahead("a") == FRONT
     memory.parked(["a"], (11, 5))
     memory.empty(["a"], clock[0])
-    assert (memory.ahead("a"), memory.known()) == (FRONT, {})
+    assert (memory.ahead("a"), memory.known("")) == (FRONT, {})
 
 
 @pytest.mark.parametrize("place", [(11, 5), (1, 60)])
@@ -201,7 +201,7 @@ def test_what_we_park_while_a_line_is_read_for_the_first_time_is_not_forgotten(m
     assert memory.behind("a") == FRONT
     memory.parked(["a"], place)
     memory.let_in("a", (11, 7))
-    assert (memory.behind("a"), memory.known()) == (FRONT, {})
+    assert (memory.behind("a"), memory.known("")) == (FRONT, {})
 
 
 def test_an_answer_from_before_says_nothing_of_a_line_that_is_being_read(memory: Fronts, clock: list[float]) -> None:
@@ -232,7 +232,7 @@ def test_however_many_lines_there_are_some_are_remembered_and_fewer_sent(memory:
         memory.let_in(f"k{number}", (11, number))
     assert len(memory._lines) == KEYS_MOST
     last = range(2 * KEYS_MOST - SENT_MOST, 2 * KEYS_MOST)
-    assert memory.known() == {f"k{number}": (11, number) for number in last}
+    assert memory.known("") == {f"k{number}": (11, number) for number in last}
 
 
 # In the database -----------------------------------------------------------------------------------------------------
@@ -451,7 +451,7 @@ async def test_under_a_snapshot_claims_looks_and_admits_do_not_read_those_that_h
         while desk.jobs:
             await desk.complete(*desk.jobs)
             await desk.let_in()
-        known = desk.admit.fronts.known()
+        known = desk.admit.fronts.known("")
         assert known == {"lock:a": (11, ids[-1])}
         assert look(conn, desk.admit.fronts.ahead("lock:a")) + 100 <= look(conn, FRONT)
         assert move(conn, desk, known["lock:a"]) + 100 <= move(conn, desk, FRONT)

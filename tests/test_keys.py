@@ -376,6 +376,12 @@ class Keys(RuleBasedStateMachine):
         self.under = under
 
     @invariant()
+    def every_holder_has_its_number(self) -> None:
+        """However it came where it is: one without is read again and again, until it has gone."""
+        unnumbered = "holds AND hold_pos IS NULL AND coalesce(lock_key, limit_key) IS NOT NULL"
+        assert self.eyes.all(f"SELECT id, state FROM pgqueue.job WHERE {unnumbered}") == []  # noqa: S608
+
+    @invariant()
     def no_rate_is_above_its_bound(self) -> None:
         for key, times in self.starts.items():
             rate = RATES[key.partition(":")[0]]

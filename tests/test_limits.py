@@ -20,6 +20,7 @@ from workers import Eyes, until, wait_until, work, workers
 import pgqueue
 from pgqueue import Job, Limit, Lock, operate, pausing
 from pgqueue.errors import InvalidOption, LimitNotFound
+from pgqueue.fronts import BUSY_TAKEN, FRONT
 from pgqueue.limits import LimitInfo, Setting, Undeclared, change, limits, undeclared
 from pgqueue.locks import locks, release
 from pgqueue.rescue import Rescue
@@ -142,6 +143,26 @@ async def test_those_who_have_no_slot_hold_up_nobody_of_another_queue(desks: Des
     assert await full.take() == []
     assert eyes.states() == {"available": 3, "blocked": 19}, "one of queue a is granted, and waits for its slot"
     assert await free.take() == [b1, b2]
+
+
+@pytest.mark.promise("F13")
+async def test_who_has_no_slot_stays_behind_where_the_line_begins_to_be_read(desks: Desks, eyes: Eyes) -> None:
+    """However many of another queue pass it: nobody loses sight of it."""
+    eyes.do(ALLOW, 2)
+    full, free = desks("a"), desks("b")
+    eyes.do("UPDATE pgqueue.worker SET concurrency = 0 WHERE id = %s", full.worker_id)
+    granted, waits = limited(eyes, 2, queue="a")
+    ids = limited(eyes, BUSY_TAKEN + 20, queue="b")
+    full.slots = 0
+    assert await full.take() == []
+    assert holders(eyes) == [(granted, "available")]
+    came = await free.take()
+    while jobs := list(free.jobs):
+        await free.complete(*jobs)
+        came += [job.id for job in await free.let_in()]
+    assert came == ids
+    place = free.admit.fronts.behind("limit:k")
+    assert FRONT < place < (11, waits)
 
 
 async def test_the_last_place_goes_to_one_who_can_go(desks: Desks, eyes: Eyes) -> None:
@@ -632,8 +653,8 @@ async def test_an_admit_costs_the_same_however_many_wait(desks: Desks, eyes: Eye
     eyes.do(ALLOW, 3)
     desk = desks()
     params = {
-        "keys": ["limit:k"], "queues": ["default"], "pools": [1], "slots": [1], "worker_id": desk.worker_id, "claim": 1,
-        "notify": False,
+        "keys": ["limit:k"], "afters": [0], "ranks": [-32768], "ids": [0], "queues": ["default"],
+        "pools": [1], "slots": [1], "worker_id": desk.worker_id, "claim": 1, "notify": False,
     }  # fmt: skip
     blocked = (
         "INSERT INTO pgqueue.job_blocked (state, task, key, limit_key, lock_key, holds) "

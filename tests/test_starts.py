@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from keyed import Desk
+from keyed import ALLOW, Desk, ending
 from workers import Eyes
 
 from pgqueue.fronts import FRONT
@@ -47,6 +47,14 @@ def put(eyes: Eyes, number: int, key: str = "a", **columns: Any) -> list[int]:
     values = ", ".join(["%s"] * (1 + len(columns)))
     insert = f"INSERT INTO pgqueue.job (task, {names}) SELECT 'x', {values} FROM generate_series(1, %s) RETURNING id"  # noqa: S608
     return [job_id for (job_id,) in eyes.all(insert, key, *columns.values(), number)]
+
+
+def limited(eyes: Eyes, number: int, **columns: Any) -> list[int]:
+    """So many jobs under the limit `k`; their ids."""
+    names = ", ".join(["limit_key", *columns])
+    values = ", ".join(["%s"] * (1 + len(columns)))
+    insert = f"INSERT INTO pgqueue.job (task, {names}) SELECT 'x', {values} FROM generate_series(1, %s) RETURNING id"  # noqa: S608
+    return [job_id for (job_id,) in eyes.all(insert, "k", *columns.values(), number)]
 
 
 async def pass_through(desk: Desk, eyes: Eyes, number: int, key: str = "a") -> None:
@@ -242,14 +250,87 @@ async def test_a_holder_from_before_there_were_numbers_is_always_seen(desks: Des
     assert await desk.let_in() == []
 
 
+@pytest.mark.promise("L04")
+@pytest.mark.parametrize("naive", [False, True])
+async def test_of_a_limit_the_oldest_holder_is_seen_however_many_came_and_went_beside_it(
+    desks: Desks, eyes: Eyes, naive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Limit 2, one runs for long. The naive one begins before those it has let in last, as for a lock that was free."""
+    if naive:
+        beside = Starts.beside
+        last = lambda starts, oldest, lowest: beside(starts, [(key, lowest or 1) for key, _ in oldest], lowest)  # noqa: E731
+        monkeypatch.setattr(Starts, "beside", last)
+    desk = desks()
+    eyes.do(ALLOW, 2)
+    ids = limited(eyes, 6)
+    assert await desk.take() == ids[:2]
+    first, other = desk.jobs
+    for job_id in ids[2:4]:
+        await desk.complete(other)
+        came = await desk.let_in()
+        assert [job.id for job in came][:1] == [job_id]
+        other = came[0]
+        desk.admit.swept(["limit:k"])
+        more = await desk.let_in()
+        assert (more != []) is naive, "the naive one does not see the first, and lets a third in"
+        if naive:
+            return
+    assert (
+        desk.admit._moves.starts.after("limit:k")
+        == eyes.one("SELECT hold_pos FROM pgqueue.job_running WHERE id = %s", first.id) - 1
+    )
+
+
+@pytest.mark.promise("L04")
+@pytest.mark.parametrize("column", ["lock_key", "limit_key"])
+async def test_a_holder_is_seen_wherever_it_was_put(desks: Desks, eyes: Eyes, column: str) -> None:
+    """Handed back, interrupted, waiting for its retry with the key, due again: it is still read."""
+    desk = desks()
+    eyes.do(ALLOW, 1)
+    key = "lock:k" if column == "lock_key" else "limit:k"
+    for _ in range(6):
+        eyes.do(f"INSERT INTO pgqueue.job (task, {column}) VALUES ('x', 'k')")  # noqa: S608
+    await desk.take()
+    for _ in range(3):
+        await desk.complete(*desk.jobs)
+        await desk.let_in()
+    [job] = desk.jobs
+    starts = desk.admit._moves.starts
+    later = {
+        "delays": [0.0], "spents": [True], "snoozeds": [False], "holdings": [True], "outcomes": ["failed"],
+        "error_types": ["E"], "messages": ["no"], "tracebacks": [None],
+    }  # fmt: skip
+    for name, params in (
+        ("complete_release", {}),
+        ("complete_interrupt", {"outcomes": ["interrupted"], "messages": [None]}),
+        ("complete_retry", later),
+    ):
+        assert starts.after(key) > 0
+        await desk.session.run(ending(desk.link, name, [job], desk.worker_id, **params))
+        for _ in range(2):
+            [(place, number)] = eyes.all("SELECT state, hold_pos FROM pgqueue.job WHERE holds")
+            assert number > starts.after(key), (name, place)
+            desk.admit.swept([key])
+            assert await desk.let_in() == [], (name, place)
+            if place == "scheduled":
+                promote = desk.link.statement("schedule_promote", after="-infinity", n=10, notify=True)
+                assert await desk.session.run(promote) == [[(1, 1)]]
+        [job] = await desk.park()
+    await desk.complete(job)
+    assert len(await desk.let_in()) == 1, "and when it has ended the next one comes"
+
+
 # What it costs --------------------------------------------------------------------------------------------------------
 
 
 def read(conn: psycopg.Connection, statement: str, params: dict[str, Any]) -> int:
     """Pages it touches; it is undone."""
     conn.execute(text("session_settings", "pgqueue").encode())
-    explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text(statement, 'pgqueue')}"
-    [(found,)] = conn.execute(explain.encode(), params).fetchall()
+    return pages(conn, text(statement, "pgqueue"), params)
+
+
+def pages(conn: psycopg.Connection, sql: str, params: dict[str, Any]) -> int:
+    [(found,)] = conn.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}".encode(), params).fetchall()
     conn.rollback()
     plan = found[0]["Plan"]
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
@@ -280,3 +361,77 @@ async def test_under_a_snapshot_the_past_of_a_key_is_not_read_again(
             }  # fmt: skip
             costs.append(read(conn, "admit_next", params))
     assert (costs[1] <= 1.5 * costs[0]) is remembers, costs
+
+
+@pytest.mark.promise("F08")
+@pytest.mark.parametrize("statement", ["admit_limits", "admit_read_limits"])
+@pytest.mark.parametrize("remembers", [True, False])
+async def test_under_a_snapshot_the_past_of_a_limit_is_not_read_again(
+    desks: Desks, dsn: str, eyes: Eyes, conn: psycopg.Connection, remembers: bool, statement: str
+) -> None:
+    """The same of a limit: an admit, and the reading of those let in. Naive is who begins at the first row."""
+    desk = desks()
+    starts, fronts = desk.admit._moves.starts, desk.admit.fronts
+    eyes.do(ALLOW, 2)
+    limited(eyes, 700, args=json.dumps({"pad": "x" * 1500}))
+    costs = []
+    with psycopg.connect(dsn) as holder:
+        holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        holder.execute("SELECT 1")
+        await desk.take()
+        for number in (75, 225):
+            for _ in range(number):
+                await desk.complete(*desk.jobs)
+                await desk.let_in()
+            if statement == "admit_limits":
+                rank, job_id = fronts.behind("limit:k") if remembers else FRONT
+                after = starts.after("limit:k") if remembers else 0
+                params = {
+                    "keys": ["limit:k"], "queues": ["default"], "pools": [1], "slots": [1], "worker_id": desk.worker_id,
+                    "claim": 1, "afters": [after], "ranks": [rank], "ids": [job_id], "notify": False,
+                }  # fmt: skip
+                costs.append(read(conn, statement, params))
+            else:
+                [job, _] = desk.jobs
+                sql = text(statement, "pgqueue")
+                if not remembers:
+                    sql = sql.replace("r.claim = %(claim)s", "r.claim + 0 = %(claim)s")
+                costs.append(pages(conn, sql, {"worker_id": desk.worker_id, "claim": job.claim}))
+    assert (costs[1] <= 1.5 * costs[0]) is remembers, costs
+
+
+PAST = """
+WITH past AS (SELECT jsonb_build_object('pad', repeat('x', 1500)) AS args FROM generate_series(1, 500)), available AS (
+    INSERT INTO pgqueue.job_available (state, task, lock_key, holds, hold_pos, args)
+    SELECT 'available', 'past', 'a', true, nextval('pgqueue.job_hold_seq'), args FROM past
+), scheduled AS (
+    INSERT INTO pgqueue.job_scheduled (state, task, lock_key, holds, hold_pos, args, run_at)
+    SELECT 'scheduled', 'past', 'a', true, nextval('pgqueue.job_hold_seq'), args, now() FROM past
+)
+INSERT INTO pgqueue.job_blocked (state, task, lock_key, holds, hold_pos, args, key)
+SELECT 'blocked', 'past', 'a', true, nextval('pgqueue.job_hold_seq'), args, 'rate:r' FROM past;
+DELETE FROM pgqueue.job WHERE task = 'past'
+"""
+
+
+@pytest.mark.promise("F08")
+@pytest.mark.parametrize("statement", ["admit_next", "admit_move"])
+async def test_under_a_snapshot_grants_of_long_ago_are_not_read_again(
+    desks: Desks, dsn: str, eyes: Eyes, conn: psycopg.Connection, statement: str
+) -> None:
+    """Nor what waited for its retry with the key, or for a rate: holders elsewhere have numbers as well."""
+    desk = desks()
+    with psycopg.connect(dsn) as holder:
+        holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        holder.execute("SELECT 1")
+        put(eyes, 400)
+        eyes.do(PAST)
+        await desk.take()
+        after = desk.admit._moves.starts.after("lock:a") or desk.fetcher._starts.after("a")
+        params = {
+            "keys": ["lock:a"], "queues": ["default"], "pools": [1], "slots": [1], "worker_id": desk.worker_id,
+            "claim": 1, "ranks": [FRONT[0]], "ids": [FRONT[1]], "fresh": [], "heads": False, "notify": False,
+        }  # fmt: skip
+        await desk.complete(*desk.jobs)
+        knowing, naive = (read(conn, statement, params | {"afters": [begin]}) for begin in (after, 0))
+    assert knowing + 200 <= naive, "five on a page, in three tables"
