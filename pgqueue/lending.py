@@ -132,13 +132,13 @@ class Lender:
             conn.close()
             return
         self._tidy(conn)
-        with self._opening:  # so that `close` finds all
-            stays = conn.ahead is not None and not conn.closed and not self.closed
-            if stays:
-                self._ahead.append(conn)
-        if not stays:
-            self._sync.putconn(conn)
-        self._vacate(conn, self._places)
+        with _vacating(conn, self._places):
+            with self._opening:  # so that `close` finds all
+                stays = conn.ahead is not None and not conn.closed and not self.closed
+                if stays:
+                    self._ahead.append(conn)
+            if not stays:
+                self._sync.putconn(conn)
 
     def forsake(self, conn: Borrowed) -> None:
         """The job was taken from the handler that has this, which may hang for ever: it counts no more. On the loop,
@@ -146,23 +146,14 @@ class Lender:
         if self._places is not None and self._sync is not None and not self.closed:
             conn.forsaken = True
             self._sync.resize(0, self._sync.max_size + 1)  # it never comes back
-            self._vacate(conn, self._places)
+            with _vacating(conn, self._places):
+                pass
 
     @contextmanager
     def kept(self, conn: Borrowed | AsyncBorrowed) -> Iterator[None]:
         """Who gives this connection back keeps its place meanwhile."""
-        place, conn.place = conn.place, None
-        try:
+        with _vacating(conn, self._aplaces if isinstance(conn, AsyncConnection) else self._places):
             yield
-        finally:
-            conn.place = place
-            self._vacate(conn, self._aplaces if isinstance(conn, AsyncConnection) else self._places)
-
-    def _vacate(self, conn: Borrowed | AsyncBorrowed, places: Places | None) -> None:
-        """Give up the place it has; last of all, so that the next one finds a connection."""
-        place, conn.place = conn.place, None
-        if places is not None and place is not None:
-            places.leave(place)
 
     async def atake(self, *, begun: bool = False, settles: bool = False) -> AsyncBorrowed:
         """A connection for the loop."""
@@ -210,13 +201,11 @@ class Lender:
         """Take it back. A cancellation meanwhile is raised when it is back: the pool may wait for its own lock."""
         assert self._async is not None
         self._tidy(conn)
-        try:
+        with _vacating(conn, self._aplaces):
             if conn.ahead is None or conn.closed or self.closed:
                 await to_its_end(self._async.putconn(conn))
             else:
                 self._aahead.append(conn)
-        finally:
-            self._vacate(conn, self._aplaces)
 
     def identity(self, conn: object) -> Identity | None:
         """(pid, backend_start) of a connection that is nobody else's."""
@@ -346,6 +335,18 @@ def _last(conns: list[C]) -> C | None:
         return conns.pop()
     except IndexError:
         return None
+
+
+@contextmanager
+def _vacating(conn: Borrowed | AsyncBorrowed, places: Places | None) -> Iterator[None]:
+    """Give up the place it has, last of all, so that the next one finds a connection; but none that it has by then:
+    once it is back another may have it already, with a place of his own."""
+    place, conn.place = conn.place, None
+    try:
+        yield
+    finally:
+        if places is not None and place is not None:
+            places.leave(place)
 
 
 def _crowded(places: Places | None, ahead: Sequence[object]) -> bool:

@@ -87,6 +87,43 @@ async def test_who_waits_no_more_leaves_the_line_and_what_was_given_at_that_mome
     assert places.taken == 0
 
 
+@pytest.mark.promise("I11")
+@pytest.mark.parametrize("on_loop", [True, False])
+async def test_who_takes_a_connection_that_is_only_just_back_has_a_place_of_his_own(
+    dsn: str, on_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever gave it back has not left his own place by then, and must not leave the other's in its stead."""
+
+    async def listed() -> None: ...
+
+    lender = Lender(Link(dsn, "pgqueue"), 4, listed, size=2)
+    conn: Any = await (lender.atake() if on_loop else asyncio.to_thread(lender.take))
+    pool: Any = lender._async if on_loop else lender._sync
+    places = lender._aplaces if on_loop else lender._places
+    assert places is not None
+    put, meanwhile = pool.putconn, list[object]()
+
+    async def aputs(back: Any) -> None:
+        await put(back)
+        meanwhile.append(await lender.atake())
+
+    def puts(back: Any) -> None:
+        put(back)
+        meanwhile.append(lender.take())
+
+    async def give(back: Any) -> None:
+        await (lender.agive(back) if on_loop else asyncio.to_thread(lender.give, back))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "putconn", aputs if on_loop else puts)
+        await give(conn)
+    assert meanwhile == [conn]
+    assert (places.taken, conn.place is not None) == (1, True)
+    await give(conn)
+    assert places.taken == 0
+    await lender.close()
+
+
 # A worker ------------------------------------------------------------------------------------------------------------
 
 
