@@ -144,10 +144,9 @@ class Lender:
         """The job was taken from the handler that has this, which may hang for ever: it counts no more. On the loop,
         and not while the handler gives it back."""
         if self._places is not None and self._sync is not None and not self.closed:
-            conn.forsaken = True
-            self._sync.resize(0, self._sync.max_size + 1)  # it never comes back
             with _vacating(conn, self._places):
-                pass
+                conn.forsaken = True
+                self._sync.resize(0, self._sync.max_size + 1)  # it never comes back
 
     @contextmanager
     def kept(self, conn: Borrowed | AsyncBorrowed) -> Iterator[None]:

@@ -110,10 +110,7 @@ class Moves:
         """Let those in that wait for locks; what they wait for that went on is to be asked for next."""
         keys, on = list(asked), await self._begin()
         afters = self._afters(keys)
-        for key, (_, head) in asked.items():
-            if head:  # the sweep has seen somebody: perhaps where nobody else looks
-                self.fronts.doubt(key)
-        behind = [self.fronts.behind(key) for key in keys]
+        behind = self._behind(asked)
         _, [(_, skipped, _, _, onward, lowest, held, full, gone)], rows = await self._session.run_then(
             self._lock(keys),
             self._statement(
@@ -138,10 +135,7 @@ class Moves:
     async def limits(self, asked: Wanted, claim: int) -> Moved:
         """The same for limits. Those that went on took no slot, so there may be more of them."""
         keys, on = list(asked), await self._begin()
-        for key, (_, head) in asked.items():
-            if head:
-                self.fronts.doubt(key)
-        behind = [self.fronts.behind(key) for key in keys]
+        behind = self._behind(asked)
         _, [(_, onward, _, _, lowest, oldest, ended, gone)], rows = await self._session.run_then(
             self._lock(keys),
             self._statement("admit_limits", keys, claim, afters=self._afters(keys), **_places(behind)),
@@ -159,6 +153,13 @@ class Moves:
         on = self._session.lasting
         self.starts.on(on)
         return on
+
+    def _behind(self, asked: Wanted) -> list[Place]:
+        """Behind whom the lines of these keys are to be read."""
+        for key, (_, head) in asked.items():
+            if head:  # the sweep has seen somebody: perhaps where nobody else looks
+                self.fronts.doubt(key)
+        return [self.fronts.behind(key) for key in asked]
 
     def _learn(self, rows: list[Row], lowest: int | None, held: Collection[str]) -> None:
         if lowest is not None:

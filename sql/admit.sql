@@ -447,8 +447,9 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
             ELSE ARRAY(SELECT id FROM running) END,
        ARRAY(SELECT DISTINCT key FROM onward), (SELECT count(*) FROM granted), (SELECT count(done) FROM told),
        (SELECT lowest FROM made),
-       (SELECT json_agg(json_build_array(line.key, coalesce(line.lowest, made.lowest)))
-        FROM line CROSS JOIN made WHERE coalesce(line.lowest, made.lowest) > 0)::text,
+       -- Those made now have the higher ones, unless the numbers have gone back.
+       (SELECT json_agg(json_build_array(line.key, least(line.lowest, made.lowest)))
+        FROM line CROSS JOIN made WHERE least(line.lowest, made.lowest) > 0)::text,
        ARRAY(SELECT line.key FROM line WHERE line.room > (SELECT count(*) FROM admitted WHERE admitted.key = line.key)
                                          AND NOT EXISTS (SELECT FROM seen WHERE seen.key = line.key AND NOT seen.gone)),
        (SELECT json_agg(json_build_array(key, n, place[1], place[2])) FROM (

@@ -282,6 +282,23 @@ async def test_of_a_limit_the_oldest_holder_is_seen_however_many_came_and_went_b
 
 
 @pytest.mark.promise("L04")
+async def test_of_a_limit_whoever_has_a_number_from_after_they_went_back_is_seen(desks: Desks, eyes: Eyes) -> None:
+    """Beside one with a number from before: of all holders the lowest counts, whichever came last."""
+    desk = desks()
+    eyes.do(ALLOW, 3)
+    ids = limited(eyes, 1)
+    eyes.do("SELECT setval('pgqueue.job_hold_seq', 5000)")
+    assert await desk.take() == ids
+    eyes.do("SELECT setval('pgqueue.job_hold_seq', 1)")
+    for _ in range(2):
+        ids += limited(eyes, 1)
+        assert await desk.take() == ids[-1:]
+    limited(eyes, 1)
+    assert await desk.take() == []
+    assert eyes.states() == {"running": 3, "blocked": 1}
+
+
+@pytest.mark.promise("L04")
 @pytest.mark.parametrize("column", ["lock_key", "limit_key"])
 async def test_a_holder_is_seen_wherever_it_was_put(desks: Desks, eyes: Eyes, column: str) -> None:
     """Handed back, interrupted, waiting for its retry with the key, due again: it is still read."""
