@@ -185,19 +185,32 @@ class Admit:
 
     def ended(self, jobs: Iterable[Job]) -> None:
         """These jobs are not ours any more, and that is committed: their keys may be free."""
-        if self._holding:
-            pop = self._holding.pop
-            for job in jobs:
-                for key in pop(job, ()):
-                    if (left := self._ours[key] - 1) > 0:
-                        self._ours[key] = left
-                    else:
-                        del self._ours[key]
-                    if key in self._lines:
-                        self._follow(key)
-                    else:
-                        self._freed[key] = None
+        pop, ours = self._holding.pop, self._ours
+        for job in jobs:
+            keys = pop(job, ())
+            for key in keys:
+                if (left := ours[key] - 1) > 0:
+                    ours[key] = left
+                else:
+                    del ours[key]
+                if key in self._lines:
+                    self._follow(key)
+                else:
+                    self._freed[key] = None
+            if job.chained and not keys and (key := f"{LOCK}{job.lock_key}") not in ours:
+                # It was behind another one, and left after that: who asked then found the key taken by this one.
+                self._freed[key] = None
+        if self.wants:
             self._wake.set()
+
+    def passed_on(self, before: Job, after: Job) -> None:
+        """This job is not ours any more, and what it held has one that came in behind it."""
+        if keys := self._holding.pop(before, None):
+            self._holding[after] = keys
+
+    def put_back(self, job: Job) -> None:
+        """This one stands in its line again, or is about to, before others."""
+        self.fronts.doubt(f"{LOCK}{job.lock_key}")
 
     def _follow(self, key: str) -> None:
         """A holder of this key has ended, and somebody is in line."""
@@ -353,7 +366,7 @@ class Admit:
             self.skipped += moved.skipped
             jobs = [Job(row, claim) for row in moved.rows]
             if jobs:
-                self.holding(jobs)
+                self.holding(job for job in jobs if not job.chained)
                 self._deliver(jobs)
             if moved.onward:
                 self.parked(dict.fromkeys(moved.onward, ()))

@@ -59,7 +59,8 @@ LIMITS = (PROGRAM_LIMITS, "53", "57014", "XX")  # it may get through with less a
 
 
 class Completer:
-    """Collects outcomes and writes them in batches. `written` is told which jobs are no longer ours."""
+    """Collects outcomes and writes them in batches. `written` is told which jobs are no longer ours; before that `kept`
+    of those among them with which a key has not become free, or perhaps not."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class Completer:
         endings: Endings,
         *,
         written: Callable[[Sequence[Job]], None],
+        kept: Callable[[Sequence[Job]], None] = lambda jobs: None,
     ) -> None:
         self.fenced = 0
         """Outcomes dropped because the job had been given to somebody else."""
@@ -77,6 +79,7 @@ class Completer:
         self._worker_id = worker_id
         self._endings = endings
         self._written = written
+        self._kept = kept
         self._tidies = True
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -254,6 +257,11 @@ class Completer:
         for job, outcome in batch:
             if outcome.__class__ is Handed and job not in left:  # its handler's transaction did not commit
                 report(job, outcome.otherwise)
+        # A job that was handed over, and was not ended here, was ended by its handler; or was looked up.
+        ours = (each for each in batch if each[1].__class__ is not Handed or each[0] not in left)
+        kept = [job for job, outcome in ours if outcome is not COMPLETED and self._endings.keeps(job, outcome)]
+        if kept:
+            self._kept([job for job in kept if job.id not in locked])
         self._let_go([job for job, _ in batch if job.id not in locked])
         return True
 
@@ -282,6 +290,7 @@ class Completer:
             settled = self._about("complete_settled", unsure, attempts=attempts, worker_ids=ids)
             [answer] = await self._session.run(settled)
             ended = {row[0] for row in answer}
+        self._kept([job for job in gone if job.id not in ended])
         for job in gone:
             if job.id not in ended:
                 self.fenced += 1

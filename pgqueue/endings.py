@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from pgqueue.enqueue import deadline_of, following, moment_of
@@ -46,7 +47,10 @@ class Endings:
         interrupted: list[tuple[Job, Released]] = []
         for job, outcome in batch:
             if outcome is COMPLETED:
-                plain.append(job)
+                if job.chained:
+                    results.append((job, outcome))
+                else:
+                    plain.append(job)
                 continue
             if isinstance(outcome, Handed):
                 outcome = outcome.otherwise
@@ -67,7 +71,7 @@ class Endings:
         if results:
             jobs = [job for job, _ in results]
             texts = [done.result for _, done in results]
-            made.append((self._ends("complete_result", jobs, worker_id, results=texts), jobs))
+            made.append((self._ends_each("complete_result", jobs, worker_id, results=texts), jobs))
         if successors:
             made.append((self._with_successors(successors, worker_id), [job for job, _ in successors]))
         if retried:
@@ -79,6 +83,13 @@ class Endings:
         if interrupted:
             made.append((self._interrupt(interrupted, worker_id), [job for job, _ in interrupted]))
         return made
+
+    def keeps(self, job: Job, outcome: Outcome) -> bool:
+        """Whether a job that has ended so keeps its keys: where it waits now, it holds them, or may do so."""
+        outcome = written_in(job, outcome)
+        if isinstance(outcome, Handed):
+            outcome = outcome.otherwise
+        return isinstance(outcome, Released) or (isinstance(outcome, Retried) and job.task in self.holding)
 
     def one(self, job: Job, outcome: Outcome, worker_id: int) -> Ending:
         """The statement that ends this job so."""
@@ -96,6 +107,7 @@ class Endings:
             "version_tag": self.version_tag,
             "notify": self.notify,
             "result": done.result,
+            "ago": None if (ago := _ago(job)) is None else int(1e6 * ago),
         }
         completion: Statement[Any] = Statement(text("complete_within", self.schema), params, list)
         if not done.successors:
@@ -123,7 +135,7 @@ class Endings:
         return Statement(text(name, self.schema), self._fence(jobs, worker_id) | ids | params, list)
 
     def _with_successors(self, ends: Sequence[tuple[Job, Completed]], worker_id: int) -> Ending:
-        return self._ends(
+        return self._ends_each(
             "complete_successors",
             [job for job, _ in ends],
             worker_id,
@@ -132,7 +144,7 @@ class Endings:
         )
 
     def _retry(self, retried: Sequence[tuple[Job, Retried]], worker_id: int) -> Ending:
-        return self._ends(
+        return self._ends_each(
             "complete_retry",
             [job for job, _ in retried],
             worker_id,
@@ -144,7 +156,7 @@ class Endings:
         )
 
     def _fail(self, failed: Sequence[tuple[Job, Failed | Cancelled]], worker_id: int) -> Ending:
-        return self._ends(
+        return self._ends_each(
             "complete_fail",
             [job for job, _ in failed],
             worker_id,
@@ -155,13 +167,18 @@ class Endings:
 
     def _interrupt(self, interrupted: Sequence[tuple[Job, Released]], worker_id: int) -> Ending:
         problems = [end.problem for _, end in interrupted if end.problem is not None]
-        return self._ends(
+        return self._ends_each(
             "complete_interrupt",
             [job for job, _ in interrupted],
             worker_id,
             outcomes=[problem.outcome for problem in problems],
             messages=[problem.message for problem in problems],
         )
+
+    def _ends_each(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> Ending:
+        """`_ends` for a statement that notes when each has begun."""
+        agos = [_ago(job) for job in jobs] if any(job.chained for job in jobs) else []
+        return self._ends(name, jobs, worker_id, agos=agos, **params)
 
     def _ends(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> Ending:
         return Statement(text(name, self.schema), self._fence(jobs, worker_id) | params, _ended)
@@ -174,6 +191,17 @@ class Endings:
             "version_tag": self.version_tag,
             "notify": self.notify,
         }
+
+
+def written_in(job: Job, outcome: Outcome) -> Outcome:
+    """The outcome, also if it was written in a transaction of the job's own."""
+    return getattr(job, "ended", outcome) if outcome is WRITTEN else outcome
+
+
+def _ago(job: Job) -> float | None:
+    """How many seconds ago a job has begun whose row does not say so; None if it does, or it has not begun."""
+    began = getattr(job, "began", None) if job.chained else None
+    return None if began is None else perf_counter() - began
 
 
 def _ended(rows: list[Row]) -> list[int] | None:

@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import Any
 
 from pgqueue.aborts import Aborts, aborted
+from pgqueue.chains import Chains
 from pgqueue.gate import Gate, Over
 from pgqueue.job import Job, late_of, running_job
 from pgqueue.lent import Means
@@ -60,6 +61,7 @@ class Executor(Gate):
     ) -> None:
         super().__init__()
         self.pools = pools
+        self.chains = Chains()
         self.lost = 0
         """Slots whose handler was to stop and runs on without its job."""
         self._timekeeper = Timekeeper(tasks, runs=self.runs, interrupt=self.interrupt, abandon=self.abandon)
@@ -96,17 +98,18 @@ class Executor(Gate):
     def hand_back(self) -> list[Job]:
         """Give up all jobs that have not started; the caller releases them. What waits to run again is released."""
         self._aborts.leave_all()
-        return [job for pool in self.pools for job, _ in pool.empty()]
+        return [job for pool in self.pools for job, _ in pool.empty()] + self.chains.empty()
 
     def interrupt(self, job_id: int, outcome: Outcome) -> bool:
         """Stop this job, which then ends with `outcome`, whatever its handler says; False if it is not here.
 
         An async handler is cancelled; in a sync one an exception is raised, at its next step in Python: a call into C
-        (a query, a sleep) is not left before it returns. A job that waits for a slot ends at once. Only the first call
-        counts: a handler that swallows it runs on, and its job ends with `outcome` when it returns. Called on the loop.
+        (a query, a sleep) is not left before it returns. A job that waits for a slot, or behind another one of its
+        lock, ends at once. Only the first call counts: a handler that swallows it runs on, and its job ends with
+        `outcome` when it returns. Called on the loop.
         """
-        for pool in self.pools:
-            waiting = pool.remove(job_id)
+        for remove in (*(pool.remove for pool in self.pools), self.chains.remove):
+            waiting = remove(job_id)
             if waiting is not None:
                 self._finish(waiting, outcome)
                 return True

@@ -17,6 +17,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal, TypeVar, cast
 
+from pgqueue.endings import written_in
 from pgqueue.errors import InvalidOption
 from pgqueue.job import Job, current_job
 from pgqueue.logs import fields
@@ -240,11 +241,6 @@ class Hooks:
             except (Exception, SystemExit):  # Interrupted is none of these: it is meant for the job
                 _complain("on_start hook %s failed; job %d (%s) runs all the same", _name(hook), job)
         begun.context = copy_context()
-
-
-def written_in(job: Job, outcome: Outcome) -> Outcome:
-    """The outcome, also if it was written in a transaction of the job's own."""
-    return getattr(job, "ended", outcome) if outcome is WRITTEN else outcome
 
 
 def declared() -> Hooks:

@@ -193,6 +193,11 @@ class Job:
         return key
 
     @property
+    def chained(self) -> bool:
+        """Whether it came in behind another job of its lock, to run after that (see chains)."""
+        return bool(self.pos < 0)
+
+    @property
     def limit_key(self) -> str | None:
         """The name of the limit it runs under; None without one."""
         name: str | None = self._row[17]

@@ -12,7 +12,8 @@ from dataclasses import asdict, replace
 from time import perf_counter
 from traceback import print_exc
 
-from pgqueue.hooks import Hooks, JobOutcome, written_in
+from pgqueue.endings import written_in
+from pgqueue.hooks import Hooks, JobOutcome
 from pgqueue.job import Job
 from pgqueue.logs import fields
 from pgqueue.outcome import Cancelled, Failed, Outcome, Problem, Released, Retried

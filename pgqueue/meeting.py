@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 
 from pgqueue.admit import Admit
+from pgqueue.chains import LONGEST_SECONDS, Chain
 from pgqueue.claims import Claims
 from pgqueue.completer import Completer
 from pgqueue.executor import Executor
@@ -88,7 +89,7 @@ class Meeting:
             left = 0
             if self._fetcher.hungry(pool.queues):  # half, the last one in turn
                 left = free // 2 if free != 1 else int(self._turns[pool.queues].fetchers)
-            found.append(Slots(pool.queues, free, coming, left))
+            found.append(Slots(pool.queues, free, coming, left, pool.behind))
         return found
 
     def _free(self) -> Free:
@@ -133,17 +134,27 @@ class Meeting:
         kept = self._suspects.keep(jobs, idle=len(self._held) == len(jobs)) if self._state == "running" else []
         if len(kept) < len(jobs):
             self._give_back(set(jobs).difference(kept))
-        for pool in self._executor.pools:
-            mine = kept if len(self._executor.pools) == 1 else [job for job in kept if job.queue in pool.queues]
-            if mine:
-                pool.adapt(pool.prefetch // 2 if let_in else 0)
-                self._executor.offer(pool, mine, first=first)
+        for pool, mine in self._by_pool(kept):
+            pool.adapt(pool.prefetch // 2 if let_in else 0)
+            self._executor.offer(pool, mine, first=first)
         self._rates.roomier()  # it was the fetcher's turn
+
+    def _by_pool(self, jobs: list[Job]) -> list[tuple[Pool, list[Job]]]:
+        """These jobs with the pools whose slots they use."""
+        pools = self._executor.pools
+        if len(pools) == 1:
+            return [(pools[0], jobs)] if jobs else []
+        return [(pool, mine) for pool in pools if (mine := [job for job in jobs if job.queue in pool.queues])]
 
     def _let_in(self, jobs: list[Job]) -> None:
         """Admits bring few at a time: they make no measure of how many to have at hand."""
-        self._deliver(jobs, let_in=True)
-        self._took(jobs)
+        firsts = [job for job in jobs if not job.chained]
+        if len(firsts) < len(jobs) and not self._claims.void(jobs[0].claim):
+            chains = self._executor.chains.add(jobs)
+            self._held.update((job.id, job) for chain in chains for job in chain)
+            self._loop.call_later(LONGEST_SECONDS, self._shorten, chains)
+        self._deliver(firsts, let_in=True)
+        self._took(firsts)
 
     def _took(self, jobs: Iterable[Job]) -> None:
         """Lines have had slots of the pools of these jobs."""
@@ -213,12 +224,40 @@ class Meeting:
             if self._held.get(job.id) is job:
                 del self._held[job.id]
         self._progress.over(jobs)
-        self._admit.ended(jobs)
+        self._admit.ended(self._go_on(jobs))
         if self._suspects.making_way or any([pool.low() for pool in self._executor.pools]):
             self._fetcher.roomier()
         self._rates.roomier()
         if self._suspects.ended(jobs):
             self._fetcher.news()
+
+    def _go_on(self, ended: Sequence[Job]) -> Sequence[Job]:
+        """Where another one comes after one of these in its chain, that has the lock now, and starts. The rest."""
+        chains = self._executor.chains
+        if not chains:
+            return ended
+        rest, started = [], []
+        for job in ended:
+            after = chains.next(job)
+            if after is None:
+                rest.append(job)
+            else:
+                self._admit.passed_on(job, after)
+                started.append(after)
+        for pool, mine in self._by_pool(started):
+            self._executor.offer(pool, mine)
+        return rest
+
+    def _cut(self, jobs: Iterable[Job]) -> None:
+        """These are not ours any more, and their locks, if they have any, not free: nobody goes on after them."""
+        for job in jobs:
+            if job.lock_key is not None:
+                self._admit.put_back(job)  # again, if it was in a chain: somebody may have looked before it was there
+                self._give_back(self._executor.chains.cut(job))
+
+    def _shorten(self, chains: Iterable[Chain]) -> None:
+        """What has not started of these goes back to its line: it was to be soon, and others may be more urgent."""
+        self._give_back(self._executor.chains.shorten(chains))
 
     def _roomier(self) -> None:
         self._rates.roomier()
@@ -226,4 +265,6 @@ class Meeting:
 
     def _give_back(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
+            if job.chained:
+                self._admit.put_back(job)
             self._completer.finish(job, RELEASED)

@@ -25,19 +25,21 @@ Wanted = Mapping[str, tuple[list[int], bool]]
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Queues that share slots, how many are free, how many more a fetch under way has asked for, and how many of the
-    free ones should be left to the next."""
+    """Queues that share slots, how many are free, how many more a fetch under way has asked for, how many of the free
+    ones should be left to the next, and how many may come in behind each holder of a lock, in its chain."""
 
     queues: Sequence[str]
     free: int
     asked: int = 0
     left: int = 0
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The rows of those who came in here, keys to be asked for next, keys that have room, as far as we know, and a line
-    that was not read from its front, and how many jobs were skipped."""
+    """The rows of those who came in here, those behind others in their chains last, and in order; keys to be asked for
+    next, keys that have room, as far as we know, and a line that was not read from its front, and how many jobs were
+    skipped."""
 
     rows: list[Row]
     onward: list[str]
@@ -71,19 +73,22 @@ class Moves:
                 keys,
                 claim,
                 afters=afters,
+                behind=integers(pool.behind for pool in self._slots()),
                 **_places(behind),
             ),
             on=on,
         )
-        for row in rows:
-            self.fronts.let_in(LOCK + row[15], (row[19], row[0]))
+        came = [(LOCK + row[15], row[19], row[0], row[1]) for row in rows]
         if first[7]:
-            for key, rank, job_id in msgspec.json.decode(first[14]):
-                self.fronts.let_in(key, (rank, job_id))
+            came = msgspec.json.decode(first[14])
             [rows] = await self._session.run(self._read("admit_read", keys, claim, afters=afters))
+            places = {job_id: place for _, _, job_id, place in came}
+            rows = [(row[0], places[row[0]], *row[2:]) for row in rows]
+        for key, (rank, job_id, place) in _lasts(came).items():
+            self.fronts.let_in(key, (rank, job_id), 1 - place)
         self._learn(rows, first[1], msgspec.json.decode(first[3]) if first[3] else ())
         longer = msgspec.json.decode(first[5])
-        rows.sort(key=lambda row: (row[7], row[0]))
+        rows.sort(key=lambda row: (-row[1], row[7], row[0]))
         return Moved(rows, longer, _unsure(keys, behind, {*longer, *(LOCK + row[15] for row in rows)}))
 
     async def look(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -196,6 +201,11 @@ class Moves:
 def _places(behind: Sequence[Place]) -> dict[str, str]:
     """Behind whom lines are to be read, as statements want it."""
     return {"ranks": integers(rank for rank, _ in behind), "ids": integers(job_id for _, job_id in behind)}
+
+
+def _lasts(came: Iterable[tuple[str, int, int, int]]) -> dict[str, tuple[int, int, int]]:
+    """Of each key the last one that came in: rank, id, place in its chain."""
+    return {key: (rank, job_id, place) for key, rank, job_id, place in sorted(came, key=lambda one: -one[3])}
 
 
 def _unsure(keys: Iterable[str], behind: Iterable[Place], sure: Collection[str]) -> list[str]:

@@ -21,6 +21,8 @@ from pgqueue.tasks import Task
 # Work to have at hand beyond what runs, so that a fetch is answered before the executor is idle.
 PREFETCH_SECONDS = 0.05
 PREFETCH_MOST = 2000
+# So many may come in behind a job with a lock, in its chain.
+BEHIND_MOST = 7
 
 N = TypeVar("N", int, float)
 Entry = tuple[Job, Task[..., Any] | None]
@@ -39,6 +41,8 @@ class Pool:
         self.running = 0
         self.waiting: deque[Entry] = deque()
         self.prefetch = 0
+        self.behind = 0
+        """How many may come in behind each job with a lock, to run after it."""
         self.reserved = 0
         """Slots that what waits here does not get: somebody is about to bring a job that must start at once."""
         self._lock = threading.Lock()
@@ -123,7 +127,8 @@ class Pool:
             return None
 
     def adapt(self, least: int = 0) -> None:
-        """Set the prefetch from how long jobs have lasted since the last fetch: 50 ms of work, none for long jobs.
+        """Set the prefetch from how long jobs have lasted since the last fetch: 50 ms of work, none for long jobs. And
+        how many come in behind others: as much work, of one slot.
 
         When fewer than `least` have ended since, they say too little yet, and are counted with the next."""
         with self._lock:
@@ -134,9 +139,10 @@ class Pool:
         if not jobs:
             return
         mean = seconds / jobs
-        wanted = 0 if mean >= PREFETCH_SECONDS else int(self.slots * PREFETCH_SECONDS / max(mean, 1e-6))
+        wanted = 0.0 if mean >= PREFETCH_SECONDS else PREFETCH_SECONDS / max(mean, 1e-6)
         # Twice what was just worked off, at most: a few quick jobs say little about the next thousand.
-        self.prefetch = min(wanted, 2 * jobs, PREFETCH_MOST)
+        self.prefetch = min(int(self.slots * wanted), 2 * jobs, PREFETCH_MOST)
+        self.behind = min(int(wanted), 2 * jobs, BEHIND_MOST)
 
 
 def runs_on_loop(task: Task[..., Any] | None) -> bool:

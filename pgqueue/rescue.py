@@ -119,8 +119,11 @@ class Rescue:
                     link.statement("rescue_jobs", worker_id=worker_id, n=BATCH, first=moved == 0, notify=self._notify)
                 )
             except psycopg.errors.UniqueViolation:
-                [doubles] = await self._session.run(link.statement("fetch_refuse_doubles"))
-                log.error("jobs %s were running, and available too: the second rows are failed: refused", doubles)
+                available, parked = await self._session.run(
+                    link.statement("fetch_refuse_doubles"), link.statement("admit_refuse_doubles")
+                )
+                doubles = [*available, *parked]
+                log.error("jobs %s were running, and waited too: the second rows are failed: refused", doubles)
                 continue
             moved += int(count)
             if count < BATCH:

@@ -99,6 +99,7 @@ class Wiring(Meeting, ABC):
             lambda: self.worker_id,
             self._endings,
             written=self._written,
+            kept=self._cut,
         )
         self._claims = claims = Claims()
         self._admit = Admit(

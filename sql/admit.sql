@@ -40,12 +40,16 @@ CROSS JOIN (
 -- name: admit_next
 -- The same as `admit_move` for the usual case, at half its price: with these keys locked, let in here the first in the line of
 -- each that has room, if it needs nothing more, is no suspect, and one of our `slots` is left for it. Skips nobody.
+-- Where the limit is 1, those next in the line come in with it, so many `behind` by pool, up to the first that is not of the same
+-- kind: they will run after it here, one at a time (see chains.py). They do not hold the key; it is in their `key`, and in `rank` and
+-- `id` is their order.
 -- Holders are read behind the hold_pos that is `after` for the key (see starts.py), its line behind (rank, id) (see fronts.py).
 -- The first row has no id: its pos is the lowest hold_pos of those let in here, its queue the keys, as a JSON array, that others
 -- held before; its args are the keys whose line may go on (somebody could not be let in here, or the limit is not 1),
 -- for `admit_move`, as a JSON array; its priority says whether those let in were too large to be answered here, 32 kB: then
 -- `admit_read` has them, for nobody waits for a key while more than fits in a socket travels, and its headers [key, rank in the line,
--- id] of each. The rest are those jobs, in the columns of a claim, and the rank they had in the line.
+-- id, place in its chain] of each. The rest are those jobs, in the columns of a claim, with the place in their chain (0: the
+-- holder; the others' is negative) as their pos, and the rank they had in the line.
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), head AS MATERIALIZED (
@@ -65,49 +69,70 @@ WITH me AS MATERIALIZED (
         FOR UPDATE SKIP LOCKED
     ) AS first
     CROSS JOIN LATERAL (
-        SELECT count(*)::integer AS n FROM (
-            (SELECT FROM pgqueue.job_running r
+        -- A chain holds the key alone, as long as anything is left of it: there is a limit of 1 in it that has yet to start.
+        SELECT CASE WHEN count(holder.key) > 0 THEN first.most ELSE count(*)::integer END AS n FROM (
+            (SELECT r.key FROM pgqueue.job_running r
              WHERE r.lock_key = substr(wanted.key, 6) AND coalesce(r.hold_pos, 9223372036854775807) > wanted.after LIMIT first.most)
             UNION ALL
-            (SELECT FROM pgqueue.job_available a WHERE a.lock_key = substr(wanted.key, 6) AND a.holds
+            (SELECT NULL FROM pgqueue.job_available a WHERE a.lock_key = substr(wanted.key, 6) AND a.holds
                AND coalesce(a.hold_pos, 9223372036854775807) > wanted.after LIMIT first.most)
             UNION ALL
-            (SELECT FROM pgqueue.job_scheduled s WHERE s.lock_key = substr(wanted.key, 6) AND s.holds
+            (SELECT NULL FROM pgqueue.job_scheduled s WHERE s.lock_key = substr(wanted.key, 6) AND s.holds
                AND coalesce(s.hold_pos, 9223372036854775807) > wanted.after LIMIT first.most)
             UNION ALL
-            (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = substr(wanted.key, 6) AND b.holds
+            (SELECT NULL FROM pgqueue.job_blocked b WHERE b.lock_key = substr(wanted.key, 6) AND b.holds
                AND coalesce(b.hold_pos, 9223372036854775807) > wanted.after LIMIT first.most)
             LIMIT first.most
         ) AS holder
     ) AS held
     WHERE held.n < first.most
 ), placed AS MATERIALIZED (
-    SELECT head.key, head.ctid, head.id, head.rank, head.n, head.most > head.n + 1 AS more, head.plain AND coalesce(
+    SELECT head.key, head.ctid, head.id, head.rank, head.queue, head.n, head.most > head.n + 1 AS more, head.plain AND coalesce(
                row_number() OVER (PARTITION BY mine.pool, head.plain ORDER BY head.rank, head.id)
-               <= (%(slots)s::integer[])[mine.pool], false) AS here
+               <= (%(slots)s::integer[])[mine.pool], false) AS here,
+           CASE WHEN head.most = 1 THEN (%(behind)s::integer[])[mine.pool] END AS behind
     FROM head
     LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = head.queue
+), chained AS MATERIALIZED (
+    SELECT placed.key, after.ctid, after.id, after.rank, after.place
+    FROM placed CROSS JOIN LATERAL (
+        SELECT line.*, row_number() OVER (ORDER BY line.rank, line.id) AS place,
+               bool_and(line.alike) OVER (ORDER BY line.rank, line.id) AS fits
+        FROM (
+            SELECT b.ctid, b.id, b.rank,
+                   b.queue = placed.queue AND coalesce(b.lock_limit, 1) = 1 AND (b.on_locked IN ('skip', 'once')) IS NOT TRUE AND b.crashes = 0
+                       AND coalesce(b.limit_key, b.rate_key) IS NULL AS alike
+            FROM pgqueue.job_blocked b
+            WHERE b.key = placed.key AND (b.rank, b.id) > (placed.rank, placed.id) AND NOT b.holds
+            ORDER BY b.rank, b.id LIMIT CASE WHEN placed.here THEN coalesce(placed.behind, 0) ELSE 0 END
+            FOR UPDATE SKIP LOCKED
+        ) AS line
+    ) AS after
+    WHERE after.fits
 ), taken AS (
-    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM placed WHERE here))
+    DELETE FROM pgqueue.job_blocked
+    WHERE ctid = ANY (ARRAY(SELECT ctid FROM placed WHERE here UNION ALL SELECT ctid FROM chained))
     RETURNING id, queue, priority, rank, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), running AS (
     INSERT INTO pgqueue.job_running (
-        state, worker_id, claim, started_at, attempt, rank, holds,
+        state, worker_id, claim, started_at, attempt, rank, holds, key,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), 2 * priority, true,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767),
+        CASE WHEN chained.id IS NULL THEN 2 * priority ELSE taken.rank END, chained.id IS NULL, chained.key,
+        taken.id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM taken
+    FROM taken LEFT JOIN chained ON chained.id = taken.id
     RETURNING id, hold_pos
 ), shown AS MATERIALIZED (
-    SELECT id, priority, rank, queue, task, args::text AS args, headers::text AS headers, run_at, enqueued_at,
+    SELECT taken.id, coalesce(chained.place, 0) AS place,
+        priority, taken.rank, queue, task, args::text AS args, headers::text AS headers, run_at, enqueued_at,
         least(attempt + 1, 32767)::smallint AS attempt, max_attempts, crashes, snoozes,
         CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END AS deadline, lock_key,
         CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL
              THEN json_build_array(unique_key, idempotency_key)::text END AS keys
-    FROM taken
+    FROM taken LEFT JOIN chained ON chained.id = taken.id
 ), large AS MATERIALIZED (
     SELECT coalesce(sum(octet_length(args) + coalesce(octet_length(headers), 0)), 0) > 32768 AS so FROM shown
 )
@@ -115,15 +140,18 @@ SELECT NULL::bigint, made.lowest, NULL::smallint, seen.held::text, NULL::text, s
        CASE WHEN seen.n <> made.n THEN pgqueue.refuse('an admit deleted jobs it did not move') END::smallint,
        large.so::integer::smallint, NULL::smallint, NULL::smallint, NULL::smallint,
        NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
-       CASE WHEN large.so THEN (SELECT json_agg(json_build_array(key, rank, id)) FROM placed WHERE here) END::text,
+       CASE WHEN large.so THEN (
+            SELECT json_agg(json_build_array(key, rank, id, -place))
+            FROM (SELECT key, rank, id, 0 AS place FROM placed WHERE here UNION ALL SELECT key, rank, id, place FROM chained) AS came
+            ) END::text,
        NULL::text, NULL::text, NULL::text, NULL::text, NULL::smallint
 FROM large, (SELECT count(*) AS n, min(hold_pos) AS lowest FROM running) AS made, (
-    SELECT count(*) FILTER (WHERE here) AS n, json_agg(key) FILTER (WHERE here AND n > 0) AS held,
+    SELECT count(*) FILTER (WHERE here) + (SELECT count(*) FROM chained) AS n, json_agg(key) FILTER (WHERE here AND n > 0) AS held,
            coalesce(json_agg(key) FILTER (WHERE more OR NOT here), '[]') AS longer
     FROM placed
 ) AS seen
 UNION ALL
-SELECT id, 0, (2 * priority)::smallint, queue, task, args, attempt, priority, max_attempts, crashes, snoozes,
+SELECT id, -place, (2 * priority)::smallint, queue, task, args, attempt, priority, max_attempts, crashes, snoozes,
        enqueued_at, run_at, deadline, headers, lock_key, keys, NULL, NULL, rank
 FROM shown WHERE NOT (SELECT so FROM large);
 
@@ -155,17 +183,18 @@ WITH me AS MATERIALIZED (
         ORDER BY b.rank, b.id LIMIT 1
     ) AS head
     CROSS JOIN LATERAL (
-        SELECT count(*)::integer AS n FROM (
-            (SELECT FROM pgqueue.job_running r
+        -- A chain holds the key alone, as long as anything is left of it: there is a limit of 1 in it that has yet to start.
+        SELECT CASE WHEN count(holder.key) > 0 THEN head.most ELSE count(*)::integer END AS n FROM (
+            (SELECT r.key FROM pgqueue.job_running r
              WHERE r.lock_key = substr(wanted.key, 6) AND coalesce(r.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
             UNION ALL
-            (SELECT FROM pgqueue.job_available a WHERE a.lock_key = substr(wanted.key, 6) AND a.holds
+            (SELECT NULL FROM pgqueue.job_available a WHERE a.lock_key = substr(wanted.key, 6) AND a.holds
                AND coalesce(a.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
             UNION ALL
-            (SELECT FROM pgqueue.job_scheduled s WHERE s.lock_key = substr(wanted.key, 6) AND s.holds
+            (SELECT NULL FROM pgqueue.job_scheduled s WHERE s.lock_key = substr(wanted.key, 6) AND s.holds
                AND coalesce(s.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
             UNION ALL
-            (SELECT FROM pgqueue.job_blocked b WHERE b.lock_key = substr(wanted.key, 6) AND b.holds
+            (SELECT NULL FROM pgqueue.job_blocked b WHERE b.lock_key = substr(wanted.key, 6) AND b.holds
                AND coalesce(b.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
             LIMIT head.most
         ) AS holder

@@ -6,6 +6,8 @@
 -- Who waits for the result of a job that ends here is told: asked by id, by the index, for this is the one way that costs
 -- nothing when nobody waits, and no more while an old snapshot keeps what those before have left (measured with 100,000 dead
 -- rows: "is there anybody at all?" took 20 ms a statement).
+-- The row of a job that came in behind another one of its lock says when that was, not when it began: how long `ago` that is says
+-- who ended it. For other jobs it is NULL, and without any the array is empty.
 
 -- name: complete_plain
 -- Jobs that succeeded without a result: to history. The shortest way, for most jobs take it.
@@ -40,8 +42,9 @@ FROM done;
 -- name: complete_result
 -- Jobs that succeeded with a result: to history, each with its own.
 WITH picked AS MATERIALIZED (
-    SELECT r.ctid, r.id, mine.result
-    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(results)s::text[]) AS mine (id, claim, result)
+    SELECT r.ctid, r.id, mine.result, mine.ago
+    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(results)s::text[], %(agos)s::float8[])
+         AS mine (id, claim, result, ago)
     CROSS JOIN LATERAL (
         SELECT r.ctid, r.id FROM pgqueue.job_running r
         WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
@@ -56,7 +59,8 @@ WITH picked AS MATERIALIZED (
         snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
         picked.result::jsonb,
-        ended.id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
+        ended.id, queue, priority, task, args, headers, run_at, enqueued_at,
+        coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at), attempt, max_attempts,
         crashes, snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id
@@ -72,8 +76,9 @@ FROM done;
 -- again, and end both runs with one flush; only one of them is fenced in. Successors with unique keys go another way
 -- (`completer`): whoever takes a key may have to wait, and what waits here keeps a whole flush waiting.
 WITH picked AS MATERIALIZED (
-    SELECT r.ctid, r.id, mine.result
-    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(results)s::text[]) AS mine (id, claim, result)
+    SELECT r.ctid, r.id, mine.result, mine.ago
+    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(results)s::text[], %(agos)s::float8[])
+         AS mine (id, claim, result, ago)
     CROSS JOIN LATERAL (
         SELECT r.ctid, r.id FROM pgqueue.job_running r
         WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
@@ -88,7 +93,8 @@ WITH picked AS MATERIALIZED (
         snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
         picked.result::jsonb,
-        ended.id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
+        ended.id, queue, priority, task, args, headers, run_at, enqueued_at,
+        coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at), attempt, max_attempts,
         crashes, snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
     RETURNING id, claim
@@ -136,7 +142,8 @@ FROM done;
 
 -- name: complete_within
 -- One job that succeeded, completed inside a transaction of its handler, by its fence. If it is not this run's any more, the
--- statement raises: whatever the client does then, that transaction cannot commit.
+-- statement raises: whatever the client does then, that transaction cannot commit. `ago` is in microseconds: no text of a
+-- number with a fraction goes where this is sent as text.
 WITH ended AS (
     DELETE FROM pgqueue.job_running
     WHERE id = %(id)s::bigint AND claim = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
@@ -149,7 +156,8 @@ WITH ended AS (
         snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
         %(result)s::text::jsonb,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
+        id, queue, priority, task, args, headers, run_at, enqueued_at,
+        coalesce(pgqueue.now() - make_interval(secs => %(ago)s::bigint / 1e6), started_at), attempt, max_attempts, crashes,
         snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM ended
 )
@@ -168,14 +176,14 @@ FOR UPDATE;
 -- name: complete_retry
 -- Attempts that did not complete and will be made again: to scheduled, each after its own delay in seconds. An attempt
 -- given back (`spent` false) does not count, a snooze counts as one. What happened is appended to `attempt`. The key is given
--- up, unless `holding`.
+-- up, unless `holding`; one that had come in behind another has it when it runs.
 WITH picked AS MATERIALIZED (
     SELECT r.ctid, r.id, mine.delay, mine.spent, mine.snoozed, mine.holding, mine.outcome, mine.error_type, mine.message,
-        mine.traceback
+        mine.traceback, mine.ago
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(delays)s::float8[], %(spents)s::boolean[],
                 %(snoozeds)s::boolean[], %(holdings)s::boolean[], %(outcomes)s::text[], %(error_types)s::text[],
-                %(messages)s::text[], %(tracebacks)s::text[])
-         AS mine (id, claim, delay, spent, snoozed, holding, outcome, error_type, message, traceback)
+                %(messages)s::text[], %(tracebacks)s::text[], %(agos)s::float8[])
+         AS mine (id, claim, delay, spent, snoozed, holding, outcome, error_type, message, traceback, ago)
     CROSS JOIN LATERAL (
         SELECT r.ctid, r.id FROM pgqueue.job_running r
         WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
@@ -186,7 +194,8 @@ WITH picked AS MATERIALIZED (
 ), noted AS (
     INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, message,
                                  traceback, version_tag)
-    SELECT ended.id, attempt, worker_id, started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+    SELECT ended.id, attempt, worker_id, coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at),
+           pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
            outcome, error_type, message, traceback, %(version_tag)s::text
     FROM ended JOIN picked ON picked.id = ended.id
 ), later AS (
@@ -194,8 +203,8 @@ WITH picked AS MATERIALIZED (
         state, run_at, holds, hold_pos, attempt, snoozes, reason,
         id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'scheduled', pgqueue.now() + make_interval(secs => picked.delay), holds AND picked.holding,
-        CASE WHEN holds AND picked.holding THEN nextval('pgqueue.job_hold_seq') END,
+    SELECT 'scheduled', pgqueue.now() + make_interval(secs => picked.delay), (holds OR key IS NOT NULL) AND picked.holding,
+        CASE WHEN (holds OR key IS NOT NULL) AND picked.holding THEN nextval('pgqueue.job_hold_seq') END,
         attempt - CASE WHEN picked.spent THEN 0 ELSE 1 END,
         CASE WHEN picked.snoozed THEN least(snoozes + 1, 32767) ELSE snoozes END, picked.message,
         ended.id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, deadline,
@@ -213,10 +222,11 @@ FROM later;
 -- Jobs that failed for good or were cancelled: to the dead, each with its state and reason; the last attempt is appended
 -- to `attempt`.
 WITH picked AS MATERIALIZED (
-    SELECT r.ctid, r.id, mine.state, mine.reason, mine.outcome, mine.error_type, mine.message, mine.traceback
+    SELECT r.ctid, r.id, mine.state, mine.reason, mine.outcome, mine.error_type, mine.message, mine.traceback,
+        mine.ago
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(states)s::text[], %(reasons)s::text[],
-                %(outcomes)s::text[], %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[])
-         AS mine (id, claim, state, reason, outcome, error_type, message, traceback)
+                %(outcomes)s::text[], %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[], %(agos)s::float8[])
+         AS mine (id, claim, state, reason, outcome, error_type, message, traceback, ago)
     CROSS JOIN LATERAL (
         SELECT r.ctid, r.id FROM pgqueue.job_running r
         WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
@@ -227,7 +237,8 @@ WITH picked AS MATERIALIZED (
 ), noted AS (
     INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, message,
                                  traceback, version_tag)
-    SELECT ended.id, attempt, worker_id, started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+    SELECT ended.id, attempt, worker_id, coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at),
+           pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
            outcome, error_type, message, traceback, %(version_tag)s::text
     FROM ended JOIN picked ON picked.id = ended.id
 ), dead AS (
@@ -237,7 +248,8 @@ WITH picked AS MATERIALIZED (
         snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT picked.state, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(version_tag)s::text,
         picked.reason,
-        ended.id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
+        ended.id, queue, priority, task, args, headers, run_at, enqueued_at,
+        coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at), attempt, max_attempts,
         crashes, snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked,
         limit_key, rate_key, unique_key, idempotency_key
     FROM ended JOIN picked ON picked.id = ended.id
@@ -250,7 +262,7 @@ FROM dead;
 
 -- name: complete_release
 -- Jobs given back that never started: to the front of their lanes, the attempt not spent. A run_at that the clock has
--- stepped behind becomes now: what was due stays due.
+-- stepped behind becomes now: what was due stays due. Those that were to run behind a holder of their lock: to the front of its line.
 WITH ended AS (
     DELETE FROM pgqueue.job_running
     WHERE ctid = ANY (ARRAY(
@@ -272,23 +284,33 @@ WITH ended AS (
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
-    FROM ended
+    FROM ended WHERE key IS NULL
     RETURNING id, queue
+), parked AS (
+    INSERT INTO pgqueue.job_blocked (
+        state, key, rank, attempt,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    SELECT 'blocked', key, CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, attempt - 1,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    FROM ended WHERE key IS NOT NULL
+    RETURNING id
 ), told AS (
     SELECT pg_notify('pgqueue.' || queue, '')::text AS done
     FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
 )
 SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
        (SELECT count(done) FROM told)
-FROM available;
+FROM (SELECT id FROM available UNION ALL SELECT id FROM parked) AS given_back;
 
 -- name: complete_interrupt
 -- Jobs that were stopped in the middle for a reason of their worker's own (a shutdown, a lost lease): as the one before;
 -- what happened is appended to `attempt`.
 WITH picked AS MATERIALIZED (
-    SELECT r.ctid, r.id, mine.outcome, mine.message
-    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(outcomes)s::text[], %(messages)s::text[])
-         AS mine (id, claim, outcome, message)
+    SELECT r.ctid, r.id, mine.outcome, mine.message, mine.ago
+    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(outcomes)s::text[], %(messages)s::text[],
+                %(agos)s::float8[]) AS mine (id, claim, outcome, message, ago)
     CROSS JOIN LATERAL (
         SELECT r.ctid, r.id FROM pgqueue.job_running r
         WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
@@ -298,7 +320,8 @@ WITH picked AS MATERIALIZED (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), noted AS (
     INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
-    SELECT ended.id, attempt, worker_id, started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+    SELECT ended.id, attempt, worker_id, coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at),
+           pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
            outcome, message, %(version_tag)s::text
     FROM ended JOIN picked ON picked.id = ended.id
 ), available AS (
@@ -311,15 +334,25 @@ WITH picked AS MATERIALIZED (
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
-    FROM ended
+    FROM ended WHERE key IS NULL
     RETURNING id, queue
+), parked AS (
+    INSERT INTO pgqueue.job_blocked (
+        state, key, rank, attempt,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    SELECT 'blocked', key, CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, attempt - 1,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    FROM ended WHERE key IS NOT NULL
+    RETURNING id
 ), told AS (
     SELECT pg_notify('pgqueue.' || queue, '')::text AS done
     FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
 )
 SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
        (SELECT count(done) FROM told)
-FROM available;
+FROM (SELECT id FROM available UNION ALL SELECT id FROM parked) AS given_back;
 
 -- name: complete_missing
 -- Of jobs that could not be ended just now: those that are still ours. Somebody holds their row; the next flush tries again.
@@ -358,8 +391,10 @@ WITH mine AS MATERIALIZED (
     DELETE FROM pgqueue.job_available WHERE id = ANY (ARRAY(SELECT id FROM mine)) RETURNING *
 ), scheduled AS (
     DELETE FROM pgqueue.job_scheduled WHERE id = ANY (ARRAY(SELECT id FROM mine)) RETURNING *
+), blocked AS (
+    DELETE FROM pgqueue.job_blocked WHERE id = ANY (ARRAY(SELECT id FROM mine)) RETURNING *
 ), double AS (
-    TABLE available UNION ALL TABLE scheduled
+    TABLE available UNION ALL TABLE scheduled UNION ALL TABLE blocked
 )
 INSERT INTO pgqueue.job_dead (
     state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,

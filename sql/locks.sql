@@ -2,15 +2,20 @@
 
 -- name: locks_list
 -- Who holds a key and who waits for it, as a JSON array, the longest lines first: all keys that are held or waited for, 1,000
--- of either at most. Lines are counted up to 10,001.
+-- of either at most. Lines are counted up to 10,001. Of a chain (see chains.py) the first that is left holds the key, the others wait,
+-- before all that are parked.
 WITH RECURSIVE walked (key, place) AS (
     (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > 'lock' ORDER BY b.key LIMIT 1)
     UNION ALL
     SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key ORDER BY b.key LIMIT 1), w.place + 1
     FROM walked w WHERE starts_with(w.key, 'lock:') AND w.place < 1000
+), taken AS MATERIALIZED (
+    SELECT lock_key, id, task, queue, state, worker_id, started_at, enqueued_at, run_at,
+           key IS NOT NULL AND row_number() OVER (PARTITION BY lock_key, worker_id ORDER BY holds DESC, rank, id) > 1 AS behind, rank
+    FROM (SELECT * FROM pgqueue.job_running WHERE lock_key IS NOT NULL ORDER BY started_at LIMIT 8000) AS r
 ), holder AS MATERIALIZED (
     (SELECT lock_key, id, task, queue, state, worker_id, started_at AS since
-     FROM pgqueue.job_running WHERE lock_key IS NOT NULL ORDER BY started_at LIMIT 1000)
+     FROM taken WHERE NOT behind ORDER BY started_at LIMIT 1000)
     UNION ALL
     (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_available WHERE holds AND lock_key IS NOT NULL LIMIT 1000)
     UNION ALL
@@ -27,23 +32,31 @@ WITH RECURSIVE walked (key, place) AS (
                 ORDER BY h.since, h.id), '[]')
             FROM holder h LEFT JOIN pgqueue.worker w ON w.id = h.worker_id WHERE h.lock_key = named.key) AS holders,
            (SELECT count(*) FROM (
-                SELECT FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || named.key AND NOT b.holds LIMIT 10001) AS line) AS waiting,
-           (SELECT b.id FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || named.key AND NOT b.holds
-            ORDER BY b.rank, b.id LIMIT 1) AS next,
-           (SELECT extract(epoch FROM pgqueue.now() - greatest(b.enqueued_at, b.run_at))::float8
-            FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || named.key AND NOT b.holds
-            ORDER BY b.rank, b.id LIMIT 1) AS waited
+                SELECT FROM taken WHERE taken.lock_key = named.key AND behind
+                UNION ALL
+                (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || named.key AND NOT b.holds LIMIT 10001)
+                LIMIT 10001) AS line) AS waiting,
+           first.id AS next, first.waited
     FROM named
+    LEFT JOIN LATERAL (
+        SELECT id, extract(epoch FROM pgqueue.now() - greatest(enqueued_at, run_at))::float8 AS waited FROM (
+            (SELECT 1 AS part, rank, id, enqueued_at, run_at FROM taken WHERE taken.lock_key = named.key AND behind
+             ORDER BY rank, id LIMIT 1)
+            UNION ALL
+            (SELECT 2, b.rank, b.id, b.enqueued_at, b.run_at FROM pgqueue.job_blocked b
+             WHERE b.key = 'lock:' || named.key AND NOT b.holds ORDER BY b.rank, b.id LIMIT 1)
+            ORDER BY 1 LIMIT 1) AS line
+    ) AS first ON true
     WHERE %(key)s::text IS NULL OR named.key = %(key)s::text
 )
 SELECT coalesce(json_agg(to_json(listed) ORDER BY waiting DESC, key), '[]')::text FROM listed;
 
 -- name: locks_release
 -- Take a key from those of its holders that do not run: granted jobs, and those that now wait for a limit or a rate, wait for it
--- again, in their old places, and jobs that hold it until their next attempt wait for that without it; a limit they held
+-- again, before all who have not had it, and jobs that hold it until their next attempt wait for that without it; a limit they held
 -- goes with it. Waits for nobody: what is being claimed just now is left alone.
 -- Whoever sweeps next gives the key to the next in line; it hears of that. One row: the ids, and those that run, each with its
--- worker, where that is, and whether it is dead.
+-- worker, where that is, and whether it is dead; of a chain (see chains.py) the first that is left.
 WITH granted AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_available WHERE lock_key = %(key)s::text AND holds FOR UPDATE SKIP LOCKED
 ), later AS MATERIALIZED (
@@ -65,7 +78,7 @@ WITH granted AS MATERIALIZED (
         state, key, rank,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'blocked', 'lock:' || lock_key, CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
+    SELECT 'blocked', 'lock:' || lock_key, CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM (TABLE from_granted UNION ALL TABLE from_waiting) AS given_up
@@ -90,5 +103,9 @@ SELECT ARRAY(SELECT id FROM released ORDER BY id)::text,
             'id', r.id, 'task', r.task, 'worker', r.worker_id, 'process', w.host || ':' || w.pid,
             'dead', w.id IS NULL OR w.dead_at IS NOT NULL) ORDER BY r.id), '[]')
         FROM pgqueue.job_running r LEFT JOIN pgqueue.worker w ON w.id = r.worker_id
-        WHERE r.lock_key = %(key)s::text)::text,
+        WHERE r.lock_key = %(key)s::text
+          AND (r.key IS NULL OR NOT EXISTS (
+                SELECT FROM pgqueue.job_running before
+                WHERE before.lock_key = r.lock_key AND before.worker_id = r.worker_id
+                  AND (before.holds OR (before.rank, before.id) < (r.rank, r.id)))))::text,
        (SELECT count(done) FROM told);

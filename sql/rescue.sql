@@ -28,7 +28,9 @@ WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint;
 -- Give up to n jobs of a dead worker back to the front of their lanes, the first claimed first. A job that was running at
 -- the last beat carries a crash; so do, of those claimed since, as many as the worker had slots: they start in this order,
 -- and a killer may need only milliseconds. But of the suspects of one claim only the worst had started, the first of them,
--- and beside one with two crashes nothing (suspects.py). With the third crash it is failed. Answers how many were moved.
+-- and beside one with two crashes nothing (suspects.py). With the third crash it is failed. Those that were to run behind a holder
+-- of their lock go to the front of its line; of a chain only the first that is left can have started (chains.py). Answers
+-- how many were moved.
 WITH dead_worker AS MATERIALIZED (
     SELECT id, running, beat_at, concurrency, version_tag FROM pgqueue.worker WHERE id = %(worker_id)s::bigint
 ), picked AS MATERIALIZED (
@@ -37,14 +39,18 @@ WITH dead_worker AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 ), lost AS (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+), placed AS MATERIALIZED (
+    SELECT lost.*, key IS NOT NULL AND row_number() OVER chain > 1 AS later
+    FROM lost
+    WINDOW chain AS (PARTITION BY lost.claim, lost.lock_key ORDER BY lost.holds DESC, lost.rank, lost.id)
 ), judged AS MATERIALIZED (
     SELECT lost.*, coalesce(
         lost.id = ANY (w.running)
-        OR (%(first)s::boolean AND lost.started_at > w.beat_at
-            AND row_number() OVER (ORDER BY lost.claim, lost.crashes DESC, lost.rank, lost.id) <= w.concurrency
+        OR (%(first)s::boolean AND lost.started_at > w.beat_at AND NOT later
+            AND row_number() OVER (ORDER BY later, lost.claim, lost.crashes DESC, lost.rank, lost.id) <= w.concurrency
             AND (row_number() OVER together = 1 OR lost.crashes = 0 AND max(lost.crashes) OVER together < 2)),
         false) AS started
-    FROM lost LEFT JOIN dead_worker w ON true
+    FROM placed AS lost LEFT JOIN dead_worker w ON true
     WINDOW together AS (PARTITION BY lost.claim ORDER BY lost.crashes DESC, lost.id)
 ), noted AS (
     INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
@@ -78,9 +84,19 @@ WITH dead_worker AS MATERIALIZED (
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
-    FROM judged WHERE NOT (started AND crashes >= 2)
+    FROM judged WHERE NOT (started AND crashes >= 2) AND key IS NULL
     ORDER BY id
     RETURNING queue
+), parked AS (
+    INSERT INTO pgqueue.job_blocked (
+        state, key, rank, crashes, attempt,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    SELECT 'blocked', key, CASE crashes + started::integer WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
+        crashes + started::integer, attempt - CASE WHEN started THEN 0 ELSE 1 END,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    FROM judged WHERE NOT (started AND crashes >= 2) AND key IS NOT NULL
 ), told AS (
     SELECT pg_notify('pgqueue.' || queue, 'zero')::text AS done
     FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q

@@ -11,7 +11,7 @@ RETURNING EXISTS (SELECT FROM pgqueue.job_blocked)
 
 -- name: sweep_park
 -- Jobs that hold a key and cannot go on, because their queue is paused or nobody serves it, wait again for the first of their keys,
--- in their old places; others may have those. Granted ones, and those that hold a lock while they wait for a limit, or either
+-- before all who have not had it; others may have those. Granted ones, and those that hold a lock while they wait for a limit, or either
 -- while they wait for a rate. One whose queue only has no slot free stays. Answers the keys.
 WITH RECURSIVE holding (queue) AS (
     (SELECT b.queue FROM pgqueue.job_blocked b WHERE b.holds ORDER BY b.queue LIMIT 1)
@@ -56,7 +56,7 @@ WITH RECURSIVE holding (queue) AS (
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
     SELECT 'blocked', coalesce('lock:' || lock_key, 'limit:' || limit_key, 'rate:' || rate_key),
-        CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
+        CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
     FROM (TABLE granted UNION ALL TABLE waiting) AS moved

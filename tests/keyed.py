@@ -16,6 +16,7 @@ from workers import Eyes, Taker
 
 from pgqueue import sessions
 from pgqueue.admit import Admit, held
+from pgqueue.chains import Chains
 from pgqueue.job import Job
 from pgqueue.keyed import KEYED_CLAIMS
 from pgqueue.moves import Slots
@@ -25,25 +26,30 @@ from pgqueue.sweep import Sweep
 
 
 class Desk(Taker):
-    """Fetches and admits when told, with `room` for so many; nothing runs by itself."""
+    """Fetches and admits when told, with `room` for so many, so many `behind` each holder; nothing runs by itself."""
 
     def __init__(self, dsn: str, queues: tuple[str, ...] = ("default",), link: Link | None = None) -> None:
         super().__init__(dsn, queues)
         self.link = self.session.link = link or self.link
         self.keys = Session(self.link, "admit")
-        self.slots, self.asked = 1000, 0
+        self.slots, self.asked, self.behind = 1000, 0, 0
+        self.chains = Chains()
         self.admit = Admit(
             self.keys,
             lambda: self.worker_id,
             claims=self.fetcher.claims,
-            slots=lambda: [Slots(self.queues, self.slots, self.asked)],
-            deliver=self.jobs.extend,
+            slots=lambda: [Slots(self.queues, self.slots, self.asked, behind=self.behind)],
+            deliver=self._came,
             done=lambda: None,
             in_doubt=self._doubt,
             notify=True,
         )
         self.sweeping = Sweep(self.session, found=self.admit.swept)
         self.fetcher._parked, self.fetcher._fronts = self.admit.parked, self.admit.fronts
+
+    def _came(self, jobs: list[Job]) -> None:
+        self.chains.add(jobs)
+        self.jobs.extend(job for job in jobs if not job.chained)
 
     async def park(self, room: int = 1000) -> list[Job]:
         """One fetch; what it claimed. What it parked waits for `let_in`."""
@@ -67,15 +73,32 @@ class Desk(Taker):
         assert await self.sweeping.sweep()
         return sorted(job.id for job in await self.let_in())
 
-    async def end(self, name: str, jobs: Iterable[Job], **params: Any) -> None:
-        """End jobs by this statement, as the completer does; their keys wait for `let_in`."""
+    async def end(self, name: str, jobs: Iterable[Job], /, keeping: bool = False, **params: Any) -> list[Job]:
+        """End jobs by this statement, as the completer does; their keys wait for `let_in`, but those of chains: who
+        goes on there runs now, and is answered. Where they keep their keys the rest of their chains is put back."""
         jobs = list(jobs)
         await self.session.run(ending(self.link, name, jobs, self.worker_id, **params))
-        self.admit.holding(jobs)
-        self.admit.ended(jobs)
+        self.admit.holding(job for job in jobs if not job.chained)
+        if keeping:
+            for job in jobs:
+                self.admit.put_back(job)
+            await self.put_back([after for job in jobs for after in self.chains.cut(job)])
+        nexts = {job: after for job in jobs if (after := self.chains.next(job)) is not None}
+        for before, after in nexts.items():
+            self.admit.passed_on(before, after)
+        self.admit.ended(job for job in jobs if job not in nexts)
+        self.jobs.extend(nexts.values())
+        return list(nexts.values())
 
-    async def complete(self, *jobs: Job) -> None:
-        await self.end("complete_plain", jobs)
+    async def put_back(self, jobs: list[Job]) -> None:
+        """Give back what is behind others."""
+        for job in jobs:
+            self.admit.put_back(job)
+        if jobs:
+            await self.end("complete_release", jobs, keeping=True)
+
+    async def complete(self, *jobs: Job) -> list[Job]:
+        return await self.end("complete_plain", jobs)
 
     async def close(self) -> None:
         await self.keys.close()
@@ -90,6 +113,7 @@ def ending(link: Link, name: str, jobs: Sequence[Job], worker_id: int, **params:
         worker_id=worker_id,
         version_tag="t",
         notify=True,
+        agos=[],
         **params,
     )
 
@@ -126,7 +150,8 @@ class Uncounted(Link):
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         made = super().statement(name, **params)
-        return replace(made, sql=made.sql.replace("count(*)::integer AS n", "0 * count(*)::integer AS n"))
+        sql = made.sql.replace("ELSE count(*)::integer END AS n", "ELSE 0 END AS n")
+        return replace(made, sql=sql.replace("count(*)::integer AS n", "0 * count(*)::integer AS n"))
 
 
 class UnlockedClaim(Link):
@@ -193,28 +218,34 @@ async def within(seconds: float) -> AsyncIterator[None]:
             yield
 
 
-async def race(dsn: str, eyes: Eyes, *, claimers: int, rounds: int, limit: int, link: type[Link] = Link) -> int:
+async def race(
+    dsn: str, eyes: Eyes, *, claimers: int, rounds: int, limit: int, link: type[Link] = Link, behind: int = 0
+) -> int:
     """So many claimers work off so many jobs of one key, until too many run; how many at most ran at the same time."""
     eyes.do(LOCKED, limit, rounds)
-    holders = await racing(dsn, claimers, rounds, {"lock:k": limit}, link)
+    holders = await racing(dsn, claimers, rounds, {"lock:k": limit}, link, behind)
     return holders.most["lock:k"]
 
 
-async def racing(dsn: str, claimers: int, rounds: int, most: dict[str, int], link: type[Link] = Link) -> Holders:
-    """So many claimers work off so many jobs that are there, until more than `most` have one of these keys."""
+async def racing(
+    dsn: str, claimers: int, rounds: int, most: dict[str, int], link: type[Link] = Link, behind: int = 0
+) -> Holders:
+    """So many claimers work off so many jobs that are there, until more than `most` have one of these keys; so many
+    come in `behind` each holder."""
     holders = Holders()
     desks = [Desk(dsn, link=link(dsn, "pgqueue")) for _ in range(claimers)]
 
     async def claimer(desk: Desk) -> None:
-        desk.slots = 1
+        desk.slots, desk.behind = 1, behind
         while holders.ran < rounds and all(holders.most[key] <= most[key] for key in most):
             claimed = await desk.park(1)
             desk.admit.parked(dict.fromkeys(most, ()))
-            for job in claimed + await desk.let_in():
-                holders.begin(job)
+            running = claimed + await desk.let_in()
+            while running:
+                holders.begin(job := running.pop())
                 await asyncio.sleep(0)
                 holders.end(job)
-                await desk.complete(job)
+                running += await desk.complete(job)
 
     try:
         async with within(60 + rounds / 20):

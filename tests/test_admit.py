@@ -166,7 +166,13 @@ async def test_a_retry_gives_the_key_up_unless_it_is_to_be_held(desks: Desks, ey
     await desk.park()
 
     async def fail(holding: bool) -> None:
-        one = {"delays": [60.0], "spents": [True], "snoozeds": [False], "holdings": [holding], "outcomes": ["failed"]}
+        one: dict[str, Any] = {
+            "delays": [60.0],
+            "spents": [True],
+            "snoozeds": [False],
+            "holdings": [holding],
+            "outcomes": ["failed"],
+        }
         await desk.end("complete_retry", jobs, **one, error_types=["E"], messages=["m"], tracebacks=[None])
 
     jobs = await desk.let_in()
@@ -367,7 +373,7 @@ async def test_a_grant_of_a_paused_queue_goes_back_to_its_place_and_others_get_t
     desk.slots = 1
     assert await desk.sweep() == [other]
     eyes.do("DELETE FROM pgqueue.queue")
-    assert eyes.all("SELECT id, rank FROM pgqueue.job_blocked ORDER BY rank, id") == [(granted, 11), (behind, 11)]
+    assert eyes.all("SELECT id, rank FROM pgqueue.job_blocked ORDER BY rank, id") == [(granted, 10), (behind, 11)]
 
 
 async def test_a_grant_that_only_waits_for_a_slot_stays(desks: Desks, eyes: Eyes) -> None:

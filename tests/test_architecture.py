@@ -25,7 +25,7 @@ LAYERS = {
     "rows": "waiting handle enqueue unique endings settling work awork control steps choosing operate pausing grants "
     "migrations locks limits supervisors health schedules",
     "declarations": "options uniqueness lifespan tasks hooks joblog pool pulse threads runs gate aborts lost_lease "
-    "timekeeper transactions iterate results settings turns lines passing keyed moves",
+    "timekeeper transactions iterate results settings turns lines chains passing keyed moves",
     "services": "notifier fetcher executor completer heartbeat leader scheduler rescue isolation maintenance "
     "reconciler signals progress watchdog admit sweep ticks declarer rates",
     "worker": "means meeting wiring worker",

@@ -563,6 +563,7 @@ class Prepared:
         """The nodes that read job_running when so many are ended; rolled back."""
         each: dict[str, list[Any]] = {"ids": [10 * (n + 1) for n in range(number)], "claims": [7] * number}
         each |= {"delays": [1] * number, "results": [1] * number, "states": ["failed"] * number}
+        each["agos"] = [1] * number
         one = {"worker_id": "1", "notify": "f", "version_tag": "v"}
         arrays = {name: each.get(name, ["t"] * number) for name in self._names if name not in one}
         literals = one | {name: "{" + ",".join(map(str, values)) + "}" for name, values in arrays.items()}

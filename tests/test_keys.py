@@ -55,8 +55,10 @@ Place = tuple[int, int]
 
 LIMIT = "limit:all"
 PARKED = """SELECT key, rank, id, coalesce(lock_limit, 1), queue FROM pgqueue.job_blocked ORDER BY key, rank, id"""
+CHAINED = """SELECT key, rank, id, coalesce(lock_limit, 1), queue FROM pgqueue.job_running WHERE key IS NOT NULL
+             ORDER BY key, rank, id"""
 HOLDERS = """SELECT 'lock:' || lock_key, id FROM pgqueue.job WHERE lock_key IS NOT NULL
-             AND (state = 'running' OR holds AND state IN ('available', 'scheduled', 'blocked'))
+             AND (state = 'running' AND key IS NULL OR holds AND state IN ('available', 'scheduled', 'blocked'))
              UNION ALL
              SELECT 'limit:' || limit_key, id FROM pgqueue.job WHERE limit_key IS NOT NULL
              AND (state = 'running' OR holds AND (state IN ('available', 'scheduled')
@@ -66,6 +68,8 @@ CLEAN = "; ".join(f"DELETE FROM pgqueue.{table}" for table in TABLES)  # noqa: S
 JOB = """SELECT state, attempt + snoozes + crashes > 0, finished_at FROM pgqueue.job WHERE id = %s
          ORDER BY finished_at DESC LIMIT 1"""
 LIVE = ("available", "scheduled", "blocked", "running")
+AHEAD = 100
+"""Who is in a chain comes before all in its line, however urgent those are: so much lower we take its rank to be."""
 WAITING = """SELECT id FROM pgqueue.job WHERE state IN ('available', 'scheduled', 'blocked') ORDER BY id"""
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -116,11 +120,13 @@ class RatedDesk(Desk):
 
 
 class Keys(RuleBasedStateMachine):
-    """Two workers, two queues, three locks. `link` is how the workers speak to the database."""
+    """Two workers, two queues, three locks. `link` is how the workers speak to the database. With `plain` most jobs
+    have nothing but a lock, two of the three, with the limit 1, and may come in behind others."""
 
     dsn: str
     link: type[Link] = Link
     drains: bool = True
+    plain: bool = False
 
     @initialize()
     def start(self) -> None:
@@ -149,7 +155,9 @@ class Keys(RuleBasedStateMachine):
         return desk
 
     async def _born(self) -> RatedDesk:
-        return RatedDesk(self.dsn, self.link(self.dsn, "pgqueue"))
+        desk = RatedDesk(self.dsn, self.link(self.dsn, "pgqueue"))
+        desk.behind = 3 if self.plain else 1
+        return desk
 
     def run(self, step: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(step)
@@ -175,6 +183,9 @@ class Keys(RuleBasedStateMachine):
         priority: int,
         queue: str,
     ) -> None:
+        if self.plain and priority == 5:
+            limit, limited, rate, unique = 1, False, None, None
+            keys = ["ab"[place % 2] for place, _ in enumerate(keys * 2)]
         name = "all" if limited else None
         for key in keys:
             lock = {"lock_key": key, "lock_limit": limit if key else None}
@@ -192,6 +203,7 @@ class Keys(RuleBasedStateMachine):
             if unique is not None:
                 self.taken[unique] = Taken(handle.id, HOLDS[unique])
 
+    @precondition(lambda self: not self.plain)
     @rule(seconds=st.sampled_from((1, 4, 11, 70)))
     def turn(self, seconds: int) -> None:
         self.turn_to(self.now + timedelta(seconds=seconds))
@@ -200,6 +212,7 @@ class Keys(RuleBasedStateMachine):
         self.now = now
         set_clock(self.eyes, now)
 
+    @precondition(lambda self: not self.plain)
     @rule(n=st.integers(0, 3))
     def change_the_limit(self, n: int) -> None:
         self.n = n
@@ -220,10 +233,22 @@ class Keys(RuleBasedStateMachine):
         """A fetch, and no admit yet."""
         self.step(at, lambda desk: desk.park(EVERYTHING))
 
+    @precondition(lambda self: self.plain)
+    @rule(at=st.integers(0, 1), number=st.integers(1, 4))
+    def work(self, at: int, number: int) -> None:
+        """A worker takes what it can, and completes some of it, one after the other."""
+        self.take(at, EVERYTHING, EVERYTHING)
+        for _ in range(number):
+            if self.running[at]:
+                job = next(iter(self.running[at].values()))
+                self.step(at, lambda desk, job=job: desk.complete(job))  # type: ignore[misc]
+                self.let_in(at)
+
     @rule(at=st.integers(0, 1))
     def let_in(self, at: int) -> None:
         self.step(at, lambda desk: desk.let_in())
 
+    @precondition(lambda self: not self.plain)
     @rule(at=st.integers(0, 1), slots=st.sampled_from((1, EVERYTHING)))
     def ask(self, at: int, slots: int) -> None:
         """Who waits for a rate comes in, as many as it allows now and as there are slots; the others do not."""
@@ -253,7 +278,7 @@ class Keys(RuleBasedStateMachine):
         if admits:
             self.desks[at].slots = EVERYTHING
             self.let_in(at)
-            having = Counter(key for key, _ in self.eyes.all(HOLDERS))
+            having = Counter(key for key, _ in self.holders())
             for key, (rank, id, _) in self.heads().items():
                 if key in held(job) and rank >= 0 and (key != LIMIT or self.n):
                     assert having[key], f"{key} was handed on to nobody, and job {id} waits for it"
@@ -268,7 +293,30 @@ class Keys(RuleBasedStateMachine):
             "delays": [0.0], "spents": [True], "snoozeds": [False], "holdings": [holding],
             "outcomes": ["failed"], "error_types": ["E"], "messages": ["no"], "tracebacks": [None],
         }  # fmt: skip
-        self.step(at, lambda desk: desk.end("complete_retry", [job], **problem))
+        self.step(at, lambda desk: desk.end("complete_retry", [job], keeping=holding, **problem))
+
+    @precondition(lambda self: any(self.running))
+    @rule(nth=st.integers(0, 50))
+    def give_back(self, nth: int) -> None:
+        """A job that runs is given back, unfinished."""
+        at, job = self.one_that_runs(nth)
+        self.step(at, lambda desk: desk.end("complete_release", [job], keeping=True))
+
+    @rule(at=st.integers(0, 1))
+    def shorten(self, at: int) -> None:
+        """What is behind others takes too long, or its worker is to take no more: it goes back to its lines."""
+        self.step(at, lambda desk: desk.put_back(desk.chains.empty()))
+
+    @rule(at=st.integers(0, 1), nth=st.integers(0, 50))
+    def cancel_one_behind(self, at: int, nth: int) -> None:
+        """One that is behind another is cancelled; who is behind that stays."""
+        chained = [id for _, _, id, _, _ in self.eyes.all(CHAINED) if id not in self.running[at]]
+        if chained and (job := self.desks[at].chains.remove(chained[nth % len(chained)])) is not None:
+            problem: dict[str, Any] = {
+                "states": ["cancelled"], "reasons": ["x"], "outcomes": ["cancelled"], "error_types": [None],
+                "messages": ["x"], "tracebacks": [None],
+            }  # fmt: skip
+            self.step(at, lambda desk: desk.end("complete_fail", [job], **problem))
 
     @rule(at=st.integers(0, 1))
     def promote(self, at: int) -> None:
@@ -312,6 +360,7 @@ class Keys(RuleBasedStateMachine):
             if key and self.taken[key].job != job:
                 self.taken[key] = Taken(job, "live")
 
+    @precondition(lambda self: not self.plain)
     @rule(at=st.integers(0, 1))
     def tidy(self, at: int) -> None:
         """What is left over of unique keys goes."""
@@ -346,10 +395,11 @@ class Keys(RuleBasedStateMachine):
         self.desks[at].slots = EVERYTHING
         for _ in {self.limits[place[1]] for line in self.lines().values() for place in line} or {0}:
             self.step(at, lambda desk: desk.sweep())
-        having = Counter(key for key, _ in self.eyes.all(HOLDERS))
+        having = Counter(key for key, _ in self.holders())
+        chained = {key for key, *_ in self.eyes.all(CHAINED)}
         granted = self.eyes.one("SELECT count(*) FROM pgqueue.job_available WHERE holds AND limit_key IS NOT NULL")
         for key, (rank, id, limit) in self.heads().items():
-            if key.startswith("rate:"):
+            if key.startswith("rate:") or key in chained:  # a chain holds its key alone
                 continue
             if key == LIMIT:
                 limit = self.n
@@ -364,7 +414,7 @@ class Keys(RuleBasedStateMachine):
         """As the workers see it, and as the rows do. The youngest holder had room for itself and all older ones."""
         under = 0
         running = [(key, id) for jobs in self.running for id, job in jobs.items() for key in held(job)]
-        for seen in (running, self.eyes.all(HOLDERS)):
+        for seen in (running, self.holders()):
             holders: dict[str, list[int]] = {}
             for key, id in seen:
                 holders.setdefault(key, []).append(id)
@@ -374,6 +424,19 @@ class Keys(RuleBasedStateMachine):
             for key, ids in holders.items():
                 assert len(ids) <= max(self.limits[id] for id in ids), (key, ids)
         self.under = under
+
+    @invariant()
+    def a_chain_is_in_one_pair_of_hands_and_runs_one_at_a_time(self) -> None:
+        """Nobody else has anything of its key, and nobody in it is lost to the worker that has it."""
+        chained = {key.removeprefix("lock:") for key, *_ in self.eyes.all(CHAINED)}
+        for key in chained:
+            rows = self.eyes.all("SELECT id, worker_id FROM pgqueue.job_running WHERE lock_key = %s", key)
+            assert len({worker for _, worker in rows}) == 1, (key, rows)
+            [at] = [at for at in (0, 1) if self.desks[at].worker_id == rows[0][1]]
+            ids = {id for id, _ in rows}
+            runs = ids & self.running[at].keys()
+            assert len(runs) == 1, (key, rows, runs)
+            assert ids - runs == {job.id for job in self.desks[at].chains.all() if job.lock_key == key}, (key, rows)
 
     @invariant()
     def every_holder_has_its_number(self) -> None:
@@ -413,9 +476,14 @@ class Keys(RuleBasedStateMachine):
         ended = {id for (id,) in self.eyes.all("SELECT id FROM pgqueue.job WHERE state <> 'running'")}
         self.running[at] = {id: job for id, job in self.running[at].items() if id not in ended}
         desk.jobs.clear()
-        after, holders = self.lines(), set(self.eyes.all(HOLDERS))
+        after, holders = self.lines(), set(self.holders())
         for key, line in before.items():
-            came = [place for place in line if (key, place[1]) in holders or place[1] in self.running[at]]
+            chained = {id for rank, id in after.get(key, ()) if rank < -2 and (rank, id) not in line}
+            came = [
+                place
+                for place in line
+                if (key, place[1]) in holders or place[1] in self.running[at] or place[1] in chained
+            ]
             left = [place for place in line if place in after.get(key, ()) and place[1] != passed_over]
             if not key.startswith(
                 "lock:"
@@ -462,9 +530,17 @@ class Keys(RuleBasedStateMachine):
 
     def parked(self) -> Iterator[tuple[str, int, int, int]]:
         paused = {name for (name,) in self.eyes.all("SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL")}
+        for key, rank, id, limit, _ in self.eyes.all(CHAINED):
+            if not any(id in running for running in self.running):
+                yield key, rank - AHEAD, id, limit
         for key, rank, id, limit, queue in self.eyes.all(PARKED):
             if queue not in paused:
                 yield key, rank, id, limit
+
+    def holders(self) -> list[tuple[str, int]]:
+        """Who has which key; of a chain the one that runs."""
+        runs = [(key, id) for key, _, id, _, _ in self.eyes.all(CHAINED) if any(id in ids for ids in self.running)]
+        return self.eyes.all(HOLDERS) + runs
 
     def lines(self) -> dict[str, list[Place]]:
         """Who waits for each key, in order; those of paused queues are passed over."""
@@ -514,6 +590,7 @@ class Keys(RuleBasedStateMachine):
                     self.ask(at, EVERYTHING)
                 while self.running[at]:
                     self.step(at, lambda desk, at=at: desk.complete(*self.running[at].values()))  # type: ignore[misc]
+                self.shorten(at)
             if not self.eyes.all(WAITING):
                 break
         assert set(self.eyes.states()) <= {"completed", "cancelled", "failed"}, self.eyes.states()
@@ -541,14 +618,18 @@ def tried(examples: int, steps: int, *, derandomize: bool = True) -> settings:
 
 
 @pytest.mark.promise("L04", "L08", "F12", "F22")
-def test_whatever_happens_the_limit_holds_the_line_is_kept_and_nobody_waits_for_a_free_key(dsn: str) -> None:
-    run_state_machine_as_test(machine(dsn), settings=tried(40, 50))
+@pytest.mark.parametrize("plain", [False, True])
+def test_whatever_happens_the_limit_holds_the_line_is_kept_and_nobody_waits_for_a_free_key(
+    dsn: str, plain: bool
+) -> None:
+    run_state_machine_as_test(machine(dsn, plain=plain), settings=tried(40 + 20 * plain, 50))
 
 
 @pytest.mark.long
 @pytest.mark.promise("L04", "L08", "F12", "F22")
-def test_whatever_happens_for_long(dsn: str) -> None:
-    run_state_machine_as_test(machine(dsn), settings=tried(1_000, 60, derandomize=False))
+@pytest.mark.parametrize("plain", [False, True])
+def test_whatever_happens_for_long(dsn: str, plain: bool) -> None:
+    run_state_machine_as_test(machine(dsn, plain=plain), settings=tried(1_000, 60, derandomize=False))
 
 
 # What the model would not miss ----------------------------------------------------------------------------------------

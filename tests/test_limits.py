@@ -335,7 +335,7 @@ async def test_what_moves_with_its_keys_and_what_gives_them_up(desks: Desks, eye
         assert await desk.sweep() == []
         [job] = await desk.park()
     assert job.attempt == 1, "none was spent"
-    late = {
+    late: dict[str, Any] = {
         "delays": [3600.0], "spents": [True], "snoozeds": [False], "holdings": [False], "outcomes": ["failed"],
         "error_types": ["E"], "messages": ["no"], "tracebacks": [None],
     }  # fmt: skip

@@ -655,7 +655,7 @@ async def test_releasing_gives_back_what_a_worker_known_to_be_dead_held(
     done = release(conn, "k")
     conn.commit()
     assert (done.ids, done.running) == ((1,), ())
-    assert eyes.all("SELECT id, rank, holds, attempt FROM pgqueue.job_blocked") == [(1, 11, False, 0)]
+    assert eyes.all("SELECT id, rank, holds, attempt FROM pgqueue.job_blocked") == [(1, 10, False, 0)]
 
 
 def test_the_command_lists_and_releases(dsn: str, eyes: Eyes) -> None:

@@ -58,7 +58,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 def release(key: str, yes: bool, as_json: bool) -> None:
     """Take KEY from jobs that hold it and do not run.
 
-    That is safe: a granted job waits for the key again, in its old place; one that keeps it until its next attempt
+    That is safe: a granted job waits for the key again, before the others; one that keeps it until its next attempt
     (hold_on_retry) waits for that without it; the next in line is let in as always. A job that runs keeps its key
     until it ends, unless its worker is known to be dead: it is named, and the exit code is 1.
 
