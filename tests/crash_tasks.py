@@ -130,6 +130,18 @@ async def follow(job: Job, token: int) -> None:
     home.began()
 
 
+def key(token: int) -> str:
+    """Three keys: each has a line before it, for more jobs are kept waiting than that."""
+    return f"k{token % 3}"
+
+
+@task(name="crash.keyed", retry=AGAIN, lock=key)
+async def keyed(job: Job, token: int) -> None:
+    """Runs alone with its key: parked, admitted, in a chain, rescued with or without it."""
+    home.began()
+    await home.awrite(token, "keyed", job.attempt)
+
+
 # Exactly once: the effect is committed with the completion -----------------------------------------------------------
 
 DEBIT = "/* debit */ UPDATE account SET balance = balance - 50 WHERE token = %s AND name = 'a'"
@@ -174,6 +186,11 @@ def tchain(job: Job, token: int) -> None:
     job.enqueue(follow, token)
 
 
+@task(name="crash.tkeyed", retry=AGAIN, transactional=True, lock=key)
+def tkeyed(job: Job, token: int) -> None:
+    transfer(job, token)
+
+
 @task(name="crash.own", retry=AGAIN)
 def own(job: Job, token: int) -> None:
     """Completes its job in a transaction of its own."""
@@ -197,10 +214,12 @@ KINDS = {
     tflaky: 2,
     tchain: 2,
     own: 2,
+    keyed: 4,
+    tkeyed: 2,
 }
 """How often which comes."""
 TASKS = {each.name.removeprefix("crash."): each for each in KINDS}
-EXACTLY_ONCE = ("transfer", "atransfer", "tflaky", "tchain", "own")
+EXACTLY_ONCE = ("transfer", "atransfer", "tflaky", "tchain", "own", "tkeyed")
 
 
 def enter(conn: psycopg.Connection[Any], kinds: list[str]) -> list[int]:
