@@ -13,6 +13,6 @@ How it measures, in the order of reading:
   samples.py    sides take turns (AB BA AB …); what is compared is the median of the rounds' own ratios
   figures.py    a figure, its goal, the table
 The scenarios are drain.py, writing.py, enqueueing.py, latency.py, flat.py, idle.py, claims.py, history.py, reading.py,
-load.py, restarting.py, locks.py, rates.py and ticks.py; the docstring of each says what is measured, what is left out,
-and why the comparison is fair.
+load.py, restarting.py, locks.py, limits.py, rates.py and ticks.py; the docstring of each says what is measured, what is
+left out, and why the comparison is fair.
 """

@@ -19,6 +19,7 @@ from bench import (
     history,
     idle,
     latency,
+    limits,
     load,
     locks,
     rates,
@@ -59,6 +60,7 @@ SCENARIOS: dict[str, Scenario] = {
     "locks-behind": locks.behind,
     "locks-deep": locks.deep,
     "locks-held": locks.held,
+    "limits-held": limits.held,
     "rates": rates.rates,
     "rates-held": rates.held,
     "ticks-at-once": ticks.at_once,
@@ -79,7 +81,7 @@ QUICK = 0.02
     type=click.Choice(list(HOLDERS)),
     default="snapshot",
     show_default=True,
-    help="Who holds the horizon in held, held-load and rates-held.",
+    help="Who holds the horizon in held, held-load, limits-held and rates-held.",
 )
 @click.option("--pg", type=click.Choice(["16", "18"]), default="18", show_default=True, help="PostgreSQL's version.")
 @click.option("--directory", type=click.Path(file_okay=False, path_type=Path), help="On which disk the data lies.")

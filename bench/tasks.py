@@ -47,6 +47,11 @@ async def rated() -> None:
     """Return at once; under a rate that it never comes near."""
 
 
+@task(name="bench.limited", queue=QUEUE, limit=50)
+async def limited() -> None:
+    """Return at once; under a limit."""
+
+
 @task(name="bench.noop_sync", queue=QUEUE)
 def noop_sync() -> None:
     """Return at once, in a thread."""

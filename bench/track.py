@@ -33,6 +33,7 @@ SETTLE_SECONDS = 2.5
 # A plain INSERT is a valid job; here it is the quickest way to make very many.
 FILL = "INSERT INTO pgqueue.job (task, queue) SELECT %s, %s FROM generate_series(1, %s)"
 FILL_RATED = "INSERT INTO pgqueue.job (task, queue, rate_key) SELECT %s, %s, %s FROM generate_series(1, %s)"
+FILL_LIMITED = "INSERT INTO pgqueue.job (task, queue, limit_key) SELECT %s, %s, %s FROM generate_series(1, %s)"
 FILL_KEYED = """
 INSERT INTO pgqueue.job (task, queue, lock_key) SELECT %s, %s, 'account:' || n %% %s FROM generate_series(1, %s) AS n
 """
@@ -68,6 +69,7 @@ class Setup:
     keys: int = 0
     """With keys: every job has one of so many lock ids, in turn."""
     rate: str | None = None
+    limit: str | None = None
 
 
 class Track:
@@ -186,6 +188,8 @@ class Track:
                 self._conn.execute(FILL_KEYED, [task, queue, self._setup.keys, jobs])
             elif self._setup.rate:
                 self._conn.execute(FILL_RATED, [task, queue, self._setup.rate, jobs])
+            elif self._setup.limit:
+                self._conn.execute(FILL_LIMITED, [task, queue, self._setup.limit, jobs])
             else:
                 self._conn.execute(FILL, [task, queue, jobs])
             [last] = self._row("SELECT currval('pgqueue.job_id_seq'), pg_notify('pgqueue.' || %s, '')", [queue])[:1]
