@@ -47,7 +47,7 @@ async def rated() -> None:
     """Return at once; under a rate that it never comes near."""
 
 
-@task(name="bench.limited", queue=QUEUE, limit=50)
+@task(name="bench.limited", queue=QUEUE, limit=50, timeout=60)
 async def limited() -> None:
     """Return at once; under a limit."""
 
