@@ -120,6 +120,8 @@ class Admit:
         self._holding: dict[Job, list[str]] = {}
         self._ours: Counter[str] = Counter()
         """The keys that are held by jobs that run here, as far as we know."""
+        self._chained = False
+        """Whether anybody has come in behind another one."""
         self._cut: set[str] = set()
         """Limits that were asked for while a fetch had its hand on slots."""
         self._unsure: dict[str, tuple[float, float]] = {}
@@ -185,6 +187,8 @@ class Admit:
 
     def ended(self, jobs: Iterable[Job]) -> None:
         """These jobs are not ours any more, and that is committed: their keys may be free."""
+        if not (self._holding or self._chained):
+            return
         pop, ours = self._holding.pop, self._ours
         for job in jobs:
             keys = pop(job, ())
@@ -366,7 +370,9 @@ class Admit:
             self.skipped += moved.skipped
             jobs = [Job(row, claim) for row in moved.rows]
             if jobs:
-                self.holding(job for job in jobs if not job.chained)
+                firsts = [job for job in jobs if not job.chained]
+                self._chained |= len(firsts) < len(jobs)
+                self.holding(firsts)
                 self._deliver(jobs)
             if moved.onward:
                 self.parked(dict.fromkeys(moved.onward, ()))
