@@ -171,13 +171,13 @@ async def test_room_is_looked_at_and_charged_with_the_key_locked_before(
 @pytest.mark.promise("L18")
 async def test_however_many_claim_no_more_start_in_a_period_than_were_promised(gates: Gates, eyes: Eyes) -> None:
     eyes.do(RATED, "k", TIGHT.count, TIGHT.period, TIGHT.burst)
-    eyes.do("INSERT INTO pgqueue.job (task, rate_key) SELECT 'x', 'k' FROM generate_series(1, 8000)")
     starts: list[float] = []
-    ends = monotonic() + 2.0
+    ends = monotonic() + 10.0  # for a busy machine, where much of what passed comes too late to start
 
     async def claimer(gate: Gate) -> None:
-        while monotonic() < ends:
-            await gate.take(20)  # what was parked is taken from the line
+        while len(starts) < 1000 and monotonic() < ends:
+            rated(eyes, 20)  # claims look at rates of what they find; what they park they take from the line
+            await gate.take(20)
             now = monotonic()
             starts.extend(now for job in gate.jobs if job.start_by is not None and now <= job.start_by)
 
