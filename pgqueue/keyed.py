@@ -43,7 +43,7 @@ REACH, BLANK = 200_000, 4
 PASS_SECONDS = 1.0
 # While there are jobs with keys, so many to a claim at most; so many if no more can be locked: the rest is parked then,
 # which costs less than small claims do; and for how many claims without any the next still looks for them.
-KEYED_MOST, KEYED_LEAST, KEYED_CLAIMS = 1_000, 32, 16
+KEYED_MOST, KEYED_LEAST, KEYED_CLAIMS = 2_000, 32, 16
 
 
 Waiting = tuple[Mapping[str, Collection[int]], Collection[str], tuple[int, int] | None]
