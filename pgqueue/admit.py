@@ -118,7 +118,7 @@ class Admit:
         self._since = 0.0
         self._holding: dict[Job, list[str]] = {}
         self._ours: dict[str, int] = {}
-        """How many jobs that run here hold these keys, as far as we know. No Counter: that takes 0.4 µs a job more."""
+        """How many jobs that run here hold these keys, as far as we know. No Counter: that takes 0.7 µs a job more."""
         self._chained = False
         """Whether anybody has come in behind another one."""
         self._cut: set[str] = set()
