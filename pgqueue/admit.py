@@ -10,13 +10,13 @@ while holding a limit, so no two can wait for each other. Rates are not for here
 
 Why a limit is never exceeded. A row becomes a holder of its key only in `admit_move` and `admit_next`, for limits in
 `admit_limits`, and in a claim that has locked the key first (`fetch_lock`): a transaction that has the key's advisory
-lock. Its snapshot is
-taken after it has the lock, so it sees what every earlier admit of the key has committed: the lock is given away after
-the commit is visible. All other moves (claim of a granted job, rescue, release, a retry that keeps its key, promotion,
-going on from one line to the next) are one transaction that deletes one row of a holder and inserts one: a snapshot
-finds exactly one of the two; or they only take a holder away. So the holders counted are at least those there are.
-Counting in the statement that takes the lock, or handing the key on without counting, would each exceed limit 1 at
-once. Where the rows that are counted begin, so that those that have gone are not read again, is for `starts`.
+lock. Its snapshot is taken after it has the lock, so it sees what every earlier admit of the key has committed: the
+lock is given away after the commit is visible. All other moves (claim of a granted job, rescue, release, a retry that
+keeps its key, promotion, going on from one line to the next) are one transaction that deletes one row of a holder and
+inserts one: a snapshot finds exactly one of the two; or they only take a holder away. So the holders counted are at
+least those there are. Counting in the statement that takes the lock, or handing the key on without counting, would each
+exceed limit 1 at once. Where the rows that are counted begin, so that those that have gone are not read again, is for
+`starts`.
 
 What is asked for. Who parks a job asks for its key, and so does who ends a holder of it. Two asks are saved, and both
 are hints only:
