@@ -366,7 +366,8 @@ WITH walked AS MATERIALIZED (
     ) AS ended ON true
     WHERE NOT there.lives
 ), settled AS MATERIALIZED (
-    SELECT key, version, hold = 'after' AND expires_at IS NULL AND finished_at IS NOT NULL AS notes
+    SELECT key, version, hold = 'after' AND expires_at IS NULL
+        AND (dead OR finished_at + make_interval(secs => seconds) > pgqueue.now()) IS TRUE AS notes
     FROM judged
     WHERE dead IS NOT TRUE OR hold = 'after' AND expires_at IS NULL
 ), picked AS MATERIALIZED (

@@ -419,6 +419,7 @@ async def test_the_sweep_removes_what_nobody_can_need_and_nothing_else(dsn: str,
         for hold in ("pending", "live"):
             named(f"goes {state} {hold}", state, hold)
         named(f"stays {state} after", state, "60", ended=50)
+        named(f"goes {state} over", state, "60", ended=70)
     for n, left in ((1, -5), (2, 5)):
         sql = "INSERT INTO pgqueue.unique_key VALUES (%s, 4711, 'after', 60, pgqueue.now() + make_interval(secs => %s))"
         eyes.do(sql, f"unique:{'goes' if left < 0 else 'stays'} {n}", left)
