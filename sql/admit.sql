@@ -339,8 +339,9 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
 -- The same for keys that are limits: with them locked, count the holders of each, and let in as many of those that wait, in (rank,
 -- id) order, as it allows now: here to this worker, those that need a rate to that line, and some as granted to the front of their
 -- lanes: of each queue as many as others have slots for by their last beats, but always one that nobody has taken yet. No more, so
--- that an urgent job that comes later does not find the whole limit in the hands of those that wait for a slot; those who cannot
--- go hold up nobody who can. A limit that nobody has declared lets nobody in.
+-- that an urgent job that comes later does not find the whole limit in the hands of those that wait for a slot. Those for whom
+-- nobody has one hold up nobody who can go; and of those who all wait for the same slots, none passes another, also if it needs a
+-- rate first. A limit that nobody has declared lets nobody in.
 -- Holders are read behind the hold_pos that is `after` for the key (see starts.py), its line behind (rank, id) (see fronts.py), but
 -- for suspects. Answers the ids of those let in here, what those wait for that went on, how many were granted, how many were told,
 -- the lowest hold_pos of those let in; of each key that had room, as JSON arrays: [key, the lowest hold_pos of all its holders];
@@ -387,7 +388,9 @@ WITH me AS MATERIALIZED (
     WHERE l.n > held.n
 ), head AS MATERIALIZED (
     -- By queue, so that those who can go are not looked for behind those who cannot; suspects by themselves for the same reason.
-    SELECT line.key, line.room, served.pool, served.slots, served.free, idle.grants, b.*
+    -- One more of each than can go now: those of other queues who come after that one are not to pass it.
+    SELECT line.key, line.room, served.pool, served.slots, served.free, idle.grants,
+           greatest(1, served.slots, idle.grants) AS most, b.*
     FROM line CROSS JOIN served
     CROSS JOIN LATERAL (
         SELECT greatest(0, greatest(1, served.free) - count(*)::integer) AS grants FROM (
@@ -401,7 +404,7 @@ WITH me AS MATERIALIZED (
             SELECT b.ctid, b.id, b.rank, b.queue, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
             WHERE b.key = line.key AND starts_with(b.key, 'limit:') AND b.queue = served.queue AND b.rank >= 0
               AND (b.rank, b.id) > (line.rank, line.id)
-            ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.slots, idle.grants))
+            ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.slots, idle.grants) + 1)
             FOR UPDATE SKIP LOCKED
         ) AS ordinary
         UNION ALL
@@ -412,22 +415,34 @@ WITH me AS MATERIALIZED (
             FOR UPDATE SKIP LOCKED
         ) AS suspect
     ) AS b
+), turned AS MATERIALIZED (
+    -- `beyond`: the one more. `pooled`: whose slots are the same, as far as we know.
+    SELECT head.*, rank < 0 AS alone, CASE WHEN pool IS NULL THEN queue ELSE pool::text END AS pooled,
+           row_number() OVER (PARTITION BY key, queue, rank < 0 ORDER BY rank, id) > most AS beyond
+    FROM head
 ), placed AS MATERIALIZED (
     -- A suspect is granted: its lane sees to it that it comes alone.
-    SELECT head.*, crashes = 0 AND NOT more
-                   AND row_number() OVER (PARTITION BY pool, crashes = 0 AND NOT more ORDER BY rank, id) <= slots AS here
-    FROM head
+    SELECT turned.*, crashes = 0 AND NOT (more OR beyond)
+                     AND row_number() OVER (PARTITION BY pool, crashes = 0 AND NOT (more OR beyond) ORDER BY rank, id) <= slots AS here
+    FROM turned
+), judged AS MATERIALIZED (
+    -- `late`: nobody has a slot for it, or for one before it that waits for the same ones. Who goes on to a rate needs one later.
+    SELECT placed.*, free = 0 AND CASE WHEN alone THEN slots = 0 ELSE
+                         bool_or(free = 0 AND NOT (here OR more)) OVER (PARTITION BY key, pooled, alone ORDER BY rank, id) END AS late,
+           free = 0 AND slots > 0 AND (here OR more) AND coalesce(bool_or(beyond) OVER (
+               PARTITION BY key, pooled, alone ORDER BY rank, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS behind,
+           row_number() OVER (PARTITION BY key, queue, here OR more ORDER BY rank, id) AS nth
+    FROM placed
 ), fitting AS MATERIALIZED (
-    -- One granted to a queue where nobody has a slot comes after those who can go: it would keep the room from them.
-    SELECT numbered.*, row_number() OVER (PARTITION BY key ORDER BY NOT here AND NOT more AND free = 0, rank, id) AS place
-    FROM (SELECT placed.*, row_number() OVER (PARTITION BY key, queue, here OR more ORDER BY rank, id) AS nth FROM placed) AS numbered
-    WHERE here OR more OR nth <= grants
+    -- One for whom nobody has a slot comes after those who can go: it would keep the room from them.
+    SELECT judged.*, row_number() OVER (PARTITION BY key ORDER BY late, rank, id) AS place
+    FROM judged WHERE NOT behind AND (here OR more OR NOT beyond AND nth <= grants)
 ), admitted AS MATERIALIZED (
     SELECT ctid, id, key, here FROM fitting WHERE place <= room
 ), seen AS MATERIALIZED (
     SELECT judged.*, bool_and(gone) OVER (PARTITION BY key, queue ORDER BY rank, id) AS before
     FROM (SELECT head.key, head.queue, head.rank, head.id, head.id = ANY (ARRAY(SELECT id FROM admitted)) AS gone
-          FROM head WHERE head.rank >= 0) AS judged
+          FROM turned AS head WHERE NOT (head.alone OR head.beyond)) AS judged
 ), taken AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM admitted))
     RETURNING id, queue, priority, rank, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,

@@ -63,6 +63,7 @@ HOLDERS = """SELECT 'lock:' || lock_key, id FROM pgqueue.job WHERE lock_key IS N
              SELECT 'limit:' || limit_key, id FROM pgqueue.job WHERE limit_key IS NOT NULL
              AND (state = 'running' OR holds AND (state IN ('available', 'scheduled')
                                                   OR state = 'blocked' AND starts_with(key, 'rate:')))"""
+GRANTED = "SELECT count(*) FROM pgqueue.job_available WHERE holds AND limit_key IS NOT NULL"
 TABLES = ("job", "queue", "worker", "job_signal", "key_limit", "key_rate", "limiter", "unique_key")
 CLEAN = "; ".join(f"DELETE FROM pgqueue.{table}" for table in TABLES)  # noqa: S608
 JOB = """SELECT state, attempt + snoozes + crashes > 0, finished_at FROM pgqueue.job WHERE id = %s
@@ -415,7 +416,7 @@ class Keys(RuleBasedStateMachine):
             self.step(at, lambda desk: desk.sweep())
         having = Counter(key for key, _ in self.holders())
         chained = {key for key, *_ in self.eyes.all(CHAINED)}
-        granted = self.eyes.one("SELECT count(*) FROM pgqueue.job_available WHERE holds AND limit_key IS NOT NULL")
+        granted = self.eyes.one(GRANTED)
         for key, (rank, id, limit) in self.heads().items():
             if key.startswith("rate:") or key in chained:  # a chain holds its key alone
                 continue
@@ -507,8 +508,18 @@ class Keys(RuleBasedStateMachine):
                 "lock:"
             ):  # a suspect is granted, and may have to wait for that; or for the one before
                 left = [place for place in left if place[0] >= 0]
-            if came and left:
+            if key == LIMIT and self.eyes.one(GRANTED):
+                self.each_queue_is_in_order(came, left)
+            elif came and left:
                 assert max(came) < min(left), f"{key}: {came} came in before {left}"
+
+    def each_queue_is_in_order(self, came: list[Place], left: list[Place]) -> None:
+        """While one is granted and nobody has a slot for it, who waits for one may be passed by other queues."""
+        queues: dict[int, str] = dict(self.eyes.all("SELECT id, queue FROM pgqueue.job"))
+        for queue in QUEUES:
+            first = min((place for place in left if queues[place[1]] == queue), default=None)
+            passed = [place for place in came if queues[place[1]] == queue and first is not None and place > first]
+            assert not passed, f"{LIMIT}, {queue}: {passed} came in before {first}"
 
     def start_under(self, key: str) -> None:
         _, _, gap = self.pace(key)
