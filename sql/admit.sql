@@ -340,8 +340,9 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
 -- id) order, as it allows now: here to this worker, those that need a rate to that line, and some as granted to the front of their
 -- lanes: of each queue as many as others have slots for by their last beats, but always one that nobody has taken yet. No more, so
 -- that an urgent job that comes later does not find the whole limit in the hands of those that wait for a slot. Those for whom
--- nobody has one hold up nobody who can go; and of those who all wait for the same slots, none passes another, also if it needs a
--- rate first. A limit that nobody has declared lets nobody in.
+-- nobody has one hold up nobody who can go: they get the last places, in their order, with those behind them who need the same slots
+-- after a rate. While one is granted and not taken, others of its queue may be passed by those of another one. Suspects come before
+-- all others, if a slot of their queue is free. A limit that nobody has declared lets nobody in.
 -- Holders are read behind the hold_pos that is `after` for the key (see starts.py), its line behind (rank, id) (see fronts.py), but
 -- for suspects. Answers the ids of those let in here, what those wait for that went on, how many were granted, how many were told,
 -- the lowest hold_pos of those let in; of each key that had room, as JSON arrays: [key, the lowest hold_pos of all its holders];

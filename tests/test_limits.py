@@ -692,8 +692,11 @@ async def test_waiting_for_a_limit_and_a_shutdown_spend_no_attempt(
     for _ in range(2):
         async with work(dsn, waits, concurrency=4):
             await until(lambda: eyes.states() == {"running": 2, "blocked": 4}, 30)
-        # They have the limit still, unless a sweep has met them without anybody who serves their queue.
+        # Given back, and they have the limit still; or a sweep has put them in line, before all who have not had it.
         assert set(eyes.states()) <= {"available", "blocked"}
+        ranks = dict(eyes.all("SELECT id, rank FROM pgqueue.job"))
+        first = jobs[0].id, jobs[1].id
+        assert max(ranks.pop(id) for id in first) < min(ranks.values()), "those that ran come before all others"
     gate.set()
     async with work(dsn, waits, concurrency=4):
         await until(eyes.done(6), 30)
