@@ -27,6 +27,7 @@ from pgqueue.rescue import Rescue
 from pgqueue.retry import RetryPolicy
 from pgqueue.sessions import Link
 from pgqueue.statements import text
+from pgqueue.sweep import Sweep
 from pgqueue.tasks import task
 from pgqueue.worker import Worker
 
@@ -678,30 +679,48 @@ async def test_a_busy_limit_does_not_starve_free_jobs(dsn: str, eyes: Eyes, conn
 
 
 @pytest.mark.promise("F14")
+@pytest.mark.parametrize("swept", [False, True], ids=["", "a sweep finds them served by nobody"])
 async def test_waiting_for_a_limit_and_a_shutdown_spend_no_attempt(
-    dsn: str, eyes: Eyes, conn: psycopg.Connection
+    dsn: str, eyes: Eyes, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, swept: bool
 ) -> None:
+    """Given back, they have the limit still. Where the sweep comes then, before another worker does, they are put in
+    line, before all who have not had it. A worker that leaves right after its start sweeps just then, at times."""
     gate = asyncio.Event()
+    wait_for_jobs = Worker._wait_for_jobs
 
     @task(name="limits.waits", limit=2, retry=RetryPolicy(attempts=1))
     async def waits(job: Job) -> None:
         await gate.wait()
 
+    async def not_now(self: Sweep, seconds: float = 0.0) -> bool:
+        return True
+
+    async def then_sweep(self: Worker, deadline: float) -> int:
+        left = await wait_for_jobs(self, deadline)
+        served = "SELECT FROM pgqueue.worker WHERE state <> 'quiet'"
+        await until(lambda: "running" not in eyes.states() and not eyes.all(served), 10)
+        assert await self._sweep.sweep()
+        return left
+
     jobs = waits.enqueue_many(conn, [()] * 6)
     conn.commit()
-    for _ in range(2):
-        async with work(dsn, waits, concurrency=4):
-            await until(lambda: eyes.states() == {"running": 2, "blocked": 4}, 30)
-        # Given back, and they have the limit still; or a sweep has put them in line, before all who have not had it.
-        assert set(eyes.states()) <= {"available", "blocked"}
-        ranks = dict(eyes.all("SELECT id, rank FROM pgqueue.job"))
-        first = jobs[0].id, jobs[1].id
-        assert max(ranks.pop(id) for id in first) < min(ranks.values()), "those that ran come before all others"
+    with monkeypatch.context() as patched:
+        if swept:
+            patched.setattr(Worker, "_wait_for_jobs", then_sweep)
+        else:
+            patched.setattr(Sweep, "sweep", not_now)
+        for _ in range(2):
+            async with work(dsn, waits, concurrency=4):
+                await until(lambda: eyes.states() == {"running": 2, "blocked": 4}, 30)
+            first = [job.id for job in jobs[:2]]
+            assert [id for id, _ in holders(eyes)] == ([] if swept else first)
+            assert eyes.states() == ({"blocked": 6} if swept else {"available": 2, "blocked": 4})
+            by_place = eyes.all("SELECT id FROM pgqueue.job ORDER BY rank, id")
+            assert [id for (id,) in by_place] == [job.id for job in jobs], "those that ran come before all others"
     gate.set()
     async with work(dsn, waits, concurrency=4):
         await until(eyes.done(6), 30)
     assert eyes.all("SELECT DISTINCT attempt, snoozes, crashes FROM pgqueue.job_done") == [(1, 0, 0)]
-    assert len(jobs) == 6
 
 
 async def test_a_transactional_task_gives_its_limit_up_with_its_own_commit(
