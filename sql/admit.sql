@@ -338,11 +338,12 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
 -- name: admit_limits
 -- The same for keys that are limits: with them locked, count the holders of each, and let in as many of those that wait, in (rank,
 -- id) order, as it allows now: here to this worker, those that need a rate to that line, and some as granted to the front of their
--- lanes: of each queue as many as others have slots for by their last beats, but always one that nobody has taken yet. No more, so
--- that an urgent job that comes later does not find the whole limit in the hands of those that wait for a slot. Those for whom
--- nobody has one hold up nobody who can go: they get the last places, in their order, with those behind them who need the same slots
--- after a rate. While one is granted and not taken, others of its queue may be passed by those of another one. Suspects come before
--- all others, if a slot of their queue is free. A limit that nobody has declared lets nobody in.
+-- lanes: of each queue as many as others have slots for by their last beats, but one always, unless one comes in here or is granted
+-- and not taken yet. No more, so that an urgent job that comes later does not find the whole limit in the hands of those that wait for a slot.
+-- Those for whom nobody has one hold up nobody who can go: they get the last places, in their order, with those behind them who need
+-- the same slots after a rate. Of its queue nobody is passed; but while one is granted and not taken, those of its queue that find no
+-- slot may be passed by those of another one. Suspects come before all others, if a slot of their queue is free. A limit that nobody
+-- has declared lets nobody in.
 -- Holders are read behind the hold_pos that is `after` for the key (see starts.py), its line behind (rank, id) (see fronts.py), but
 -- for suspects. Answers the ids of those let in here, what those wait for that went on, how many were granted, how many were told,
 -- the lowest hold_pos of those let in; of each key that had room, as JSON arrays: [key, the lowest hold_pos of all its holders];
@@ -390,60 +391,66 @@ WITH me AS MATERIALIZED (
 ), head AS MATERIALIZED (
     -- By queue, so that those who can go are not looked for behind those who cannot; suspects by themselves for the same reason.
     -- One more of each than can go now: those of other queues who come after that one are not to pass it.
-    SELECT line.key, line.room, served.pool, served.slots, served.free, idle.grants,
-           greatest(1, served.slots, idle.grants) AS most, b.*
+    SELECT line.key, line.room, served.pool, served.slots, served.free, granted.n AS granted, granted.most, b.*
     FROM line CROSS JOIN served
     CROSS JOIN LATERAL (
-        SELECT greatest(0, greatest(1, served.free) - count(*)::integer) AS grants FROM (
+        SELECT count(*)::integer AS n, greatest(1, served.slots + served.free - count(*)::integer, served.slots) AS most
+        FROM (
             SELECT FROM pgqueue.job_available a
             WHERE a.limit_key = substr(line.key, 7) AND a.holds AND a.queue = served.queue
               AND coalesce(a.hold_pos, 9223372036854775807) > line.after LIMIT greatest(1, served.free)
-        ) AS granted
-    ) AS idle
+        ) AS one
+    ) AS granted
     CROSS JOIN LATERAL (
         SELECT * FROM (
             SELECT b.ctid, b.id, b.rank, b.queue, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
             WHERE b.key = line.key AND starts_with(b.key, 'limit:') AND b.queue = served.queue AND b.rank >= 0
               AND (b.rank, b.id) > (line.rank, line.id)
-            ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.slots, idle.grants) + 1)
+            ORDER BY b.rank, b.id LIMIT least(line.room, granted.most + 1)
             FOR UPDATE SKIP LOCKED
         ) AS ordinary
         UNION ALL
         SELECT * FROM (
             SELECT b.ctid, b.id, b.rank, b.queue, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
             WHERE b.key = line.key AND starts_with(b.key, 'limit:') AND b.queue = served.queue AND b.rank < 0
-            ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, idle.grants))
+            ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.free - granted.n))
             FOR UPDATE SKIP LOCKED
         ) AS suspect
     ) AS b
 ), turned AS MATERIALIZED (
-    -- `beyond`: the one more. `pooled`: whose slots are the same, as far as we know.
+    -- `beyond`: the one more. `pooled`: whose slots are the same, as far as we know. A suspect is granted: its lane sees to it that it
+    -- comes alone.
     SELECT head.*, rank < 0 AS alone, CASE WHEN pool IS NULL THEN queue ELSE pool::text END AS pooled,
-           row_number() OVER (PARTITION BY key, queue, rank < 0 ORDER BY rank, id) > most AS beyond
+           row_number() OVER (PARTITION BY key, queue, rank < 0 ORDER BY rank, id) > most AS beyond,
+           crashes = 0 AND NOT more
+           AND row_number() OVER (PARTITION BY pool, crashes = 0 AND NOT more ORDER BY rank, id) <= slots AS here
     FROM head
-), placed AS MATERIALIZED (
-    -- A suspect is granted: its lane sees to it that it comes alone.
-    SELECT turned.*, crashes = 0 AND NOT (more OR beyond)
-                     AND row_number() OVER (PARTITION BY pool, crashes = 0 AND NOT (more OR beyond) ORDER BY rank, id) <= slots AS here
-    FROM turned
 ), judged AS MATERIALIZED (
     -- `late`: nobody has a slot for it, or for one before it that waits for the same ones. Who goes on to a rate needs one later.
-    SELECT placed.*, free = 0 AND CASE WHEN alone THEN slots = 0 ELSE
+    SELECT turned.*, free = 0 AND CASE WHEN alone THEN slots = 0 ELSE
                          bool_or(free = 0 AND NOT (here OR more)) OVER (PARTITION BY key, pooled, alone ORDER BY rank, id) END AS late,
-           free = 0 AND slots > 0 AND (here OR more) AND coalesce(bool_or(beyond) OVER (
-               PARTITION BY key, pooled, alone ORDER BY rank, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS behind,
-           row_number() OVER (PARTITION BY key, queue, here OR more ORDER BY rank, id) AS nth
-    FROM placed
+           here OR more OR row_number() OVER (PARTITION BY key, queue, here OR more ORDER BY rank, id)
+               <= greatest((alone OR NOT bool_or(here) OVER (PARTITION BY key, queue))::integer, free) - granted AS fits
+    FROM turned
 ), fitting AS MATERIALIZED (
-    -- One for whom nobody has a slot comes after those who can go: it would keep the room from them.
-    SELECT judged.*, row_number() OVER (PARTITION BY key ORDER BY late, rank, id) AS place
-    FROM judged WHERE NOT behind AND (here OR more OR NOT beyond AND nth <= grants)
+    -- Nobody passes anybody of his queue, nor, if he has a slot of ours to wait for, who waits for those before him.
+    SELECT judged.*, bool_and(fits) OVER (PARTITION BY key, queue, alone ORDER BY rank, id)
+           AND (slots = 0 OR NOT late OR bool_and(fits) OVER (PARTITION BY key, pooled, alone ORDER BY rank, id)) AS goes
+    FROM judged
+), lined AS MATERIALIZED (
+    -- One for whom nobody has a slot comes after those who can go: it would keep the room from them. Nobody comes after one that
+    -- goes and is the last we have read of its queue: others may be behind that. Then it goes on to a rate, or one before it does,
+    -- and the key is asked for once more.
+    SELECT fitting.*, row_number() OVER (PARTITION BY key ORDER BY late, rank, id) AS place,
+           beyond AND NOT more OR coalesce(bool_or(beyond) OVER (
+               PARTITION BY key ORDER BY late, rank, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS after
+    FROM fitting WHERE goes
 ), admitted AS MATERIALIZED (
-    SELECT ctid, id, key, here FROM fitting WHERE place <= room
+    SELECT ctid, id, key, here FROM lined WHERE place <= room AND NOT after
 ), seen AS MATERIALIZED (
     SELECT judged.*, bool_and(gone) OVER (PARTITION BY key, queue ORDER BY rank, id) AS before
     FROM (SELECT head.key, head.queue, head.rank, head.id, head.id = ANY (ARRAY(SELECT id FROM admitted)) AS gone
-          FROM turned AS head WHERE NOT (head.alone OR head.beyond)) AS judged
+          FROM turned AS head WHERE NOT head.alone) AS judged
 ), taken AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM admitted))
     RETURNING id, queue, priority, rank, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,

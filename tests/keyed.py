@@ -154,6 +154,18 @@ class Uncounted(Link):
         return replace(made, sql=sql.replace("count(*)::integer AS n", "0 * count(*)::integer AS n"))
 
 
+class LastFirst(Link):
+    """What an admit sends that gives the last places within a limit to those who came last."""
+
+    def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
+        made = super().statement(name, **params)
+        if name != "admit_limits":
+            return made
+        sql = made.sql.replace("ORDER BY late, rank, id) AS place", "ORDER BY late, rank, id DESC) AS place")
+        assert sql != made.sql
+        return replace(made, sql=sql)
+
+
 class UnlockedClaim(Link):
     """What a naive claim sends: it takes the first job of a key that looks free without having locked that."""
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import floor
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 import psycopg
@@ -31,7 +31,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from keyed import Desk, Uncounted
+from keyed import Desk, LastFirst, Uncounted
 from paced import FreeOfCharge, bound, most
 from test_ticks import set_clock
 from workers import Eyes
@@ -52,6 +52,8 @@ QUEUES = ("default", "other")
 EVERYTHING = 1000
 Place = tuple[int, int]
 """Where a job stands in its line: (rank, id)."""
+Mix = Literal["any", "chains", "limits"]
+MIXES: tuple[Mix, ...] = get_args(Mix)
 
 LIMIT = "limit:all"
 PARKED = """SELECT key, rank, id, coalesce(lock_limit, 1), queue FROM pgqueue.job_blocked ORDER BY key, rank, id"""
@@ -63,7 +65,7 @@ HOLDERS = """SELECT 'lock:' || lock_key, id FROM pgqueue.job WHERE lock_key IS N
              SELECT 'limit:' || limit_key, id FROM pgqueue.job WHERE limit_key IS NOT NULL
              AND (state = 'running' OR holds AND (state IN ('available', 'scheduled')
                                                   OR state = 'blocked' AND starts_with(key, 'rate:')))"""
-GRANTED = "SELECT count(*) FROM pgqueue.job_available WHERE holds AND limit_key IS NOT NULL"
+GRANTED = "SELECT DISTINCT queue FROM pgqueue.job_available WHERE holds AND limit_key IS NOT NULL"
 TABLES = ("job", "queue", "worker", "job_signal", "key_limit", "key_rate", "limiter", "unique_key")
 CLEAN = "; ".join(f"DELETE FROM pgqueue.{table}" for table in TABLES)  # noqa: S608
 JOB = """SELECT state, attempt + snoozes + crashes > 0, finished_at FROM pgqueue.job WHERE id = %s
@@ -79,6 +81,7 @@ RATED = (None, "r", "s:x", "s:y")
 HOLDS: dict[str, Any] = {"p": "pending", "l": "live", "m": 60.0}
 """Unique keys, and how long each is held."""
 AGAIN = st.sampled_from(("no", "enqueue", "retry", "both"))
+SLOTS = st.sampled_from((EVERYTHING, 1, 0))
 ENQUEUED: dict[str, Any] = {
     "keys": st.lists(st.sampled_from(("a", "b", "c", None)), min_size=1, max_size=4),
     "limit": st.integers(1, 3),
@@ -131,13 +134,14 @@ class RatedDesk(Desk):
 
 
 class Keys(RuleBasedStateMachine):
-    """Two workers, two queues, three locks. `link` is how the workers speak to the database. With `plain` most jobs
-    have nothing but a lock, two of the three, with the limit 1, and may come in behind others."""
+    """Two workers, two queues, three locks. `link` is how the workers speak to the database. In the mix `chains` most
+    jobs have nothing but a lock, two of the three, with the limit 1, and may come in behind others; in the mix `limits`
+    most have nothing but the limit, or a rate after it."""
 
     dsn: str
     link: type[Link] = Link
     drains: bool = True
-    plain: bool = False
+    mix: Mix = "any"
 
     @initialize(jobs=st.lists(st.tuples(*ENQUEUED.values()), min_size=2, max_size=6))
     def start(self, jobs: list[tuple[Any, ...]]) -> None:
@@ -169,7 +173,7 @@ class Keys(RuleBasedStateMachine):
 
     async def _born(self) -> RatedDesk:
         desk = RatedDesk(self.dsn, self.link(self.dsn, "pgqueue"))
-        desk.behind = 3 if self.plain else 1
+        desk.behind = 3 if self.mix == "chains" else 1
         return desk
 
     def run(self, step: Coroutine[Any, Any, Any]) -> Any:
@@ -192,9 +196,11 @@ class Keys(RuleBasedStateMachine):
         """Some jobs; those of a rate may have nothing else to wait for, else few would come as far as its line."""
         if rate and alone:
             keys, limited = [None] * (2 * len(keys)), False
-        if self.plain and priority == 5:
+        if self.mix == "chains" and priority == 5:
             limit, limited, rate, unique = 1, False, None, None
             keys = ["ab"[place % 2] for place, _ in enumerate(keys * 2)]
+        elif self.mix == "limits" and limit > 1:
+            keys, limited, unique = [None] * len(keys), True, None
         name = "all" if limited else None
         for key in keys:
             lock = {"lock_key": key, "lock_limit": limit if key else None}
@@ -212,7 +218,7 @@ class Keys(RuleBasedStateMachine):
             if unique is not None:
                 self.taken[unique] = Taken(handle.id, HOLDS[unique])
 
-    @precondition(lambda self: not self.plain)
+    @precondition(lambda self: self.mix != "chains")
     @rule(seconds=st.sampled_from((1, 4, 11, 70)))
     def turn(self, seconds: int) -> None:
         self.turn_to(self.now + timedelta(seconds=seconds))
@@ -221,7 +227,7 @@ class Keys(RuleBasedStateMachine):
         self.now = now
         set_clock(self.eyes, now)
 
-    @precondition(lambda self: not self.plain)
+    @precondition(lambda self: self.mix != "chains")
     @rule(n=st.integers(0, 3))
     def change_the_limit(self, n: int) -> None:
         self.n = n
@@ -231,18 +237,18 @@ class Keys(RuleBasedStateMachine):
             n,
         )
 
-    @rule(at=st.integers(0, 1), room=st.sampled_from((1, EVERYTHING)), slots=st.sampled_from((0, 1, EVERYTHING)))
+    @rule(at=st.integers(0, 1), room=st.sampled_from((1, EVERYTHING)), slots=SLOTS)
     def take(self, at: int, room: int, slots: int) -> None:
         """A fetch parks and claims, an admit lets in."""
-        self.desks[at].slots = slots
-        self.step(at, lambda desk: desk.take(room))
+        self.step(at, lambda desk: desk.park(room))
+        self.let_in(at, slots)
 
     @rule(at=st.integers(0, 1))
     def park(self, at: int) -> None:
         """A fetch, and no admit yet."""
         self.step(at, lambda desk: desk.park(EVERYTHING))
 
-    @precondition(lambda self: self.plain)
+    @precondition(lambda self: self.mix == "chains")
     @rule(at=st.integers(0, 1), number=st.integers(1, 4))
     def work(self, at: int, number: int) -> None:
         """A worker takes what it can, and completes some of it, one after the other."""
@@ -253,11 +259,20 @@ class Keys(RuleBasedStateMachine):
                 self.step(at, lambda desk, job=job: desk.complete(job))  # type: ignore[misc]
                 self.let_in(at)
 
-    @rule(at=st.integers(0, 1))
-    def let_in(self, at: int) -> None:
+    @precondition(lambda self: self.mix == "limits")
+    @rule(at=st.integers(0, 1), free=st.integers(0, 2))
+    def beat(self, at: int, free: int) -> None:
+        """A worker says how many slots it has free; until it does, others take it to have none."""
+        beaten = "UPDATE pgqueue.worker SET state = 'running', concurrency = 2, lost = 2 - %s WHERE id = %s"
+        self.eyes.do(beaten, free, self.desks[at].worker_id)
+
+    @rule(at=st.integers(0, 1), slots=SLOTS)
+    def let_in(self, at: int, slots: int = EVERYTHING) -> None:
+        """An admit lets in whom it was told of, as many here as there are slots."""
+        self.desks[at].slots = slots
         self.step(at, lambda desk: desk.let_in())
 
-    @precondition(lambda self: not self.plain)
+    @precondition(lambda self: self.mix != "chains")
     @rule(at=st.integers(0, 1), slots=st.sampled_from((EVERYTHING, 1)), seconds=st.sampled_from((0, 4, 11)))
     def ask(self, at: int, slots: int, seconds: int) -> None:
         """Time passes, and who waits for a rate comes in, as many as it allows now and as there are slots; the others
@@ -279,8 +294,19 @@ class Keys(RuleBasedStateMachine):
             expected = {key: min(rooms[key], len(line)) for key, line in lines.items()}
             assert came == expected, f"{came} came in, not {expected}"
 
-    @rule(nth=st.integers(0, 50), admits=st.booleans(), tidies=st.booleans(), again=AGAIN)
-    def complete(self, nth: int, admits: bool, tidies: bool, again: str) -> None:
+    @precondition(lambda self: self.mix == "limits")
+    @rule(number=st.integers(1, 4), at=st.integers(0, 1), slots=st.integers(0, 2))
+    def complete_some(self, number: int, at: int, slots: int) -> None:
+        """Some jobs complete, and one admit hands on what they had."""
+        self.one_that_runs(0)
+        for by, running in enumerate(self.running):
+            for job in list(running.values())[:number]:
+                self.step(by, lambda desk, job=job: desk.complete(job))  # type: ignore[misc]
+        self.desks[at].admit.parked({LIMIT: ()})
+        self.let_in(at, slots)
+
+    @rule(nth=st.integers(0, 50), admits=st.booleans(), slots=SLOTS, tidies=st.booleans(), again=AGAIN)
+    def complete(self, nth: int, admits: bool, slots: int, tidies: bool, again: str) -> None:
         """A job completes. Its worker may die before it hands the keys on, or before it has tidied up."""
         if (found := self.one_that_runs(nth)) is None:
             return
@@ -293,8 +319,7 @@ class Keys(RuleBasedStateMachine):
             left = "SELECT count(*) FROM pgqueue.unique_key WHERE job_id = %s AND hold <> 'after'"
             assert not self.eyes.one(left, job.id)
         if admits:
-            self.desks[at].slots = EVERYTHING
-            self.let_in(at)
+            self.let_in(at, slots)
             having = Counter(key for key, _ in self.holders())
             for key, (rank, id, _) in self.heads().items():
                 if key in held(job) and rank >= 0 and (key != LIMIT or self.n):
@@ -321,11 +346,13 @@ class Keys(RuleBasedStateMachine):
         at, job = found
         self.step(at, lambda desk: desk.end("complete_release", [job], keeping=True))
 
+    @precondition(lambda self: self.mix != "limits")
     @rule(at=st.integers(0, 1))
     def shorten(self, at: int) -> None:
         """What is behind others takes too long, or its worker is to take no more: it goes back to its lines."""
         self.step(at, lambda desk: desk.put_back(desk.chains.empty()))
 
+    @precondition(lambda self: self.mix != "limits")
     @rule(at=st.integers(0, 1), nth=st.integers(0, 50))
     def cancel_one_behind(self, at: int, nth: int) -> None:
         """One that is behind another is cancelled; who is behind that stays."""
@@ -379,7 +406,7 @@ class Keys(RuleBasedStateMachine):
             if key and self.taken[key].job != job:
                 self.taken[key] = Taken(job, "live")
 
-    @precondition(lambda self: not self.plain)
+    @precondition(lambda self: self.mix == "any")
     @rule(at=st.integers(0, 1))
     def tidy(self, at: int) -> None:
         """What is left over of unique keys goes."""
@@ -404,6 +431,7 @@ class Keys(RuleBasedStateMachine):
     def pause(self, queue: str, open_again: bool) -> None:
         (pausing.resume if open_again else pausing.pause)(self.eyes.conn, queue)
 
+    @precondition(lambda self: self.mix != "limits")
     @rule(key=st.sampled_from("abc"))
     def release_by_hand(self, key: str) -> None:
         release(self.eyes.conn, key)
@@ -416,13 +444,14 @@ class Keys(RuleBasedStateMachine):
             self.step(at, lambda desk: desk.sweep())
         having = Counter(key for key, _ in self.holders())
         chained = {key for key, *_ in self.eyes.all(CHAINED)}
-        granted = self.eyes.one(GRANTED)
+        granted = self.eyes.all(GRANTED)
+        queue = "SELECT queue FROM pgqueue.job WHERE id = %s"
         for key, (rank, id, limit) in self.heads().items():
             if key.startswith("rate:") or key in chained:  # a chain holds its key alone
                 continue
             if key == LIMIT:
                 limit = self.n
-                if rank < 0 and granted:  # a suspect is granted, and one that nobody has taken is enough
+                if rank < 0 and self.eyes.all(queue, id)[0] in granted:  # one that nobody has taken is enough
                     continue
             assert having[key] >= limit, f"job {id} waits for {key}, which has {having[key]} holders of {limit}"
 
@@ -508,18 +537,22 @@ class Keys(RuleBasedStateMachine):
                 "lock:"
             ):  # a suspect is granted, and may have to wait for that; or for the one before
                 left = [place for place in left if place[0] >= 0]
-            if key == LIMIT and self.eyes.one(GRANTED):
-                self.each_queue_is_in_order(came, left)
-            elif came and left:
-                assert max(came) < min(left), f"{key}: {came} came in before {left}"
+            for passed, by in self.compared(key, left, came, desk.slots):
+                assert not passed or not by or max(by) < min(passed), f"{key}: {by} came in before {passed}"
 
-    def each_queue_is_in_order(self, came: list[Place], left: list[Place]) -> None:
-        """While one is granted and nobody has a slot for it, who waits for one may be passed by other queues."""
+    def compared(
+        self, key: str, left: list[Place], came: list[Place], slots: int
+    ) -> Iterator[tuple[list[Place], list[Place]]]:
+        """Those left behind, each with those who may not have passed them: all; but where one of their queue has been
+        granted the limit and nobody has taken it yet, those that find no slot here may be passed by other queues."""
+        if key != LIMIT or slots == EVERYTHING:
+            yield left, came
+            return
         queues: dict[int, str] = dict(self.eyes.all("SELECT id, queue FROM pgqueue.job"))
+        granted = {queue for (queue,) in self.eyes.all(GRANTED)}
         for queue in QUEUES:
-            first = min((place for place in left if queues[place[1]] == queue), default=None)
-            passed = [place for place in came if queues[place[1]] == queue and first is not None and place > first]
-            assert not passed, f"{LIMIT}, {queue}: {passed} came in before {first}"
+            mine = [place for place in came if queue not in granted or queues[place[1]] == queue]
+            yield [place for place in left if queues[place[1]] == queue], mine
 
     def start_under(self, key: str) -> None:
         _, _, gap = self.pace(key)
@@ -651,18 +684,16 @@ def tried(examples: int, steps: int, *, derandomize: bool = True) -> settings:
 
 
 @pytest.mark.promise("L04", "L08", "F12", "F22")
-@pytest.mark.parametrize("plain", [False, True])
-def test_whatever_happens_the_limit_holds_the_line_is_kept_and_nobody_waits_for_a_free_key(
-    dsn: str, plain: bool
-) -> None:
-    run_state_machine_as_test(machine(dsn, plain=plain), settings=tried(40 + 20 * plain, 50))
+@pytest.mark.parametrize("mix", MIXES)
+def test_whatever_happens_the_limit_holds_the_line_is_kept_and_nobody_waits_for_a_free_key(dsn: str, mix: Mix) -> None:
+    run_state_machine_as_test(machine(dsn, mix=mix), settings=tried(60 if mix == "chains" else 40, 50))
 
 
 @pytest.mark.long
 @pytest.mark.promise("L04", "L08", "F12", "F22")
-@pytest.mark.parametrize("plain", [False, True])
-def test_whatever_happens_for_long(dsn: str, plain: bool) -> None:
-    run_state_machine_as_test(machine(dsn, plain=plain), settings=tried(1_000, 60, derandomize=False))
+@pytest.mark.parametrize("mix", MIXES)
+def test_whatever_happens_for_long(dsn: str, mix: Mix) -> None:
+    run_state_machine_as_test(machine(dsn, mix=mix), settings=tried(1_000, 60, derandomize=False))
 
 
 # What the model would not miss ----------------------------------------------------------------------------------------
@@ -694,6 +725,11 @@ def test_an_admit_that_does_not_count_is_found_out(dsn: str) -> None:
     finds(machine(dsn, Uncounted, drains=False), "above the limit")
 
 
+@pytest.mark.promise("L08")
+def test_a_line_of_a_limit_out_of_order_is_found_out(dsn: str) -> None:
+    finds(machine(dsn, LastFirst, mix="limits", drains=False), "came in before")
+
+
 def test_an_ended_job_that_keeps_its_unique_key_is_found_out(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     judged(monkeypatch, "LIMIT 1")
     finds(machine(dsn, drains=False), "is held by None, not as|released and taken again")
@@ -706,7 +742,7 @@ def test_a_parked_job_that_loses_its_unique_key_is_found_out(dsn: str, monkeypat
 
 def test_a_completion_that_wakes_nobody_is_found_out(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Admit, "ended", lambda self, jobs: None)
-    finds(machine(dsn, plain=True, drains=False), "was handed on to nobody")
+    finds(machine(dsn, mix="chains", drains=False), "was handed on to nobody")
 
 
 def test_a_rate_that_charges_one_for_many_is_found_out(dsn: str) -> None:

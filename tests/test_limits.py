@@ -236,6 +236,49 @@ async def test_who_goes_on_to_a_rate_passes_nobody_who_waits_for_a_slot(
     assert [id for id, _ in holders(eyes)] == ids[: len(came)]
 
 
+@pytest.mark.promise("L08")
+@pytest.mark.parametrize(
+    ("room", "slots", "waiting", "came"),
+    [
+        (2, 0, "Aab", "Aa"),
+        (4, 0, "AAabab", "AAab"),
+        (3, 1, "Aab", "Aab"),
+        (3, 2, "Aaab", "Aaa"),
+        (9, 2, "aaAbB", "aaAbB"),
+        (9, 0, "aaAb", "ab"),
+        (2, 0, "Abab", "Ab"),
+    ],
+)
+async def test_who_goes_on_to_a_rate_takes_no_turn_of_those_behind_in_its_queue(
+    desks: Desks, eyes: Eyes, room: int, slots: int, waiting: str, came: str
+) -> None:
+    """Two queues of one worker, `a` and `b`; capitals need a rate, too. In its queue nobody is passed, by nobody."""
+    eyes.do(ALLOW, room)
+    waits = [
+        (limited(eyes, 1, queue=kind.lower(), rate_key="x" if kind.isupper() else None)[0], kind) for kind in waiting
+    ]
+    desk = desks("a", "b")
+    eyes.do("UPDATE pgqueue.worker SET concurrency = 0")
+    desk.slots = slots
+    await desk.park()
+    await desk.let_in()
+    await desk.let_in()
+    inside = {id for id, _ in holders(eyes)}
+    assert "".join(kind for id, kind in waits if id in inside) == came
+
+
+@pytest.mark.promise("L08")
+async def test_what_others_have_slots_for_is_granted_beside_what_runs_here(desks: Desks, eyes: Eyes) -> None:
+    eyes.do(ALLOW, 5)
+    ids = limited(eyes, 5)
+    desk, other = desks(), desks()
+    eyes.do("UPDATE pgqueue.worker SET state = 'running', concurrency = 2 WHERE id = %s", other.worker_id)
+    desk.slots = 2
+    await desk.take()
+    assert [state for _, state in holders(eyes)] == ["running", "running", "available", "available"]
+    assert [id for id, _ in holders(eyes)] == ids[:4]
+
+
 @pytest.mark.promise("F13")
 async def test_who_has_no_slot_and_may_not_be_granted_yet_holds_up_nobody_who_goes_on(desks: Desks, eyes: Eyes) -> None:
     """Another worker may have a slot for that one soon."""
