@@ -3,7 +3,7 @@
 -- `most` such rows. Answers how many it had before; no row means that it is somebody else's now.
 WITH mine AS MATERIALIZED (
     SELECT r.id, r.attempt, r.worker_id, r.started_at FROM pgqueue.job_running r
-    WHERE r.id = %(id)s::bigint AND r.claim = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint
+    WHERE r.id = %(id)s::bigint AND r.claim + 0 = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint
 ), before AS MATERIALIZED (
     SELECT count(*) AS n, max(finished_at) AS latest FROM pgqueue.attempt
     WHERE job_id = %(id)s::bigint AND outcome = 'aborted'

@@ -382,7 +382,7 @@ WITH me AS MATERIALIZED (
                AND coalesce(s.hold_pos, 9223372036854775807) > wanted.after LIMIT l.n)
             UNION ALL
             (SELECT b.hold_pos FROM pgqueue.job_blocked b
-             WHERE b.limit_key = substr(wanted.key, 7) AND b.holds AND starts_with(b.key, 'rate:')
+             WHERE b.limit_key = substr(wanted.key, 7) AND b.holds AND substr(b.key, 1, 5) = 'rate:'
                AND coalesce(b.hold_pos, 9223372036854775807) > wanted.after LIMIT l.n)
             LIMIT l.n
         ) AS holder
@@ -391,36 +391,39 @@ WITH me AS MATERIALIZED (
 ), head AS MATERIALIZED (
     -- By queue, so that those who can go are not looked for behind those who cannot; suspects by themselves for the same reason.
     -- One more of each than can go now: those of other queues who come after that one are not to pass it.
-    SELECT line.key, line.room, served.pool, served.slots, served.free, granted.n AS granted, granted.most, b.*
+    -- Granted suspects do not count for others: who runs one takes no other, and has slots for those.
+    SELECT line.key, line.room, served.pool, served.slots, served.free, reach.most,
+           CASE WHEN b.rank < 0 THEN granted.suspects ELSE granted.n END AS granted, b.*
     FROM line CROSS JOIN served
     CROSS JOIN LATERAL (
-        SELECT count(*)::integer AS n, greatest(1, served.slots + served.free - count(*)::integer, served.slots) AS most
+        SELECT count(*) FILTER (WHERE one.rank < 0)::integer AS suspects, count(*) FILTER (WHERE one.rank >= 0)::integer AS n
         FROM (
-            SELECT FROM pgqueue.job_available a
-            WHERE a.limit_key = substr(line.key, 7) AND a.holds AND a.queue = served.queue
-              AND coalesce(a.hold_pos, 9223372036854775807) > line.after LIMIT greatest(1, served.free)
+            SELECT a.rank FROM pgqueue.job_available a
+            WHERE a.limit_key = substr(line.key, 7) AND a.holds AND a.queue || '' = served.queue  -- a lane may be long
+              AND coalesce(a.hold_pos, 9223372036854775807) > line.after LIMIT 2 * greatest(1, served.free)
         ) AS one
     ) AS granted
+    CROSS JOIN LATERAL (SELECT greatest(1, served.slots + served.free - granted.n, served.slots) AS most) AS reach
     CROSS JOIN LATERAL (
         SELECT * FROM (
             SELECT b.ctid, b.id, b.rank, b.queue, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
-            WHERE b.key = line.key AND starts_with(b.key, 'limit:') AND b.queue = served.queue AND b.rank >= 0
+            WHERE substr(b.key, 7) = substr(line.key, 7) AND left(b.key, 6) = 'limit:' AND b.queue = served.queue AND b.rank >= 0
               AND (b.rank, b.id) > (line.rank, line.id)
-            ORDER BY b.rank, b.id LIMIT least(line.room, granted.most + 1)
+            ORDER BY b.rank, b.id LIMIT least(line.room, reach.most + 1)
             FOR UPDATE SKIP LOCKED
         ) AS ordinary
         UNION ALL
         SELECT * FROM (
             SELECT b.ctid, b.id, b.rank, b.queue, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
-            WHERE b.key = line.key AND starts_with(b.key, 'limit:') AND b.queue = served.queue AND b.rank < 0
-            ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.free - granted.n))
+            WHERE substr(b.key, 7) = substr(line.key, 7) AND left(b.key, 6) = 'limit:' AND b.queue = served.queue AND b.rank < 0
+            ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.free - granted.suspects))
             FOR UPDATE SKIP LOCKED
         ) AS suspect
     ) AS b
 ), turned AS MATERIALIZED (
-    -- `beyond`: the one more. `pooled`: whose slots are the same, as far as we know. A suspect is granted: its lane sees to it that it
-    -- comes alone.
-    SELECT head.*, rank < 0 AS alone, CASE WHEN pool IS NULL THEN queue ELSE pool::text END AS pooled,
+    -- `beyond`: the one more. `pool`, `other`: whose slots are the same, as far as we know. A suspect is granted: its lane sees to it
+    -- that it comes alone.
+    SELECT head.*, rank < 0 AS alone, CASE WHEN pool IS NULL THEN queue END AS other,
            row_number() OVER (PARTITION BY key, queue, rank < 0 ORDER BY rank, id) > most AS beyond,
            crashes = 0 AND NOT more
            AND row_number() OVER (PARTITION BY pool, crashes = 0 AND NOT more ORDER BY rank, id) <= slots AS here
@@ -428,14 +431,14 @@ WITH me AS MATERIALIZED (
 ), judged AS MATERIALIZED (
     -- `late`: nobody has a slot for it, or for one before it that waits for the same ones. Who goes on to a rate needs one later.
     SELECT turned.*, free = 0 AND CASE WHEN alone THEN slots = 0 ELSE
-                         bool_or(free = 0 AND NOT (here OR more)) OVER (PARTITION BY key, pooled, alone ORDER BY rank, id) END AS late,
-           here OR more OR row_number() OVER (PARTITION BY key, queue, here OR more ORDER BY rank, id)
+                         bool_or(free = 0 AND NOT (here OR more)) OVER (PARTITION BY key, pool, other, alone ORDER BY rank, id) END AS late,
+           here OR more OR row_number() OVER (PARTITION BY key, queue, alone, here OR more ORDER BY rank, id)
                <= greatest((alone OR NOT bool_or(here) OVER (PARTITION BY key, queue))::integer, free) - granted AS fits
     FROM turned
 ), fitting AS MATERIALIZED (
     -- Nobody passes anybody of his queue, nor, if he has a slot of ours to wait for, who waits for those before him.
     SELECT judged.*, bool_and(fits) OVER (PARTITION BY key, queue, alone ORDER BY rank, id)
-           AND (slots = 0 OR NOT late OR bool_and(fits) OVER (PARTITION BY key, pooled, alone ORDER BY rank, id)) AS goes
+           AND (slots = 0 OR NOT late OR bool_and(fits OR free > 0) OVER (PARTITION BY key, pool, other, alone ORDER BY rank, id)) AS goes
     FROM judged
 ), lined AS MATERIALIZED (
     -- One for whom nobody has a slot comes after those who can go: it would keep the room from them. Nobody comes after one that
@@ -503,6 +506,7 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
        (SELECT json_agg(json_build_array(line.key, least(line.lowest, made.lowest)))
         FROM line CROSS JOIN made WHERE least(line.lowest, made.lowest) > 0)::text,
        ARRAY(SELECT line.key FROM line WHERE line.room > (SELECT count(*) FROM admitted WHERE admitted.key = line.key)
+                                         AND NOT EXISTS (SELECT FROM turned WHERE turned.key = line.key AND turned.beyond)
                                          AND NOT EXISTS (SELECT FROM seen WHERE seen.key = line.key AND NOT seen.gone)),
        (SELECT json_agg(json_build_array(key, n, place[1], place[2])) FROM (
             -- Of each queue the last of those that have gone before the first who has not; of all queues the one in front.
@@ -525,7 +529,7 @@ FROM unnest(%(keys)s::text[], %(afters)s::bigint[]) AS mine (key, after)
 CROSS JOIN LATERAL (
     SELECT * FROM pgqueue.job_running r
     WHERE r.lock_key = substr(mine.key, 6) AND coalesce(r.hold_pos, 9223372036854775807) > mine.after
-      AND r.claim = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint
+      AND r.claim + 0 = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint
     OFFSET 0
 ) AS r
 ORDER BY r.priority, r.id;

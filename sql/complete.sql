@@ -2,7 +2,8 @@
 -- gone is left out. They answer NULL when every job was ended, else the ids that were.
 -- Each id is looked up by itself, by its own index, whatever statistics say: LATERAL with a LIMIT cannot be turned into a
 -- join that reads the table (measured after an ANALYZE under an old snapshot: 2,700 jobs/s instead of 60,000), and
--- `worker_id + 0` is no condition for that column's index (on a table never analysed: 2,500 jobs/s).
+-- `worker_id + 0` and `claim + 0` are no conditions for the index of those (on a table never analysed: 2,500 jobs/s; planned while
+-- the table was empty, just vacuumed: that index was read as a whole).
 -- Who waits for the result of a job that ends here is told: asked by id, by the index, for this is the one way that costs
 -- nothing when nobody waits, and no more while an old snapshot keeps what those before have left (measured with 100,000 dead
 -- rows: "is there anybody at all?" took 20 ms a statement).
@@ -18,7 +19,7 @@ WITH ended AS (
         FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
         CROSS JOIN LATERAL (
             SELECT r.ctid, r.id FROM pgqueue.job_running r
-            WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+            WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
             LIMIT 1 FOR UPDATE SKIP LOCKED
         ) AS r))
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
@@ -47,7 +48,7 @@ WITH picked AS MATERIALIZED (
          AS mine (id, claim, result, ago)
     CROSS JOIN LATERAL (
         SELECT r.ctid, r.id FROM pgqueue.job_running r
-        WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+        WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) AS r
 ), ended AS (
@@ -81,7 +82,7 @@ WITH picked AS MATERIALIZED (
          AS mine (id, claim, result, ago)
     CROSS JOIN LATERAL (
         SELECT r.ctid, r.id FROM pgqueue.job_running r
-        WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+        WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) AS r
 ), ended AS (
@@ -146,7 +147,7 @@ FROM done;
 -- number with a fraction goes where this is sent as text.
 WITH ended AS (
     DELETE FROM pgqueue.job_running
-    WHERE id = %(id)s::bigint AND claim = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
+    WHERE id = %(id)s::bigint AND claim + 0 = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
         snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), done AS (
@@ -170,7 +171,7 @@ FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = %(id)s::bigin
 -- Whether a job is still this run's, after its transaction broke off: waits for whoever has its row locked, so for that
 -- transaction to end. No row: it has been ended, by that transaction or by another worker.
 SELECT id FROM pgqueue.job_running
-WHERE id = %(id)s::bigint AND claim = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
+WHERE id = %(id)s::bigint AND claim + 0 = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
 FOR UPDATE;
 
 -- name: complete_retry
@@ -186,7 +187,7 @@ WITH picked AS MATERIALIZED (
          AS mine (id, claim, delay, spent, snoozed, holding, outcome, error_type, message, traceback, ago)
     CROSS JOIN LATERAL (
         SELECT r.ctid, r.id FROM pgqueue.job_running r
-        WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+        WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) AS r
 ), ended AS (
@@ -229,7 +230,7 @@ WITH picked AS MATERIALIZED (
          AS mine (id, claim, state, reason, outcome, error_type, message, traceback, ago)
     CROSS JOIN LATERAL (
         SELECT r.ctid, r.id FROM pgqueue.job_running r
-        WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+        WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) AS r
 ), ended AS (
@@ -270,7 +271,7 @@ WITH ended AS (
         FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
         CROSS JOIN LATERAL (
             SELECT r.ctid, r.id FROM pgqueue.job_running r
-            WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+            WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
             LIMIT 1 FOR UPDATE SKIP LOCKED
         ) AS r))
     RETURNING *
@@ -313,7 +314,7 @@ WITH picked AS MATERIALIZED (
                 %(agos)s::float8[]) AS mine (id, claim, outcome, message, ago)
     CROSS JOIN LATERAL (
         SELECT r.ctid, r.id FROM pgqueue.job_running r
-        WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+        WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) AS r
 ), ended AS (
@@ -360,7 +361,7 @@ SELECT r.id
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
 CROSS JOIN LATERAL (
     SELECT r.ctid, r.id FROM pgqueue.job_running r
-    WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+    WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
     LIMIT 1
 ) AS r;
 
@@ -384,7 +385,7 @@ WITH mine AS MATERIALIZED (
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
     CROSS JOIN LATERAL (
         SELECT r.id FROM pgqueue.job_running r
-        WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+        WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
         LIMIT 1
     ) AS r
 ), available AS (

@@ -49,7 +49,7 @@ SELECT r.id, r.attempt, r.worker_id, r.started_at, pgqueue.now(), (SELECT bin FR
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
 CROSS JOIN LATERAL (
     SELECT r.* FROM pgqueue.job_running r
-    WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+    WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
     LIMIT 1
 ) AS r
 RETURNING job_id;

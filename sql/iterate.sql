@@ -10,7 +10,7 @@ SELECT n, cursor::text FROM pgqueue.job_cursor WHERE job_id = %(id)s::bigint ORD
 -- committed. Every hundredth throws away those before the last, so that a long iteration does not pile them up.
 WITH mine AS MATERIALIZED (
     SELECT id FROM pgqueue.job_running
-    WHERE id = %(id)s::bigint AND claim = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
+    WHERE id = %(id)s::bigint AND claim + 0 = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
     FOR UPDATE
 ), appended AS (
     INSERT INTO pgqueue.job_cursor (job_id, n, cursor)

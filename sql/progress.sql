@@ -8,7 +8,7 @@ FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(dones)s::float8[], %(tot
      AS mine (id, claim, done, total)
 CROSS JOIN LATERAL (
     SELECT r.id FROM pgqueue.job_running r
-    WHERE r.id = mine.id AND r.claim = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+    WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
     LIMIT 1
 ) AS r
 ORDER BY r.id

@@ -14,9 +14,9 @@ RETURNING EXISTS (SELECT FROM pgqueue.job_blocked)
 -- before all who have not had it; others may have those. Granted ones, and those that hold a lock while they wait for a limit, or either
 -- while they wait for a rate. One whose queue only has no slot free stays. Answers the keys.
 WITH RECURSIVE holding (queue) AS (
-    (SELECT b.queue FROM pgqueue.job_blocked b WHERE b.holds ORDER BY b.queue LIMIT 1)
+    (SELECT b.queue FROM pgqueue.job_blocked b WHERE b.holds AND b.queue <> '' ORDER BY b.queue LIMIT 1)
     UNION ALL
-    SELECT (SELECT b.queue FROM pgqueue.job_blocked b WHERE b.holds AND b.queue > h.queue ORDER BY b.queue LIMIT 1)
+    SELECT (SELECT b.queue FROM pgqueue.job_blocked b WHERE b.holds AND b.queue <> '' AND b.queue > h.queue ORDER BY b.queue LIMIT 1)
     FROM holding h WHERE h.queue IS NOT NULL
 ), closed AS MATERIALIZED (
     SELECT h.queue FROM holding h
@@ -39,7 +39,7 @@ WITH RECURSIVE holding (queue) AS (
     FOR UPDATE SKIP LOCKED
 ), stuck AS MATERIALIZED (
     SELECT b.ctid FROM closed CROSS JOIN LATERAL (
-        SELECT b.ctid FROM pgqueue.job_blocked b WHERE b.queue = closed.queue AND b.holds
+        SELECT b.ctid FROM pgqueue.job_blocked b WHERE b.queue = closed.queue AND b.holds AND b.queue <> ''
         LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
     ) AS b
 ), granted AS (
@@ -111,7 +111,7 @@ WITH RECURSIVE walked (key, place) AS (
             (SELECT FROM pgqueue.job_scheduled s WHERE s.limit_key = substr(walked.key, 7) AND s.holds LIMIT head.most)
             UNION ALL
             (SELECT FROM pgqueue.job_blocked b
-             WHERE b.limit_key = substr(walked.key, 7) AND b.holds AND starts_with(b.key, 'rate:') LIMIT head.most)
+             WHERE b.limit_key = substr(walked.key, 7) AND b.holds AND substr(b.key, 1, 5) = 'rate:' LIMIT head.most)
             LIMIT head.most
         ) AS holder
     ) AS had ON starts_with(walked.key, 'limit:')

@@ -267,6 +267,43 @@ async def test_who_goes_on_to_a_rate_takes_no_turn_of_those_behind_in_its_queue(
     assert "".join(kind for id, kind in waits if id in inside) == came
 
 
+@pytest.mark.promise("F13")
+@pytest.mark.parametrize("names", [("1", "2"), ("a", "b")])
+async def test_a_job_of_another_worker_holds_up_nobody_here_whatever_its_queue_is_called(
+    desks: Desks, eyes: Eyes, names: tuple[str, str]
+) -> None:
+    """Pools have numbers, queues may."""
+    eyes.do(ALLOW, 5)
+    granted, first = limited(eyes, 2, queue=names[0])
+    [second] = limited(eyes, 1, queue=names[1])
+    other, desk = desks(names[0]), desks(names[1])
+    eyes.do("UPDATE pgqueue.worker SET concurrency = 0")
+    other.slots = 0
+    await other.take()
+    assert holders(eyes) == [(granted, "available")] and parked(eyes) == [(first, "limit:k", False)]
+    assert await desk.take() == [second]
+
+
+@pytest.mark.promise("F13")
+async def test_a_suspect_that_is_granted_and_may_not_run_yet_holds_up_nobody_of_its_queue(
+    desks: Desks, eyes: Eyes
+) -> None:
+    """Who runs another one takes none, and may have a slot."""
+    eyes.do(ALLOW, 5)
+    [suspect] = limited(eyes, 1, crashes=1, rank=-2)
+    worker, sweeper = desks(), desks("other")
+    eyes.do("UPDATE pgqueue.worker SET concurrency = 0")
+    worker.slots = 0
+    await worker.take()
+    assert holders(eyes) == [(suspect, "available")]
+    plain, rated = (limited(eyes, 1, rate_key=rate)[0] for rate in (None, "x"))
+    worker.fetcher._suspects = lambda: ()
+    await worker.park()
+    eyes.do("UPDATE pgqueue.worker SET state = 'running', concurrency = 1 WHERE id = %s", worker.worker_id)
+    await sweeper.sweep()
+    assert holders(eyes) == [(suspect, "available"), (plain, "available"), (rated, "blocked")]
+
+
 @pytest.mark.promise("L08")
 async def test_what_others_have_slots_for_is_granted_beside_what_runs_here(desks: Desks, eyes: Eyes) -> None:
     eyes.do(ALLOW, 5)
