@@ -137,7 +137,8 @@ class Moves:
         return Moved(rows, onward, _unsure(keys, behind, set(full)), len(skipped))
 
     async def limits(self, asked: Wanted, claim: int) -> Moved:
-        """The same for limits. Those that went on took no slot, so there may be more of them."""
+        """The same for limits. Those that went on took no slot, so there may be more of them; and the statement keeps
+        some back until it is asked again, but never without letting one go on: so the key is to be asked for next."""
         keys, on = list(asked), await self._begin()
         behind = self._behind(asked)
         _, [(_, onward, _, _, lowest, oldest, ended, gone)], rows = await self._session.run_then(

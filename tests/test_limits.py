@@ -211,60 +211,39 @@ async def test_a_suspect_comes_before_a_backlog(desks: Desks, eyes: Eyes) -> Non
 @pytest.mark.parametrize(
     ("room", "slots", "waiting", "came"),
     [
-        (1, 0, "pr", "p"),
-        (2, 1, "ppr", "p"),
-        (3, 1, "ppp", "p"),
-        (2, 1, "rrp", "rr"),
-        (3, 1, "rrp", "rrp"),
-        (3, 1, "rrrp", "rrr"),
-        (3, 2, "rrp", "rrp"),
-        (2, 2, "rpr", "rp"),
-    ],
-)
-async def test_who_goes_on_to_a_rate_passes_nobody_who_waits_for_a_slot(
-    desks: Desks, eyes: Eyes, room: int, slots: int, waiting: str, came: str
-) -> None:
-    """Of another queue, of which the worker has the same slots."""
-    eyes.do(ALLOW, room)
-    where: dict[str, dict[str, str]] = {"p": {"queue": "plain"}, "r": {"queue": "rated", "rate_key": "x"}}
-    ids = [id for kind in waiting for id in limited(eyes, 1, **where[kind])]
-    desk = desks("plain", "rated")
-    eyes.do("UPDATE pgqueue.worker SET concurrency = 0")
-    desk.slots = slots
-    await desk.park()
-    await desk.let_in()
-    assert [id for id, _ in holders(eyes)] == ids[: len(came)]
-
-
-@pytest.mark.promise("L08")
-@pytest.mark.parametrize(
-    ("room", "slots", "waiting", "came"),
-    [
-        (2, 0, "Aab", "Aa"),
-        (4, 0, "AAabab", "AAab"),
+        # Nobody goes on to a rate past one who waits for a slot.
+        (1, 0, "aB", "a."),
+        (2, 1, "aaB", "a.."),
+        (3, 1, "aaa", "a.."),
+        (2, 1, "BBa", "BB."),
+        (3, 1, "BBa", "BBa"),
+        (3, 1, "BBBa", "BBB."),
+        (3, 2, "BBa", "BBa"),
+        (2, 2, "BaB", "Ba."),
+        # Who goes on to a rate takes no turn of those behind it in its queue.
+        (2, 0, "Aab", "Aa."),
+        (4, 0, "AAabab", "AAab.."),
         (3, 1, "Aab", "Aab"),
-        (3, 2, "Aaab", "Aaa"),
+        (3, 2, "Aaab", "Aaa."),
         (9, 2, "aaAbB", "aaAbB"),
-        (9, 0, "aaAb", "ab"),
-        (2, 0, "Abab", "Ab"),
+        (9, 0, "aaAb", "a..b"),
+        (2, 0, "Abab", "Ab.."),
     ],
 )
-async def test_who_goes_on_to_a_rate_takes_no_turn_of_those_behind_in_its_queue(
+async def test_a_rate_that_comes_next_changes_nothing_in_the_order(
     desks: Desks, eyes: Eyes, room: int, slots: int, waiting: str, came: str
 ) -> None:
-    """Two queues of one worker, `a` and `b`; capitals need a rate, too. In its queue nobody is passed, by nobody."""
+    """Two queues of one worker, `a` and `b`; capitals need a rate, too; a dot waits on."""
     eyes.do(ALLOW, room)
-    waits = [
-        (limited(eyes, 1, queue=kind.lower(), rate_key="x" if kind.isupper() else None)[0], kind) for kind in waiting
-    ]
+    rates = [("x" if kind.isupper() else None) for kind in waiting]
+    ids = [limited(eyes, 1, queue=kind.lower(), rate_key=rate)[0] for kind, rate in zip(waiting, rates, strict=True)]
     desk = desks("a", "b")
     eyes.do("UPDATE pgqueue.worker SET concurrency = 0")
     desk.slots = slots
     await desk.park()
     await desk.let_in()
-    await desk.let_in()
     inside = {id for id, _ in holders(eyes)}
-    assert "".join(kind for id, kind in waits if id in inside) == came
+    assert "".join(kind if id in inside else "." for id, kind in zip(ids, waiting, strict=True)) == came
 
 
 @pytest.mark.promise("F13")

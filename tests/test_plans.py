@@ -70,5 +70,5 @@ def test_what_is_read_does_not_depend_on_when_it_was_planned(dsn: str, state: st
             conn.execute("DELETE FROM pgqueue.job_blocked")
             conn.execute("VACUUM ANALYZE")
         conn.execute("ANALYZE")
-        for name in HOT:
-            assert scans(conn, name) == fresh[name], name
+        other = {name: scans(conn, name) ^ fresh[name] for name in HOT}
+        assert {name: found for name, found in other.items() if found} == {}
