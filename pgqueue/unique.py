@@ -134,7 +134,7 @@ def _losing(lost: list[Placed], handles: dict[int, JobHandle[Any]], columns: Col
     names = sorted({name for _, job in lost for name in _keys(job).names()})
     replaced = sorted({name for _, job in lost if _keys(job).on_duplicate == "replace" for name in _keys(job).names()})
     params = {"keys": json.dumps(names), "replaced": json.dumps(replaced)}
-    [(found, *_)] = yield Statement(text("unique_judge", schema), params, list)
+    [(found,)] = yield Statement(text("unique_judge", schema), params, list)
     held = {name: (id, waits) for name, id, waits in json.loads(found)}
     left: list[Placed] = []
     replacing: list[tuple[int, Placed]] = []

@@ -372,10 +372,10 @@ SELECT mine.id
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(attempts)s::smallint[]) AS mine (id, claim, attempt)
 WHERE EXISTS (SELECT FROM pgqueue.job j
               WHERE j.state IN ('completed', 'failed', 'cancelled') AND coalesce(j.reason, '') <> 'crashed'
-                AND j.id = mine.id AND j.claim = mine.claim AND j.worker_id = ANY (%(worker_ids)s::bigint[]))
+                AND j.id = mine.id AND j.claim = mine.claim AND j.worker_id = ANY (%(worker_ids)s::bigint[]) OFFSET 0)
    OR EXISTS (SELECT FROM pgqueue.attempt a
               WHERE a.job_id = mine.id AND a.attempt = mine.attempt AND a.worker_id = ANY (%(worker_ids)s::bigint[])
-                AND a.outcome NOT IN ('crashed', 'aborted', 'interrupted', 'memory'));
+                AND a.outcome NOT IN ('crashed', 'aborted', 'interrupted', 'memory') OFFSET 0);
 
 -- name: complete_refuse_doubles
 -- After a job could not go where it had to because a row with its id stood there (restored, or inserted by hand): put that

@@ -50,6 +50,6 @@ WITH RECURSIVE known AS (
     WHERE job_id = ANY (ARRAY(
         SELECT job_id FROM page
         WHERE NOT EXISTS (SELECT FROM pgqueue.job j
-                          WHERE j.id = page.job_id AND j.state NOT IN ('completed', 'skipped'))))
+                          WHERE j.id = page.job_id AND j.state NOT IN ('completed', 'skipped') OFFSET 0)))
 )
 SELECT CASE WHEN count(*) = %(n)s::integer THEN max(job_id) END FROM page;

@@ -63,7 +63,7 @@ WITH me AS MATERIALIZED (
         WHERE p.name = split_part(locked.key, ':', 1)
     ) AS r
     LEFT JOIN LATERAL (
-        SELECT extract(epoch FROM l.next_at - clock.now)::float8 AS ahead FROM pgqueue.limiter l WHERE l.key = locked.key
+        SELECT extract(epoch FROM l.next_at - clock.now)::float8 AS ahead FROM pgqueue.limiter l WHERE l.key = locked.key LIMIT 1
     ) AS l ON true
     WHERE coalesce(l.ahead <= r.depth + r.gap + 0.001, true)
 ), known AS MATERIALIZED (
@@ -167,7 +167,7 @@ WITH clock AS MATERIALIZED (
                greatest(0, coalesce(extract(epoch FROM before.next_at - clock.now)::float8, 0)) + went.taken * went.gap) * 1000000) / 1000000),
            %(worker_id)s::bigint
     FROM went CROSS JOIN clock
-    LEFT JOIN LATERAL (SELECT l.next_at FROM pgqueue.limiter l WHERE l.key = went.key) AS before ON true
+    LEFT JOIN LATERAL (SELECT l.next_at FROM pgqueue.limiter l WHERE l.key = went.key LIMIT 1) AS before ON true
     WHERE went.taken > 0
     ON CONFLICT (key) DO UPDATE SET next_at = excluded.next_at, worker_id = excluded.worker_id
     RETURNING key

@@ -18,7 +18,7 @@ ON CONFLICT (job_id) DO UPDATE SET done = excluded.done, total = excluded.total,
 -- Throw away what these jobs have said, unless they run again: then it is for that worker to do.
 DELETE FROM pgqueue.job_progress p
 WHERE p.job_id = ANY (%(ids)s::bigint[])
-  AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = p.job_id);
+  AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = p.job_id OFFSET 0);
 
 -- name: progress_sweep
 -- The same for what workers that died have left: at most n rows that nobody has touched for a minute.
@@ -26,5 +26,5 @@ DELETE FROM pgqueue.job_progress
 WHERE job_id = ANY (ARRAY(
     SELECT p.job_id FROM pgqueue.job_progress p
     WHERE p.updated_at < (SELECT pgqueue.now()) - interval '1 minute'
-      AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = p.job_id)
+      AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = p.job_id OFFSET 0)
     LIMIT %(n)s::integer));

@@ -53,10 +53,11 @@ WITH me AS MATERIALIZED (
     ) AS r
     LEFT JOIN LATERAL (
         SELECT l.worker_id, extract(epoch FROM l.next_at - clock.now)::float8 AS ahead
-        FROM clock CROSS JOIN pgqueue.limiter l WHERE l.key = asked.key
+        FROM clock CROSS JOIN pgqueue.limiter l WHERE l.key = asked.key LIMIT 1
     ) AS l ON true
 ), head AS MATERIALIZED (
-    -- By queue, so that those who can go are not looked for behind those who cannot; suspects by themselves for the same reason.
+    -- By queue, so that those who can go are not looked for behind those who cannot; suspects by themselves for the same reason
+    -- (BETWEEN: of one rank, any index on ids has the order that is asked for).
     SELECT limiter.key, limiter.room, limiter.gap < 0.002 AS fast, mine.pool, mine.slots, mine.spare, b.*
     FROM limiter JOIN mine ON mine.slots > 0
     CROSS JOIN LATERAL (
@@ -70,7 +71,8 @@ WITH me AS MATERIALIZED (
         UNION ALL
         SELECT suspect.* FROM unnest(%(suspects)s::integer[]) AS lane (rank) CROSS JOIN LATERAL (
             SELECT b.ctid, b.id, b.rank, b.crashes FROM pgqueue.job_blocked b
-            WHERE b.key = 'rate:' || limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND b.rank = lane.rank
+            WHERE b.key = 'rate:' || limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue
+              AND b.rank BETWEEN lane.rank AND lane.rank
             ORDER BY b.rank, b.id LIMIT least(limiter.room, 1)
             FOR UPDATE SKIP LOCKED
         ) AS suspect
@@ -192,7 +194,7 @@ CROSS JOIN LATERAL (
     WHERE p.name = split_part(asked.key, ':', 1)
 ) AS r
 LEFT JOIN LATERAL (
-    SELECT extract(epoch FROM l.next_at - pgqueue.now())::float8 AS ahead FROM pgqueue.limiter l WHERE l.key = asked.key
+    SELECT extract(epoch FROM l.next_at - pgqueue.now())::float8 AS ahead FROM pgqueue.limiter l WHERE l.key = asked.key LIMIT 1
 ) AS l ON true
 CROSS JOIN LATERAL (
     SELECT b.* FROM served CROSS JOIN LATERAL (

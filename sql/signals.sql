@@ -19,12 +19,17 @@ WITH late AS MATERIALIZED (
     WHERE NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = s.job_id OFFSET 0)
     ORDER BY s.job_id LIMIT %(n)s::integer
     FOR UPDATE OF s SKIP LOCKED
+), asked AS MATERIALIZED (
+    SELECT DISTINCT job_id AS id FROM late ORDER BY id
 ), available AS MATERIALIZED (
-    SELECT ctid FROM pgqueue.job_available WHERE id = ANY (ARRAY(SELECT job_id FROM late)) ORDER BY id FOR UPDATE SKIP LOCKED
+    SELECT j.ctid FROM asked CROSS JOIN LATERAL (
+        SELECT j.ctid FROM pgqueue.job_available j WHERE j.id = asked.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
 ), scheduled AS MATERIALIZED (
-    SELECT ctid FROM pgqueue.job_scheduled WHERE id = ANY (ARRAY(SELECT job_id FROM late)) ORDER BY id FOR UPDATE SKIP LOCKED
+    SELECT j.ctid FROM asked CROSS JOIN LATERAL (
+        SELECT j.ctid FROM pgqueue.job_scheduled j WHERE j.id = asked.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
 ), blocked AS MATERIALIZED (
-    SELECT ctid FROM pgqueue.job_blocked WHERE id = ANY (ARRAY(SELECT job_id FROM late)) ORDER BY id FOR UPDATE SKIP LOCKED
+    SELECT j.ctid FROM asked CROSS JOIN LATERAL (
+        SELECT j.ctid FROM pgqueue.job_blocked j WHERE j.id = asked.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
 ), from_available AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM available))
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
@@ -52,9 +57,9 @@ WITH late AS MATERIALIZED (
     DELETE FROM pgqueue.job_signal WHERE ctid = ANY (ARRAY(
         SELECT late.ctid FROM late LEFT JOIN cancelled ON cancelled.id = late.job_id
         WHERE cancelled.id IS NOT NULL OR NOT (
-            EXISTS (SELECT FROM pgqueue.job_available j WHERE j.id = late.job_id)
-            OR EXISTS (SELECT FROM pgqueue.job_scheduled j WHERE j.id = late.job_id)
-            OR EXISTS (SELECT FROM pgqueue.job_blocked j WHERE j.id = late.job_id))))
+            EXISTS (SELECT FROM pgqueue.job_available j WHERE j.id = late.job_id OFFSET 0)
+            OR EXISTS (SELECT FROM pgqueue.job_scheduled j WHERE j.id = late.job_id OFFSET 0)
+            OR EXISTS (SELECT FROM pgqueue.job_blocked j WHERE j.id = late.job_id OFFSET 0))))
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM cancelled), (SELECT count(*) FROM deleted);

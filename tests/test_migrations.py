@@ -419,8 +419,12 @@ def test_a_migration_can_be_applied_by_another_than_the_owner(
             owner.execute(file.sql.encode(), prepare=False)
     empty.execute(last.sql.encode(), prepare=False)
     empty.commit()
-    foreign = "SELECT relname FROM pg_class WHERE relnamespace = 'pgqueue'::regnamespace AND relowner <> %s::regrole"
-    assert empty.execute(foreign, [role]).fetchall() == []
+    foreign = (
+        "SELECT relname FROM pg_class WHERE relnamespace = 'pgqueue'::regnamespace AND relowner <> %(role)s::regrole "
+        "UNION ALL "
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'pgqueue'::regnamespace AND proowner <> %(role)s::regrole"
+    )
+    assert empty.execute(foreign, {"role": role}).fetchall() == []
     with psycopg.connect(make_conninfo(empty_dsn, user=role)) as owner:
         assert owner.execute("SELECT nextval('pgqueue.job_hold_seq')").fetchone() == (1,)
 
