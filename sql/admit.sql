@@ -382,7 +382,7 @@ WITH me AS MATERIALIZED (
                AND coalesce(s.hold_pos, 9223372036854775807) > wanted.after LIMIT l.n)
             UNION ALL
             (SELECT b.hold_pos FROM pgqueue.job_blocked b
-             WHERE b.limit_key = substr(wanted.key, 7) AND b.holds AND substr(b.key, 1, 5) = 'rate:'
+             WHERE b.limit_key = substr(wanted.key, 7) AND b.holds AND (substr(b.key, 1, 5) = 'rate:') IS TRUE
                AND coalesce(b.hold_pos, 9223372036854775807) > wanted.after LIMIT l.n)
             LIMIT l.n
         ) AS holder

@@ -57,7 +57,7 @@ WITH RECURSIVE walked (key, place) AS (
                 (SELECT FROM pgqueue.job_scheduled s WHERE s.limit_key = named.name AND s.holds LIMIT 10001)
                 UNION ALL
                 (SELECT FROM pgqueue.job_blocked b
-                 WHERE b.limit_key = named.name AND b.holds AND substr(b.key, 1, 5) = 'rate:' LIMIT 10001)
+                 WHERE b.limit_key = named.name AND b.holds AND (substr(b.key, 1, 5) = 'rate:') IS TRUE LIMIT 10001)
             ) AS those) AS held,
            (SELECT count(*) FROM (
                 SELECT FROM pgqueue.job_blocked b WHERE b.key = 'limit:' || named.name LIMIT 10001) AS those) AS waiting,

@@ -70,7 +70,7 @@ WITH me AS MATERIALIZED (
     -- Only where somebody waits at all is it asked who could take him.
     SELECT DISTINCT served.queue, served.queue = ANY (%(queues)s::text[]) AS ours
     FROM (SELECT FROM limiter CROSS JOIN LATERAL (
-              SELECT FROM pgqueue.job_blocked b WHERE b.key = 'rate:' || limiter.key AND left(b.key, 5) = 'rate:' LIMIT 1
+              SELECT FROM pgqueue.job_blocked b WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' LIMIT 1
           ) AS b LIMIT 1) AS anybody
     CROSS JOIN LATERAL (
         SELECT unnest(w.queues) AS queue FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
@@ -82,14 +82,14 @@ WITH me AS MATERIALIZED (
     WHERE NOT EXISTS (
         SELECT FROM known CROSS JOIN LATERAL (
             SELECT FROM pgqueue.job_blocked b
-            WHERE b.key = 'rate:' || limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = known.queue AND b.rank < 0 LIMIT 1
+            WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = known.queue AND b.rank < 0 LIMIT 1
         ) AS suspect)
 ), head AS MATERIALIZED (
     SELECT ordinary.key AS line, ordinary.room, b.*
     FROM ordinary CROSS JOIN known
     CROSS JOIN LATERAL (
         SELECT b.ctid, b.id, b.rank FROM pgqueue.job_blocked b
-        WHERE b.key = 'rate:' || ordinary.key AND left(b.key, 5) = 'rate:' AND b.queue = known.queue AND b.rank >= 0
+        WHERE substr(b.key, 6) = ordinary.key AND left(b.key, 5) = 'rate:' AND b.queue = known.queue AND b.rank >= 0
         ORDER BY b.rank, b.id
         LIMIT least(ordinary.room, %(n)s::integer - greatest(1, %(n)s::integer / 4))
         FOR UPDATE SKIP LOCKED
@@ -105,7 +105,7 @@ WITH me AS MATERIALIZED (
     SELECT ordinary.*, came.n AS came, CASE WHEN EXISTS (
                SELECT FROM known CROSS JOIN LATERAL (
                    SELECT FROM pgqueue.job_blocked b
-                   WHERE b.key = 'rate:' || ordinary.key AND left(b.key, 5) = 'rate:' AND b.queue = known.queue
+                   WHERE substr(b.key, 6) = ordinary.key AND left(b.key, 5) = 'rate:' AND b.queue = known.queue
                      AND NOT b.id = ANY (ARRAY(SELECT id FROM first))
                    ORDER BY b.rank, b.id LIMIT 1
                ) AS b

@@ -63,7 +63,7 @@ WITH me AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT * FROM (
             SELECT b.ctid, b.id, b.rank, b.crashes FROM pgqueue.job_blocked b
-            WHERE b.key = 'rate:' || limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND b.rank >= 0
+            WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND b.rank >= 0
             ORDER BY b.rank, b.id
             LIMIT CASE WHEN %(ordinary)s::boolean THEN least(limiter.room, mine.slots + mine.spare) ELSE 0 END
             FOR UPDATE SKIP LOCKED
@@ -71,7 +71,7 @@ WITH me AS MATERIALIZED (
         UNION ALL
         SELECT suspect.* FROM unnest(%(suspects)s::integer[]) AS lane (rank) CROSS JOIN LATERAL (
             SELECT b.ctid, b.id, b.rank, b.crashes FROM pgqueue.job_blocked b
-            WHERE b.key = 'rate:' || limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue
+            WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue
               AND b.rank BETWEEN lane.rank AND lane.rank
             ORDER BY b.rank, b.id LIMIT least(limiter.room, 1)
             FOR UPDATE SKIP LOCKED
@@ -104,7 +104,7 @@ WITH me AS MATERIALIZED (
            EXISTS (
                SELECT FROM mine CROSS JOIN LATERAL (
                    SELECT FROM pgqueue.job_blocked b
-                   WHERE b.key = 'rate:' || limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND b.rank < 0
+                   WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND b.rank < 0
                      AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
                    ORDER BY b.rank, b.id LIMIT 1
                ) AS b
@@ -114,7 +114,7 @@ WITH me AS MATERIALIZED (
         SELECT b.rank, b.id, mine.queue FROM mine CROSS JOIN unnest(%(suspects)s::integer[] || 0) AS lane (rank)
         CROSS JOIN LATERAL (
             SELECT b.id, b.rank FROM pgqueue.job_blocked b
-            WHERE b.key = 'rate:' || limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue
+            WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue
               AND b.rank BETWEEN lane.rank AND CASE lane.rank WHEN 0 THEN 32767 ELSE lane.rank END
               AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
             ORDER BY b.rank, b.id LIMIT 1
@@ -124,7 +124,7 @@ WITH me AS MATERIALIZED (
     LEFT JOIN LATERAL (
         SELECT b.* FROM others CROSS JOIN LATERAL (
             SELECT b.rank, b.id FROM pgqueue.job_blocked b
-            WHERE b.key = 'rate:' || limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = others.queue
+            WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = others.queue
             ORDER BY b.rank, b.id LIMIT 1
         ) AS b
         ORDER BY b.rank, b.id LIMIT 1
@@ -199,7 +199,7 @@ LEFT JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT b.* FROM served CROSS JOIN LATERAL (
         SELECT b.rank, b.id, b.queue, b.crashes FROM pgqueue.job_blocked b
-        WHERE b.key = 'rate:' || asked.key AND left(b.key, 5) = 'rate:' AND b.queue = served.queue
+        WHERE substr(b.key, 6) = asked.key AND left(b.key, 5) = 'rate:' AND b.queue = served.queue
         ORDER BY b.rank, b.id LIMIT 1
     ) AS b
     ORDER BY b.rank, b.id LIMIT 1

@@ -111,7 +111,7 @@ WITH RECURSIVE walked (key, place) AS (
             (SELECT FROM pgqueue.job_scheduled s WHERE s.limit_key = substr(walked.key, 7) AND s.holds LIMIT head.most)
             UNION ALL
             (SELECT FROM pgqueue.job_blocked b
-             WHERE b.limit_key = substr(walked.key, 7) AND b.holds AND substr(b.key, 1, 5) = 'rate:' LIMIT head.most)
+             WHERE b.limit_key = substr(walked.key, 7) AND b.holds AND (substr(b.key, 1, 5) = 'rate:') IS TRUE LIMIT head.most)
             LIMIT head.most
         ) AS holder
     ) AS had ON starts_with(walked.key, 'limit:')

@@ -100,10 +100,7 @@ SELECT pgqueue.judge_keys(
 -- Jobs that have never started become what these lines say (as `unique_enqueue`, with the job's id), in one move: they keep their
 -- ids, their keys and the time of their first enqueue, and start at the latest so many seconds after that. One whose time has come
 -- keeps its turn: it goes to the front of its lane. One row: the ids of those that were changed; the others are on the move.
-WITH patience AS MATERIALIZED (
-    SELECT asked.patience, set_config('lock_timeout', CASE asked.patience WHEN '0' THEN '5s' ELSE asked.patience END, true)
-    FROM current_setting('lock_timeout') AS asked (patience)
-), asked AS MATERIALIZED (
+WITH asked AS MATERIALIZED (
     SELECT
         line.holder::bigint AS id,
         nullif(coalesce(line.at_most, %(at_most)s::text), '')::float8 AS at_most,
@@ -127,7 +124,7 @@ WITH patience AS MATERIALIZED (
         nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked,
         nullif(coalesce(line.limit_key, %(limit_key)s::text), '')::jsonb #>> '{}' AS limit_key,
         nullif(coalesce(line.rate_key, %(rate_key)s::text), '')::jsonb #>> '{}' AS rate_key
-    FROM patience CROSS JOIN ROWS FROM (
+    FROM ROWS FROM (
         string_to_table(%(task)s::text, E'\n'), string_to_table(%(args)s::text, E'\n'),
         string_to_table(%(queue)s::text, E'\n'), string_to_table(%(priority)s::text, E'\n'),
         string_to_table(%(headers)s::text, E'\n'), string_to_table(%(max_attempts)s::text, E'\n'),
@@ -178,8 +175,7 @@ WITH patience AS MATERIALIZED (
     ) AS heard
     WHERE %(notify)s::boolean
 )
-SELECT ARRAY(SELECT id FROM now_available UNION ALL SELECT id FROM now_scheduled), (SELECT count(done) FROM told),
-       (SELECT set_config('lock_timeout', patience.patience, true) FROM patience);
+SELECT ARRAY(SELECT id FROM now_available UNION ALL SELECT id FROM now_scheduled), (SELECT count(done) FROM told);
 
 -- name: unique_impatient
 -- For the rest of this transaction: wait 5 ms at most for whoever has a key or a row.

@@ -176,6 +176,26 @@ def test_who_may_call_the_sql_function_may_call_the_next_one(
     empty.commit()
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_who_may_judge_keys_may_do_so_after_migration_15(
+    empty: psycopg.Connection, role: str, closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = migrations.files()
+    monkeypatch.setattr(migrations, "files", lambda: files[:14])
+    migrate(empty, "pgqueue")
+    empty.commit()
+    if closed:
+        empty.execute("REVOKE ALL ON ALL FUNCTIONS IN SCHEMA pgqueue FROM PUBLIC")
+        empty.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgqueue TO {role} WITH GRANT OPTION".encode())
+        empty.commit()
+    monkeypatch.undo()
+    migrate(empty, "pgqueue")
+    rights = "SELECT array(SELECT unnest(proacl)::text ORDER BY 1) FROM pg_proc WHERE proname = %s"
+    model, *others = (empty.execute(rights, [name]).fetchone() for name in ("take_keys", "judge_keys", "take_back"))
+    assert others == [model, model]
+    assert (model == ([],)) == (not closed)
+
+
 def psql(dsn: str, *arguments: str) -> None:
     command = [str(binaries() / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments, "-d", dsn]
     done = subprocess.run(command, check=False, capture_output=True, text=True)

@@ -284,6 +284,37 @@ def test_the_wait_ends_with_a_clear_error(dsn: str, said: str | None, most: floa
         assert put(second, "k").created
 
 
+@pytest.mark.parametrize("judge", [True, False])
+def test_who_waits_for_a_table_waits_as_long_as_he_has_said(dsn: str, eyes: Eyes, judge: bool) -> None:
+    """The 5 seconds are for keys and jobs. Whoever alters a table is waited for as by every other statement."""
+    with connections(dsn, 2) as (other, app), ThreadPoolExecutor(1) as pool:
+        first = put(other, "k")
+        other.commit()
+        other.execute("LOCK TABLE pgqueue.job_blocked IN ACCESS EXCLUSIVE MODE")
+        asking = pool.submit(lambda: put(app, "k") if judge else taken_back(app, first.id))
+        long = (
+            "SELECT wait_event_type = 'Lock' AND pgqueue.now() - query_start > interval '5.2 s' FROM pg_stat_activity"
+        )
+        wait_until(lambda: asking.done() or eyes.one(f"{long} WHERE pid = %s", app.info.backend_pid))
+        other.rollback()
+        assert asking.result(30).id == first.id
+
+
+def taken_back(conn: Conn, id: int) -> JobHandle[Any]:
+    [(taken,)] = conn.execute("SELECT id FROM pgqueue.take_back(ARRAY[%s])", [id]).fetchall()
+    return JobHandle(taken)
+
+
+def test_a_schema_of_the_version_before_is_named(empty_dsn: str) -> None:
+    with psycopg.connect(empty_dsn) as conn:
+        for file in migrations.files()[:14]:
+            conn.execute(file.sql.encode(), prepare=False)
+        assert put(conn, "k").created
+        with pytest.raises(errors.UndefinedFunction) as refused:
+            put(conn, "k")
+        assert "older than this pgqueue; run `pgqueue migrate`" in "".join(refused.value.__notes__)
+
+
 @pytest.mark.parametrize("said", ["0", "3s"])
 def test_the_sessions_lock_timeout_is_as_it_was(conn: Conn, said: str) -> None:
     conn.execute(f"SET lock_timeout = '{said}'".encode())
