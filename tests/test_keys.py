@@ -37,7 +37,7 @@ from test_ticks import set_clock
 from workers import Eyes
 
 import pgqueue
-from pgqueue import Rate, Unique, operate, pausing, unique
+from pgqueue import Rate, Unique, operate, pausing
 from pgqueue.admit import Admit, held
 from pgqueue.job import Job
 from pgqueue.keys import Keys as UniqueKeys
@@ -46,7 +46,6 @@ from pgqueue.locks import release
 from pgqueue.rates import Rates
 from pgqueue.rescue import Rescue
 from pgqueue.sessions import Link, Session
-from pgqueue.statements import text
 
 QUEUES = ("default", "other")
 EVERYTHING = 1000
@@ -701,17 +700,12 @@ def test_whatever_happens_for_long(dsn: str, mix: Mix) -> None:
 LIVES = "AND j.state IN ('available', 'scheduled', 'blocked', 'running') LIMIT 1"
 
 
-def judged(monkeypatch: pytest.MonkeyPatch, lives: str) -> None:
+def judged(dsn: str, lives: str) -> None:
     """Who wants a unique key looks in other states for the job that has it."""
-
-    def other(name: str, schema: str) -> str:
-        sql = text(name, schema)
-        if name != "unique_judge":
-            return sql
-        assert sql.count(LIVES) == 1
-        return sql.replace(LIVES, lives)
-
-    monkeypatch.setattr(unique, "text", other)
+    with psycopg.connect(dsn) as conn:
+        [[body]] = conn.execute("SELECT pg_get_functiondef('pgqueue.judge_keys'::regproc)").fetchall()
+        assert body.count(LIVES) == 1
+        conn.execute(body.replace(LIVES, lives).encode())
 
 
 def finds(machine: type[Keys], what: str) -> None:
@@ -730,13 +724,13 @@ def test_a_line_of_a_limit_out_of_order_is_found_out(dsn: str) -> None:
     finds(machine(dsn, LastFirst, mix="limits", drains=False), "came in before")
 
 
-def test_an_ended_job_that_keeps_its_unique_key_is_found_out(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged(monkeypatch, "LIMIT 1")
+def test_an_ended_job_that_keeps_its_unique_key_is_found_out(dsn: str) -> None:
+    judged(dsn, "LIMIT 1")
     finds(machine(dsn, drains=False), "is held by None, not as|released and taken again")
 
 
-def test_a_parked_job_that_loses_its_unique_key_is_found_out(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged(monkeypatch, "AND j.state IN ('available', 'scheduled', 'running') LIMIT 1")
+def test_a_parked_job_that_loses_its_unique_key_is_found_out(dsn: str) -> None:
+    judged(dsn, "AND j.state IN ('available', 'scheduled', 'running') LIMIT 1")
     finds(machine(dsn, drains=False), "is held by [0-9]+, not as")
 
 
