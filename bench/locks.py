@@ -30,8 +30,12 @@ def distinct(run: Run) -> list[Figure]:
 
 
 def hundred(run: Run) -> list[Figure]:
-    """Jobs on 100 lock ids, limit 1, against plain jobs."""
-    return _against_plain(run, "locks-hundred", FEW, Goal(0.3, 0.4))
+    """Jobs on 100 lock ids, limit 1, against plain jobs; then how often two of an id ran at once, of jobs that look."""
+    figures = _against_plain(run, "locks-hundred", FEW, Goal(0.3, 0.4))
+    with track(run.lab, KEYED) as ready:
+        ready.measure(run.jobs(JOBS))
+        overlaps = ready.overlaps()
+    return [*figures, Figure("locks-hundred", "overlaps", overlaps, "", Goal(0, at_most=True))]
 
 
 def behind(run: Run) -> list[Figure]:

@@ -55,8 +55,8 @@ NOTES = {
     "55P03": "another transaction has just taken one of these unique keys and is still open, so nobody knows yet "
     "whether its job will exist; roll back (or to a savepoint) and try again. The wait is bounded by lock_timeout, by "
     "5 s if that is 0",
-    "42883": "the schema of this database is older than this pgqueue; run `pgqueue migrate` (nothing need "
-    "be stopped for it), then try again",
+    "42883": "if this is one of pgqueue's, the schema of this database is older than this pgqueue; run `pgqueue "
+    "migrate --check` to see what it lacks, then `pgqueue migrate`",
 }
 
 Columns = Callable[[Sequence[NewJob[Any]]], dict[str, object]]

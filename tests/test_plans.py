@@ -1,4 +1,4 @@
-"""Statements that run all the time find their rows by the same index, whatever the statistics say of a table.
+"""Statements find jobs and keys by the same index, whatever the statistics say of a table.
 
 A plan is kept until the next VACUUM or ANALYZE, and one that was made while a table was empty may be carried out when
 it is no more: after a quiet night a million jobs may come before anybody analyses again.
@@ -59,6 +59,7 @@ GROWS = re.compile(
     r"|(job_done|job_dead|attempt)_\d+"
 )
 """Tables with a row for each job, or for each key."""
+COLUMNS = re.compile(r"\b(?:key|queue|id|\w+_key|\w+_id|rank|pos|run_at|waiter)\b")
 MODES = (
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL plan_cache_mode = force_generic_plan"
 )
@@ -79,22 +80,12 @@ def scans(conn: psycopg.Connection, name: str) -> set[tuple[str, str]]:
     def walk(node: dict[str, Any]) -> None:
         if GROWS.fullmatch(node.get("Relation Name", "")) and node["Node Type"] in SCANS:
             index = node.get("Index Name", "all of " + node["Relation Name"])
-            found.add(
-                (
-                    index,
-                    "; ".join(re.findall(r"\b(?:key|queue|id|\w+_key|\w+_id|rank|pos|run_at|waiter)\b", cond(node))),
-                )
-            )
+            found.add((index, "; ".join(COLUMNS.findall(node.get("Index Cond", "")))))
         for below in node.get("Plans", ()):
             walk(below)
 
     walk(plan["Plan"])
     return found
-
-
-def cond(node: dict[str, Any]) -> str:
-    said: str = node.get("Index Cond", "")
-    return said
 
 
 @pytest.mark.promise("F07")
