@@ -1,9 +1,9 @@
 # What CI checks, by hand, in the environment that the README's test command makes.
 BIN ?= .venv/bin
 
-.PHONY: check format lint types test
+.PHONY: check format lint types test second
 
-check: lint types test
+check: lint types test second
 
 lint:
 	$(BIN)/ruff format --check .
@@ -18,3 +18,6 @@ test:
 format:
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+second:
+	$(BIN)/pytest -n 2 -m second

@@ -408,6 +408,7 @@ async def test_a_sweep_goes_through_all_keys(desks: Desks, eyes: Eyes, monkeypat
 # Two that meet --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 async def test_a_key_that_somebody_holds_in_an_admit_that_hangs_keeps_nobody_else_out(
     desks: Desks, eyes: Eyes, dsn: str
 ) -> None:
@@ -477,6 +478,7 @@ async def test_the_naive_versions_exceed_it(dsn: str, eyes: Eyes, naive: type[Li
     assert await race(dsn, eyes, claimers=12, rounds=400, limit=1, link=naive) > 1
 
 
+@pytest.mark.second
 @pytest.mark.promise("L04", "L08")
 @pytest.mark.parametrize("rounds", [10, pytest.param(10_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("limit", [1, 3, 10])

@@ -178,6 +178,7 @@ async def test_one_begun_before_the_claim_is_begun_anew(
     assert len(set(nows)) == 3
 
 
+@pytest.mark.second
 @BOTH
 async def test_one_that_nobody_wants_is_not_kept(
     dsn: str, accounts: Eyes, said: list[bytes], monkeypatch: pytest.MonkeyPatch, on_loop: bool

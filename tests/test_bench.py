@@ -17,6 +17,7 @@ from bench.load import backlog
 from bench.samples import Sample, Side, alternate, percentile, ratio
 
 
+@pytest.mark.second
 def test_quick_run_measures_both_sides_and_writes_them_down(tmp_path: Path) -> None:
     to = tmp_path / "bench.json"
 
@@ -35,6 +36,7 @@ def test_quick_run_measures_both_sides_and_writes_them_down(tmp_path: Path) -> N
         assert drained["ours"]["samples"][0]["more"]["buffers"] > 1
 
 
+@pytest.mark.second
 def test_lock_time_is_bracketed_by_the_servers_clock_and_the_clients(tmp_path: Path) -> None:
     to = tmp_path / "bench.json"
 

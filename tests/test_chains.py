@@ -199,6 +199,7 @@ async def test_one_with_a_higher_limit_waits_for_the_end_of_a_chain(desks: Desks
     assert ids(await desk.let_in()) == [wide]
 
 
+@pytest.mark.second
 @pytest.mark.promise("L04", "F12")
 async def test_racing_claimers_never_run_two_of_a_key(dsn: str, eyes: Eyes) -> None:
     assert await race(dsn, eyes, claimers=8, rounds=300, limit=1, behind=BEHIND) == 1
@@ -645,6 +646,7 @@ async def span(key: int) -> None:
 """
 
 
+@pytest.mark.second
 @pytest.mark.promise("L04", "F22")
 def test_kills_in_the_middle_of_chains_lose_nothing_and_never_run_two(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     """Short jobs of two keys; whoever has them is killed while it works, and another one comes."""

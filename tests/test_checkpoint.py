@@ -161,6 +161,7 @@ async def test_a_sync_handler_that_swallowed_the_exception_leaves_at_its_checkpo
     assert passed == [1]
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
 async def test_a_handler_that_holds_the_interpreter_lock_between_steps_is_stopped(
     dsn: str, eyes: Eyes, how: str

@@ -18,6 +18,7 @@ Conn = psycopg.Connection[Any]
 # migrate -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 def test_migrate_checks_makes_and_checks(empty_dsn: str) -> None:
     before = pgqueue("migrate", "--check", dsn=empty_dsn)
     assert (before.returncode, "lacks 0001_initial" in before.stdout) == (1, True)

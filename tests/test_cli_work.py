@@ -346,6 +346,7 @@ def test_json_logs_are_one_object_per_line(dsn: str, app: Path, conn: psycopg.Co
     assert (ready["queues"], ready["schema_version"], ready["concurrency"]) == (["fast", "default"], VERSION, 10)
 
 
+@pytest.mark.second
 def test_json_logs_stay_json_to_the_last_line(dsn: str, app: Path) -> None:
     with working("shop", "--log-format", "json", dsn=dsn, cwd=app) as worker:
         worker.says("leads now")
@@ -387,6 +388,7 @@ def test_an_idle_worker_is_light(dsn: str, app: Path) -> None:
         assert kilobytes <= 55 * 1024
 
 
+@pytest.mark.second
 def test_embedded_is_a_database_like_any_other(app: Path) -> None:
     if os.environ.get("PGQUEUE_TEST_DSN"):
         pytest.skip("a server of the tests' own is used")
@@ -417,6 +419,7 @@ def test_a_process_whose_loop_stands_still_says_where_and_ends_with_a_code_of_it
         assert "in until_blocking" in worker.output
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("task", ["until", "until_thread"])
 def test_a_long_job_is_no_standstill(task: str, dsn: str, app: Path, conn: psycopg.Connection[Any]) -> None:
     with busy(dsn, app, task, "--stuck", "1s") as (worker, file):

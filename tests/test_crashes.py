@@ -58,6 +58,14 @@ FAMILIES = (
 
 
 @pytest.mark.promise("T01", "T03", "T15", "L15", "S10", "E05", "F21")
+async def test_twenty_kills_lose_and_double_nothing(dsn: str) -> None:
+    report = printed(await series(dsn, 20, 1))
+    assert report.wrongs() == {}
+    assert report.kills >= 20
+
+
+@pytest.mark.second
+@pytest.mark.promise("T01", "T03", "T15", "L15", "S10", "E05", "F21")
 async def test_two_hundred_kills_at_every_boundary_lose_and_double_nothing(dsn: str) -> None:
     report = printed(await series(dsn, 200, 1, wanted=FAMILIES))
     assert report.wrongs() == {}
@@ -82,6 +90,7 @@ BOOKED = """SELECT (SELECT array_agg(balance ORDER BY name) FROM account WHERE t
 NEITHER, BOTH = ([100, 200, 50], 0, False), ([50, 250, 50], 1, True)
 
 
+@pytest.mark.second
 @pytest.mark.promise("T01", "T03", "T15")
 @pytest.mark.parametrize(("kind", "session"), [("transfer", "job"), ("atransfer", "job"), ("own", "handler")])
 async def test_a_transfer_killed_at_any_boundary_is_whole_or_not_there_and_then_once(
@@ -121,6 +130,7 @@ async def test_a_transfer_killed_at_any_boundary_is_whole_or_not_there_and_then_
 # The harness can fail -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.parametrize(
     ("naive", "only", "wrong", "kills"),
     [

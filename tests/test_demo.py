@@ -98,6 +98,7 @@ def until_orders_are_taken(process: subprocess.Popen[str]) -> list[psutil.Proces
     raise AssertionError("it ended before it took an order")
 
 
+@pytest.mark.second
 @pytest.mark.promise("E03", "E04", "E11")
 def test_a_worker_is_killed_and_the_account_balances(place: Path) -> None:
     with demo(place, as_json=True) as process:
@@ -110,6 +111,7 @@ def test_a_worker_is_killed_and_the_account_balances(place: Path) -> None:
     nothing_is_left(place)
 
 
+@pytest.mark.second
 def test_a_directory_stays_and_serves_the_next_demo_too(place: Path) -> None:
     for _ in range(2):
         with demo(place, directory=place / "kept") as process:
@@ -122,6 +124,7 @@ def test_a_directory_stays_and_serves_the_next_demo_too(place: Path) -> None:
     wait_until(lambda: not servers(place))
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_nothing_behind(place: Path, signum: signal.Signals) -> None:
     with demo(place, LONG) as process:
@@ -134,6 +137,7 @@ def test_interrupted_it_leaves_nothing_behind(place: Path, signum: signal.Signal
         nothing_is_left(place)
 
 
+@pytest.mark.second
 def test_killed_it_leaves_nothing_behind_either(place: Path) -> None:
     with demo(place, LONG) as process:
         workers = until_orders_are_taken(process)

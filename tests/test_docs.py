@@ -7,6 +7,7 @@ import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pages
@@ -37,7 +38,17 @@ def to_run(page: Path) -> list[Block]:
     return [block for block in blocks(page) if block.language in pages.RUN and not block.excuse and not block.elsewhere]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if to_run(page)], ids=lambda page: page.name)
+def each_day(page: Path) -> bool:
+    """Whether the examples of this page run every day: those of the README do, others if they take a few seconds."""
+    return page == README or page.name not in {"operations.md", "streams.md", "testing.md", "worker.md"}
+
+
+def with_examples() -> list[Any]:
+    found = [page for page in PAGES if to_run(page)]
+    return [page if each_day(page) else pytest.param(page, marks=pytest.mark.second) for page in found]
+
+
+@pytest.mark.parametrize("page", with_examples(), ids=lambda page: page.name)
 def test_every_example_runs(page: Path, home: Path, dsn: str) -> None:
     reader = Reader(home, dsn)
     for block in to_run(page):

@@ -147,6 +147,7 @@ def test_the_watchman_stops_it_when_even_the_last_was_killed(home: Path) -> None
     assert (home / "data" / "PG_VERSION").exists()
 
 
+@pytest.mark.second
 def test_a_server_found_running_is_joined(home: Path) -> None:
     first = user(home)
     postmaster = said(first)

@@ -106,6 +106,7 @@ def test_an_outage_of_thirty_seconds(tmp_path: Path, own_server: Server) -> None
 # Wires go dead -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 def test_wires_that_go_dead_without_closing_are_noticed_and_replaced(dsn: str, tmp_path: Path, eyes: Eyes) -> None:
     """All four at once. The first listener leads; its session does not live on in the server, with its lock."""
@@ -268,6 +269,7 @@ def found(eyes: Eyes, ids: list[int]) -> list[str]:
     return [state for (state,) in eyes.all("SELECT state FROM pgqueue.job WHERE id = ANY (%s)", ids)]
 
 
+@pytest.mark.second
 @pytest.mark.promise("F23")
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_application_that_stays_open_stalls_nobody(

@@ -113,6 +113,7 @@ async def bursts(dsn: str, number: int) -> list[tuple[float, float]]:
     return waits
 
 
+@pytest.mark.second
 @pytest.mark.promise("F05")
 @pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.long)])
 async def test_no_burst_into_an_idle_worker_waits(number: int, dsn: str) -> None:
@@ -321,11 +322,13 @@ async def die_in_mid_claim(dsn: str, random: Random) -> int:
     return 1
 
 
+@pytest.mark.second
 @pytest.mark.promise("F21", "E04", "E06")
 async def test_nothing_is_left_behind(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await stress(dsn, eyes, 4.0, 1, monkeypatch, naive=False) == 0
 
 
+@pytest.mark.second
 @pytest.mark.promise("F21")
 async def test_the_naive_cursor_leaves_jobs_behind(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await stress(dsn, eyes, 3.0, 2, monkeypatch, naive=True) > 0
@@ -343,6 +346,7 @@ async def test_nothing_is_left_behind_in_a_long_run(
 # The database goes and comes -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 async def test_a_restart_of_the_server_loses_nothing_and_doubles_nothing(mode: str, own_server: Server) -> None:
@@ -387,6 +391,7 @@ async def test_a_restart_of_the_server_loses_nothing_and_doubles_nothing(mode: s
         eyes.close()
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06", "T04")
 async def test_a_stop_while_the_database_is_away_ends_and_the_job_is_taken_up_by_another(
     own_server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -412,6 +417,7 @@ async def test_a_stop_while_the_database_is_away_ends_and_the_job_is_taken_up_by
     eyes.close()
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 async def test_sessions_that_are_ended_one_by_one_under_load_lose_nothing_and_double_nothing(
     dsn: str, eyes: Eyes
@@ -437,6 +443,7 @@ async def test_sessions_that_are_ended_one_by_one_under_load_lose_nothing_and_do
     assert eyes.all("SELECT DISTINCT crashes FROM pgqueue.job") == [(0,)]
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 async def test_a_claim_cut_off_at_any_moment_is_taken_up_again_with_its_attempt_unspent(dsn: str, eyes: Eyes) -> None:
     """The connection is cut from the client's side too: the claim may be committed, and nobody hears of it."""

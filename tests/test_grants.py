@@ -133,6 +133,7 @@ def test_a_role_that_was_granted_before_there_were_limits_enqueues_from_sql_as_e
             conn.execute("SELECT pgqueue.enqueue('t', limit_key => 'l')")
 
 
+@pytest.mark.second
 def test_an_enqueuing_role_that_reads_is_told_when_its_job_has_ended(
     role: Role, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +220,7 @@ def test_a_working_role_may_run_every_statement_of_a_worker(role: Role, dsn: str
                     assert refusal.sqlstate == "PGQ01", name
 
 
+@pytest.mark.second
 def test_a_working_role_rescues_the_jobs_of_a_killed_worker(role: Role, dsn: str, tmp_path: Path) -> None:
     mine = role("work")
     (tmp_path / "tasks.py").write_text(

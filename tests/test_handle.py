@@ -467,6 +467,7 @@ async def test_a_connection_that_breaks_is_replaced_and_the_wait_goes_on(patient
     assert wait_for(eyes, 0)()
 
 
+@pytest.mark.second
 async def test_it_waits_through_a_restart_of_the_server(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     dsn = own_server.dsn("postgres")
     migrations.migrate(dsn)
@@ -495,6 +496,7 @@ def test_who_cannot_connect_at_all_is_told_at_once(own_server: Server) -> None:
         pgqueue.JobHandle(1).result()
 
 
+@pytest.mark.second
 @pytest.mark.usefixtures("pgqueue_db")
 @pytest.mark.parametrize("timeout", [4.0, None])
 async def test_a_link_that_went_dead_does_not_hold_the_wait(

@@ -124,6 +124,7 @@ def crowd(job: Job) -> str:
     return "delivered"
 
 
+@pytest.mark.second
 @pytest.mark.promise("I05")
 async def test_of_twenty_at_once_one_enters_and_the_others_look_again_and_leave(dsn: str, shop: Eyes) -> None:
     with psycopg.connect(dsn) as conn:
@@ -201,6 +202,6 @@ def test_an_effect_outside_is_repeated_after_a_crash_and_its_key_makes_it_one(
         assert first.wait() == -9
         assert (eyes.all("SELECT key FROM payment"), eyes.all("SELECT job FROM receipt")) == ([(job.id,)], [])
         processes.start(environment, lease=1.0)
-        wait_until(eyes.done(1), 30)
+        wait_until(eyes.done(1))
     assert eyes.all("SELECT key FROM call") == [(job.id,)] * 2
     assert eyes.all("SELECT key FROM payment") == eyes.all("SELECT job FROM receipt") == [(job.id,)]

@@ -59,6 +59,7 @@ async def busy(worker: Worker) -> None:
     await until(lambda: len(worker._held) >= 4)
 
 
+@pytest.mark.second
 @pytest.mark.promise("F04")
 @pytest.mark.parametrize("queues", [["a"], ["a:3", "b:2"], ["a", "b", "c:1"]], ids=str)
 @pytest.mark.parametrize("leads", [True, False])
@@ -94,6 +95,7 @@ async def test_way_is_made_in_vain_if_another_worker_was_quicker_and_the_flow_go
         flowing.cancel()
 
 
+@pytest.mark.second
 @pytest.mark.promise("F09")
 async def test_a_worker_that_is_idle_now_and_then_sends_nothing_for_it(
     dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch

@@ -231,6 +231,7 @@ async def test_who_gets_no_connection_is_told_why(dsn: str, monkeypatch: pytest.
     await lender.close()
 
 
+@pytest.mark.second
 async def test_the_beat_may_ask_for_the_sessions_at_any_moment() -> None:
     """Connections are made meanwhile, in other threads."""
 

@@ -83,6 +83,7 @@ async def test_a_thread_that_is_stopped_at_any_step_leaves_nothing_behind(
     assert balances(accounts)[0] == 101
 
 
+@pytest.mark.second
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("jobs", [200, pytest.param(2_000, marks=pytest.mark.long)])
 @BOTH
@@ -271,6 +272,7 @@ async def test_a_thread_can_be_stopped_at_every_instruction(dsn: str, accounts: 
     assert number > 300
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("how", ["through", "left", "raises"])
 async def test_a_thread_that_iterates_can_be_stopped_at_every_instruction(

@@ -655,6 +655,7 @@ async def test_a_worker_that_only_prepares_declares_nothing(dsn: str, eyes: Eyes
 # Many at once ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("L08", "F12")
 @pytest.mark.parametrize("limit", [1, 3, 10])
 async def test_many_claimers_never_exceed_a_limit(dsn: str, eyes: Eyes, limit: int) -> None:
@@ -692,6 +693,7 @@ async def span(key: str, seconds: float, lock: str | None = None) -> None:
 """
 
 
+@pytest.mark.second
 @pytest.mark.promise("L08", "F12")
 @pytest.mark.parametrize(("limit", "lock"), [(1, None), (3, None), (10, None), (3, "k")])
 def test_over_four_processes_as_many_as_the_limit_and_never_one_more(

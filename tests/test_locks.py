@@ -254,6 +254,7 @@ async def hold(first: bool) -> None:
         wait_until(eyes.done(2))
 
 
+@pytest.mark.second
 @pytest.mark.promise("F22")
 def test_kills_all_the_time_leave_nobody_waiting_and_never_two(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     """Workers are killed at any moment, also between a completion and its admit. A job that was killed is run again."""
@@ -461,6 +462,7 @@ async def test_a_successor_never_meets_its_parent(
     assert states(eyes) == ["completed"] * 10
 
 
+@pytest.mark.second
 @pytest.mark.promise("L16")
 @pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.long)])
 async def test_no_event_is_stranded_with_once(dsn: str, eyes: Eyes, number: int) -> None:

@@ -321,6 +321,7 @@ may_overlap = pgqueue.remote("may_overlap")
 LEASE = 3.0
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 @pytest.mark.parametrize("guarded", [never_twice, never_twice_async], ids=["sync", "async"])
 def test_a_second_worker_starts_the_job_only_after_the_handler_has_left(

@@ -97,6 +97,7 @@ async def test_a_pause_not_yet_committed_holds_up_nobody(dsn: str, eyes: Eyes) -
             assert pgqueue.queues(conn)[0].paused_at is None
 
 
+@pytest.mark.second
 @pytest.mark.promise("F22")
 @pytest.mark.parametrize("listen", [True, False])
 async def test_a_running_worker_stops_within_a_second_and_goes_on_when_resumed(
@@ -312,6 +313,7 @@ async def race(dsn: str, eyes: Eyes, rounds: int) -> dict[str, int]:
     return Counter(answer.did for answer in given.values())
 
 
+@pytest.mark.second
 @pytest.mark.promise("F25")
 async def test_a_cancel_in_a_race_is_done_or_says_why(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "LOOK_SECONDS", 0.2)
@@ -388,6 +390,7 @@ async def retry_race(dsn: str, eyes: Eyes, rounds: int) -> dict[str, int]:
     return Counter(answer.did for answer in given.values())
 
 
+@pytest.mark.second
 @pytest.mark.promise("F25")
 @pytest.mark.parametrize("rounds", [400, pytest.param(10_000, marks=pytest.mark.long)])
 async def test_a_retry_in_a_race_is_done_or_says_why(dsn: str, eyes: Eyes, rounds: int) -> None:

@@ -476,6 +476,7 @@ async def test_a_worker_drains_a_task_far_below_its_rate_by_claims(
     assert eyes.all("SELECT DISTINCT attempt FROM pgqueue.job_done") == [(1,)]
 
 
+@pytest.mark.second
 @pytest.mark.promise("L18")
 async def test_what_waits_at_hand_too_long_goes_back_unspent_and_is_charged_again(
     dsn: str, eyes: Eyes, conn: psycopg.Connection

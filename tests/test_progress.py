@@ -127,6 +127,7 @@ async def test_the_command_line_shows_it(dsn: str, eyes: Eyes) -> None:
         assert (said["progress"]["done"], said["progress"]["total"]) == (1250, 5000)
 
 
+@pytest.mark.second
 async def test_all_jobs_say_it_in_one_statement_a_second_and_silence_costs_none(dsn: str, eyes: Eyes) -> None:
     held = Held("progress.many")
     async with holding(dsn, held, concurrency=5) as worker:

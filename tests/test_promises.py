@@ -42,7 +42,7 @@ def run(directory: Path, test: str, *options: str) -> subprocess.CompletedProces
         "-p",
         "no:cacheprovider",
         "-m",
-        "not long",
+        "not second and not long",
         *options,
         str(directory),
     ]
@@ -51,7 +51,7 @@ def run(directory: Path, test: str, *options: str) -> subprocess.CompletedProces
 
 
 def test_the_option_lists_long_tests_too_and_runs_none(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  promise\n  long\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  promise\n  second\n  long\n")
     marked = '@pytest.mark.long\n@pytest.mark.promise("E01")\ndef test_much():\n    raise SystemExit("run")'
     done = run(tmp_path, marked, "--promises")
     assert "test_it.py::test_much" in done.stdout
@@ -60,7 +60,7 @@ def test_the_option_lists_long_tests_too_and_runs_none(tmp_path: Path) -> None:
 
 
 def test_a_row_that_does_not_exist_stops_the_run(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  promise\n  long\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  promise\n  second\n  long\n")
     done = run(tmp_path, '@pytest.mark.promise("Z99")\ndef test_it():\n    pass')
     assert done.returncode == 4
     assert "test_it.py::test_it: promises.md has no row 'Z99'" in done.stderr

@@ -76,6 +76,7 @@ async def block() -> None:
 """
 
 
+@pytest.mark.second
 @pytest.mark.promise("L18")
 def test_an_api_never_sees_more_calls_than_its_rate_though_its_callers_stumble(
     tmp_path: Path, dsn: str, eyes: Eyes
@@ -282,6 +283,7 @@ async def test_of_a_suspect_that_nobody_took_others_are_told(pacers: Pacers, eye
 # Many workers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 async def test_a_full_worker_does_not_ask_and_another_takes_over(
     dsn: str, eyes: Eyes, conn: psycopg.Connection
 ) -> None:
@@ -770,6 +772,7 @@ async def crash() -> None:
 """
 
 
+@pytest.mark.second
 def test_after_a_crash_the_job_and_the_line_move_on(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with workers(tmp_path, dsn, CRASH) as made:
         first = made.start({"NAP": "60"}, concurrency=1, lease=2.0)

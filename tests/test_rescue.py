@@ -127,6 +127,7 @@ async def nothing() -> None: ...
 # Killed --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("T04", "F04")
 def test_the_jobs_of_a_killed_worker_run_again_and_what_had_not_started_carries_no_crash(
     tmp_path: Path, go: Path, dsn: str, eyes: Eyes
@@ -156,6 +157,7 @@ def test_the_jobs_of_a_killed_worker_run_again_and_what_had_not_started_carries_
     assert eyes.all("SELECT DISTINCT outcome FROM pgqueue.attempt") == [("crashed",)]
 
 
+@pytest.mark.second
 @pytest.mark.promise("F04")
 async def test_a_kill_in_the_middle_of_many_quick_jobs_makes_suspects_of_few(
     tmp_path: Path, go: Path, dsn: str, eyes: Eyes
@@ -175,6 +177,7 @@ async def test_a_kill_in_the_middle_of_many_quick_jobs_makes_suspects_of_few(
         assert crashed <= 8  # two times its slots
 
 
+@pytest.mark.second
 @pytest.mark.promise("T04")
 def test_all_workers_killed_again_and_again_and_all_work_is_done(
     tmp_path: Path, go: Path, dsn: str, eyes: Eyes
@@ -195,6 +198,7 @@ def test_all_workers_killed_again_and_again_and_all_work_is_done(
     assert len(keys) - 400 <= 6 * 2 * 2
 
 
+@pytest.mark.second
 @pytest.mark.promise("F04")
 def test_a_job_that_kills_its_worker_is_put_aside_after_three_crashes(
     tmp_path: Path, go: Path, dsn: str, eyes: Eyes
@@ -211,6 +215,7 @@ def test_a_job_that_kills_its_worker_is_put_aside_after_three_crashes(
     assert eyes.one("SELECT count(*) FROM pgqueue.attempt WHERE outcome = 'crashed'") == 3
 
 
+@pytest.mark.second
 def test_a_killer_among_others_is_put_aside_and_the_others_complete(
     tmp_path: Path, go: Path, dsn: str, eyes: Eyes
 ) -> None:
@@ -240,6 +245,7 @@ def test_a_killer_among_others_is_put_aside_and_the_others_complete(
 # Stopped, blocked, slow ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("F01", "F24")
 def test_a_stopped_worker_is_disarmed_and_its_late_outcome_dropped_and_counted(
     tmp_path: Path, go: Path, dsn: str, eyes: Eyes
@@ -273,6 +279,7 @@ def test_a_stopped_worker_is_disarmed_and_its_late_outcome_dropped_and_counted(
     assert (worker != first_id, attempt, result) == (True, 2, second.pid)
 
 
+@pytest.mark.second
 @pytest.mark.promise("F03")
 def test_a_blocked_loop_is_no_death(tmp_path: Path, go: Path, dsn: str, eyes: Eyes) -> None:
     [job] = put(dsn, "crash.blocks", {})
@@ -309,6 +316,7 @@ def test_a_call_that_holds_the_interpreter_for_longer_than_the_lease_is_one_and_
     assert row == [(2, 1, "completed", second.pid)]
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 def test_an_outage_of_two_leases_takes_no_job_away_and_counts_no_crash(
     tmp_path: Path, go: Path, own_server: Server
@@ -336,6 +344,7 @@ def test_an_outage_of_two_leases_takes_no_job_away_and_counts_no_crash(
         eyes.close()
 
 
+@pytest.mark.second
 @pytest.mark.promise("F24")
 @pytest.mark.parametrize("where", ["sent", "committed"])
 def test_a_worker_that_is_stopped_in_the_middle_of_a_large_claim_holds_nothing_after_its_lease(
@@ -369,6 +378,7 @@ def test_a_worker_that_is_stopped_in_the_middle_of_a_large_claim_holds_nothing_a
         second.stop()
 
 
+@pytest.mark.second
 @pytest.mark.promise("F24")
 @pytest.mark.parametrize("where", ["admit_move", "admit_next"])
 def test_a_worker_stopped_in_the_middle_of_an_admit_keeps_no_key(
@@ -402,6 +412,7 @@ def test_a_worker_stopped_in_the_middle_of_an_admit_keeps_no_key(
         wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.worker WHERE dead_at IS NULL") == 2)
 
 
+@pytest.mark.second
 @pytest.mark.promise("F02")
 def test_a_long_job_is_never_taken_away_because_it_is_long(tmp_path: Path, go: Path, dsn: str, eyes: Eyes) -> None:
     [job] = put(dsn, "crash.waits", {"key": 1})

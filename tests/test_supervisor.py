@@ -29,6 +29,7 @@ def runs(one: Supervised, name: str = "ran") -> Counter[int]:
     return Counter(event["job"] for event in one.events(name))
 
 
+@pytest.mark.second
 @pytest.mark.promise("S01", "S02", "S04", "S05", "S08", "S09", "S18")
 def test_restarts_keep_n_active_finish_what_runs_and_run_nothing_twice(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     """Three restarts under steady flow, with jobs that outlast all of them; each deploys other code."""
@@ -63,6 +64,7 @@ def test_restarts_keep_n_active_finish_what_runs_and_run_nothing_twice(tmp_path:
     assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == 0
 
 
+@pytest.mark.second
 @pytest.mark.promise("S05", "S06")
 def test_what_is_claimed_after_the_old_ones_are_quiet_runs_the_new_code(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, "--version-tag", "v", processes=2) as one, Flow(dsn, 200):
@@ -77,6 +79,7 @@ def test_what_is_claimed_after_the_old_ones_are_quiet_runs_the_new_code(tmp_path
         assert versions == [("2", "v")]
 
 
+@pytest.mark.second
 @pytest.mark.promise("S19")
 def test_code_that_does_not_start_leaves_the_old_ones_working(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, processes=2) as one, Sampler(dsn) as sampler, Flow(dsn, 50) as flow:
@@ -101,6 +104,7 @@ def test_code_that_does_not_start_leaves_the_old_ones_working(tmp_path: Path, ds
     assert flow.enqueued > 0 and eyes.one("SELECT count(*) FROM pgqueue.attempt") == 0
 
 
+@pytest.mark.second
 @pytest.mark.promise("S19")
 def test_one_of_several_that_does_not_start_takes_the_others_with_it(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     """The second of the new ones fails. The first had announced itself, and has taken no job."""
@@ -129,6 +133,7 @@ async def counts() -> None:
 """
 
 
+@pytest.mark.second
 def test_what_a_process_has_imported_is_not_collected_again(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, processes=1, source=TASKS + COUNTS) as one:
         put(eyes, "counts")
@@ -146,6 +151,7 @@ if VERSION == 2:
 """
 
 
+@pytest.mark.second
 def test_a_new_process_is_warm_before_it_is_let_work(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     """The first of the new ones has its connections for jobs while it waits for the second, and takes none."""
     since = "SELECT count(DISTINCT application_name) FROM pg_stat_activity WHERE datname = current_database() "
@@ -162,6 +168,7 @@ def test_a_new_process_is_warm_before_it_is_let_work(tmp_path: Path, dsn: str, e
         one.says_again(RESTARTED, 0)
 
 
+@pytest.mark.second
 @pytest.mark.promise("S20")
 def test_three_quick_restarts_leave_n_of_the_newest(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, processes=2) as one, Sampler(dsn) as sampler:
@@ -184,6 +191,7 @@ def test_three_quick_restarts_leave_n_of_the_newest(tmp_path: Path, dsn: str, ey
     assert sampler.least >= 2
 
 
+@pytest.mark.second
 @pytest.mark.promise("S17")
 def test_the_killed_are_replaced_and_their_jobs_run_again_at_once(
     tmp_path: Path, dsn: str, eyes: Eyes, conn: psycopg.Connection
@@ -212,6 +220,7 @@ def test_the_killed_are_replaced_and_their_jobs_run_again_at_once(
         assert eyes.all(crashed, job) == [("crashed", "v3")]
 
 
+@pytest.mark.second
 @pytest.mark.promise("S03")
 def test_another_number_of_processes_by_signal(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, processes=1) as one:
@@ -229,6 +238,7 @@ def test_another_number_of_processes_by_signal(tmp_path: Path, dsn: str, eyes: E
         assert one.pids() == {busy}
 
 
+@pytest.mark.second
 @pytest.mark.promise("S06", "S17")
 def test_a_process_that_somebody_else_quiets_is_replaced(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, processes=1) as one:
@@ -244,6 +254,7 @@ def test_a_process_that_somebody_else_quiets_is_replaced(tmp_path: Path, dsn: st
         assert eyes.state(job) == "completed" and len(one.pids()) == 1
 
 
+@pytest.mark.second
 @pytest.mark.promise("S06", "S07")
 def test_quiet_finishes_what_runs_and_takes_no_more(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, processes=2) as one, Flow(dsn, 100):
@@ -332,6 +343,7 @@ def queries() -> Iterator[Queries]:
             thread.join()
 
 
+@pytest.mark.second
 @pytest.mark.promise("S08", "S09")
 def test_no_query_runs_twice_at_once_because_of_a_deploy(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     """Queries that outlast two deploys, and short ones all the time."""
@@ -353,6 +365,7 @@ def test_no_query_runs_twice_at_once_because_of_a_deploy(tmp_path: Path, dsn: st
         assert len(asked.asked) == short + 4
 
 
+@pytest.mark.second
 @pytest.mark.promise("S09")
 def test_a_deploy_that_kills_would_run_queries_twice_at_once(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     """So the count above can see it: one that was killed runs again, and what it had asked goes on."""
@@ -366,6 +379,7 @@ def test_a_deploy_that_kills_would_run_queries_twice_at_once(tmp_path: Path, dsn
         wait_until(eyes.done(1))
 
 
+@pytest.mark.second
 @pytest.mark.promise("S07")
 def test_a_quiet_process_is_gone_one_look_after_its_last_job(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, processes=1) as one:

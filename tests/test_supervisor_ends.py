@@ -54,6 +54,7 @@ async def hangs_async(job: pgqueue.Job) -> None:
 )
 
 
+@pytest.mark.second
 @pytest.mark.promise("S02", "S15", "S18")
 def test_a_process_over_its_memory_limit_is_replaced_first_then_quieted_and_kills_no_job(
     tmp_path: Path, dsn: str, eyes: Eyes
@@ -81,12 +82,14 @@ def test_a_process_over_its_memory_limit_is_replaced_first_then_quieted_and_kill
     assert sampler.least >= 1, sampler.samples
 
 
+@pytest.mark.second
 def test_a_limit_below_what_the_code_needs_is_said_and_replaces_nothing(tmp_path: Path, dsn: str) -> None:
     with supervised(tmp_path, dsn, "--memory-limit", "1M", "--check-every", "100ms", processes=1) as one:
         one.worker.says("the memory limit is below what the code needs")
         assert len(one.pids()) == 1 and one.counts("is replaced") == 0
 
 
+@pytest.mark.second
 @pytest.mark.promise("S01")
 @pytest.mark.parametrize("task", ["hangs", "hangs_async"])
 def test_a_hung_job_ends_its_process_when_the_others_are_done_and_only_it_is_retried(
@@ -109,6 +112,7 @@ def test_a_hung_job_ends_its_process_when_the_others_are_done_and_only_it_is_ret
     assert sampler.least >= 1
 
 
+@pytest.mark.second
 def test_a_process_is_replaced_after_so_many_jobs(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, "--max-jobs", "20", processes=1) as one, Sampler(dsn) as sampler:
         first = one.pids()
@@ -120,6 +124,7 @@ def test_a_process_is_replaced_after_so_many_jobs(tmp_path: Path, dsn: str, eyes
     assert sampler.least >= 1
 
 
+@pytest.mark.second
 @pytest.mark.promise("S11")
 def test_past_the_operators_deadline_jobs_are_given_back_and_the_exit_code_is_5(
     tmp_path: Path, dsn: str, eyes: Eyes
@@ -148,6 +153,7 @@ def test_a_second_signal_leaves_at_once(tmp_path: Path, dsn: str, eyes: Eyes) ->
         assert gone(pids)()
 
 
+@pytest.mark.second
 @pytest.mark.promise("S08", "S10")
 def test_processes_whose_supervisor_was_killed_finish_what_they_run_and_leave(
     tmp_path: Path, dsn: str, eyes: Eyes
@@ -165,6 +171,7 @@ def test_processes_whose_supervisor_was_killed_finish_what_they_run_and_leave(
         assert eyes.state(job) == "completed" and eyes.states() == {"completed": 1, "available": 1}
 
 
+@pytest.mark.second
 @pytest.mark.promise("S17")
 def test_what_ran_in_a_killed_process_runs_again_within_two_seconds(
     tmp_path: Path, dsn: str, eyes: Eyes, conn: psycopg.Connection
@@ -195,6 +202,7 @@ def test_what_ran_in_a_killed_process_runs_again_within_two_seconds(
         assert min(took) < 2.0
 
 
+@pytest.mark.second
 @pytest.mark.promise("L07")
 def test_a_lock_of_what_ran_in_a_killed_process_is_free_long_before_the_lease_is_over(
     tmp_path: Path, dsn: str, eyes: Eyes
@@ -219,6 +227,7 @@ def test_a_lock_of_what_ran_in_a_killed_process_is_free_long_before_the_lease_is
         assert took[0] < 10.0
 
 
+@pytest.mark.second
 @pytest.mark.promise("S17")
 def test_two_supervisors_do_not_touch_each_others_processes(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
@@ -240,6 +249,7 @@ def test_two_supervisors_do_not_touch_each_others_processes(tmp_path: Path, dsn:
         assert len(one.events("began")) + len(other.events("began")) == 1
 
 
+@pytest.mark.second
 @pytest.mark.promise("S10", "S17")
 def test_an_outage_of_the_database_ends_no_process_and_the_dead_of_it_are_rescued_after_it(
     tmp_path: Path, own_server: Server
@@ -263,6 +273,7 @@ def test_an_outage_of_the_database_ends_no_process_and_the_dead_of_it_are_rescue
         assert pids - {busy} < one.pids()
 
 
+@pytest.mark.second
 def test_ctrl_c_at_a_terminal_reaches_the_supervisor_only(tmp_path: Path, dsn: str) -> None:
     with supervised(tmp_path, dsn, processes=2) as one:
         groups = {os.getpgid(child.pid) for child in one.children()}

@@ -490,6 +490,7 @@ def test_whatever_happens_no_decision_leaves_fewer_than_n_or_touches_a_new_or_a_
     assert fleet.current == fleet.wanted
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("naive", [NaiveQuietsFirst, NaiveOneByOne])
 def test_the_naive_ones_fail(naive: type[Fleet]) -> None:
     @settings(max_examples=1000, deadline=None, database=None)

@@ -30,6 +30,7 @@ def run_in(where: list[str], code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*where, sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.second
 @pytest.mark.promise("S03", "S04", "S06")
 def test_an_order_from_another_container_needs_its_row_and_notify_only(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     """From there nobody can even see it. It looks by itself every 50 s; what is heard earlier, NOTIFY said."""
@@ -69,6 +70,7 @@ def two(tmp_path: Path, dsn: str) -> Iterator[tuple[Supervised, Supervised]]:
         yield alpha, beta
 
 
+@pytest.mark.second
 @pytest.mark.promise("S03", "S04", "S06")
 def test_host_and_supervisor_say_who_is_told(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with two(tmp_path, dsn) as (alpha, beta):
@@ -129,6 +131,7 @@ CREATE TRIGGER entered AFTER INSERT ON pgqueue.worker FOR EACH ROW EXECUTE FUNCT
 """
 
 
+@pytest.mark.second
 def test_a_workers_id_is_never_used_again(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     """Not after a restart, nor a crash, nor by who was taken for dead, nor when no row is left of any that ever was."""
     eyes.conn.execute(ENTERED.encode())
@@ -182,6 +185,7 @@ def boot(directory: Path, dsn: str, *options: str) -> AbstractContextManager[Wor
     return working("shop", *options, dsn=dsn, cwd=directory, where=container("box"))
 
 
+@pytest.mark.second
 def test_a_worker_with_the_name_and_the_pid_of_another_is_somebody_else(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     """The one before it is rescued, by one of two that have its name and its pid, and nobody else is."""
     deploy(tmp_path)
@@ -210,6 +214,7 @@ def test_a_worker_with_the_name_and_the_pid_of_another_is_somebody_else(tmp_path
         assert eyes.one("SELECT count(*) FROM pgqueue.worker WHERE dead_at IS NULL") == 2
 
 
+@pytest.mark.second
 @pytest.mark.promise("S04")
 def test_a_supervisor_with_the_name_and_the_pid_of_another_is_not_told_its_orders(
     tmp_path: Path, dsn: str, eyes: Eyes
@@ -237,6 +242,7 @@ def test_a_supervisor_with_the_name_and_the_pid_of_another_is_not_told_its_order
 # Health --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 def test_what_a_container_did_before_it_was_started_anew_is_no_sign_of_its_life(
     tmp_path: Path, dsn: str, eyes: Eyes
 ) -> None:

@@ -35,6 +35,7 @@ T = TypeVar("T")
 # Orders --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("S03", "S04", "S06", "S19")
 def test_restart_scale_and_quiet_reach_supervisors_through_the_database(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, processes=2) as one:
@@ -73,6 +74,7 @@ def test_restart_scale_and_quiet_reach_supervisors_through_the_database(tmp_path
         ]
 
 
+@pytest.mark.second
 def test_only_those_meant_are_told_and_without_notify_they_look(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
@@ -105,6 +107,7 @@ def test_whoever_waits_for_a_supervisor_that_is_gone_is_told(dsn: str, conn: psy
 # What is shown -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("S12")
 def test_the_process_list_and_the_table_show_what_runs_where(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, "--concurrency", "5", "--lease", "4s", "--version-tag", "v7", processes=2) as one:
@@ -147,6 +150,7 @@ def cost(run: Callable[[], T]) -> tuple[T, float]:
     return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+@pytest.mark.second
 def test_health_is_one_quick_look(dsn: str, conn: psycopg.Connection) -> None:
     """The processor time counts here, where others are at work, too: alone it is the time. It depends on them as well:
     what nobody can leave out, click and the driver, is taken beside it."""
@@ -258,6 +262,7 @@ def datagrams(path: Path) -> Iterator[Datagrams]:
         made.close()
 
 
+@pytest.mark.second
 @pytest.mark.promise("S21")
 def test_systemd_is_told_of_the_start_a_reload_the_end_and_that_we_live(tmp_path: Path, dsn: str) -> None:
     with datagrams(tmp_path / "notify") as systemd:
@@ -327,6 +332,7 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
 # For development -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 def test_a_changed_file_restarts(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, "--reload", processes=1) as one:
         first = one.pids()

@@ -792,6 +792,7 @@ def pytest_in(project: Path, test: str, *options: str, **environment: str) -> su
     )
 
 
+@pytest.mark.second
 def test_the_fixtures_on_a_server_that_is_named(project: Path, dsn: str) -> None:
     before = run_databases(dsn)
     done = pytest_in(project, USES, PGQUEUE_TEST_DSN=dsn)
@@ -806,6 +807,7 @@ def run_databases(dsn: str) -> set[str]:
         return {name for (name,) in conn.execute("SELECT datname FROM pg_database WHERE datname LIKE 'pgqueue_run_%'")}
 
 
+@pytest.mark.second
 def test_the_fixtures_start_a_server_of_their_own(project: Path) -> None:
     done = pytest_in(project, USES, "-k", "not message")
     assert "4 passed" in done.stdout, done.stdout + done.stderr

@@ -146,6 +146,7 @@ async def test_without_the_comparison_they_would_not(dsn: str, eyes: Eyes, monke
     assert max(found.values()) > 1
 
 
+@pytest.mark.second
 @pytest.mark.promise("F10", "L11")
 async def test_a_day_of_quarters_by_four_schedulers_is_96_ticks_each_slot_once(dsn: str, eyes: Eyes) -> None:
     set_clock(eyes, START)
@@ -173,6 +174,7 @@ async def test_a_thousand_at_once_are_made_in_batches_and_in_order(dsn: str, eye
     assert eyes.one("SELECT count(*) FROM pgqueue.job j JOIN pgqueue.tick t ON t.job_id = j.id") == 1_000
 
 
+@pytest.mark.second
 async def test_a_row_that_somebody_holds_waits_alone_and_nobody_spins(
     dsn: str, eyes: Eyes, conn: psycopg.Connection
 ) -> None:

@@ -186,6 +186,7 @@ def test_america(expr: str, spring: str, autumn: str) -> None:
     assert shown(expr, "America/New_York", "11-01", 2) == autumn
 
 
+@pytest.mark.second
 @pytest.mark.promise("F10")
 @pytest.mark.parametrize("tz", ["Europe/Berlin", "America/New_York", "Asia/Kathmandu"])
 @pytest.mark.parametrize("expr", ["*/15 * * * *", "0,15,30,45 * * * *", "15 * * * *"])

@@ -97,6 +97,7 @@ def test_who_looks_first_and_inserts_then_makes_two(dsn: str, eyes: Eyes) -> Non
     assert eyes.one(ORDERS) == 2
 
 
+@pytest.mark.second
 @pytest.mark.promise("F11")
 def test_bulk_duplicates_inside_and_outside_are_a_normal_answer(own_server: Server) -> None:
     """50 connections, each with 60 jobs of 40 keys in an order of its own, twice over."""
@@ -268,7 +269,7 @@ def test_who_comes_second_waits_for_the_first_to_end(dsn: str, eyes: Eyes, end: 
     assert eyes.all("SELECT id FROM pgqueue.job") == [(answer.id,)]
 
 
-@pytest.mark.parametrize(("said", "most"), [("250ms", 4.5), (None, 30.0)])
+@pytest.mark.parametrize(("said", "most"), [("250ms", 4.5), pytest.param(None, 30.0, marks=pytest.mark.second)])
 def test_the_wait_ends_with_a_clear_error(dsn: str, said: str | None, most: float) -> None:
     """By the session's own lock_timeout; by 5 seconds if it has none."""
     with connections(dsn, 2) as (first, second), ThreadPoolExecutor(1) as pool:
@@ -284,6 +285,7 @@ def test_the_wait_ends_with_a_clear_error(dsn: str, said: str | None, most: floa
         assert put(second, "k").created
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("judge", [True, False])
 def test_who_waits_for_a_table_waits_as_long_as_he_has_said(dsn: str, eyes: Eyes, judge: bool) -> None:
     """The 5 seconds are for keys and jobs. Whoever alters a table is waited for as by every other statement."""

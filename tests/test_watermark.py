@@ -63,6 +63,7 @@ def longest_wait(world: World, seeds: Iterable[int]) -> float:
     return max(outcome.longest for outcome in outcomes)
 
 
+@pytest.mark.second
 @pytest.mark.promise("F21")
 @pytest.mark.parametrize("world", EXACT.values(), ids=EXACT)
 def test_no_committed_row_is_left_behind(world: World) -> None:
@@ -216,6 +217,7 @@ def test_a_million_ids_above_xmax_cost_nothing(fetcher: Fetcher) -> None:
     assert fetcher.starts() == [10]
 
 
+@pytest.mark.second
 def test_floors_are_those_of_a_table_kept_id_by_id() -> None:
     """The step function against rule 3 word for word, over ids that live for one fetch or for hundreds."""
     dice, fetcher = Random(0), Fetcher()
@@ -241,6 +243,7 @@ def test_floors_are_those_of_a_table_kept_id_by_id() -> None:
         assert fetcher.starts() == [cursor]
 
 
+@pytest.mark.second
 def test_beyond_a_thousand_floors_the_oldest_are_merged_downwards(fetcher: Fetcher) -> None:
     open_ids: list[int] = []
     for i in range(3 * MOST_FLOORS):

@@ -607,6 +607,7 @@ async def test_a_worker_taken_for_dead_while_the_database_is_away_registers_when
 # Without a sign of life ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 async def test_a_worker_that_cannot_beat_takes_no_more_jobs_and_goes_on_when_it_can(dsn: str, eyes: Eyes) -> None:
     async with work(dsn, *ALL, lease=4.0, poll=60.0) as worker:
@@ -633,6 +634,7 @@ async def test_a_worker_that_cannot_beat_takes_no_more_jobs_and_goes_on_when_it_
 # Idle ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("E13", "F09")
 async def test_an_idle_worker_takes_three_connections_and_few_round_trips(
     dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch

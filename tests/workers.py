@@ -194,7 +194,7 @@ async def work(dsn: str, *tasks: Task[..., Any], **options: Any) -> AsyncIterato
         await worker.stop(1.0)
 
 
-async def until(look: Callable[[], T | Awaitable[T]], seconds: float = 30.0) -> T:
+async def until(look: Callable[[], T | Awaitable[T]], seconds: float = 50.0) -> T:
     """Look until the answer is true, and return it. Less than a poll of 60 s: what is told must not wait for that."""
     deadline = monotonic() + seconds
     while True:
@@ -208,7 +208,7 @@ async def until(look: Callable[[], T | Awaitable[T]], seconds: float = 30.0) -> 
         await asyncio.sleep(LOOK)
 
 
-def wait_until(look: Callable[[], T], seconds: float = 60.0) -> T:
+def wait_until(look: Callable[[], T], seconds: float = 120.0) -> T:
     """`until` for tests without a loop."""
     deadline = monotonic() + seconds
     while not (answer := look()):
