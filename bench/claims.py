@@ -23,9 +23,9 @@ from bench.figures import Figure
 from bench.run import Run
 from bench.samples import Sample, alternate, percentile
 from bench.server import Lab, register
-from pgqueue.fetcher import Fetcher, Share
-from pgqueue.job import Job
-from pgqueue.sessions import Link, Session
+from pgqueue.database.sessions import Link, Session
+from pgqueue.jobs.job import Job
+from pgqueue.worker.fetch.fetcher import Fetcher, Share
 
 SIZES = (1, 10, 100)
 JOBS = 20_000

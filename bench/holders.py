@@ -1,7 +1,8 @@
 """Who holds back the horizon: a session of the application that keeps all that dies after its beginning.
 
 Scenarios hold one beside a worker, and compare with nobody. A third kind, a query on a standby that tells its primary
-what it may still want to see, needs a second server: `tests/test_standby.py` has it, with the samples of flat.py.
+what it may still want to see, needs a second server: `tests/system/test_standby.py` has it, with the samples of
+flat.py.
 """
 
 from __future__ import annotations

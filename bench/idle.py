@@ -14,7 +14,7 @@ import psycopg
 from bench.figures import Figure, Goal
 from bench.run import Run
 from bench.track import Setup, Track, start_worker
-from pgqueue import statements
+from pgqueue.database import statements
 
 SECONDS, SETTLE = 30.0, 10.0
 FLEET, PROCESSES = 100, 4
@@ -33,7 +33,7 @@ def idle(run: Run) -> list[Figure]:
             ready.warm()
         leader, connected, worked = _statements(run, dsn), run.lab.connections(dsn), first.rss()
     with run.lab.database() as dsn, psycopg.connect(dsn, autocommit=True) as leads:
-        leads.execute(statements.text("leader_try", "pgqueue").encode())
+        leads.execute(statements.text("election_try", "pgqueue").encode())
         with start_worker(dsn, Setup()):
             follower, more = _statements(run, dsn), run.lab.connections(dsn) - 1
     memory = Goal(55, 45, at_most=True)

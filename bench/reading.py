@@ -24,7 +24,7 @@ from bench.history import FINISHED, finish
 from bench.processes import ROOT, compiled
 from bench.run import Run
 from bench.track import FILL
-from pgqueue import control, limits
+from pgqueue.admin import limits, queries
 
 WAITING = 10_000_000
 SMALL = 1_000  # the queue that was filled first
@@ -54,10 +54,10 @@ class Question:
         """As the command does (cli/status.py, cli/jobs.py), in one transaction."""
         with conn.transaction():
             if self.filters is None:
-                control.status(conn)
+                queries.status(conn)
                 limits.undeclared(conn)
             else:
-                control.search(conn, **self.filters, limit=20)
+                queries.search(conn, **self.filters, limit=20)
 
 
 QUESTIONS = (

@@ -18,7 +18,8 @@ from typing import Any, LiteralString
 import psutil
 import psycopg
 
-from pgqueue import distribution, embedded, migrations, statements
+from pgqueue import distribution
+from pgqueue.database import embedded, migrations, statements
 
 # Real durability. The last three are for measuring: no checkpoint by the clock in the middle of a sample, the server's
 # own time of every commit (both sides pay for it, about 0.1 µs a transaction), and no wait for other people's disks.
@@ -193,6 +194,6 @@ def register(dsn: str, queues: list[str]) -> int:
     """A worker's row, with a lease of an hour, for what is no whole worker; its id."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         parameters = {"lease": 3600, "pid": 0, "concurrency": 1, "host": "bench", "version_tag": "", "queues": queues}
-        row = conn.execute(statements.text("heartbeat_register", "pgqueue").encode(), parameters).fetchone()
+        row = conn.execute(statements.text("registration_register", "pgqueue").encode(), parameters).fetchone()
         assert row is not None
         return int(row[0])

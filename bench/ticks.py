@@ -18,7 +18,8 @@ from bench.run import Run
 from bench.samples import percentile
 from bench.tasks import tick
 from bench.track import Setup, start_worker
-from pgqueue import Cron, schedules
+from pgqueue import Cron
+from pgqueue.client import schedules
 
 SCHEDULES = 1_000
 MINUTES, IDLE, SETTLE = 3.0, 60.0, 10.0

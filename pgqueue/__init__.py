@@ -1,16 +1,21 @@
 """pgqueue: the job queue that lives entirely in PostgreSQL."""
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pgqueue.asks import Cancel, Fail, Retry, Snooze
+    from pgqueue.admin.actions import acancel, aretry, cancel, retry
+    from pgqueue.admin.queries import JobInfo, QueueInfo, afind, aget, aqueues, find, get, queues
+    from pgqueue.admin.queues import apause, aresume, pause, resume
+    from pgqueue.admin.workers import workers
+    from pgqueue.client import schedules
+    from pgqueue.client.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
+    from pgqueue.client.handle import JobHandle
+    from pgqueue.client.lifespan import lifespan
+    from pgqueue.client.middleware import JobOutcome, middleware, on_finish, on_start
+    from pgqueue.client.tasks import Task, remote, task
     from pgqueue.config import configure
-    from pgqueue.connections import aconnect, connect
-    from pgqueue.control import JobInfo, QueueInfo, afind, aget, aqueues, find, get, queues
-    from pgqueue.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
+    from pgqueue.database.drivers import aconnect, connect
     from pgqueue.errors import (
         DuplicateJob,
         Error,
@@ -31,18 +36,14 @@ if TYPE_CHECKING:
         SchemaTooNew,
         UnsupportedConnection,
     )
-    from pgqueue.handle import JobHandle
-    from pgqueue.hooks import JobOutcome, middleware, on_finish, on_start
-    from pgqueue.job import Job, NewJob, current_job
-    from pgqueue.lifespan import lifespan
-    from pgqueue.operate import acancel, aretry, cancel, retry
-    from pgqueue.options import Limit, Lock, Rate
-    from pgqueue.pausing import apause, aresume, pause, resume
-    from pgqueue.retry import RetryPolicy
-    from pgqueue.tasks import Task, remote, task
-    from pgqueue.timing import Cron, Every
-    from pgqueue.uniqueness import Unique
-    from pgqueue.worker import Worker
+    from pgqueue.jobs.concurrency import Limit, Lock, Rate
+    from pgqueue.jobs.cron import Cron, Every
+    from pgqueue.jobs.job import Job, NewJob, current_job
+    from pgqueue.jobs.outcomes import Cancel, Fail, Retry, Snooze
+    from pgqueue.jobs.retry import RetryPolicy
+    from pgqueue.jobs.unique import Unique
+    from pgqueue.worker.liveness.watchdog import Watchdog
+    from pgqueue.worker.worker import Worker
 
 __all__ = [
     "Cancel",
@@ -81,6 +82,7 @@ __all__ = [
     "Task",
     "Unique",
     "UnsupportedConnection",
+    "Watchdog",
     "Worker",
     "acancel",
     "aconnect",
@@ -109,43 +111,38 @@ __all__ = [
     "remote",
     "resume",
     "retry",
+    "schedules",
     "task",
+    "workers",
 ]
 
 _PLACES = {
-    "asks": "Cancel Fail Retry Snooze",
     "config": "configure",
-    "connections": "aconnect connect",
-    "control": "JobInfo QueueInfo afind aget aqueues find get queues",
-    "enqueue": "aenqueue aenqueue_many enqueue enqueue_many",
+    "database.drivers": "aconnect connect",
+    "admin.queries": "JobInfo QueueInfo afind aget aqueues find get queues",
+    "client.enqueue": "aenqueue aenqueue_many enqueue enqueue_many",
     "errors": "DuplicateJob Error InvalidArguments InvalidOption JobCancelled JobFailed JobLost JobNotFound JobTimeout "
     "NotConfigured PayloadTooLarge ResultTimeout ScheduleDeclared ScheduleNotFound SchemaBehind SchemaMissing "
     "SchemaTooNew UnsupportedConnection",
-    "handle": "JobHandle",
-    "hooks": "JobOutcome middleware on_finish on_start",
-    "job": "Job NewJob current_job",
-    "lifespan": "lifespan",
-    "operate": "acancel aretry cancel retry",
-    "options": "Limit Lock Rate",
-    "pausing": "apause aresume pause resume",
-    "retry": "RetryPolicy",
-    "tasks": "Task remote task",
-    "timing": "Cron Every",
-    "uniqueness": "Unique",
-    "worker": "Worker",
+    "client.handle": "JobHandle",
+    "client.middleware": "JobOutcome middleware on_finish on_start",
+    "jobs.job": "Job NewJob current_job",
+    "client.lifespan": "lifespan",
+    "jobs.outcomes": "Cancel Fail Retry Snooze",
+    "admin.actions": "acancel aretry cancel retry",
+    "jobs.concurrency": "Limit Lock Rate",
+    "admin.queues": "apause aresume pause resume",
+    "jobs.retry": "RetryPolicy",
+    "client.tasks": "Task remote task",
+    "jobs.cron": "Cron Every",
+    "jobs.unique": "Unique",
+    "admin.workers": "workers",
+    "worker.liveness.watchdog": "Watchdog",
+    "worker.worker": "Worker",
 }
 _PLACE = {name: place for place, names in _PLACES.items() for name in names.split()}
-
-
-class _Package(ModuleType):
-    """This package: a public name is what it is, also when the module of the same name (`retry`) is imported later."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _PLACE and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
+_MODULES = {"schedules": "client.schedules"}
+"""Modules that are public by another name than their own."""
 
 
 def __getattr__(name: str) -> Any:
@@ -156,7 +153,7 @@ def __getattr__(name: str) -> Any:
         return found
     try:  # a module, such as pgqueue.errors
         if not name.startswith("_"):
-            return import_module(f"{__name__}.{name}")
+            return import_module(f"{__name__}.{_MODULES.get(name, name)}")
     except ModuleNotFoundError as error:
         if error.name != f"{__name__}.{name}":
             raise

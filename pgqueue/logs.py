@@ -10,15 +10,8 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from pgqueue.job import Job
-
 # What every record has; the rest came with `extra=` and belongs to the line.
 _COMMON = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-
-
-def fields(job: Job, **more: object) -> dict[str, object]:
-    """What a line that names a job has as `extra`."""
-    return {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt, **more}
 
 
 class Text(logging.Formatter):

@@ -57,7 +57,7 @@ class Databases:
     def template(self) -> str:
         """The name of a database that has been migrated; to be copied, never to be connected to."""
         if self._template is None:
-            from pgqueue import migrations
+            from pgqueue.database import migrations
 
             name = self._create("template0")
             migrations.migrate(self.address(name))
@@ -142,8 +142,8 @@ def pgqueue_drain(pgqueue_conn: psycopg.Connection[tuple[Any, ...]]) -> Callable
 
 def _databases(stack: ExitStack) -> Databases:
     """On the server that is named, else on an embedded one."""
-    from pgqueue import embedded
     from pgqueue.config import normalize
+    from pgqueue.database import embedded
     from pgqueue.errors import Error
 
     given = os.environ.get("PGQUEUE_TEST_DSN")

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, settings
 from servers import Server, embedded_server, shared_server
 from workers import Eyes
 
-from pgqueue import config, tasks
+from pgqueue import config
+from pgqueue.client import tasks
 from pgqueue.pytest_plugin import Databases
 
 pytest_plugins = ["promises"]

@@ -17,8 +17,8 @@ from commands import pgqueue, working
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgqueue.job import Job
-from pgqueue.logs import Json, Text, fields
+from pgqueue.jobs.job import Job, fields
+from pgqueue.logs import Json, Text
 
 
 def record(message: Any = "text", *args: Any, **extra: Any) -> logging.LogRecord:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from pgqueue.cli.exits import exit_codes
+from pgqueue.cli.exit_codes import exit_codes
 
 COMMANDS = (
     "migrate",
@@ -49,7 +49,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = import_module(f"pgqueue.cli.{cmd_name}").command
+        found: click.Command = import_module(f"pgqueue.cli.commands.{cmd_name}").command
         return found
 
     def invoke(self, ctx: click.Context) -> Any:

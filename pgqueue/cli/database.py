@@ -26,7 +26,7 @@ def connected(command: str, *, check: bool = True) -> Iterator[psycopg.Connectio
         # Behind a transaction pooler statements prepared by name may land on another session.
         conn.prepare_threshold = None
         if check:
-            from pgqueue import migrations
+            from pgqueue.database import migrations
 
             migrations.require(conn, settings.schema)
         yield conn
@@ -48,7 +48,7 @@ def conninfo(settings: Config) -> str:
 
     dsn = settings.require_dsn()
     if dsn == EMBEDDED:
-        from pgqueue import embedded
+        from pgqueue.database import embedded
 
         dsn = embedded.resolve(dsn)
     parts = parts_of(dsn)

@@ -1,4 +1,4 @@
-"""The supervisor's one connection: what it is told there, how it says that it lives, and the rescue of dead workers.
+"""Orders: the supervisor's one connection to the database, and which of its orders are being carried out.
 
 Every message listens, beats and reads what is new, so nothing is lost by a broken connection; NOTIFY only makes it
 quick, and without one orders are found with the next beat. The database being away changes nothing for the processes:
@@ -15,18 +15,21 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from psycopg import sql
 
-from pgqueue.loops import Backoff
-from pgqueue.rescue import Rescue
-from pgqueue.sessions import Link, Session
-from pgqueue.statements import Statement
+from pgqueue.database.backoff import Backoff
+from pgqueue.database.sessions import Link, Session
+from pgqueue.database.statements import Statement
+from pgqueue.supervisor.fleet import Fleet
+from pgqueue.supervisor.pipe import Message
+from pgqueue.worker.liveness.rescue import Rescue
 
 log = logging.getLogger("pgqueue")
+
 
 ORDERS = ":orders"
 """The channel on which supervisors hear that there is an order."""
@@ -109,7 +112,7 @@ class Orders:
             async with asyncio.timeout(5):
                 await self._give_back()
                 if self.id is not None:
-                    await self._session.run(*self._outcomes(), self._statement("supervisor_leave", id=self.id))
+                    await self._session.run(*self._outcomes(), self._statement("orders_leave", id=self.id))
         except Exception as error:
             log.warning("the supervisor could not sign off: %s", str(error).strip() or type(error).__name__)
         await self._session.close()
@@ -122,8 +125,8 @@ class Orders:
         self._said = standing = self._standing()
         outcomes = self._outcomes()
         also = {"problem": standing.problem, "workers": list(standing.workers)}
-        beat = self._statement("supervisor_beat", id=self.id, **_row(standing), **also)
-        orders = self._statement("supervisor_orders", id=self.id, known=list(self._known))
+        beat = self._statement("orders_beat", id=self.id, **_row(standing), **also)
+        orders = self._statement("orders_read", id=self.id, known=list(self._known))
         *_, rows, new = await self._session.run(*self._listening(), *outcomes, beat, orders)
         for statement in outcomes:
             self._written(statement)
@@ -142,19 +145,19 @@ class Orders:
     async def _register(self) -> None:
         about = {"host": socket.gethostname(), "pid": os.getpid(), **_row(self._standing())}
         [[(self.id,)], _] = await self._session.run(
-            self._statement("supervisor_register", **about), self._statement("supervisor_forget")
+            self._statement("orders_register", **about), self._statement("orders_forget")
         )
 
     def _outcomes(self) -> list[Statement[Any]]:
         return [
-            self._statement("supervisor_done", id=order, problem=problem, notify=self._notify)
+            self._statement("orders_done", id=order, problem=problem, notify=self._notify)
             for order, problem in self._done.items()
         ]
 
     async def _give_back(self) -> None:
         while self._dead:
             asked = sorted(self._dead)
-            [rows] = await self._session.run(self._statement("supervisor_dead", workers=asked))
+            [rows] = await self._session.run(self._statement("orders_dead", workers=asked))
             for worker_id, beat in rows:
                 await self._rescue.rescue(worker_id, beat, "has no process any more")
             # Those that were read are looked at again, until nobody finds them alive.
@@ -181,3 +184,59 @@ class Orders:
 
 def _row(standing: Standing) -> dict[str, object]:
     return {"size": standing.size, "active": standing.active, "state": standing.state}
+
+
+class Desk:
+    """Takes orders. `told` does as an order says, and gives the generation of a restart."""
+
+    def __init__(self, *, told: Callable[[Order], int], standing: Callable[[], Standing]) -> None:
+        self._told, self._standing = told, standing
+        self._orders: Orders | None = None
+        self._open: dict[int, tuple[Order, int]] = {}
+
+    def open(self, where: Message, serve: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+        """Connect to the database that a process has named, unless it was done."""
+        if self._orders is None:
+            link = Link(where["listen_dsn"] or where["dsn"], where["schema"], where["prepare"])
+            how = {"listen": where["listen_dsn"] is not None, "notify": where["notify"]}
+            self._orders = Orders(link, told=self._take, standing=self._standing, **how)
+            serve(self._orders.run())
+
+    def dead(self, workers: Iterable[int]) -> None:
+        """The process of these workers has ended: rescue them."""
+        if self._orders is not None:
+            self._orders.dead(workers)
+
+    def news(self) -> None:
+        """How we stand may have changed."""
+        if self._orders is not None:
+            self._orders.news()
+
+    def answer(self, fleet: Fleet, *, empty: bool) -> None:
+        """Say which orders are carried out; `empty`: there is no process any more."""
+        for number, (order, generation) in list(self._open.items()):
+            over, problem = _outcome(order, generation, fleet, empty)
+            if over and self._orders is not None:
+                del self._open[number]
+                self._orders.done(number, problem)
+
+    async def leave(self) -> None:
+        """Sign off."""
+        if self._orders is not None:
+            await self._orders.leave()
+
+    def _take(self, order: Order) -> None:
+        self._open[order.id] = (order, self._told(order))
+
+
+def _outcome(order: Order, generation: int, fleet: Fleet, empty: bool) -> tuple[bool, str | None]:
+    """Whether it is over, and what was in the way."""
+    if order.kind == "quiet":
+        return (empty, None) if fleet.quieted else (True, "a restart came in between")
+    if order.kind == "restart" and fleet.wanted < generation:
+        return True, f"taken back: {fleet.problem or 'told to be quiet'}"
+    if fleet.quieted:
+        return True, None if order.kind == "scale" else "told to be quiet"
+    if order.kind == "scale":
+        return fleet.settled() or fleet.size != order.size, None
+    return fleet.in_effect(generation), None

@@ -10,9 +10,9 @@ tests only; never by a worker or by an application at work. The fixtures are in 
 """
 
 from pgqueue.testing.clock import Clock
-from pgqueue.testing.draining import Drained, adrain, drain
+from pgqueue.testing.drain import Drained, adrain, drain
 from pgqueue.testing.handlers import arun, run
-from pgqueue.testing.waiting import (
+from pgqueue.testing.wait import (
     aassert_enqueued,
     aassert_not_enqueued,
     aenqueued,

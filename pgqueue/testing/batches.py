@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pgqueue.config import config
-from pgqueue.job import Job
-from pgqueue.settling import asend, send
-from pgqueue.statements import Row, Statement, text
+from pgqueue.database.statements import Row, Statement, text
+from pgqueue.jobs.job import Job
+from pgqueue.worker.transactions.in_doubt import asend, send
 
 NEXT = b"RELEASE SAVEPOINT pgqueue_job; SAVEPOINT pgqueue_job"
 

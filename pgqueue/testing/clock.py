@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any
 
 from pgqueue.config import config
+from pgqueue.database.statements import Statement, in_schema, text
 from pgqueue.errors import InvalidOption
-from pgqueue.retry import seconds as to_seconds
-from pgqueue.statements import Statement, in_schema, text
+from pgqueue.jobs.retry import seconds as to_seconds
 from pgqueue.testing.schedules import declare, tick
 from pgqueue.testing.steps import Command, Steps, aplay, play
 
@@ -115,7 +115,7 @@ class Clock:
                 raise
 
     def _install(self) -> Steps[None]:
-        [(now, self._before)] = yield Statement(text("testing_clock", config().schema), {}, list)
+        [(now, self._before)] = yield Statement(text("clock_install", config().schema), {}, list)
         yield from self.turn(_EPOCH + timedelta(microseconds=now) if self._now is None else self._now)
 
     def _restore(self) -> Steps[None]:

@@ -18,12 +18,11 @@ from itertools import count
 from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
-from pgqueue.asks import Cancel, Fail, Retry, Snooze
-from pgqueue.hooks import Hooks, declared
-from pgqueue.job import Job, NewJob, running_job
-from pgqueue.outcome import LATE, Completed, Outcome, given, unknown
-from pgqueue.tasks import Task
-from pgqueue.testing.lent import Lent
+from pgqueue.client.middleware import Hooks, declared
+from pgqueue.client.tasks import Task
+from pgqueue.jobs.job import Job, NewJob, running_job
+from pgqueue.jobs.outcomes import LATE, Cancel, Completed, Fail, Outcome, Retry, Snooze, given, unknown
+from pgqueue.testing.context import Lent
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 
-from pgqueue import tasks, ticks
+from pgqueue.client import tasks
 from pgqueue.config import config
-from pgqueue.statements import Row, Statement, text
+from pgqueue.database.statements import Row, Statement, text
 from pgqueue.testing.steps import Steps
+from pgqueue.worker.leader import ticks
 
 
 def declare() -> Steps[None]:

@@ -10,10 +10,10 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pgqueue import connections
-from pgqueue.job import Job
-from pgqueue.statements import Statement
-from pgqueue.tasks import Task
+from pgqueue.client.tasks import Task
+from pgqueue.database import drivers
+from pgqueue.database.statements import Statement
+from pgqueue.jobs.job import Job
 from pgqueue.testing import handlers
 
 R = TypeVar("R")
@@ -75,7 +75,7 @@ async def aplay(conn: Any, steps: Steps[R]) -> R:
 def _take(conn: Any, step: Step) -> Any:
     match step:
         case Statement():
-            return connections.run(conn, step)
+            return drivers.run(conn, step)
         case Command():
             return _command(conn, step)
         case Call():
@@ -85,7 +85,7 @@ def _take(conn: Any, step: Step) -> Any:
 async def _atake(conn: Any, step: Step) -> Any:
     match step:
         case Statement():
-            return await connections.arun(conn, step)
+            return await drivers.arun(conn, step)
         case Command():
             return await _acommand(conn, step)
         case Call():
@@ -119,7 +119,7 @@ async def _acommand(conn: Any, command: Command) -> None:
         async with conn.cursor() as cursor:
             await cursor.execute(*_bound(command, numbered=_is_raw(cursor)))
     else:
-        sql, values = connections.numbered(command.sql, command.params or {})
+        sql, values = drivers.numbered(command.sql, command.params or {})
         await conn.execute(sql, *values)
 
 
@@ -127,7 +127,7 @@ def _bound(command: Command, *, numbered: bool = False) -> tuple[Any, ...]:
     """The statement, and its parameters if it has some: none at all is what lets `%` stand in it."""
     if not command.params:
         return (command.sql,)
-    return connections.numbered(command.sql, command.params) if numbered else (command.sql, dict(command.params))
+    return drivers.numbered(command.sql, command.params) if numbered else (command.sql, dict(command.params))
 
 
 def _is_raw(cursor: Any) -> bool:

@@ -1,0 +1,316 @@
+"""What people do to jobs by hand: `cancel` and `retry` them, by id or all that fit a filter.
+
+Called by applications and by the CLI, which is a thin skin over these. Everything happens inside the caller's
+transaction, on any connection, and with its COMMIT or not at all. Never commits, never opens a connection.
+
+A job may move while somebody asks for it: be promoted, claimed, completed. So 0 rows never mean "no such job": a
+generator (`cancelling`, `retrying`) says which statement to send next, looks at what came back, and asks again, in a
+new snapshot, for what was on the move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from pgqueue.admin.filters import LEFT_OUT, Filter, checked, filtered, finding
+from pgqueue.config import client
+from pgqueue.database.statements import Statement, integers, text
+from pgqueue.database.steps import Steps, adrive, drive
+from pgqueue.errors import Error, InvalidOption, JobNotFound
+
+BATCH = 1_000
+"""How many jobs one statement changes; where each statement is a transaction, nobody waits long for a row."""
+ROUNDS = 100
+"""How often a job may be on the move each time we look; each takes a claim or a promotion at that very moment."""
+REASON_MOST = 500  # characters
+BY_HAND = "cancelled by hand"
+WAITING = frozenset({"available", "scheduled", "blocked"})
+LIVE = ("available", "scheduled", "blocked", "running")
+DEAD = ("failed", "cancelled")
+DONE = ("completed", "skipped")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one job that something was asked of.
+
+    `did` is, of a cancel: `cancelled` (it waited, and ends with this transaction), `requested` (it runs, and its worker
+    will stop it), `ended` (it had before). Of a retry: `retried` (it is available again), `again` (it had completed;
+    `new` is the job that does it once more), `completed` (it had, and `again` was not asked for), `alive` (it has not
+    ended), `held` (another job, `holder`, has its unique key). Of both: `missing` (there is no such job). `state` is
+    the state it was found in.
+    """
+
+    id: int
+    did: str
+    state: str | None
+    new: int | None = None
+    holder: int | None = None
+
+
+Judge = Callable[[int, str | None, Any], Answer | None]
+"""What the answer is for a job: its id, the state it was in, what the statement made of it. None: it is on the move."""
+
+REFUSALS = frozenset({"ended", "missing", "completed", "alive", "held"})
+"""What `did` says where nothing was done."""
+
+
+def sentence(answer: Answer) -> str:
+    """The answer in words, for people."""
+    said = {
+        "cancelled": "cancelled",
+        "requested": "runs; its worker was asked to stop it",
+        "ended": f"had ended already: {answer.state}",
+        "retried": "is available again",
+        "again": f"had completed; job {answer.new} does it again",
+        "completed": "had completed; --again runs it once more, as a new job",
+        "alive": f"has not ended: {answer.state}",
+        "held": f"was not retried: job {answer.holder} has its unique key",
+        "missing": "is not there: no such id, not committed, or removed by retention",
+    }
+    return f"job {answer.id} {said[answer.did]}"
+
+
+@overload
+def cancel(conn: object, *ids: int, reason: str = BY_HAND) -> list[Answer]: ...
+@overload
+def cancel(
+    conn: object,
+    *,
+    state: str | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    limit: int | None = None,
+    reason: str = BY_HAND,
+) -> list[Answer]: ...
+def cancel(
+    conn: object,
+    *ids: int,
+    reason: str = BY_HAND,
+    state: str | None = LEFT_OUT,
+    queue: str | None = LEFT_OUT,
+    task: str | None = LEFT_OUT,
+    limit: int | None = LEFT_OUT,
+) -> list[Answer]:
+    """Cancel jobs, with this transaction's COMMIT: those that wait end at once, those that run are stopped.
+
+    By id, or all that fit a filter: `state` (default: all four that are no end), `queue`, `task` (its name), the oldest
+    `limit` of them. In statements of 1,000 jobs: on a connection in autocommit mode each is a transaction.
+
+    One answer for each job, in order: `cancelled`, `requested` (it runs; its worker hears of it after the COMMIT; it
+    may still complete before), `ended` (it had, see `.state`). A handler is stopped as at a timeout: an async one by
+    cancellation, a sync one by an exception at its next step in Python.
+
+    Raises JobNotFound, after all others have been dealt with, for an id that no job has; roll back to undo them; and
+    InvalidOption for a filter that says nothing. At REPEATABLE READ a job that moved since the transaction's snapshot
+    raises the driver's serialization failure: try again in a new transaction.
+
+        pgqueue.cancel(conn, job.id, reason="order withdrawn")
+        pgqueue.cancel(conn, queue="mail", state="scheduled")
+    """
+    asked = filtered(ids, LIVE, state=state, queue=queue, task=task, limit=limit)
+    return _found(drive(conn, _cancelling(ids, asked, reason)), asked)
+
+
+@overload
+async def acancel(conn: object, *ids: int, reason: str = BY_HAND) -> list[Answer]: ...
+@overload
+async def acancel(
+    conn: object,
+    *,
+    state: str | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    limit: int | None = None,
+    reason: str = BY_HAND,
+) -> list[Answer]: ...
+async def acancel(
+    conn: object,
+    *ids: int,
+    reason: str = BY_HAND,
+    state: str | None = LEFT_OUT,
+    queue: str | None = LEFT_OUT,
+    task: str | None = LEFT_OUT,
+    limit: int | None = LEFT_OUT,
+) -> list[Answer]:
+    """`cancel` for async connections."""
+    asked = filtered(ids, LIVE, state=state, queue=queue, task=task, limit=limit)
+    return _found(await adrive(conn, _cancelling(ids, asked, reason)), asked)
+
+
+@overload
+def retry(conn: object, *ids: int, again: bool = False) -> list[Answer]: ...
+@overload
+def retry(
+    conn: object,
+    *,
+    state: str | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    limit: int | None = None,
+    again: bool = False,
+) -> list[Answer]: ...
+def retry(
+    conn: object,
+    *ids: int,
+    again: bool = False,
+    state: str | None = LEFT_OUT,
+    queue: str | None = LEFT_OUT,
+    task: str | None = LEFT_OUT,
+    limit: int | None = LEFT_OUT,
+) -> list[Answer]:
+    """Run failed or cancelled jobs again, with this transaction's COMMIT: available at once, at the end of their lane.
+
+    By id, or all that fit a filter: `state` (default: failed and cancelled), `queue`, `task` (its name), the oldest
+    `limit` of them. In statements of 1,000 jobs: on a connection in autocommit mode each is a transaction.
+
+    A job keeps its id and its attempts, and is allowed one more at least; its crashes and its reason are forgotten, a
+    deadline that has passed is dropped. A completed one is run only with `again`, as a new job whose headers name the
+    old as `retry_of`, without its unique keys; a filter must name its state, too. A dead job with a unique key takes it
+    again. One answer for each job, in order: `retried`, `again` (see `.new`), `completed`, `alive` (see `.state`),
+    `held` (see `.holder`: that job has the key).
+
+    Raises JobNotFound, after all others have been dealt with, InvalidOption for a filter that says nothing, and at
+    REPEATABLE READ the driver's serialization failure, as `cancel` does.
+
+        pgqueue.retry(conn, state="failed", task="mail.send")
+    """
+    asked = _retried(ids, again, state=state, queue=queue, task=task, limit=limit)
+    return _found(drive(conn, _retrying(ids, asked, again)), asked)
+
+
+@overload
+async def aretry(conn: object, *ids: int, again: bool = False) -> list[Answer]: ...
+@overload
+async def aretry(
+    conn: object,
+    *,
+    state: str | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    limit: int | None = None,
+    again: bool = False,
+) -> list[Answer]: ...
+async def aretry(
+    conn: object,
+    *ids: int,
+    again: bool = False,
+    state: str | None = LEFT_OUT,
+    queue: str | None = LEFT_OUT,
+    task: str | None = LEFT_OUT,
+    limit: int | None = LEFT_OUT,
+) -> list[Answer]:
+    """`retry` for async connections."""
+    asked = _retried(ids, again, state=state, queue=queue, task=task, limit=limit)
+    return _found(await adrive(conn, _retrying(ids, asked, again)), asked)
+
+
+# The steps -----------------------------------------------------------------------------------------------------------
+
+
+def _cancelling(ids: Sequence[int], asked: Filter | None, reason: str) -> Steps[list[Answer]]:
+    chosen: Sequence[int] = ids if asked is None else (yield from finding(asked))
+    return (yield from cancelling(chosen, reason))
+
+
+def _retrying(ids: Sequence[int], asked: Filter | None, again: bool) -> Steps[list[Answer]]:
+    chosen: Sequence[int] = ids if asked is None else (yield from finding(asked))
+    return (yield from retrying(chosen, again))
+
+
+def _retried(ids: Sequence[int], again: bool, **given: object) -> Filter | None:
+    if given["state"] in DONE and not again:
+        raise InvalidOption(f"state {given['state']!r}: jobs that have completed are run with again=True only")
+    return filtered(ids, DEAD, DONE, **given)
+
+
+def cancelling(ids: Iterable[int], reason: str) -> Steps[list[Answer]]:
+    """Cancel these jobs; an answer for each, `missing` among them."""
+
+    def judge(id: int, state: str | None, cancelled: bool) -> Answer | None:
+        if cancelled:
+            return Answer(id, "cancelled", state)
+        if state == "running":
+            return Answer(id, "requested", state)
+        return None if state in WAITING else Answer(id, "missing" if state is None else "ended", state)
+
+    return _settling("actions_cancel", ids, {"reason": _reason(reason)}, judge)
+
+
+def retrying(ids: Iterable[int], again: bool) -> Steps[list[Answer]]:
+    """Run these dead jobs again; an answer for each, `missing` among them."""
+
+    def judge(id: int, state: str | None, new: int | None) -> Answer | None:
+        if new is not None:
+            return Answer(id, "retried" if new == id else "again", state, new)
+        if state is None:
+            return Answer(id, "missing", None)
+        if state in LIVE:
+            return Answer(id, "alive", state)
+        return None if state in DEAD or again else Answer(id, "completed", state)
+
+    return _settling("actions_retry", ids, {"again": again}, judge)
+
+
+def _settling(name: str, ids: Iterable[int], params: Mapping[str, object], judge: Judge) -> Steps[list[Answer]]:
+    """Send the statement until every job has an answer: one without is on the move, and found where it went."""
+    wanted = checked(ids)
+    schema, notify = client()
+    answers: dict[int, Answer] = {}
+    for batch in _batches(wanted):
+        moving = batch
+        for _ in range(ROUNDS):
+            values = {"ids": integers(moving), "notify": notify, **params}
+            for id, state, changed, holder, _ in (yield Statement(text(name, schema), values, list)):
+                if holder is not None:
+                    answers[id] = Answer(id, "held", state, holder=holder)
+                elif (answer := judge(id, state, changed)) is not None:
+                    answers[id] = answer
+            moving = [id for id in moving if id not in answers]
+            if not moving:
+                break
+        else:
+            raise _restless(moving)
+    return [answers[id] for id in wanted]
+
+
+def _batches(ids: Iterable[int]) -> Iterator[list[int]]:
+    """In the order of ids, each once: whoever else changes jobs by hand locks them in the same order."""
+    ordered = sorted(set(ids))
+    for first in range(0, len(ordered), BATCH):
+        yield ordered[first : first + BATCH]
+
+
+# What is given and what comes back -----------------------------------------------------------------------------------
+
+
+def _reason(reason: str) -> str:
+    if not isinstance(reason, str) or not 0 < len(reason) <= REASON_MOST or not reason.isprintable():
+        raise InvalidOption(f"reason {reason!r}: give 1 to {REASON_MOST} printable characters, on one line")
+    return reason
+
+
+def _found(answers: list[Answer], asked: Filter | None) -> list[Answer]:
+    """The answers, if every id has a job. What a filter found may be gone, too: by retention, a moment later."""
+    missing = [answer.id for answer in answers if answer.did == "missing"]
+    if missing and asked is None:
+        raise JobNotFound(
+            f"no job {_listed(missing)}: no such id, its transaction is open or was rolled back, retention has removed "
+            "it, or it is younger than this transaction's snapshot (REPEATABLE READ); "
+            f"{len(answers) - len(missing)} others were dealt with and take effect if you commit",
+            job_id=missing[0],
+        )
+    return answers
+
+
+def _restless(ids: list[int]) -> Error:
+    return Error(
+        f"jobs {_listed(ids)} were on the move each of {ROUNDS} times; nothing was done to them, try again",
+        job_id=ids[0],
+    )
+
+
+def _listed(ids: list[int]) -> str:
+    return ", ".join(map(str, ids[:20])) + " …" * (len(ids) > 20)

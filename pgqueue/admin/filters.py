@@ -1,0 +1,86 @@
+"""Which jobs `cancel` and `retry` are meant for: those of some ids, or all that fit a filter.
+
+Checked before anything is sent. A filter says at least one thing: nobody means all jobs by leaving everything out, and
+an empty list of ids is no filter. Only finds, never changes a job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pgqueue.config import client
+from pgqueue.database.statements import Statement, text
+from pgqueue.database.steps import Steps
+from pgqueue.errors import InvalidArguments, InvalidOption
+from pgqueue.jobs.validation import check_queue
+
+WALKED_MOST = 20_000
+
+LEFT_OUT: Any = ...
+"""The default of a filter's parts. None is another thing: `queue=None` means any queue, and was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """All jobs in one of these states, of the queue and the task if they are named; the oldest `limit` of them."""
+
+    states: tuple[str, ...]
+    queue: str | None = None
+    task: str | None = None
+    limit: int | None = None
+
+
+def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = (), **given: Any) -> Filter | None:
+    """The filter that is meant, checked; None if ids are.
+
+    `states` are those meant where none is named, `others` can be named, too; `given` are the parts of the filter.
+    """
+    said = {name: value for name, value in given.items() if value is not LEFT_OUT}
+    if not said:
+        return None
+    if ids:
+        raise InvalidOption(f"give ids, or a filter ({', '.join(said)}); not both")
+    limit = said.pop("limit", None)
+    if all(value is None for value in said.values()):
+        raise InvalidOption("this filter would choose all jobs: give at least one of state, queue and task")
+    state, queue, task = (said.get(name) for name in ("state", "queue", "task"))
+    may = (*states, *others)
+    if state is not None and state not in may:
+        raise InvalidOption(f"state {state!r}: use one of {', '.join(may)}")
+    if task is not None and not isinstance(task, str):
+        raise InvalidOption(f"task {task!r}: give its name, as task.name")
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise InvalidOption(f"limit {limit!r}: give a whole number from 1 on, or None for all")
+    return Filter(
+        tuple(states) if state is None else (state,), None if queue is None else check_queue(queue), task, limit
+    )
+
+
+def finding(asked: Filter) -> Steps[list[int]]:
+    """The ids of the jobs that fit, oldest first, looked for in pieces of 20,000 rows."""
+    schema, _ = client()
+    found: list[int] = []
+    after: int | None = 0
+    while after is not None and (asked.limit is None or len(found) < asked.limit):
+        params = {
+            "states": list(asked.states),
+            "queue": asked.queue,
+            "task": asked.task,
+            "after": after,
+            "most": WALKED_MOST,
+        }
+        [(ids, after)] = yield Statement(text("filters_matching", schema), params, list)
+        found += json.loads(ids)
+    return found[: asked.limit]
+
+
+def checked(ids: Iterable[int]) -> list[int]:
+    """The ids, if they can be."""
+    wanted = list(ids)
+    for id in wanted:
+        if not isinstance(id, int) or isinstance(id, bool) or not 0 < id < 1 << 63:
+            raise InvalidArguments(f"{id!r} is no job's id: give whole numbers, as job.id")
+    return wanted

@@ -1,0 +1,1 @@
+"""One module for each command, read when the command is asked for."""

@@ -1,0 +1,139 @@
+"""`pgqueue jobs`: the newest jobs that fit, or everything about one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pgqueue.admin.queries import SEARCHED_MOST, STATES
+from pgqueue.cli.database import reading
+from pgqueue.cli.options import as_json, database
+from pgqueue.cli.tables import plain, span, table
+
+if TYPE_CHECKING:
+    from pgqueue.admin.queries import JobInfo, Page
+
+SHOWN_MOST = 2_000
+"""How many characters of a value one job shows; --json prints all."""
+
+
+@click.command("jobs")
+@click.argument("id", type=click.IntRange(1), required=False)
+@click.option("--state", type=click.Choice(STATES), metavar="STATE", help=f"Only these: {', '.join(STATES)}.")
+@click.option("--queue", help="Only of this queue.")
+@click.option("--task", help="Only of this task.")
+@click.option("--key", help="Only with this lock key, unique key or idempotency key.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="At most so many.")
+@as_json
+@database
+def command(
+    id: int | None, state: str | None, queue: str | None, task: str | None, key: str | None, limit: int, as_json: bool
+) -> None:
+    """List the newest jobs, or show one.
+
+    With an ID: everything about that job and its failed attempts. A search looks at the newest 20,000 jobs of the
+    state, and says so when it found too little. Exit code 1: no job has this ID.
+
+    \b
+    Examples:
+      pgqueue jobs --state failed --task mail.send
+      pgqueue jobs 4711
+      pgqueue jobs --json --limit 1000 | jq '.jobs[] | select(.attempt > 3)'
+    """
+    if id is not None and (state or queue or task or key):
+        raise click.UsageError("an ID and --state, --queue, --task or --key exclude each other")
+    if id is not None:
+        _one(id, as_json)
+    else:
+        _list(state, queue, task, key, limit, as_json)
+
+
+def _one(id: int, as_json: bool) -> None:
+    from pgqueue.admin import queries
+
+    with reading("jobs") as conn:
+        job = queries.get(conn, id)
+    click.echo(_json(asdict(job)) if as_json else "\n".join(_details(job)))
+
+
+def _list(state: str | None, queue: str | None, task: str | None, key: str | None, limit: int, as_json: bool) -> None:
+    from pgqueue.admin import queries
+
+    with reading("jobs") as conn:
+        page = queries.search(conn, state=state, queue=queue, task=task, key=key, limit=limit)
+    if as_json:
+        jobs = [{name: value for name, value in asdict(job).items() if name != "attempts"} for job in page.jobs]
+        click.echo(_json({"jobs": jobs, "searched": page.searched, "complete": page.complete}))
+        return
+    if page.jobs:
+        click.echo("\n".join(_rows(page)))
+    note = _note(page)
+    if note:
+        click.echo(note, err=True)
+
+
+def _rows(page: Page) -> list[str]:
+    now = datetime.now(UTC)
+    rows = [[job.id, job.state, job.queue, job.task, _attempts(job), _when(job, now)] for job in page.jobs]
+    heads = ["ID", "STATE", "QUEUE", "TASK", "ATTEMPT", "WHEN"]
+    return table(heads, rows, right="ID ATTEMPT", gives="TASK QUEUE")
+
+
+def _note(page: Page) -> str:
+    if page.searched == SEARCHED_MOST:
+        return f"Searched the newest {SEARCHED_MOST:,} jobs of these states only; older ones may fit too."
+    return "" if page.jobs else "No job fits."
+
+
+def _attempts(job: JobInfo) -> str:
+    return f"{job.attempt}/{job.max_attempts}" if job.max_attempts else str(job.attempt)
+
+
+def _when(job: JobInfo, now: datetime) -> str:
+    if job.finished_at:
+        return f"{span(now - job.finished_at)} ago"
+    if job.state == "running" and job.started_at:
+        return f"for {span(now - job.started_at)}" + (f", {job.progress}" if job.progress else "")
+    if job.state == "scheduled" and job.run_at:
+        return f"in {span(job.run_at - now)}"
+    return f"since {span(now - max(job.enqueued_at, job.run_at or job.enqueued_at))}"
+
+
+def _details(job: JobInfo) -> Iterator[str]:
+    for name, value in asdict(job).items():
+        if name == "attempts" or value is None:
+            continue
+        yield f"{name + ':':<16} {_value(str(job.progress) if name == 'progress' else value)}"
+    for attempt in job.attempts:
+        yield ""
+        yield (
+            f"attempt {attempt.attempt}: {attempt.outcome} after {span(attempt.finished_at - attempt.started_at)}, "
+            f"{attempt.finished_at:%Y-%m-%d %H:%M:%S} UTC, worker {attempt.worker_id}"
+        )
+        yield f"  {plain(attempt.error_type or '')}: {plain(attempt.message or '')}"[:SHOWN_MOST].replace("  : ", "  ")
+        for line in (attempt.traceback or "").splitlines():
+            yield f"  {plain(line)}"
+
+
+def _value(value: Any) -> str:
+    match value:
+        case datetime():
+            return value.isoformat(sep=" ", timespec="milliseconds")
+        case str():
+            text = plain(value)
+        case _:
+            text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= SHOWN_MOST else f"{text[:SHOWN_MOST]}… ({len(text):,} characters; --json prints all)"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -1,0 +1,173 @@
+"""`pgqueue limits`: what each limit and each rate allows, who runs and who waits; `pgqueue limits set NAME VALUE`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from pgqueue.cli.database import connected, reading
+from pgqueue.cli.options import as_json, database
+from pgqueue.cli.tables import plain, span, table
+
+if TYPE_CHECKING:
+    from pgqueue.admin.limits import LimitInfo, Pace, RateInfo, Setting
+
+Shown = TypeVar("Shown", bound="LimitInfo | RateInfo")
+
+SHOWN_MOST = 100
+DECLARED = "default"
+UNDECLARED = "undeclared"
+
+
+@click.group("limits", invoke_without_command=True)
+@as_json
+@database
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Show limits and rates: what each allows, and who waits for it.
+
+    How many jobs of each limit may run at once, and do; how many of each rate may start in a period.
+
+    AT ONCE is what holds now: `20 (code: 10)` was set by hand where the code says 10; `undeclared`: jobs wait for what
+    no worker has declared, until one does; these come first. HELD jobs have the limit and do not run: they wait for a
+    slot, a rate or their retry.
+    WAITED is how long the first in line has waited. A rate with keys has a line for each key that somebody waits for.
+
+    \b
+    Examples:
+      pgqueue limits
+      pgqueue limits --json | jq '.[] | select(.undeclared) | .name'
+      pgqueue limits set warehouse 20
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    from pgqueue.admin import limits
+
+    with reading("limits") as conn:
+        found, paces = limits.limits(conn), limits.rates(conn)
+    if as_json:
+        click.echo(json.dumps([*map(asdict, found), *map(asdict, paces)]))
+    elif found or paces:
+        screens = [*([_screen(found)] if found else []), *([_rates(paces)] if paces else [])]
+        click.echo("\n\n".join("\n".join(screen) for screen in screens))
+    else:
+        click.echo("There is no limit and no rate.")
+
+
+@command.command("set")
+@click.argument("name")
+@click.argument("value")
+@as_json
+@database
+def change(name: str, value: str, as_json: bool) -> None:
+    """Set what the limit or rate NAME allows.
+
+    From now on VALUE jobs of that limit run at once, or start at the rate VALUE.
+
+    It holds for all workers, whatever their code declares, until it is set again; `default` gives it back to the code,
+    a limit and a rate of that name both. A larger number lets those in that wait at once; a smaller one stops nobody,
+    and lets nobody in until enough have ended; 0 lets nobody in. Exit code 1 if there is no such limit or rate.
+
+    \b
+    Examples:
+      pgqueue limits set warehouse 20
+      pgqueue limits set mail.api 50/minute
+      pgqueue limits set warehouse default
+    """
+    from pgqueue.admin import limits
+
+    with connected("limits") as conn:
+        done: Sequence[Setting | Pace]
+        if value == DECLARED:
+            done = _given_back(conn, name)
+        elif "/" in value:
+            done = [limits.change_rate(conn, name, value)]
+        else:
+            done = [limits.change(conn, name, _number(value))]
+    for each in done:
+        click.echo(json.dumps(asdict(each)) if as_json else _said(each))
+
+
+def _given_back(conn: object, name: str) -> list[Setting | Pace]:
+    """The limit of this name, the rate, or both, as the code says."""
+    from pgqueue.admin import limits
+    from pgqueue.errors import LimitNotFound
+
+    done: list[Setting | Pace] = []
+    try:
+        done.append(limits.change_rate(conn, name, None))
+    except LimitNotFound:
+        return [limits.change(conn, name, None)]
+    try:
+        done.insert(0, limits.change(conn, name, None))
+    except LimitNotFound:
+        return done
+    return done
+
+
+def _number(value: str) -> int:
+    if not value.isascii() or not value.isdigit():
+        raise click.BadParameter(
+            f"{value!r} is neither a whole number, nor a rate such as 50/minute, nor {DECLARED!r}", param_hint="VALUE"
+        )
+    return int(value)
+
+
+def _said(done: Setting | Pace) -> str:
+    from pgqueue.admin.limits import Pace
+
+    why = "set by hand" if done.by_hand else "as the code says"
+    if done.by_hand and done.declared is not None:
+        why += f"; the code says {done.declared}"
+    return f"{plain(done.name)}: {done.rate if isinstance(done, Pace) else f'{done.n} at once'} ({why})"
+
+
+def _screen(found: Sequence[LimitInfo]) -> Iterator[str]:
+    rows = [
+        [each.name, _allowed(each), each.running, each.held, _count(each.waiting), span(each.waited)]
+        for each in _urgent(found)[:SHOWN_MOST]
+    ]
+    heads = ["LIMIT", "AT ONCE", "RUNNING", "HELD", "WAITING", "WAITED"]
+    yield from table(heads, rows, right="RUNNING HELD WAITING WAITED", gives="LIMIT")
+    if len(found) > SHOWN_MOST:
+        yield f"… and {len(found) - SHOWN_MOST} more limits; --json prints all"
+
+
+def _rates(found: Sequence[RateInfo]) -> Iterator[str]:
+    rows = [
+        [each.name, _pace(each), each.burst or "-", each.lines, _count(each.waiting), span(each.waited)]
+        for each in _urgent(found)[:SHOWN_MOST]
+    ]
+    heads = ["RATE", "STARTS", "BURST", "LINES", "WAITING", "WAITED"]
+    yield from table(heads, rows, right="BURST LINES WAITING WAITED", gives="RATE")
+    if len(found) > SHOWN_MOST:
+        yield f"… and {len(found) - SHOWN_MOST} more rates; --json prints all"
+
+
+def _urgent(found: Sequence[Shown]) -> list[Shown]:
+    """Those that need somebody come first."""
+    return sorted(found, key=lambda each: (not each.undeclared, each.name))
+
+
+def _pace(rate: RateInfo) -> str:
+    if rate.rate is None:
+        return UNDECLARED
+    if not rate.by_hand:
+        return rate.rate
+    return f"{rate.rate} (by hand)" if rate.declared is None else f"{rate.rate} (code: {rate.declared})"
+
+
+def _allowed(limit: LimitInfo) -> str:
+    if limit.n is None:
+        return UNDECLARED
+    if not limit.by_hand:
+        return str(limit.n)
+    return f"{limit.n} (by hand)" if limit.declared is None else f"{limit.n} (code: {limit.declared})"
+
+
+def _count(number: int) -> str:
+    return "10000+" if number > 10_000 else str(number)

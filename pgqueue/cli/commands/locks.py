@@ -1,0 +1,125 @@
+"""`pgqueue locks`: who holds a key and who waits for it; `pgqueue locks release KEY`: take it away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from pgqueue.cli.database import connected, reading
+from pgqueue.cli.exit_codes import NO
+from pgqueue.cli.options import as_json, database
+from pgqueue.cli.tables import plain, span, table
+
+if TYPE_CHECKING:
+    from pgqueue.admin.locks import Holder, LockInfo, Released
+
+SHOWN_MOST = 100
+
+
+@click.group("locks", invoke_without_command=True)
+@as_json
+@database
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Show the keys that are held or waited for.
+
+    The longest lines first, with the job that holds each key, or the first of several. `granted`: a job that has the
+    key and waits for a slot. AGE is how long the holder has run, WAITED how long the first in line has waited.
+
+    \b
+    Examples:
+      pgqueue locks
+      pgqueue locks --json | jq '.[] | select(.waiting > 100) | .key'
+      pgqueue locks release account:7 --yes
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    from pgqueue.admin import locks
+
+    with reading("locks") as conn:
+        found = locks.locks(conn)
+    if as_json:
+        click.echo(json.dumps([asdict(each) for each in found]))
+    elif found:
+        click.echo("\n".join(_screen(found)))
+    else:
+        click.echo("No key is held, and nobody waits for one.")
+
+
+@command.command("release")
+@click.argument("key")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@as_json
+@database
+def release(key: str, yes: bool, as_json: bool) -> None:
+    """Take KEY from jobs that hold it and do not run.
+
+    That is safe: a granted job waits for the key again, before the others; one that keeps it until its next attempt
+    (hold_on_retry) waits for that without it; the next in line is let in as always. A job that runs keeps its key
+    until it ends, unless its worker is known to be dead: it is named, and the exit code is 1.
+
+    \b
+    Examples:
+      pgqueue locks release account:7
+      pgqueue locks release account:7 --yes
+    """
+    from pgqueue.admin import locks
+
+    if not yes:
+        _ask(f"Take {plain(key)} from the jobs that hold it and do not run?")
+    with connected("locks") as conn:
+        done = locks.release(conn, key)
+    if as_json:
+        click.echo(json.dumps(asdict(done)))
+    else:
+        click.echo("\n".join(_said(key, done, [locks.sentence(job) for job in done.running])))
+    if done.running:
+        raise click.exceptions.Exit(NO)
+
+
+def _ask(question: str) -> None:
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort:  # no terminal, no answer
+        click.echo("", err=True)
+        agreed = False
+    if not agreed:
+        click.echo("Nothing was done; --yes acts without asking.", err=True)
+        raise click.exceptions.Exit(NO)
+
+
+def _said(key: str, done: Released, kept: Sequence[str]) -> Iterator[str]:
+    if done.ids:
+        yield f"{plain(key)}: taken from job {', '.join(map(str, done.ids))}"
+    elif not kept:
+        yield f"{plain(key)}: nobody holds it"
+    yield from map(plain, kept)
+
+
+def _screen(found: Sequence[LockInfo]) -> Iterator[str]:
+    rows = [
+        [
+            lock.key,
+            _holder(lock.holders[0]) + (f" +{len(lock.holders) - 1}" if lock.holders[1:] else "")
+            if lock.holders
+            else "",
+            span(lock.holders[0].age) if lock.holders else "",
+            "10000+" if lock.waiting > 10_000 else lock.waiting,
+            span(lock.waited),
+        ]
+        for lock in found[:SHOWN_MOST]
+    ]
+    yield from table(
+        ["KEY", "HOLDER", "AGE", "WAITING", "WAITED"], rows, right="AGE WAITING WAITED", gives="HOLDER KEY"
+    )
+    if len(found) > SHOWN_MOST:
+        yield f"… and {len(found) - SHOWN_MOST} more keys; --json prints all"
+
+
+def _holder(holder: Holder) -> str:
+    state = {"available": "granted", "scheduled": "retries later"}.get(holder.state, holder.process or holder.state)
+    return f"{holder.id} {holder.task} ({state})"

@@ -1,0 +1,70 @@
+"""`pgqueue migrate`: make the tables, or bring them up to date."""
+
+from __future__ import annotations
+
+import click
+
+from pgqueue.cli.database import connected, place
+from pgqueue.cli.exit_codes import NO
+from pgqueue.cli.options import database
+from pgqueue.config import config
+
+
+@click.command("migrate")
+@click.option("--check", is_flag=True, help="Change nothing; exit 1 if something is to be done.")
+@click.option("--sql", is_flag=True, help="Print the SQL of all migrations; needs no database. Apply with psql -1 -f.")
+@click.option("--from", "from_version", type=click.IntRange(0), default=0, help="With --sql: leave out up to this one.")
+@database
+def command(check: bool, sql: bool, from_version: int) -> None:
+    """Make or update the tables.
+
+    Safe while workers work, and from several processes at once. Nothing happens when nothing is to be done.
+
+    \b
+    Examples:
+      pgqueue migrate --dsn postgresql://app@db/shop
+      pgqueue migrate --check || echo "migrate first"
+      pgqueue migrate --sql > pgqueue.sql && psql -1 -f pgqueue.sql shop
+    """
+    if check and sql:
+        raise click.UsageError("--check and --sql exclude each other")
+    if sql:
+        _print(from_version)
+    elif check:
+        _check()
+    else:
+        _migrate()
+
+
+def _print(from_version: int) -> None:
+    from pgqueue.database import migrations
+
+    newest = migrations.files()[-1].version
+    if from_version > newest:
+        raise click.UsageError(
+            f"--from {from_version}: there is no such migration, the newest of this pgqueue is {newest}"
+        )
+    click.echo(migrations.as_sql(config().schema, from_version), nl=False)
+
+
+def _check() -> None:
+    from pgqueue.database import migrations
+
+    with connected("migrate", check=False) as conn:
+        standing = migrations.check(conn, config().schema)
+        where = f"schema {config().schema} of {place(conn)}"
+    if standing.pending:
+        lacks = ", ".join(map(str, standing.pending))
+        click.echo(f"{where} is at version {standing.version} and lacks {lacks}")
+        raise click.exceptions.Exit(NO)
+    newer = f"; {len(standing.unknown)} newer than this pgqueue" if standing.unknown else ""
+    click.echo(f"{where} is at version {standing.version}: nothing to do{newer}")
+
+
+def _migrate() -> None:
+    from pgqueue.database import migrations
+
+    with connected("migrate", check=False) as conn:
+        for file in migrations.migrate(conn):
+            click.echo(f"applied {file}")
+    _check()

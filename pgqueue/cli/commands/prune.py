@@ -1,0 +1,85 @@
+"""`pgqueue prune`: throw away the oldest history now, as the leading worker does by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pgqueue.cli.database import connected
+from pgqueue.cli.exit_codes import NO
+from pgqueue.cli.options import database
+from pgqueue.cli.tables import plain, span, table
+from pgqueue.config import config
+
+if TYPE_CHECKING:
+    import psycopg
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """One ring of history leaves: times in seconds, `age` is that of the leaf being written."""
+
+    kind: str
+    leaves: int
+    bin: int
+    retention: float
+    age: float
+    due: bool
+
+
+@click.command("prune")
+@click.option("--all", "everything", is_flag=True, help="Advance every ring by one leaf, due or not.")
+@database
+def command(everything: bool) -> None:
+    """Throw away the oldest history that is due.
+
+    History is kept in rings of leaves; each ring that is due empties its oldest leaf and goes on there. The worker
+    that leads does this by itself; this is for databases without workers, or to make room now (--all, which may
+    remove history younger than its retention when repeated). Exit code 1: a reader of history prevented one.
+
+    \b
+    Examples:
+      pgqueue prune
+      pgqueue prune --all
+    """
+    with connected("prune") as conn:
+        results = [(ring, _advance(conn, ring, everything)) for ring in _rings(conn)]
+    rows = [
+        [ring.kind, f"{ring.bin + 1} of {ring.leaves}", span(ring.age), span(ring.retention), result]
+        for ring, result in results
+    ]
+    click.echo("\n".join(table(["HISTORY", "LEAF", "AGE", "KEPT FOR", "RESULT"], rows, gives="RESULT")))
+    if any(result.startswith("prevented") for _, result in results):
+        raise click.exceptions.Exit(NO)
+
+
+def _rings(conn: psycopg.Connection[Any]) -> Iterator[Ring]:
+    from pgqueue.database.statements import text
+
+    for row in conn.execute(text("pruner_rings", config().schema)).fetchall():
+        yield Ring(*row)
+
+
+def _advance(conn: psycopg.Connection[Any], ring: Ring, forced: bool) -> str:
+    """One transaction: the leaf is thrown away and the next one begun, or neither."""
+
+    from pgqueue.database.statements import text
+
+    if not (ring.due or forced):
+        return f"not due for {span(ring.retention / (ring.leaves - 2) - ring.age)}"
+    row = conn.execute(text("pruner_advance", config().schema), {"kind": ring.kind, "forced": forced}).fetchone()
+    if row == (None,):
+        for reader in _readers(conn, ring.kind):
+            click.echo(f"{ring.kind}: {reader}", err=True)
+        return "prevented: a reader holds the oldest leaf; try again"
+    return "advanced" if row == (True,) else "prevented: another session is advancing it"
+
+
+def _readers(conn: psycopg.Connection[Any], kind: str) -> Iterator[str]:
+    from pgqueue.database.statements import text
+
+    for pid, name, role, state, age in conn.execute(text("prune_readers", config().schema), {"kind": kind}):
+        yield f"pid {pid} ({plain(name)}, {plain(role)}, {state}, for {span(age)}) holds the oldest leaf"

@@ -1,0 +1,25 @@
+"""`pgqueue quiet`: finish what runs, take no more."""
+
+from __future__ import annotations
+
+import click
+
+from pgqueue.cli.options import database
+from pgqueue.cli.orders import tell, whom
+
+
+@click.command("quiet")
+@whom
+@database
+def command(host: str | None, supervisor: int | None, wait: bool) -> None:
+    """Let workers finish what they run and take no more.
+
+    They leave when their last job has ended; --wait waits for that. The supervisors stay, and do nothing until
+    `pgqueue restart`. SIGUSR1 does the same.
+
+    \b
+    Examples:
+      pgqueue quiet --wait
+      pgqueue quiet --host web1
+    """
+    tell("quiet", host=host, supervisor=supervisor, wait=wait)

@@ -1,0 +1,27 @@
+"""`pgqueue restart`: new processes first, then the old ones finish and leave."""
+
+from __future__ import annotations
+
+import click
+
+from pgqueue.cli.options import database
+from pgqueue.cli.orders import tell, whom
+
+
+@click.command("restart")
+@whom
+@database
+def command(host: str | None, supervisor: int | None, wait: bool) -> None:
+    """Replace the worker processes, new ones first.
+
+    Each supervisor starts new processes, with the code as it is now. When all of them have announced themselves, the
+    old ones take no more jobs, finish those they have, however long that takes, and leave. If a new one fails to
+    start, the restart is taken back and the old ones go on. --wait does not wait for the old ones to leave. SIGHUP
+    does the same.
+
+    \b
+    Examples:
+      pgqueue restart --wait
+      pgqueue restart --host web1
+    """
+    tell("restart", host=host, supervisor=supervisor, wait=wait)

@@ -1,0 +1,26 @@
+"""`pgqueue scale N`: another number of processes."""
+
+from __future__ import annotations
+
+import click
+
+from pgqueue.cli.options import database
+from pgqueue.cli.orders import tell, whom
+
+
+@click.command("scale")
+@click.argument("size", metavar="N", type=click.IntRange(1, 1000))
+@whom
+@database
+def command(size: int, host: str | None, supervisor: int | None, wait: bool) -> None:
+    """Let each supervisor keep N worker processes.
+
+    More are started; fewer finish what they run and leave. It holds until the supervisor ends: then --processes counts
+    again. SIGTTIN and SIGTTOU are one more and one less.
+
+    \b
+    Examples:
+      pgqueue scale 8 --wait
+      pgqueue scale 2 --host web1
+    """
+    tell("scale", size=size, host=host, supervisor=supervisor, wait=wait)

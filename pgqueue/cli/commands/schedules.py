@@ -1,0 +1,199 @@
+"""`pgqueue schedules`: what recurs and when next; add, pause, resume, run and remove schedules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from pgqueue.cli.commands.enqueue import arguments_of
+from pgqueue.cli.database import connected, reading
+from pgqueue.cli.options import Duration, as_json, database
+from pgqueue.cli.tables import plain, table
+
+if TYPE_CHECKING:
+    from pgqueue.client.schedules import ScheduleInfo
+
+
+@click.group("schedules", invoke_without_command=True)
+@as_json
+@database
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Show the schedules: their lines, tasks, and times.
+
+    NEXT and LAST are UTC. STATE: active, paused, refused (its line or options cannot be; the reason is below), orphaned
+    (no live worker has declared it for ten minutes), over (no time to come). Only active ones tick.
+
+    \b
+    Examples:
+      pgqueue schedules
+      pgqueue schedules add nightly report.daily --cron '0 3 * * *'
+      pgqueue schedules run nightly
+    """
+    if ctx.invoked_subcommand is None:
+        _list(as_json)
+
+
+@command.command("list")
+@as_json
+@database
+def list_(as_json: bool) -> None:
+    """Show the schedules, as `pgqueue schedules` does."""
+    _list(as_json)
+
+
+@command.command("add")
+@click.argument("name")
+@click.argument("task")
+@click.argument("arguments", metavar="[JSON]", default="{}")
+@click.option("--cron", "expr", metavar="LINE", help="Five fields, or six with the seconds first.")
+@click.option("--tz", metavar="ZONE", help="The time zone of --cron [UTC].")
+@click.option("--every", "seconds", type=Duration(least=1.0), help="Every so long, counted from 1970: 30s, 15m, 2h.")
+@click.option(
+    "--catch-up",
+    type=click.Choice(("latest", "all", "none")),
+    default="latest",
+    show_default=True,
+    help="Which of the ticks that were missed are made.",
+)
+@click.option("--queue", default="default", show_default=True, help="The queue of its jobs.")
+@click.option("--priority", type=int, default=5, show_default=True, help="0 (first) to 9.")
+@click.option("--lock", metavar="KEY", help="At most one job of this key runs at a time.")
+@database
+def add(
+    name: str,
+    task: str,
+    arguments: str,
+    expr: str | None,
+    tz: str | None,
+    seconds: float | None,
+    catch_up: str,
+    queue: str,
+    priority: int,
+    lock: str | None,
+) -> None:
+    """Add a schedule, or change an added one.
+
+    Each tick enqueues a job of TASK with these arguments (JSON, by name; `-` reads it from stdin). The task's code is
+    not needed here, so names and types of arguments are checked when a job runs. Schedules that code declares are
+    changed in the code.
+
+    \b
+    Examples:
+      pgqueue schedules add nightly report.daily --cron '0 3 * * *'
+      pgqueue schedules add poll:7 feed.poll '{"feed": 7}' --every 5m --catch-up none
+    """
+    import pgqueue
+    from pgqueue.client import schedules
+    from pgqueue.jobs.cron import Cron, Every
+
+    if (expr is None) == (seconds is None):
+        raise click.UsageError("give --cron or --every, and not both")
+    if seconds is not None and tz is not None:
+        raise click.UsageError("--tz belongs to --cron")
+    when = Every(seconds, catch_up) if seconds else Cron(str(expr), tz or "UTC", catch_up)  # type: ignore[arg-type]
+    remote = pgqueue.remote(task, queue=queue, priority=priority)
+    if lock is not None:
+        remote = remote.using(lock=lambda **arguments: lock)
+    with connected("schedules") as conn:
+        new = schedules.add(conn, name, when, remote, **arguments_of(arguments))
+    click.echo(f"schedule {plain(name)} {'added' if new else 'changed'}")
+
+
+@command.command("pause")
+@click.argument("name")
+@database
+def pause(name: str) -> None:
+    """Stop a schedule until it is resumed.
+
+    Jobs that it has made already are left alone.
+    """
+    from pgqueue.client import schedules
+
+    with connected("schedules") as conn:
+        changed = schedules.pause(conn, name)
+    click.echo(f"schedule {plain(name)} {'is paused' if changed else 'was paused already'}")
+
+
+@command.command("resume")
+@click.argument("name")
+@database
+def resume(name: str) -> None:
+    """Let a schedule tick again.
+
+    Its catch_up says what becomes of the ticks it has missed. A refused one is tried again.
+    """
+    from pgqueue.client import schedules
+
+    with connected("schedules") as conn:
+        changed = schedules.resume(conn, name)
+    click.echo(f"schedule {plain(name)} {'ticks again' if changed else 'was not paused'}")
+
+
+@command.command("run")
+@click.argument("name")
+@database
+def run(name: str) -> None:
+    """Enqueue one job now and print its id.
+
+    Whatever the state of the schedule; its next tick comes as it would have.
+    """
+    from pgqueue.client import schedules
+
+    with connected("schedules") as conn:
+        click.echo(schedules.run(conn, name).id)
+
+
+@command.command("remove")
+@click.argument("name")
+@database
+def remove(name: str) -> None:
+    """Delete a schedule.
+
+    Exit code 1 if workers that live declare it: it would be back at once.
+    """
+    from pgqueue.client import schedules
+
+    with connected("schedules") as conn:
+        schedules.remove(conn, name)
+    click.echo(f"schedule {plain(name)} removed")
+
+
+def _list(as_json: bool) -> None:
+    from pgqueue.client import schedules
+
+    with reading("schedules") as conn:
+        found = schedules.schedules(conn)
+    if as_json:
+        click.echo(json.dumps([asdict(each) for each in found], default=datetime.isoformat))
+    elif found:
+        click.echo("\n".join(_screen(found)))
+    else:
+        click.echo("There is no schedule.")
+
+
+def _screen(found: Sequence[ScheduleInfo]) -> Iterator[str]:
+    rows = [
+        [
+            each.name,
+            each.line if each.tz == "UTC" else f"{each.line} {each.tz}",
+            each.task,
+            each.state,
+            _short(each.next_at),
+            _short(each.last_at),
+        ]
+        for each in found
+    ]
+    yield from table(["NAME", "LINE", "TASK", "STATE", "NEXT", "LAST"], rows, gives="TASK NAME LINE")
+    for each in found:
+        if each.refused:
+            yield f"{plain(each.name)}: {plain(each.refused)}"
+
+
+def _short(moment: datetime | None) -> str:
+    return "" if moment is None else f"{moment:%m-%d %H:%M:%S}"

@@ -1,0 +1,178 @@
+"""`pgqueue status`: states, queues and workers on one screen."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from pgqueue.admin.queries import STATES
+from pgqueue.cli.database import reading
+from pgqueue.cli.options import as_json, database
+from pgqueue.cli.tables import plain, span, table
+
+if TYPE_CHECKING:
+    from pgqueue.admin.limits import Undeclared
+    from pgqueue.admin.queries import Count, QueueInfo, Status, WorkerInfo
+
+WATCH_SECONDS = 2.0
+QUEUES_MOST = 40
+WORKERS_MOST = 40
+UNDECLARED_MOST = 10
+
+
+@click.command("status")
+@click.option("--watch", is_flag=True, help="Again every 2 s, until Ctrl-C; with --json a line each time.")
+@as_json
+@database
+def command(watch: bool, as_json: bool) -> None:
+    """Show how everything stands: jobs by state, queues, workers.
+
+    Numbers up to 10,000 are counted; larger ones are estimates, marked ~. A queue is NOT SERVED when no worker that
+    takes jobs names it and has given a sign of life within three of its leases. Jobs wait for an UNDECLARED limit or
+    rate until a worker declares it; those are named, too.
+
+    \b
+    Examples:
+      pgqueue status
+      pgqueue status --watch
+      pgqueue status --json | jq '.queues[] | select(.workers == 0) | .name'
+    """
+    if not watch:
+        click.echo(_shown(_read(), as_json))
+        return
+    try:
+        _watch(as_json)
+    except KeyboardInterrupt:
+        click.echo("", err=True)
+
+
+def _watch(as_json: bool) -> None:
+    """A new connection each time, so that a restart of the database is an interruption and not the end."""
+    from pgqueue.cli.exit_codes import DATABASE, code_of
+
+    text = _shown(_read(), as_json)
+    while True:
+        if not as_json:
+            click.clear()
+        click.echo(text)
+        time.sleep(WATCH_SECONDS)
+        try:
+            text = _shown(_read(), as_json)
+        except Exception as error:
+            if code_of(error) != DATABASE:
+                raise
+            click.echo(f"database unreachable, trying again: {' '.join(str(error).split())}", err=True)
+
+
+def _read() -> tuple[Status, list[Undeclared] | None]:
+    """How everything stands, and what is undeclared; None if this role may not see that."""
+    import psycopg
+
+    from pgqueue.admin import limits, queries
+
+    with reading("status") as conn:
+        status = queries.status(conn)
+        try:
+            with conn.transaction():
+                return status, limits.undeclared(conn)
+        except psycopg.errors.InsufficientPrivilege:  # granted before there were limits
+            return status, None
+
+
+def _shown(found: tuple[Status, list[Undeclared] | None], as_json: bool) -> str:
+    status, undeclared = found
+    if as_json:
+        unknown = None if undeclared is None else [asdict(each) for each in undeclared]
+        return json.dumps(asdict(status) | {"undeclared": unknown}, default=str)
+    return "\n".join(_screen(status, undeclared))
+
+
+def _screen(status: Status, undeclared: Sequence[Undeclared] | None) -> Iterator[str]:
+    server = status.server_version.split()[0]
+    yield f"database {plain(status.database)}"
+    yield f"schema {status.schema} version {status.version}, PostgreSQL {server}, {status.at:%Y-%m-%d %H:%M:%S %Z}"
+    yield ""
+    yield from _states(status)
+    yield ""
+    yield from _queues(status.queues)
+    yield from _undeclared(undeclared)
+    yield ""
+    yield from _workers(status.workers)
+
+
+def _states(status: Status) -> list[str]:
+    rows = [STATES[:4], [status.states[state] for state in STATES[:4]]]
+    more = [STATES[4:], [status.states[state] for state in STATES[4:]]]
+    return ["  ".join(str(cell).rjust(16) for cell in row) for row in (*rows, *more)]
+
+
+def _queues(queues: Sequence[QueueInfo]) -> Iterator[str]:
+    if not queues:
+        yield "No queue has jobs or workers."
+        yield "`pgqueue enqueue NAME` puts a job in, `pgqueue work MODULE` runs them."
+        return
+    # Those that need somebody come first.
+    urgent = sorted(queues, key=lambda queue: (not _stuck(queue), -queue.available.n, queue.name))
+    rows = [
+        [queue.name, queue.available, queue.scheduled, queue.blocked, queue.running, span(queue.oldest), _served(queue)]
+        for queue in urgent[:QUEUES_MOST]
+    ]
+    heads = ["QUEUE", "AVAILABLE", "SCHEDULED", "BLOCKED", "RUNNING", "OLDEST", "WORKERS"]
+    yield from table(heads, rows, right="AVAILABLE SCHEDULED BLOCKED RUNNING OLDEST WORKERS", gives="QUEUE")
+    if len(queues) > QUEUES_MOST:
+        yield f"… and {len(queues) - QUEUES_MOST} more queues; --json prints all"
+
+
+def _undeclared(undeclared: Sequence[Undeclared] | None) -> Iterator[str]:
+    if undeclared is None:
+        yield "Limits and rates: this role may not see them, `pgqueue grants ROLE --for read` once more."
+        return
+    if undeclared:
+        yield ""
+    for each in undeclared[:UNDECLARED_MOST]:
+        jobs = "1 job waits" if each.waiting == 1 else f"{each.waiting:,} jobs wait"
+        jobs = "more than 10,000 jobs wait" if each.waiting > 10_000 else jobs
+        yield f"UNDECLARED {each.kind} {plain(each.name)}: {jobs} for it, and no worker has declared it."
+    if len(undeclared) > UNDECLARED_MOST:
+        yield f"… and {len(undeclared) - UNDECLARED_MOST} more; `pgqueue limits` shows them"
+
+
+def _stuck(queue: QueueInfo) -> bool:
+    return queue.unserved and _waiting(queue.available, queue.scheduled, queue.blocked, queue.running) > 0
+
+
+def _waiting(*counts: Count) -> int:
+    return sum(count.n for count in counts)
+
+
+def _served(queue: QueueInfo) -> str:
+    served = "NOT SERVED" if queue.unserved else str(queue.workers)
+    return f"PAUSED {served}" if queue.paused_at else served
+
+
+def _workers(workers: Sequence[WorkerInfo]) -> Iterator[str]:
+    if not workers:
+        yield "No workers."
+        return
+    alive_first = sorted(workers, key=lambda worker: (worker.state == "dead", -worker.id))
+    rows = [
+        [
+            worker.id,
+            f"{worker.host}:{worker.pid}",
+            f"{worker.lost} LOST, {worker.state}" if worker.lost else worker.state,
+            f"{worker.running}/{worker.concurrency}",
+            f"{span(worker.beat_age)} ago",
+            worker.version_tag,
+            ",".join(worker.queues),
+        ]
+        for worker in alive_first[:WORKERS_MOST]
+    ]
+    heads = ["WORKER", "PROCESS", "STATE", "BUSY", "BEAT", "VERSION", "QUEUES"]
+    yield from table(heads, rows, right="WORKER BUSY BEAT", gives="QUEUES PROCESS VERSION")
+    if len(workers) > WORKERS_MOST:
+        yield f"… and {len(workers) - WORKERS_MOST} more workers; --json prints all"

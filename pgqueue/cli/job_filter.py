@@ -1,0 +1,98 @@
+"""Which jobs a command acts on: ids, or all that fit a filter; then done in batches, a transaction each."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pgqueue.cli.database import connected
+from pgqueue.cli.exit_codes import NO
+from pgqueue.cli.tables import plain
+
+if TYPE_CHECKING:
+    from pgqueue.admin.actions import Answer
+    from pgqueue.database.steps import Steps
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def filters(states: Sequence[str]) -> Callable[[F], F]:
+    """Add ID… and the options that choose jobs in these states."""
+
+    def add(command: F) -> F:
+        for option in (
+            click.option("--yes", is_flag=True, help="Do not ask."),
+            click.option("--limit", type=click.IntRange(1), help="The oldest of them, so many."),
+            click.option("--task", help="All of this task."),
+            click.option("--queue", help="All of this queue."),
+            click.option(
+                "--state", type=click.Choice(tuple(states)), metavar="STATE", help=f"All {', '.join(states)}."
+            ),
+            click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(1, (1 << 63) - 1)),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+def act(
+    verb: str,
+    ids: Sequence[int],
+    *,
+    states: Sequence[str],
+    queue: str | None,
+    task: str | None,
+    limit: int | None,
+    yes: bool,
+    as_json: bool,
+    steps: Callable[[Iterable[int]], Steps[list[Answer]]],
+) -> None:
+    """Find the jobs, ask before acting on a filter, act, say what was done; exit code 1 if not all could be."""
+    from pgqueue.admin import actions
+    from pgqueue.admin.filters import Filter, finding
+    from pgqueue.database.steps import drive
+
+    with connected(verb) as conn:  # in autocommit mode: each statement is a transaction
+        chosen = list(ids) or drive(conn, finding(Filter(tuple(states), queue, task, limit)))
+        if not ids and chosen and not yes:
+            _ask(f"{verb.capitalize()} {_jobs(len(chosen))}{_of(queue, task)}, now {' or '.join(states)}?")
+        answers = drive(conn, steps(chosen))
+    refused = [answer for answer in answers if answer.did in actions.REFUSALS]
+    if as_json:
+        click.echo(json.dumps({"jobs": [asdict(answer) for answer in answers]}))
+    elif ids:
+        click.echo("\n".join(map(actions.sentence, answers)))
+    else:
+        click.echo(_summary(answers))
+    if ids and refused:
+        raise click.exceptions.Exit(NO)
+
+
+def _ask(question: str) -> None:
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort:  # no terminal, no answer
+        click.echo("", err=True)
+        agreed = False
+    if not agreed:
+        click.echo("Nothing was done; --yes acts without asking.", err=True)
+        raise click.exceptions.Exit(NO)
+
+
+def _summary(answers: Sequence[Answer]) -> str:
+    counts = Counter(answer.did for answer in answers)
+    return ", ".join(f"{count:,} {did}" for did, count in sorted(counts.items())) or "No job fits."
+
+
+def _jobs(count: int) -> str:
+    return f"{count:,} job{'s' * (count != 1)}"
+
+
+def _of(queue: str | None, task: str | None) -> str:
+    return (f" of task {plain(task)}" if task else "") + (f" in queue {plain(queue)}" if queue else "")

@@ -1,0 +1,72 @@
+"""Imports the modules a worker was given, and says in one line what is wrong with one that cannot be imported.
+
+The only place where pgqueue imports by name; the names come from the command line, never from the database.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from pgqueue.client import tasks
+from pgqueue.config import safe
+
+
+def look_in(app_dir: str) -> Path:
+    """From here on modules are looked for in this directory first; return it."""
+    directory = Path(app_dir).resolve()
+    sys.path.insert(0, str(directory))
+    return directory
+
+
+def import_tasks(modules: Sequence[str], directory: Path) -> None:
+    """Import the modules; a UsageError if one fails or none declares a task. `directory` is where they should be."""
+    for module in modules:
+        _import(module, directory)
+    if not tasks.registry:
+        raise click.UsageError(f"{', '.join(modules)}: no task is declared there; put @pgqueue.task above a function")
+
+
+def _import(module: str, directory: Path) -> None:
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise click.UsageError(
+            f"module {module!r}: write it as Python imports it, such as myapp.tasks{_dotted(module)}"
+        )
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise _failed(module, directory, error) from error
+        raise click.UsageError(
+            f"no module {error.name!r} in {directory} or where Python looks; --app-dir names another directory"
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise _failed(module, directory, error) from error
+
+
+def _dotted(path: str) -> str:
+    dotted = path.removesuffix(".py").strip("./").replace("/", ".").replace(":", ".")
+    return f" ({dotted}?)" if all(part.isidentifier() for part in dotted.split(".")) else ""
+
+
+def _failed(module: str, directory: Path, error: BaseException) -> click.UsageError:
+    """The error of the module itself: what, and on which line of whose file."""
+    what = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    # The line may be one that names the database.
+    return click.UsageError(safe(f"module {module} (in {directory}) fails when imported: {what}{_line(error)}"))
+
+
+def _line(error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return f" ({error.filename}, line {error.lineno})"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and "importlib" not in frame.filename
+    ]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""

@@ -1,0 +1,199 @@
+"""The process around a worker: event loop, signals, banner, exit code.
+
+Called by `pgqueue work` when everything is imported. A signal is heard even while a handler blocks the loop, because
+Python's own handlers run between bytecodes; the loop is only told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import click
+import psycopg
+
+from pgqueue.cli.database import connected, place
+from pgqueue.cli.exit_codes import DEADLINE, DONE, INTERRUPTED, code_of, line_of
+from pgqueue.client import tasks
+from pgqueue.config import config, safe
+from pgqueue.database import migrations
+from pgqueue.supervisor.worker_end import Leash
+from pgqueue.worker.liveness.watchdog import Watchdog
+from pgqueue.worker.worker import Worker
+
+log = logging.getLogger("pgqueue")
+
+IDLE_CONNECTIONS = 3
+
+
+@contextmanager
+def on_leash(fd: int | None) -> Iterator[Leash | None]:
+    """The pipe to our supervisor, if there is one; it is told what goes wrong here."""
+    leash = None if fd is None else Leash(fd)
+    try:
+        yield leash
+    except Exception as error:
+        if leash is not None:
+            leash.failed(safe(error.format_message() if isinstance(error, click.ClickException) else line_of(error)))
+        raise
+
+
+def serve(worker: Worker, grace: float, stuck: float, leash: Leash | None = None) -> int:
+    """Run the worker until a signal, or until its start or a service fails for good; the exit code.
+
+    On a `leash` it belongs to a supervisor: it waits to be let work, and is told to stop there, too.
+    """
+    try:
+        with connected("work") as conn:
+            facts = _facts(conn, worker)
+        name, factory = _loop()
+        # What is imported stays. To look through it all again stops every handler, 15 ms for our own imports alone; and
+        # the interpreter's last look takes 50 ms of CPU at the end of a process, beside those that work.
+        gc.freeze()
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(_serve(worker, grace, stuck, facts | {"loop": name}, leash))
+    except Exception as error:
+        code = code_of(error)
+        if code is None:
+            raise
+        # By the log, so that a log of JSON stays one.
+        log.critical("%s", safe(line_of(error)))
+        if leash is not None:
+            leash.failed(safe(line_of(error)))
+        return code
+
+
+async def _serve(worker: Worker, grace: float, stuck: float, facts: dict[str, Any], leash: Leash | None) -> int:
+    signals = Signals(asyncio.get_running_loop(), worker.quiet)
+    if leash is not None:
+        leash.stop = signals.stop
+    started = asyncio.create_task(worker.start() if leash is None else leash.start(worker))
+    await _first(started, signals.received)
+    if not started.done():
+        started.cancel()
+        await asyncio.wait([started])
+        return DEADLINE if await worker.stop(signals.grace or 0.0) else DONE  # it may just have begun
+    started.result()
+    first = leash is None or leash.first
+    log.log(logging.INFO if first else logging.DEBUG, _banner(facts), extra=facts | {"worker_id": worker.worker_id})
+    Watchdog(worker.completing, stuck).start()
+    ended = asyncio.create_task(worker.run())
+    await _first(ended, signals.received)
+    if ended.done():
+        await _give_up(worker, grace)
+        if leash is not None:
+            leash.empty()
+        ended.result()
+        return DONE
+    ended.cancel()
+    grace = grace if signals.grace is None else signals.grace
+    by = signals.name or "told by the supervisor"
+    log.info("%s: no more jobs are taken; those that run have %g s. Again to leave at once", by, grace)
+    left = await worker.stop(grace)
+    if left:
+        log.error("%d jobs were still running after %g s and are given back", left, grace)
+        return DEADLINE
+    if leash is not None:
+        leash.empty()
+    log.info("stopped in order")
+    return DONE
+
+
+async def _first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
+    """Wait for the task to end or the event, whatever comes first."""
+    told = asyncio.create_task(event.wait())
+    await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+
+
+async def _give_up(worker: Worker, grace: float) -> None:
+    """A service failed for good: stop what can be stopped; the error itself is told by the caller."""
+    try:
+        await worker.stop(min(grace, 5.0))
+    except Exception as error:
+        log.warning("could not stop in order: %s; the jobs run again when the lease is over", error)
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first sets `received`, the second ends the process at once. SIGUSR1 calls `quiet`. A
+    supervisor's word to `stop` ends it as a first signal does; one that comes as well is not the second."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, quiet: Callable[[], object]) -> None:
+        self.received = asyncio.Event()
+        self.name = ""
+        self.grace: float | None = None
+        self._loop = loop
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+        signal.signal(signal.SIGUSR1, lambda *_: loop.call_soon_threadsafe(quiet))
+
+    def stop(self, grace: float) -> None:
+        if not self.received.is_set():
+            self.grace = grace
+            self.received.set()
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.name:
+            _write("second signal: leaving at once; what ran will run again when the lease is over")
+            os._exit(INTERRUPTED)
+        self.name = signal.Signals(number).name
+        self._loop.call_soon_threadsafe(self.received.set)
+
+
+def _write(message: str) -> None:
+    """A line of the log past the log: a signal may have interrupted a write to it, and its lock is taken."""
+    record = logging.makeLogRecord({"name": log.name, "levelname": "WARNING", "msg": message})
+    for handler in logging.getLogger().handlers[:1]:
+        os.write(2, f"{handler.format(record)}\n".encode())
+
+
+def _loop() -> tuple[str, Callable[[], asyncio.AbstractEventLoop] | None]:
+    try:
+        import uvloop
+    except ImportError:
+        return "asyncio", None
+    return f"uvloop {uvloop.__version__}", uvloop.new_event_loop  # type: ignore[attr-defined]  # said in a module of its own
+
+
+def _facts(conn: psycopg.Connection[Any], worker: Worker) -> dict[str, Any]:
+    settings = worker.settings
+    version = migrations.check(conn, config().schema).version
+    return {
+        "database": place(conn),
+        "postgresql": conn.info.parameter_status("server_version"),
+        "schema": config().schema,
+        "schema_version": version,
+        "queues": [name if slots is None else f"{name}:{slots}" for name, slots in settings.queues.items()],
+        "tasks": sorted(task.name for task in tasks.declared()),
+        "concurrency": settings.concurrency,
+        "connections": _connections(worker),
+    }
+
+
+def _connections(worker: Worker) -> str:
+    """How many at most: when idle, the completer's, and those that handlers are lent, from a pool for each kind."""
+    settings = worker.settings
+    own = f"{IDLE_CONNECTIONS if settings.listen else IDLE_CONNECTIONS - 1} idle + 1"
+    kinds = {task.is_async for task in tasks.declared() if task.transactional}
+    lent = len(kinds) * settings.lent
+    return f"{own}, and up to {lent} for transactional tasks" if lent else own
+
+
+def _banner(facts: dict[str, Any]) -> str:
+    shown = {
+        "database": f"{facts['database']} (PostgreSQL {facts['postgresql']})",
+        "schema": f"{facts['schema']}, version {facts['schema_version']}",
+        "queues": ", ".join(facts["queues"]),
+        "tasks": ", ".join(facts["tasks"]),
+        "concurrency": facts["concurrency"],
+        "connections": facts["connections"],
+        "loop": facts["loop"],
+    }
+    return "ready\n" + "\n".join(f"  {name + ':':<13}{value}" for name, value in shown.items())

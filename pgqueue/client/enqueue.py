@@ -1,0 +1,176 @@
+"""Enqueue: jobs become rows inside the application's own transaction. The first station of the flow.
+
+Called by the application, by tasks (`task.enqueue`) and the CLI. Pure functions make the statements (`one`, `many`);
+`enqueue` and its three siblings only hand them to the connection; jobs with unique keys go the way of `unique`. A job
+exists exactly when that transaction commits, and the NOTIFY that wakes a worker is part of it. Never commits, never
+opens a connection, never takes a lock.
+
+Arguments are checked before anything is sent, so a refused call leaves the application's transaction as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ParamSpec, TypeVar, overload
+
+from pgqueue.client import unique_enqueue
+from pgqueue.client.handle import JobHandle
+from pgqueue.client.job_parameters import (
+    columns,
+    deadline_of,
+    has_keys,
+    is_plain,
+    lines,
+    moment_of,
+    plain_columns,
+)
+from pgqueue.config import client
+from pgqueue.database import drivers
+from pgqueue.database.statements import Row, Statement, text
+from pgqueue.errors import InvalidArguments
+from pgqueue.jobs import codec
+from pgqueue.jobs.job import Enqueueable, NewJob
+from pgqueue.jobs.validation import check_task_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def enqueue(conn: object, task: Enqueueable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]: ...
+@overload
+def enqueue(conn: object, task: str, /, **kwargs: Any) -> JobHandle[Any]: ...
+def enqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
+    """Enqueue one call of `task` on the application's connection and return the job's handle.
+
+    The job is part of the connection's transaction: it runs after the COMMIT, or never. One statement; never commits.
+    `task` is a task (also `task.using(…)`), or the name of one that lives elsewhere, with keyword arguments only.
+    Raises InvalidArguments before anything is sent, UnsupportedConnection, SchemaMissing, or the driver's own errors.
+
+        with psycopg.connect(dsn) as conn:
+            conn.execute("INSERT INTO orders (id) VALUES (7)")
+            pgqueue.enqueue(conn, send_receipt, order_id=7)
+    """
+    new = _new_job(task, args, kwargs)
+    return drivers.run(conn, _one(new)) if new.keys is None else unique_enqueue.enqueue(conn, [new])[0]
+
+
+@overload
+async def aenqueue(conn: object, task: Enqueueable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]: ...
+@overload
+async def aenqueue(conn: object, task: str, /, **kwargs: Any) -> JobHandle[Any]: ...
+async def aenqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
+    """`enqueue` for async connections."""
+    new = _new_job(task, args, kwargs)
+    if new.keys is None:
+        return await drivers.arun(conn, _one(new))
+    return (await unique_enqueue.aenqueue(conn, [new]))[0]
+
+
+def enqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle[Any]]:
+    """Enqueue a batch and return the handles in the jobs' order. One statement, whatever the jobs; none for no jobs.
+
+    A second one, seldom more, if unique keys of theirs are taken already.
+
+        pgqueue.enqueue_many(conn, [remind.new(user) for user in users] + [report.new()])
+
+    All or none: a job that is refused refuses the batch, before anything is sent. Only a duplicate whose task says
+    on_duplicate="raise" is found out after the others are in: roll back if they are not wanted.
+    """
+    batch = _checked(jobs)
+    if has_keys(batch):
+        return unique_enqueue.enqueue(conn, batch)
+    return drivers.run(conn, _many(batch)) if batch else []
+
+
+async def aenqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle[Any]]:
+    """`enqueue_many` for async connections."""
+    batch = _checked(jobs)
+    if has_keys(batch):
+        return await unique_enqueue.aenqueue(conn, batch)
+    return await drivers.arun(conn, _many(batch)) if batch else []
+
+
+# The statements ------------------------------------------------------------------------------------------------------
+
+
+def one(job: NewJob[R], *, schema: str = "pgqueue", notify: bool = True) -> Statement[JobHandle[R]]:
+    """The statement that enqueues one job."""
+    params: dict[str, object] = {
+        "task": job.task,
+        "args": job.args,
+        "queue": job.queue,
+        "priority": job.priority,
+        "headers": job.headers,
+        "max_attempts": job.max_attempts,
+        "notify": notify,
+    }
+    if is_plain(job):
+        return Statement(text("enqueue_now", schema), params, _handle)
+    deadline, seconds = deadline_of(job)
+    params |= {"run_at": moment_of(job.run_at), "delay": job.delay, "deadline": deadline, "deadline_seconds": seconds}
+    params |= {"lock_key": job.lock_key, "lock_limit": job.lock_limit, "on_locked": job.on_locked}
+    params |= {"limit_key": job.limit_key, "rate_key": job.rate_key}
+    return Statement(text("enqueue_later", schema), params, _handle)
+
+
+def many(
+    jobs: Sequence[NewJob[Any]], *, schema: str = "pgqueue", notify: bool = True
+) -> Statement[list[JobHandle[Any]]]:
+    """The statement that enqueues these jobs, at least one; they have no unique keys."""
+    if not all(map(is_plain, jobs)):
+        return Statement(text("enqueue_many_later", schema), columns(jobs) | {"notify": notify}, _handles)
+    params = plain_columns(jobs)
+    params["heard"] = lines(sorted({job.queue for job in jobs})) if notify else ""
+    return Statement(text("enqueue_many_now", schema), params, _handles)
+
+
+def following(jobs: Sequence[NewJob[Any]], *, schema: str, notify: bool) -> Statement[Any]:
+    """The statement that makes successors of these, at least one, whatever they have; what it answers says nothing."""
+    if has_keys(jobs):
+        return unique_enqueue.following(jobs, schema=schema, notify=notify)
+    return many(jobs, schema=schema, notify=notify)
+
+
+def _one(job: NewJob[R]) -> Statement[JobHandle[R]]:
+    schema, notify = client()
+    return one(job, schema=schema, notify=notify)
+
+
+def _many(jobs: Sequence[NewJob[Any]]) -> Statement[list[JobHandle[Any]]]:
+    schema, notify = client()
+    return many(jobs, schema=schema, notify=notify)
+
+
+def _handle(rows: list[Row]) -> JobHandle[Any]:
+    return JobHandle(rows[0][0])
+
+
+def _handles(rows: list[Row]) -> list[JobHandle[Any]]:
+    return list(map(JobHandle, rows[0][0]))
+
+
+# The values ----------------------------------------------------------------------------------------------------------
+
+
+def _new_job(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob[Any]:
+    if isinstance(task, str):
+        return _named(check_task_name(task), args, kwargs)
+    make = getattr(task, "new", None)
+    if make is None:
+        raise InvalidArguments(f"{task!r} is not a task: declare it with @pgqueue.task, or give a task's name")
+    return make(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def _named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob[Any]:
+    """A task of another codebase: its own declaration is not here, so the defaults of queue and priority apply."""
+    encoded = codec.keywords_only(name).encode(args, kwargs)
+    return NewJob(name, encoded, "default", 5, None, None, None, None)
+
+
+def _checked(jobs: Iterable[NewJob[Any]]) -> list[NewJob[Any]]:
+    batch = list(jobs)
+    for cls in set(map(type, batch)):
+        if not issubclass(cls, NewJob):
+            raise InvalidArguments(f"enqueue_many takes what task.new(…) returns, not {cls.__qualname__}")
+    return batch

@@ -1,0 +1,99 @@
+"""What `enqueue` gives back: the id of the new job, and the way to ask about it later.
+
+A handle knows no connection: it is made inside the application's transaction and outlives it, so it asks through the
+configured DSN. It sees what other sessions see: nothing until that transaction has committed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, TypeVar, cast
+
+from pgqueue.client.wait import Outcome, Wait, asee, ending, missing, see
+from pgqueue.config import config
+from pgqueue.database import drivers
+from pgqueue.database.statements import Row, Statement, text
+from pgqueue.errors import Error, JobCancelled, JobFailed, JobTimeout
+from pgqueue.jobs.retry import seconds
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class JobHandle(Generic[R]):
+    """One enqueued job; `R` is what its task returns.
+
+    `created` says whether this enqueue made it; if not, it is the job that has the unique key, and `replaced` says
+    whether this enqueue changed it.
+    """
+
+    id: int
+    created: bool = True
+    replaced: bool = False
+
+    @property
+    def state(self) -> str:
+        """The job's state now, such as 'available' or 'completed', read on a connection of its own.
+
+        Raises JobNotFound while the enqueuing transaction is open, after its rollback, and when retention has removed
+        the job; NotConfigured without a DSN.
+        """
+        with drivers.connect(autocommit=True) as conn:
+            state = drivers.run(conn, find_state(self.id, config().schema))
+        if state is None:
+            raise missing(self.id)
+        return state
+
+    def result(self, timeout: float | timedelta | None = None) -> R:
+        """Wait until the job has ended and return what its handler returned, as plain JSON: a dataclass is a dict here.
+
+        `timeout` in seconds; None waits for ever. Told by NOTIFY within milliseconds on a connection of its own, to the
+        `listen_dsn` if there is one; where that is not possible it looks every 250 ms. Only for outside of
+        transactions: commit what enqueued the job first.
+
+        Raises JobFailed (it says why, with the traceback of the last attempt as a note), JobTimeout if the last attempt
+        ran longer than its timeout, JobCancelled, ResultTimeout (the job goes on), JobNotFound at once
+        while the enqueuing transaction is open; NotConfigured without a DSN. JobTimeout and ResultTimeout are both a
+        TimeoutError: catch them by name.
+
+            print(job.result(timeout=30))
+        """
+        return cast("R", _value(self.id, see(self._wait(timeout))))
+
+    async def aresult(self, timeout: float | timedelta | None = None) -> R:
+        """`result` for async code; its connection is async, too."""
+        return cast("R", _value(self.id, await asee(self._wait(timeout))))
+
+    def _wait(self, timeout: float | timedelta | None) -> Wait:
+        return Wait(self.id, ending(None if timeout is None else seconds(timeout, "timeout")), config())
+
+
+def find_state(job_id: int, schema: str) -> Statement[str | None]:
+    """Ask for the state of a job; None if there is no such job."""
+    return Statement(text("handle_state", schema), {"id": job_id}, _first)
+
+
+def _value(job_id: int, outcome: Outcome) -> Any:
+    match outcome.state:
+        case "failed":
+            raise _failed(job_id, outcome)
+        case "cancelled":
+            raise JobCancelled(f"job {job_id} was cancelled: {outcome.reason}", job_id=job_id)
+        case _:
+            return None if outcome.result is None else json.loads(outcome.result)
+
+
+def _failed(job_id: int, outcome: Outcome) -> Error:
+    last: dict[str, str | None] = json.loads(outcome.error) if outcome.error else {}
+    said = ": ".join(text for text in (last.get("error_type"), last.get("message")) if text)
+    kind = JobTimeout if outcome.reason == "timeout" else JobFailed
+    error = kind(f"job {job_id} failed ({outcome.reason}){f': {said}' if said else ''}", job_id=job_id)
+    if traceback := last.get("traceback"):
+        error.add_note(f"in its last attempt:\n{traceback}")
+    return error
+
+
+def _first(rows: list[Row]) -> Any:
+    return rows[0][0] if rows else None

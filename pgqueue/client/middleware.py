@@ -1,0 +1,359 @@
+"""What an application puts around its jobs: `@middleware`, `@on_start`, `@on_finish`.
+
+Declared at import beside the tasks, as the lifespan is. A worker takes them when it starts: `Hooks.around` puts them
+into the call path of its tasks, `Hooks.finishing` between executor and completer. Where nothing was declared both give
+back what they were given, so a job without hooks pays nothing. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Literal, TypeVar, cast
+
+from pgqueue.client.tasks import Task
+from pgqueue.errors import InvalidOption
+from pgqueue.jobs.job import Job, current_job, fields
+from pgqueue.jobs.outcomes import (
+    WRITTEN,
+    Cancel,
+    Cancelled,
+    Completed,
+    Fail,
+    Failed,
+    Handed,
+    Outcome,
+    Problem,
+    Released,
+    Retried,
+    Retry,
+    Snooze,
+    Written,
+    written_in,
+)
+
+log = logging.getLogger("pgqueue")
+
+
+OnStart = Callable[[Job], None]
+OnFinish = Callable[[Job, "JobOutcome"], None]
+Middleware = Callable[[Job, Callable[[], Any]], Any]
+Finish = Callable[[Job, Outcome], None]
+
+S = TypeVar("S", bound=OnStart)
+F = TypeVar("F", bound=OnFinish)
+M = TypeVar("M", bound=Middleware)
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+# What an attempt's row calls them, and what a hook is told.
+_REASONS = {"failed": "error", "retried": "error"}
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """What became of one attempt of a job, for `@on_finish`.
+
+    `name` says what follows: `completed`; `retried`, another attempt in `delay` seconds; `snoozed`, the same with this
+    attempt not spent; `failed`, for good; `cancelled`; `released`, given back unfinished by a worker that stops.
+    `reason` of what failed, for good or not, is `error` or `timeout` or another word of `pgqueue jobs`, of what was
+    cancelled the text that was given. `seconds` is how long it ran.
+
+    >>> JobOutcome("retried", 0.25, reason="error", error_type="KeyError", error="'sku'", delay=7.5).name
+    'retried'
+    """
+
+    name: Literal["completed", "retried", "snoozed", "failed", "cancelled", "released"]
+    seconds: float
+    reason: str | None = None
+    error_type: str | None = None
+    error: str | None = None
+    delay: float | None = None
+
+    @classmethod
+    def of(cls, outcome: Outcome, seconds: float) -> JobOutcome:
+        """The public side of an outcome."""
+        match outcome:
+            case Completed() | Written() | Handed():
+                return cls("completed", seconds)
+            case Released(Problem() as problem):
+                return cls("released", seconds, problem.outcome, problem.error_type, problem.message)
+            case Released():
+                return cls("released", seconds)
+            case Cancelled(reason):
+                return cls("cancelled", seconds, reason)
+            case Retried(delay, _, _, True):
+                return cls("snoozed", seconds, delay=delay)
+            case Failed(reason, problem):
+                return cls("failed", seconds, reason, problem.error_type, problem.message)
+            case Retried(delay, problem):
+                reason = _REASONS.get(problem.outcome, problem.outcome)
+                return cls("retried", seconds, reason, problem.error_type, problem.message, delay)
+
+
+# Declaring ------------------------------------------------------------------------------------------------------------
+
+_on_start: list[OnStart] = []
+_on_finish: list[OnFinish] = []
+_middleware: list[Middleware] = []
+
+
+def on_start(function: S) -> S:
+    """Call this function with every job that is about to run, where it runs: on the loop or in its thread.
+
+    It must be quick, and no `async def` (InvalidOption): on the loop everything waits for it. What it raises is logged
+    with its name; the job runs all the same. What it puts into context variables the handler sees.
+
+    >>> @pgqueue.on_start
+    ... def announce(job: pgqueue.Job) -> None:
+    ...     print(job.task, job.attempt)
+    """
+    return _declare("on_start", _plain("on_start", function), _on_start, 1)
+
+
+def on_finish(function: F) -> F:
+    """Call this function with every job whose handler was started and with a `JobOutcome`, whatever became of it.
+
+    Once per start, after the outcome has been decided and handed on to be written, in the place where the job ran; but
+    on the loop if it was taken away from a handler that does not stop. Quick and no `async def`, as `on_start`. What it
+    raises is logged with its name and changes nothing. A worker that is killed calls nothing.
+
+    >>> @pgqueue.on_finish
+    ... def measure(job: pgqueue.Job, outcome: pgqueue.JobOutcome) -> None:
+    ...     print(job.task, outcome.name, outcome.seconds)
+    """
+    return _declare("on_finish", _plain("on_finish", function), _on_finish, 2)
+
+
+def middleware(function: M) -> M:
+    """Put this function around the handlers of all tasks: a plain one around sync ones, an async one around async ones.
+
+    It is given the job and `call`, which runs the handler (with the commit of a transactional task) and returns what
+    that returned; a transactional task's result is committed by then, `call` gives None and what the middleware returns
+    counts for nothing. Else what it returns is what the handler is taken to have returned, and what it raises is the
+    attempt's failure. Without a call of `call` the handler does not run. The first one declared is the outermost.
+
+    >>> @pgqueue.middleware
+    ... def trace(job, call):
+    ...     with span(job.task):
+    ...         return call()
+    """
+    return _declare("middleware", function, _middleware, 2)
+
+
+def _plain(what: str, function: Hook) -> Hook:
+    if inspect.iscoroutinefunction(function):
+        raise InvalidOption(f"@pgqueue.{what}: {_name(function)} is async, and nobody would await it: use a plain def")
+    return function
+
+
+def _declare(what: str, function: Hook, declared: list[Any], parameters: int) -> Hook:
+    """Keep it; the same one imported again takes the place of the first."""
+    generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if generator or not inspect.isfunction(function):
+        raise InvalidOption(f"@pgqueue.{what}: {function!r} must be a function, and no generator")
+    try:
+        inspect.signature(function).bind(*(None,) * parameters)
+    except TypeError:
+        given = ("job", "job, outcome", "job, call")[0 if parameters == 1 else 1 + (what == "middleware")]
+        raise InvalidOption(f"@pgqueue.{what}: {_name(function)} is called with ({given})") from None
+    names = [_name(each) for each in declared]
+    if _name(function) in names:
+        declared[names.index(_name(function))] = function
+    else:
+        declared.append(function)
+    return cast(Hook, function)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+# Calling --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Begun:
+    """A job whose handler was started: when, and the context in which `on_finish` is called."""
+
+    at: float
+    context: Context
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What was declared, for one worker."""
+
+    on_start: tuple[OnStart, ...] = ()
+    on_finish: tuple[OnFinish, ...] = ()
+    middleware: tuple[Middleware, ...] = ()
+    # Changed by the loop and by threads, each only the key that is its own.
+    _begun: dict[Job, Begun] = field(default_factory=dict)
+
+    def around(self, tasks: Mapping[str, Task[..., Any]]) -> dict[str, Task[..., Any]]:
+        """These tasks, with the hooks in the call path of those that have some."""
+        return {name: self.hooked(task) for name, task in tasks.items()}
+
+    def hooked(self, task: Task[..., Any]) -> Task[..., Any]:
+        """This task with its hooks; itself if it has none."""
+        chain = [each for each in self.middleware if inspect.iscoroutinefunction(each) is task.is_async]
+        fn = task.fn
+        if chain:
+            fn = _around_async(fn, chain) if task.is_async else _around(fn, chain)
+            if not task.store_result and not task.transactional:
+                fn = silent(replace(task, fn=fn)).fn
+        if self.on_start or self.on_finish:
+            fn = self._beginning_async(fn) if task.is_async else self._beginning(fn)
+        return task if fn is task.fn else replace(task, fn=fn)
+
+    def finishing(self, finish: Finish) -> Finish:
+        """`finish`, then the hooks. In this order: not even a hook that hangs keeps an outcome from being written."""
+        if not self.on_start and not self.on_finish:
+            return finish
+
+        def finish_and_tell(job: Job, outcome: Outcome) -> None:
+            finish(job, outcome)
+            self.finished(job, outcome)
+
+        return finish_and_tell
+
+    def finished(self, job: Job, outcome: Outcome) -> None:
+        """Call `on_finish` for a job whose handler was started, once."""
+        begun = self._begun.pop(job, None)
+        if begun is not None and self.on_finish:
+            told = JobOutcome.of(written_in(job, outcome), perf_counter() - begun.at)
+            for hook in self.on_finish:
+                begun.context.run(_tell, hook, job, told)
+
+    def _beginning(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        def in_thread(*args: Any, **kwargs: Any) -> Any:
+            self._begin(current_job())
+            return fn(*args, **kwargs)
+
+        return in_thread
+
+    def _beginning_async(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        async def on_loop(*args: Any, **kwargs: Any) -> Any:
+            self._begin(current_job())
+            return await fn(*args, **kwargs)
+
+        return on_loop
+
+    def _begin(self, job: Job) -> None:
+        if job in self._begun:  # the handler is called again within the same attempt
+            return
+        # First: a job that is stopped in the middle of its hooks was started, too.
+        begun = self._begun[job] = Begun(perf_counter(), copy_context())
+        for hook in self.on_start:
+            try:
+                hook(job)
+            except (Exception, SystemExit):  # Interrupted is none of these: it is meant for the job
+                _complain("on_start hook %s failed; job %d (%s) runs all the same", _name(hook), job)
+        begun.context = copy_context()
+
+
+def declared() -> Hooks:
+    """The hooks declared so far."""
+    return Hooks(tuple(_on_start), tuple(_on_finish), tuple(_middleware))
+
+
+def _tell(hook: OnFinish, job: Job, told: JobOutcome) -> None:
+    try:
+        hook(job, told)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # what passes here takes a slot with it
+        _complain("on_finish hook %s failed; the outcome of job %d (%s) stands", _name(hook), job)
+
+
+def _complain(message: str, name: str, job: Job) -> None:
+    log.exception(message, name, job.id, job.task, extra=fields(job, hook=name))
+
+
+def _around(fn: Callable[..., Any], chain: list[Middleware]) -> Callable[..., Any]:
+    def in_thread(*args: Any, **kwargs: Any) -> Any:
+        called = _Called(current_job())
+        with called:
+            called.value = _nested(chain, called.job, lambda: called.gave(fn(*args, **kwargs)))()
+        return called.value
+
+    return in_thread
+
+
+def _around_async(fn: Callable[..., Any], chain: list[Middleware]) -> Callable[..., Any]:
+    async def on_loop(*args: Any, **kwargs: Any) -> Any:
+        called = _Called(current_job())
+
+        async def innermost() -> Any:
+            return called.gave(await fn(*args, **kwargs))
+
+        with called:
+            called.value = await cast(Awaitable[Any], _nested(chain, called.job, innermost)())
+        return called.value
+
+    return on_loop
+
+
+def _nested(chain: list[Middleware], job: Job, call: Callable[[], Any]) -> Callable[[], Any]:
+    """The first of the chain outermost."""
+    for each in reversed(chain):
+        call = partial(each, job, call)
+    return call
+
+
+class _Called:
+    """A call through middleware: what came out of it, unless its outcome was decided inside: a transaction's is."""
+
+    __slots__ = ("decided", "job", "value")
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.value: Any = None
+        self.decided: Outcome | None = None
+
+    def gave(self, value: Any) -> Any:
+        """What the innermost middleware is told that the handler gave."""
+        if not isinstance(value, Outcome):
+            return value
+        if self.decided is not WRITTEN:
+            self.decided = value
+        return None
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        if error is not None:
+            if self.decided is not WRITTEN or isinstance(error, KeyboardInterrupt | GeneratorExit):
+                return False
+            text = "middleware failed when job %d (%s) had been committed; it stays so"
+            log.error(text, self.job.id, self.job.task, extra=fields(self.job), exc_info=error)
+        if self.decided is not None:
+            self.value = self.decided
+        return True
+
+
+def unstored(tasks: Mapping[str, Task[..., Any]]) -> dict[str, Task[..., Any]]:
+    """These tasks, with handlers that return nothing where a result is not to be stored."""
+    return {name: task if task.store_result else silent(task) for name, task in tasks.items()}
+
+
+def silent(task: Task[..., Any]) -> Task[..., Any]:
+    """The task, with a handler that returns nothing but what it asks for."""
+    fn = task.fn
+
+    def in_thread(*args: Any, **kwargs: Any) -> Any:
+        return _asked(fn(*args, **kwargs))
+
+    async def on_loop(*args: Any, **kwargs: Any) -> Any:
+        return _asked(await fn(*args, **kwargs))
+
+    return replace(task, fn=on_loop if task.is_async else in_thread)
+
+
+def _asked(value: object) -> object:
+    return value if isinstance(value, Snooze | Retry | Cancel | Fail) else None

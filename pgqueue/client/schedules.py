@@ -1,0 +1,253 @@
+"""Schedules as rows: what recurs, seen and operated by hand, and added at run time.
+
+    pgqueue.schedules.add(conn, "report:7", Cron("0 6 * * MON", tz="Europe/Berlin"), report, account=7)
+
+Called by applications and by the CLI, inside the caller's transaction, on any kind of connection; `spec` by whoever
+declares a schedule in code. The jobs are made by the ticks of the leading worker, which hears of every change here by
+NOTIFY and looks now and then. Never makes a tick.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, ParamSpec, overload
+
+from pgqueue.client.handle import JobHandle
+from pgqueue.config import client
+from pgqueue.database import drivers
+from pgqueue.database.statements import Row, Statement, text
+from pgqueue.errors import InvalidArguments, InvalidOption, ScheduleDeclared, ScheduleNotFound
+from pgqueue.jobs.codec import keywords_only
+from pgqueue.jobs.cron import When, check_when
+from pgqueue.jobs.job import Enqueueable, NewJob
+from pgqueue.jobs.validation import check_task_name
+
+P = ParamSpec("P")
+
+NAME_MOST = 200  # bytes
+# What of a job a schedule keeps, or refuses: its columns, and the statements that make jobs of it, name them.
+KEPT = {"task", "args", "queue", "priority", "run_at", "delay", "headers", "max_attempts", "deadline"}
+KEPT |= {"lock_key", "lock_limit", "on_locked", "limit_key", "rate_key"}
+TIMES = frozenset({"next_at", "last_at", "declared_at", "paused_at"})
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleInfo:
+    """A schedule as it stands in the database. Times are UTC, by the database's clock.
+
+    `state` is active, paused, refused (`refused` says why), orphaned (no live worker has declared it for 10 minutes),
+    or over (it has no time to come). Only an active one ticks. `declared_at` is None for one added at run time.
+    `next_at` is None until a worker has found out.
+    """
+
+    name: str
+    line: str
+    tz: str
+    catch_up: str
+    task: str
+    args: Mapping[str, Any]
+    queue: str
+    priority: int
+    options: Mapping[str, Any]
+    next_at: datetime | None
+    last_at: datetime | None
+    last_job: int | None
+    declared_at: datetime | None
+    paused_at: datetime | None
+    refused: str | None
+    state: str
+
+
+@overload
+def add(
+    conn: object, name: str, when: When, task: Enqueueable[P, Any], /, *args: P.args, **kwargs: P.kwargs
+) -> bool: ...
+@overload
+def add(conn: object, name: str, when: When, task: str, /, **kwargs: Any) -> bool: ...
+def add(conn: object, name: str, when: When, task: Any, /, *args: Any, **kwargs: Any) -> bool:
+    """Add a schedule, or change the one of this name that was added before; whether it is new.
+
+    Each tick enqueues this call of `task`: a task, also `task.using(…)`, or the name of one that lives elsewhere, with
+    keyword arguments only. Its first tick is the first after now; one whose line stays the same keeps its next time.
+    Raises InvalidArguments or InvalidOption before anything is sent; ScheduleDeclared if code declares this name.
+    """
+    return drivers.run(conn, _adding(name, when, _new(task, args, kwargs)))
+
+
+@overload
+async def aadd(
+    conn: object, name: str, when: When, task: Enqueueable[P, Any], /, *args: P.args, **kwargs: P.kwargs
+) -> bool: ...
+@overload
+async def aadd(conn: object, name: str, when: When, task: str, /, **kwargs: Any) -> bool: ...
+async def aadd(conn: object, name: str, when: When, task: Any, /, *args: Any, **kwargs: Any) -> bool:
+    """`add` for async connections."""
+    return await drivers.arun(conn, _adding(name, when, _new(task, args, kwargs)))
+
+
+def pause(conn: object, name: str) -> bool:
+    """Stop a schedule: from the commit on it makes no ticks. False if it was paused already."""
+    return drivers.run(conn, _changing("schedules_pause", name))
+
+
+async def apause(conn: object, name: str) -> bool:
+    """`pause` for async connections."""
+    return await drivers.arun(conn, _changing("schedules_pause", name))
+
+
+def resume(conn: object, name: str) -> bool:
+    """Let a paused schedule tick again, and try a refused one again; its catch_up says what becomes of what it missed.
+
+    False if it was neither.
+    """
+    return drivers.run(conn, _changing("schedules_resume", name, notify=client()[1]))
+
+
+async def aresume(conn: object, name: str) -> bool:
+    """`resume` for async connections."""
+    return await drivers.arun(conn, _changing("schedules_resume", name, notify=client()[1]))
+
+
+def run(conn: object, name: str) -> JobHandle[Any]:
+    """Enqueue one job of a schedule now, by hand, also of a paused or orphaned one; its `job.tick` is this moment."""
+    return drivers.run(conn, _running(name))
+
+
+async def arun(conn: object, name: str) -> JobHandle[Any]:
+    """`run` for async connections."""
+    return await drivers.arun(conn, _running(name))
+
+
+def remove(conn: object, name: str) -> None:
+    """Delete a schedule. Raises ScheduleDeclared if live workers declare it: it would be back at once."""
+    drivers.run(conn, _removing(name))
+
+
+async def aremove(conn: object, name: str) -> None:
+    """`remove` for async connections."""
+    await drivers.arun(conn, _removing(name))
+
+
+def schedules(conn: object) -> list[ScheduleInfo]:
+    """All schedules, by name."""
+    return drivers.run(conn, _listing())
+
+
+async def aschedules(conn: object) -> list[ScheduleInfo]:
+    """`schedules` for async connections."""
+    return await drivers.arun(conn, _listing())
+
+
+# What a schedule is --------------------------------------------------------------------------------------------------
+
+
+def spec(when: When, new: NewJob[Any], what: str) -> dict[str, Any]:
+    """The columns of a schedule that enqueues this job. InvalidOption for one that says itself when it runs."""
+    if new.run_at is not None or new.delay is not None or isinstance(new.deadline, datetime):
+        raise InvalidOption(
+            f"{what}: the schedule says when its jobs run: leave out run_at, delay and a fixed deadline"
+        )
+    if left := [field for field in new.__struct_fields__ if field not in KEPT and getattr(new, field) is not None]:
+        raise InvalidOption(f"{what}: a schedule cannot keep {', '.join(left)} for its jobs")
+    options = {
+        "headers": None if new.headers is None else json.loads(new.headers),
+        "max_attempts": new.max_attempts,
+        "deadline": new.deadline,
+        "lock_key": new.lock_key,
+        "lock_limit": new.lock_limit,
+        "on_locked": new.on_locked,
+        "limit_key": new.limit_key,
+        "rate_key": new.rate_key,
+    }
+    return {
+        "line": when.line,
+        "tz": when.tz,
+        "catch_up": when.catch_up,
+        "task": new.task,
+        "args": json.loads(new.args),
+        "queue": new.queue,
+        "priority": new.priority,
+        "options": {name: value for name, value in options.items() if value is not None},
+    }
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it can name a schedule (1 to 200 bytes, printable), else raise InvalidOption."""
+    if isinstance(name, str) and name.isprintable() and 1 <= len(name.encode()) <= NAME_MOST:
+        return name
+    raise InvalidOption(f"schedule name {name!r:.80}: use 1 to {NAME_MOST} bytes of printable text")
+
+
+def _new(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob[Any]:
+    if isinstance(task, str):
+        encoded = keywords_only(check_task_name(task)).encode(args, kwargs)
+        return NewJob(task, encoded, "default", 5, None, None, None, None)
+    make = getattr(task, "new", None)
+    if make is None:
+        raise InvalidArguments(f"{task!r} is not a task: declare it with @pgqueue.task, or give a task's name")
+    return make(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+# The statements ------------------------------------------------------------------------------------------------------
+
+
+def _adding(name: str, when: When, new: NewJob[Any]) -> Statement[bool]:
+    what = f"schedule {check_name(name)!r}"
+    said = spec(check_when(when, what), new, what)
+    schema, notify = client()
+    params = {**said, "args": new.args, "options": json.dumps(said["options"]), "name": name, "notify": notify}
+
+    def read(rows: list[Row]) -> bool:
+        if not rows:
+            raise ScheduleDeclared(f"{what} is declared by code; take another name, or change the code")
+        return bool(rows[0][0])
+
+    return Statement(text("schedules_add", schema), params, read)
+
+
+def _changing(statement: str, name: str, **params: object) -> Statement[bool]:
+    schema, _ = client()
+    return Statement(text(statement, schema), {"name": name, **params}, lambda rows: bool(_found(name, rows)))
+
+
+def _running(name: str) -> Statement[JobHandle[Any]]:
+    schema, notify = client()
+    return Statement(
+        text("schedules_run", schema), {"name": name, "notify": notify}, lambda rows: JobHandle(_found(name, rows))
+    )
+
+
+def _removing(name: str) -> Statement[None]:
+    schema, _ = client()
+
+    def read(rows: list[Row]) -> None:
+        if not _found(name, rows):
+            raise ScheduleDeclared(
+                f"schedule {name!r} is declared by workers that live: it would be back at once; take it out of the "
+                f"code first, or pause it: pgqueue schedules pause {name}"
+            )
+
+    return Statement(text("schedules_remove", schema), {"name": name}, read)
+
+
+def _listing() -> Statement[list[ScheduleInfo]]:
+    schema, _ = client()
+    return Statement(text("schedules_list", schema), {"name": None}, _listed)
+
+
+def _found(name: str, rows: list[Row]) -> Any:
+    if not rows:
+        raise ScheduleNotFound(f"no schedule {name!r}: none is called so, or its transaction is open")
+    return rows[0][0]
+
+
+def _listed(rows: list[Row]) -> list[ScheduleInfo]:
+    found: list[dict[str, Any]] = json.loads(rows[0][0])
+    return [ScheduleInfo(**each | {name: _moment(each[name]) for name in TIMES}) for each in found]
+
+
+def _moment(value: str | None) -> datetime | None:
+    return None if value is None else datetime.fromisoformat(value).astimezone(UTC)

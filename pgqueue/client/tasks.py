@@ -1,0 +1,398 @@
+"""Tasks: functions that can be enqueued, and the registry that finds them again.
+
+The declaration side of the flow: an application decorates its functions when its modules are imported; the client asks
+a `Task` for a `NewJob` and hands that to `enqueue`; a worker looks up the name in a row among the tasks that its own
+modules declared. Everything that can be wrong with a declaration is said at import.
+
+Never imports a module by a name found in the database: an unknown name is just unknown.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+
+from pgqueue.client.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
+from pgqueue.client.handle import JobHandle
+from pgqueue.client.schedules import spec
+from pgqueue.errors import Error, InvalidArguments, InvalidOption
+from pgqueue.jobs.codec import Codec, json_object, keywords_only
+from pgqueue.jobs.concurrency import Limit, Limiting, Lock, Locking, Rate, limiting, locked, locking
+from pgqueue.jobs.cron import Cron, Every, check_when
+from pgqueue.jobs.headers import with_timeout
+from pgqueue.jobs.job import NewJob
+from pgqueue.jobs.retry import RetryFunction, RetryPolicy, check_attempts, seconds
+from pgqueue.jobs.unique import Unique, Uniqueness, idempotent_by, unique_by
+from pgqueue.jobs.validation import (
+    aware,
+    check_function,
+    check_priority,
+    check_queue,
+    check_task_name,
+    choice,
+    default_name,
+    flag,
+    positive,
+    start_by,
+)
+
+if TYPE_CHECKING:
+    from pgqueue.jobs.job import Job
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+Called_co = TypeVar("Called_co", covariant=True)
+
+Row = Mapping[str, Any] | tuple[Any, ...]
+"""The arguments of one job of many: by name, or by position."""
+
+
+class TaskOptions(TypedDict, total=False):
+    """What `@task(…)` takes."""
+
+    name: str | None
+    aliases: Iterable[str]
+    queue: str
+    priority: int
+    retry: RetryPolicy | RetryFunction | int | None
+    timeout: float | timedelta | None
+    deadline: float | timedelta | None
+    transactional: bool
+    store_result: bool
+    on_lost_lease: Literal["cancel", "keep"]
+    lock: Lock | str | Callable[..., str | None] | None
+    limit: Limit | int | None
+    rate: Rate | str | None
+    unique: Unique | str | Callable[..., str | None] | None
+    schedule: Cron | Every | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task(Generic[P, R_co]):
+    """A function that can be enqueued: `P` are its parameters without the Job, `R_co` what it returns (or awaits to).
+
+    Calling it just calls the function. `new` makes a job of a call and checks the arguments; `enqueue` puts it into the
+    caller's transaction; `using` gives a copy with other options for one call.
+
+    >>> @task(name="billing.charge", queue="billing")
+    ... def charge(customer: int, cents: int = 100) -> str:
+    ...     return f"{customer}: {cents}"
+    >>> charge(7)
+    '7: 100'
+    >>> charge.new(7).args, charge.using(priority=0).new(7, cents=250).priority
+    ('{"customer":7}', 0)
+    >>> charge.new("seven")
+    Traceback (most recent call last):
+    ...
+    pgqueue.errors.InvalidArguments: task 'billing.charge': parameter customer: given 'seven' (str), needs int
+    """
+
+    name: str
+    fn: Callable[..., Any] = field(repr=False)
+    codec: Codec = field(repr=False)
+    is_async: bool = False  # an `async def`: runs on the worker's event loop, not in a thread
+    queue: str = "default"
+    priority: int = 5
+    retry: RetryPolicy = field(default=RetryPolicy(), repr=False)
+    aliases: tuple[str, ...] = ()
+    run_at: datetime | None = None
+    delay: float | None = None
+    headers: str | None = field(default=None, repr=False)
+    max_attempts: int | None = None
+    timeout: float | None = None
+    job_timeout: float | None = None  # of the jobs that this copy makes, in its place
+    deadline: datetime | float | None = None
+    transactional: bool = False
+    store_result: bool = True
+    on_lost_lease: Literal["cancel", "keep"] = "keep"
+    locking: Locking | None = field(default=None, repr=False)
+    limiting: Limiting | None = field(default=None, repr=False)
+    uniqueness: Uniqueness | None = field(default=None, repr=False)
+    schedule: Cron | Every | None = field(default=None, repr=False)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, as if it were no task."""
+        return self.fn(*args, **kwargs)
+
+    @property
+    def wants_job(self) -> bool:
+        """True if the function's first parameter is the Job."""
+        return self.codec.wants_job
+
+    def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob[R_co]:
+        """Return the job this call would enqueue, for `enqueue_many`. Raises InvalidArguments if they do not fit."""
+        new: NewJob[R_co] = NewJob(
+            self.name,
+            self.codec.encode(args, kwargs),
+            self.queue,
+            self.priority,
+            self.run_at,
+            self.delay,
+            self.headers,
+            self.max_attempts,
+            self.deadline,
+        )
+        if self.locking is None and self.limiting is None and self.uniqueness is None:
+            return new
+        arguments = self.codec.arguments(args, kwargs)
+        if self.locking is not None:
+            new = locked(new, self.locking, arguments)
+        if self.limiting is not None:
+            new = self.limiting.limited(new, arguments)
+        return new if self.uniqueness is None else self.uniqueness.keyed(new, arguments)
+
+    def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
+        """Enqueue a call on the caller's connection, in its transaction: the job exists if that commits."""
+        return enqueue(conn, self, *args, **kwargs)
+
+    async def aenqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
+        """Enqueue a call on the caller's async connection, in its transaction."""
+        return await aenqueue(conn, self, *args, **kwargs)
+
+    def enqueue_many(self, conn: object, rows: Iterable[Row], /) -> list[JobHandle[R_co]]:
+        """Enqueue one job per row (a mapping of keywords or a tuple), in few statements, in the caller's transaction.
+
+        A row that does not fit raises InvalidArguments with a note of its number, and nothing was enqueued.
+        """
+        return enqueue_many(conn, self._jobs(rows))
+
+    async def aenqueue_many(self, conn: object, rows: Iterable[Row], /) -> list[JobHandle[R_co]]:
+        """As `enqueue_many`, on an async connection."""
+        return await aenqueue_many(conn, self._jobs(rows))
+
+    def using(
+        self,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        delay: float | timedelta | None = None,
+        retry: int | None = None,
+        headers: Mapping[str, Any] | None = None,
+        deadline: datetime | float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        lock: Lock | str | Callable[..., str | None] | None = None,
+        unique: Unique | str | Callable[..., str | None] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Task[P, R_co]:
+        """Return a copy with these options for the jobs it makes; the declared task stays as it is.
+
+        `delay` is seconds or a timedelta; `run_at` has a time zone; giving one replaces an earlier other. `retry` is
+        the most attempts of these jobs; how long they wait in between stays the task's own policy. A job that has not
+        started by its `deadline` (a time, or so long after its enqueue) is cancelled. `timeout` (seconds or a timedelta
+        for each attempt, more or less), `lock` and `unique` take the place of the task's own. `idempotency_key` names
+        the request: while its job lives, and for 24 hours after its end, enqueuing with it again gives the handle of
+        that job. Raises InvalidOption for what cannot be.
+        """
+        if run_at is not None and delay is not None:
+            raise InvalidOption(f"task {self.name!r}: give run_at or delay, not both")
+        timed = run_at is not None or delay is not None
+        uniqueness = self.uniqueness if unique is None else unique_by(unique, self.codec, self.uniqueness)
+        if idempotency_key is not None:
+            uniqueness = idempotent_by(idempotency_key, self.codec, uniqueness)
+        length = self.job_timeout if timeout is None else positive(timeout, "timeout")
+        said = self.headers if headers is None else json_object(headers, f"task {self.name!r}, headers")
+        return replace(
+            self,
+            queue=self.queue if queue is None else check_queue(queue),
+            priority=self.priority if priority is None else check_priority(priority),
+            run_at=aware(run_at) if timed else self.run_at,
+            delay=(None if delay is None else seconds(delay, "delay")) if timed else self.delay,
+            max_attempts=self.max_attempts if retry is None else check_attempts(retry),
+            deadline=self.deadline if deadline is None else start_by(deadline),
+            locking=self.locking if lock is None else locking(lock, self.codec),
+            uniqueness=uniqueness,
+            job_timeout=length,
+            headers=with_timeout(said, length),
+        )
+
+    def _jobs(self, rows: Iterable[Row]) -> Iterator[NewJob[R_co]]:
+        new: Callable[..., NewJob[R_co]] = self.new
+        for number, row in enumerate(rows):
+            try:
+                yield new(*row) if isinstance(row, tuple) else new(**_mapping(row))
+            except InvalidArguments as error:
+                error.add_note(f"in row {number} of the rows given (the first is 0)")
+                raise
+
+
+if TYPE_CHECKING:
+
+    class Nobody:
+        """For type checkers only: no function asks for it, so only one that takes anything accepts it."""
+
+    class Declared(Task[P, R_co], Generic[P, R_co, Q, Called_co]):
+        """For type checkers only: a Task that also knows how its function is called (`Q`, `Called_co`)."""
+
+        def __call__(self, /, *args: Q.args, **kwargs: Q.kwargs) -> Called_co: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """Make a function a task: `@task`, or `@task(name=…, queue=…)`.
+
+    Takes plain `def` and `async def` functions. Their name in the database is module.qualname unless `name` gives one;
+    `aliases` are older names under which jobs may still wait. A first parameter `job: Job` is given by the worker and
+    is no argument. `retry` is a number of attempts, a RetryPolicy, or a function f(attempt, exc) -> delay | None.
+    `timeout` is how long an attempt may run, `deadline` how long after its enqueue a job may start. If `transactional`,
+    what the handler writes on `job.connection` is committed together with the job's completion, or not at all. With
+    `store_result=False` what it returns is not kept. `lock` is a `Lock`, or its key: at most one job of a key runs at
+    a time. `limit` is a `Limit`, or how many of the task's jobs run at a time; `rate` a `Rate`, or its text: how many
+    start in a period. `unique` is a `Unique`, or its key: at most one job of a key lives at a time. `on_lost_lease` is
+    what happens to a running job when its worker cannot reach the database and others may soon take it for dead: "keep"
+    running it, or "cancel" it, for effects that must never overlap; a task with a lock or limit is cancelled unless it
+    says "keep". `schedule` is a `Cron` or an `Every`: each of its ticks enqueues a call without arguments.
+    Raises InvalidOption for what cannot work.
+
+    >>> @task(name="mail.send", aliases=["mail.deliver"], retry=3)
+    ... async def send(address: str) -> None: ...
+    >>> send.is_async, send.retry.attempts, find("mail.deliver") is send
+    (True, 3, True)
+    """
+
+    options: TaskOptions
+
+    @overload  # a first parameter that takes anything, even what does not exist: it cannot be told from a Job
+    def __call__(self, fn: Callable[Concatenate[Nobody, ...], Any], /) -> Task[..., Any]: ...
+
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[Job, P], Coroutine[Any, Any, R]], /
+    ) -> Declared[P, R, Concatenate[Job, P], Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Job, P], R], /) -> Declared[P, R, Concatenate[Job, P], R]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Declared[P, R, P, Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Declared[P, R, P, R]: ...
+
+    @overload
+    def __call__(self, /, **options: Unpack[TaskOptions]) -> Declaration: ...
+
+    def __call__(self, fn: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
+        if unknown := options.keys() - TaskOptions.__annotations__.keys():
+            raise InvalidOption(f"task: no option {', '.join(sorted(unknown))}")
+        merged: TaskOptions = {**self.options, **options}
+        return Declaration(merged) if fn is None else _register(_declare(fn, merged))
+
+
+task = Declaration({})
+registry: dict[str, Task[..., Any]] = {}
+"""Every declared task under its name and under each alias."""
+
+
+def find(name: str) -> Task[..., Any] | None:
+    """Return the task declared under this name or alias, None if the imported modules declare none."""
+    return registry.get(name)
+
+
+def declared() -> list[Task[..., Any]]:
+    """Return every declared task once, in the order of declaration."""
+    return list(dict.fromkeys(registry.values()))
+
+
+def remote(name: str, *, queue: str = "default", priority: int = 5) -> Task[..., Any]:
+    """Return a task of another codebase, known by name: it can be enqueued here, with keywords and plain JSON values.
+
+    Its arguments are checked when it runs. Calling it raises Error; no worker of this codebase runs it.
+
+    >>> remote("billing.charge", queue="billing").new(customer=7).args
+    '{"customer":7}'
+    """
+
+    def elsewhere(*args: Any, **kwargs: Any) -> Any:
+        raise Error(f"task {name!r} belongs to another codebase: it can be enqueued here, not called")
+
+    codec = keywords_only(check_task_name(name))
+    return Task(name=name, fn=elsewhere, codec=codec, queue=check_queue(queue), priority=check_priority(priority))
+
+
+def holding(tasks: Mapping[str, Task[..., Any]]) -> frozenset[str]:
+    """The names of those that keep their keys while they wait for another attempt."""
+    return frozenset(name for name, task in tasks.items() if task.locking and task.locking.lock.hold_on_retry)
+
+
+def scheduled(tasks: Iterable[Task[..., Any]]) -> dict[str, dict[str, Any]]:
+    """What the rows of these schedules are to say, by name. Raises InvalidOption where a call needs arguments."""
+    specs: dict[str, dict[str, Any]] = {}
+    for each in tasks:
+        if each.schedule is not None:
+            what = f"task {each.name!r}: schedule"
+            try:
+                specs[each.name] = spec(each.schedule, each.new(), what)
+            except InvalidArguments as error:
+                raise InvalidOption(
+                    f"{what}: its jobs have no arguments ({error}); add a schedule with them"
+                ) from error
+    return specs
+
+
+def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
+    if isinstance(fn, Task):
+        raise InvalidOption(f"task {fn!r}: it is the task {fn.name!r} already; declare a plain def or async def")
+    check_function(fn)
+    given = options.get("name")
+    name = check_task_name(default_name(fn) if given is None else given)
+    aliases = options.get("aliases", ())
+    if isinstance(aliases, str):
+        raise InvalidOption(f"task {name!r}: aliases are a list of names, such as aliases=[{aliases!r}]")
+    retry = options.get("retry")
+    codec = Codec.of(fn, name)
+    lock, limit, unique = options.get("lock"), options.get("limit"), options.get("unique")
+    new: Task[..., Any] = Task(
+        name=name,
+        fn=fn,
+        codec=codec,
+        locking=None if lock is None else locking(lock, codec),
+        limiting=limiting(limit, options.get("rate"), codec),
+        uniqueness=None if unique is None else unique_by(unique, codec),
+        is_async=inspect.iscoroutinefunction(fn),
+        queue=check_queue(options.get("queue", "default")),
+        priority=check_priority(options.get("priority", 5)),
+        retry=RetryPolicy() if retry is None else RetryPolicy.of(retry),
+        aliases=tuple(map(check_task_name, aliases)),
+        timeout=positive(options.get("timeout"), f"task {name!r}: timeout"),
+        deadline=positive(options.get("deadline"), f"task {name!r}: deadline"),
+        transactional=flag(options.get("transactional", False), f"task {name!r}: transactional"),
+        store_result=flag(options.get("store_result", True), f"task {name!r}: store_result"),
+        on_lost_lease=choice(
+            options.get("on_lost_lease", "keep" if lock is None and limit is None else "cancel"),
+            f"task {name!r}: on_lost_lease",
+        ),
+        schedule=None if (when := options.get("schedule")) is None else check_when(when, f"task {name!r}: schedule"),
+    )
+    scheduled([new])
+    return new
+
+
+def _register(new: Task[..., Any]) -> Task[..., Any]:
+    names = (new.name, *new.aliases)
+    for name in names:
+        other = registry.get(name)
+        if other is not None and _origin(other) != _origin(new):
+            raise InvalidOption(
+                f"task name {name!r} is taken by {_origin(other)}, so {_origin(new)} cannot have it: pass name=… to one"
+            )
+    if replaced := registry.get(new.name):  # the module was imported again: what it no longer says is gone
+        for name in [name for name, each in registry.items() if each is replaced]:
+            del registry[name]
+    registry.update(dict.fromkeys(names, new))
+    return new
+
+
+def _origin(declared: Task[..., Any]) -> str:
+    return f"{declared.fn.__module__}:{declared.fn.__qualname__}"
+
+
+def _mapping(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(row, Mapping):
+        return row
+    raise InvalidArguments(f"a row is a mapping of keywords or a tuple, not {type(row).__qualname__}: {row!r:.80}")

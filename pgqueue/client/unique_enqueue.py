@@ -1,0 +1,191 @@
+"""Enqueue with unique keys: one job per key, and whoever asks for another is told which job that is.
+
+Called by `enqueue` for batches in which a job has a key. One statement inserts the keys and the jobs that won all of
+theirs (`unique_enqueue`); only losers pay a second one, which reads who holds the key (`unique_enqueue_judge`). If
+nobody does any more, it has removed that row, and the first is sent again for those jobs. Never commits, opens no
+connection.
+
+Why at most one job holds a key:
+
+1. A job has a key if its row in `unique_key` is there and `key_state` says that it holds. The row is written by the
+   transaction that makes the job, and the primary key admits one: who comes second waits for that transaction. If it
+   commits he reads a row that is committed; if it rolls back his own goes in.
+2. A row is removed only by its version, by who has read in one snapshot both the row and the state of its job, and
+   found that it does not hold. A job that has ended lives again by `retry` alone, and that writes the row anew: so it
+   wins, or it finds that another has won.
+3. After a removal nobody has the key, not even who removed it: he sends the insert again, and may lose.
+
+Who looks first and inserts then, without the constraint, makes two (tests/client/test_unique_enqueue.py shows it).
+Who lets the insert fail, and catches that, has lost his transaction, and fills the server's log. ON CONFLICT DO UPDATE
+would lock the winner's row for as long as the loser's transaction, and leave a dead version for each loser.
+
+Everybody takes his keys in the order of their bytes, so two batches cannot wait for each other's. Only keys taken in
+several calls of one transaction, or taken over from a job that ended in this very moment, can deadlock; PostgreSQL ends
+that.
+
+A key that is held only until its job starts (`pending`) says "a job is to come, and it will see what you have written".
+So the loser locks that job's row: claims pass over it until his transaction has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from pgqueue.client.handle import JobHandle
+from pgqueue.client.job_parameters import column, columns, lines, quoted
+from pgqueue.config import client
+from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.steps import Steps, adrive, drive
+from pgqueue.errors import DuplicateJob, Error
+from pgqueue.jobs.job import NewJob
+from pgqueue.jobs.keys import Keys
+
+log = logging.getLogger("pgqueue")
+
+ROUNDS = 100
+"""How often a key may have been released just after it was found taken, each time by another job that ended."""
+
+NOTES = {
+    "40001": "a unique key was taken since this transaction took its snapshot (REPEATABLE READ or SERIALIZABLE); roll "
+    "back and try again in a new transaction",
+    "40P01": "two transactions each waited for a unique key of the other; roll back and try again; give all keys to "
+    "one enqueue_many, or always in the same order",
+    "55P03": "another transaction has just taken one of these unique keys and is still open, so nobody knows yet "
+    "whether its job will exist; roll back (or to a savepoint) and try again. The wait is bounded by lock_timeout, by "
+    "5 s if that is 0",
+    "42883": "if this is one of pgqueue's, the schema of this database is older than this pgqueue; run `pgqueue "
+    "migrate --check` to see what it lacks, then `pgqueue migrate`",
+}
+
+Placed = tuple[int, NewJob[Any]]
+"""A job with its place in the batch."""
+
+
+def enqueue(conn: object, jobs: Sequence[NewJob[Any]]) -> list[JobHandle[Any]]:
+    """Enqueue these jobs; the handles in their order, each of a new job or of the one that has its key."""
+    return drive(conn, _enqueueing(jobs), NOTES)
+
+
+async def aenqueue(conn: object, jobs: Sequence[NewJob[Any]]) -> list[JobHandle[Any]]:
+    """`enqueue` on an async connection."""
+    return await adrive(conn, _enqueueing(jobs), NOTES)
+
+
+def following(jobs: Sequence[NewJob[Any]], *, schema: str, notify: bool) -> Statement[None]:
+    """The one statement that makes successors of these; those whose key is held are not made, and that is logged."""
+
+    def read(rows: list[Row]) -> None:
+        for task, holder in json.loads(rows[0][0] or "[]"):
+            log.info("the successor %s was not enqueued: job %d has its unique key", task, holder)
+
+    params = columns(jobs) | _key_columns(jobs) | {"notify": notify}
+    return Statement(text("unique_enqueue_following", schema), params, read)
+
+
+def impatient(schema: str) -> Statement[None]:
+    """What makes the statements after it, in their transaction, wait for next to nobody."""
+    return Statement(text("unique_enqueue_impatient", schema), {}, lambda rows: None)
+
+
+# The steps -----------------------------------------------------------------------------------------------------------
+
+
+def _enqueueing(jobs: Sequence[NewJob[Any]]) -> Steps[list[JobHandle[Any]]]:
+    schema, notify = client()
+    handles: dict[int, JobHandle[Any]] = {}
+    left: list[Placed] = list(enumerate(jobs))
+    for _ in range(ROUNDS):
+        batch = [job for _, job in left]
+        params = columns(batch) | _key_columns(batch) | {"notify": notify}
+        [(ids, *_)] = yield Statement(text("unique_enqueue", schema), params, list)
+        made = {place: id for (place, _), id in zip(left, ids, strict=True) if id is not None}
+        handles |= {place: JobHandle(id) for place, id in made.items()}
+        lost = [placed for placed in left if placed[0] not in made]
+        if lost:
+            lost = _among_themselves(lost, {place: jobs[place] for place in made}, handles)
+        left = (yield from _losing(lost, handles)) if lost else []
+        if not left:
+            return [handles[place] for place in range(len(jobs))]
+    names = [name for _, job in left for name in _keys(job).names()]
+    raise Error(
+        f"unique keys {', '.join(names[:5])}: released and taken again {ROUNDS} times while we asked; try again"
+    )
+
+
+def _among_themselves(
+    lost: list[Placed], made: dict[int, NewJob[Any]], handles: dict[int, JobHandle[Any]]
+) -> list[Placed]:
+    """Answer those that lost to a job of their own batch, but who would change it; the others."""
+    mine = {name: place for place, job in made.items() if job.keys for name in job.keys.names()}
+    others: list[Placed] = []
+    for place, job in lost:
+        names = [name for name in _keys(job).names() if name in mine]
+        if names and _keys(job).on_duplicate != "replace":
+            handles[place] = _duplicate(job, names[0], handles[mine[names[0]]].id)
+        else:
+            others.append((place, job))
+    return others
+
+
+def _losing(lost: list[Placed], handles: dict[int, JobHandle[Any]]) -> Steps[list[Placed]]:
+    """Find out who has the keys, and answer; those that nobody has any more are to be tried again."""
+    schema, _ = client()
+    names = sorted({name for _, job in lost for name in _keys(job).names()})
+    replaced = sorted({name for _, job in lost if _keys(job).on_duplicate == "replace" for name in _keys(job).names()})
+    params = {"keys": json.dumps(names), "replaced": json.dumps(replaced)}
+    [(found,)] = yield Statement(text("unique_enqueue_judge", schema), params, list)
+    held = {name: (id, waits) for name, id, waits in json.loads(found)}
+    left: list[Placed] = []
+    replacing: list[tuple[int, Placed]] = []
+    for place, job in lost:
+        name = next((name for name in _keys(job).names() if name in held), None)
+        if name is None:
+            left.append((place, job))
+            continue
+        holder, waits = held[name]
+        if waits and _keys(job).on_duplicate == "replace":
+            replacing.append((holder, (place, job)))
+        else:
+            handles[place] = _duplicate(job, name, holder)
+    return left + ((yield from _replacing(replacing, handles)) if replacing else [])
+
+
+def _replacing(replacing: list[tuple[int, Placed]], handles: dict[int, JobHandle[Any]]) -> Steps[list[Placed]]:
+    """Change the jobs that have the keys, each to what the last of those who ask says; those that were on the move."""
+    schema, notify = client()
+    last = {holder: job for holder, (_, job) in replacing}
+    jobs = list(last.values())
+    params = columns(jobs) | {"notify": notify, "holder": lines([str(holder) for holder in last])}
+    params["at_most"] = column([_keys(job).debounce_max for job in jobs], repr)
+    [(changed, *_)] = yield Statement(text("unique_enqueue_replace", schema), params, list)
+    for holder, (place, _) in replacing:
+        if holder in changed:
+            handles[place] = JobHandle(holder, created=False, replaced=True)
+    return [placed for holder, placed in replacing if holder not in changed]
+
+
+def _duplicate(job: NewJob[Any], name: str, holder: int) -> JobHandle[Any]:
+    if _keys(job).on_duplicate == "raise":
+        kind, _, key = name.partition(":")
+        raise DuplicateJob(
+            f"task {job.task!r}: job {holder} has the {kind} key {key!r}", existing=holder, job_id=holder
+        )
+    return JobHandle(holder, created=False)
+
+
+def _keys(job: NewJob[Any]) -> Keys:
+    assert job.keys is not None
+    return job.keys
+
+
+def _key_columns(jobs: Sequence[NewJob[Any]]) -> dict[str, object]:
+    keys = [job.keys for job in jobs]
+    return {
+        "unique_key": column([each and each.unique for each in keys], quoted),
+        "idempotency_key": column([each and each.idempotency for each in keys], quoted),
+        "hold": column([each.hold if each else "live" for each in keys]),
+        "hold_seconds": column([each and each.seconds for each in keys], repr),
+    }

@@ -1,0 +1,366 @@
+"""Waiting for the end of a job, on a connection of its own: told by NOTIFY, and looking.
+
+Used by JobHandle. Who waits says so with a row in `job_waiter`; whoever ends that job, in whatever way, finds the row
+and notifies the channel of this one job. Without waiters nobody notifies: a transaction with a NOTIFY holds a lock of
+the whole database while it commits, and completions wait for the disk there. The order is: row committed, LISTEN, look.
+An end that commits before the look is seen by it; one that commits after, and whose statement saw the row, is heard.
+The one left over, whose statement began before the row was there, is found by looking again, as is every end where
+LISTEN is of no use: behind a pooler, on a standby, without the right to write that row, with `notify=False`.
+
+A connection that breaks, or that does not answer, is replaced as long as there is time: the job goes on, so does the
+wait. Never changes a job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import inf
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, cast
+
+from pgqueue.config import Config
+from pgqueue.database import drivers
+from pgqueue.database.statements import Row, Statement, text
+from pgqueue.errors import Error, JobNotFound, ResultTimeout
+
+if TYPE_CHECKING:
+    import psycopg
+
+log = logging.getLogger("pgqueue")
+
+LOOK_FIRST, LOOK_MOST, LOOK_FACTOR = 0.005, 0.25, 1.4
+"""Seconds between looks of one whom nobody tells: at first, at most; and how they grow."""
+TOLD_FIRST, TOLD_MOST, TOLD_FACTOR = 0.01, 1.0, 3.0
+"""The same for one who listens: he looks for the hint he missed, most likely in the first moment."""
+CONNECT_FIRST, CONNECT_MOST, CONNECT_FACTOR = 0.05, 2.0, 2.0
+"""The same between attempts to connect again."""
+ANSWER_SECONDS = 10.0
+"""A look that takes longer waits over a dead link."""
+LEAVE_SECONDS = 2.0
+"""The same for what is under way when the wait is cancelled: so much later it has ended at the latest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job stands that may have ended: what `result` returns or raises once it has."""
+
+    state: str
+    result: str | None
+    reason: str | None
+    error: str | None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("completed", "skipped", "failed", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Hear of the end of this job from now on."""
+
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait until something is heard, but no longer than this."""
+
+    seconds: float
+
+
+Steps = Generator[Statement[Any] | Listen | Pause, Any, Outcome]
+
+
+@dataclass(slots=True)
+class Wait:
+    """One wait for the end of a job: what to do next on its connection, and where that leads."""
+
+    job_id: int
+    end: float
+    """On the monotonic clock; infinite without a timeout."""
+    config: Config
+    waiter: int | None = None
+    """The number of our row in `job_waiter`, as long as it may be there."""
+
+    def steps(self, pid: int) -> Steps:
+        """`pid` is what the connection says of its server's process."""
+        if self.waiter is not None:  # of a connection that broke
+            yield self.leave()
+            self.waiter = None
+        ask = find_outcome(self.job_id, self.config.schema)
+        outcome: Outcome = yield ask
+        if not outcome.ended and self._listens() and self.left() > 0 and (yield self._statement("hears", pid=pid)):
+            self.waiter = yield self._statement("begin", id=self.job_id)
+            yield Listen(f"{self.config.schema}.:ended.{self.job_id}")
+            outcome = yield ask
+        pauses = growing(LOOK_FIRST, LOOK_MOST, LOOK_FACTOR)
+        if self.waiter is not None:
+            pauses = growing(TOLD_FIRST, TOLD_MOST, TOLD_FACTOR)
+        while not outcome.ended:
+            if (left := self.left()) <= 0:
+                raise self._over("had not ended in time; it goes on")
+            yield Pause(min(next(pauses), left))
+            outcome = yield ask
+        return outcome
+
+    def leave(self) -> Statement[Any]:
+        """Take our row away."""
+        return self._statement("leave", waiter=self.waiter)
+
+    def lost(self, error: Exception) -> None:
+        """The connection broke, or none could be made: there is time for another one, or it is over."""
+        if self.left() <= 0:
+            raise self._over(f"was not seen to end in time: {error}") from error
+        log.warning("waiting for job %d: %s; connecting again", self.job_id, str(error).strip() or type(error).__name__)
+
+    def left(self) -> float:
+        """Seconds."""
+        return self.end - monotonic()
+
+    def patience(self) -> float:
+        """How long an answer may take; a second more than there is time for, so that it is over without it."""
+        return max(0.0, min(ANSWER_SECONDS, self.left())) + 1.0
+
+    def dsn(self) -> str:
+        dsn = self.config.require_dsn()
+        return self.config.listen_dsn or dsn
+
+    def options(self) -> dict[str, Any]:
+        """How its connections are made."""
+        return {
+            "autocommit": True,
+            "prepare_threshold": None,
+            "connect_timeout": int(max(2.0, min(ANSWER_SECONDS, self.left()))),
+            "fallback_application_name": "pgqueue result",
+        }
+
+    def _listens(self) -> bool:
+        return self.config.notify and self.config.listen_dsn is not None
+
+    def _statement(self, name: str, **params: object) -> Statement[Any]:
+        return Statement(text(f"wait_{name}", self.config.schema), params, _first)
+
+    def _over(self, why: str) -> ResultTimeout:
+        return ResultTimeout(f"job {self.job_id} {why}", job_id=self.job_id)
+
+
+def find_outcome(job_id: int, schema: str) -> Statement[Outcome]:
+    """Ask how a job stands; JobNotFound if there is no such job."""
+
+    def read(rows: list[Row]) -> Outcome:
+        if not rows:
+            raise missing(job_id)
+        return Outcome(*rows[0])
+
+    return Statement(text("wait_outcome", schema), {"id": job_id}, read)
+
+
+def missing(job_id: int) -> JobNotFound:
+    return JobNotFound(
+        f"job {job_id} is not there: its transaction is open or was rolled back, or retention has removed it",
+        job_id=job_id,
+    )
+
+
+# The drivers ---------------------------------------------------------------------------------------------------------
+
+
+def see(wait: Wait) -> Outcome:
+    """The end of the job, waited for in this thread."""
+    import psycopg
+
+    conn = _connect(wait)
+    while True:
+        with conn:
+            try:
+                return _play(conn, wait)
+            except psycopg.OperationalError as error:
+                if not conn.closed:
+                    raise
+                wait.lost(error)
+        for pause in growing(CONNECT_FIRST, CONNECT_MOST, CONNECT_FACTOR):
+            sleep(pause)
+            try:
+                conn = _connect(wait)
+                break
+            except psycopg.OperationalError as error:
+                wait.lost(error)
+
+
+async def asee(wait: Wait) -> Outcome:
+    """The end of the job, waited for on this loop."""
+    import asyncio  # not at the top: whoever only enqueues, or asks for --help, need not pay 27 ms
+
+    import psycopg
+
+    conn = await _aconnect(wait)
+    while True:
+        async with conn:
+            try:
+                return await _aplay(conn, wait)
+            except psycopg.OperationalError as error:
+                if not conn.closed:
+                    raise
+                wait.lost(error)
+        for pause in growing(CONNECT_FIRST, CONNECT_MOST, CONNECT_FACTOR):
+            await asyncio.sleep(pause)
+            try:
+                conn = await _aconnect(wait)
+                break
+            except psycopg.OperationalError as error:
+                wait.lost(error)
+
+
+def _play(conn: psycopg.Connection[Any], wait: Wait) -> Outcome:
+    """Take the steps of the wait; whatever ends it, no row is left where we can reach it."""
+    import psycopg
+
+    steps = wait.steps(conn.info.backend_pid)
+    answer: Any = None
+    try:
+        while True:
+            match steps.send(answer):
+                case Statement() as statement:
+                    with _bounded(conn, wait):
+                        answer = drivers.run(conn, statement)
+                case Listen(channel):
+                    with _bounded(conn, wait):
+                        conn.execute(_listen(channel))
+                case Pause(seconds):
+                    for _ in conn.notifies(timeout=seconds, stop_after=1):
+                        pass
+    except StopIteration as end:
+        return cast("Outcome", end.value)
+    finally:
+        if wait.waiter is not None and not conn.closed:
+            with suppress(psycopg.OperationalError), _bounded(conn, wait):  # what ended us counts, and rows are swept
+                drivers.run(conn, wait.leave())
+
+
+async def _aplay(conn: psycopg.AsyncConnection[Any], wait: Wait) -> Outcome:
+
+    import psycopg
+
+    steps = wait.steps(conn.info.backend_pid)
+    answer: Any = None
+    try:
+        while True:
+            match steps.send(answer):
+                case Statement() as statement:
+                    answer = await _aanswer(conn, wait, drivers.arun(conn, statement), steps)
+                case Listen(channel):
+                    await _aanswer(conn, wait, conn.execute(_listen(channel)))
+                case Pause(seconds):
+                    async for _ in conn.notifies(timeout=seconds, stop_after=1):
+                        pass
+    except StopIteration as end:
+        return cast("Outcome", end.value)
+    finally:
+        if wait.waiter is not None and not conn.closed:
+            with suppress(psycopg.OperationalError):
+                await _aanswer(conn, wait, drivers.arun(conn, wait.leave()))
+
+
+async def _aanswer(
+    conn: psycopg.AsyncConnection[Any], wait: Wait, asking: Coroutine[Any, Any, Any], steps: Steps | None = None
+) -> Any:
+    """The answer. Who is cancelled meanwhile reads it all the same, and the steps take note of it: a row that is ours.
+
+    To cancel the query would leave open whether the server has run it, and its answer, if it has, unread.
+    """
+    import asyncio
+
+    doing = asyncio.ensure_future(asking)
+    with _bounded_on_loop(conn, wait.patience()):
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            with _bounded_on_loop(conn, LEAVE_SECONDS):
+                while not doing.done():
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.wait([doing])
+            if not doing.cancelled() and doing.exception() is None and steps is not None:
+                with suppress(StopIteration, Error):  # the cancellation says how this ends
+                    steps.send(doing.result())
+            raise
+
+
+@contextmanager
+def _bounded(conn: psycopg.Connection[Any], wait: Wait) -> Iterator[None]:
+    """Without an answer in time the connection is broken: an OperationalError for who waits for it."""
+    from threading import Timer
+
+    from pgqueue.database.sessions import hang_up
+
+    timer = Timer(wait.patience(), hang_up, [conn])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _bounded_on_loop(conn: psycopg.AsyncConnection[Any], seconds: float) -> Iterator[None]:
+    from asyncio import get_running_loop
+
+    from pgqueue.database.sessions import hang_up
+
+    timer = get_running_loop().call_later(seconds, hang_up, conn)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _connect(wait: Wait) -> psycopg.Connection[Any]:
+    import psycopg
+
+    from pgqueue.database import embedded
+
+    return psycopg.connect(embedded.resolve(wait.dsn()), **wait.options())
+
+
+async def _aconnect(wait: Wait) -> psycopg.AsyncConnection[Any]:
+    import asyncio
+
+    import psycopg
+
+    from pgqueue.database import embedded
+
+    def close(opened: asyncio.Future[psycopg.AsyncConnection[Any]]) -> None:
+        if not opened.cancelled() and opened.exception() is None:
+            opened.result().pgconn.finish()
+
+    dsn = await asyncio.to_thread(embedded.resolve, wait.dsn())
+    opening = asyncio.ensure_future(psycopg.AsyncConnection.connect(dsn, **wait.options()))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(close)  # cancelled half-way, psycopg would leave the socket open
+        raise
+
+
+def _listen(channel: str) -> bytes:
+    """The schema is a checked name, the rest are digits."""
+    return f'LISTEN "{channel}"'.encode()
+
+
+def growing(first: float, most: float, factor: float) -> Iterator[float]:
+    """For ever: `first`, then more and more, up to `most`."""
+    while True:
+        yield min(first, most)
+        first = min(most, first * factor)
+
+
+def ending(timeout: float | None) -> float:
+    """When a wait of so many seconds is over."""
+    return inf if timeout is None else monotonic() + timeout
+
+
+def _first(rows: list[Row]) -> Any:
+    return rows[0][0] if rows else None

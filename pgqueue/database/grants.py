@@ -1,0 +1,57 @@
+"""Least rights for roles: which GRANTs let one enqueue, work, operate, or read.
+
+The statements are the files of `sql/grants/`, which psql applies as they are (`psql -v role=app -f …`); here `:"role"`
+becomes the quoted name. Called by `pgqueue grants`, as the owner of the schema. Never creates a role, never revokes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import psycopg
+
+from pgqueue.database.statements import in_schema, sql_directory
+from pgqueue.errors import Error, InvalidOption
+
+Kind = Literal["enqueue", "work", "operate", "read"]
+KINDS: tuple[Kind, ...] = ("enqueue", "work", "operate", "read")
+
+
+def as_sql(role: str, kind: Kind, schema: str) -> str:
+    """Return the GRANTs as a script.
+
+    >>> as_sql("app", "read", "jobs").splitlines()[1]
+    'GRANT USAGE ON SCHEMA jobs TO "app";'
+    """
+    if not role or "\0" in role or len(role.encode()) > 63:
+        raise InvalidOption(f"role {role!r}: a role's name has 1 to 63 bytes")
+    quoted = '"' + role.replace('"', '""') + '"'
+    script = (sql_directory() / "grants" / f"{kind}.sql").read_text(encoding="utf-8")
+    return in_schema(script, schema).replace(':"role"', quoted)
+
+
+def grant(conn: psycopg.Connection[Any], role: str, kind: Kind, schema: str) -> None:
+    """Execute the GRANTs, all or none. Raises Error if this connection may not, InvalidOption for an unknown role."""
+    refused: list[str] = []
+
+    def hear(notice: psycopg.errors.Diagnostic) -> None:
+        if notice.sqlstate == "01007":  # privilege_not_granted is only a warning
+            refused.append(notice.message_primary or "")
+
+    script = as_sql(role, kind, schema)
+    conn.add_notice_handler(hear)
+    try:
+        with conn.transaction():
+            conn.execute(script.encode(), prepare=False)
+            if refused:
+                raise Error(_forbidden(conn, schema, refused[0]))
+    except psycopg.errors.UndefinedObject:
+        raise InvalidOption(f"role {role!r} does not exist here; make it with CREATE ROLE") from None
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise Error(_forbidden(conn, schema, error.diag.message_primary or "")) from None
+    finally:
+        conn.remove_notice_handler(hear)
+
+
+def _forbidden(conn: psycopg.Connection[Any], schema: str, why: str) -> str:
+    return f"role {conn.info.user!r} may not give rights on schema {schema!r} ({why}); run this as its owner"

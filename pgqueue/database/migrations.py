@@ -1,0 +1,326 @@
+"""The schema of a database: which numbered files of `sql/migrations` it has, and applying those it lacks.
+
+`pgqueue migrate` and the tests' template call `migrate`; the worker calls `require` before it takes a job. Files go
+forward only. Each is one transaction that ends by entering itself in `pgqueue.migration`, so a file applies as it
+stands with `psql -1 -f`, and half a migration never exists. Never runs by itself: no schema changes because a
+worker started.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import errors
+from psycopg.rows import tuple_row
+
+from pgqueue import config
+from pgqueue.database import embedded
+from pgqueue.database.statements import in_schema, sql_directory
+from pgqueue.errors import Error, SchemaBehind, SchemaMissing, SchemaTooNew
+
+OLDEST_POSTGRES = 15
+ATTEMPTS = 5  # at one file, when locks it needs are held
+
+Connection = psycopg.Connection[Any]
+
+_log = logging.getLogger(__name__)
+_FILE = re.compile(r"(\d{4})_(\w+)\.sql")
+_HEADER = re.compile(r"-- breaking: (no|yes)\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One file: applied in the order of `version`; `breaking`: an older pgqueue must not work on its result."""
+
+    version: int
+    name: str
+    breaking: bool
+    sql: str
+
+    def __str__(self) -> str:
+        return f"{self.version:04}_{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A row of `pgqueue.migration`."""
+
+    version: int
+    name: str
+    breaking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a database has, next to the files we have. `unknown` are migrations of a newer pgqueue."""
+
+    applied: tuple[Applied, ...]
+    pending: tuple[Migration, ...]
+    unknown: tuple[Applied, ...]
+
+    @property
+    def version(self) -> int:
+        """The newest migration applied; 0 where there is no schema."""
+        return max((row.version for row in self.applied), default=0)
+
+
+def migrate(
+    target: str | Connection,
+    schema: str | None = None,
+    *,
+    lock_timeout: float = 5.0,
+    wait: float = 60.0,
+) -> list[Migration]:
+    """Apply the files the database lacks and return them; [] when it lacks none.
+
+    Safe from many processes at once (they wait up to `wait` seconds for each other) and while workers work: a file
+    that cannot get a table's lock within `lock_timeout` seconds lets go and tries again, 5 times; then Error says who
+    has it. On a connection with an open transaction it becomes part of that transaction.
+    """
+    schema = config.config(schema=schema).schema
+    with _connected(target) as conn:
+        _check_server(conn)
+        return list(_applied_now(conn, schema, lock_timeout, wait))
+
+
+def check(conn: Connection, schema: str) -> Standing:
+    """Return what the database has and lacks; changes nothing."""
+    with _reading(conn, schema):
+        applied = _read(conn, schema)
+    versions = {row.version for row in applied}
+    newest = max((file.version for file in files()), default=0)
+    return Standing(
+        applied,
+        pending=tuple(file for file in files() if file.version not in versions),
+        unknown=tuple(row for row in applied if row.version > newest),
+    )
+
+
+def pending(conn: Connection, schema: str) -> list[Migration]:
+    """Return the files the database lacks."""
+    return list(check(conn, schema).pending)
+
+
+def require(conn: Connection, schema: str) -> Standing:
+    """Return the database's standing if this pgqueue can work on it.
+
+    Else raises SchemaMissing, SchemaBehind or SchemaTooNew, with what to do. A newer schema is fine as long as none of
+    its migrations is breaking: so workers outlive a rolling deploy.
+    """
+    standing = check(conn, schema)
+    where = f"schema {schema!r} of database {conn.info.dbname!r}"
+    if not standing.applied:
+        raise SchemaMissing(f"{where} is not there; run `{_command(schema)}`")
+    breaking = [f"{row.version:04}_{row.name}" for row in standing.unknown if row.breaking]
+    if breaking:
+        raise SchemaTooNew(
+            f"{where} has {', '.join(breaking)}, which this pgqueue does not know (its newest is {files()[-1]}) and "
+            "cannot work with; upgrade pgqueue here"
+        )
+    if standing.pending:
+        lacks = ", ".join(map(str, standing.pending))
+        raise SchemaBehind(f"{where} is at version {standing.version} and lacks {lacks}; run `{_command(schema)}`")
+    return standing
+
+
+def as_sql(schema: str, from_version: int = 0) -> str:
+    """Return the files after `from_version` as one script, for who applies schemas by hand or by another tool.
+
+    Has no BEGIN and no COMMIT: run it in one transaction (`psql -1 -f`, Alembic's `op.execute`, Django's `RunSQL`).
+    """
+    return "\n".join(f"-- {file}\n{in_schema(file.sql, schema)}" for file in files() if file.version > from_version)
+
+
+def files() -> tuple[Migration, ...]:
+    """Every migration this pgqueue knows, in order."""
+    return _files(sql_directory() / "migrations")
+
+
+@cache
+def _files(directory: Path) -> tuple[Migration, ...]:
+    found = tuple(_file(path) for path in sorted(directory.glob("*.sql")))
+    if [file.version for file in found] != list(range(1, len(found) + 1)):
+        raise Error(f"{directory}: migrations must be numbered 0001, 0002, …, got {', '.join(map(str, found))}")
+    return found
+
+
+def _file(path: Path) -> Migration:
+    sql = path.read_text(encoding="utf-8")
+    name, header = _FILE.fullmatch(path.name), _HEADER.match(sql)
+    if name is None or header is None:
+        raise Error(
+            f"{path}: a migration must be named NNNN_words.sql and begin with the line `-- breaking: no` or yes"
+        )
+    return Migration(int(name[1]), name[2], header[1] == "yes", sql)
+
+
+def _applied_now(conn: Connection, schema: str, lock_timeout: float, wait: float) -> Iterator[Migration]:
+    for file in pending(conn, schema):
+        if _patiently(conn, schema, file, lock_timeout, wait):
+            _log.info("applied %s to schema %s of database %s", file, schema, conn.info.dbname)
+            yield file
+
+
+def _patiently(conn: Connection, schema: str, file: Migration, lock_timeout: float, wait: float) -> bool:
+    """Apply one file, letting go and trying again while others hold its locks; False if another process was faster."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _apply(conn, schema, file, lock_timeout, wait)
+        except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
+            held = _holders(conn, schema, lock_timeout)
+            if attempt == ATTEMPTS:
+                raise Error(
+                    f"migration {file}: no lock within {lock_timeout:g} s, tried {ATTEMPTS} times. {held}. "
+                    "Nothing was changed; end that session (SELECT pg_terminate_backend(pid)) or try later"
+                ) from error
+            _log.warning("migration %s: no lock within %g s, trying again. %s", file, lock_timeout, held)
+            # Those who queued up behind us go first.
+            time.sleep(lock_timeout / 10 * random.uniform(0.5, 1.5))
+        except errors.InsufficientPrivilege as error:
+            raise Error(_forbidden(conn, schema, file, error)) from error
+        except psycopg.Error as error:
+            if isinstance(error, psycopg.OperationalError) and conn.closed:
+                raise
+            raise Error(f"migration {file} failed and changed nothing: {error}") from error
+    raise AssertionError("unreachable")
+
+
+def _apply(conn: Connection, schema: str, file: Migration, lock_timeout: float, wait: float) -> bool:
+    own_transaction = conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    with conn.transaction(), _cursor(conn) as cursor:
+        if own_transaction:
+            # A role's default of REPEATABLE READ would keep us from seeing what the one before us has done.
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
+        _set(cursor, lock_timeout=wait, statement_timeout=0)
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [_lock_name(schema)])
+        if any(row.version == file.version for row in _read(conn, schema)):
+            return False
+        _set(cursor, lock_timeout=lock_timeout)
+        # Without parameters: one message of many statements, in which a % is only a %.
+        cursor.execute(in_schema(file.sql, schema).encode(), prepare=False)
+        if Applied(file.version, file.name, file.breaking) not in _read(conn, schema):
+            raise Error(
+                f"migration {file} must end by entering itself in pgqueue.migration: "
+                f"version {file.version}, name '{file.name}', breaking {str(file.breaking).lower()}"
+            )
+    return True
+
+
+def _read(conn: Connection, schema: str) -> tuple[Applied, ...]:
+    with _cursor(conn) as cursor:
+        # Asked of the catalogs, which anybody may read: to_regclass() fails for who may not use the schema.
+        there = cursor.execute(
+            "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND c.relname = 'migration' AND c.relkind = 'r'",
+            [schema],
+        ).fetchone()
+        if there is None:
+            return ()
+        cursor.execute(
+            in_schema("SELECT version, name, breaking FROM pgqueue.migration ORDER BY version", schema).encode()
+        )
+        return tuple(Applied(*row) for row in cursor)
+
+
+# The sessions that have been in a transaction at least as long as we waited, and hold a lock on something of the
+# schema, or the lock of another migration. Asked after our own wait ended, so somebody may have gone meanwhile.
+_HOLDERS = """
+SELECT coalesce('pid ' || a.pid, 'a prepared transaction (see pg_prepared_xacts)')
+       || coalesce(' (' || nullif(a.application_name, '') || ', ' || a.usename || ', ' || a.state || ' since '
+                   || date_trunc('second', a.state_change) || ')', '')
+       || ' holds ' || string_agg(DISTINCT coalesce(c.relname, 'the migration lock'), ', ')
+       || coalesce(': ' || left(a.query, 200), '')
+FROM pg_catalog.pg_locks l
+LEFT JOIN pg_catalog.pg_class c ON c.oid = l.relation
+LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+CROSS JOIN hashtextextended(%(lock)s, 0) AS key
+WHERE l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+  AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+  AND (n.nspname = %(schema)s
+       OR l.locktype = 'advisory' AND l.objsubid = 1
+          AND l.classid::bigint = (key >> 32) & 4294967295 AND l.objid::bigint = key & 4294967295)
+  AND (a.pid IS NULL OR a.xact_start <= clock_timestamp() - make_interval(secs => %(seconds)s::float8))
+GROUP BY a.pid, a.application_name, a.usename, a.state, a.state_change, a.query
+ORDER BY 1
+"""
+
+
+def _holders(conn: Connection, schema: str, seconds: float) -> str:
+    """Who holds the schema's locks, in words for the person who must decide about it."""
+    parameters = {"schema": schema, "lock": _lock_name(schema), "seconds": seconds}
+    with conn.transaction(), _cursor(conn) as cursor:
+        found = [str(who) for (who,) in cursor.execute(_HOLDERS, parameters)]
+    return "; ".join(found) or "Whoever held it has gone since"
+
+
+def _forbidden(conn: Connection, schema: str, file: Migration, error: psycopg.Error) -> str:
+    role, database = conn.info.user, conn.info.dbname
+    return (
+        f"migration {file}: role {role!r} may not change schema {schema!r} of database {database!r} "
+        f"({error.diag.message_primary}). Run it as the schema's owner; who may create it needs "
+        f'GRANT CREATE ON DATABASE "{database}" TO "{role}". `{_command(schema)} --sql` prints what to apply by hand'
+    )
+
+
+@contextmanager
+def _reading(conn: Connection, schema: str) -> Iterator[None]:
+    """A transaction, or a savepoint in the caller's; says what to do where the role may not read."""
+    try:
+        with conn.transaction():
+            yield
+    except errors.InsufficientPrivilege as error:
+        role = conn.info.user
+        raise Error(
+            f"role {role!r} may not read {schema}.migration; as its owner run `pgqueue grants {role} --for work`"
+        ) from error
+
+
+@contextmanager
+def _connected(target: str | Connection) -> Iterator[Connection]:
+    if not isinstance(target, str):
+        yield target
+        return
+    dsn = embedded.resolve(config.normalize(target))
+    with psycopg.connect(dsn, autocommit=True, application_name="pgqueue migrate", row_factory=tuple_row) as conn:
+        yield conn
+
+
+def _check_server(conn: Connection) -> None:
+    if conn.info.server_version < OLDEST_POSTGRES * 10_000:
+        have = conn.info.parameter_status("server_version")
+        raise Error(f"pgqueue needs PostgreSQL {OLDEST_POSTGRES} or newer, this server is {have}")
+    if conn.info.parameter_status("server_encoding") != "UTF8":
+        have = conn.info.parameter_status("server_encoding")
+        raise Error(f"pgqueue needs a database with encoding UTF8, {conn.info.dbname} has {have}")
+    with conn.transaction(), _cursor(conn) as cursor:
+        if cursor.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+            raise Error(f"{conn.info.host} is a standby and cannot be written; migrate the primary")
+
+
+def _cursor(conn: Connection) -> psycopg.Cursor[tuple[Any, ...]]:
+    """A plain cursor, whatever kinds of rows and cursors the caller's connection makes."""
+    return psycopg.Cursor(conn, row_factory=tuple_row)
+
+
+def _set(cursor: psycopg.Cursor[tuple[Any, ...]], **seconds: float) -> None:
+    for name, value in seconds.items():
+        cursor.execute("SELECT set_config(%s, %s, true)", [name, f"{value * 1000:.0f}ms"])
+
+
+def _lock_name(schema: str) -> str:
+    return f"pgqueue migrate {schema}"
+
+
+def _command(schema: str) -> str:
+    return "pgqueue migrate" if schema == "pgqueue" else f"pgqueue migrate --schema {schema}"

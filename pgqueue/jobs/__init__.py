@@ -1,0 +1,1 @@
+"""What a job is: values and rules, with no I/O."""

@@ -1,0 +1,345 @@
+"""Kinds: whether a value fits its annotation, strictly, at any depth.
+
+Used by `codec` only: a kind is made from an annotation when a task is declared, and looks at the values when a job is
+enqueued. It is stricter than msgspec, which would take a list for a tuple or a text for a date: what a kind lets
+through comes back from JSON as what it was. It also refuses what JSON or PostgreSQL cannot keep: NaN and infinities,
+naive datetimes, keys that are no text. Values of plain types cost one look into a set of types.
+
+Never changes a value, never does I/O, never imports pydantic (its models are told by their methods).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import reprlib
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import partial
+from types import NoneType, SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import msgspec
+from msgspec import inspect as nodes
+
+from pgqueue.errors import InvalidOption
+
+Check = Callable[[Any], str]
+"""Returns "" for a value that fits, else the complaint, beginning with the path to the unfit part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an annotation asks of a value. Values of exactly the types in `exact` need no further look."""
+
+    needs: str
+    check: Check
+    exact: frozenset[type] = frozenset()
+
+
+@dataclass(slots=True)
+class _Survey:
+    """What was met on the way through one annotation: its classes (they may contain themselves), any datetime."""
+
+    classes: dict[int, Kind] = field(default_factory=dict)  # by the id of its node: a generic class may come twice
+    datetimes: bool = False
+
+
+def kind_of(annotation: Any) -> tuple[Kind, bool]:
+    """Return the kind of an annotation, and whether such a value may hold a datetime.
+
+    Raises TypeError, ValueError, NameError or AttributeError when there is no JSON form for it.
+    """
+    survey = _Survey()
+    return _kind(nodes.type_info(annotation), survey), survey.datetimes
+
+
+def _kind(node: nodes.Type, survey: _Survey) -> Kind:
+    match node:
+        case nodes.AnyType():
+            return _PLAIN
+        case nodes.Metadata(type=inner):
+            return _kind(inner, survey)
+        case nodes.StrType() | nodes.IntType() | nodes.BoolType() | nodes.NoneType():
+            base = _BASES[type(node)]
+            return Kind(base[0], partial(_check_base, *base), frozenset((base[1],) if node == type(node)() else ()))
+        case nodes.UnionType(types=types):
+            return _union([_kind(each, survey) for each in types])
+        case nodes.ListType(item_type=item) | nodes.SetType(item_type=item) | nodes.FrozenSetType(item_type=item):
+            return _items(_CONTAINERS[type(node)], _kind(item, survey))
+        case nodes.VarTupleType(item_type=item):
+            return _items(tuple, _kind(item, survey))
+        case nodes.TupleType(item_types=items):
+            return _row("a tuple", tuple, [_kind(item, survey) for item in items])
+        case nodes.DictType(key_type=key, value_type=value):
+            return _mapping(_key(key, survey), _kind(value, survey))
+        case nodes.EnumType(cls=cls):
+            return Kind(cls.__qualname__, partial(_check_instance, cls.__qualname__, cls))
+        case nodes.LiteralType(values=values):
+            return _literal(values)
+        case nodes.CustomType(cls=cls) if is_model(cls):
+            return Kind(cls.__qualname__, partial(_check_class, cls))
+        case nodes.StructType() | nodes.DataclassType() | nodes.TypedDictType() | nodes.NamedTupleType():
+            return survey.classes.get(id(node)) or _record(node, survey)
+        case _ if type(node) in _SCALARS:
+            survey.datetimes |= isinstance(node, nodes.DateTimeType)
+            needs, check = _SCALARS[type(node)]
+            return Kind(needs, check)
+    raise TypeError(f"there is no JSON form for {getattr(node, 'cls', type(node).__name__.removesuffix('Type'))}")
+
+
+def _key(node: nodes.Type, survey: _Survey) -> Kind:
+    if isinstance(node, nodes.AnyType):
+        return _TEXT
+    if type(node) in _KEYS:
+        return _kind(node, survey)
+    raise TypeError(f"a JSON object cannot have {type(node).__name__.removesuffix('Type')} keys")
+
+
+def _record(node: Any, survey: _Survey) -> Kind:
+    """A class with named fields. It is noted before its fields are visited, for it may contain itself."""
+    fields: dict[str, Kind] = {}
+    name = node.cls.__qualname__
+    if isinstance(node, nodes.TypedDictType):
+        kind = Kind(name, partial(_check_typed_dict, name, fields, {f.name for f in node.fields if f.required}))
+    else:
+        kind = Kind(name, partial(_check_fields, node.cls, fields))
+    survey.classes[id(node)] = kind
+    fields.update((each.name, _kind(each.type, survey)) for each in node.fields)
+    return kind
+
+
+def _union(kinds: list[Kind]) -> Kind:
+    needs = " or ".join(kind.needs for kind in kinds)
+    members = [kind for kind in kinds if kind.needs != "None"]
+    return Kind(needs, partial(_check_union, needs, kinds, members), frozenset().union(*(kind.exact for kind in kinds)))
+
+
+def _items(base: type, item: Kind) -> Kind:
+    needs = f"a {base.__name__}"
+    return Kind(needs, partial(_check_items, needs, base, item))
+
+
+def _row(needs: str, base: type, kinds: list[Kind]) -> Kind:
+    return Kind(needs, partial(_check_row, f"{needs} of {len(kinds)}", base, kinds))
+
+
+def _mapping(key: Kind, value: Kind) -> Kind:
+    return Kind("a dict", partial(_check_mapping, key, value))
+
+
+def _literal(values: tuple[Any, ...]) -> Kind:
+    needs = f"one of {', '.join(map(repr, values))}"
+    allowed = {(type(value), value) for value in values}
+    return Kind(needs, lambda value: "" if (type(value), value) in allowed else unfit(value, needs))
+
+
+def check_plain(value: Any) -> str:
+    """The check of what has no annotation: only what JSON gives back as it was."""
+    if type(value) in (str, int, bool, NoneType):
+        return ""
+    if type(value) is float:
+        return _check_float(value)
+    if isinstance(value, dict):
+        return _PLAIN_DICT.check(value)
+    if type(value) is list:
+        return _PLAIN_LIST.check(value)
+    return unfit(value, "a plain JSON value (str, int, float, bool, None, list, dict with str keys)")
+
+
+def _check_base(needs: str, base: type, value: Any) -> str:
+    # bool is an int to Python, not to JSON
+    fits = isinstance(value, base) and (type(value) is not bool or base is bool)
+    return "" if fits else unfit(value, needs)
+
+
+def _check_instance(needs: str, cls: type, value: Any) -> str:
+    return "" if isinstance(value, cls) else unfit(value, needs)
+
+
+def _check_class(cls: type, value: Any) -> str:
+    """Not isinstance: an instance of a subclass would come back as its parent."""
+    return "" if type(value) is cls else unfit(value, cls.__qualname__)
+
+
+def _check_float(value: Any) -> str:
+    if type(value) is bool or not isinstance(value, float | int):
+        return unfit(value, "float")
+    try:
+        return "" if math.isfinite(value) else unfit(value, "a finite float")
+    except OverflowError:  # an int may be larger than any float
+        return unfit(value, "an int that fits a float")
+
+
+def _check_datetime(value: Any) -> str:
+    if type(value) is not datetime:
+        return unfit(value, "datetime")
+    offset = value.utcoffset()
+    if offset is None:
+        return unfit(value, "a datetime with a time zone, such as datetime.now(timezone.utc)")
+    return _check_offset(value, offset)
+
+
+def _check_time(value: Any) -> str:
+    if type(value) is not time:
+        return unfit(value, "time")
+    offset = value.utcoffset()
+    if offset is None and value.tzinfo is not None:
+        return unfit(value, "a time without a time zone, or with a fixed offset")
+    return _check_offset(value, offset or timedelta())
+
+
+def _check_offset(value: Any, offset: timedelta) -> str:
+    """ISO text has no seconds in the offset (local times before about 1900 do): another instant would come back."""
+    whole = offset % timedelta(minutes=1) == timedelta()
+    return "" if whole else unfit(value, "an offset of whole minutes; use .astimezone(timezone.utc)")
+
+
+def _check_decimal(value: Any) -> str:
+    return "" if type(value) is Decimal and value.is_finite() else unfit(value, "a finite Decimal")
+
+
+def _check_union(needs: str, kinds: list[Kind], members: list[Kind], value: Any) -> str:
+    if any(not kind.check(value) for kind in kinds):
+        return ""
+    # of "list or None" the complaint about the list's third item says more than "needs a list or None"
+    return members[0].check(value) if len(members) == 1 and value is not None else unfit(value, needs)
+
+
+def _check_items(needs: str, base: type, item: Kind, value: Any) -> str:
+    if not isinstance(value, base):
+        return unfit(value, needs)
+    items = cast("Iterable[Any]", value)
+    if item.exact and item.exact.issuperset(map(type, items)):
+        return ""
+    return next((f"[{index}]{why}" for index, each in enumerate(items) if (why := item.check(each))), "")
+
+
+def _check_row(needs: str, base: type, kinds: list[Kind], value: Any) -> str:
+    if not isinstance(value, base) or len(cast("tuple[Any, ...]", value)) != len(kinds):
+        return unfit(value, needs)
+    pairs = enumerate(zip(kinds, cast("tuple[Any, ...]", value), strict=True))
+    return next((f"[{index}]{why}" for index, (kind, each) in pairs if (why := kind.check(each))), "")
+
+
+def _check_mapping(key: Kind, value_kind: Kind, value: Any) -> str:
+    if not isinstance(value, dict):
+        return unfit(value, "a dict")
+    for name, each in value.items():
+        if type(name) not in key.exact and (why := key.check(name)):
+            return f", key{why}"
+        if type(each) not in value_kind.exact and (why := value_kind.check(each)):
+            return f"[{reprlib.repr(name)}]{why}"
+    return ""
+
+
+def _check_typed_dict(needs: str, fields: Mapping[str, Kind], required: set[str], value: Any) -> str:
+    if not isinstance(value, dict):
+        return unfit(value, f"a dict ({needs})")
+    if missing := sorted(required - value.keys()):
+        return f": missing {listed(missing)} of {needs}"
+    if unknown := [name for name in value if name not in fields]:
+        return f": {needs} has no {listed(unknown)}"
+    return next((f"[{name!r}]{why}" for name, each in value.items() if (why := fields[name].check(each))), "")
+
+
+def _check_fields(cls: type, fields: Mapping[str, Kind], value: Any) -> str:
+    if why := _check_class(cls, value):
+        return why
+    for name, kind in fields.items():
+        each = getattr(value, name, msgspec.UNSET)  # an unset field of a Struct is left out, and unset again when read
+        if each is not msgspec.UNSET and (why := kind.check(each)):
+            return f".{name}{why}"
+    return ""
+
+
+_PLAIN = Kind("a plain JSON value", check_plain, frozenset((str, int, bool, NoneType)))
+_PLAIN_LIST = _items(list, _PLAIN)
+_TEXT = Kind("str", partial(_check_base, "str", str), frozenset((str,)))
+_PLAIN_DICT = _mapping(_TEXT, _PLAIN)
+
+_BASES: Mapping[type, tuple[str, type]] = {
+    nodes.StrType: ("str", str),
+    nodes.IntType: ("int", int),
+    nodes.BoolType: ("bool", bool),
+    nodes.NoneType: ("None", NoneType),
+}
+_CONTAINERS: Mapping[type, type] = {nodes.ListType: list, nodes.SetType: set, nodes.FrozenSetType: frozenset}
+_SCALARS: Mapping[type, tuple[str, Check]] = {
+    nodes.FloatType: ("float", _check_float),
+    nodes.DateTimeType: ("datetime", _check_datetime),
+    nodes.TimeType: ("time", _check_time),
+    nodes.DateType: ("date", partial(_check_class, date)),
+    nodes.TimeDeltaType: ("timedelta", partial(_check_instance, "timedelta", timedelta)),
+    nodes.UUIDType: ("UUID", partial(_check_instance, "UUID", UUID)),
+    nodes.DecimalType: ("Decimal", _check_decimal),
+    nodes.BytesType: ("bytes", partial(_check_class, bytes)),
+    nodes.ByteArrayType: ("bytearray", partial(_check_class, bytearray)),
+}
+_KEYS = frozenset(
+    (nodes.StrType, nodes.IntType, nodes.FloatType, nodes.EnumType, nodes.LiteralType, nodes.UUIDType, nodes.DateType)
+) | {nodes.DateTimeType, nodes.TimeType, nodes.TimeDeltaType, nodes.DecimalType}
+
+
+def is_model(cls: type) -> bool:
+    """True for a pydantic model, told by its methods: pydantic itself is never imported here."""
+    return hasattr(cls, "__pydantic_validator__") and hasattr(cls, "model_validate_json")
+
+
+def unfit(value: Any, needs: str) -> str:
+    """The complaint about one value: what was given (shortened) and what is needed."""
+    return f": given {reprlib.repr(value)} ({type(value).__qualname__}), needs {needs}"
+
+
+def listed(names: Iterable[object]) -> str:
+    """Names for a message, quoted."""
+    return ", ".join(map(repr, names))
+
+
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def parameters(task: str, fn: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError, NameError) as error:  # a NameError: annotations are evaluated here from Python 3.14
+        raise InvalidOption(f"task {task!r}: its signature cannot be read ({error})") from error
+
+
+def wants_job(fn: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:
+    """True if the first parameter is annotated with pgqueue's Job.
+
+    A name that cannot be looked up is taken for it when it reads `Job`: it may be imported for type checkers only.
+    """
+    if not parameters or parameters[0].kind not in POSITIONAL:
+        return False
+    annotation = parameters[0].annotation
+    try:
+        found = _evaluated(fn, annotation)
+    except Exception:  # anything may happen in a text; unless it reads Job, _resolve meets it again and reports it
+        return str(annotation).rpartition(".")[2] == "Job"
+    return isinstance(found, type) and f"{found.__module__}.{found.__qualname__}" == "pgqueue.jobs.job.Job"
+
+
+def resolved(task: str, fn: Callable[..., Any], parameters: list[inspect.Parameter]) -> Iterable[inspect.Parameter]:
+    for parameter in parameters:
+        try:
+            yield parameter.replace(annotation=_evaluated(fn, parameter.annotation))
+        except Exception as error:
+            raise InvalidOption(
+                f"task {task!r}, parameter {parameter.name}: the annotation {parameter.annotation!r} cannot be "
+                f"resolved when the program runs ({error}); define or import it at the top of the module, "
+                "not in a function or under TYPE_CHECKING"
+            ) from error
+
+
+def _evaluated(fn: Callable[..., Any], annotation: Any) -> Any:
+    if annotation is inspect.Parameter.empty:
+        return annotation
+    scope = getattr(inspect.unwrap(fn), "__globals__", {})
+    holder = SimpleNamespace(__annotations__={"it": annotation})
+    return typing.get_type_hints(holder, globalns=scope, include_extras=True)["it"]

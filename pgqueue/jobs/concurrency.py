@@ -1,0 +1,303 @@
+"""What a declaration may ask for beyond the task itself, as small values: `Lock`, `Limit`, `Rate`.
+
+Used by tasks, which check an option at declaration and render its key at enqueue. Decides what a key is; never asks
+whether it is free: that is admit's, and for rates that of `rates`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from pgqueue.errors import InvalidArguments, InvalidOption
+from pgqueue.jobs.codec import Codec
+from pgqueue.jobs.job import NewJob
+from pgqueue.jobs.keys import check_key
+from pgqueue.jobs.validation import COUNT_MOST, parse_rate
+
+R = TypeVar("R")
+
+LIMIT_MOST = 1 << 31  # the column's type
+ON_LOCKED = ("wait", "skip", "once")
+NAME_MOST = 200  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """At most `limit` jobs of one key run at the same time, over all workers and all tasks of the schema.
+
+    `key` is a template of the task's parameters, such as "account:{account_id}", or a function of those parameters it
+    names; a parameter that is None, and a function that returns None, mean no lock. What becomes of a job whose key
+    has no room: "wait" (default) lets it wait, first come first served; "skip" ends it as skipped; "once" ends it as
+    skipped if a job of the same task waits for the key already, which will run after it. A job that waits for its
+    next attempt has given its key up, unless `hold_on_retry`. Raises InvalidOption for what cannot work.
+
+    >>> Lock("account:{account_id}").limit
+    1
+    >>> Lock("api", limit=3, on_locked="later")
+    Traceback (most recent call last):
+    ...
+    pgqueue.errors.InvalidOption: lock 'api': on_locked 'later': use "wait", "skip" or "once"
+    """
+
+    key: str | Callable[..., str | None]
+    limit: int = 1
+    on_locked: Literal["wait", "skip", "once"] = "wait"
+    hold_on_retry: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, str) and not callable(self.key):
+            raise InvalidOption(f"lock {self.key!r}: the key is a template or a function")
+        whole = isinstance(self.limit, int) and not isinstance(self.limit, bool)
+        if not whole or not 1 <= self.limit < LIMIT_MOST:
+            raise InvalidOption(f"lock {self.key!r}: limit {self.limit!r}: use a whole number from 1")
+        if self.on_locked not in ON_LOCKED:
+            raise InvalidOption(f'lock {self.key!r}: on_locked {self.on_locked!r}: use "wait", "skip" or "once"')
+        if not isinstance(self.hold_on_retry, bool):
+            raise InvalidOption(f"lock {self.key!r}: hold_on_retry {self.hold_on_retry!r} is neither True nor False")
+
+    @classmethod
+    def of(cls, given: Lock | str | Callable[..., str | None]) -> Lock:
+        """A lock from what a declaration says: one already, a template or a function."""
+        return given if isinstance(given, Lock) else cls(given)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most `n` jobs of the tasks with this limit run at the same time, over all workers.
+
+    Tasks that give the same `name` share it; without one it is the task's own, under the task's name. `n` is what holds
+    until somebody sets another number: `pgqueue limits set NAME N`. Raises InvalidOption for what cannot work.
+
+    >>> Limit(5, name="warehouse").n
+    5
+    >>> Limit(0)
+    Traceback (most recent call last):
+    ...
+    pgqueue.errors.InvalidOption: limit 0: use a whole number from 1
+    """
+
+    n: int
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.n, int) and not isinstance(self.n, bool)
+        if not whole or not 1 <= self.n < LIMIT_MOST:
+            raise InvalidOption(f"limit {self.n!r}: use a whole number from 1")
+        if self.name is not None:
+            check_name(self.name, f"limit {self.n}: name")
+
+    @classmethod
+    def of(cls, given: Limit | int) -> Limit:
+        """A limit from what a declaration says: one already, or its number."""
+        return given if isinstance(given, Limit) else cls(given)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most so many jobs of the tasks with this rate start in a period, over all workers; the others wait in line.
+
+    `rate` is a count and a period: "100/minute", "5/10s", the units second, minute, hour, day. Starts are spread
+    evenly; `burst` is how many may start at once after a rest. In any window of one period no more than
+    count + burst - 1 jobs start. With a `key`, a template of the task's parameters or a function of them as in `Lock`,
+    each key has its own rate; None means that no rate holds for that job. Tasks that give the same `name` share the
+    rate; without one it is the task's own. It holds until somebody sets another: `pgqueue limits set NAME 50/minute`.
+    Raises InvalidOption for what cannot work.
+
+    >>> Rate("100/minute", key="customer:{customer_id}", name="mail.api").period
+    60.0
+    >>> Rate("often")
+    Traceback (most recent call last):
+    ...
+    pgqueue.errors.InvalidOption: rate 'often': write COUNT/PERIOD, such as 100/minute or 5/10s (units: s, m, h, d)
+    """
+
+    rate: str
+    key: str | Callable[..., str | None] | None = None
+    name: str | None = None
+    burst: int = 1
+
+    def __post_init__(self) -> None:
+        parse_rate(self.rate)
+        if self.key is not None and not isinstance(self.key, str) and not callable(self.key):
+            raise InvalidOption(f"rate {self.rate!r}: the key is a template or a function, not {self.key!r}")
+        if self.name is not None:
+            check_limiter(self.name, f"rate {self.rate!r}: name")
+        whole = isinstance(self.burst, int) and not isinstance(self.burst, bool)
+        if not whole or not 1 <= self.burst <= COUNT_MOST:
+            raise InvalidOption(f"rate {self.rate!r}: burst {self.burst!r}: use a whole number from 1 to {COUNT_MOST}")
+
+    @property
+    def count(self) -> int:
+        """How many may start in a period."""
+        return parse_rate(self.rate)[0]
+
+    @property
+    def period(self) -> float:
+        """The period, in seconds."""
+        return parse_rate(self.rate)[1]
+
+    @classmethod
+    def of(cls, given: Rate | str) -> Rate:
+        """A rate from what a declaration says: one already, or its text."""
+        return given if isinstance(given, Rate) else cls(given)
+
+
+def check_name(name: object, what: str) -> str:
+    """Return `name` if it can name a limit: 1 to 200 bytes, printable, without spaces; else raise InvalidOption."""
+    if isinstance(name, str) and name.isprintable() and " " not in name and 1 <= len(name.encode()) <= NAME_MOST:
+        return name
+    raise InvalidOption(f"{what} {name!r:.80}: use 1 to {NAME_MOST} bytes of printable text without spaces")
+
+
+def check_limiter(name: object, what: str) -> str:
+    """Return `name` if it can name a rate: one for a limit, without a colon, which begins the key."""
+    if ":" in check_name(name, what):
+        raise InvalidOption(f"{what} {name!r}: a colon ends the name of a rate, after it comes the key: use another")
+    return str(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Limiting:
+    """The limit and the rate of one task, under their names: what makes the keys of a call."""
+
+    task: str
+    limit: Limit | None = None
+    rate: Rate | None = None
+    limit_name: str | None = None
+    rate_name: str | None = None
+    key_of: Callable[[Mapping[str, Any]], str | None] | None = None
+    """None: all calls have the same rate."""
+
+    def limited(self, new: NewJob[R], arguments: Mapping[str, Any]) -> NewJob[R]:
+        """The job of a call with these arguments, with its keys. Raises InvalidArguments for one that cannot be."""
+        rate_key = self.rate_name
+        if rate_key is not None and self.key_of is not None:
+            key = self.key_of(arguments)
+            if key is not None:
+                what = f"task {self.task!r}: rate key"
+                key = check_key(f"{rate_key}:{check_key(key, what)}", f"{what} with the rate's name")
+            rate_key = key
+        return msgspec.structs.replace(new, limit_key=self.limit_name, rate_key=rate_key)
+
+
+def limiting(limit: Limit | int | None, rate: Rate | str | None, codec: Codec) -> Limiting | None:
+    """Check a limit and a rate against a task's signature; None: there is neither. Raises InvalidOption."""
+    if limit is None and rate is None:
+        return None
+    limit = None if limit is None else Limit.of(limit)
+    rate = None if rate is None else Rate.of(rate)
+    what = f"task {codec.task!r}:"
+    return Limiting(
+        codec.task,
+        limit,
+        rate,
+        None if limit is None else limit.name or check_name(codec.task, f"{what} name= for its limit, instead of"),
+        None if rate is None else rate.name or check_limiter(codec.task, f"{what} name= for its rate, instead of"),
+        None if rate is None or rate.key is None else rendering(rate.key, codec, f"{what} rate key {rate.key!r}"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Locking:
+    """A lock as one task has it: what makes the key of a call."""
+
+    lock: Lock
+    task: str
+    key_of: Callable[[Mapping[str, Any]], str | None]
+
+    def key(self, arguments: Mapping[str, Any]) -> str | None:
+        """The key of a call with these arguments; None: no lock. Raises InvalidArguments for one that cannot be."""
+        key = self.key_of(arguments)
+        return None if key is None else check_key(key, f"task {self.task!r}: lock key")
+
+
+def locking(given: Lock | str | Callable[..., str | None], codec: Codec) -> Locking:
+    """Check a lock against a task's signature. Raises InvalidOption."""
+    lock = Lock.of(given)
+    what = f"task {codec.task!r}: lock {lock.key!r}"
+    return Locking(lock, codec.task, rendering(lock.key, codec, what))
+
+
+def locked(new: NewJob[R], lock: Locking, arguments: Mapping[str, Any]) -> NewJob[R]:
+    """The job of a call with these arguments, with its key."""
+    key = lock.key(arguments)
+    if key is None:
+        return new
+    return msgspec.structs.replace(new, lock_key=key, lock_limit=lock.lock.limit, on_locked=lock.lock.on_locked)
+
+
+def rendering(
+    key: str | Callable[..., str | None], codec: Codec, what: str
+) -> Callable[[Mapping[str, Any]], str | None]:
+    """What makes the key of a call of its arguments; checked against the task's signature, `what` names it."""
+    return _template(key, codec, what) if isinstance(key, str) else _function(key, codec, what)
+
+
+def _template(template: str, codec: Codec, what: str) -> Callable[[Mapping[str, Any]], str | None]:
+    try:
+        pieces = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise InvalidOption(f"{what}: {error}") from None
+    names = [name for _, name, _, _ in pieces if name is not None]
+    if any(form or conversion or not name.isidentifier() for _, name, form, conversion in pieces if name is not None):
+        raise InvalidOption(f"{what}: write parameters as {{name}}; a function of them can do more")
+    _check_names(names, codec, what)
+
+    def key_of(arguments: Mapping[str, Any]) -> str | None:
+        parts: list[str] = []
+        for literal, name, _, _ in pieces:
+            parts.append(literal)
+            if name is not None:
+                if name not in arguments:
+                    raise InvalidArguments(f"{what}: no argument {name!r} was given")
+                if (value := arguments[name]) is None:
+                    return None
+                parts.append(_shown(value))
+        return "".join(parts)
+
+    return key_of
+
+
+def _function(
+    function: Callable[..., str | None], codec: Codec, what: str
+) -> Callable[[Mapping[str, Any]], str | None]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise InvalidOption(f"{what}: its signature cannot be read ({error})") from None
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if len(named) + takes_all < len(parameters):
+        raise InvalidOption(f"{what}: it is called with keywords: name the parameters it needs, or take **arguments")
+    _check_names([p.name for p in named if p.default is p.empty], codec, what)
+    names = [p.name for p in named]
+
+    def key_of(arguments: Mapping[str, Any]) -> str | None:
+        return function(**(arguments if takes_all else {name: arguments[name] for name in names if name in arguments}))
+
+    return key_of
+
+
+def _check_names(names: list[str], codec: Codec, what: str) -> None:
+    unknown = [name for name in names if not codec.knows(name)]
+    if unknown:
+        raise InvalidOption(f"{what}: the task has no parameter {', '.join(map(repr, unknown))}; {codec.takes()}")
+
+
+def _shown(value: object) -> str:
+    """A value as it stands in the stored JSON, a text without its quotes: so a key looks the same from SQL."""
+    if type(value) is str:
+        return value
+    if type(value) is int:
+        return str(value)
+    try:
+        plain = msgspec.to_builtins(value)
+        return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
+    except (TypeError, ValueError) as error:
+        raise InvalidArguments(f"key: {value!r:.80} has no JSON form ({error}); use a function") from error

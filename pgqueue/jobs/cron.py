@@ -1,0 +1,243 @@
+"""When something recurs: `Cron` and `Every`, and which of their ticks are to be made at a given moment.
+
+Used by declarations, by rows of `pgqueue.schedule` (`parse`), and by the service that makes ticks (`pending`). Pure:
+it asks no clock but once, to refuse a line that never fires. What a cron line means, also where a zone's clocks are
+turned, is cronsim's to say. Every time here is UTC, and each tick is later than the one before. cronsim and zoneinfo
+(20 ms) are imported by who declares a cron line, not by who enqueues.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
+from typing import Any, Literal
+
+from pgqueue.errors import InvalidOption
+from pgqueue.jobs.retry import MAX_SECONDS
+
+CatchUp = Literal["latest", "all", "none"]
+CATCH_UP = ("latest", "all", "none")
+
+MISSED_SECONDS = 60.0
+"""With `catch_up="none"` a tick that is later than this is not made; a leader's successor needs less."""
+EVERY_LEAST = 1.0  # seconds: no row is changed more often than about once a second
+LINE_MOST = 200
+# So many ticks in a row are looked at one by one; behind a longer gap the latest is looked for from its end.
+FEW = 16
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_FIELDS = (
+    ("second", "0 to 59"),
+    ("minute", "0 to 59"),
+    ("hour", "0 to 23"),
+    ("day-of-month", "1 to 31, L or LW"),
+    ("month", "1 to 12 or JAN to DEC"),
+    ("day-of-week", "0 to 7 or SUN to SAT (0 and 7 are Sunday), 5L, 5#2"),
+)
+_BAD = re.compile(r"Bad (.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """Ticks by a cron line of five fields, or of six with the seconds first, in the time of a zone.
+
+    `catch_up` says what becomes of ticks that were missed: "latest" (default) makes the last of them, "all" each,
+    "none" none. Where clocks are turned, Debian's cron is followed, by cronsim. Raises InvalidOption for a line, a zone
+    or a catch_up that cannot be, naming the field and its value.
+
+    >>> Cron("*/15 * * * *").next(datetime(2026, 3, 1, 10, 20, tzinfo=UTC)).isoformat()
+    '2026-03-01T10:30:00+00:00'
+    >>> Cron("0 25 * * *")
+    Traceback (most recent call last):
+    ...
+    pgqueue.errors.InvalidOption: cron '0 25 * * *': hour '25': use 0 to 23, *, or lists, ranges and steps of these
+    """
+
+    expr: str
+    tz: str = "UTC"
+    catch_up: CatchUp = "latest"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.expr, str) or not 0 < len(self.expr) <= LINE_MOST:
+            raise InvalidOption(f"cron {self.expr!r:.80}: give a line of 5 or 6 fields, such as '*/15 * * * *'")
+        zone = _zone(self.tz, f"cron {self.expr!r}")
+        _check_catch_up(self.catch_up, f"cron {self.expr!r}")
+        _check_fields(self.expr, zone)
+        if self.next(datetime.now(UTC)) is None:
+            raise InvalidOption(f"cron {self.expr!r}: it has no time in the next 50 years")
+
+    @property
+    def line(self) -> str:
+        """As it stands in a row."""
+        return " ".join(self.expr.split())
+
+    def next(self, after: datetime) -> datetime | None:
+        """The first tick after this moment; None if there is none in the next 50 years."""
+        return _next(self.expr, self.tz, after)
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """A tick every so many seconds (or a timedelta), at least 1, counted from 1970-01-01 00:00 UTC.
+
+    >>> Every(900).next(datetime(2026, 3, 1, 10, 20, tzinfo=UTC)).isoformat()
+    '2026-03-01T10:30:00+00:00'
+    """
+
+    seconds: float | timedelta
+    catch_up: CatchUp = "latest"
+
+    def __post_init__(self) -> None:
+        given = self.seconds
+        number = given.total_seconds() if isinstance(given, timedelta) else given
+        if isinstance(number, bool) or not isinstance(number, int | float) or not EVERY_LEAST <= number <= MAX_SECONDS:
+            raise InvalidOption(f"every {given!r}: give seconds or a timedelta, from 1 second to 100 years")
+        _check_catch_up(self.catch_up, f"every {given!r}")
+
+    @property
+    def tz(self) -> str:
+        return "UTC"
+
+    @property
+    def line(self) -> str:
+        """As it stands in a row."""
+        return f"every {self._step / 1_000_000:.15g}"
+
+    def next(self, after: datetime) -> datetime | None:
+        """The first tick after this moment."""
+        passed = (after - _EPOCH) // _MICROSECOND
+        return _EPOCH + timedelta(microseconds=(passed // self._step + 1) * self._step)
+
+    @property
+    def _step(self) -> int:
+        given = self.seconds
+        return given // _MICROSECOND if isinstance(given, timedelta) else round(given * 1_000_000)
+
+
+When = Cron | Every
+
+TICK = "pgqueue:tick"
+"""The header in which a job keeps its tick; `pgqueue:schedule` has the schedule's name (ticks.sql)."""
+
+
+@lru_cache(maxsize=4096)
+def parse(line: str, tz: str, catch_up: str) -> When:
+    """What a row of `pgqueue.schedule` says: a cron line, or `every 900` (seconds). Raises InvalidOption."""
+    word, _, rest = line.partition(" ")
+    if word != "every":
+        return Cron(line, tz, catch_up)  # type: ignore[arg-type]  # checked there
+    try:
+        seconds = float(rest)
+    except ValueError:
+        raise InvalidOption(f"{line!r}: {rest!r} is no number of seconds") from None
+    return Every(seconds, catch_up)  # type: ignore[arg-type]
+
+
+def check_when(given: object, what: str) -> When:
+    """Return what was given as a schedule if it is one, else raise InvalidOption."""
+    if isinstance(given, Cron | Every):
+        return given
+    hint = f"; did you mean Cron({given!r})?" if isinstance(given, str) else ""
+    raise InvalidOption(f"{what} {given!r}: give Cron(…) or Every(…){hint}")
+
+
+def tick_of(headers: Mapping[str, Any]) -> datetime | None:
+    """The tick that a job was made for, by its headers; None for none, and for what is no time."""
+    try:
+        return datetime.fromisoformat(headers[TICK]).astimezone(UTC)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def pending(when: When, due: datetime, now: datetime, most: int) -> tuple[list[datetime], datetime | None]:
+    """The ticks to make, at most `most`, of a schedule whose next one is `due`, not later than `now`; and its next.
+
+    With "all" there may be more of them than `most`: the next one then is not later than `now` either. The others make
+    the last one that is not later than `now`, "none" only if that was not missed.
+    """
+    if when.catch_up == "all":
+        return _each(when, due, now, most)
+    latest, after = _latest(when, due, now)
+    missed = when.catch_up == "none" and (now - latest).total_seconds() > MISSED_SECONDS
+    return ([] if missed else [latest]), after
+
+
+def _each(when: When, due: datetime, now: datetime, most: int) -> tuple[list[datetime], datetime | None]:
+    ticks, after = [due], when.next(due)
+    while after is not None and after <= now and len(ticks) < most:
+        ticks.append(after)
+        after = when.next(after)
+    return ticks, after
+
+
+def _latest(when: When, due: datetime, now: datetime) -> tuple[datetime, datetime | None]:
+    ticks, after = _each(when, due, now, FEW)
+    if after is None or after > now:
+        return ticks[-1], after
+    back = timedelta(minutes=1)
+    while (found := when.next(max(due, now - back))) is None or found > now:
+        back *= 2  # the first span that has any has few
+    while (after := when.next(found)) is not None and after <= now:
+        found = after
+    return found, after
+
+
+@lru_cache(maxsize=1024)  # many schedules have one line
+def _next(expr: str, tz: str, after: datetime) -> datetime | None:
+    from cronsim import CronSim
+
+    try:
+        for moment in CronSim(expr, after.astimezone(_zone(tz, expr))):
+            found = moment.astimezone(UTC)
+            if found > after:  # in the hour that comes twice cronsim may answer with the first
+                return found
+    except OverflowError:
+        pass
+    return None
+
+
+@lru_cache(maxsize=64)
+def _zone(tz: str, what: str) -> tzinfo:
+    if tz == "UTC":
+        return UTC
+    from zoneinfo import ZoneInfo
+
+    try:
+        return ZoneInfo(tz)
+    except (ValueError, KeyError, OSError, TypeError, AttributeError):
+        raise InvalidOption(f"{what}: tz {tz!r}: no such time zone; use a name such as 'Europe/Berlin'") from None
+
+
+def _check_catch_up(given: object, what: str) -> None:
+    if given not in CATCH_UP:
+        raise InvalidOption(f'{what}: catch_up {given!r}: use "latest", "all" or "none"')
+
+
+def _check_fields(expr: str, zone: tzinfo) -> None:
+    """Let cronsim read the line, and say which field it does not understand."""
+    from cronsim import CronSim, CronSimError
+
+    fields = expr.split()
+    if len(fields) not in (5, 6):
+        raise InvalidOption(
+            f"cron {expr!r}: {len(fields)} fields; use 5 (minute, hour, day-of-month, month, day-of-week), or "
+            "6 with the second first"
+        )
+    try:
+        CronSim(expr, _EPOCH.astimezone(zone))
+    except CronSimError as error:
+        found = _BAD.fullmatch(str(error))
+        place = next((n for n, (name, _) in enumerate(_FIELDS) if found and name == found[1]), 0)
+        name, range_ = _FIELDS[place]
+        value = fields[place - 6 + len(fields)]
+        if name == "day-of-month" and value.isdigit() and 1 <= int(value) <= 31:
+            raise InvalidOption(f"cron {expr!r}: day-of-month {value!r}: month {fields[-2]!r} never has it") from None
+        raise InvalidOption(
+            f"cron {expr!r}: {name} {value!r}: use {range_}, *, or lists, ranges and steps of these"
+        ) from None
+    except Exception as error:
+        raise InvalidOption(f"cron {expr!r}: cannot be read ({type(error).__name__}: {error})") from None

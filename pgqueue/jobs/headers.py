@@ -1,0 +1,53 @@
+"""What pgqueue itself writes into a job's headers: how long an attempt may run, where its enqueuer has said so.
+
+Tasks write it when a job is made, the timekeeper reads it when one is to run. A header, and no column: only jobs that
+have it pay for it. The others under a reserved name are `pgqueue:tick` and `pgqueue:schedule` (timing); anybody may
+write any of them, from SQL for one, so what is read here is checked.
+"""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from pgqueue.jobs.retry import MAX_SECONDS
+
+TIMEOUT = "pgqueue:timeout"
+"""The header in which a job keeps how long an attempt of it may run, in seconds."""
+
+
+class _Said(msgspec.Struct):
+    timeout: float | None = msgspec.field(default=None, name=TIMEOUT)
+
+
+_said = msgspec.json.Decoder(_Said)
+
+
+def with_timeout(headers: str | None, seconds: float | None) -> str | None:
+    """These headers (the text of a JSON object), with this timeout in the place of one that is there; None: as given.
+
+    >>> with_timeout('{"trace":"00-4b"}', 30.0)
+    '{"trace":"00-4b","pgqueue:timeout":30.0}'
+    """
+    if seconds is None:
+        return headers
+    said = {**json.loads(headers or "{}"), TIMEOUT: seconds}
+    return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+
+
+def timeout_of(headers: str | None) -> float | None:
+    """The timeout these headers name, in seconds; None if they name none. ValueError for one that cannot be.
+
+    >>> timeout_of('{"pgqueue:timeout":30.0}'), timeout_of('{"trace":"00-4b"}'), timeout_of(None)
+    (30.0, None, None)
+    """
+    if headers is None or TIMEOUT not in headers:
+        return None
+    try:
+        seconds = _said.decode(headers).timeout
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if seconds is not None and not 0 < seconds <= MAX_SECONDS:
+        raise ValueError(f"{seconds!r} is not more than 0 seconds, or more than 100 years")
+    return seconds

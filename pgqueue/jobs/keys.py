@@ -1,0 +1,46 @@
+"""What the key of a lock or a unique key may be: a text of 1 to 500 bytes, without NUL; longer ones fit into no index.
+
+And which unique keys a job has, `Keys`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pgqueue.errors import InvalidArguments
+
+LOCK, LIMIT, RATE = "lock:", "limit:", "rate:"
+"""How the key that a blocked job waits for begins: with the kind of key it is."""
+
+KEY_MOST = 500  # bytes
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """The unique keys of a job to be, and what becomes of it where one of them is held. At least one of the two."""
+
+    unique: str | None
+    idempotency: str | None = None
+    hold: str = "live"  # pending, live, after
+    seconds: float = 0.0  # after its end
+    on_duplicate: str = "return"
+    debounce_max: float | None = None  # seconds from the first enqueue
+
+    def names(self) -> list[str]:
+        """As they stand in `pgqueue.unique_key`, in the order in which everybody takes them."""
+        given = (("idempotency", self.idempotency), ("unique", self.unique))
+        return [f"{kind}:{key}" for kind, key in given if key is not None]
+
+
+def check_key(key: object, what: str = "lock key") -> str:
+    """Return `key` if it can be one, else raise InvalidArguments; `what` names it there."""
+    if not isinstance(key, str):
+        raise InvalidArguments(f"{what} {key!r:.80}: a key is a text, not {type(key).__qualname__}")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise InvalidArguments(f"{what} {key!a:.80}: lone surrogates cannot be stored") from None
+    if not 1 <= size <= KEY_MOST:
+        raise InvalidArguments(f"{what} {key!r:.80}: {size} bytes, use 1 to {KEY_MOST}")
+    if "\0" in key:
+        raise InvalidArguments(f"{what} {key!r:.80}: has a NUL, which PostgreSQL cannot store")
+    return str.__str__(key)

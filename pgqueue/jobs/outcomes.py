@@ -1,0 +1,321 @@
+"""What became of one run of a job: the words between executor and completer.
+
+The executor turns a result or an exception into one of these, by the functions below; the completer writes it down. No
+I/O here.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from traceback import format_exception
+from typing import Any
+
+import msgspec
+
+from pgqueue.errors import Error, InvalidArguments, InvalidOption, JobTimeout
+from pgqueue.jobs.job import Job, NewJob, fields
+from pgqueue.jobs.retry import RetryPolicy, seconds
+
+log = logging.getLogger("pgqueue")
+
+
+class Snooze(Exception):
+    """Run this job again after `delay` (seconds or timedelta); the attempt is not spent.
+
+    >>> @pgqueue.task
+    ... def collect(order_id: int) -> int | pgqueue.Snooze:
+    ...     return stock(order_id) or pgqueue.Snooze(60)
+    """
+
+    def __init__(self, delay: float | timedelta) -> None:
+        self.delay = seconds(delay, "Snooze: delay")
+        super().__init__(f"again in {self.delay:g} s")
+
+
+class Retry(Exception):
+    """This attempt did not succeed: make another after `delay` (seconds or timedelta; None: as the policy says).
+
+    Spends the attempt, so the last one ends the job as failed. `raise Retry(60) from error` keeps the error in the row
+    of the attempt. What `retry_on` and `fail_on` say does not matter here.
+    """
+
+    def __init__(self, delay: float | timedelta | None = None) -> None:
+        self.delay = None if delay is None else seconds(delay, "Retry: delay")
+        super().__init__("again as the policy says" if self.delay is None else f"again in {self.delay:g} s")
+
+
+class Cancel(Exception):
+    """End this job as cancelled, with this reason: it is no longer wanted. It is not tried again."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = _text(reason, "Cancel")
+        super().__init__(self.reason)
+
+
+class Fail(Exception):
+    """End this job as failed, with this reason as its error: no further attempt can help."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = _text(reason, "Fail")
+        super().__init__(self.reason)
+
+
+def _text(reason: str, what: str) -> str:
+    if isinstance(reason, str):
+        return reason
+    raise InvalidOption(f"{what}: the reason is a text for people, not {reason!r:.80}")
+
+
+MESSAGE_MOST = 2_000  # characters
+TRACEBACK_MOST = 20_000  # characters
+RESULT_MOST = 1 << 20  # bytes
+# A name no process here knows: another version may. Ask again after 10 s, later less often; give up after a day.
+UNKNOWN_FIRST, UNKNOWN_MOST, UNKNOWN_DAY = 10.0, 300.0, 86_400.0
+
+UNSTORABLE = "Unstorable"
+"""The error type of an attempt whose outcome the server refused."""
+
+ASKS = (Snooze, Retry, Cancel, Fail)
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # the escape, not an escaped backslash before the text u0000
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """It returned. `result` is the JSON text of what it returned, None for None; `successors` are the jobs it enqueued
+    by `job.enqueue`, which exist if this completion is written."""
+
+    result: str | None = None
+    successors: tuple[NewJob[Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What went wrong in an attempt, for the row in `attempt`."""
+
+    outcome: str
+    error_type: str | None = None
+    message: str | None = None
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """It will be run again after `delay` seconds. `spent`: this attempt counts; `snoozed`: it counts as a snooze."""
+
+    delay: float
+    problem: Problem
+    spent: bool = True
+    snoozed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It will not be tried again. `reason` is one of error, timeout, crashed, deadline, refused."""
+
+    reason: str
+    problem: Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """It was stopped on purpose and will not be tried again. `reason` says why, for people."""
+
+    reason: str
+
+    @property
+    def problem(self) -> Problem:
+        """The row in `attempt`."""
+        return Problem("cancelled", None, self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """It is given back unfinished, the attempt not spent. `problem` says what stopped it; None: it never started."""
+
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """It was ended in the database by its own transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """Its handler completed it in a transaction of its own (`job.complete`). Only the database knows whether that was
+    committed; `otherwise` is what becomes of the job if it was not."""
+
+    otherwise: Completed | Retried | Failed | Cancelled | Released
+
+
+Outcome = Completed | Retried | Failed | Cancelled | Released | Written | Handed
+
+COMPLETED = Completed()
+RELEASED = Released()
+WRITTEN = Written()
+LATE = Cancelled("deadline")
+"""Its deadline had passed when it was claimed."""
+
+
+def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -> Outcome:
+    """What a handler gave, returned or raised, becomes its outcome."""
+    if job.written:
+        uncommitted = Error("job.complete(conn) was called, but that transaction did not commit", job_id=job.id)
+        otherwise = (
+            _given(job, retry, what, raised) if raised or isinstance(what, ASKS) else failed(job, retry, uncommitted)
+        )
+        return otherwise if isinstance(otherwise, Written | Handed) else Handed(otherwise)
+    return _given(job, retry, what, raised)
+
+
+def _given(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome:
+    match what:
+        case Snooze(delay=delay):
+            return Retried(delay, Problem("snoozed"), spent=False, snoozed=True)
+        case Retry():
+            return _again(job, retry, what)
+        case Cancel(reason=reason):
+            return Cancelled(_clean(reason, MESSAGE_MOST))
+        case Fail(reason=reason):
+            return Failed("error", Problem("failed", "Fail", _clean(reason, MESSAGE_MOST), _cause(what)[2]))
+        case BaseException() if raised:
+            return failed(job, retry, what)
+        case Completed() | Retried() | Failed() | Cancelled() | Released() | Written() | Handed():
+            return what  # what wraps the handler has decided
+        case value:
+            if (left := job.means.left(job)) is not None:
+                return failed(job, retry, Error(left, job_id=job.id))
+            done = completed(value)
+            if job.successors and isinstance(done, Completed):
+                return Completed(done.result, tuple(job.successors))
+            return done
+
+
+def completed(value: object) -> Completed | Failed:
+    """What a returned value becomes: the job's result, or a failure that says why it cannot be stored."""
+    if value is None:
+        return COMPLETED
+    try:
+        text = _encode(value)
+    except Exception as error:
+        message = _clean(f"the result cannot be stored as JSON: {_said(error)}", MESSAGE_MOST)
+        return Failed("error", Problem("failed", type(error).__name__, message))
+    if len(text) > RESULT_MOST:
+        return Failed("error", Problem("failed", None, f"the result has {len(text)} bytes, the limit is {RESULT_MOST}"))
+    if b"\\u0000" in text and _NUL.search(text):
+        return Failed("error", Problem("failed", None, "the result cannot be stored: PostgreSQL's jsonb has no NUL"))
+    return Completed(text.decode())
+
+
+def failed(job: Job, retry: RetryPolicy, error: BaseException) -> Outcome:
+    """What an exception becomes: another attempt as the retry policy says, or the end."""
+    asked = error if isinstance(error, Exception) else RuntimeError(_said(error))
+    return _tried(job, problem("failed", error), lambda: retry.decide(job.attempt, asked, job.max_attempts))
+
+
+def problem(outcome: str, error: BaseException) -> Problem:
+    """What is said of an exception in the row of its attempt."""
+    return Problem(outcome, type(error).__qualname__, _clean(_said(error), MESSAGE_MOST), _traceback(error))
+
+
+def _again(job: Job, retry: RetryPolicy, ask: Retry) -> Outcome:
+    """What `Retry` becomes: another attempt, unless this was the last."""
+    problem = Problem("retried", *_cause(ask))
+    if retry.spent(job.attempt, job.max_attempts):
+        return Failed("error", problem)
+    return _tried(job, problem, lambda: retry.wait(job.attempt, ask) if ask.delay is None else ask.delay)
+
+
+def _tried(job: Job, problem: Problem, decide: Callable[[], float | None]) -> Outcome:
+    """Another attempt after the delay decided, or the end; also if the user's function that decides fails itself."""
+    try:
+        delay = decide()
+    except BaseException as broken:
+        said = "job %d (%s) failed, and its retry function too; it is not retried"
+        log.exception(said, job.id, job.task, extra=fields(job))
+        message = _clean(f"{problem.message}; retry function: {_said(broken)}", MESSAGE_MOST)
+        return Failed("error", Problem("failed", problem.error_type, message))
+    return Failed("error", problem) if delay is None else Retried(delay, problem)
+
+
+def timed_out(job: Job, retry: RetryPolicy, seconds: float) -> Outcome:
+    """What a timeout becomes: another attempt as the retry policy says, or the end, reason `timeout`."""
+    error = JobTimeout(f"it had not ended after {seconds:g} s, its timeout", job_id=job.id)
+    problem = Problem("timeout", "JobTimeout", str(error))
+    outcome = _tried(job, problem, lambda: retry.decide(job.attempt, error, job.max_attempts))
+    return Failed("timeout", outcome.problem) if isinstance(outcome, Failed) else outcome
+
+
+def unstorable(outcome: Outcome, why: str) -> Outcome | None:
+    """What becomes of an outcome that the server refuses to store; None if that is refused, too.
+
+    A result or a successor is lost with it, so the job has failed; another attempt stays one, without its error.
+    """
+    text = _clean(f"its outcome cannot be stored: {why}", MESSAGE_MOST)
+    match outcome:
+        case Handed(otherwise):
+            instead = unstorable(otherwise, why)
+            return Handed(instead) if isinstance(instead, Failed | Retried) else None
+        case Failed(_, Problem(_, error_type)) if error_type == UNSTORABLE:
+            return None
+        case Retried(delay, Problem(name, error_type), spent, snoozed) if error_type != UNSTORABLE:
+            return Retried(delay, Problem(name, UNSTORABLE, text), spent, snoozed)
+        case _:
+            return Failed("error", Problem("failed", UNSTORABLE, text))
+
+
+def interrupted(why: str) -> Released:
+    """What a run becomes that its worker stopped for a reason of the worker's own."""
+    return Released(Problem("interrupted", None, why))
+
+
+def unknown(job: Job) -> Outcome:
+    """What an unknown task name becomes: postponed, so that a rolling deploy loses nothing; failed after a day."""
+    message = f"no task named {job.task!r} is imported by this worker"
+    if job.age() > UNKNOWN_DAY:
+        return Failed("refused", Problem("refused", None, message))
+    delay = min(UNKNOWN_MOST, max(UNKNOWN_FIRST, job.age() / 2))
+    return Retried(delay, Problem("unknown", None, message), spent=False)
+
+
+def _cause(ask: Retry | Fail) -> tuple[str, str, str | None]:
+    """Type, message and traceback of the error an ask was raised from; of the ask itself if there was none."""
+    error = ask.__cause__ or ask.__context__
+    if error is None:
+        return type(ask).__name__, _clean(_said(ask), MESSAGE_MOST), None
+    return type(error).__qualname__, _clean(_said(error), MESSAGE_MOST), _traceback(error)
+
+
+def _traceback(error: BaseException) -> str | None:
+    """The traceback below our own frames, cut in the middle to a size."""
+    if isinstance(error, InvalidArguments):
+        return None
+    text = _clean("".join(format_exception(error)), 1 << 30)
+    if len(text) <= TRACEBACK_MOST:
+        return text
+    half = TRACEBACK_MOST // 2
+    return f"{text[:half]}\n… {len(text) - TRACEBACK_MOST} characters left out …\n{text[-half:]}"
+
+
+def _said(error: BaseException) -> str:
+    """What the exception says; its own `__str__` may be broken, too."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its str() raised {type(broken).__name__})"
+
+
+def _clean(text: str, most: int) -> str:
+    """`text` as PostgreSQL can store it: no NUL, no lone surrogates, not too long."""
+    return text[:most].replace("\x00", "\\0").encode("utf-8", "replace").decode()
+
+
+def written_in(job: Job, outcome: Outcome) -> Outcome:
+    """The outcome, also if it was written in a transaction of the job's own."""
+    return getattr(job, "ended", outcome) if outcome is WRITTEN else outcome

@@ -1,0 +1,125 @@
+"""What a declaration says about unique keys: `Unique`, and the keys of one call.
+
+Used by tasks, which check it at declaration and render the key at enqueue. Decides what the key is and what it means;
+never asks whether somebody has it: that is `unique`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from pgqueue.errors import InvalidOption
+from pgqueue.jobs.codec import Codec
+from pgqueue.jobs.concurrency import rendering
+from pgqueue.jobs.job import NewJob
+from pgqueue.jobs.keys import Keys, check_key
+from pgqueue.jobs.retry import seconds
+
+R = TypeVar("R")
+
+ON_DUPLICATE = ("return", "raise", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """At most one job of a key, over all tasks of the schema: who enqueues another is given the one there is.
+
+    `key` is a template of the task's parameters, such as "invoice:{order_id}", or a function of those parameters it
+    names; a parameter that is None, and a function that returns None, mean no key. `hold` is how long the key is held:
+    "pending" until the job starts, "live" until it has ended in whatever way, a number of seconds (or a timedelta) so
+    long after its end. `on_duplicate` is what who comes second gets: "return" the handle of the job that holds the key;
+    "raise" DuplicateJob; "replace" that handle, and the job, if it has not started, becomes what he asked for.
+    `debounce` lets the job start so many seconds after the last enqueue, which replaces it, and at most `debounce_max`
+    seconds after the first. Default of `hold` is "live"; "pending" for "replace" and `debounce`. Raises InvalidOption.
+
+    >>> Unique("invoice:{order_id}").hold, Unique("index:{shop}", debounce=5).hold
+    ('live', 'pending')
+    >>> Unique("invoice:{order_id}", hold="forever")
+    Traceback (most recent call last):
+    ...
+    pgqueue.errors.InvalidOption: unique 'invoice:{order_id}': hold 'forever': use "pending", "live" or seconds
+    """
+
+    key: str | Callable[..., str | None]
+    hold: Literal["pending", "live"] | float | timedelta | None = None
+    on_duplicate: Literal["return", "raise", "replace"] = "return"
+    debounce: float | timedelta | None = None
+    debounce_max: float | timedelta | None = None
+
+    def __post_init__(self) -> None:
+        what = f"unique {self.key!r}"
+        if not isinstance(self.key, str) and not callable(self.key):
+            raise InvalidOption(f"{what}: the key is a template or a function")
+        if self.on_duplicate not in ON_DUPLICATE:
+            raise InvalidOption(f'{what}: on_duplicate {self.on_duplicate!r}: use "return", "raise" or "replace"')
+        if self.debounce is not None:
+            if self.on_duplicate == "raise":
+                raise InvalidOption(f'{what}: debounce replaces, so it cannot on_duplicate="raise"')
+            object.__setattr__(self, "on_duplicate", "replace")
+            object.__setattr__(self, "debounce", seconds(self.debounce, f"{what}: debounce"))
+        if self.debounce_max is not None:
+            object.__setattr__(self, "debounce_max", seconds(self.debounce_max, f"{what}: debounce_max"))
+            if self.debounce is None or self.debounce_max < self.debounce:  # type: ignore[operator]  # both are floats
+                raise InvalidOption(f"{what}: debounce_max {self.debounce_max!r}: it is no less than a debounce")
+        if self.hold is None:
+            object.__setattr__(self, "hold", "pending" if self.on_duplicate == "replace" else "live")
+        elif isinstance(self.hold, str):
+            if self.hold not in ("pending", "live"):
+                raise InvalidOption(f'{what}: hold {self.hold!r}: use "pending", "live" or seconds')
+        else:
+            object.__setattr__(self, "hold", seconds(self.hold, f"{what}: hold"))
+
+    @classmethod
+    def of(cls, given: Unique | str | Callable[..., str | None]) -> Unique:
+        """What a declaration says: one already, a template or a function."""
+        return given if isinstance(given, Unique) else cls(given)
+
+
+@dataclass(frozen=True, slots=True)
+class Uniqueness:
+    """What one task, or one `using` of it, says: what makes the keys of a call."""
+
+    task: str
+    unique: Unique | None = None
+    key_of: Callable[[Mapping[str, Any]], str | None] | None = None
+    idempotency_key: str | None = None
+
+    def keyed(self, new: NewJob[R], arguments: Mapping[str, Any]) -> NewJob[R]:
+        """The job of a call with these arguments, with its keys. Raises InvalidArguments for one that cannot be."""
+        key = None if self.key_of is None else self.key_of(arguments)
+        if key is None and self.idempotency_key is None:
+            return new
+        unique = self.unique
+        if key is None or unique is None:
+            return msgspec.structs.replace(new, keys=Keys(None, self.idempotency_key))
+        keys = Keys(
+            check_key(key, f"task {self.task!r}: unique key"),
+            self.idempotency_key,
+            unique.hold if isinstance(unique.hold, str) else "after",
+            0.0 if isinstance(unique.hold, str) else float(unique.hold),  # type: ignore[arg-type]  # seconds, since init
+            unique.on_duplicate,
+            unique.debounce_max,  # type: ignore[arg-type]  # seconds, since init
+        )
+        if unique.debounce is not None and new.run_at is None and new.delay is None:
+            return msgspec.structs.replace(new, keys=keys, delay=unique.debounce)
+        return msgspec.structs.replace(new, keys=keys)
+
+
+def unique_by(
+    given: Unique | str | Callable[..., str | None], codec: Codec, before: Uniqueness | None = None
+) -> Uniqueness:
+    """Check a unique key against a task's signature; what was said `before` of an idempotency key stays."""
+    unique = Unique.of(given)
+    key_of = rendering(unique.key, codec, f"task {codec.task!r}: unique {unique.key!r}")
+    return replace(before or Uniqueness(codec.task), unique=unique, key_of=key_of)
+
+
+def idempotent_by(key: str, codec: Codec, before: Uniqueness | None = None) -> Uniqueness:
+    """The same, with the key of a request."""
+    checked = check_key(key, f"task {codec.task!r}: idempotency key")
+    return replace(before or Uniqueness(codec.task), idempotency_key=checked)

@@ -1,0 +1,358 @@
+"""Keeps N worker processes: hears what happens, asks `fleet` what to do, does it. The life of `work --processes N`.
+
+Everything that happens (a process says something or has ended, a signal, an order, a changed file) is told to the fleet
+and wakes the loop; the loop looks by itself once a second for what announces itself nowhere. Kills nothing that may run
+a job, but at the operator's own deadline: SIGTERM, and its grace is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from pgqueue.database.backoff import wait, within
+from pgqueue.supervisor.fleet import Action, Child, End, Fleet, Quiet, Spawn, State, Work
+from pgqueue.supervisor.orders import Desk, Order, Standing
+from pgqueue.supervisor.pipe import Message
+from pgqueue.supervisor.process import Nursery, Process
+from pgqueue.supervisor.process_title import show, supervisor_title
+from pgqueue.supervisor.recycling import Inspector, Terms
+from pgqueue.supervisor.reloader import watch
+from pgqueue.supervisor.systemd import Systemd
+
+log = logging.getLogger("pgqueue")
+
+DONE, DEADLINE, INTERRUPTED = 0, 5, 130
+"""Exit codes, as of `work`."""
+
+LOOK_SECONDS = 1.0
+# Between those that take over from others. Four of them under 20,000 jobs/s on two busy CPUs: the worst second had 0.77
+# of the usual jobs, and 0.29 when all began at once (`bench restart` measures it).
+GAP_SECONDS = 0.5
+# After it has said that nothing runs in it: a handler that was given up, and does not let it go.
+LEAVE_SECONDS = 5.0
+# A worker's own way out after the grace: stopping handlers, writing what is done, signing off.
+LAST_SECONDS = 20.0
+
+
+class Keeper:
+    """Keeps processes on these terms."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.fleet = Fleet(terms.size, together=max(1, _cpus() // 2), gap=GAP_SECONDS)
+        self._nursery = Nursery(terms.arguments)
+        self._processes: dict[int, Process] = {}
+        self._inspector = Inspector(terms, self.fleet)
+        self._desk = Desk(told=self._told, standing=self._standing)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._wake = asyncio.Event()
+        self._systemd = Systemd()
+        self._announced = self._ready = self._reloading = False
+        self._left = False
+        """Whether jobs were given up at the deadline."""
+        self._code: int | None = None
+        self._deadline: float | None = None
+
+    async def run(self) -> int:
+        """Keep them until told to end; the exit code."""
+        self._handle_signals()
+        if self.terms.reload is not None:
+            self._serve(watch(self.terms.reload, self._changed))
+        try:
+            while self._code is None:
+                self._wake.clear()
+                await self._round()
+                await wait(self._wake, self._pause())
+            return self._code
+        finally:
+            await self._leave()
+
+    async def _round(self) -> None:
+        dying = self._reap()
+        if self._deadline is None:
+            self._inspector.look(self._processes.values(), monotonic())
+            if not dying:  # else the fleet would count them; we are woken as soon as it knows
+                await self._do(self.fleet.decide(monotonic()))
+            self._desk.answer(self.fleet, empty=not self._processes)
+        else:
+            self._finish(self._deadline)
+        self._show()
+
+    def _pause(self) -> float:
+        """Until there may be something to do that announces itself nowhere."""
+        if self._deadline is not None:
+            return LOOK_SECONDS
+        now = monotonic()
+        due = min(self.fleet.due(now), self._inspector.due) - now
+        return min(due, LOOK_SECONDS) if due > 0 else LOOK_SECONDS
+
+    def _serve(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._served)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("supervisor: %s", error, exc_info=error)
+
+    # What we are told ------------------------------------------------------------------------------------------------
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
+        loop.add_signal_handler(signal.SIGHUP, self._restart, "SIGHUP")
+        loop.add_signal_handler(signal.SIGUSR1, self._quiet, "SIGUSR1")
+        loop.add_signal_handler(signal.SIGTTIN, lambda: self._scale(self.fleet.size + 1, "SIGTTIN"))
+        loop.add_signal_handler(signal.SIGTTOU, lambda: self._scale(self.fleet.size - 1, "SIGTTOU"))
+        loop.add_signal_handler(signal.SIGCHLD, self._wake.set)
+
+    def _restart(self, why: str) -> int:
+        log.info("%s: rolling restart: new processes first, then the old ones finish and leave", why)
+        self._systemd.reloading()
+        self._reloading = True
+        self._wake.set()
+        return self.fleet.restart()
+
+    def _quiet(self, why: str) -> None:
+        log.info("%s: no more jobs are taken; those that run are finished, however long they take", why)
+        self.fleet.quiet()
+        self._wake.set()
+
+    def _scale(self, size: int, why: str) -> None:
+        if size >= 1:
+            log.info("%s: from now on %d processes", why, size)
+            self.fleet.scale(size)
+            self._place()
+            self._wake.set()
+
+    def _changed(self, file: str) -> None:
+        self._restart(f"{file} has changed")
+
+    def _told(self, order: Order) -> int:
+        """Do as an order says; the generation of a restart."""
+        why = f"order {order.id}"
+        if order.kind == "restart":
+            return self._restart(why)
+        if order.kind == "quiet":
+            self._quiet(why)
+        elif order.size is not None:
+            self._scale(order.size, why)
+        return 0
+
+    def _stop(self, why: str) -> None:
+        if self._deadline is not None:
+            log.warning("second signal: leaving at once; what ran will run again when the lease is over")
+            self._kill_all()
+            self._code = INTERRUPTED
+        else:
+            grace = self.terms.grace
+            log.info("%s: no more jobs are taken; those that run have %g s. Again to leave at once", why, grace)
+            self._systemd.stopping()
+            self._deadline = monotonic() + grace + LAST_SECONDS
+            for process in self._processes.values():
+                if process.child.at_work:
+                    process.pipe.say("stop", grace=grace)
+                else:
+                    process.kill()
+        self._wake.set()
+
+    # What we do ------------------------------------------------------------------------------------------------------
+
+    async def _do(self, actions: Sequence[Action]) -> None:
+        """Do what was decided: first what takes no time, so that nothing can happen between the decision and the deed.
+
+        Starting takes a moment, in which processes die, orders come, and we may be told to stop.
+        """
+        for action in actions:
+            if not isinstance(action, Spawn) and action.child.number in self._processes:
+                self._tell(self._processes[action.child.number], action)
+        for action in actions:
+            if isinstance(action, Spawn) and not self._ending:
+                await self._start(action.child)
+
+    def _tell(self, process: Process, action: Work | Quiet | End) -> None:
+        match action:
+            case Work():
+                process.pipe.say("work")
+            case Quiet(child, why):
+                log.info("%s: takes no more jobs (%s); %d run in it", process, why, child.busy)
+                process.pipe.say("quiet")
+            case End(_, why):
+                log.info("%s: is ended before it took a job (%s)", process, why)
+                process.kill()
+
+    @property
+    def _ending(self) -> bool:
+        """Whether nothing is started any more, because we leave."""
+        return self._deadline is not None or self._code is not None
+
+    async def _start(self, child: Child) -> None:
+        try:
+            process = await self._nursery.start(child)
+        except OSError as error:  # no memory, no process, no program just now
+            log.error("process %d: cannot be started: %s", child.number, error)
+            self.fleet.died(child.number, monotonic(), f"a process cannot be started: {error}")
+            return
+        self._processes[child.number] = process
+        log.info("%s: is started", process)
+        self._serve(self._follow(process))
+        self._place()
+        if self._ending:  # told so meanwhile: it was not among those that were told
+            process.kill()
+
+    def _place(self) -> None:
+        """Give each process a place among the others of its kind, for its title."""
+        for generation in {process.child.generation for process in self._processes.values()}:
+            peers = [
+                process
+                for process in self._processes.values()
+                if process.child.generation == generation and process.child.state in (State.STARTING, State.RUNNING)
+            ]
+            taken = {process.place for process in peers}
+            for process in peers:
+                if not process.place:
+                    process.place = next(place for place in range(1, len(taken) + 2) if place not in taken)
+                    taken.add(process.place)
+                process.pipe.say("place", place=process.place, of=self.fleet.size)
+
+    # What they say ---------------------------------------------------------------------------------------------------
+
+    async def _follow(self, process: Process) -> None:
+        listening = asyncio.ensure_future(process.listen(self._said))
+        await process.ended.wait()
+        await within(listening, 0.5)  # what it had said before; something it has started may hold the pipe open
+        process.pipe.close()
+        self._gone(process)
+
+    def _said(self, process: Process, message: Message) -> None:
+        child, said = process.child, message.get("say")
+        if said == "running" and child.state is State.STARTING:
+            self.fleet.runs(child.number, monotonic())
+            log.info("%s: works, %d of %d are active", process, self.fleet.active, self.fleet.size)
+        if "worker_id" in message:
+            process.workers.add(int(message["worker_id"]))
+            process.vitals = message
+            child.busy = int(message["busy"])
+            if message["state"] == "quiet" and child.state is State.RUNNING:
+                self.fleet.leaves(child.number, "it was told so by somebody else")  # or has decided so itself
+                self._wake.set()
+        if said == "vitals":
+            if self._inspector.worn(process):
+                self._wake.set()
+            return
+        if said == "announce":
+            process.workers.add(int(message["worker"]))
+            self._announced = True
+            self._desk.open(message, self._serve)
+            self.fleet.announced(child.number)
+        elif said == "empty":
+            self.fleet.leaves(child.number, "nothing runs in it any more")  # it may have had no time to say it is quiet
+            asyncio.get_running_loop().call_later(LEAVE_SECONDS, self._hangs, process)
+        elif said == "failed":
+            process.failure = str(message.get("why", ""))
+        self._wake.set()
+
+    def _hangs(self, process: Process) -> None:
+        if process.code is None:
+            log.warning("%s: is ended: no job runs in it, but a handler that was given up does not let it go", process)
+            process.kill()
+
+    def _reap(self) -> bool:
+        """Let those that have ended be heard to their end; whether there are any of which the fleet does not know."""
+        ended = [process for process in self._processes.values() if process.code is not None]
+        for process in ended:
+            process.ended.set()
+        return bool(ended)
+
+    def _gone(self, process: Process) -> None:
+        child = process.child
+        del self._processes[child.number]
+        before = child.state
+        expected = child.ended or before is State.QUIET or self._ending
+        log.log(logging.INFO if expected else logging.ERROR, "%s: %s", process, process.how())
+        restarting = self.fleet.restarting
+        how = f"{process} {process.how(' before it had announced itself')}"
+        self.fleet.died(child.number, monotonic(), how)
+        if restarting and not self.fleet.restarting:
+            log.error("the restart is taken back: %s; the old processes go on", how)
+        self._desk.dead(process.workers)
+        if not self._announced and not expected:
+            self._code = process.code if (process.code or 0) > 0 else 1
+            self._kill_all()
+        if self._deadline is not None and process.code == DEADLINE:
+            self._left = True
+        self._wake.set()
+
+    def _standing(self) -> Standing:
+        fleet = self.fleet
+        workers = (max(process.workers) for process in self._processes.values() if process.workers)
+        return Standing(fleet.size, fleet.active, self._state(), fleet.problem or None, tuple(sorted(workers)))
+
+    def _state(self) -> str:
+        if self._deadline is not None:
+            return "stopping"
+        if self.fleet.quieted:
+            return "quiet"
+        if self.fleet.restarting:
+            return "restarting"
+        return "running" if self._ready else "starting"
+
+    # The end, and what is shown ---------------------------------------------------------------------------------------
+
+    def _finish(self, deadline: float) -> None:
+        if not self._processes:
+            self._code = DEADLINE if self._left else DONE
+        elif monotonic() > deadline:
+            self._left = True
+            self._kill_all()
+
+    def _kill_all(self) -> None:
+        for process in self._processes.values():
+            if process.code is None:
+                log.warning("%s: is killed, %d jobs run in it", process, process.child.busy)
+                process.kill()
+
+    async def _leave(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._desk.leave()
+
+    def _show(self) -> None:
+        fleet = self.fleet
+        if not self._ready and fleet.active >= fleet.size:
+            self._ready = True
+            self._systemd.ready()
+            log.info("ready: %d worker processes", fleet.active)
+        if self._reloading and not fleet.restarting and (fleet.problem or fleet.in_effect(fleet.current)):
+            self._reloading = False
+            self._systemd.ready()
+            if not fleet.problem:
+                log.info(
+                    "the restart is through: %d new processes work, the old ones finish what they run", fleet.active
+                )
+        self._systemd.alive()
+        title = supervisor_title(fleet.active, fleet.size, self._state())
+        self._systemd.status(title.removeprefix("pgqueue: "))
+        show(title)
+        self._desk.news()
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def keep(terms: Terms) -> int:
+    """Keep worker processes on these terms until told to end; the exit code."""
+    with suppress(KeyboardInterrupt):
+        return asyncio.run(Keeper(terms).run())
+    return INTERRUPTED

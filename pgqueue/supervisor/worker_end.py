@@ -1,0 +1,144 @@
+"""A supervised worker process's own end of the pipe: announces, waits to be let work, says how it is, does as told.
+
+Used by the process around the worker (`pgqueue work`). When the supervisor is gone, however it went, the worker takes
+no more jobs, finishes what it has and leaves: whoever starts another supervisor starts other workers with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from pgqueue.database.backoff import transient
+from pgqueue.supervisor.pipe import Message, Pipe, inherited, line
+from pgqueue.supervisor.process_title import show, worker_title
+from pgqueue.worker.worker import Worker
+
+log = logging.getLogger("pgqueue")
+
+VITALS_SECONDS = 1.0
+
+
+class Leash:
+    """Our end of the pipe with this file descriptor. `stop` is called with the grace that the supervisor gives us."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket: socket.socket = inherited(fd)
+        self._place, self._of = 0, 0
+        self._let_work = asyncio.Event()
+        self._gone = False
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it is the supervisor's
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.stop: Callable[[float], None] = lambda grace: None
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first of its kind: it speaks for the others."""
+        return self._place <= 1
+
+    def failed(self, why: str) -> None:
+        """Say why this process could not start; before there is a loop, or after."""
+        with suppress(OSError):
+            self._socket.sendall(line("failed", why=why))
+
+    async def start(self, worker: Worker) -> None:
+        """Start the worker in two steps: it announces itself, and takes jobs when it is let."""
+        self._socket.setblocking(False)
+        self._pipe = await Pipe.open(self._socket)
+        self._worker = worker
+        self._serve(self._listen())
+        self._serve(self._show())
+        await worker.prepare()
+        await worker.warm()
+        settings = worker.settings
+        where: Message = {"dsn": settings.dsn, "listen_dsn": settings.listen_dsn, "schema": settings.schema}
+        where |= {"prepare": settings.prepare, "notify": settings.notify}
+        self._pipe.say("announce", worker=worker.worker_id, tag=settings.version_tag, **where)
+        await self._let_work.wait()
+        worker.begin()
+        self._title()
+        await worker.seen()  # first: whoever counts in the database must not find too few
+        self._pipe.say("running", **self._vitals())
+
+    def empty(self) -> None:
+        """Nothing runs any more, and all is written: what is still in this process hangs."""
+        self._pipe.say("empty")
+
+    def _serve(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _listen(self) -> None:
+        async for message in self._pipe.heard():
+            self._told(message)
+        self._gone = True
+        if not self._let_work.is_set():
+            self.stop(0.0)
+        else:
+            log.warning(
+                "the supervisor is gone: no more jobs are taken; this process leaves when those it has are done"
+            )
+            self._quiet()
+
+    def _told(self, message: Message) -> None:
+        match message:
+            case {"say": "work"}:
+                self._let_work.set()
+            case {"say": "quiet"}:
+                self._quiet()
+            case {"say": "stop", "grace": grace}:
+                self.stop(float(grace))
+            case {"say": "place", "place": int(place), "of": int(of)}:
+                self._place, self._of = place, of
+                self._title()
+            case {"say": "over", "rss": int(size), "limit": int(limit)}:
+                self._serve(self._over(size, limit))
+
+    def _quiet(self) -> None:
+        self._worker.quiet()
+        self._serve(self._acknowledge())
+
+    async def _acknowledge(self) -> None:
+        await self._worker.quieted()
+        self._pipe.say("quiet", **self._vitals())
+        self._title()
+
+    async def _over(self, size: int, limit: int) -> None:
+        """Name what runs at the moment when the memory limit was crossed: in the log, and with the attempts."""
+        text = f"its process was over its memory limit: {_mib(size)} of {_mib(limit)}"
+        try:
+            jobs = await self._worker.remark("memory", text)
+        except Exception as error:
+            if not transient(error):
+                raise
+            log.warning("could not note it: %s", error)
+            jobs = []
+        names = ", ".join(f"{job.id} ({job.task})" for job in jobs) or "none"
+        log.warning("over the memory limit: %s of %s; jobs running just now: %s", _mib(size), _mib(limit), names)
+
+    async def _show(self) -> None:
+        """Say how we are, once a second: to the supervisor, and in the process's title."""
+        while not self._gone:
+            self._title()
+            if self._let_work.is_set():
+                self._pipe.say("vitals", **self._vitals())
+            await asyncio.sleep(VITALS_SECONDS)
+
+    def _vitals(self) -> Message:
+        return asdict(self._worker.vitals())
+
+    def _title(self) -> None:
+        how = self._worker.vitals() if self._let_work.is_set() else None
+        busy, slots, state = (how.busy, how.slots, how.state) if how else (0, 0, "starting")
+        show(worker_title(self._place, self._of, busy, slots, state))
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"

@@ -1,0 +1,140 @@
+"""What a drain lends to handlers that are transactional or iterate: the test's own connection, inside a savepoint.
+
+So the test sees what a handler writes, and it rolls back with the test. commit() and rollback() on it raise, as in a
+worker. Sync handlers want a sync psycopg connection below what the drain was given, async handlers an async one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from psycopg import AsyncConnection, Connection, Rollback
+from psycopg.pq import TransactionStatus
+
+from pgqueue.client.tasks import Task
+from pgqueue.config import config
+from pgqueue.errors import Error
+from pgqueue.jobs.context import AnySource, Means, Source
+from pgqueue.jobs.job import Job
+from pgqueue.testing.batches import Batches
+from pgqueue.worker.complete.outcome_sql import Endings
+from pgqueue.worker.transactions import sqlalchemy
+from pgqueue.worker.transactions.iteration import Iterations
+
+
+class Lent(Means):
+    """The means of one job in a drain; `end` or `aend` when its handler is done."""
+
+    def __init__(self, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool) -> None:
+        super().__init__()
+        self.worker_id = worker_id
+        self.alone = alone
+        """Whether the drain has a connection of its own."""
+        self.lends = self.spoilt = False
+        """To an iteration, too; what one has left behind is to be undone."""
+        self._iterations = Iterations(
+            Batches(self), Endings(config().schema, "testing", notify=False), lambda job: None
+        )
+        self._task = task
+        self._given = conn
+        self._lent: Any = None
+        self._block: Any = None
+        self._session: Any = None
+
+    def connection(self, job: Job) -> Any:
+        if self._block is None:
+            conn = _below(self._given)
+            if not ((self._task.transactional or self.lends) and isinstance(conn, Connection)):
+                raise self._refusal(job, "connection")
+            if conn.info.transaction_status == TransactionStatus.IDLE:
+                conn.execute("SELECT 1")  # so that the block is a savepoint: the drain commits, together with the end
+            self._block = conn.transaction()
+            self._block.__enter__()
+            self._lent = conn
+        return self._lent
+
+    async def aconnection(self, job: Job) -> Any:
+        if self.spoilt:
+            await self.aend(kept=False)
+        if self._block is None:
+            conn = await _abelow(self._given)
+            if not ((self._task.transactional or self.lends) and isinstance(conn, AsyncConnection)):
+                raise self._refusal(job, "aconnection()")
+            if conn.info.transaction_status == TransactionStatus.IDLE:
+                await conn.execute("SELECT 1")
+            self._block = conn.transaction()
+            await self._block.__aenter__()
+            self._lent = conn
+        return self._lent
+
+    def session(self, job: Job) -> Any:
+        if self._session is None:
+            self._session = sqlalchemy.session(self.connection(job))
+        return self._session
+
+    def end(self, *, kept: bool) -> None:
+        """Keep what the handler wrote, or undo it. Raises what prevents keeping it."""
+        session, self._session = self._session, None
+        if session is not None:
+            try:
+                if kept:
+                    session.flush()
+            finally:
+                session.close()
+        block, self._block = self._block, None
+        if block is not None:
+            block.__exit__(*_how(kept))
+
+    async def aend(self, *, kept: bool) -> None:
+        """`end` for async handlers."""
+        block, self._block = self._block, None
+        spoilt, self.spoilt = self.spoilt, False
+        if block is not None:
+            await block.__aexit__(*_how(kept and not spoilt))
+
+    def iterate(self, job: Job, source: Source[Any], size: int) -> Iterator[list[Any]]:
+        return self._iterations.iterate(job, source, size)
+
+    def aiterate(self, job: Job, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
+        return self._iterations.aiterate(job, source, size)
+
+    def left(self, job: Job) -> str | None:
+        return self._iterations.left(job)
+
+    def _refusal(self, job: Job, what: str) -> Error:
+        told = f"job {job.id} ({job.task}): no job.{what} here"
+        if what.startswith(("complete", "acomplete")):
+            return Error(f"{told}: what a drain runs is completed by the drain, in the transaction of the test")
+        if not self._task.transactional:
+            return Error(f"{told}: declare the task with transactional=True, or ask inside job.iterate")
+        return Error(
+            f"{told}: a sync handler needs drain() with psycopg below, an async handler adrain() with an async psycopg "
+            f"connection; this drain was given {type(self._given).__name__}"
+        )
+
+
+def _how(kept: bool) -> tuple[Any, Any, Any]:
+    return (None, None, None) if kept else (Rollback, Rollback(), None)
+
+
+def _below(conn: Any) -> object:
+    """The driver's connection below one of SQLAlchemy or Django, or of a cursor; what it was given if it is one."""
+    if isinstance(conn, str):
+        from django.db import connections
+
+        conn = connections[conn]
+    for _ in range(4):
+        if isinstance(conn, Connection | AsyncConnection):
+            break
+        inner = getattr(conn, "driver_connection", None) or getattr(conn, "connection", None)
+        conn = inner() if callable(inner) else inner
+    return conn
+
+
+async def _abelow(conn: Any) -> object:
+    if hasattr(conn, "get_raw_connection") or hasattr(conn, "sync_session"):
+        made = await conn.connection() if hasattr(conn, "sync_session") else conn
+        raw = await made.get_raw_connection()
+        return raw.driver_connection
+    return _below(conn)

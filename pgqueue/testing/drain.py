@@ -1,0 +1,352 @@
+"""Run the jobs that are due, on the connection of the test, in its transaction: a worker with one slot and no loop.
+
+The same stations in the same statements: promote, claim, call, write the outcome down. A row of `pgqueue.worker` stands
+for this worker as long as the drain lasts. Each handler runs in a savepoint: what it wrote on this connection is undone
+when the attempt fails, and an error in its SQL does not end the transaction of the test. Never commits, except on the
+connection that `drain()` opens itself.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+
+from pgqueue.client import tasks
+from pgqueue.client.middleware import declared
+from pgqueue.client.tasks import Task
+from pgqueue.config import config
+from pgqueue.database.drivers import aconnect, connect
+from pgqueue.database.statements import Row, Statement, text
+from pgqueue.errors import Error
+from pgqueue.jobs.job import Job
+from pgqueue.jobs.outcomes import (
+    RELEASED,
+    Cancel,
+    Cancelled,
+    Completed,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Snooze,
+    given,
+)
+from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.testing.clock import Clock
+from pgqueue.testing.handlers import Ran
+from pgqueue.testing.steps import Call, Command, Steps, aplay, play
+from pgqueue.worker.complete.outcome_sql import Endings
+from pgqueue.worker.concurrency.waiter_cursors import FRONT
+from pgqueue.worker.fetch.fetcher import RANKS
+from pgqueue.worker.leader.scheduler import BATCH, EVER
+
+MOST = 10_000
+"""The most attempts of one drain; a job that enqueues itself would never end."""
+
+NO_TRANSACTION = "25P01"
+LEASE = 3_600.0  # no worker at this database shall take us for dead while somebody looks at a debugger
+UNIX = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What a drain did. `retried` counts attempts that will be made again, `cancelled` and `failed` are ends.
+
+    `errors` are the exceptions that handlers raised (but for Snooze and Cancel), also those of attempts that were made
+    again, each with a note of its job.
+
+    >>> Drained(completed=2)
+    Drained(completed=2, retried=0, failed=0, cancelled=0, errors=())
+    """
+
+    completed: int = 0
+    retried: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    errors: tuple[BaseException, ...] = ()
+
+    def check(self) -> Drained:
+        """Raise the first exception that a handler raised, or Error if a job did not complete; else return this."""
+        if self.errors:
+            raise self.errors[0]
+        if self.retried or self.failed or self.cancelled:
+            raise Error(f"not every job completed: {self}; why says pgqueue.find(conn)")
+        return self
+
+
+@dataclass(slots=True)
+class _Account:
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("completed", "retried", "failed", "cancelled"), 0)
+    )
+    errors: list[BaseException] = field(default_factory=list)
+    waiting: set[int] = field(default_factory=set)
+    """Jobs with an attempt to come."""
+
+    def add(self, job: Job, outcome: Outcome, error: BaseException | None) -> None:
+        self.waiting.discard(job.id)
+        match outcome:
+            case Completed():
+                self.counts["completed"] += 1
+            case Failed():
+                self.counts["failed"] += 1
+            case Cancelled():
+                self.counts["cancelled"] += 1
+            case Retried() | Released():
+                self.counts["retried"] += 1
+                self.waiting.add(job.id)
+        if error is not None and not isinstance(error, Snooze | Cancel):
+            error.add_note(f"in job {job.id} ({job.task}), attempt {job.attempt}, arguments {job.args}")
+            self.errors.append(error)
+
+    def attempts(self) -> int:
+        return sum(self.counts.values())
+
+    def closed(self) -> Drained:
+        return Drained(**self.counts, errors=tuple(self.errors))
+
+
+def drain(conn: object = None, clock: Clock | None = None, *, most: int = MOST) -> Drained:
+    """Run every due job to its end, also jobs that jobs enqueue, in this process, and return the account.
+
+        with psycopg.connect(dsn) as conn:
+            remind.enqueue(conn, customer=1)
+            assert drain(conn).completed == 1
+            conn.rollback()  # there was no job, and no reminder
+
+    `conn` is of any kind that `enqueue` takes, inside a transaction; without one a connection to the configured
+    database is opened, and every step committed, as a worker does. An attempt that fails is made again when its time
+    has come: with a `clock` that is turned forward to that time, without one the job is left for a later drain. Jobs
+    that were scheduled for later are left alone in either case: turn the clock yourself.
+
+    One job runs at a time, so locks are kept, and limits and rates hold nobody up, whatever they allow.
+
+    Sync handlers run in this thread, async handlers on a fresh loop in another one. Exceptions of handlers are in
+    `.errors`, not raised: `drain(conn).check()` raises them. After `most` attempts it gives up with an Error.
+    """
+    if conn is None:
+        with connect() as own:
+            return play(own, _drain(clock, most, alone=True))
+    return play(conn, _drain(clock, most, alone=False))
+
+
+async def adrain(conn: object = None, clock: Clock | None = None, *, most: int = MOST) -> Drained:
+    """`drain` for async connections: async handlers run on this loop, sync handlers in threads, one at a time."""
+    if conn is None:
+        async with await aconnect() as own:
+            return await aplay(own, _drain(clock, most, alone=True))
+    return await aplay(conn, _drain(clock, most, alone=False))
+
+
+# The steps ------------------------------------------------------------------------------------------------------------
+
+
+def _drain(clock: Clock | None, most: int, *, alone: bool) -> Steps[Drained]:
+    """`alone`: on a connection of our own, where every step is committed."""
+    account = _Account()
+    yield from _in_transaction(alone)
+    worker_id, turned = (yield _register()), False
+    for claim in count(1):
+        job = yield from _claim(worker_id, claim)
+        if job is None:
+            # Nothing right after a turn: somebody holds that row, and will hold it whatever the clock says.
+            if turned or clock is None or not (yield from _forward(clock, account.waiting)):
+                break
+            turned = True
+            continue
+        turned = False
+        try:
+            if account.attempts() >= most:
+                raise Error(f"drain ran {most:,} attempts and there is more to do: does {job.task} enqueue itself?")
+            yield from _commit(alone)
+            outcome, error = yield from _attempt(job, worker_id, alone)
+            account.add(job, outcome, error)
+            yield _ending(job, outcome, worker_id)
+            if (release := _endings().release([(job, outcome)])) is not None:
+                yield release
+            yield from _commit(alone)
+        except BaseException:
+            if alone:
+                yield from _give_back(job, worker_id)
+            raise
+    yield _statement("registration_leave", worker_id=worker_id)
+    return account.closed()
+
+
+def _in_transaction(alone: bool) -> Steps[None]:
+    """Find out before anything is done: without a transaction nothing of this could be rolled back."""
+    if alone:
+        return
+    try:
+        yield Command("SAVEPOINT pgqueue_drain")
+    except Exception as error:
+        if _state(error) != NO_TRANSACTION:
+            raise
+        raise Error(
+            "drain works in your transaction, and this connection is in none: open one, or call drain()"
+        ) from error
+    yield Command("RELEASE SAVEPOINT pgqueue_drain")
+
+
+def _state(error: Exception) -> str | None:
+    """What the server calls it; SQLAlchemy and Django wrap the driver's error."""
+    for each in (error, getattr(error, "orig", None), error.__cause__, getattr(error, "orig", error).__cause__):
+        state: str | None = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
+        if state:
+            return state
+    return None
+
+
+def _commit(alone: bool) -> Steps[None]:
+    if alone:
+        yield Command("COMMIT")
+
+
+def _give_back(job: Job, worker_id: int) -> Steps[None]:
+    """What others can see is tidied up: the job waits again, and its worker is gone."""
+    yield Command("ROLLBACK")
+    yield _endings().one(job, RELEASED, worker_id)
+    yield _statement("registration_leave", worker_id=worker_id)
+    yield Command("COMMIT")
+
+
+def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
+    """Promote what is due, then take the most urgent job of all queues that are not paused, and whose lock is free."""
+    yield _statement("scheduler_promote", after=EVER, n=BATCH, notify=False)
+    waiting = 0
+    while True:
+        yield from _fetch(worker_id, claim)
+        job = yield from _claimed(worker_id, claim)
+        if job is not None:
+            return job
+        [(keys, queues, number)] = yield _statement("drain_parked")
+        if number == waiting:  # nothing came to those that wait already
+            return None
+        yield _statement("drain_lock", keys=keys)
+        yield _admit(worker_id, claim, keys, queues)
+        job = yield from _claimed(worker_id, claim)
+        if job is not None:
+            return job
+        yield Command(text("drain_pass", config().schema), {"worker_id": worker_id, "claim": claim})
+        job = yield from _claimed(worker_id, claim)
+        if job is not None:
+            return job
+        [(_, _, waiting)] = yield _statement("drain_parked")
+
+
+def _fetch(worker_id: int, claim: int) -> Steps[None]:
+    [(queues,)] = yield _statement("drain_queues")
+    lanes = [(queue, rank) for rank in (-2, -1, *RANKS) for queue in queues]
+    yield Command(
+        text("fetch_claim", config().schema),
+        {
+            "queues": [queue for queue, _ in lanes],
+            "ranks": [rank for _, rank in lanes],
+            "afters": [0] * len(lanes),
+            "mosts": [1] * len(lanes),
+            "reach": None,
+            "starts": "{}",
+            "lines": "{}",
+            "worker_id": worker_id,
+            "claim": claim,
+            "n": 1,
+        },
+    )
+
+
+def _admit(worker_id: int, claim: int, keys: list[str], queues: list[str]) -> Command:
+    """Let one of those in that wait for these keys."""
+    params = {
+        "keys": keys,
+        "afters": [0] * len(keys),
+        "ranks": [FRONT[0]] * len(keys),
+        "ids": [FRONT[1]] * len(keys),
+        "fresh": [],
+        "heads": True,
+        "queues": queues,
+        "pools": [1] * len(queues),
+        "slots": [1],
+        "worker_id": worker_id,
+        "claim": claim,
+        "notify": False,
+    }
+    return Command(text("admit_move", config().schema), params)
+
+
+def _claimed(worker_id: int, claim: int) -> Steps[Job | None]:
+    rows: list[Row] = yield _statement("drain_claimed", worker_id=worker_id, claim=claim)
+    return Job(rows[0], claim) if rows else None
+
+
+def _attempt(job: Job, worker_id: int, alone: bool) -> Steps[Ran]:
+    """Call the handler, with middleware and hooks, and say what became of the job."""
+    task, hooks = tasks.find(job.task), declared()
+    ran = yield from _in_savepoint(job, task and hooks.hooked(task), worker_id, alone)
+    hooks.finished(job, ran[0])
+    return ran
+
+
+def _in_savepoint(job: Job, task: Task[..., Any] | None, worker_id: int, alone: bool) -> Steps[Ran]:
+    """Kept if the handler returned, rolled back if it raised."""
+    if alone:
+        ran: Ran = yield Call(job, task, worker_id, alone)
+        return ran
+    yield Command("SAVEPOINT pgqueue_job")
+    outcome, error = yield Call(job, task, worker_id, alone)
+    if error is None:
+        try:
+            yield Command("RELEASE SAVEPOINT pgqueue_job")
+            return outcome, error
+        except Exception as broken:  # the handler went on after an error in its SQL: nothing it wrote can be kept
+            retry = RetryPolicy() if task is None else task.retry
+            outcome, error = given(job, retry, broken, raised=True), broken
+    yield Command("ROLLBACK TO SAVEPOINT pgqueue_job")
+    yield Command("RELEASE SAVEPOINT pgqueue_job")
+    return outcome, error
+
+
+def _forward(clock: Clock, waiting: set[int]) -> Steps[bool]:
+    """Turn the clock to the next attempt of what failed here; False if none is to come."""
+    [(due,)] = yield _statement("drain_due", ids=sorted(waiting))
+    if due is None:
+        return False
+    yield from clock.turn(max(clock.now, UNIX + timedelta(microseconds=due)))
+    return True
+
+
+# The statements -------------------------------------------------------------------------------------------------------
+
+
+def _statement(name: str, **params: object) -> Statement[list[Row]]:
+    return Statement(text(name, config().schema), params, list)
+
+
+def _register() -> Statement[int]:
+    params = {
+        "lease": LEASE,
+        "pid": os.getpid(),
+        "concurrency": 1,
+        "host": socket.gethostname(),
+        "version_tag": "testing",
+        "queues": [],
+    }
+    return Statement(text("registration_register", config().schema), params, lambda rows: int(rows[0][0]))
+
+
+def _ending(job: Job, outcome: Outcome, worker_id: int) -> Statement[None]:
+    """The completer's statement for this outcome."""
+    ending = _endings().one(job, outcome, worker_id)
+
+    def read(rows: list[Row]) -> None:
+        if ending.read(rows) is not None:
+            raise Error(f"job {job.id} ({job.task}) is not running any more: its handler moved or deleted its own row")
+
+    return Statement(ending.sql, ending.params, read)
+
+
+def _endings() -> Endings:
+    return Endings(config().schema, "testing", notify=False, array=list, holding=tasks.holding(tasks.registry))

@@ -1,0 +1,149 @@
+"""Which jobs wait to be run, and assertions about them whose messages show what was there instead.
+
+Arguments are compared as the handler would be given them: decoded by the task's annotations, defaults filled in. Only
+the arguments that are named are compared.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import msgspec
+
+from pgqueue.admin.queries import JobInfo, newest
+from pgqueue.client import tasks
+from pgqueue.client.tasks import Task
+from pgqueue.config import config
+from pgqueue.errors import InvalidArguments
+from pgqueue.testing.steps import Steps, aplay, play
+
+WAITING = ("available", "scheduled", "blocked")
+SHOWN = 20
+MOST = 10_000
+
+
+def enqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: Any) -> list[JobInfo]:
+    """Return the jobs that wait to be run, oldest first: all, or those of a task, with these arguments.
+
+    The newest 10,000 of each state. Raises InvalidArguments for an argument that the task does not have.
+
+        [job] = enqueued(conn, send_receipt, order_id=7)
+        assert job.priority == 0
+    """
+    return _fitting(play(conn, _waiting()), task, args)
+
+
+async def aenqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: Any) -> list[JobInfo]:
+    """`enqueued` for async connections."""
+    return _fitting(await aplay(conn, _waiting()), task, args)
+
+
+def assert_enqueued(conn: object, task: Task[..., Any] | str, /, **args: Any) -> JobInfo:
+    """Assert that a job of this task, with at least these arguments, waits to be run; return the oldest such job.
+
+    assert_enqueued(conn, send_receipt, order_id=7)
+    """
+    return _assert_some(play(conn, _waiting()), task, args)
+
+
+async def aassert_enqueued(conn: object, task: Task[..., Any] | str, /, **args: Any) -> JobInfo:
+    """`assert_enqueued` for async connections."""
+    return _assert_some(await aplay(conn, _waiting()), task, args)
+
+
+def assert_not_enqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: Any) -> None:
+    """Assert that no job of this task (without one: no job) with these arguments waits to be run.
+
+    assert_not_enqueued(conn, send_receipt)
+    """
+    _assert_none(play(conn, _waiting()), task, args)
+
+
+async def aassert_not_enqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: Any) -> None:
+    """`assert_not_enqueued` for async connections."""
+    _assert_none(await aplay(conn, _waiting()), task, args)
+
+
+def _waiting() -> Steps[list[JobInfo]]:
+    found: list[JobInfo] = []
+    for state in WAITING:
+        page = yield newest(state, None, None, MOST, config().schema)
+        found += page.jobs
+    return sorted(found, key=lambda job: job.id)
+
+
+def _assert_some(waiting: list[JobInfo], task: Task[..., Any] | str, args: dict[str, Any]) -> JobInfo:
+    found = _fitting(waiting, task, args)
+    if not found:
+        raise AssertionError(f"{_wanted(task, args)} is not enqueued; {_listed(waiting)}")
+    return found[0]
+
+
+def _assert_none(waiting: list[JobInfo], task: Task[..., Any] | str | None, args: dict[str, Any]) -> None:
+    found = _fitting(waiting, task, args)
+    if found:
+        raise AssertionError(f"{_wanted(task, args)} should not be enqueued; {_listed(found)}")
+
+
+def _fitting(waiting: list[JobInfo], task: Task[..., Any] | str | None, args: dict[str, Any]) -> list[JobInfo]:
+    if task is None:
+        return [job for job in waiting if _has(dict(job.args), args)]
+    known = tasks.find(task) if isinstance(task, str) else task
+    if known is None:
+        return [job for job in waiting if job.task == task and _has(dict(job.args), args)]
+    _check_names(known, args)
+    names = {known.name, *known.aliases}
+    return [job for job in waiting if job.task in names and _has(_arguments(known, job), args)]
+
+
+def _arguments(task: Task[..., Any], job: JobInfo) -> dict[str, Any]:
+    """By name, as the handler would be given them; as they are stored where they do not fit it (or it is elsewhere)."""
+    try:
+        args, kwargs = task.codec.decode(msgspec.json.encode(job.args))
+        bound = _signature(task).bind(*args, **kwargs)
+    except (InvalidArguments, TypeError):
+        return dict(job.args)
+    named = dict(bound.arguments)
+    for parameter in bound.signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named |= named.pop(parameter.name, {})
+    return named
+
+
+def _signature(task: Task[..., Any]) -> inspect.Signature:
+    """The function's, without the Job."""
+    whole = inspect.signature(task.fn)
+    return whole.replace(parameters=list(whole.parameters.values())[task.wants_job :])
+
+
+def _check_names(task: Task[..., Any], args: dict[str, Any]) -> None:
+    """A misspelled name fits no job: `assert_not_enqueued` would always agree."""
+    parameters = _signature(task).parameters.values()
+    unknown = args.keys() - {parameter.name for parameter in parameters}
+    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        takes = ", ".join(str(parameter.replace(annotation=parameter.empty)) for parameter in parameters)
+        raise InvalidArguments(f"task {task.name!r}: no parameter {', '.join(sorted(unknown))}; it takes ({takes})")
+
+
+def _has(given: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    return all(name in given and given[name] == value for name, value in wanted.items())
+
+
+def _wanted(task: Task[..., Any] | str | None, args: dict[str, Any]) -> str:
+    name = "a job" if task is None else task if isinstance(task, str) else task.name
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in args.items())})" if args else name
+
+
+def _listed(jobs: list[JobInfo]) -> str:
+    if not jobs:
+        return "nothing is enqueued"
+    lines = [_line(job) for job in jobs[:SHOWN]] + [f"… and {len(jobs) - SHOWN:,} more"] * (len(jobs) > SHOWN)
+    return "\n  ".join(["enqueued are:", *lines])
+
+
+def _line(job: JobInfo) -> str:
+    due = f" for {job.run_at:%Y-%m-%d %H:%M:%S}" if job.state == "scheduled" and job.run_at else ""
+    return (
+        f"job {job.id} {job.task} {msgspec.json.encode(job.args).decode():.200} ({job.state}{due}, queue {job.queue})"
+    )

@@ -1,0 +1,1 @@
+"""One worker process: fetch, run, complete, and what stands beside that flow."""

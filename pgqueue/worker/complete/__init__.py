@@ -1,0 +1,1 @@
+"""From the outcome to the row."""

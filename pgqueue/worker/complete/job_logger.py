@@ -1,0 +1,90 @@
+"""What is logged of jobs, on the logger `pgqueue.job`.
+
+An attempt that did not succeed is told once, by the completer, whom all outcomes reach. What begins and what ends well
+is told only where that logger is enabled for DEBUG when the worker starts, and then by hooks: else it costs a job
+nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, replace
+from time import perf_counter
+from traceback import print_exc
+
+from pgqueue.client.middleware import Hooks, JobOutcome
+from pgqueue.jobs.job import Job, fields
+from pgqueue.jobs.outcomes import Cancelled, Failed, Outcome, Problem, Released, Retried, written_in
+
+log = logging.getLogger("pgqueue.job")
+
+
+def report(job: Job, outcome: Outcome) -> None:
+    """Log an attempt that did not succeed: ERROR if it was the last, WARNING if it is made again or was stopped.
+
+    Called with outcomes as they come, from the loop and from threads. Raises nothing, whatever the application's own
+    filters do: a slot hangs on it.
+    """
+    match written_in(job, outcome):
+        case Retried(_, problem, _, False) | Failed(_, problem) | Released(Problem() as problem) as ended:
+            _tell(job, ended, problem.traceback)
+        case Cancelled() as ended:
+            _tell(job, ended, None)
+
+
+def with_lines(hooks: Hooks) -> Hooks:
+    """These hooks, and lines for what begins and for what ends well, if anybody listens."""
+    if not log.isEnabledFor(logging.DEBUG):
+        return hooks
+    return replace(hooks, on_start=(_started, *hooks.on_start), on_finish=(_finished, *hooks.on_finish))
+
+
+def _started(job: Job) -> None:
+    log.debug("%s started", _named(job), extra=fields(job))
+
+
+def _finished(job: Job, told: JobOutcome) -> None:
+    if told.name in ("completed", "snoozed") or (told.name == "released" and told.reason is None):
+        _say(logging.DEBUG, job, told, None)
+
+
+def _tell(job: Job, ended: Outcome, traceback: str | None) -> None:
+    try:
+        level = logging.ERROR if isinstance(ended, Failed) else logging.WARNING
+        _say(level, job, JobOutcome.of(ended, _seconds(job)), traceback)
+    except Exception:
+        print_exc()
+
+
+def _say(level: int, job: Job, told: JobOutcome, traceback: str | None) -> None:
+    if not log.isEnabledFor(level):
+        return
+    known = {name: value for name, value in asdict(told).items() if value is not None}
+    if not told.seconds:
+        del known["seconds"]
+    extra = fields(job, outcome=known.pop("name"), **known)
+    text = f"{_named(job)} {_sentence(told)}"
+    record = log.makeRecord(log.name, level, __file__, 0, text, (), None, extra=extra)
+    record.exc_text = traceback  # where every formatter looks for it
+    log.handle(record)
+
+
+def _named(job: Job) -> str:
+    return f"job {job.id} ({job.task}, queue {job.queue}, attempt {job.attempt})"
+
+
+def _sentence(told: JobOutcome) -> str:
+    """`failed after 0.512 s, again in 9.7 s: KeyError: 'sku'`"""
+    what = "timed out" if told.reason == "timeout" else "failed" if told.name in ("retried", "failed") else told.name
+    after = f" after {told.seconds:.3f} s" if told.seconds else ""
+    then = {"retried": ", again", "snoozed": ", again", "failed": " and is given up"}.get(told.name, "")
+    when = "" if told.delay is None else f" in {told.delay:.1f} s"
+    why = told.error_type, told.error if told.error_type else told.error or told.reason
+    said = ": ".join(" ".join(each.split()) for each in why if each)
+    return f"{what}{after}{then}{when}{said and ': '}{said}"
+
+
+def _seconds(job: Job) -> float:
+    """How long it has run; 0 if it was never started."""
+    began: float | None = getattr(job, "began", None)
+    return 0.0 if began is None else perf_counter() - began

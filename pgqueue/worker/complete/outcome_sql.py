@@ -1,0 +1,253 @@
+"""How jobs are ended: outcomes become statements. Pure functions, no connection.
+
+Used by the completer, which ends many at once on its own connection; by the transactions of handlers, which end one
+inside a transaction of theirs; and by `pgqueue.testing`. Every statement ends jobs by their fence (id, worker, claim),
+and answers which it ended: a job that is not this run's any more is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from pgqueue.client.enqueue import following
+from pgqueue.client.job_parameters import deadline_of, moment_of
+from pgqueue.client.unique_enqueue import impatient
+from pgqueue.database.statements import Row, Statement, integers, text
+from pgqueue.jobs.job import Job, NewJob, keyed_of
+from pgqueue.jobs.keys import Keys
+from pgqueue.jobs.outcomes import (
+    COMPLETED,
+    WRITTEN,
+    Cancelled,
+    Completed,
+    Failed,
+    Handed,
+    Outcome,
+    Released,
+    Retried,
+    written_in,
+)
+
+Ended = tuple[Job, Outcome]
+Ending = Statement[list[int] | None]
+"""It answers None if all its jobs were ended, else the ids of those that were."""
+
+LOST = "PGQ01"
+"""The SQLSTATE of a completion that found no row of this run (sql/migrations/0002)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """Makes the statements of one worker: for its schema, with its tag, with NOTIFY or without."""
+
+    schema: str
+    version_tag: str
+    notify: bool
+    array: Callable[[Sequence[int]], object] = integers
+    """How integers travel: as one literal on our own connections, as a list on those of applications."""
+    holding: frozenset[str] = frozenset()
+    """The tasks that keep their keys while they wait for another attempt."""
+
+    def many(self, batch: Sequence[Ended], worker_id: int) -> list[tuple[Ending, list[Job]]]:
+        """The statements that end these jobs, each with its jobs; none for jobs that are written already."""
+        plain: list[Job] = []
+        results: list[tuple[Job, Completed]] = []
+        successors: list[tuple[Job, Completed]] = []
+        retried: list[tuple[Job, Retried]] = []
+        failed: list[tuple[Job, Failed | Cancelled]] = []
+        released: list[Job] = []
+        interrupted: list[tuple[Job, Released]] = []
+        for job, outcome in batch:
+            if outcome is COMPLETED:
+                if job.chained:
+                    results.append((job, outcome))
+                else:
+                    plain.append(job)
+                continue
+            if isinstance(outcome, Handed):
+                outcome = outcome.otherwise
+            match outcome:
+                case Completed():
+                    (successors if outcome.successors else results).append((job, outcome))
+                case Retried():
+                    retried.append((job, outcome))
+                case Failed() | Cancelled():
+                    failed.append((job, outcome))
+                case Released(None):
+                    released.append(job)
+                case Released():
+                    interrupted.append((job, outcome))
+        made: list[tuple[Ending, list[Job]]] = []
+        if plain:
+            made.append((self._ends("complete_plain", plain, worker_id), plain))
+        if results:
+            jobs = [job for job, _ in results]
+            texts = [done.result for _, done in results]
+            made.append((self._ends_each("complete_result", jobs, worker_id, results=texts), jobs))
+        if successors:
+            made.append((self._with_successors(successors, worker_id), [job for job, _ in successors]))
+        if retried:
+            made.append((self._retry(retried, worker_id), [job for job, _ in retried]))
+        if failed:
+            made.append((self._fail(failed, worker_id), [job for job, _ in failed]))
+        if released:
+            made.append((self._ends("complete_release", released, worker_id), released))
+        if interrupted:
+            made.append((self._interrupt(interrupted, worker_id), [job for job, _ in interrupted]))
+        return made
+
+    def keeps(self, job: Job, outcome: Outcome) -> bool:
+        """Whether a job that has ended so keeps its keys: where it waits now, it holds them, or may do so."""
+        outcome = written_in(job, outcome)
+        if isinstance(outcome, Handed):
+            outcome = outcome.otherwise
+        return isinstance(outcome, Released) or (isinstance(outcome, Retried) and job.task in self.holding)
+
+    def one(self, job: Job, outcome: Outcome, worker_id: int) -> Ending:
+        """The statement that ends this job so."""
+        assert outcome is not WRITTEN
+        [(ending, _)] = self.many([(job, outcome)], worker_id)
+        return ending
+
+    def within(self, job: Job, done: Completed, worker_id: int) -> list[Statement[Any]]:
+        """The statements that complete one job in a transaction of its handler; the first lets that transaction fail if
+        the job is not this run's any more. What they answer says nothing."""
+        params = {
+            "id": job.id,
+            "claim": job.claim,
+            "worker_id": worker_id,
+            "version_tag": self.version_tag,
+            "notify": self.notify,
+            "result": done.result,
+            "ago": None if (ago := _ago(job)) is None else int(1e6 * ago),
+        }
+        completion: Statement[Any] = Statement(text("complete_within", self.schema), params, list)
+        if not done.successors:
+            return [completion]
+        return [completion, following(done.successors, schema=self.schema, notify=self.notify)]
+
+    def alone(self, job: Job, done: Completed, worker_id: int) -> list[Statement[Any]]:
+        """The statements that complete one job in a transaction of its own, for its successors want keys: as `within`,
+        but they wait 5 ms at most for whoever is just taking one."""
+        release = self.release([(job, done)])
+        return [impatient(self.schema), *self.within(job, done, worker_id), *([] if release is None else [release])]
+
+    def release(self, batch: Iterable[Ended]) -> Statement[None] | None:
+        """The statement that lets go of the unique keys of those that have been completed; None if none has a key."""
+        keyed = keyed_of(batch)
+        if not keyed:
+            return None
+        named = [(name, job.id) for job in keyed for name in Keys(job.unique_key, job.idempotency_key).names()]
+        params = {"keys": [name for name, _ in named], "ids": self.array([id for _, id in named])}
+        return Statement(text("complete_release_keys", self.schema), params, lambda rows: None)
+
+    def about(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> Statement[list[Row]]:
+        """A statement about jobs of this worker, by their fence; it answers rows."""
+        ids = {"worker_ids": self.array([worker_id])}
+        return Statement(text(name, self.schema), self._fence(jobs, worker_id) | ids | params, list)
+
+    def _with_successors(self, ends: Sequence[tuple[Job, Completed]], worker_id: int) -> Ending:
+        return self._ends_each(
+            "complete_successors",
+            [job for job, _ in ends],
+            worker_id,
+            results=[done.result for _, done in ends],
+            **_columns([(job, new) for job, done in ends for new in done.successors]),
+        )
+
+    def _retry(self, retried: Sequence[tuple[Job, Retried]], worker_id: int) -> Ending:
+        return self._ends_each(
+            "complete_retry",
+            [job for job, _ in retried],
+            worker_id,
+            delays=[again.delay for _, again in retried],
+            spents=[again.spent for _, again in retried],
+            snoozeds=[again.snoozed for _, again in retried],
+            holdings=[job.task in self.holding for job, _ in retried],
+            **_problems([again for _, again in retried]),
+        )
+
+    def _fail(self, failed: Sequence[tuple[Job, Failed | Cancelled]], worker_id: int) -> Ending:
+        return self._ends_each(
+            "complete_fail",
+            [job for job, _ in failed],
+            worker_id,
+            states=["cancelled" if isinstance(end, Cancelled) else "failed" for _, end in failed],
+            reasons=[end.reason for _, end in failed],
+            **_problems([end for _, end in failed]),
+        )
+
+    def _interrupt(self, interrupted: Sequence[tuple[Job, Released]], worker_id: int) -> Ending:
+        problems = [end.problem for _, end in interrupted if end.problem is not None]
+        return self._ends_each(
+            "complete_interrupt",
+            [job for job, _ in interrupted],
+            worker_id,
+            outcomes=[problem.outcome for problem in problems],
+            messages=[problem.message for problem in problems],
+        )
+
+    def _ends_each(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> Ending:
+        """`_ends` for a statement that notes when each has begun."""
+        agos = [_ago(job) for job in jobs] if any(job.chained for job in jobs) else []
+        return self._ends(name, jobs, worker_id, agos=agos, **params)
+
+    def _ends(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> Ending:
+        return Statement(text(name, self.schema), self._fence(jobs, worker_id) | params, _ended)
+
+    def _fence(self, jobs: Sequence[Job], worker_id: int) -> dict[str, object]:
+        return {
+            "ids": self.array([job.id for job in jobs]),
+            "claims": self.array([job.claim for job in jobs]),
+            "worker_id": worker_id,
+            "version_tag": self.version_tag,
+            "notify": self.notify,
+        }
+
+
+def _ago(job: Job) -> float | None:
+    """How many seconds ago a job has begun whose row does not say so; None if it does, or it has not begun."""
+    began = getattr(job, "began", None) if job.chained else None
+    return None if began is None else perf_counter() - began
+
+
+def _ended(rows: list[Row]) -> list[int] | None:
+    ids: list[int] | None = rows[0][0]
+    return ids
+
+
+def _problems(ends: Sequence[Retried | Failed | Cancelled]) -> dict[str, object]:
+    return {
+        "outcomes": [end.problem.outcome for end in ends],
+        "error_types": [end.problem.error_type for end in ends],
+        "messages": [end.problem.message for end in ends],
+        "tracebacks": [end.problem.traceback for end in ends],
+    }
+
+
+def _columns(successors: Sequence[tuple[Job, NewJob[Any]]]) -> dict[str, object]:
+    """The rows to be of successors, column by column; `parents` and their claims say which run's each is."""
+    jobs = [new for _, new in successors]
+    deadlines = [deadline_of(new) for new in jobs]
+    return {
+        "parents": [parent.id for parent, _ in successors],
+        "parent_claims": [parent.claim for parent, _ in successors],
+        "tasks": [new.task for new in jobs],
+        "args": [new.args for new in jobs],
+        "queues": [new.queue for new in jobs],
+        "priorities": [new.priority for new in jobs],
+        "headers": [new.headers for new in jobs],
+        "max_attempts": [new.max_attempts for new in jobs],
+        "run_ats": [moment_of(new.run_at) for new in jobs],
+        "delays": [new.delay for new in jobs],
+        "deadlines": [deadline for deadline, _ in deadlines],
+        "deadline_seconds": [seconds for _, seconds in deadlines],
+        "lock_keys": [new.lock_key for new in jobs],
+        "lock_limits": [new.lock_limit for new in jobs],
+        "on_lockeds": [new.on_locked for new in jobs],
+        "limit_keys": [new.limit_key for new in jobs],
+        "rate_keys": [new.rate_key for new in jobs],
+    }

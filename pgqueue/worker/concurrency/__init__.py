@@ -1,0 +1,1 @@
+"""What may hold a job up: locks, limits and rates."""

@@ -1,0 +1,141 @@
+"""Says what this worker's code declares of limits and rates, once, when the worker has been told to work.
+
+Not before: a process that is started and found to be broken, or that waits beside the old ones, changes nothing. What
+people have set by hand stays. Where workers of two versions declare different numbers, the last one started decides.
+
+And says in the log what jobs wait for that nobody has declared: they would wait without a word.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from time import monotonic
+from typing import Any
+
+import psycopg
+
+from pgqueue.admin.limits import FIRST_RATE, KEYS_MOST, unknown
+from pgqueue.client.tasks import Task
+from pgqueue.database.backoff import persist
+from pgqueue.database.sessions import Session
+from pgqueue.database.statements import integers
+from pgqueue.errors import InvalidOption
+from pgqueue.jobs.concurrency import Rate
+
+log = logging.getLogger("pgqueue")
+
+PATIENCE_SECONDS = 30.0
+"""So long nobody says that something is undeclared: who enqueues is often deployed before the workers."""
+AGAIN_SECONDS = 600.0
+
+
+def limits_of(tasks: Iterable[Task[..., Any]]) -> dict[str, int]:
+    """How many jobs at once these tasks allow, by the names of their limits. Raises InvalidOption if two disagree."""
+    limits: dict[str, int] = {}
+    for task in sorted(tasks, key=lambda task: task.name):
+        if task.limiting is not None and task.limiting.limit is not None and task.limiting.limit_name is not None:
+            name, n = task.limiting.limit_name, task.limiting.limit.n
+            if limits.setdefault(name, n) != n:
+                raise InvalidOption(
+                    f"task {task.name!r}: limit {name!r} is {n} here and {limits[name]} in another task; "
+                    "tasks that share a limit give the same number"
+                )
+    return limits
+
+
+def rates_of(tasks: Iterable[Task[..., Any]]) -> dict[str, Rate]:
+    """The rates of these tasks by name. Raises InvalidOption if two disagree."""
+    rates: dict[str, Rate] = {}
+    for task in sorted(tasks, key=lambda task: task.name):
+        if task.limiting is not None and task.limiting.rate is not None and task.limiting.rate_name is not None:
+            name, rate = task.limiting.rate_name, task.limiting.rate
+            other = rates.setdefault(name, rate)
+            if (other.count, other.period, other.burst) != (rate.count, rate.period, rate.burst):
+                raise InvalidOption(
+                    f"task {task.name!r}: rate {name!r} is {rate.rate} here (burst {rate.burst}) and {other.rate} "
+                    f"(burst {other.burst}) in another task; tasks that share a rate give the same"
+                )
+    return rates
+
+
+class Declarer:
+    """Writes `limits` and `rates` down, by name; `changed` is called if that has made a difference."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        limits: Mapping[str, int],
+        rates: Mapping[str, Rate],
+        changed: Callable[[], None],
+        notify: bool,
+    ) -> None:
+        self.declared = not limits and not rates
+        self._session = session
+        self._limits = limits
+        self._rates = rates
+        self._changed = changed
+        self._notify = notify
+
+    async def run(self) -> None:
+        """Declare, however often it takes."""
+        await persist(self._step, name="declare", until=lambda: self.declared)
+
+    async def _step(self) -> None:
+        link, limits, rates = self._session.link, self._limits, self._rates
+        [[(limited, *_)], [(rated, *_)]] = await self._session.run(
+            link.statement(
+                "declared_limits_put", names=list(limits), ns=integers(limits.values()), notify=self._notify
+            ),
+            link.statement(
+                "declared_limits_put_rates",
+                names=list(rates),
+                counts=integers([rate.count for rate in rates.values()]),
+                periods=[rate.period for rate in rates.values()],
+                bursts=integers([rate.burst for rate in rates.values()]),
+                notify=self._notify,
+            ),
+        )
+        self.declared = True
+        if limited:
+            log.info("limits declared: %s", ", ".join(f"{name} {limits[name]}" for name in sorted(limited)))
+        if rated:
+            log.info("rates declared: %s", ", ".join(f"{name} {rates[name].rate}" for name in sorted(rated)))
+        if limited or rated:
+            self._changed()
+
+
+class Warner:
+    """Warns of limits and rates that jobs wait for and nobody has declared: of each once in ten minutes."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._after = FIRST_RATE
+        self._since: dict[tuple[str, str], float] = {}
+        self._said: dict[tuple[str, str], float] = {}
+        self._seen: set[tuple[str, str]] = set()
+
+    async def look(self) -> None:
+        """Look at all keys of limits, and at 1,000 of rates from where the last look stopped. Once a minute or so."""
+        link, now = self._session.link, monotonic()
+        try:
+            asked = link.statement("limits_undeclared", after=self._after, n=KEYS_MOST)
+            [[(found, after)]] = await self._session.run(asked)
+        except psycopg.errors.InsufficientPrivilege:  # granted before there were limits
+            log.error("undeclared limits are not looked for: this role needs its rights again, `pgqueue grants`")
+            return
+        for each in unknown(found):
+            key = (each.kind, each.name)
+            self._seen.add(key)
+            waited = now - self._since.setdefault(key, now)
+            if waited >= PATIENCE_SECONDS and now - self._said.get(key, -AGAIN_SECONDS) >= AGAIN_SECONDS:
+                self._said[key] = now
+                jobs = "more than 10,000" if each.waiting > 10_000 else each.waiting
+                said = "%s jobs wait for the %s %s, which no worker has declared; none starts until one does"
+                log.warning(said, jobs, each.kind, each.name)
+        self._after = after or FIRST_RATE
+        if after is None:  # what is not there any more is new when it comes back
+            self._since = {key: since for key, since in self._since.items() if key in self._seen}
+            self._said = {key: said for key, said in self._said.items() if key in self._seen}
+            self._seen.clear()

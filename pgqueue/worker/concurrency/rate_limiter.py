@@ -1,0 +1,410 @@
+"""Lets jobs start under a rate: remembers which lines wait here, asks when one may move on and a slot is free.
+
+Jobs under a rate wait in `job_blocked` under its key, but for those that pass with a claim (`passing`). The transaction
+here moves them to `job_running`, as many as the rate allows at that moment, and charges the rate for them. They are to
+start at once. One that has not started within `late` seconds goes back to its line unstarted, no attempt spent, and is
+charged again.
+
+The rate is GCRA (sql/worker/rates.sql). For n = count starts in a period P with a burst b, in the database's clock:
+
+    gap = (P + late + early) / n        depth = (b - 1) * gap + early        late <= P / 20, early <= P / 40
+
+`next_at` is one gap further for each job let in, counted from now or from where it was, whichever is later; and nobody
+is let in while it is more than `depth` ahead. How many that allows is decided before the heads are looked for; let in
+they are at a second look at the clock, when all are found, from which they are charged. `next_at` is no further ahead
+then than it was before, so that no more were found than that moment allows; and a long search makes nobody late.
+
+Why never more than n + b - 1 handlers start in a window of P. Let t1 <= … <= tk be the times at which k jobs were let
+in. Each adds a gap to a `next_at` that was t1 at least before the first, so before the last it was t1 + (k - 1) * gap
+at least; and it was tk + depth at most. So (k - 1) * gap <= tk - t1 + depth. A job that starts at s was let in between
+s - late and s, so starts in a half-open window of P were let in within less than P + late: (k - 1) * gap < P + late +
+early + (b - 1) * gap = (n + b - 1) * gap, so k <= n + b - 1. `next_at` is read and written with the key's advisory lock
+held, by a snapshot taken after it, so two that ask at the same time follow one another. The price of the exact bound is
+that a rate is up to 7 % lower than its name (P = 1 s), 0.4 % for a minute. Not covered: the database's clock set back,
+a rate or burst raised in between, and what passes between the look at the clock and the handler's first line.
+
+Why it is judged at the start. The answer says how long after its beginning the transaction let in, by the clock, and
+that was sent after we noted the time. So what we count as lateness is never less than it is, however long the answer
+took, or the process stood still before it looked.
+
+Why nobody waits for ever. Who parks a job remembers its line (`told`), and forgets it when the database says that none
+is left whom it could take. What is lost (the process dies, a head was locked) the sweep finds: it names all lines, and
+those that could have moved for half a second are remembered here, or other workers are told. So are they if we have no
+slot for a tenth of a second. Who finds that another worker was faster comes later and later, up to 5 s, so that few ask
+for one line; but not if the other does not serve the queue of our first. A full worker never asks; a line without jobs
+is not remembered, and costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from time import monotonic
+from typing import Any
+
+import msgspec
+import psycopg
+
+from pgqueue.database.backoff import persist, wait
+from pgqueue.database.sessions import Session
+from pgqueue.database.statements import integers
+from pgqueue.jobs.job import Job
+from pgqueue.jobs.keys import RATE
+from pgqueue.worker.claims import Claims
+
+log = logging.getLogger("pgqueue")
+
+LOOK_SECONDS = 1.0
+"""How often a line is looked at although no slot seems to be free for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Queues that share slots, how many of those are free, and how many jobs more could be at hand; `suspects` are the
+    ranks of those that may be run now."""
+
+    pools: Sequence[tuple[Sequence[str], int, int]]
+    suspects: Sequence[int] = ()
+    ordinary: bool = True
+
+    @property
+    def queues(self) -> list[str]:
+        return [queue for served, _, _ in self.pools for queue in served]
+
+    @property
+    def full(self) -> set[int]:
+        """The places of the pools without a free slot, from 1."""
+        return {place for place, (_, free, _) in enumerate(self.pools, 1) if not free}
+
+    def any(self) -> bool:
+        return any(free for _, free, _ in self.pools)
+
+
+@dataclass(slots=True)
+class Line:
+    """What we remember of a key: when it may be asked for, which pools had no slot for it, and who was faster."""
+
+    at: float
+    full: set[int] = field(default_factory=set)
+    asked: float = 0.0
+    last: int | None = None
+    pushed: float = 0.0
+
+    def fits(self, roomy: set[int], now: float) -> bool:
+        """Whether a slot may be free for it, now that these pools have some; it is looked now and then all the same."""
+        return not self.full or bool(self.full & roomy) or now - self.asked >= LOOK_SECONDS
+
+
+HANDED = "rates "
+"""How a NOTIFY of `:control` begins that hands lines on."""
+KEYS_MOST = 64  # each is a row of the server's lock table
+LET_IN_LEAST, LET_IN_MOST, SWEPT_MOST = 50, 1_000, 1_000
+ASK_SECONDS = 0.012
+"""So long an answer may take with as many as are let in at once: the last of them must not be too late."""
+IDLE_SECONDS, LOCKED_SECONDS = 30.0, 0.1
+PAUSE_LEAST, SLOT_PAUSE = 0.01, 0.002
+"""The shortest pause between two asks for one key: of a fast rate several are let in together; where slots are few."""
+OVERDUE_SECONDS = 0.5
+FULL_SECONDS, HAND_ON_SECONDS = 0.1, 1.0
+"""How long a line may wait for a slot here before others are told, and how often at most they are."""
+HAND_ON_BYTES = 7_000
+LOST_FIRST, LOST_MOST = 0.5, 5.0
+"""How much later to come where another worker was faster."""
+NOBODY = (0, 0.0, 0.0, False, False, None, False)
+"""What is answered, in effect, of a key without a rate."""
+
+
+class Rates:
+    """Keeps the lines moving. `free` says what may start here now, `reserve` keeps a slot of these pools free that is
+    free next, `deliver` receives what shall start at once."""
+
+    def __init__(
+        self,
+        session: Session,
+        worker_id: Callable[[], int],
+        *,
+        claims: Claims,
+        free: Callable[[], Free],
+        reserve: Callable[[set[int]], None],
+        deliver: Callable[[list[Job]], None],
+        in_doubt: Callable[[], None],
+        notify: bool,
+        turn: asyncio.Lock | None = None,
+    ) -> None:
+        self.asks = self.let_in = 0
+        """How often this worker has asked, and how many jobs it has let in."""
+        self._session = session
+        self._worker_id = worker_id
+        self._claims = claims
+        self._free = free
+        self._reserve = reserve
+        self._deliver = deliver
+        self._in_doubt = in_doubt
+        self._notify = notify
+        self._turn = asyncio.Lock() if turn is None else turn
+        self._most = LET_IN_LEAST
+        self._lines: dict[str, Line] = {}
+        self._times: list[tuple[float, str]] = []
+        """A heap of when lines may be asked for; entries that a line's `at` does not confirm are void."""
+        self._due: dict[str, float] = {}
+        """Lines that may be asked for, since when."""
+        self._asking: frozenset[str] = frozenset()
+        self._again: set[str] = set()
+        """Of those that are asked for just now, the lines that somebody joined meanwhile: the answer may not know."""
+        self._swept: list[str] = []
+        self._others: dict[str, None] = {}
+        self._handed_on = 0.0
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # What others tell ------------------------------------------------------------------------------------------------
+
+    def told(self, keys: Iterable[str], *, anew: bool = False) -> None:
+        """Somebody waits for these rates; `anew`: ask for them whatever we know."""
+        now = monotonic()
+        for key in [key.removeprefix(RATE) for key in keys]:
+            if key in self._asking:
+                self._again.add(key)
+            elif anew or key not in self._lines:
+                self._remember(key, Line(now))
+        self._wake.set()
+
+    def handed(self, keys: str) -> None:
+        """Another worker has no slot for these, a JSON array."""
+        try:
+            found = msgspec.json.decode(keys, type=list[str])
+        except msgspec.DecodeError as error:
+            log.warning("rates: a notification that says nothing (%s): %.80r", error, keys)
+            return
+        now = monotonic()
+        for key in found:
+            line = self._lines.get(key)
+            if key in self._asking:
+                self._again.add(key)
+            elif key not in self._due and (line is None or line.pushed or line.at > now + LOOK_SECONDS):
+                self._remember(key, Line(now))  # what we knew may be of a rate that was changed
+        self._wake.set()
+
+    def swept(self, keys: Iterable[str]) -> None:
+        """The lines there are, whether they can move or not."""
+        self._swept += [key.removeprefix(RATE) for key in keys]
+        self._wake.set()
+
+    def roomier(self) -> None:
+        """A slot is free."""
+        if self._due:
+            self._wake.set()
+
+    async def idle(self) -> None:
+        """Wait until no answer is on its way."""
+        await self._idle.wait()
+
+    # The loop --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Let jobs in until cancelled."""
+        await persist(self._step, name="rates")
+
+    async def _step(self) -> None:
+        if not await wait(self._wake, self._patience()) and not self._lines and not self._others:
+            await self._session.close()
+            await self._wake.wait()
+        self._wake.clear()
+        if self._swept:
+            await self._look()
+        self._ripen()
+        self._idle.clear()
+        try:
+            while True:
+                async with self._turn:  # a claim may look at the same keys
+                    if not (some := self._eligible(free := self._free())):
+                        break
+                    await self._ask(some, free)
+                self._ripen()
+        finally:
+            self._idle.set()
+        self._reserve(self._wanted(free))
+        await self._hand_on()
+
+    def _wanted(self, free: Free) -> set[int]:
+        """The pools that due lines want a slot of."""
+        places, wanted = set(range(1, len(free.pools) + 1)), set[int]()
+        for key in self._due:
+            if wanted >= places:
+                break
+            wanted |= self._lines[key].full or places
+        return wanted
+
+    def _patience(self) -> float:
+        """Seconds until something is to do without being told."""
+        while self._times and not self._valid(*self._times[0]):
+            heappop(self._times)
+        now, pause = monotonic(), IDLE_SECONDS
+        if self._times:
+            pause = min(pause, max(0.0, self._times[0][0] - now))
+        if self._due or self._others:
+            pause = min(pause, max(FULL_SECONDS, self._handed_on + HAND_ON_SECONDS - now))
+        return pause
+
+    def _valid(self, at: float, key: str) -> bool:
+        line = self._lines.get(key)
+        return line is not None and line.at == at and key not in self._due
+
+    def _remember(self, key: str, line: Line) -> None:
+        self._lines[key] = line
+        self._due.pop(key, None)
+        heappush(self._times, (line.at, key))
+
+    def _forget(self, key: str) -> None:
+        self._lines.pop(key, None)
+        self._due.pop(key, None)
+
+    def _ripen(self) -> None:
+        """Lines whose time has come are due."""
+        now = monotonic()
+        while self._times and self._times[0][0] <= now:
+            at, key = heappop(self._times)
+            if self._valid(at, key):
+                self._due[key] = at
+
+    def _eligible(self, free: Free) -> list[str]:
+        """Due lines that a slot may be free for, those first that have waited longest."""
+        if not self._due or not free.any():
+            return []
+        now, roomy = monotonic(), set(range(1, len(free.pools) + 1)) - free.full
+        return [key for key in self._due if self._lines[key].fits(roomy, now)][:KEYS_MOST]
+
+    # Asking ----------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, keys: list[str], free: Free) -> None:
+        try:
+            await self._try(keys, free)
+        except psycopg.errors.LockNotAvailable:
+            if len(keys) > 1:
+                for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
+                    await self._ask(half, self._free())
+            else:
+                log.warning("rate %s: somebody has held it for a second; the sweep comes back to it", keys[0])
+                self._forget(keys[0])
+        except psycopg.errors.UniqueViolation:
+            [doubles] = await self._session.run(self._session.link.statement("rates_refuse_doubles"))
+            log.error("jobs %s run, and waited for a rate too: the second rows are failed: refused", doubles)
+
+    async def _try(self, keys: list[str], free: Free) -> None:
+        link, claim, worker_id = self._session.link, self._claims.begin(), self._worker_id()
+        self._asking = frozenset(keys)
+        self._again.clear()
+        try:
+            [(began,)], _, [(looked, answers)], rows = await self._session.run_then(
+                link.statement("rates_clock"),
+                link.statement("rates_lock", keys=keys),
+                link.statement(
+                    "rates_move",
+                    keys=keys,
+                    queues=free.queues,
+                    pools=[place for place, (served, _, _) in enumerate(free.pools, 1) for _ in served],
+                    slots=[slots for _, slots, _ in free.pools],
+                    spare=[spare for _, _, spare in free.pools],
+                    most=min(self._most, sum(slots + spare for _, slots, spare in free.pools)),
+                    suspects=integers(free.suspects),
+                    ordinary=free.ordinary,
+                    worker_id=worker_id,
+                    claim=claim,
+                ),
+                then=[link.statement("rates_read", claim=claim, worker_id=worker_id)],
+            )
+            # By our clock no later than when the transaction let in by its own; between the two it may have waited.
+            at = self._session.sent + (0.0 if looked is None else max(0.0, (looked - began) / 1e6))
+            self.asks += 1
+            found = {key: tuple(rest) for key, *rest in json.loads(answers)}
+            jobs = [Job(row, claim) for row in rows]
+            for job in jobs:
+                job.start_by = at + (found[job.rate_key][2] if job.rate_key in found else 0.0)
+            self.let_in += len(jobs)
+            if len(jobs) >= self._most:
+                fits = int(len(jobs) * ASK_SECONDS / max(self._session.took, 0.001))
+                self._most = min(LET_IN_MOST, max(LET_IN_LEAST, fits))
+            self._note(keys, free, found)
+            for key in self._again:
+                self._remember(key, Line(monotonic()))
+            if jobs or not free.ordinary:
+                self._deliver(jobs)
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation):
+            raise  # nothing was committed
+        except BaseException:
+            self._in_doubt()
+            raise
+        finally:
+            self._asking = frozenset()
+            self._claims.end(claim)
+
+    def _note(self, keys: list[str], free: Free, found: Mapping[str, tuple[Any, ...]]) -> None:
+        """What becomes of each line: forgotten if nobody is left, else asked for again, when it may move on."""
+        now, full, took = monotonic(), free.full, any(taken for taken, *_ in found.values())
+        for key in keys:
+            taken, pause, _, remains, elsewhere, last, suspects = found.get(key, NOBODY)
+            before = self._lines.get(key)
+            if elsewhere and taken:  # if we took nobody, who told us of the line has told the others
+                self._others[key] = None
+            if before is None or not (remains or suspects):
+                self._forget(key)
+            elif not remains:  # suspects that we cannot take now
+                self._remember(key, Line(now + LOOK_SECONDS))
+            elif pause > 0.0:
+                pushed = self._pushed(before, taken, last)
+                self._remember(key, Line(now + max(pause, PAUSE_LEAST) + pushed, last=last, pushed=pushed))
+            elif taken:  # our slots are the limit: not for each one that is free
+                self._remember(key, Line(now + (SLOT_PAUSE if taken < LET_IN_LEAST else 0.0)))
+            elif full or took:
+                before.full, before.asked = full or set(range(1, len(free.pools) + 1)), now
+            else:  # somebody has them locked, or they are suspects of which one is enough
+                self._remember(key, Line(now + LOCKED_SECONDS))
+
+    def _pushed(self, before: Line, taken: int, last: int | None) -> float:
+        """How much later to come: not at all if we let somebody in, or nobody else who could take ours did."""
+        if taken or last is None or last == self._worker_id() or before.last is None:
+            return 0.0
+        return min(LOST_MOST, max(LOST_FIRST, 2 * before.pushed))
+
+    # What nobody remembers -------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Of the lines swept, those that should have moved on: we ask, and tell others if the first may be for them."""
+        swept, self._swept = [key for key in self._swept if key not in self._due], []
+        queues = self._free().queues
+        for first in range(0, len(swept), SWEPT_MOST):
+            some = swept[first : first + SWEPT_MOST]
+            overdue = self._session.link.statement("rates_overdue", keys=some, queues=queues, seconds=OVERDUE_SECONDS)
+            [rows] = await self._session.run(overdue)
+            for key, others in rows:
+                if others:
+                    self._others[key] = None
+                if key not in self._due:  # somebody of ours may wait behind
+                    self._remember(key, Line(monotonic()))
+
+    async def _hand_on(self) -> None:
+        """Tell others of the lines we have no slot for, and of those that only others can serve."""
+        now = monotonic()
+        if not self._notify:
+            self._others.clear()
+        if not self._notify or now - self._handed_on < HAND_ON_SECONDS:
+            return
+        waiting = [key for key, since in self._due.items() if now - since >= FULL_SECONDS]
+        keys, size = [], 0
+        for key in dict.fromkeys([*self._others, *waiting]):
+            size += len(json.dumps(key)) + 2
+            if size > HAND_ON_BYTES:
+                break
+            keys.append(key)
+        if keys:
+            self._handed_on = now
+            for key in keys:  # those that found no room have their turn next
+                self._others.pop(key, None)
+                if since := self._due.pop(key, None):
+                    self._due[key] = since
+            await self._session.run(self._session.link.statement("rates_hand_on", keys=json.dumps(keys)))

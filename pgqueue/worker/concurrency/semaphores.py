@@ -1,0 +1,213 @@
+"""The moves of an admit: each locks some keys and lets in those that may, in one round trip.
+
+Which key is asked for when is for admit. A move says what it has seen of its keys to `starts` and `fronts`, and the
+next begins there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from pgqueue.database.sessions import Session
+from pgqueue.database.statements import Row, Statement, integers, texts
+from pgqueue.jobs.keys import LIMIT, LOCK
+from pgqueue.worker.concurrency.holder_cursors import Starts
+from pgqueue.worker.concurrency.waiter_cursors import FRONT, Fronts, Place
+
+Wanted = Mapping[str, tuple[list[int], bool]]
+"""Keys, each with its jobs that were parked just now, and whether the head of its line may have to be skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Queues that share slots, how many are free, how many more a fetch under way has asked for, how many of the free
+    ones should be left to the next, and how many may come in behind each holder of a lock, in its chain."""
+
+    queues: Sequence[str]
+    free: int
+    asked: int = 0
+    left: int = 0
+    behind: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The rows of those who came in here, those behind others in their chains last, and in order; keys to be asked for
+    next, keys that have room, as far as we know, and a line that was not read from its front, and how many jobs were
+    skipped."""
+
+    rows: list[Row]
+    onward: list[str]
+    unsure: list[str] = field(default_factory=list)
+    skipped: int = 0
+
+
+class Moves:
+    """Makes the moves of one worker, on one session. `slots` says where a job may run here now."""
+
+    def __init__(
+        self, session: Session, worker_id: Callable[[], int], slots: Callable[[], list[Slots]], notify: bool
+    ) -> None:
+        self.starts, self.fronts = Starts(), Fronts()
+        self.given: dict[tuple[str, ...], int] = {}
+        """How many slots of these queues the move under way may fill."""
+        self._session = session
+        self._worker_id = worker_id
+        self._slots = slots
+        self._notify = notify
+
+    async def next(self, asked: Wanted, claim: int) -> Moved:
+        """Let in the next to locks, the short way; who has to go the long way is to be asked for next."""
+        keys, on = list(asked), await self._begin()
+        afters = self._afters(keys)
+        behind = [self.fronts.behind(key) for key in keys]
+        _, [first, *rows] = await self._session.run(
+            self._lock(keys),
+            self._statement(
+                "admit_next",
+                keys,
+                claim,
+                afters=afters,
+                **_places(behind),
+            ),
+            on=on,
+        )
+        came = [(LOCK + row[15], row[19], row[0], row[1]) for row in rows]
+        if first[7]:
+            came = msgspec.json.decode(first[14])
+            [rows] = await self._session.run(self._read("admit_read", keys, claim, afters=afters))
+            places = {job_id: place for _, _, job_id, place in came}
+            rows = [(row[0], places[row[0]], *row[2:]) for row in rows]
+        for key, (rank, job_id, place) in _lasts(came).items():
+            self.fronts.let_in(key, (rank, job_id), 1 - place)
+        self._learn(rows, first[1], msgspec.json.decode(first[3]) if first[3] else ())
+        longer = msgspec.json.decode(first[5])
+        rows.sort(key=lambda row: (-row[1], row[7], row[0]))
+        return Moved(rows, longer, _unsure(keys, behind, {*longer, *(LOCK + row[15] for row in rows)}))
+
+    async def look(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Of these keys those that somebody waits for; and those of whose lines nobody was found, which were not read
+        from the front."""
+        behind = [self.fronts.ahead(key) for key in keys]
+        [rows] = await self._session.run(
+            self._session.link.statement(
+                "admit_lines",
+                keys=texts(keys),
+                **_places(behind),
+                front=FRONT[0],
+            )
+        )
+        [(lines, seconds, read)] = rows
+        somebody = set(lines)
+        unsure = _unsure(keys, behind, somebody)
+        self.fronts.empty(set(keys).difference(somebody, unsure), self._session.sent)
+        if read:
+            self.fronts.took(seconds, read)
+        return lines, unsure
+
+    async def locks(self, asked: Wanted, claim: int) -> Moved:
+        """Let those in that wait for locks; what they wait for that went on is to be asked for next."""
+        keys, on = list(asked), await self._begin()
+        afters = self._afters(keys)
+        behind = self._behind(asked)
+        _, [(_, skipped, _, _, onward, lowest, held, full, gone)], rows = await self._session.run_then(
+            self._lock(keys),
+            self._statement(
+                "admit_move",
+                keys,
+                claim,
+                afters=afters,
+                fresh=[job_id for ids, _ in asked.values() for job_id in ids],
+                heads=any(head for _, head in asked.values()),
+                **_places(behind),
+            ),
+            then=[self._read("admit_read", keys, claim, afters=afters)],
+            on=on,
+        )
+        for key, number, rank, job_id in msgspec.json.decode(gone) if gone else ():
+            self.fronts.let_in(key, (rank, job_id), number)
+        for key in onward:  # in its line those that come from a lock may stand in front of others
+            self.fronts.doubt(key)
+        self._learn(rows, lowest, held)
+        return Moved(rows, onward, _unsure(keys, behind, set(full)), len(skipped))
+
+    async def limits(self, asked: Wanted, claim: int) -> Moved:
+        """The same for limits. Those that went on took no slot, so there may be more of them; and the statement keeps
+        some back until it is asked again, but never without letting one go on: so the key is to be asked for next."""
+        keys, on = list(asked), await self._begin()
+        behind = self._behind(asked)
+        _, [(_, onward, _, _, lowest, oldest, ended, gone)], rows = await self._session.run_then(
+            self._lock(keys),
+            self._statement("admit_limits", keys, claim, afters=self._afters(keys), **_places(behind)),
+            then=[self._read("admit_read_limits", keys, claim)],
+            on=on,
+        )
+        for key, number, rank, job_id in msgspec.json.decode(gone) if gone else ():
+            self.fronts.let_in(key, (rank, job_id), number)
+        self.starts.beside(msgspec.json.decode(oldest) if oldest else (), lowest)
+        return Moved(rows, [*onward, *keys] if onward else [], _unsure(keys, behind, set(keys).difference(ended)))
+
+    async def _begin(self) -> int | None:
+        """Connect. What the next statements have to be sent on, because something learned on it goes with them."""
+        await self._session.ready()
+        on = self._session.lasting
+        self.starts.on(on)
+        return on
+
+    def _behind(self, asked: Wanted) -> list[Place]:
+        """Behind whom the lines of these keys are to be read."""
+        for key, (_, head) in asked.items():
+            if head:  # the sweep has seen somebody: perhaps where nobody else looks
+                self.fronts.doubt(key)
+        return [self.fronts.behind(key) for key in asked]
+
+    def _learn(self, rows: list[Row], lowest: int | None, held: Collection[str]) -> None:
+        if lowest is not None:
+            self.starts.given({LOCK + row[15] for row in rows}.difference(held), lowest)
+
+    def _lock(self, keys: list[str]) -> Statement[Any]:
+        return self._session.link.statement("admit_lock", keys=texts(keys))
+
+    def _afters(self, keys: list[str]) -> str:
+        return integers(map(self.starts.after, keys))
+
+    def _read(self, name: str, keys: list[str], claim: int, **more: Any) -> Statement[Any]:
+        return self._session.link.statement(name, keys=texts(keys), claim=claim, worker_id=self._worker_id(), **more)
+
+    def _statement(self, name: str, keys: list[str], claim: int, **more: Any) -> Statement[Any]:
+        pools = self._slots()
+        # A lock that has been asked for has one to come, who would hold it without a slot; of a limit as many as may.
+        sure = 0 if keys[0].startswith(LIMIT) else len(keys)
+        given = [pool.free - max(0, min(pool.left, pool.free - sure)) for pool in pools]
+        self.given = {tuple(pool.queues): slots for pool, slots in zip(pools, given, strict=True)}
+        return self._session.link.statement(
+            name,
+            keys=texts(keys),
+            queues=texts(queue for pool in pools for queue in pool.queues),
+            pools=integers(place for place, pool in enumerate(pools, 1) for _ in pool.queues),
+            slots=integers(given),
+            behind=integers(pool.behind for pool in pools),
+            worker_id=self._worker_id(),
+            claim=claim,
+            notify=self._notify,
+            **more,
+        )
+
+
+def _places(behind: Sequence[Place]) -> dict[str, str]:
+    """Behind whom lines are to be read, as statements want it."""
+    return {"ranks": integers(rank for rank, _ in behind), "ids": integers(job_id for _, job_id in behind)}
+
+
+def _lasts(came: Iterable[tuple[str, int, int, int]]) -> dict[str, tuple[int, int, int]]:
+    """Of each key the last one that came in: rank, id, place in its chain."""
+    return {key: (rank, job_id, place) for key, rank, job_id, place in sorted(came, key=lambda one: -one[3])}
+
+
+def _unsure(keys: Iterable[str], behind: Iterable[Place], sure: Collection[str]) -> list[str]:
+    """The keys for which somebody may be left in front of those who were seen; not those that are `sure`."""
+    return [key for key, place in zip(keys, behind, strict=True) if place != FRONT and key not in sure]

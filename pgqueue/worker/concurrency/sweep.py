@@ -1,0 +1,127 @@
+"""Finds the keys that somebody waits for and nobody holds: what makes waiting for a key safe, whatever was missed.
+
+The quick way is that who frees a key admits the next. It misses: an admit inside a transaction with an old snapshot,
+one that met a head locked by a cancel that was then rolled back, one that was never made because its process died, a
+queue that was paused and is open again. So every few seconds one worker of all (whoever changes the row of the duty
+first) walks the distinct keys of job_blocked, by jumping along their index, and names those with room to admit. It
+also parks again what was granted to queues that are paused now or have no worker any more, so that others get their
+keys.
+
+Who has admitted something, or found somebody waiting, asks every few seconds, until it finds nobody or another was
+faster, who then goes on asking: while keys are in use somebody sweeps. Whoever leads asks three times more seldom
+even if nobody seems to use keys, and all others now and then, for the one whose turn it is may have died, and the
+leader may hang; so that a fleet with nothing to do sends next to nothing.
+
+Only looks and names: it takes no key's lock, and lets nobody in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+from pgqueue.database.backoff import jittered, persist, wait
+from pgqueue.database.sessions import Session
+
+log = logging.getLogger("pgqueue")
+
+SWEEP = "sweep"
+"""What a NOTIFY of `:control` says when keys were freed by hand."""
+EVERY_SECONDS = 5.0
+LEADER_TIMES, OTHERS_TIMES = 3, 12
+"""So many times more seldom where keys are not in use, as far as this worker knows."""
+AT_ONCE_SECONDS = 0.05
+"""Of all the workers that are told to sweep at once, one does."""
+KEYS_MOST = 1_000
+
+
+class Sweep:
+    """Sweeps over the given session; `found` is told the keys."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        found: Callable[[Iterable[str]], None],
+        leads: Callable[[], bool] = lambda: True,
+        every: float = EVERY_SECONDS,
+    ) -> None:
+        self.sweeps = 0
+        """How often this worker has swept."""
+        self._session = session
+        self._found = found
+        self._leads = leads
+        self._every = every
+        self._wake = asyncio.Event()
+        self._told = False
+        self._keyed = False
+        """Keys are in use, and it may be on us to go on sweeping."""
+        self._last = -math.inf
+        self._seldom = jittered(OTHERS_TIMES * every)
+
+    def soon(self) -> None:
+        """Something has happened that may have freed keys without an admit."""
+        self._told = True
+        self._wake.set()
+
+    def news(self) -> None:
+        """This worker leads now: how long to wait is decided anew."""
+        self._wake.set()
+
+    def keyed(self) -> None:
+        """Keys are in use here."""
+        if not self._keyed:
+            self._keyed = True
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Sweep at once, now and then, and when told, until cancelled."""
+        await persist(self._step, name="sweep")
+
+    def _due(self) -> float:
+        """When it is time to ask again."""
+        if self._keyed:
+            return self._last + self._every
+        return self._last + (LEADER_TIMES * self._every if self._leads() else self._seldom)
+
+    async def _step(self) -> None:
+        if not self._told:
+            await wait(self._wake, max(0.0, self._due() - monotonic()))
+        self._wake.clear()
+        if self._told:
+            self._told = False
+            if not await self.sweep(AT_ONCE_SECONDS):
+                await asyncio.sleep(2 * AT_ONCE_SECONDS)  # who has swept just now may have looked before it happened
+                await self.sweep(AT_ONCE_SECONDS)
+        elif monotonic() >= self._due():
+            self._last, self._seldom = monotonic(), jittered(OTHERS_TIMES * self._every)
+            await self.sweep(0.9 * self._every)
+
+    async def sweep(self, seconds: float = 0.0) -> bool:
+        """Sweep, unless somebody has done it in the last `seconds`."""
+        link = self._session.link
+        self._keyed = False  # before we look: what comes into use meanwhile counts
+        [due] = await self._session.run(link.statement("sweep_due", seconds=seconds))
+        if not due:
+            return False
+        self.sweeps += 1
+        if not due[0][0]:
+            return True
+        self._keyed = True
+        parked, [(keys, after)] = await self._session.run(
+            link.statement("sweep_park", n=KEYS_MOST), link.statement("sweep_keys", after="", n=KEYS_MOST)
+        )
+        if parked:
+            log.info("%d keys were granted to queues that are paused or not served; others get them", len(parked))
+        self._tell([*keys, *[key for (key,) in parked]])
+        while after is not None:
+            [[(keys, after)]] = await self._session.run(link.statement("sweep_keys", after=after, n=KEYS_MOST))
+            self._tell(keys)
+        return True
+
+    def _tell(self, keys: list[str]) -> None:
+        if keys:
+            self._found(keys)

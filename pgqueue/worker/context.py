@@ -1,0 +1,111 @@
+"""What a worker lends to its handlers: behind every method of `Job` that does something."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from pgqueue.database import drivers
+from pgqueue.database.statements import Statement
+from pgqueue.errors import Error
+from pgqueue.jobs.context import AnySource, Means, Source
+from pgqueue.jobs.job import Job
+from pgqueue.jobs.outcomes import Completed
+from pgqueue.worker.complete.outcome_sql import LOST, Endings
+from pgqueue.worker.run.serialization_retries import sqlstate
+from pgqueue.worker.transactions.iteration import Iterations
+from pgqueue.worker.transactions.transaction import lost
+from pgqueue.worker.transactions.transactional import Transactions
+
+
+class WorkerMeans(Means):
+    """The means of one worker."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        iterations: Iterations,
+        endings: Endings,
+        worker_id: Callable[[], int],
+        *,
+        stops: Callable[[Job], None],
+        stopping: Callable[[Job], bool],
+        says: Callable[[Job, float, float | None], None],
+    ) -> None:
+        super().__init__()
+        self._transactions = transactions
+        self._iterations = iterations
+        self._endings = replace(endings, array=list)
+        self._worker_id = worker_id
+        self._stops = stops
+        self._stopping = stopping
+        self._says = says
+
+    def connection(self, job: Job) -> Any:
+        return self._transactions.connection(job)
+
+    async def aconnection(self, job: Job) -> Any:
+        return await self._transactions.aconnection(job)
+
+    def session(self, job: Job) -> Any:
+        return self._transactions.session(job)
+
+    def checkpoint(self, job: Job) -> None:
+        self._stops(job)
+
+    def stopping(self, job: Job) -> bool:
+        return self._stopping(job)
+
+    def progress(self, job: Job, done: float, total: float | None) -> None:
+        self._says(job, done, total)
+
+    def iterate(self, job: Job, source: Source[Any], size: int) -> Iterator[list[Any]]:
+        return self._iterations.iterate(job, source, size)
+
+    def aiterate(self, job: Job, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
+        return self._iterations.aiterate(job, source, size)
+
+    def left(self, job: Job) -> str | None:
+        return self._iterations.left(job)
+
+    def abandoned(self, job: Job) -> None:
+        self._transactions.abandoned(job)
+
+    def anew(self, job: Job) -> None:
+        super().anew(job)
+        self._iterations.drop([job])
+
+    def complete(self, job: Job, conn: object) -> None:
+        try:
+            for statement in self._completion(job, conn):
+                drivers.run(conn, statement)
+        except Exception as error:
+            raise _explained(job, error) from error
+
+    async def acomplete(self, job: Job, conn: object) -> None:
+        try:
+            for statement in self._completion(job, conn):
+                await drivers.arun(conn, statement)
+        except Exception as error:
+            raise _explained(job, error) from error
+
+    def _completion(self, job: Job, conn: object) -> list[Statement[Any]]:
+        if drivers.alone(conn):
+            raise Error(
+                f"job {job.id} ({job.task}): job.complete(conn) outside of a transaction would complete it at once, "
+                "whatever comes after; open a transaction on this connection first",
+                job_id=job.id,
+            )
+        if self._transactions.owns(job):
+            raise Error(
+                f"job {job.id} ({job.task}): its task is transactional, or it is inside job.iterate, so the worker "
+                "completes it; job.complete(conn) is for handlers that open a transaction themselves",
+                job_id=job.id,
+            )
+        return self._endings.within(job, Completed(successors=tuple(job.successors or ())), self._worker_id())
+
+
+def _explained(job: Job, error: Exception) -> Exception:
+    """What was raised, or JobLost if the statement found that the job is not this run's any more."""
+    return lost(job) if sqlstate(error) == LOST else error

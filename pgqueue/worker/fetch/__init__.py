@@ -1,0 +1,1 @@
+"""From the row to the worker: claims, and what wakes them."""

@@ -1,0 +1,107 @@
+"""Hears NOTIFY on a connection of its own and wakes the others. A hint only: everything works without it.
+
+The connection is in autocommit mode and does nothing else, so that it never holds a snapshot. It is pinged, because a
+half-open socket says nothing; it reconnects with jitter for ever; and each (re)LISTEN is followed by a fetch, for
+what was missed meanwhile. The ping is also where leadership is tried for (`leader.election`). So others must know the
+session before it may hold the lock, or listen (`listed`; a worker that was taken for dead waits for its new row): a
+leader that was stopped, not killed, would lead for ever, and nobody could end its session; and who listens and does not
+read keeps the server from forgetting any notification since, until its queue is full and whoever notifies cannot
+commit. One whose connection broke is *left* (see sessions): its lock is free as soon as any session of this worker has
+sent its next message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from psycopg import sql
+
+from pgqueue.database.backoff import jittered, persist, wait
+from pgqueue.database.pipeline import Wire
+from pgqueue.database.sessions import Identity, Link, connect, identify, send
+from pgqueue.database.statements import Statement
+from pgqueue.worker.leader.election import Election
+
+# Channels of the schema that are no queue's: a queue's name cannot begin with a colon.
+SCHEDULED = ":scheduled"
+CONTROL = ":control"
+LED = ":led"
+"""Never notified: what `heard` is told when this worker has taken the lead."""
+PING_SECONDS = 10.0
+LEADER_PING_SECONDS = 10.0
+PING_ANSWER_SECONDS = 10.0
+
+
+class Notifier:
+    """Listens for some queues; calls `heard(channel, payload)` for each notification, and with "" after each LISTEN.
+    `listed` waits until our `identity` is known to those who would rescue us, and says whether it is."""
+
+    def __init__(
+        self,
+        link: Link,
+        queues: Sequence[str],
+        election: Election,
+        *,
+        heard: Callable[[str, str], None],
+        listed: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        self.election = election
+        self.identity: Identity | None = None
+        self._link = link
+        self._channels = [f"{link.schema}.{name}" for name in (*queues, SCHEDULED, CONTROL)]
+        self._heard = heard
+        self._listed = listed
+
+    async def run(self) -> None:
+        """Listen until cancelled."""
+        await persist(self._listen, name="listen")
+
+    async def _listen(self) -> None:
+        conn = await connect(self._link, "pgqueue listen")
+        try:
+            self.identity = await identify(conn, self._link, patience=PING_ANSWER_SECONDS)
+            if self._listed is not None and not await self._listed():
+                raise TimeoutError("no beat went through that would let others know this session")
+            self.election.enter()
+            await send(conn, self._link, *map(_listen_to, self._channels), patience=PING_ANSWER_SECONDS)
+            self._heard("", "")
+            while True:
+                self.election.sought.clear()
+                await self._ping(conn)
+                await self._listen_until_sought(conn)
+        except Exception:  # the server may not have noticed: it would lead for as long as it lives
+            if self.identity is not None:
+                self._link.left.add(self.identity)
+            raise
+        finally:
+            self.election.leave()
+            self.identity = None
+            await conn.close()
+
+    async def _listen_until_sought(self, conn: Wire) -> None:
+        """Hear notifications until the next ping is due, or wanted. A notification lost in between is only a hint."""
+        hearing = asyncio.ensure_future(self._hear(conn))
+        sought = asyncio.ensure_future(wait(self.election.sought, None))
+        try:
+            await asyncio.wait([hearing, sought], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sought.cancel()
+            hearing.cancel()
+            await asyncio.wait([hearing, sought])
+        if not hearing.cancelled():
+            hearing.result()
+
+    async def _hear(self, conn: Wire) -> None:
+        async for note in conn.notifies(timeout=jittered(LEADER_PING_SECONDS if self.election.leads else PING_SECONDS)):
+            self._heard(note.channel.removeprefix(f"{self._link.schema}."), note.payload)
+
+    async def _ping(self, conn: Wire) -> None:
+        """Ask for an answer, and for the lead if we do not have it."""
+        [[(leads,)]] = await send(conn, self._link, self.election.ping(), patience=PING_ANSWER_SECONDS)
+        if self.election.won(leads):
+            self._heard(LED, "")
+
+
+def _listen_to(channel: str) -> Statement[None]:
+    return Statement(sql.SQL("LISTEN {}").format(sql.Identifier(channel)).as_string(), {}, lambda rows: None)

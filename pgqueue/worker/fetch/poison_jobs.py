@@ -1,0 +1,163 @@
+"""Suspects: jobs whose worker died under them. They run one at a time, so that the third crash names the killer.
+
+A suspect with one crash runs beside ordinary jobs, but never beside another suspect; one with two crashes runs alone in
+its process. Kept by the worker, asked by the fetcher; decides only, moves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+
+from pgqueue.database.backoff import persist
+from pgqueue.database.sessions import Session
+from pgqueue.jobs.job import Job
+
+log = logging.getLogger("pgqueue")
+
+ONE_CRASH, MORE_CRASHES = -2, -1
+"""The ranks of their lanes."""
+
+
+class Suspects:
+    """The suspects this process holds now: one at most."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Job] = {}
+        self.making_way = False
+        """Whether to fetch nothing until nothing is held, and then only one that must run alone."""
+        self.asked = 0
+        """How often one that must run alone could be asked for."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether the one we hold must run alone."""
+        return any(job.crashes > 1 for job in self._held.values())
+
+    def ranks(self, *, idle: bool) -> Sequence[int]:
+        """The ranks of suspects to ask for: none beside another one, of two crashes only if nothing else is held."""
+        if self._held:
+            return ()
+        if not idle:
+            return (ONE_CRASH,)
+        self.asked += 1
+        return (MORE_CRASHES,) if self.making_way else (ONE_CRASH, MORE_CRASHES)
+
+    def keep(self, jobs: list[Job], *, idle: bool = True) -> list[Job]:
+        """What to keep of a fetch: one suspect at most, and beside one with two crashes nothing, nor such a one beside
+        others that are held (not `idle`). The rest goes back.
+
+        A fetch that brings one with two crashes, or nothing at all, is what way was made for. Should the process die
+        before that is written, `rescue_jobs` must know which one it was: most crashes, least id.
+        """
+        suspects = [job for job in jobs if job.crashes]
+        if not jobs:
+            self.making_way = False
+        closed = self.alone
+        if closed:
+            return []
+        if not idle:
+            jobs = [job for job in jobs if job.crashes < 2]
+            suspects = [job for job in jobs if job.crashes]
+        if not suspects:
+            return jobs
+        worst = max(suspects, key=lambda job: (job.crashes, -job.id))
+        self._held[worst.id] = worst
+        if self.alone:
+            self.making_way = False
+        return [worst] if self.alone else [job for job in jobs if job is worst or not job.crashes]
+
+    def ended(self, jobs: Iterable[Job]) -> bool:
+        """Whether the suspect we hold was among these: the next one may come. Not a run of it from before we were taken
+        for dead and given it anew."""
+        if not self._held:
+            return False
+        ours = [job for job in jobs if self._held.get(job.id) is job]
+        for job in ours:
+            del self._held[job.id]
+        return bool(ours)
+
+
+LOOK_SECONDS = 5.0
+PATIENCE_SECONDS = 30.0
+CLOSED_SECONDS = 60.0
+OPEN_TIMES = 10
+
+
+class Turn:
+    """Decides when to make way for what is waiting. Pure: time is passed in."""
+
+    def __init__(self) -> None:
+        self._waiting: int | None = None
+        self._since = 0.0
+        self._closed_at: float | None = None
+        self._open_until = 0.0
+        self._most = CLOSED_SECONDS
+
+    def taken(self) -> None:
+        """We could ask for such jobs: what waits now, if any, has not waited for us."""
+        self._waiting, self._closed_at, self._most = None, None, CLOSED_SECONDS
+
+    def make_way(self, waiting: int | None, patience: float, now: float) -> bool:
+        """Whether to make way for the job `waiting`, the first in its line; None: nothing waits."""
+        if waiting is None:
+            self.taken()
+            return False
+        if waiting != self._waiting:
+            self._waiting, self._since = waiting, now
+        if self._closed_at is not None:
+            if now - self._closed_at < self._most:
+                return True
+            self._closed_at, self._open_until = None, now + OPEN_TIMES * self._most
+            self._most *= 2
+        elif now - self._since >= patience and now >= self._open_until:
+            self._closed_at = now
+        return self._closed_at is not None
+
+
+class Isolation:
+    """Looks while we are busy. `asked()` counts how often we could ask for such jobs; `make_way` says yes or no, and
+    for which rate the job waits, if it does."""
+
+    def __init__(
+        self,
+        session: Session,
+        queues: list[str],
+        *,
+        leads: Callable[[], bool],
+        asked: Callable[[], int],
+        make_way: Callable[[bool, str | None], None],
+    ) -> None:
+        self._session = session
+        self._queues = queues
+        self._leads = leads
+        self._asked = asked
+        self._asked_before = -1
+        self._make_way = make_way
+        self._turn = Turn()
+        # Not all at once: each that makes way stands still for a while.
+        self._slower = random.uniform(2.0, 3.0)
+
+    async def run(self) -> None:
+        """Look every five seconds while busy, until cancelled."""
+        await persist(self._step, name="isolation")
+
+    async def _step(self) -> None:
+        await asyncio.sleep(LOOK_SECONDS)
+        asked = self._asked()
+        if asked != self._asked_before:
+            self._asked_before = asked
+            self._turn.taken()
+            return
+        patience = PATIENCE_SECONDS * (1.0 if self._leads() else self._slower)
+        # For one whose rate stays closed until we would have given up, way is made in vain. Not "closed now": a rate
+        # that many wait for is open for moments only.
+        look = self._session.link.statement(
+            "poison_jobs_waiting", queues=self._queues, seconds=patience + CLOSED_SECONDS
+        )
+        [rows] = await self._session.run(look)
+        waiting, rate = rows[0] if rows else (None, None)
+        self._make_way(self._turn.make_way(waiting, patience, monotonic()), rate)

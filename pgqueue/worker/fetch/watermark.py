@@ -1,0 +1,258 @@
+"""Where each lane's next claim begins: fast under an old snapshot, and no row left behind.
+
+Part of the fetch, asked by the fetcher of one worker before and after each claim. It decides positions only: it does
+no I/O, has no clock (`now` is any monotonic time in seconds), and never decides which job is more urgent.
+
+**Why.** While somebody holds an old snapshot, Postgres can remove no dead index entry, so a claim that begins at the
+head of the index walks every job ever taken since. One that begins behind the last position looked at does not.
+
+**The naive version** keeps the highest position taken and asks for `pos > cursor`. It loses jobs: A draws 10 and stays
+open, B draws 11 and commits, 11 is taken, the cursor is 11; then A commits, and nobody ever looks at 10 again.
+
+**What we know instead.** A transaction draws its id before any `pos`. A fetch reads, in this order, the snapshot, the
+head `h` and its own id `w`; only then it claims. Three facts follow:
+  1. Whatever has a position <= h was drawn before w was, hence by an id below w.
+  2. At the moment of the snapshot an id below w had either ended, so the claim, which sees more, saw its rows; or it
+     was in progress: listed, or at least the snapshot's xmax. (xmax is the latest id that has *ended*, plus 1; a
+     younger one may be open and stands in no list.)
+  3. An id in progress that the previous fetch did not find in progress is younger than that fetch's w. So it drew all
+     its positions after that fetch had read its head: they are above it. That head is its **floor**.
+
+**The invariant**, for every lane: a row at or below the cursor, still to be taken, belongs to an id in progress at the
+last fetch, and lies above that id's floor. A cursor rises only over what the claim has scanned, and never above h.
+So, by 1 and 2, whatever it leaves behind belongs to an id in progress and, by 3, lies above the floor. Once the id has
+ended, cursors fall back to its floor, and the row is ahead again. (A lane whose claim began at or below the floor need
+not fall: that scan began after the id had ended, and below its rows.)
+
+By 3 a floor depends on nothing but the id: it is the head of the youngest fetch with w < id, and a younger id never has
+a lower one. So no floor is stored per id (between xmax and w there may be a million of them): the pairs (w, h) of the
+fetches are the steps of a function, and of all ids that have ended only the oldest matters.
+
+Row locks obey none of this. A row skipped because its locker *then* rolled back (a claimer that died, a cancel undone)
+was visible, and is behind us. Hence the start at zero now and then: dear, so rationed, but it finds everything.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from pgqueue.jobs.job import Lane
+
+ZERO_EVERY = 5.0  # seconds between starts at zero, at least
+ZERO_MOST = 300.0  # but no later: one slow answer must not cancel the sweep
+ZERO_SHARE = 100  # and at least so many times what one costs the fleet: about 1 % of one core for all workers together
+# Up to four times as rare where one takes so long: jobs that come meanwhile wait for it. With 1 % of the time they were
+# the last percentile of all (58 and 71 ms beside an old snapshot that 1.5 million jobs had passed, 7 without; now 8).
+ZERO_DEAR_SHARE, ZERO_DEAR = 400, 0.2
+LOOK_AGAIN = 0.010  # seconds; without it one fetch was followed by a chain of 139 (other workers' fetches have ids too)
+MOST_FLOORS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the first statement of a fetch, or a probe, saw; read in this order: snapshot, head, xid."""
+
+    head: int
+    """The last position drawn, 0 if none ever was."""
+    xid: int | None
+    """The fetch's own transaction id; None for a probe, which takes none."""
+    snapshot: str
+    """The text of `pg_current_snapshot()`: `xmin:xmax:xip,xip,…`, ascending."""
+
+
+class Watermark:
+    """The cursors of one worker on one connection. `starts`, the claim, `fetched`; one claim in flight at a time.
+
+    A claim that failed and certainly took nothing is not reported: it changes nothing. After one that may have taken
+    rows, a new connection, any doubt: `forget`.
+    """
+
+    __slots__ = (
+        "_cursors", "_exhausted", "_floor_heads", "_floor_xids", "_head", "_in_flight", "_listed", "_look_at", "_owed",
+        "_paused", "_repeated", "_xid", "_xmax", "_zero_asked", "_zero_cost", "_zero_due", "_zero_every", "_zero_from",
+    )  # fmt: skip
+
+    def __init__(self, zero_every: float = ZERO_EVERY) -> None:
+        self._zero_every = zero_every
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, every lane at zero. An answer still on its way is not believed any more."""
+        self._cursors: dict[Lane, int] = {}
+        self._in_flight = False
+        # The last fetch processed; its ids in progress are those listed and those from xmax up to, not including, xid.
+        self._head = self._xid = self._xmax = 0
+        self._listed: list[int] = []
+        self._exhausted: set[Lane] = set()
+        self._paused: set[Lane] = set()
+        # The floor of id x is the head beside the last xid below x. Before the first fetch, nothing is known: 0.
+        self._floor_xids, self._floor_heads = [-1], [0]
+        self._repeated = False
+        self._look_at = math.inf
+        self._zero_asked = True
+        self._zero_from = self._zero_due = self._zero_cost = 0.0
+        self._owed: set[Lane] = set()
+
+    def start_at_zero(self) -> None:
+        """Let the next claim look at everything: a rescue has freed rows we may have passed while they were locked."""
+        self._zero_asked = True
+
+    def starts(self, lanes: Sequence[Lane], now: float, *, zero: bool = True) -> list[int]:
+        """Return for each lane the position the next claim must look behind; 0 where it must look at everything.
+
+        Without `zero` no start at zero begins with this claim, which is not a whole one: it stays due.
+        """
+        for lane in lanes:
+            if lane not in self._cursors:
+                self._cursors[lane] = 0
+                self._owed.add(lane)
+        if zero and self._zero_is_due(now):
+            self._begin_at_zero(now)
+        self._in_flight = True
+        return [self._cursors[lane] for lane in lanes]
+
+    def fetched(
+        self,
+        reading: Reading,
+        lanes: Sequence[Lane],
+        asked_limits: Sequence[int],
+        open: Collection[Lane],
+        taken: Mapping[Lane, tuple[int, int]],
+        n: int,
+        now: float,
+        scan_seconds: float,
+        live_workers: int,
+    ) -> bool:
+        """Process the answer of a committed fetch; True if it should be repeated at once.
+
+        `lanes` in the order asked, each with its limit (`n` if it has none of its own); `open`: those not paused;
+        `taken`: how many rows a lane gave, parked ones too, and the highest position of them; `n`: asked in total.
+        """
+        assert reading.xid is not None, "a probe is not a fetch"
+        if not self._in_flight or self._went_backwards(reading.head, reading.xid):
+            self.forget()
+            return True
+        self._in_flight = False
+        xmax, listed = _parse(reading.snapshot)
+        floor = self._lowest_floor_of_ended(reading.head, xmax, listed)
+        lowered = [lane for lane, start in self._cursors.items() if start > floor]  # where this claim began
+
+        full = sum(count for count, _ in taken.values()) >= n
+        last = max((i for i, lane in enumerate(lanes) if lane in taken), default=-1) if full else len(lanes)
+        reached = [i for i, lane in enumerate(lanes[: last + 1]) if lane in open]
+        self._paused = {lane for lane in lanes if lane not in open}
+        self._exhausted = set()
+        for i in reached:
+            lane = lanes[i]
+            count, highest = taken.get(lane, (0, 0))
+            if i < last and count < asked_limits[i]:
+                self._cursors[lane] = reading.head
+                self._exhausted.add(lane)
+            elif count:
+                self._cursors[lane] = min(highest, reading.head)  # above h no floor would guard it
+        for lane in lowered:
+            self._cursors[lane] = floor
+        self._exhausted.difference_update(lowered)
+
+        self._count_zero_scan([lanes[i] for i in reached], scan_seconds, live_workers)
+        self._remember(reading.head, reading.xid, xmax, listed)
+        return self._repeat(bool(lowered), full, now)
+
+    def idle(self, reading: Reading, paused: frozenset[str], lanes: Sequence[Lane], now: float) -> bool:
+        """Return whether a probe proves that a fetch of these lanes would find nothing. Stores nothing."""
+        return (
+            reading.head == self._head
+            and not self._zero_is_due(now)
+            and all(lane in (self._paused if lane[0] in paused else self._exhausted) for lane in lanes)
+            and self._oldest_ended(*_parse(reading.snapshot)) is None
+        )
+
+    def next_look(self, now: float) -> float | None:
+        """Return when, not before `now`, a fetch is wanted even if no wake and no poll comes; None if never."""
+        at = now if self._zero_asked else max(now, min(self._look_at, self._zero_due))
+        return None if at == math.inf else at
+
+    # Ids and floors
+
+    def _oldest_ended(self, xmax: int, listed: list[int]) -> int | None:
+        """The oldest id that the last fetch found in progress and this snapshot does not."""
+        still = set(listed)
+        for x in self._listed:
+            if x not in still:
+                return x if x < xmax else None
+        x = self._xmax
+        while x in still:
+            x += 1
+        return x if x < min(self._xid, xmax) else None
+
+    def _lowest_floor_of_ended(self, head: int, xmax: int, listed: list[int]) -> int:
+        oldest = self._oldest_ended(xmax, listed)
+        return head if oldest is None else self._floor_heads[self._step(oldest)]  # no cursor is above the head
+
+    def _step(self, xid: int) -> int:
+        return bisect_left(self._floor_xids, xid) - 1
+
+    def _remember(self, head: int, xid: int, xmax: int, listed: list[int]) -> None:
+        self._head, self._xid, self._xmax, self._listed = head, xid, xmax, listed
+        self._floor_xids.append(xid)
+        self._floor_heads.append(head)
+        if len(self._floor_xids) > 2 * MOST_FLOORS:
+            self._tidy_floors()
+
+    def _tidy_floors(self) -> None:
+        """Drop the steps no id in progress needs; of more than 1,000 merge the oldest: a lower floor is safe."""
+        unlisted = range(self._step(self._xmax), len(self._floor_xids))
+        keep = sorted({self._step(xid) for xid in self._listed}.union(unlisted))
+        if len(keep) > MOST_FLOORS:
+            keep = keep[:1] + keep[1 - MOST_FLOORS :]
+        self._floor_xids = [self._floor_xids[i] for i in keep]
+        self._floor_heads = [self._floor_heads[i] for i in keep]
+
+    def _went_backwards(self, head: int, xid: int) -> bool:
+        """Another server answers: a standby promoted before it had seen everything.
+
+        Its sequence may stand up to 32 higher than the lost one (the log runs ahead of it), so the head alone does not
+        tell; ids do not run ahead.
+        """
+        return head < self._head or xid <= self._xid
+
+    # Repeats
+
+    def _repeat(self, lowered: bool, full: bool, now: float) -> bool:
+        """Once at once, for the sake of speed; from then on, as long as cursors keep falling, 10 ms apart."""
+        again = lowered and not full and not self._repeated
+        self._repeated = lowered and (again or self._repeated)
+        self._look_at = now + LOOK_AGAIN if lowered and not again else math.inf
+        return again
+
+    # Starts at zero
+
+    def _zero_is_due(self, now: float) -> bool:
+        return self._zero_asked or now >= self._zero_due
+
+    def _begin_at_zero(self, now: float) -> None:
+        """Send all lanes to zero, asked or not; one that the claim does not reach stays there and owes its scan."""
+        self._cursors = dict.fromkeys(self._cursors, 0)
+        self._owed = set(self._cursors)
+        self._exhausted = set()  # should this claim fail, no probe may skip its repetition
+        self._zero_asked = False
+        self._zero_from, self._zero_due, self._zero_cost = now, now + self._zero_every, 0.0
+
+    def _count_zero_scan(self, reached: list[Lane], seconds: float, live_workers: int) -> None:
+        """The dearest scan since the last start at zero, not the latest, says when the next is due."""
+        if not self._owed.isdisjoint(reached):
+            self._owed.difference_update(reached)
+            self._zero_cost = max(self._zero_cost, seconds)
+            dear = min(1.0, self._zero_cost / ZERO_DEAR)
+            share = ZERO_SHARE + (ZERO_DEAR_SHARE - ZERO_SHARE) * dear
+            wait = min(share * self._zero_cost * live_workers, ZERO_MOST)
+            self._zero_due = max(self._zero_due, self._zero_from + wait)
+
+
+def _parse(snapshot: str) -> tuple[int, list[int]]:
+    """Return xmax and the ids in progress below it, ascending."""
+    _, xmax, listed = snapshot.split(":")
+    return int(xmax), [int(xid) for xid in listed.split(",")] if listed else []

@@ -1,0 +1,1 @@
+"""The duties of whichever worker leads: promotion, cron, pruning."""

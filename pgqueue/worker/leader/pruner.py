@@ -1,0 +1,107 @@
+"""Keeps history bounded: advances the rings, throwing away their oldest leaf. Runs in the worker that leads, and in
+`prune`. In the worker it also forgets those who waited for a job and died, and keys of rates that are at rest, and
+removes unique keys that are left over.
+
+Advancing is one transaction inside the database that either truncates the next leaf and moves to it, or does neither.
+It waits 50 ms at most for a reader of history, so that nobody queues behind it; then it tries again in the next
+round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from time import monotonic
+
+import psycopg
+
+from pgqueue.database.backoff import jittered, persist, wait
+from pgqueue.database.sessions import Session
+
+log = logging.getLogger("pgqueue")
+
+ROUND_SECONDS = 60.0
+OTHERS_SECONDS = 300.0
+READ_SECONDS = 5.0
+KEYS_MOST, KEYS_SECONDS = 1_000, 1.0
+LIMITERS_MOST, REST_SECONDS = 50_000, 3_600.0
+
+
+class Maintenance:
+    """The slow round of the leader: rings, and what else is handed in as `also`."""
+
+    def __init__(self, session: Session, *, leads: Callable[[], bool], also: Callable[[], Awaitable[None]]) -> None:
+        self._session = session
+        self._leads = leads
+        self._also = also
+        self._others_at = monotonic() + jittered(OTHERS_SECONDS)
+        self._keys_after = ""
+        self._wake = asyncio.Event()
+
+    def news(self) -> None:
+        """This worker leads now: whatever the last leader left is ours to find, at once."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """A round a minute, sooner after a failed one, until cancelled."""
+        await persist(self._step, name="maintenance")
+
+    async def _step(self) -> None:
+        self._wake.clear()
+        await wait(self._wake, await self.round())
+
+    async def round(self) -> float:
+        """One round; the seconds until the next one, soon where a reader was in the way.
+
+        Who does not lead does it too, but seldom: the leader's loop may hang while its heartbeat goes on.
+        """
+        if not self._leads() and monotonic() < self._others_at:
+            return jittered(ROUND_SECONDS)
+        self._others_at = monotonic() + jittered(OTHERS_SECONDS)
+        await self._also()
+        link = self._session.link
+        await self._session.run(link.statement("pruner_waiters"))
+        try:
+            await self._session.run(link.statement("pruner_rates", seconds=REST_SECONDS, n=LIMITERS_MOST))
+        except psycopg.errors.InsufficientPrivilege:  # granted before there were rates
+            log.error("rates are not tidied up: this role needs its rights again, `pgqueue grants`")
+        blocked = await self._blocked()
+        await self._keys()
+        return READ_SECONDS if blocked else jittered(ROUND_SECONDS)
+
+    async def _keys(self) -> None:
+        """Go on through the unique keys, from where the last round stopped, for a second; removes what is left over."""
+        link, until = self._session.link, monotonic() + KEYS_SECONDS
+        removed, looked = 0, KEYS_MOST
+        while looked == KEYS_MOST and monotonic() < until:
+            sweep = link.statement("pruner_unique_keys", after=self._keys_after, n=KEYS_MOST)
+            try:
+                [[(last, looked, gone, _)]] = await self._session.run(sweep)
+            except psycopg.errors.InsufficientPrivilege:  # granted before there were unique keys
+                log.error("unique keys are not tidied up: this role needs its rights again, `pgqueue grants`")
+                return
+            self._keys_after = last if looked == KEYS_MOST else ""
+            removed += gone
+        if removed:
+            log.info("unique keys: %d left over were removed", removed)
+
+    async def _blocked(self) -> bool:
+        """Advance the rings that are due; whether a reader prevented one."""
+        link = self._session.link
+        [rings] = await self._session.run(link.statement("pruner_rings"))
+        blocked = False
+        for kind, _, _, _, _, due in rings:
+            if due:
+                blocked |= not await self._advance(kind)
+        return blocked
+
+    async def _advance(self, kind: str) -> bool:
+        """False if a reader is in the way."""
+        link = self._session.link
+        [[(advanced,)]] = await self._session.run(link.statement("pruner_advance", kind=kind, forced=False))
+        if advanced is None:
+            log.info("history %s: a reader holds the oldest leaf; trying again in %g s", kind, READ_SECONDS)
+        elif advanced:
+            log.info("history %s: the oldest leaf was thrown away", kind)
+        return advanced is not None

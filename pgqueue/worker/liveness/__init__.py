@@ -1,0 +1,1 @@
+"""Which worker lives, and what becomes of the jobs of one that died."""

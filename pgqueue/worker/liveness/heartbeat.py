@@ -1,0 +1,229 @@
+"""The sign of life: a thread of its own with a connection of its own raises this worker's counter and watches the
+others'.
+
+A thread, because a handler that blocks the loop is no death; a counter, because clocks of machines differ and step.
+Nobody is judged by a time that stands in the database: a judge has to *see* the same count for a whole lease of its
+own monotonic clock, in at least three reads none of which came late, while its own beats went through. So a stopped
+server, a failover, a suspended judge or a stepped clock kills nobody, and a job is never judged by how long it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import msgspec
+import psycopg
+
+from pgqueue.database import statements
+from pgqueue.database.backoff import Backoff, transient, within
+from pgqueue.database.sessions import Identity as Identity
+from pgqueue.database.sessions import Link, ending, options, own, transaction
+from pgqueue.worker.liveness.loop_monitor import Pulse
+from pgqueue.worker.liveness.memory import rss
+
+log = logging.getLogger("pgqueue")
+
+# Of the lease without a beat that went through, a worker takes no more jobs: others may be about to take it for dead.
+LATE = 0.8
+# A new session is used without having been listed when a beat takes longer than this: work must not hang on it.
+LISTED_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    beat: int
+    since: float
+    reads: int
+    lease: float
+
+
+class Judge:
+    """Decides which workers are dead from what it has seen itself. Pure: time is passed in."""
+
+    def __init__(self, lease: float) -> None:
+        self._late = lease / 2  # our beats are a third of our lease apart, whatever the lease of those we watch
+        self._seen: dict[int, _Seen] = {}
+        self._last: float | None = None
+
+    def observe(self, beats: Iterable[tuple[int, int, float]], now: float) -> list[tuple[int, int]]:
+        """Take the (worker id, beat, lease seconds) just read; answer the dead as (worker id, beat).
+
+        Reads that came too late (half our own lease after the one before) start the observation anew: whoever was
+        suspended or cut off has not watched.
+        """
+        gap = 0.0 if self._last is None else now - self._last
+        self._last = now
+        seen: dict[int, _Seen] = {}
+        for worker_id, beat, lease in beats:
+            before = self._seen.get(worker_id)
+            if before is None or before.beat != beat or gap > self._late:
+                seen[worker_id] = _Seen(beat, now, 1, lease)
+            else:
+                seen[worker_id] = _Seen(beat, before.since, before.reads + 1, lease)
+        self._seen = seen
+        return [
+            (worker_id, one.beat) for worker_id, one in seen.items() if one.reads >= 3 and now - one.since >= one.lease
+        ]
+
+    def live(self) -> int:
+        """How many other workers have a row and are not declared dead."""
+        return len(self._seen)
+
+
+class Heartbeat:
+    """Beats every third of the lease until stopped. The callbacks are called from its thread."""
+
+    def __init__(
+        self,
+        link: Link,
+        worker_id: int,
+        lease: float,
+        *,
+        state: Callable[[], str],
+        running: Callable[[], list[int]],
+        lost: Callable[[], int],
+        sessions: Callable[[], list[Identity]],
+        dead: Callable[[list[tuple[int, int]]], object],
+        declared_dead: Callable[[], object],
+        again: Callable[[], object],
+        pulse: Pulse,
+    ) -> None:
+        self.judge = Judge(lease)
+        self.last_beat = monotonic()
+        """When the last beat that went through was sent, by this process's monotonic clock."""
+        self._link = link
+        self._worker_id = worker_id
+        self._lease = lease
+        self._state = state
+        self._running = running
+        self._lost = lost
+        self._sessions = sessions
+        self._dead = dead
+        self._declared_dead = declared_dead
+        self._again = again
+        self._pulse = pulse
+        self._identity: Identity | None = None
+        self._due = monotonic()
+        self._listed: list[Callable[[], object]] = []
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pgqueue-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def late(self) -> bool:
+        """Whether no beat has gone through for so long that this worker must not take jobs; `again` ends it."""
+        return monotonic() - self.last_beat > LATE * self._lease
+
+    async def listed(self, most: float = LISTED_SECONDS) -> bool:
+        """Beat at once, so that whoever rescues us can end the sessions we have now; waits for that at most so long.
+        Whether they can.
+
+        The completer does not wait: outcomes held back hide who was running when the process dies.
+        """
+        if self._stop.is_set():
+            return False
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        # A loop that was closed meanwhile waits for nothing.
+        self._listed.append(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(done.set))
+        self._wake.set()
+        return await within(done.wait(), most) and not self._stop.is_set()  # the end of the beats wakes us, too
+
+    def soon(self) -> None:
+        """Beat at once, to say what our state is now; waits for nothing."""
+        self._wake.set()
+
+    def abandon(self) -> None:
+        """Stop beating, without waiting: from now on others may take us for dead."""
+        self._stop.set()
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Stop beating; waits for the thread, at most the time of one round trip."""
+        self.abandon()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        backoff = Backoff(most=self._lease / 6)
+        while not self._stop.is_set():
+            try:
+                self._beat_on_one_connection(backoff)
+            except Exception as error:
+                if not transient(error):
+                    log.exception("heartbeat: the database refuses the beat; this worker will be taken for dead")
+                pause = backoff.pause()
+                log.warning(
+                    "heartbeat: %s; trying again in %.2f s%s",
+                    str(error).strip(),
+                    pause,
+                    "; no jobs are taken until a beat goes through" if self.late() else "",
+                )
+                self._wait(pause)
+        self._tell(len(self._listed))  # there will be no such beat
+
+    def _beat_on_one_connection(self, backoff: Backoff) -> None:
+        with psycopg.connect(self._link.dsn, **options(self._link, "pgqueue beat")) as conn:
+            with transaction(conn, self._link, pipeline=True):
+                if self._identity is not None:
+                    # The wire may have gone dead before the COMMIT: it would keep our own row locked for hours.
+                    end = ending(self._link, self._identity)
+                    conn.execute(end.sql, end.params)
+                rows = conn.execute(statements.text("sessions_identity", self._link.schema)).fetchall()
+            self._identity = own(conn, rows)
+            while not self._stop.is_set():
+                self._beat(conn)
+                backoff.succeeded()
+                self._wait(self._due - monotonic())
+
+    def _wait(self, seconds: float) -> None:
+        """Wait so long, or until told to stop or to beat now; meanwhile feel the loop's pulse."""
+        end = monotonic() + seconds
+        while (left := end - monotonic()) > 0:
+            if self._wake.wait(min(left, self._pulse.every)):
+                self._wake.clear()
+                return
+            self._pulse.look()
+
+    def _tell(self, listed: int) -> None:
+        for done in self._listed[:listed]:
+            done()
+        del self._listed[:listed]
+
+    def _beat(self, conn: psycopg.Connection[Any]) -> None:
+        listed = len(self._listed)  # before we read which sessions there are
+        due = monotonic() >= self._due
+        own = [self._identity] if self._identity else []
+        sessions = [{"pid": pid, "backend_start": start} for pid, start in [*self._sessions(), *own]]
+        params = {
+            "worker_id": self._worker_id,
+            "state": self._state(),
+            # A beat between the times lists sessions only: to rescue, a job claimed before a beat that did not list it
+            # as running had not started, and this one may come when a killer is about to start.
+            "running": statements.integers(self._running()) if due else None,
+            "lost": self._lost(),
+            "rss": rss(),
+            "sessions": msgspec.json.encode(sessions).decode(),
+        }
+        sent = monotonic()
+        with transaction(conn, self._link, pipeline=True):
+            beats = conn.execute(statements.text("heartbeat_beat", self._link.schema), params).fetchall()
+        if all(worker_id != self._worker_id for worker_id, _, _ in beats):
+            self._declared_dead()
+            self._stop.set()
+            return
+        if due:
+            self._due = sent + self._lease / 3
+        late, self.last_beat = self.late(), sent
+        if late:
+            self._again()
+        self._tell(listed)
+        dead = self.judge.observe([one for one in beats if one[0] != self._worker_id], monotonic())
+        if dead:
+            self._dead(dead)

@@ -1,0 +1,88 @@
+"""Whether the event loop still turns, and who holds it if not.
+
+Asked by the heartbeat's thread twice per threshold; the loop answers with its next turn. A handler that blocks the loop
+is no death and keeps its job, but everything else in the process stands still, so it is named while it does so. Costs
+the running of jobs nothing; stops nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from time import monotonic
+from types import FrameType
+
+from pgqueue.jobs.job import Job, fields
+
+log = logging.getLogger("pgqueue")
+
+BLOCKED_SECONDS = 1.0
+
+
+class Pulse:
+    """The turns of one loop; made on its thread, looked at from another one, always the same."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: float = BLOCKED_SECONDS) -> None:
+        self.turns = 0
+        """The last turn asked for that has come."""
+        self.every = most / 2
+        """Seconds between looks."""
+        self._most = most
+        self._loop = loop
+        self._thread = threading.get_ident()
+        self._asked = 0
+        self._asked_at = self._looked_at = monotonic()
+        self._named: int | None = None
+
+    def look(self) -> None:
+        """Ask for a turn; if the one asked for before has not come for too long, say who is in the way."""
+        now, before = monotonic(), self._looked_at
+        self._looked_at = now
+        if self.turns == self._asked:
+            self._ask(now)
+        elif now - before > 2 * self._most:
+            self._asked_at = now  # this thread did not run either: the process was stopped
+        elif now - self._asked_at >= self._most:
+            self._name(now - self._asked_at)
+
+    def _ask(self, now: float) -> None:
+        self._asked_at = now
+        try:
+            self._loop.call_soon_threadsafe(self._turned, self._asked + 1)
+        except RuntimeError:  # closed: a worker that was not stopped in order
+            return
+        self._asked += 1
+
+    def _turned(self, asked: int) -> None:
+        self.turns = asked
+
+    def _name(self, seconds: float) -> None:
+        frame = sys._current_frames().get(self._thread)
+        job = _job_of(frame)
+        if frame is None or job is None or job.id == self._named:
+            return
+        self._named = job.id
+        code = frame.f_code
+        log.warning(
+            "job %d (%s) has blocked the event loop for %.1f s, now in %s (%s:%d): the async jobs beside it "
+            "stand still. Await there, or make the handler a plain def",
+            job.id,
+            job.task,
+            seconds,
+            code.co_name,
+            code.co_filename,
+            frame.f_lineno,
+            extra=fields(job, seconds=seconds),
+        )
+
+
+def _job_of(frame: FrameType | None) -> Job | None:
+    """The job whose handler is on this stack: it was called by a function of ours that knows it as `job`."""
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("pgqueue.") and isinstance(frame.f_locals.get("job"), Job):
+            found: Job = frame.f_locals["job"]
+            return found
+        frame = frame.f_back
+    return None

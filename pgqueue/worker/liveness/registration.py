@@ -1,0 +1,58 @@
+"""A worker's row: entered when a worker starts, taken back when the worker never began."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import Any
+
+import psycopg
+
+from pgqueue.database import migrations, statements
+from pgqueue.database.sessions import Link, options, transaction
+from pgqueue.worker.settings import Settings
+
+log = logging.getLogger("pgqueue")
+
+
+def enter(link: Link, settings: Settings) -> int:
+    """Check the schema and enter a new worker process with these settings. Raises what `migrations.require` raises."""
+    with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
+        migrations.require(conn, link.schema)
+        return register(
+            conn,
+            link.schema,
+            lease=settings.lease,
+            concurrency=settings.concurrency,
+            version_tag=settings.version_tag,
+            queues=list(settings.queues),
+        )
+
+
+def withdraw(link: Link, worker_id: int) -> None:
+    """Take back the entry of a worker that never began. If that fails, others will take it for dead."""
+    try:
+        with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
+            conn.execute(statements.text("registration_leave", link.schema), {"worker_id": worker_id})
+    except psycopg.Error as error:
+        log.warning("could not sign off: %s", str(error).strip())
+
+
+def register(
+    conn: psycopg.Connection[Any], schema: str, *, lease: float, concurrency: int, version_tag: str, queues: list[str]
+) -> int:
+    """Enter a new worker process; its id was never used before and never will be again."""
+    row = conn.execute(
+        statements.text("registration_register", schema),
+        {
+            "lease": lease,
+            "pid": os.getpid(),
+            "concurrency": concurrency,
+            "host": socket.gethostname(),
+            "version_tag": version_tag,
+            "queues": queues,
+        },
+    ).fetchone()
+    assert row is not None, "INSERT … RETURNING answers a row"
+    return int(row[0])

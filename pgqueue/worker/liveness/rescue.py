@@ -1,0 +1,134 @@
+"""Gives the jobs of dead workers back: they run again, at the front of their lanes.
+
+Called with a worker that the heartbeat's judge has seen dead, and once a minute for strays (jobs claimed by a worker
+while it was being judged). In this order, each step safe to repeat and safe when two do it:
+1. its sessions are ended, by pid *and* start time: a stopped process keeps its locks, and could still commit; those of
+another role may not be ours to end: that is said, and no more, for its fence does not hold any longer;
+2. its row is locked against claims (they hold it FOR KEY SHARE) and marked, unless it has beaten since: from then on
+it can neither claim nor beat, and its completions find their rows gone;
+3. its running jobs are moved, in batches, and the fetchers are told to start at zero.
+A worker that dies between these steps leaves strays, or an unmarked row that the next judge acts on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+
+import psycopg
+
+from pgqueue.database.backoff import transient
+from pgqueue.database.sessions import Session
+
+log = logging.getLogger("pgqueue")
+
+BATCH = 1_000
+# Beside an old snapshot a look for strays walks the dead rows of all jobs since (0.28 s after 1.5 million), and claims
+# wait for it: once a minute is too often then. A quarter of a percent of the time, until it comes only so seldom.
+STRAYS_SECONDS, DEAR_SHARE, SELDOM_SECONDS = 60.0, 400, 300.0
+# After this many reports of the judge (a third of a lease apart) a worker that does not lead rescues itself.
+REPORTS = 3
+GRANT = (
+    "if its process is only stopped, it keeps its locks. Let all workers use one role, or GRANT pg_signal_backend, "
+    "pg_read_all_stats to theirs; sessions of a superuser can be ended by a superuser only"
+)
+
+
+class Rescue:
+    """Rescues over the given session. Loops and timing are the caller's."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        notify: bool,
+        rescued: Callable[[], None],
+        acted: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.jobs = 0
+        """How many jobs this worker has given back."""
+        self._session = session
+        self._notify = notify
+        self._rescued = rescued
+        self._acted = acted
+        self._reports: dict[int, int] = {}
+        self._strays_at = 0.0
+
+    async def seen(self, dead: list[tuple[int, int]], *, leads: bool) -> None:
+        """Act on what the judge reports as (worker id, beat), with every beat anew: at once if we lead, or the dead one
+        still does; else later."""
+        self._reports = {worker_id: self._reports.get(worker_id, 0) + 1 for worker_id, _ in dead}
+        for worker_id, beat in dead:
+            try:
+                if leads or self._reports[worker_id] >= REPORTS or await self._leading(worker_id):
+                    await self.rescue(worker_id, beat)
+                    self._acted()
+            except Exception as error:
+                if not transient(error):
+                    raise
+                log.warning("rescue of worker %d: %s; the next beat tries again", worker_id, error)
+
+    async def _leading(self, worker_id: int) -> bool:
+        [[(leads,)]] = await self._session.run(self._session.link.statement("rescue_leader", worker_id=worker_id))
+        return bool(leads)
+
+    async def rescue(self, worker_id: int, beat: int, why: str = "gave no sign of life") -> bool:
+        """Rescue the jobs of a worker last seen at `beat`; False if it has beaten since or is gone."""
+        link = self._session.link
+        await self._disarm(worker_id, beat)
+        locked, _ = await self._session.run(
+            link.statement("rescue_lock", worker_id=worker_id, beat=beat),
+            link.statement("rescue_mark", worker_id=worker_id, beat=beat),
+        )
+        if not locked:
+            return False
+        moved = await self._move(worker_id)
+        log.warning("worker %d %s: %d of its jobs were given back", worker_id, why, moved)
+        return True
+
+    async def _disarm(self, worker_id: int, beat: int) -> None:
+        """End its sessions. Those that we may not end keep their locks; that is no reason to leave the jobs lying."""
+        disarm = self._session.link.statement("rescue_disarm", worker_id=worker_id, beat=beat)
+        try:
+            [[(_, refused)]] = await self._session.run(disarm)
+        except psycopg.errors.InsufficientPrivilege as error:
+            log.warning("worker %d: its sessions could not be ended: %s; %s", worker_id, error, GRANT)
+            return
+        if refused:
+            log.warning("worker %d: %d of its sessions could not be ended; %s", worker_id, refused, GRANT)
+
+    async def strays(self) -> None:
+        """Rescue jobs that hang on workers long dead, and forget dead workers after an hour."""
+        if monotonic() < self._strays_at:
+            return
+        link = self._session.link
+        found, _ = await self._session.run(link.statement("rescue_strays"), link.statement("rescue_forget"))
+        seldom = min(DEAR_SHARE * self._session.took, SELDOM_SECONDS)
+        self._strays_at = monotonic() + seldom if seldom > STRAYS_SECONDS else 0.0
+        for (worker_id,) in found:
+            moved = await self._move(worker_id)
+            log.warning("worker %d is dead: %d jobs it had claimed meanwhile were given back", worker_id, moved)
+
+    async def _move(self, worker_id: int) -> int:
+        moved = 0
+        link = self._session.link
+        while True:
+            try:
+                [[(count, _)]] = await self._session.run(
+                    link.statement("rescue_jobs", worker_id=worker_id, n=BATCH, first=moved == 0, notify=self._notify)
+                )
+            except psycopg.errors.UniqueViolation:
+                available, parked = await self._session.run(
+                    link.statement("fetch_refuse_doubles"), link.statement("admit_refuse_doubles")
+                )
+                doubles = [*available, *parked]
+                log.error("jobs %s were running, and waited too: the second rows are failed: refused", doubles)
+                continue
+            moved += int(count)
+            if count < BATCH:
+                break
+        self.jobs += moved
+        if moved:
+            self._rescued()
+        return moved

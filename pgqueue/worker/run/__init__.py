@@ -1,0 +1,1 @@
+"""From the claimed job to its outcome."""

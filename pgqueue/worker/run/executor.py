@@ -1,0 +1,398 @@
+"""Runs claimed jobs: async handlers on the loop, sync handlers in threads, both at once, at most `slots` together.
+
+The pipe, one short step after another: find the task, decode the arguments, call the handler, turn result or exception
+into an Outcome, hand it to the completer. Nothing here does I/O; the fetcher fills `offer`, the completer empties
+`finish`.
+
+Speed is the absence of work per job. A handler that never waits costs no task object and no turn of the loop: a *run*
+(one task on the loop, or one thread) takes the next job as soon as it has finished one, as long as the turn lasts. A
+handler gets a clean context: a run whose context was changed by a handler is not used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from pgqueue.client.tasks import Task
+from pgqueue.jobs.context import Means
+from pgqueue.jobs.job import Job, fields, late_of, running_job
+from pgqueue.jobs.outcomes import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted, unknown
+from pgqueue.worker.concurrency.chains import Chains
+from pgqueue.worker.run.run import Interrupted, Run, in_time
+from pgqueue.worker.run.running_jobs import Gate, Over
+from pgqueue.worker.run.serialization_retries import Aborts, aborted
+from pgqueue.worker.run.slots import Pool, runs_on_loop
+from pgqueue.worker.run.threads import Threads
+from pgqueue.worker.run.timeouts import Timekeeper
+
+log = logging.getLogger("pgqueue")
+
+# How long runs may go on without giving the loop a turn; the fetcher and the completer need it.
+TURN_SECONDS = 0.001
+# How soon to look whether a thread has left; then later and later, for it may be in C for long.
+INSIST_FIRST, INSIST_MOST = 0.01, 1.0
+
+STOPPED = interrupted("its worker was shut down")
+
+
+class Executor(Gate):
+    """Runs jobs for one worker. `offer` from the fetcher, `finish` to the completer, `low` tells that there is room,
+    `half_lost` that half of the slots are lost to handlers that do not stop; `means` is lent to every handler."""
+
+    def __init__(
+        self,
+        pools: list[Pool],
+        tasks: Mapping[str, Task[..., Any]],
+        *,
+        finish: Callable[[Job, Outcome], None],
+        low: Callable[[], None],
+        half_lost: Callable[[], None],
+        means: Means,
+        aborts: Aborts,
+    ) -> None:
+        super().__init__()
+        self.pools = pools
+        self.chains = Chains()
+        self.lost = 0
+        """Slots whose handler was to stop and runs on without its job."""
+        self._timekeeper = Timekeeper(tasks, runs=self.runs, interrupt=self.interrupt, abandon=self.abandon)
+        self._finish, self._low, self._half_lost = finish, low, half_lost
+        self._aborts = aborts
+        self.means = means
+        self._over = Over(means)
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        self._runs: set[Run] = set()
+        self._threads = Threads(self._run_in_thread)
+        self._turn_ends = 0.0
+        self._dispatching = False
+        self._ended = asyncio.Event()
+
+    def offer(self, pool: Pool, jobs: Sequence[Job], *, first: bool = False) -> None:
+        """Take claimed jobs; they start as slots are free, `first` before others that wait, those past their deadline
+        never. Called on the loop."""
+        if late := late_of(jobs):
+            for job in late:
+                self._finish(job, LATE)
+            jobs = [job for job in jobs if not job.late]
+        pool.put(self._timekeeper.given(jobs), first=first)
+        self._dispatch()
+
+    def reserve(self, places: Iterable[int]) -> None:
+        """Keep one slot free in these pools, counted from 1, for what `offer` is given as `first`; in no other."""
+        wanted = set(places)
+        for place, pool in enumerate(self.pools, 1):
+            pool.reserved = int(place in wanted)
+            if pool.waiting and not pool.reserved:
+                self._dispatch_soon()
+
+    def hand_back(self) -> list[Job]:
+        """Give up all jobs that have not started; the caller releases them. What waits to run again is released."""
+        self._aborts.leave_all()
+        return [job for pool in self.pools for job, _ in pool.empty()] + self.chains.empty()
+
+    def interrupt(self, job_id: int, outcome: Outcome) -> bool:
+        """Stop this job, which then ends with `outcome`, whatever its handler says; False if it is not here.
+
+        An async handler is cancelled; in a sync one an exception is raised, at its next step in Python: a call into C
+        (a query, a sleep) is not left before it returns. A job that waits for a slot, or behind another one of its
+        lock, ends at once. Only the first call counts: a handler that swallows it runs on, and its job ends with
+        `outcome` when it returns. Called on the loop.
+        """
+        for remove in (*(pool.remove for pool in self.pools), self.chains.remove):
+            waiting = remove(job_id)
+            if waiting is not None:
+                self._finish(waiting, outcome)
+                return True
+        run = self.running.get(job_id)
+        job = None if run is None else run.job
+        if run is None or job is None or not run.interrupt(job, outcome):
+            return False
+        self._interrupted(run, job)
+        return True
+
+    def interrupt_run(self, job: Job, outcome: Outcome) -> None:
+        """`interrupt` for this run of the job, from any thread: in a thread at once, even if the loop is blocked."""
+        run = self.run_of(job)
+        if run is not None and run.lock is not None:
+            run.interrupt(job, outcome)
+            self._threads.call_loop(self._interrupted, run, job)
+        elif run is not None:
+            self._threads.call_loop(run.interrupt, job, outcome)
+
+    def _interrupted(self, run: Run, job: Job, pause: float = INSIST_FIRST) -> None:
+        """See to it that the job leaves a pause, and a destructor that has swallowed the exception."""
+        self._aborts.leave(job)
+        if (again := run.insist(job)) is not None:
+            more = INSIST_FIRST if again else min(INSIST_MOST, 2 * pause)
+            self._loop.call_later(pause, self._interrupted, run, job, more)
+
+    def abandon(self, job: Job) -> None:
+        """Take away a job that was interrupted and does not stop: it ends now, its slot is lost until its handler ends.
+
+        What the handler says then counts for nothing. Called on the loop. One that has just ended is left alone.
+        """
+        run = self.run_of(job)
+        if run is not None and (outcome := run.abandon(job)) is not None:
+            self._finish(job, outcome)
+            self._forget(job, run)
+            self._slot_lost(job)
+            job.means = self._over
+            self.means.abandoned(job)
+
+    def cancel(self) -> None:
+        """Stop what runs, for good: it is given back, and noted as interrupted. What is sealed ends as it will. An
+        async handler that returns all the same has completed; a sync one may have swallowed the exception half-way."""
+        self.cancelled = True
+        self._aborts.close()
+        for run in self._runs:
+            if run.task is not None and run.sealed is not run.job:
+                run.task.cancel()
+            elif (job := run.job) is not None:
+                run.interrupt(job, STOPPED if run.task or run.ident else RELEASED)
+                self._interrupted(run, job)
+
+    async def idle(self) -> None:
+        """Wait until nothing runs."""
+        while self.running:
+            self._ended.clear()
+            await self._ended.wait()
+
+    def close(self) -> None:
+        """Let idle threads end. A thread whose handler hangs is left behind, without its transaction; it dies with the
+        process."""
+        for run in list(self.running.values()):
+            if run.job is not None:
+                self.means.abandoned(run.job)
+        self._timekeeper.close()
+        self._threads.close()
+
+    # Starting runs ---------------------------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        """Start one run on the loop, and as many in threads as slots allow; come back next turn while there is more."""
+        self._dispatching = False
+        self._turn_ends = perf_counter() + TURN_SECONDS
+        for pool in self.pools:
+            while (entry := pool.start()) is not None:
+                job, task = entry
+                self.running[job.id] = run = Run(job)
+                self._runs.add(run)
+                if runs_on_loop(task):
+                    run.task = self._loop.create_task(self._run(pool, run, job, task), context=self._context.copy())
+                    run.task.add_done_callback(partial(self._run_ended, pool, run))
+                    # The run just made may work off everything in its turn; more runs are started only if it waits.
+                    self._dispatch_soon()
+                    break
+                run.lock = threading.Lock()
+                self._threads.start(pool, run, task, done=partial(self._thread_done, pool, run))
+
+    def _run_ended(self, pool: Pool, run: Run, task: asyncio.Task[None]) -> None:
+        self._run_gone(run)
+        job = run.job
+        # Before its first step: nobody else saw the job.
+        if task.cancelled() and job is not None and self.running.get(job.id) is run:
+            self._finish(job, RELEASED if run.verdict is None else run.verdict[1])
+            self._forget(job, run)
+            pool.end(0.0)
+            self._slot_freed(pool)
+
+    def _slot_lost(self, job: Job) -> None:
+        self.lost += 1
+        slots = sum(pool.slots for pool in self.pools)
+        said = "job %d (%s) does not stop and is taken away; its handler goes on in a slot that is lost (%d of %d are)"
+        log.error(said, job.id, job.task, self.lost, slots, extra=fields(job))
+        if 2 * self.lost >= slots:
+            log.critical("half of this worker's slots are lost to handlers that do not stop: it takes no more jobs")
+            self._half_lost()
+        if not self.running:
+            self._ended.set()
+
+    def _run_gone(self, run: Run) -> None:
+        self._runs.discard(run)
+        if run.lost:
+            self.lost -= 1
+            log.warning("a handler that had not stopped has returned; its slot is free again")
+
+    def _forget(self, job: Job, run: Run) -> None:
+        """It runs no more here. If we were given it anew (we had been taken for dead), that run is another one."""
+        if self.running.get(job.id) is run:
+            del self.running[job.id]
+
+    def _dispatch_soon(self) -> None:
+        if not self._dispatching:
+            self._dispatching = True
+            self._loop.call_soon(self._dispatch)
+
+    def _slot_freed(self, pool: Pool) -> None:
+        if not self.running:
+            self._ended.set()
+        if pool.waiting:
+            self._dispatch_soon()
+        if pool.low():
+            self._low()
+
+    # On the loop -----------------------------------------------------------------------------------------------------
+
+    async def _run(self, pool: Pool, run: Run, job: Job, task: Task[..., Any] | None) -> None:
+        """Run this job, then waiting ones, until the turn ends, nothing is left, or a handler changed the context or
+        cancelled us: the next one shall not feel it."""
+        clean, me, running, finish = contextvars.copy_context(), run.task, self.running, self._finish
+        assert me is not None
+        while True:
+            job.began = started = perf_counter()
+            outcome = await self._call(job, task)
+            now = perf_counter()
+            if run.verdict is not None:
+                if not run.lost:
+                    self._finish(job, outcome if outcome is WRITTEN else run.verdict[1])
+                    self._forget(job, run)
+                pool.end(now - started)
+                self._slot_freed(pool)
+                return
+            finish(job, outcome)
+            if running.get(job.id) is run:  # as `_forget` does; a call less for most jobs
+                del running[job.id]
+            if now > self._turn_ends or me.cancelling() or contextvars.copy_context() != clean:
+                pool.end(now - started)
+                self._slot_freed(pool)
+                return
+            entry = pool.take(True, now - started)
+            if entry is None:
+                self._slot_freed(pool)
+                return
+            job, task = entry
+            run.job = job
+            running[job.id] = run
+            if len(pool.waiting) == pool.prefetch // 2:
+                self._low()
+
+    async def _call(self, job: Job, task: Task[..., Any] | None) -> Outcome:
+        if task is None:
+            return unknown(job)
+        if job.start_by is not None and not in_time(job):
+            return RELEASED
+        token = running_job.set(job)
+        job.means = self.means
+        try:
+            args, kwargs = task.codec.decode(job.args)
+            value = await (task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs))
+            return COMPLETED if value is None and job.successors is None else given(job, task.retry, value)
+        except asyncio.CancelledError as error:
+            # Only a shutdown gives a job back: one that cancels itself would come back at once, for ever.
+            return STOPPED if self.cancelled else given(job, task.retry, error, raised=True)
+        except (GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            if not aborted(task.retry, error):
+                return given(job, task.retry, error, raised=True)
+            abort = error
+        finally:
+            running_job.reset(token)
+            job.means = self._over
+        return await self._again(job, task, abort)
+
+    async def _again(self, job: Job, task: Task[..., Any], abort: BaseException) -> Outcome:
+        """Run it once more, after a pause, as if it had not run; or say how it ends."""
+        self.reopen(job)
+        try:
+            ended = await self._aborts.again(job, task.retry, abort)
+        except asyncio.CancelledError as error:
+            return STOPPED if self.cancelled else given(job, task.retry, error, raised=True)
+        if ended is not None:
+            return ended
+        self.means.anew(job)
+        return await self._loop.create_task(self._call(job, task), context=self._context.copy())
+
+    # In threads ------------------------------------------------------------------------------------------------------
+
+    def _run_in_thread(self, pool: Pool, run: Run, task: Task[..., Any] | None) -> bool:
+        """Run this job, then waiting ones, until nothing is left; False if something was raised in this thread."""
+        me, job = threading.get_ident(), run.job
+        while job is not None:
+            job.began = started = perf_counter()
+            outcome = self._call_thread(run, me, job, task)
+            if run.stopped:
+                if not run.lost:
+                    self._finish(job, outcome)
+                    self._forget(job, run)
+                pool.end(perf_counter() - started)
+                return False
+            self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
+            self._forget(job, run)
+            entry = pool.take(False, perf_counter() - started)
+            if entry is None:
+                break
+            job, task = entry
+            run.job = job
+            self.running[job.id] = run
+            if len(pool.waiting) == pool.prefetch // 2:
+                self._threads.call_loop(self._low)
+        return True
+
+    def _thread_done(self, pool: Pool, run: Run) -> None:
+        self._run_gone(run)
+        self._slot_freed(pool)
+
+    def _call_thread(self, run: Run, me: int, job: Job, task: Task[..., Any] | None) -> Outcome:
+        """Call the handler where it can be stopped: from the moment the run names its thread until it names no job."""
+        outcome: Outcome = RELEASED
+        try:
+            run.ident = me
+            if run.verdict is None or not run.condemned(job):
+                outcome = self._context.copy().run(self._call_sync, job, task)
+        except Interrupted:
+            pass  # the verdict says how it ends
+        run.job, run.ident = None, 0
+        if run.verdict is None:
+            return outcome
+        try:
+            return run.settle(outcome)
+        except Interrupted:  # Python 3.13 may raise it a step later than 3.11, so here; there is no second one
+            return run.settle(outcome)
+
+    def _call_sync(self, job: Job, task: Task[..., Any] | None) -> Outcome:
+        if task is None:
+            return unknown(job)
+        if job.start_by is not None and not in_time(job):
+            return RELEASED
+        running_job.set(job)
+        job.means = self.means
+        try:
+            args, kwargs = task.codec.decode(job.args)
+            value = task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs)
+            return COMPLETED if value is None and job.successors is None else given(job, task.retry, value)
+        except Interrupted:
+            raise
+        except BaseException as error:  # nobody is above us in this thread; what passes here takes a slot with it
+            if self._loop.is_closed() or not aborted(task.retry, error):
+                return given(job, task.retry, error, raised=True)
+            abort = error
+        finally:
+            job.means = self._over
+        self.reopen(job)
+        ended = self._wait_for_loop(self._aborts.again(job, task.retry, abort))
+        if ended is not None:
+            return ended
+        self.means.anew(job)
+        return self._context.copy().run(self._call_sync, job, task)
+
+    def _wait_for_loop(self, deciding: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:
+        """In a thread: what the loop decides; given back if the loop ends first, for with it the worker has ended."""
+        try:
+            return asyncio.run_coroutine_threadsafe(deciding, self._loop).result()
+        except CancelledError:
+            return RELEASED
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            deciding.close()
+            return RELEASED

@@ -1,0 +1,219 @@
+"""A run: one task on the loop, or one thread, that works off jobs one after another; and how it is stopped inside one.
+
+Used by the executor only. A run costs a job that nobody stops two attributes. Stopping is the rare case, so it bears
+the waiting: whoever stops a thread holds the run's lock, and a thread that has left its handler looks whether somebody
+wanted it, and only then takes the lock, too.
+
+A run that is about to commit is *sealed*: under the same lock (on the loop: in one step) it either finds a verdict, and
+stops, or nobody gives one any more. So a job is never committed and stopped both. Where the run goes on after the
+commit (a batch of an iteration), the seal *reopens*: a verdict given meanwhile is kept, and found at the unseal.
+
+An exception raised into a thread can land in a destructor or the callback of a weak reference. There the interpreter
+reports it as unraisable and goes on; so we listen to what is reported, and raise it again (`insist`), until the handler
+has left. Never on suspicion: a handler that is leaving must not be disturbed while it cleans up. So at any moment at
+most one Interrupted is on its way into a thread, and `settle` has no more than one to take back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import sys
+import threading
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from pgqueue.jobs.job import Job
+from pgqueue.jobs.outcomes import WRITTEN, Outcome
+
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
+_raise_in.restype = ctypes.c_int
+
+
+class Interrupted(BaseException):
+    """Raised inside a sync handler that is to stop. No Exception: `except Exception` in a handler lets it pass."""
+
+
+class Run:
+    """What runs `job` now, on the loop (`task`) or in the thread `ident`; `verdict` is how a stopped job shall end.
+
+    `stopped`: the thread has left the handler and seen the verdict. `lost`: the job did not stop and was taken away;
+    what comes out of the handler some day counts for nothing. `sealed`: the job that cannot be stopped any more, or not
+    now if the seal `reopens`. `missed`: what was raised in the thread was lost in a destructor.
+    """
+
+    __slots__ = ("ident", "job", "lock", "lost", "missed", "reopens", "sealed", "stopped", "task", "verdict")
+
+    def __init__(self, job: Job) -> None:
+        self.job: Job | None = job
+        self.task: asyncio.Task[None] | None = None
+        self.ident = 0
+        self.lock: threading.Lock | None = None
+        self.verdict: tuple[Job, Outcome] | None = None
+        self.sealed: Job | None = None
+        self.reopens = False
+        self.lost = False
+        self.missed = False
+        self.stopped = False
+
+    def interrupt(self, job: Job, outcome: Outcome) -> bool:
+        """Stop `job` if it is still what runs here; it ends with `outcome`. A second call changes nothing."""
+        if self.lock is not None:
+            return self._interrupt_thread(self.lock, job, outcome)
+        if self.sealed is job and not self.reopens:
+            return False
+        if self.job is job and self.verdict is None and self.task is not None:
+            self.verdict = (job, outcome)
+            if self.sealed is not job:
+                self.task.cancel()
+        return self.job is job
+
+    def _interrupt_thread(self, lock: threading.Lock, job: Job, outcome: Outcome) -> bool:
+        with lock:
+            if self.verdict is not None:
+                return self.verdict[0] is job
+            # In this order, and the thread in the other: it names no job any more, then looks for a verdict. So either
+            # we see that it has gone on, or it sees that we want it and waits for the lock.
+            self.verdict = (job, outcome)
+            if self.job is not job or (self.sealed is job and not self.reopens):
+                self.verdict = None
+                return False
+            # A thread that has not begun looks before it calls the handler; a sealed one when it unseals.
+            if self.ident and self.sealed is not job:
+                _listen()
+                _raised[self.ident] = self
+                _raise_in(self.ident, Interrupted)
+            return True
+
+    def insist(self, job: Job) -> bool | None:
+        """Whether what was raised in the thread of `job` was lost in a destructor: then it is raised again. None: the
+        handler has left."""
+        if self.lock is None:
+            return None
+        with self.lock:
+            if self.job is not job or not self.ident:
+                return None
+            if not self.missed or self.sealed is job:
+                return False
+            self.missed = False
+            _raise_in(self.ident, Interrupted)
+            return True
+
+    def abandon(self, job: Job) -> Outcome | None:
+        """Take `job` away from a run that was interrupted and goes on; its outcome, or None if it has just ended."""
+        if self.lock is None:
+            return self._lose(job)
+        with self.lock:
+            return self._lose(job)
+
+    def _lose(self, job: Job) -> Outcome | None:
+        if self.job is not job or self.verdict is None or self.lost:
+            return None
+        self.lost = True
+        return self.verdict[1]
+
+    def seal(self, job: Job, *, reopens: bool = False) -> bool:
+        """In the run itself: from now on nobody stops `job`. False if somebody did before; it must not commit then."""
+        if self.lock is None:
+            self.sealed, self.reopens = None if self.told(job) else job, reopens
+            return self.sealed is job
+        with self.lock:  # whoever is about to raise into us has done so
+            if self.verdict is None:
+                self.sealed, self.reopens = job, reopens
+                return True
+            self.ident = 0  # nothing more is raised
+        _take_back()  # so that it does not come in the middle of the rollback
+        return False
+
+    def unseal(self, job: Job) -> bool:
+        """In the run itself: `job` can be stopped again. False if somebody wanted to meanwhile; it must stop then."""
+        if self.lock is None:
+            self.sealed = None
+            return not self.told(job)
+        with self.lock:
+            self.sealed = None
+            return self.verdict is None
+
+    def hold(self, job: Job) -> bool:
+        """In the thread of the run: from now on nothing is raised into it; who stops `job` is heard at the unseal.
+
+        Unlike `seal` it holds for a job that was stopped before, too. False: it is sealed already, and stays so.
+        """
+        assert self.lock is not None
+        with self.lock:  # whoever is about to raise into us has done so
+            if self.sealed is job:
+                return False
+            self.sealed, self.reopens = job, True
+            stopped = self.verdict is not None
+        if stopped:
+            with suppress(Interrupted):  # the verdict says the same
+                _take_back()
+        return True
+
+    def told(self, job: Job) -> bool:
+        """Whether `job` was told to stop."""
+        return self.condemned(job) or (self.task is not None and self.task.cancelling() > 0)
+
+    def condemned(self, job: Job) -> bool:
+        """Whether somebody stopped `job` before its handler was called."""
+        return self.verdict is not None and self.verdict[0] is job
+
+    def settle(self, outcome: Outcome) -> Outcome:
+        """In the thread, out of the handler, with a verdict in sight: how the job ends; `stopped` if by that verdict.
+
+        Afterwards nothing can be raised here any more: at most one Interrupted is raised per run, under the lock.
+        """
+        assert self.lock is not None
+        try:
+            with self.lock:  # whoever is about to raise into us has done so
+                if self.verdict is None:
+                    return outcome
+            _take_back()
+        except Interrupted:
+            pass  # it came after the handler had returned
+        with self.lock:  # whoever takes the job away has done so, or sees that we have left
+            self.stopped = self.verdict is not None
+            _raised.pop(threading.get_ident(), None)
+        return outcome if self.verdict is None or outcome is WRITTEN else self.verdict[1]
+
+
+def _take_back() -> None:
+    """What is still on its way into this thread; Interrupted if it comes just now.
+
+    By one of our own, which takes its place and is caught. Calling it off (NULL) would leave the interpreter up to 3.12
+    looking for it at every call and jump, in all threads; and under a tracer, so with coverage, it never gets on.
+    """
+    with suppress(Interrupted):
+        _raise_in(threading.get_ident(), Interrupted)
+        for _ in range(100):  # it comes at the first jump; or in a destructor, then it is gone, too
+            pass
+
+
+_raised: dict[int, Run] = {}
+"""The threads into which something was raised, until they have left their handler."""
+_report: Any = None
+"""What was told of unraisable exceptions before us."""
+
+
+def _listen() -> None:
+    global _report
+    if _report is None:
+        _report, sys.unraisablehook = sys.unraisablehook, _unraisable
+
+
+def _unraisable(lost: Any) -> None:
+    """In the thread in which an exception could not go on: take note of ours, pass on all others."""
+    run = _raised.get(threading.get_ident())
+    if lost.exc_type is Interrupted and run is not None:
+        run.missed = True
+    else:
+        _report(lost)
+
+
+def in_time(job: Job) -> bool:
+    """Whether a job that was let in under a rate may start now: not too late, and not a second time."""
+    assert job.start_by is not None
+    start_by, job.start_by = job.start_by, 0.0
+    return monotonic() <= start_by

@@ -1,0 +1,153 @@
+"""Runs again, in the same slot and soon, what the database aborted for reasons of its own: a deadlock, a serialization
+failure, a lock not got in time. Such an abort is no failure of the handler, so it spends no attempt.
+
+Called by the executor with what a handler raised, in its exception path only; a thread asks through the loop. Every
+abort is a row in `attempt`, appended by one statement that also reads the fence: so the ten a job has are counted over
+all its claims and workers, and a job that was given to somebody else while it ran is not run again here. What a pause
+waits for is the other side of the conflict; it ends early when the job is to stop, or the worker to take no more.
+
+Never decides what a failure becomes: with the ten used up, or the database away, the abort is one (`outcome.given`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from pgqueue.database.backoff import within
+from pgqueue.database.sessions import Session
+from pgqueue.jobs.job import Job, fields
+from pgqueue.jobs.outcomes import RELEASED, Cancel, Fail, Outcome, Retry, Snooze, given, problem
+from pgqueue.jobs.retry import RetryPolicy
+
+log = logging.getLogger("pgqueue")
+
+ABORTS_MOST = 10
+"""How many a job has in its life, before the next one counts as a failure."""
+PAUSE_LEAST, PAUSE_FIRST, PAUSE_MOST = 0.05, 0.1, 1.0
+NOTE_SECONDS = 5.0
+# deadlock_detected, serialization_failure, lock_not_available
+STATES = frozenset({"40P01", "40001", "55P03"})
+WRAPPERS_MOST = 8
+
+
+def aborted(retry: RetryPolicy, error: BaseException) -> bool:
+    """Whether this is an abort to be retried in place. What the handler asked for, `fail_on`, a retry function win."""
+    if retry.function is not None or isinstance(error, (Snooze, Retry, Cancel, Fail, *retry.fail_on)):
+        return False
+    return sqlstate(error) in STATES
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """The SQLSTATE in this exception, whatever driver raised it, whatever wraps that (SQLAlchemy, Django, `from`)."""
+    inner: object = error
+    for _ in range(WRAPPERS_MOST):
+        if not isinstance(inner, BaseException):
+            break
+        state = _attribute(inner, "sqlstate") or _attribute(inner, "pgcode")
+        if isinstance(state, str):
+            return state
+        inner = _attribute(inner, "orig") or inner.__cause__
+    return None
+
+
+def _attribute(error: BaseException, name: str) -> object:
+    try:
+        return getattr(error, name, None)
+    except Exception:  # a property of somebody's exception that fails is none
+        return None
+
+
+class Aborts:
+    """Notes aborts over the given session, and waits before the job runs again."""
+
+    def __init__(self, session: Session, worker_id: Callable[[], int], *, version_tag: str) -> None:
+        self.retried = 0
+        """How many runs were made again in place."""
+        self._session = session
+        self._worker_id = worker_id
+        self._version_tag = version_tag
+        self._pausing: dict[Job, asyncio.Event] = {}
+        self._noting: set[asyncio.Future[int | None]] = set()
+        self._closed = False
+
+    async def again(self, job: Job, retry: RetryPolicy, error: BaseException) -> Outcome | None:
+        """Note the abort and wait: None when it is time to run the job again, else how it ends. Called on the loop."""
+        self._pausing[job] = left = asyncio.Event()
+        try:
+            return await self._again(job, retry, error, left)
+        finally:
+            del self._pausing[job]
+
+    def leave(self, job: Job) -> None:
+        """This job is to stop: if it waits to run again, it does not."""
+        if event := self._pausing.get(job):
+            event.set()
+
+    def leave_all(self) -> None:
+        """Nothing that waits now is to run again here."""
+        for event in self._pausing.values():
+            event.set()
+
+    def close(self) -> None:
+        """From now on nothing is to run again here."""
+        self._closed = True
+        self.leave_all()
+
+    async def _again(self, job: Job, retry: RetryPolicy, error: BaseException, left: asyncio.Event) -> Outcome | None:
+        try:
+            before = await self._noted(job, error)
+        except Exception as away:
+            said = "job %d (%s) was aborted, which could not be noted: %s; it counts"
+            log.warning(said, job.id, job.task, away, extra=fields(job))
+            return given(job, retry, error, raised=True)
+        if before is None:
+            said = "job %d (%s): had been given to another worker; it is not run again here"
+            log.warning(said, job.id, job.task, extra=fields(job))
+            return RELEASED  # by its fence, which does not hold: nothing is written
+        if before >= ABORTS_MOST:
+            return given(job, retry, error, raised=True)
+        said = "job %d (%s) was aborted by the database (%s) and runs again"
+        log.info(said, job.id, job.task, sqlstate(error), extra=fields(job))
+        if self._closed or await within(left.wait(), pause(before + 1)):
+            return RELEASED
+        self.retried += 1
+        return None
+
+    async def _noted(self, job: Job, error: BaseException) -> int | None:
+        """`_note`, but no longer than we care. It is never cancelled: that would wait for the database, too."""
+        noting = asyncio.ensure_future(self._note(job, error))
+        self._noting.add(noting)
+        noting.add_done_callback(self._noting_ended)
+        if not (await asyncio.wait([noting], timeout=NOTE_SECONDS))[0]:
+            raise TimeoutError(f"no answer within {NOTE_SECONDS:g} s")
+        return noting.result()
+
+    def _noting_ended(self, noting: asyncio.Future[int | None]) -> None:
+        self._noting.discard(noting)
+        if not noting.cancelled():
+            noting.exception()  # whoever waited for it has seen it
+
+    async def _note(self, job: Job, error: BaseException) -> int | None:
+        what = problem("aborted", error)
+        [rows] = await self._session.run(
+            self._session.link.statement(
+                "serialization_retries_note",
+                id=job.id,
+                claim=job.claim,
+                worker_id=self._worker_id(),
+                most=ABORTS_MOST,
+                error_type=what.error_type,
+                message=what.message,
+                traceback=what.traceback,
+                version_tag=self._version_tag,
+            )
+        )
+        return int(rows[0][0]) if rows else None
+
+
+def pause(abort: int) -> float:
+    """Seconds before the run after this abort: 50 ms at least, up to 1 s as they add up, at random in between."""
+    return random.uniform(PAUSE_LEAST, min(PAUSE_MOST, PAUSE_FIRST * 2.0 ** (abort - 1)))

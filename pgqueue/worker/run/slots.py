@@ -1,0 +1,171 @@
+"""Slots: how many jobs run at once, which wait at hand for a slot, and how many more to fetch.
+
+Shared by the executor, which fills and frees slots, and the worker, which tells the fetcher how much room there is. One
+pool for the common slots, one for each queue that has slots of its own. Decides numbers only; runs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from pgqueue.client.tasks import Task
+from pgqueue.jobs.job import Job
+
+# Work to have at hand beyond what runs, so that a fetch is answered before the executor is idle.
+PREFETCH_SECONDS = 0.05
+PREFETCH_MOST = 2000
+# So many may come in behind a job with a lock, in its chain.
+BEHIND_MOST = 7
+
+Entry = tuple[Job, Task[..., Any] | None]
+"""A claimed job and its task; None: no task of this name is imported here."""
+
+
+class Pool:
+    """Slots shared by some queues: what runs, what waits at hand, and how much more to fetch.
+
+    Read and changed from the loop and from threads; `_lock` guards the few lines where that matters.
+    """
+
+    def __init__(self, queues: Iterable[str], slots: int) -> None:
+        self.queues = tuple(sorted(queues))
+        self.slots = slots
+        self.running = 0
+        self.waiting: deque[Entry] = deque()
+        self.prefetch = 0
+        self.behind = 0
+        """How many may come in behind each job with a lock, to run after it."""
+        self.reserved = 0
+        """Slots that what waits here does not get: somebody is about to bring a job that must start at once."""
+        self._lock = threading.Lock()
+        self._seconds, self._jobs = 0.0, 0
+
+    def room(self) -> int:
+        """How many jobs to fetch now; 0 while there is enough at hand."""
+        return self.asked() if self.low() else 0
+
+    def asked(self) -> int:
+        """How many jobs fit, whether it is time to fetch or not."""
+        return max(0, self.slots + self.prefetch - self.running - len(self.waiting))
+
+    def low(self) -> bool:
+        """Whether it is time to fetch."""
+        return self.running < self.slots or len(self.waiting) <= self.prefetch // 2
+
+    def free(self) -> int:
+        """How many slots are free just now for what starts at once."""
+        unclaimed = self.slots - self.running - len(self.waiting)
+        return max(0, unclaimed, min(self.reserved, self.slots - self.running))
+
+    def take(self, is_async: bool, seconds: float) -> Entry | None:
+        """The next waiting job for a run of this kind that has finished one; None: the run is over, its slot free."""
+        with self._lock:
+            self._seconds += seconds
+            self._jobs += 1
+            if (
+                self.waiting
+                and runs_on_loop(self.waiting[0][1]) is is_async
+                and self.running <= self.slots - self.reserved
+            ):
+                return self.waiting.popleft()
+            self.running -= 1
+            return None
+
+    def end(self, seconds: float) -> None:
+        """A run is over, its slot free."""
+        with self._lock:
+            self._seconds += seconds
+            self._jobs += 1
+            self.running -= 1
+
+    def start(self) -> Entry | None:
+        """The next waiting job for a new run, if a slot is free."""
+        with self._lock:
+            if self.running >= self.slots - self.reserved or not self.waiting:
+                return None
+            self.running += 1
+            return self.waiting.popleft()
+
+    def next(self) -> Task[..., Any] | None:
+        """The task of the job that starts next, if one waits and its task is known. From any thread."""
+        with self._lock:
+            return self.waiting[0][1] if self.waiting else None
+
+    def put(self, entries: Sequence[Entry], *, first: bool = False) -> None:
+        """Let these wait here; `first` before others, but behind those that must start in time as they must."""
+        with self._lock:
+            if not first:
+                self.waiting.extend(entries)
+                return
+            before = list(takewhile(lambda entry: entry[0].start_by, self.waiting))
+            for _ in before:
+                self.waiting.popleft()
+            self.waiting.extendleft(reversed([*before, *entries]))
+
+    def empty(self) -> list[Entry]:
+        """Take out everything that waits."""
+        with self._lock:
+            entries = list(self.waiting)
+            self.waiting.clear()
+            return entries
+
+    def remove(self, job_id: int) -> Job | None:
+        """Take out the job of this id if it waits here."""
+        with self._lock:
+            for place, (job, _) in enumerate(self.waiting):
+                if job.id == job_id:
+                    del self.waiting[place]
+                    return job
+            return None
+
+    def adapt(self, least: int = 0) -> None:
+        """Set the prefetch from how long jobs have lasted since the last fetch: 50 ms of work, none for long jobs. And
+        how many come in behind others: as much work, of one slot.
+
+        When fewer than `least` have ended since, they say too little yet, and are counted with the next."""
+        with self._lock:
+            if self._jobs < least:
+                return
+            seconds, jobs = self._seconds, self._jobs
+            self._seconds, self._jobs = 0.0, 0
+        if not jobs:
+            return
+        mean = seconds / jobs
+        wanted = 0.0 if mean >= PREFETCH_SECONDS else PREFETCH_SECONDS / max(mean, 1e-6)
+        # Twice what was just worked off, at most: a few quick jobs say little about the next thousand.
+        self.prefetch = min(int(self.slots * wanted), 2 * jobs, PREFETCH_MOST)
+        self.behind = min(int(wanted), 2 * jobs, BEHIND_MOST)
+
+
+def runs_on_loop(task: Task[..., Any] | None) -> bool:
+    """Whether its runs are on the loop; else they are in a thread."""
+    return task is None or task.is_async
+
+
+def pools(queues: Mapping[str, int | None], concurrency: int) -> list[Pool]:
+    """The common slots, and a pool for each queue that has slots of its own."""
+    common = [name for name, slots in queues.items() if slots is None]
+    own = [Pool([name], slots) for name, slots in queues.items() if slots is not None]
+    return [*([Pool(common, concurrency)] if common else []), *own]
+
+
+class Turns:
+    """`fetches` says how many fetches have been answered, `hungry` whether the fetcher would take more."""
+
+    def __init__(self, fetches: Callable[[], int], hungry: Callable[[], bool]) -> None:
+        self._fetches = fetches
+        self._hungry = hungry
+        self._at = -1
+
+    def taken(self) -> None:
+        """A line has had a slot."""
+        self._at = self._fetches()
+
+    @property
+    def fetchers(self) -> bool:
+        """Whether the next slot is the fetcher's: it wants one, and has had none since."""
+        return self._at == self._fetches() and self._hungry()

@@ -1,0 +1,156 @@
+"""Stops jobs that run longer than their timeout, their task's or their own; and takes those away that do not stop.
+
+Only what has a timeout pays: the watch is put into the call path of the tasks that have one when the worker starts, of
+any other when a job is `given` whose headers name one. A job that has none pays for the look for headers. One heap
+of moments for the whole worker, one timer on the loop for the earliest. A job that has ended leaves its moment in the
+heap; that finds nobody when it comes. Handlers start in threads, too: they append to `_new` and wake the loop only for
+a moment earlier than the one it sleeps for.
+
+Two moments per job: at the timeout it is interrupted; `GRACE` seconds after that was done, if it runs still, it is
+abandoned. A loop that stands still while the timeout passes does not take the grace away from the handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from math import inf
+from time import monotonic
+from typing import Any
+
+from pgqueue.client.tasks import Task
+from pgqueue.jobs.headers import TIMEOUT
+from pgqueue.jobs.job import Job, current_job, fields, own_timeout, timed_of
+from pgqueue.jobs.outcomes import Outcome, timed_out
+from pgqueue.worker.run.slots import Entry
+
+log = logging.getLogger("pgqueue")
+
+GRACE = 5.0
+# So many moments may belong to jobs that have ended before the heap is gone through.
+STALE_MOST = 1_000
+
+Moment = tuple[float, int, Job, Task[..., Any], float, bool]
+"""When, a number that keeps the order of equals, who, of which task, with which timeout, and whether it has been
+interrupted before."""
+
+
+class Timekeeper:
+    """Watches jobs with a timeout. `runs` says whether a job runs still, `interrupt` and `abandon` stop it."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Task[..., Any]],
+        *,
+        runs: Callable[[Job], bool],
+        interrupt: Callable[[int, Outcome], bool],
+        abandon: Callable[[Job], object],
+    ) -> None:
+        self.tasks = {name: task if task.timeout is None else self._watched(task) for name, task in tasks.items()}
+        """By name, with the watch in the call path of those that have a timeout."""
+        self._own: dict[str, Task[..., Any]] = {}
+        """The others that have had a job with a timeout of its own, with the watch."""
+        self._runs = runs
+        self._interrupt = interrupt
+        self._abandon = abandon
+        self._loop = asyncio.get_running_loop()
+        self._heap: list[Moment] = []
+        self._new: deque[Moment] = deque()
+        self._numbers = count()
+        self._next = inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def given(self, jobs: Sequence[Job]) -> list[Entry]:
+        """These jobs with their tasks, watched if they have a timeout."""
+        find = self.tasks.get
+        entries: list[Entry] = [(job, find(job.task)) for job in jobs]
+        if timed := timed_of(jobs):
+            theirs = set(timed)
+            return [(job, self._watching(task) if job in theirs else task) for job, task in entries]
+        return entries
+
+    def close(self) -> None:
+        """Watch no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _watching(self, task: Task[..., Any] | None) -> Task[..., Any] | None:
+        """This task for a job with a timeout of its own."""
+        if task is None or task.timeout is not None:
+            return task
+        if task.name not in self._own:
+            self._own[task.name] = self._watched(task)
+        return self._own[task.name]
+
+    def _watched(self, task: Task[..., Any]) -> Task[..., Any]:
+        fn = task.fn
+
+        def in_thread(*args: Any, **kwargs: Any) -> Any:
+            self._watch(current_job(), task)
+            return fn(*args, **kwargs)
+
+        async def on_loop(*args: Any, **kwargs: Any) -> Any:
+            self._watch(current_job(), task)
+            return await fn(*args, **kwargs)
+
+        return replace(task, fn=on_loop if task.is_async else in_thread)
+
+    def _watch(self, job: Job, task: Task[..., Any]) -> None:
+        timeout = _timeout(job, task)
+        if timeout is None:
+            return
+        at = monotonic() + timeout
+        self._new.append((at, next(self._numbers), job, task, timeout, False))
+        # In this order, and the loop in the other: it says when it wakes, then looks for what is new.
+        if (at < self._next or len(self._new) > STALE_MOST) and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tick)
+
+    def _tick(self) -> None:
+        """See to every moment that has come, and sleep until the next."""
+        while True:
+            self._take_in()
+            while self._heap and self._heap[0][0] <= monotonic():
+                self._come(heapq.heappop(self._heap))
+            self._next = self._heap[0][0] if self._heap else inf
+            if not self._new:
+                break
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if self._next == inf else self._loop.call_later(self._next - monotonic(), self._tick)
+
+    def _take_in(self) -> None:
+        while self._new:
+            heapq.heappush(self._heap, self._new.popleft())
+        if len(self._heap) > STALE_MOST:
+            alive = [moment for moment in self._heap if self._runs(moment[2])]
+            if len(alive) < len(self._heap):
+                heapq.heapify(alive)
+                self._heap = alive
+
+    def _come(self, moment: Moment) -> None:
+        _, number, job, task, timeout, interrupted = moment
+        if not self._runs(job):
+            return
+        if interrupted:
+            self._abandon(job)
+            return
+        if self._interrupt(job.id, timed_out(job, task.retry, timeout)):
+            said = "job %d (%s) runs longer than %g s and is being stopped"
+            log.info(said, job.id, job.task, timeout, extra=fields(job))
+        heapq.heappush(self._heap, (monotonic() + GRACE, number, job, task, timeout, True))
+
+
+def _timeout(job: Job, task: Task[..., Any]) -> float | None:
+    """How long this attempt may run. What somebody has written into the headers that is no time harms no job."""
+    try:
+        own = own_timeout(job)
+    except ValueError as error:
+        said = "job %d (%s): its header %s cannot be a timeout (%s); that of its task holds"
+        log.warning(said, job.id, job.task, TIMEOUT, error, extra=fields(job))
+        return task.timeout
+    return task.timeout if own is None else own

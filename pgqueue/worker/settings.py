@@ -1,0 +1,111 @@
+"""What one worker was told: checked once, at the door, trusted from then on.
+
+Made by the worker from its arguments and the configuration. Decides nothing, connects nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from math import inf
+from typing import Any, TypeVar
+
+from pgqueue import distribution
+from pgqueue.client.tasks import Task, registry
+from pgqueue.config import config
+from pgqueue.errors import InvalidOption
+from pgqueue.jobs.validation import check_queue
+
+N = TypeVar("N", int, float)
+
+POLL_LEAST, LEASE_LEAST = 0.01, 1.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Durations in seconds; queues with the slots of their own, None for the common ones."""
+
+    dsn: str
+    listen_dsn: str | None
+    schema: str
+    prepare: bool
+    notify: bool
+    queues: Mapping[str, int | None]
+    concurrency: int
+    poll: float
+    lease: float
+    version_tag: str
+    pool_size: int | None
+
+    @property
+    def lent(self) -> int:
+        """How many connections handlers are lent at most, those in threads and those on the loop each."""
+        own = [slots for slots in self.queues.values() if slots is not None]
+        slots = sum(own) + (self.concurrency if len(own) < len(self.queues) else 0)
+        return slots if self.pool_size is None else min(self.pool_size, slots)
+
+    @property
+    def listen(self) -> bool:
+        """Whether there is a LISTEN; without it the worker polls."""
+        return self.listen_dsn is not None
+
+
+def settle(
+    tasks: Iterable[Task[..., Any]],
+    *,
+    queues: Sequence[str] | None,
+    concurrency: int,
+    dsn: str | None,
+    listen_dsn: str | None,
+    schema: str | None,
+    poll: float,
+    lease: float,
+    version_tag: str | None,
+    pool_size: int | None,
+) -> Settings:
+    """Check a worker's arguments against the configuration. Raises NotConfigured or InvalidOption."""
+    settled = config(dsn=dsn, listen_dsn=listen_dsn, schema=schema)
+    return Settings(
+        dsn=settled.require_dsn(),
+        listen_dsn=settled.listen_dsn,
+        schema=settled.schema,
+        prepare=settled.prepare,
+        notify=settled.notify,
+        queues=queue_slots(queues, tasks),
+        concurrency=at_least("concurrency", concurrency, 1),
+        poll=at_least("poll", poll, POLL_LEAST),
+        lease=at_least("lease", lease, LEASE_LEAST),
+        version_tag=version_tag or metadata.version(distribution.NAME),
+        pool_size=None if pool_size is None else at_least("pool_size", pool_size, 1),
+    )
+
+
+def by_name(declared: Iterable[Task[..., Any]] | None) -> dict[str, Task[..., Any]]:
+    """The tasks by every name a job may have for them; all that are declared, if none are given."""
+    if declared is None:
+        return dict(registry)
+    return {name: task for task in declared for name in (task.name, *task.aliases)}
+
+
+def queue_slots(named: Sequence[str] | None, declared: Iterable[Task[..., Any]]) -> dict[str, int | None]:
+    """Queue names with the slots of their own: `mail:5` is at most five jobs of mail at once in this process.
+
+    Without names: every queue a declared task names, all with the common slots. Raises InvalidOption.
+    """
+    if named is None:
+        return {task.queue: None for task in declared} or {"default": None}
+    queues: dict[str, int | None] = {}
+    for text in named:
+        name, colon, slots = text.partition(":")
+        if colon and not slots.isdigit():
+            raise InvalidOption(f"queue {text!r}: write NAME or NAME:SLOTS, for example mail:5")
+        queues[check_queue(name)] = at_least(f"slots of queue {name}", int(slots), 1) if colon else None
+    return queues
+
+
+def at_least(what: str, number: N, least: N) -> N:
+    """`number`, if it is finite and at least `least`; else InvalidOption."""
+    if not least <= number < inf:
+        raise InvalidOption(f"{what}: {number} is less than {least}, or infinite")
+    return number

@@ -1,0 +1,1 @@
+"""What a handler may write: transactional tasks and the connections of handlers."""

@@ -1,0 +1,114 @@
+"""The messages that begin and end a transaction of a handler: as few as can be, in threads one call of libpq each.
+
+Used by `borrowed`, whose connections send them; why their statements may go together stands there.
+
+A message is text with several statements, for libpq has one call that sends it and waits for all its answers, and that
+lets go of the interpreter once. A pipeline is some forty calls, each of which may hand the interpreter to another
+thread: with ten threads that took more CPU than the rest. The price is that text has no parameters. So only numbers and
+flags of ours and the version tag go that way, the tag quoted by libpq; a job's result is data, and has its own message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from psycopg import OperationalError
+from psycopg.pq import ConnStatus, Escaping, ExecStatus
+from psycopg.waiting import Ready, Wait
+
+from pgqueue.database.drivers import placed
+from pgqueue.database.statements import Statement, text
+
+if TYPE_CHECKING:
+    from psycopg import ConnectionInfo
+    from psycopg.pq.abc import PGconn, PGresult
+
+# Longer than this no handler waits for a row lock that somebody holds, unless it says so itself (SET LOCAL).
+LOCK_SECONDS = 10
+
+BEGIN = b"BEGIN; SET LOCAL lock_timeout = '%ds'" % LOCK_SECONDS
+ROLLBACK = b"ROLLBACK"
+ANEW = b"; ".join((ROLLBACK, BEGIN))
+COMMIT = b"COMMIT"
+# After the COMMIT, in a transaction of its own. Should it fail, the job has ended all the same: its row is gone.
+CLEARING = (
+    b"RESET SESSION AUTHORIZATION",
+    b"RESET ROLE",
+    b"RESET ALL",
+    b"CLOSE ALL",
+    b"UNLISTEN *",
+    b"DISCARD TEMP",
+    b"DISCARD SEQUENCES",
+)
+UNLOCK = b"SELECT pg_catalog.pg_advisory_unlock_all()"
+OK = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
+
+Answers = Generator[Wait, Ready | int, "list[PGresult]"]
+
+
+class Prepared:
+    """What all connections of one worker prepare: the completion of a job; and `UNLOCK`, for a SELECT is planned."""
+
+    def __init__(self, schema: str) -> None:
+        self.source = text("complete_within", schema)
+        sql, self.names = placed(self.source)
+        self.statements = (sql.encode(), UNLOCK)
+        self.usable = True
+        """Whether nobody has dropped them unseen."""
+
+    def completes(self, statement: Statement[Any]) -> bool:
+        """Whether this is the statement that was prepared, and can go as text."""
+        return self.usable and statement.sql == self.source and statement.params["result"] is None
+
+    def completion(self, number: int, statement: Statement[Any], pgconn: PGconn, info: ConnectionInfo) -> bytes:
+        """The statement, as the `number`th preparing on this connection has it."""
+        values = [literal(statement.params[each], pgconn, info) for each in self.names]
+        return b"EXECUTE %b(%b)" % (name(number, 0), b", ".join(values))
+
+
+@lru_cache(64)
+def ending(number: int | None, ahead: bool) -> bytes:
+    """COMMIT, and what clears the session, with what the `number`th preparing has for it; `ahead` begins the next."""
+    unlock = UNLOCK if number is None else b"EXECUTE " + name(number, 1)
+    if ahead:  # what clears must not be undone with what follows
+        return b"; ".join((COMMIT, b"BEGIN", *CLEARING, unlock, COMMIT, BEGIN))
+    return b"; ".join((COMMIT, *CLEARING, unlock))
+
+
+@lru_cache(64)
+def name(number: int, index: int) -> bytes:
+    """What the `number`th preparing on a connection calls its statements."""
+    return b"pgqueue_%d_%d" % (number, index)
+
+
+def literal(value: object, pgconn: PGconn, info: ConnectionInfo) -> bytes:
+    """A value as the server reads it on this connection: its handler may have changed the encoding, and what quotes."""
+    if value is None:
+        return b"NULL"
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    if isinstance(value, int):
+        return b"%d" % value
+    assert isinstance(value, str), f"no parameter of a completion is a {type(value).__name__}"
+    encoded = value.encode() if value.isascii() else value.encode(info.encoding)
+    return bytes(Escaping(pgconn).escape_literal(encoded))
+
+
+def answers(pgconn: PGconn) -> Answers:
+    """Wait for the answers to one message. For `conn.wait`."""
+    while pgconn.flush():
+        if (yield Wait.RW) & Ready.R:
+            pgconn.consume_input()
+    found: list[PGresult] = []
+    while True:
+        while pgconn.is_busy():
+            if (yield Wait.R):
+                pgconn.consume_input()
+        answer = pgconn.get_result()
+        if answer is None:
+            if pgconn.status != ConnStatus.OK:
+                raise OperationalError(pgconn.get_error_message() or "the connection is lost")
+            return found
+        found.append(answer)

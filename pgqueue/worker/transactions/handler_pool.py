@@ -1,0 +1,377 @@
+"""Connections for handlers: lent for one transaction each, from a pool for threads and a pool for the loop.
+
+A pool is opened when somebody first asks: a worker whose tasks want no connection has none. Each connection is made
+known to the others (`listed`) before a handler gets it, so that whoever rescues us can end it: a stopped process would
+keep its row locks for ever. One that broke on our side stays known until its session has been ended: the server may
+not have noticed, and the next attempt would run into its locks.
+
+A handler leaves nothing behind in a session: settings, cursors, channels, temporary tables and advisory locks are
+cleared in the message that commits (`prepared`); a connection that did not commit is closed. One on which that message
+has begun a transaction ahead stays here for the next job, not in its pool; if none comes, that is undone. Behind a
+transaction pooler a session is nobody's own, so there is nothing to clear, and a name in pg_stat_activity that is not
+ours to end.
+
+Where there are to be fewer connections than slots, who asks waits for a place first (`places`). One job never has two:
+its transactions come one after another, and who settles a COMMIT without an answer keeps the place of that one. So
+whoever has a place waits for nobody else's. Those that were begun ahead are in nobody's place; where they would be one
+too many, they are undone for who comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from psycopg import AsyncConnection, AsyncCursor, Cursor, OperationalError
+from psycopg.rows import tuple_row
+
+from pgqueue.database.backoff import to_its_end
+from pgqueue.database.sessions import Link, options
+from pgqueue.database.statements import text
+from pgqueue.worker.transactions.commit_message import Prepared
+from pgqueue.worker.transactions.handler_connection import AsyncBorrowed, Borrowed
+from pgqueue.worker.transactions.permits import Places
+
+if TYPE_CHECKING:
+    from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed
+
+# Longer than this nobody waits in a pool: there is a connection for each slot, or one has a place, so the database is
+# away. For a place one waits as long as others have theirs and one's own job may run: that ends it, no time of ours.
+GET_SECONDS = 30.0
+IDLE_SECONDS = 60.0
+# So long a transaction may stand there without a job; and so long a stop waits for those that are being undone.
+AHEAD_SECONDS = LEAVE_SECONDS = 1.0
+NAME = "pgqueue job"
+
+Identity = tuple[int, str]
+C = TypeVar("C", Borrowed, AsyncBorrowed)
+
+
+class Lender:
+    """Lends connections to handlers, from each pool one for each slot, or `size` if that is less. `listed` waits until
+    our sessions are known."""
+
+    def __init__(
+        self, link: Link, slots: int, listed: Callable[[], Awaitable[object]], *, size: int | None = None
+    ) -> None:
+        self._link = link
+        self._prepare = 5 if link.prepare else None
+        self._prepared = Prepared(link.schema) if link.prepare else None
+        self._size = size = slots if size is None else min(size, slots)
+        self._places = Places(size) if size < slots else None
+        self._aplaces = Places(size) if size < slots else None
+        self._listed = listed
+        self._loop = asyncio.get_running_loop()
+        self._opening = threading.Lock()
+        self._naming = threading.Lock()
+        self._known: WeakKeyDictionary[object, Identity] = WeakKeyDictionary()
+        self._orphans: set[Identity] = set()
+        """Sessions whose connection broke: the server may not know."""
+        self._sync: ConnectionPool[Borrowed] | None = None
+        self._async: AsyncConnectionPool[AsyncBorrowed] | None = None
+        self._ahead: list[Borrowed] = []
+        self._aahead: list[AsyncBorrowed] = []
+        """Those with a transaction that was begun ahead, the youngest last."""
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.closed = False
+
+    def take(self, *, begun: bool = False, look: Callable[[], object] | None = None, settles: bool = False) -> Borrowed:
+        """A connection for a thread, in autocommit mode; psycopg's errors if the database is away.
+
+        With `begun` it may be in a transaction that was begun ahead; who has it then begins one, and knows what to do.
+        While all are lent it waits, and calls `look` now and then, which may raise; not who `settles`, and has a place.
+        """
+        if self._places is None or settles:
+            return self._take(begun)
+        place = self._places.take(partial(self._still, look))
+        try:
+            conn = self._take(begun)
+        except BaseException:
+            self._places.leave(place)
+            raise
+        conn.place = place
+        return conn
+
+    def _still(self, look: Callable[[], object] | None) -> None:
+        if self.closed:
+            raise _closed()
+        if look is not None:
+            look()
+
+    def _take(self, begun: bool) -> Borrowed:
+        if begun and not self._orphans and (conn := _last(self._ahead)) is not None:
+            return conn  # orphans are ended in nobody's transaction
+        if (self._orphans or _crowded(self._places, self._ahead)) and (conn := _last(self._ahead)) is not None:
+            self._back(conn)  # there may be none left in the pool
+        try:
+            conn = (self._sync or self._open()).getconn()
+            conn.out_since = monotonic()
+        except OperationalError as error:
+            self._explain(error)
+            raise
+        try:
+            for orphan in list(self._orphans):
+                conn.execute(*self._ending(orphan))
+                self._orphans.discard(orphan)
+        except BaseException:
+            self.give(conn)
+            raise
+        return conn
+
+    def give(self, conn: Borrowed) -> None:
+        """Take it back; a broken one, or one inside a transaction, is not lent again as it is."""
+        assert self._sync is not None
+        if conn.forsaken:
+            conn.close()
+            return
+        self._tidy(conn)
+        with _vacating(conn, self._places):
+            with self._opening:  # so that `close` finds all
+                stays = conn.ahead is not None and not conn.closed and not self.closed
+                if stays:
+                    self._ahead.append(conn)
+            if not stays:
+                self._sync.putconn(conn)
+
+    def forsake(self, conn: Borrowed) -> None:
+        """The job was taken from the handler that has this, which may hang for ever: it counts no more. On the loop,
+        and not while the handler gives it back."""
+        if self._places is not None and self._sync is not None and not self.closed:
+            with _vacating(conn, self._places):
+                conn.forsaken = True
+                self._sync.resize(0, self._sync.max_size + 1)  # it never comes back
+
+    @contextmanager
+    def kept(self, conn: Borrowed | AsyncBorrowed) -> Iterator[None]:
+        """Who gives this connection back keeps its place meanwhile."""
+        with _vacating(conn, self._aplaces if isinstance(conn, AsyncConnection) else self._places):
+            yield
+
+    async def atake(self, *, begun: bool = False, settles: bool = False) -> AsyncBorrowed:
+        """A connection for the loop."""
+        if self._aplaces is None or settles:
+            return await self._atake(begun)
+        place = await self._aplaces.atake()
+        try:
+            conn = await self._atake(begun)
+        except BaseException:
+            self._aplaces.leave(place)
+            raise
+        conn.place = place
+        return conn
+
+    async def _atake(self, begun: bool) -> AsyncBorrowed:
+        if self.closed:
+            raise _closed()
+        if begun and not self._orphans and (conn := _last(self._aahead)) is not None:
+            return conn
+        if (self._orphans or _crowded(self._aplaces, self._aahead)) and (conn := _last(self._aahead)) is not None:
+            await self._aback(conn)
+        if self._async is None:
+            from psycopg_pool import AsyncConnectionPool  # with the first who asks: most workers are never asked
+
+            pool = AsyncConnectionPool(connection_class=AsyncBorrowed, configure=self._aconfigure, **self._pool())
+            self._async = pool
+        if self._async.closed:
+            await self._async.open()
+        try:
+            conn = await self._async.getconn()
+            conn.out_since = monotonic()
+        except OperationalError as error:
+            self._explain(error)
+            raise
+        try:
+            for orphan in list(self._orphans):
+                await conn.execute(*self._ending(orphan))
+                self._orphans.discard(orphan)
+        except BaseException:
+            await self.agive(conn)
+            raise
+        return conn
+
+    async def agive(self, conn: AsyncBorrowed) -> None:
+        """Take it back. A cancellation meanwhile is raised when it is back: the pool may wait for its own lock."""
+        assert self._async is not None
+        self._tidy(conn)
+        with _vacating(conn, self._aplaces):
+            if conn.ahead is None or conn.closed or self.closed:
+                await to_its_end(self._async.putconn(conn))
+            else:
+                self._aahead.append(conn)
+
+    def identity(self, conn: object) -> Identity | None:
+        """(pid, backend_start) of a connection that is nobody else's."""
+        return self._known.get(conn)
+
+    def identities(self) -> list[Identity]:
+        """The sessions there are, for the beat; called from its thread. What was begun for nobody is undone."""
+        if (self._ahead or self._aahead) and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._leave_idle)
+        with self._naming:
+            known = list(self._known.items())
+        return [identity for conn, identity in known if not getattr(conn, "closed", True)] + list(self._orphans)
+
+    def _explain(self, error: OperationalError) -> None:
+        """Raise, for a pool that had none in time, what says why."""
+        from psycopg_pool import PoolTimeout
+
+        if isinstance(error, PoolTimeout):
+            said = f"no connection for a job within {GET_SECONDS:g} s: the database takes none"
+            if self._places is None:
+                said += (
+                    f", or all {self._size} (one for each slot) are lent to handlers, of which some were taken away "
+                    "and do not stop"
+                )
+            raise PoolTimeout(said) from error
+
+    def _tidy(self, conn: Borrowed | AsyncBorrowed) -> None:
+        """Whoever has it next did not ask for dicts; and a session that we did not end ourselves may go on."""
+        conn.kept = False
+        conn.row_factory = tuple_row
+        conn.cursor_factory = AsyncCursor if isinstance(conn, AsyncConnection) else Cursor
+        conn.prepare_threshold = self._prepare
+        identity = self._known.get(conn)
+        if conn.broken and identity is not None:
+            self._orphans.add(identity)
+
+    def _ending(self, orphan: Identity) -> tuple[str, dict[str, object]]:
+        params: dict[str, object] = {"pid": orphan[0], "backend_start": orphan[1]}
+        return text("transactions_end_session", self._link.schema), params
+
+    async def close(self) -> None:
+        """Close the pools; connections that are lent are closed when they come back."""
+        with self._opening:
+            self.closed = True
+        if self._leaving:
+            await asyncio.wait(
+                self._leaving, timeout=LEAVE_SECONDS
+            )  # over a dead link they last; the pools close anyhow
+        if self._async is not None:
+            await self._async.close()
+            while (aconn := _last(self._aahead)) is not None:
+                await self._async.putconn(aconn)  # closed as it is: the pool is
+        if self._sync is not None:
+            await asyncio.to_thread(self._sync.close)
+            while (conn := _last(self._ahead)) is not None:
+                self._sync.putconn(conn)
+
+    def _leave_idle(self) -> None:
+        """Put back connections whose transaction was begun long ago, for a job that has not come."""
+        for leaving in (
+            *(asyncio.to_thread(self._back, conn) for conn in _taken_out(self._ahead)),
+            *(self._aback(conn) for conn in _taken_out(self._aahead)),
+        ):
+            task = self._loop.create_task(leaving)
+            self._leaving.add(task)  # the loop itself keeps no task alive
+            task.add_done_callback(self._leaving.discard)
+
+    def _back(self, conn: Borrowed) -> None:
+        try:
+            conn.leave()
+        finally:  # who is stopped meanwhile wanted a connection for his own job: this one is nobody's
+            self.give(conn)
+
+    async def _aback(self, conn: AsyncBorrowed) -> None:
+        try:
+            await conn.leave()
+        finally:
+            await self.agive(conn)
+
+    def _open(self) -> ConnectionPool[Borrowed]:
+        with self._opening:
+            if self.closed:
+                raise _closed()
+            if self._sync is None:
+                from psycopg_pool import ConnectionPool
+
+                pool = ConnectionPool(connection_class=Borrowed, configure=self._configure, **self._pool())
+                pool.open()
+                self._sync = pool
+            return self._sync
+
+    def _pool(self) -> dict[str, Any]:
+        return {
+            "conninfo": self._link.dsn,
+            "kwargs": options(self._link, NAME) | {"prepare_threshold": self._prepare},
+            "min_size": 0,
+            "max_size": self._size,
+            "open": False,
+            "name": NAME,
+            "timeout": GET_SECONDS,
+            "max_idle": IDLE_SECONDS,
+        }
+
+    def _configure(self, conn: Borrowed) -> None:
+        if self._own(conn, conn.execute(text("sessions_identity", self._link.schema)).fetchone()):
+            done: Future[object] = asyncio.run_coroutine_threadsafe(_awaited(self._listed), self._loop)
+            done.result()
+
+    async def _aconfigure(self, conn: AsyncBorrowed) -> None:
+        cursor = await conn.execute(text("sessions_identity", self._link.schema))
+        if self._own(conn, await cursor.fetchone()):
+            await self._listed()
+
+    def _own(self, conn: Borrowed | AsyncBorrowed, row: tuple[int, str] | None) -> bool:
+        """Whether the session is ours alone: a pooler gives us a number that is not its backend's."""
+        if row is None or row[0] != conn.info.backend_pid:
+            return False
+        with self._naming:
+            self._known[conn] = (row[0], row[1])
+        conn.own, conn.prepared = True, self._prepared
+        return True
+
+
+def _last(conns: list[C]) -> C | None:
+    """The last of these, taken out: each thread gets another one."""
+    try:
+        return conns.pop()
+    except IndexError:
+        return None
+
+
+@contextmanager
+def _vacating(conn: Borrowed | AsyncBorrowed, places: Places | None) -> Iterator[None]:
+    """Give up the place it has, last of all, so that the next one finds a connection; but none that it has by then:
+    once it is back another may have it already, with a place of his own."""
+    place, conn.place = conn.place, None
+    try:
+        yield
+    finally:
+        if places is not None and place is not None:
+            places.leave(place)
+
+
+def _crowded(places: Places | None, ahead: Sequence[object]) -> bool:
+    """Whether who has just got a place finds none in the pool, because of those that were begun ahead."""
+    return places is not None and places.taken + len(ahead) > places.number
+
+
+def _taken_out(conns: list[C]) -> list[C]:
+    """Those of these that were begun long ago, taken out; another thread may have been quicker."""
+    before, found = monotonic() - AHEAD_SECONDS, list[C]()
+    for conn in conns[:]:
+        ahead = conn.ahead
+        if ahead is not None and ahead.at <= before:
+            try:
+                conns.remove(conn)
+            except ValueError:
+                continue
+            found.append(conn)
+    return found
+
+
+def _closed() -> PoolClosed:
+    from psycopg_pool import PoolClosed
+
+    return PoolClosed("the worker has stopped: it lends no connections any more")
+
+
+async def _awaited(function: Callable[[], Awaitable[object]]) -> object:
+    return await function()

@@ -1,0 +1,276 @@
+"""`job.iterate` and `job.aiterate`: a long list in batches, each batch one transaction that also says how far it went.
+
+A batch begins with BEGIN when the loop body (or the source) first asks for the connection. It ends with one statement
+that locks the running row by the run's fence (id, worker, claim) and appends a row (job, n, cursor), one more if the
+body has enqueued jobs, and COMMIT, which checks what was deferred. So it costs three round trips beside its own
+statements.
+
+Why each batch is applied once, in order. Batch n is what comes after the cursor of n - 1, and its writes and its row
+are one transaction. (1) Between two runs: the append locks the running row of its own run until the COMMIT, and raises
+if there is none. To give the job to another run that row has to be deleted, so whatever an old run commits is
+committed before the next run is claimed, and that run reads the last cursor after it was claimed. (2) Inside one run,
+also one that the executor repeats in place under the same claim: the number n is the primary key, so no n is committed
+twice; and the next n is begun only when the last is known to be committed. A COMMIT whose answer was lost is settled
+first (`settling`): the running row is locked on a new connection, so the old transaction has ended; then the row n is
+there or it is not. (3) Nobody stops a run between the append and the answer to its COMMIT: the run is sealed. Neither
+of the two suffices: without the fence a late run could append a number that was thrown away meanwhile; without the key
+a repeated run could read the cursor just before a COMMIT without an answer takes place.
+
+The naive way, to write the cursor after the batch was committed, applies a batch twice if the worker dies in between.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Protocol
+
+import msgspec
+
+from pgqueue.client.enqueue import following
+from pgqueue.database.statements import Row, Statement
+from pgqueue.errors import Error
+from pgqueue.jobs.context import AnySource, Source
+from pgqueue.jobs.job import Job, NewJob, fields
+from pgqueue.worker.complete.outcome_sql import Endings
+from pgqueue.worker.run.run import Interrupted
+
+log = logging.getLogger("pgqueue")
+
+Pair = tuple[Any, Any]
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Place:
+    """Where one iteration is: the number and the cursor of its last batch. No I/O."""
+
+    def __init__(self, job: Job, endings: Endings) -> None:
+        self.job = job
+        self.cursor: Any = None
+        self.over = self.through = self.dropped = False
+        """The loop is over, in whatever way; it has come to the end of its source; the job has ended, or runs anew."""
+        self.work: Any = None
+        self._n = 0
+        self._endings = endings
+        self._before: list[NewJob[Any]] = []
+
+    def begin(self, work: Any) -> None:
+        """The loop begins. What its body enqueues goes with its batch."""
+        self.work = work
+        self._before, self.job.successors = self.job.successors or [], []
+
+    def read(self, rows: list[Row]) -> None:
+        """Go on after the last batch that was committed, if there is one."""
+        if rows:
+            self._n, self.cursor = rows[0][0], json.loads(rows[0][1])
+            said = "job %d (%s) goes on after batch %d"
+            log.info(said, self.job.id, self.job.task, self._n, extra=fields(self.job))
+
+    def enter(self, pairs: list[Pair]) -> list[Any]:
+        """Take the next batch; its items."""
+        try:
+            items = [item for _, item in pairs]
+        except (TypeError, ValueError) as error:
+            raise Error("the source of an iteration gives pairs: (cursor, item)", job_id=self.job.id) from error
+        self.cursor = _checked(self.job, pairs[-1][0])
+        self._n += 1
+        return items
+
+    def statements(self, work: Any) -> list[Statement[Any]]:
+        """What ends the batch: its row, and the jobs its body has enqueued."""
+        append = work.statement("iteration_append", n=self._n, cursor=_encode(self.cursor).decode())
+        successors, self.job.successors = self.job.successors, []
+        if not successors:
+            return [append]
+        return [append, following(successors, schema=self._endings.schema, notify=self._endings.notify)]
+
+    def appended(self, work: Any) -> Statement[Any]:
+        """Whether the row of the batch is there."""
+        appended: Statement[Any] = work.statement("iteration_appended", n=self._n)
+        return appended
+
+    def end(self) -> None:
+        """The loop is over; what was enqueued before it is enqueued again, what a batch left behind is not."""
+        self.over = True
+        if not self.dropped:
+            self.job.successors = self._before  # a list, if an empty one: so the executor asks whether we were `left`
+
+    @property
+    def left(self) -> str | None:
+        """Why the job cannot be complete; None if it can."""
+        if self.through or self.work is None:
+            return None
+        return (
+            f"its handler returned out of the middle of its iteration, in batch {self._n} (a break, a return, or an "
+            "exception that was caught): what that batch wrote is rolled back, and the rest has not been seen. "
+            "To stop early, let the source end"
+        )
+
+
+class Lending(Protocol):
+    """Who lends what batches are committed by (`work.Work`, on the loop `awork.AsyncWork`): a worker's transactions, or
+    a drain."""
+
+    def lend(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
+    def alend(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
+    def take_back(self, job: Job, work: Any) -> None: ...
+    def leave(self, work: Any) -> None: ...
+    def drop(self, job: Job, work: Any) -> None: ...
+
+
+class Iterations:
+    """The iterations of one worker. `checkpoint` raises if a job was told to stop."""
+
+    def __init__(self, transactions: Lending, endings: Endings, checkpoint: Callable[[Job], None]) -> None:
+        self.places: dict[Job, Place] = {}
+        """Of the jobs that have iterated and are not over yet."""
+        self._transactions = transactions
+        self._endings = endings
+        self._checkpoint = checkpoint
+
+    def iterate(self, job: Job, source: Source[Any], size: int) -> Iterator[list[Any]]:
+        """The batches of this job, in its thread."""
+        return self._batches(self._place(job), source, size)
+
+    def aiterate(self, job: Job, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
+        """The batches of this job, on the loop."""
+        place = self._place(job)
+        return _Loop(self._abatches(place, source, size), lambda: self._leave(place))
+
+    def left(self, job: Job) -> str | None:
+        """Why this job, whose handler has returned, is not complete; None if it is."""
+        place = self.places.get(job)
+        return None if place is None else place.left
+
+    def drop(self, jobs: Iterable[Job]) -> list[int]:
+        """These jobs have ended, or are to run anew: whatever they have open still is undone. Who of them iterated."""
+        if not self.places:
+            return []
+        dropped = [self.places.pop(job) for job in self.places.keys() & set(jobs)]
+        for place in dropped:
+            place.dropped = True
+            if place.work is not None and not place.over:
+                self._transactions.drop(place.job, place.work)
+        return [place.job.id for place in dropped]
+
+    def _place(self, job: Job) -> Place:
+        if job in self.places:
+            raise Error(
+                f"job {job.id} ({job.task}): it iterates already, or has; a job has one place to go on from. "
+                "Give the second list a job of its own: job.enqueue(…)",
+                job_id=job.id,
+            )
+        place = self.places[job] = Place(job, self._endings)
+        return place
+
+    def _batches(self, place: Place, source: Source[Any], size: int) -> Iterator[list[Any]]:
+        job = place.job
+        try:
+            try:
+                work = self._transactions.lend(job, place.begin)
+                place.read(work.look(work.statement("iteration_last")))
+                pairs = iter(source(place.cursor))
+                while True:
+                    self._checkpoint(job)
+                    batch = list(islice(pairs, size))
+                    if not batch:
+                        break
+                    yield place.enter(batch)
+                    work.keep(place.statements(work), place.appended(work))
+                place.through = True
+            finally:
+                self._close(place)
+        finally:  # what is raised into a thread comes once: if it kept us from one step, it spares its second
+            self._close(place)
+        self._checkpoint(job)
+
+    def _close(self, place: Place) -> None:
+        """The loop is over, if it has begun: its connection goes back to its pool. Safe to repeat."""
+        if place.work is None:
+            return
+        with suppress(Interrupted):  # nobody hears what is raised in a generator that is being closed
+            place.work.undo()
+        place.end()
+        self._transactions.take_back(place.job, place.work)
+
+    async def _abatches(self, place: Place, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
+        job, work = place.job, self._transactions.alend(place.job, place.begin)
+        try:
+            place.read(await work.look(work.statement("iteration_last")))
+            pairs = _aiter(source(place.cursor))
+            while True:
+                self._checkpoint(job)
+                batch = await _next(pairs, size)
+                if not batch:
+                    break
+                yield place.enter(batch)
+                await work.keep(place.statements(work), place.appended(work))
+            place.through = True
+        finally:
+            if not place.over:
+                try:
+                    await work.undo()
+                finally:
+                    place.end()
+                    self._transactions.take_back(job, work)
+
+    def _leave(self, place: Place) -> None:
+        """The loop was left, so what its batch has begun is nobody's any more."""
+        if not place.over and place.work is not None:
+            self._transactions.leave(place.work)
+            place.end()
+            self._transactions.take_back(place.job, place.work)
+
+
+class _Loop:
+    """The batches of `aiterate`. Says at once when the loop over it is left: the generator is closed only later."""
+
+    def __init__(self, batches: AsyncIterator[list[Any]], leave: Callable[[], None]) -> None:
+        self._batches = batches
+        self._leave = leave
+
+    def __aiter__(self) -> AsyncIterator[list[Any]]:
+        return self
+
+    async def __anext__(self) -> list[Any]:
+        return await anext(self._batches)
+
+    def __del__(self) -> None:
+        self._leave()
+
+
+def _checked(job: Job, cursor: Any) -> Any:
+    """`cursor`, if it comes back from the database as it is."""
+    try:
+        back = json.loads(_encode(cursor))
+    except Exception as error:
+        raise Error(f"job {job.id} ({job.task}): the cursor {cursor!r} is no JSON value", job_id=job.id) from error
+    if back is None or back != (list(cursor) if isinstance(cursor, tuple) else cursor):
+        raise Error(
+            f"job {job.id} ({job.task}): the cursor {cursor!r} would come back as {back!r}; a cursor is a JSON value "
+            "(text, number, list, object), and not None, which stands for the beginning",
+            job_id=job.id,
+        )
+    return cursor
+
+
+async def _aiter(pairs: Iterable[Pair] | AsyncIterable[Pair]) -> AsyncIterator[Pair]:
+    if isinstance(pairs, AsyncIterable):
+        async for pair in pairs:
+            yield pair
+    else:
+        for pair in pairs:
+            yield pair
+
+
+async def _next(pairs: AsyncIterator[Pair], size: int) -> list[Pair]:
+    batch: list[Pair] = []
+    async for pair in pairs:
+        batch.append(pair)
+        if len(batch) == size:
+            break
+    return batch

@@ -1,0 +1,201 @@
+"""Transactional tasks: what a handler writes on its job's connection is committed together with the job's completion.
+
+Used by the worker: `transactional` puts the transaction (`work`) into the call path of the tasks that want one. A
+handler asks for its connection by `job.connection` or `await job.aconnection()`; only then is one taken from the pool
+and a transaction begun. A handler that never asks is completed like any other.
+
+Nobody stops a run from the moment it begins to commit: no job is committed and cancelled both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from psycopg import AsyncConnection, Connection
+
+from pgqueue.client.tasks import Task
+from pgqueue.errors import Error
+from pgqueue.jobs.job import Job, current_job
+from pgqueue.jobs.outcomes import Outcome
+from pgqueue.worker.transactions.async_transaction import AsyncWork
+from pgqueue.worker.transactions.transaction import Around, Work
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+
+W = TypeVar("W", Work, AsyncWork)
+
+
+class Transactions:
+    """Runs transactional tasks of one worker, and knows which transaction is whose."""
+
+    def __init__(self, around: Around) -> None:
+        self._around = around
+        self._open: dict[Job, Work | AsyncWork] = {}
+        self._loop = asyncio.get_running_loop()
+        self._undoing: set[asyncio.Task[None]] = set()
+
+    def transactional(self, tasks: Mapping[str, Task[..., Any]]) -> dict[str, Task[..., Any]]:
+        """These tasks, with a transaction around the handlers that are declared so."""
+        return {name: self._wrapped(task) if task.transactional else task for name, task in tasks.items()}
+
+    def connection(self, job: Job) -> Connection[Any]:
+        """The connection of the job's transaction, which begins here if it has not begun."""
+        work = self._open.get(job)
+        if isinstance(work, Work):
+            return work.connection()
+        raise _no_connection(job, work, "connection")
+
+    async def aconnection(self, job: Job) -> AsyncConnection[Any]:
+        """The same for an async handler."""
+        work = self._open.get(job)
+        if isinstance(work, AsyncWork):
+            return await work.connection()
+        raise _no_connection(job, work, "aconnection()")
+
+    def session(self, job: Job) -> Session:
+        """A SQLAlchemy session on that connection."""
+        work = self._open.get(job)
+        if isinstance(work, Work):
+            return work.session()
+        raise _no_connection(job, work, "session()")
+
+    def owns(self, job: Job) -> bool:
+        """Whether the worker ends the transaction this job is in."""
+        return job in self._open
+
+    def lend(self, job: Job, begin: Callable[[Work], object]) -> Work:
+        """What an iteration commits its batches by. A job that is not transactional has it until `take_back`.
+
+        `begin` is told before it can be asked for, so that whoever is stopped at any step knows what to take back.
+        """
+        work = self._open.get(job)
+        if work is None and not _on_a_loop():
+            work = Work(self._around, job, lent=True)
+        if not isinstance(work, Work):
+            raise Error(
+                f"job {job.id} ({job.task}): its handler is async: `async for batch in job.aiterate(…)`", job_id=job.id
+            )
+        begin(_unused(job, work))
+        if work.lent:
+            self._open[job] = work
+        return work
+
+    def alend(self, job: Job, begin: Callable[[AsyncWork], object]) -> AsyncWork:
+        """The same for an async handler."""
+        work = self._open.get(job)
+        if work is None and self._loop is asyncio.get_running_loop():
+            work = AsyncWork(self._around, job, lent=True)
+        if not isinstance(work, AsyncWork):
+            raise Error(f"job {job.id} ({job.task}): its handler is sync: `for batch in job.iterate(…)`", job_id=job.id)
+        begin(_unused(job, work))
+        if work.lent:
+            self._open[job] = work
+        return work
+
+    def take_back(self, job: Job, work: Work | AsyncWork) -> None:
+        """The iteration is over: a job that is not transactional has no connection any more."""
+        if work.lent and self._open.get(job) is work:
+            work.over = True
+            del self._open[job]
+
+    def drop(self, job: Job, work: Work | AsyncWork) -> None:
+        """The job has ended, and its handler goes on, or left its loop lying about: end its session."""
+        work.over = True
+        self.take_back(job, work)
+        if isinstance(work, AsyncWork):
+            self.leave(work)
+        else:
+            work.forsake()
+
+    def cut_overdue(self) -> None:
+        """Hang up where a COMMIT waits over a dead link: it is settled on another one. Called with each beat."""
+        for work in list(self._open.values()):
+            if work.overdue():
+                work.cut()
+
+    def abandoned(self, job: Job) -> None:
+        """The job was taken from its handler, which goes on: its transaction must not."""
+        work = self._open.get(job)
+        if work is not None:
+            self.drop(job, work)
+
+    def leave(self, work: AsyncWork) -> None:
+        """Undo what this has begun; nobody sees it any more. From any thread."""
+        left = work.leave()
+        if left is not None:
+            self._loop.call_soon_threadsafe(self._undo, left)
+
+    def _undo(self, left: Coroutine[Any, Any, None]) -> None:
+        undoing = self._loop.create_task(left)
+        self._undoing.add(undoing)  # the loop itself keeps no task alive
+        undoing.add_done_callback(self._undoing.discard)
+
+    def _wrapped(self, task: Task[..., Any]) -> Task[..., Any]:
+        fn = task.fn
+
+        def in_thread(*args: Any, **kwargs: Any) -> Outcome:
+            job = current_job()
+            work = self._open[job] = Work(self._around, job)
+            try:
+                try:
+                    try:
+                        return work.end(task.retry, fn(*args, **kwargs))
+                    except Exception:
+                        work.check()  # what was committed already must not be done again
+                        raise
+                    finally:
+                        work.finish()
+                finally:  # what is raised into a thread comes once: if it kept us from one step, it spares its second
+                    work.finish()
+                    self._open.pop(job, None)
+            finally:
+                self._open.pop(job, None)
+
+        async def on_loop(*args: Any, **kwargs: Any) -> Outcome:
+            job = current_job()
+            work = self._open[job] = AsyncWork(self._around, job)
+            try:
+                return await work.end(task.retry, await fn(*args, **kwargs))
+            except Exception:
+                work.check()
+                raise
+            finally:
+                try:
+                    await work.finish()
+                finally:
+                    del self._open[job]
+
+        return replace(task, fn=on_loop if task.is_async else in_thread)
+
+
+def _no_connection(job: Job, work: Work | AsyncWork | None, what: str) -> Error:
+    if work is None:
+        why = "declare the task with transactional=True and ask while its handler runs, or ask inside job.iterate"
+    elif isinstance(work, AsyncWork):
+        why = "its handler is async: use `await job.aconnection()` (a session is for sync handlers)"
+    else:
+        why = "its handler is sync: use `job.connection`"
+    return Error(f"job {job.id} ({job.task}): no job.{what} here: {why}", job_id=job.id)
+
+
+def _unused(job: Job, work: W) -> W:
+    if work.begun:
+        raise Error(
+            f"job {job.id} ({job.task}): job.connection was asked for before the iteration, whose first batch would "
+            "commit what was written there; ask inside the loop, or after it",
+            job_id=job.id,
+        )
+    return work
+
+
+def _on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

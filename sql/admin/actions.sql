@@ -1,0 +1,130 @@
+-- What people do by hand, inside their own transaction: pause and resume a queue, cancel jobs, retry them.
+
+-- name: actions_cancel
+-- Waiting jobs end as cancelled, running ones are asked to; a row for each id: its state as this statement's snapshot had it
+-- (NULL: in none), and whether it was cancelled here. A waiting one that was not is on the move, and to be asked for anew.
+-- Waits for whoever has the row just now, in the order of ids; locks no running row. A sweep hears of keys that were held.
+WITH asked AS MATERIALIZED (
+    SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
+), seen AS MATERIALIZED (
+    SELECT DISTINCT ON (asked.id) asked.id, found.state
+    FROM asked CROSS JOIN LATERAL (SELECT j.state FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS found
+    -- A second row of an id that was put aside in history does not hide the job.
+    ORDER BY asked.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC
+), available AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_available WHERE id = ANY (%(ids)s::text::bigint[]) ORDER BY id FOR UPDATE
+), scheduled AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_scheduled WHERE id = ANY (%(ids)s::text::bigint[]) ORDER BY id FOR UPDATE
+), blocked AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_blocked WHERE id = ANY (%(ids)s::text::bigint[]) ORDER BY id FOR UPDATE
+), from_available AS (
+    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM available))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        holds, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+), from_scheduled AS (
+    DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM scheduled))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        holds, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+), from_blocked AS (
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM blocked))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        holds, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+), gone AS (
+    TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked
+), cancelled AS (
+    INSERT INTO pgqueue.job_dead (
+        state, finished_at, bin, reason,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(reason)s::text,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    FROM gone
+    RETURNING id
+), requested AS (
+    INSERT INTO pgqueue.job_signal (job_id, kind, reason)
+    SELECT id, 'cancel', %(reason)s::text FROM seen WHERE state = 'running'
+    RETURNING job_id
+), told AS (
+    SELECT pg_notify('pgqueue.:control', what)::text AS done FROM (
+        (SELECT 'signal' AS what FROM requested LIMIT 1)
+        UNION ALL
+        (SELECT 'sweep' FROM gone WHERE holds LIMIT 1)
+    ) AS news WHERE %(notify)s::boolean
+), heard AS (
+    SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text AS done
+    FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM cancelled))
+)
+SELECT asked.id, seen.state, cancelled.id IS NOT NULL, NULL::bigint,
+       (SELECT count(done) FROM told) + (SELECT count(done) FROM heard)
+FROM asked LEFT JOIN seen ON seen.id = asked.id LEFT JOIN cancelled ON cancelled.id = asked.id
+ORDER BY asked.id;
+
+-- name: actions_retry
+-- Dead jobs are available again, at the end of their lanes, and what was asked of their last run is forgotten; completed ones,
+-- if asked, once more as new jobs that name the old. A row for each id: its state as this statement's snapshot had it (NULL: in
+-- none), the id of the job that is available now, and of the one that holds its unique key, so that it is not. A dead one without
+-- either is on the move, and to be asked for anew. Takes the keys, in their order, before anything is moved.
+-- The attempts count on; one more is allowed at least.
+WITH asked AS MATERIALIZED (
+    SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
+), seen AS MATERIALIZED (
+    SELECT DISTINCT ON (asked.id) asked.id, found.state
+    FROM asked CROSS JOIN LATERAL (SELECT j.state FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS found
+    -- A job that lives is not started a second time for a row of its id that was put aside.
+    ORDER BY asked.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC,
+        found.state IN ('failed', 'cancelled') DESC
+), found AS MATERIALIZED (
+    SELECT id, unique_key, idempotency_key, finished_at FROM pgqueue.job_dead
+    WHERE id = ANY (ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled'))) ORDER BY id FOR UPDATE
+), keyed AS MATERIALIZED (
+    SELECT id, pgqueue.take_keys(idempotency_key, unique_key, NULL, NULL, id, ARRAY(SELECT id FROM found)) AS holder
+    FROM (
+        SELECT DISTINCT ON (id) * FROM found ORDER BY id, finished_at DESC
+    ) AS dead
+    WHERE unique_key IS NOT NULL OR idempotency_key IS NOT NULL
+    ORDER BY coalesce('idempotency:' || idempotency_key, 'unique:' || unique_key) COLLATE "C"
+), picked AS MATERIALIZED (
+    SELECT id FROM found WHERE id <> ALL (ARRAY(SELECT id FROM keyed WHERE holder <> id))
+), dead AS (
+    DELETE FROM pgqueue.job_dead WHERE id = ANY (ARRAY(SELECT id FROM picked))
+    RETURNING id, queue, priority, task, args, headers, enqueued_at, attempt, max_attempts, snoozes, deadline,
+        finished_at, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+), forgotten AS (
+    DELETE FROM pgqueue.job_signal WHERE job_id = ANY (ARRAY(SELECT id FROM picked))
+), retried AS (
+    INSERT INTO pgqueue.job_available (
+        state, rank, run_at, max_attempts, deadline,
+        id, queue, priority, task, args, headers, enqueued_at, attempt, snoozes,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    SELECT DISTINCT ON (id) 'available', 2 * priority + 1, pgqueue.now(),
+        CASE WHEN max_attempts IS NOT NULL THEN least(greatest(max_attempts, attempt::integer + 1), 32767) END,
+        CASE WHEN deadline > pgqueue.now() THEN deadline END,
+        id, queue, priority, task, args, headers, enqueued_at, attempt, snoozes,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    FROM dead ORDER BY id, finished_at DESC
+    RETURNING id, queue
+), again AS (
+    INSERT INTO pgqueue.job_available (state, rank, queue, priority, task, args, headers, max_attempts, lock_key, lock_limit,
+        on_locked, limit_key, rate_key)
+    SELECT 'available', 2 * priority + 1, queue, priority, task, args,
+        CASE WHEN jsonb_typeof(headers) = 'object' THEN headers ELSE '{}' END || jsonb_build_object('retry_of', id),
+        max_attempts, lock_key, lock_limit, on_locked, limit_key, rate_key
+    FROM (
+        SELECT DISTINCT ON (j.id) j.* FROM seen CROSS JOIN LATERAL (
+            SELECT * FROM pgqueue.job_done d WHERE d.id = seen.id AND d.state = seen.state OFFSET 0) AS j
+        WHERE %(again)s::boolean AND seen.state IN ('completed', 'skipped')
+        ORDER BY j.id, j.finished_at DESC
+    ) AS done
+    RETURNING id, queue, (headers ->> 'retry_of')::bigint AS retry_of
+), told AS (
+    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
+    FROM (SELECT queue FROM retried UNION SELECT queue FROM again) AS q WHERE %(notify)s::boolean
+)
+SELECT asked.id, seen.state, coalesce(retried.id, again.id), keyed.holder, (SELECT count(done) FROM told)
+FROM asked
+LEFT JOIN keyed ON keyed.id = asked.id AND keyed.holder <> asked.id
+LEFT JOIN seen ON seen.id = asked.id
+LEFT JOIN retried ON retried.id = asked.id
+LEFT JOIN again ON again.retry_of = asked.id
+ORDER BY asked.id;

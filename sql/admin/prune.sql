@@ -1,0 +1,11 @@
+-- name: prune_readers
+-- The sessions that hold a lock on the leaf which a ring would empty next: who to wait for, or to end.
+SELECT a.pid, coalesce(nullif(a.application_name, ''), 'unnamed'), a.usename::text, coalesce(a.state, 'unknown'),
+       extract(epoch FROM pgqueue.now() - a.xact_start)::float8
+FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+WHERE l.granted AND a.pid <> pg_backend_pid() AND l.relation = (
+    SELECT ('pgqueue.' || CASE kind WHEN 'attempt' THEN 'attempt_' ELSE 'job_' || kind || '_' END
+            || mod(bin + 1, leaves))::regclass
+    FROM pgqueue.ring WHERE kind = %(kind)s::text)
+  AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+ORDER BY a.xact_start;

@@ -1,0 +1,214 @@
+-- What people ask: one job, a page of jobs, how things stand. Everything here only reads, is one statement, and stays
+-- bounded however many rows there are: nothing is counted beyond 10,000 and no search goes on for ever.
+
+-- name: queries_get
+-- One job with its attempts that did not complete, and with what it has said in this run of how far it is, as JSON. No row:
+-- no such job.
+SELECT to_json(job)::text,
+       (SELECT coalesce(json_agg(to_json(a) ORDER BY a.finished_at), '[]')::text
+        FROM pgqueue.attempt a WHERE a.job_id = %(id)s::bigint),
+       (SELECT to_json(p)::text FROM pgqueue.job_progress p
+        WHERE job.state = 'running' AND p.job_id = job.id AND p.updated_at >= job.started_at)
+FROM pgqueue.job
+WHERE id = %(id)s::bigint;
+
+-- name: queries_find
+-- The newest n jobs that fit, among the newest `most` of the partitions named; as a JSON array. The second column says
+-- how many rows were looked at when fewer than n fit. The walk itself has no condition on rows: so its LIMIT is a limit
+-- of the work, and the planner, however little it knows of a table, sees that some steps along its index are enough.
+WITH found AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT * FROM (
+            (SELECT * FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[])
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_available WHERE 'available' = ANY (%(parts)s::text[])
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_blocked WHERE 'blocked' = ANY (%(parts)s::text[])
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_running WHERE 'running' = ANY (%(parts)s::text[])
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[])
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[])
+             ORDER BY id DESC LIMIT %(most)s::integer)
+        ) AS part
+        ORDER BY id DESC
+        LIMIT %(most)s::integer
+    ) AS newest
+    WHERE state = ANY (%(states)s::text[])
+      AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+      AND (%(task)s::text IS NULL OR task = %(task)s::text)
+      AND (%(key)s::text IS NULL OR %(key)s::text IN (unique_key, idempotency_key, lock_key, limit_key, rate_key))
+    ORDER BY id DESC
+    LIMIT %(n)s::integer
+)
+SELECT coalesce(json_agg(to_json(shown) ORDER BY id DESC), '[]')::text,
+       CASE WHEN count(*) < %(n)s::integer THEN (
+           SELECT count(*) FROM (
+               (SELECT FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
+               UNION ALL
+               (SELECT FROM pgqueue.job_available WHERE 'available' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
+               UNION ALL
+               (SELECT FROM pgqueue.job_blocked WHERE 'blocked' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
+               UNION ALL
+               (SELECT FROM pgqueue.job_running WHERE 'running' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
+               UNION ALL
+               (SELECT FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
+               UNION ALL
+               (SELECT FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
+               LIMIT %(most)s::integer
+           ) AS walked)
+       END
+FROM (SELECT found.*, (SELECT to_json(p) FROM pgqueue.job_progress p
+                       WHERE found.state = 'running' AND p.job_id = found.id AND p.updated_at >= found.started_at) AS said
+      FROM found) AS shown;
+
+-- name: queries_status
+-- How everything stands, as one JSON object: states, queues, workers. A partition of up to 10,000 rows is counted. A
+-- larger one is estimated from about 300 of its blocks, always the same ones: unlike the planner's statistics this is
+-- true to what is there now, whether or not anybody has run ANALYZE. Of a large `available` the smallest queues are
+-- counted exactly, by their index, until 200,000 rows have been read.
+WITH RECURSIVE counted AS MATERIALIZED (
+    SELECT 'available' AS part, state, queue, count(*) AS n
+    FROM (SELECT state, queue FROM pgqueue.job_available LIMIT 10001) AS j GROUP BY state, queue
+    UNION ALL
+    SELECT 'scheduled', state, queue, count(*)
+    FROM (SELECT state, queue FROM pgqueue.job_scheduled LIMIT 10001) AS j GROUP BY state, queue
+    UNION ALL
+    SELECT 'blocked', state, queue, count(*)
+    FROM (SELECT state, queue FROM pgqueue.job_blocked LIMIT 10001) AS j GROUP BY state, queue
+    UNION ALL
+    SELECT 'running', state, queue, count(*)
+    FROM (SELECT state, queue FROM pgqueue.job_running LIMIT 10001) AS j GROUP BY state, queue
+    UNION ALL
+    SELECT 'done', state, NULL, count(*)
+    FROM (SELECT state FROM pgqueue.job_done LIMIT 10001) AS j GROUP BY state
+    UNION ALL
+    SELECT 'dead', state, NULL, count(*)
+    FROM (SELECT state FROM pgqueue.job_dead LIMIT 10001) AS j GROUP BY state
+), large AS MATERIALIZED (
+    SELECT part, least(100, 30000 / greatest(1, (
+               SELECT sum(pg_relation_size(relid)) / current_setting('block_size')::integer
+               FROM pg_partition_tree('pgqueue.job_' || part) WHERE isleaf)))::float8 AS percent
+    FROM counted GROUP BY part HAVING sum(n) > 10000
+), sampled AS MATERIALIZED (
+    SELECT j.* FROM large CROSS JOIN LATERAL (
+        SELECT 'available' AS part, state, queue, count(*) * 100 / large.percent AS n
+        FROM pgqueue.job_available TABLESAMPLE SYSTEM (large.percent) REPEATABLE (1) GROUP BY state, queue
+    ) AS j WHERE large.part = 'available'
+    UNION ALL
+    SELECT j.* FROM large CROSS JOIN LATERAL (
+        SELECT 'scheduled', state, queue, count(*) * 100 / large.percent
+        FROM pgqueue.job_scheduled TABLESAMPLE SYSTEM (large.percent) REPEATABLE (1) GROUP BY state, queue
+    ) AS j WHERE large.part = 'scheduled'
+    UNION ALL
+    SELECT j.* FROM large CROSS JOIN LATERAL (
+        SELECT 'blocked', state, queue, count(*) * 100 / large.percent
+        FROM pgqueue.job_blocked TABLESAMPLE SYSTEM (large.percent) REPEATABLE (1) GROUP BY state, queue
+    ) AS j WHERE large.part = 'blocked'
+    UNION ALL
+    SELECT j.* FROM large CROSS JOIN LATERAL (
+        SELECT 'running', state, queue, count(*) * 100 / large.percent
+        FROM pgqueue.job_running TABLESAMPLE SYSTEM (large.percent) REPEATABLE (1) GROUP BY state, queue
+    ) AS j WHERE large.part = 'running'
+    UNION ALL
+    SELECT j.* FROM large CROSS JOIN LATERAL (
+        SELECT 'done', state, NULL, count(*) * 100 / large.percent
+        FROM pgqueue.job_done TABLESAMPLE SYSTEM (large.percent) REPEATABLE (1) GROUP BY state
+    ) AS j WHERE large.part = 'done'
+    UNION ALL
+    SELECT j.* FROM large CROSS JOIN LATERAL (
+        SELECT 'dead', state, NULL, count(*) * 100 / large.percent
+        FROM pgqueue.job_dead TABLESAMPLE SYSTEM (large.percent) REPEATABLE (1) GROUP BY state
+    ) AS j WHERE large.part = 'dead'
+), amount AS MATERIALIZED (
+    SELECT part, state, queue, n::float8 AS n, true AS exact FROM counted
+    WHERE part NOT IN (SELECT part FROM large)
+    UNION ALL
+    SELECT part, state, queue, n, false FROM sampled
+), state AS (
+    -- A large partition has more than 10,000 rows, whatever the sample says.
+    SELECT known.state,
+           greatest(coalesce(sum(amount.n), 0), CASE WHEN large.part IN ('done', 'dead') THEN 0
+                                                     WHEN large.part IS NOT NULL THEN 10001 END)::bigint AS n,
+           large.part IS NULL AS exact
+    FROM (VALUES ('scheduled', 'scheduled'), ('available', 'available'), ('blocked', 'blocked'), ('running', 'running'),
+                 ('done', 'completed'), ('done', 'skipped'), ('dead', 'failed'), ('dead', 'cancelled'))
+         AS known (part, state)
+    LEFT JOIN amount USING (part, state)
+    LEFT JOIN large ON large.part = known.part
+    GROUP BY known.state, large.part
+), waiting (queue, place) AS (
+    -- Every queue that has available jobs, by jumping along the index from one to the next.
+    (SELECT queue, 1 FROM pgqueue.job_available ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.queue FROM pgqueue.job_available j WHERE j.queue > w.queue ORDER BY j.queue LIMIT 1), w.place + 1
+    FROM waiting w WHERE w.queue IS NOT NULL AND w.place < 1000
+), guessed AS (
+    SELECT w.queue, coalesce(a.n, 0) AS n,
+           sum(least(10001, greatest(1000, coalesce(a.n, 0)))) OVER (ORDER BY coalesce(a.n, 0), w.queue) AS read_so_far
+    FROM waiting w LEFT JOIN amount a ON a.part = 'available' AND a.queue = w.queue
+    WHERE w.queue IS NOT NULL AND EXISTS (SELECT FROM large WHERE part = 'available')
+), available AS (
+    SELECT queue, n::bigint AS n, true AS exact FROM amount WHERE part = 'available' AND exact
+    UNION ALL
+    SELECT g.queue, CASE WHEN c.n <= 10000 THEN c.n ELSE greatest(g.n, c.n, 10001)::bigint END,
+           coalesce(c.n <= 10000, false)
+    FROM (SELECT *, n < 20000 AND read_so_far <= 200000 AS few FROM guessed) AS g CROSS JOIN LATERAL (
+        -- In the index's order, so that no plan collects all rows of the queue before it counts the first.
+        SELECT CASE WHEN g.few THEN count(*) END AS n FROM (
+            SELECT FROM pgqueue.job_available j WHERE g.few AND j.queue = g.queue
+            ORDER BY j.rank, j.pos LIMIT 10001
+        ) AS j
+    ) AS c
+), worker AS MATERIALIZED (
+    SELECT id, host, pid, version_tag, concurrency, cardinality(running) AS running, lost, queues, started_at,
+           extract(epoch FROM pgqueue.now() - beat_at)::float8 AS beat_age,
+           CASE WHEN dead_at IS NOT NULL OR beat_at < pgqueue.now() - 3 * lease THEN 'dead' ELSE state END AS state
+    FROM pgqueue.worker ORDER BY id DESC LIMIT 1000
+), served AS (
+    SELECT unnest(queues) AS queue, count(*) AS workers FROM worker
+    WHERE state IN ('starting', 'running') GROUP BY 1
+), queue AS (
+    SELECT name,
+           json_build_object('n', coalesce(available.n, 0), 'exact', coalesce(available.exact, true)) AS available,
+           (SELECT json_build_object('n', coalesce(sum(n), 0)::bigint, 'exact', NOT EXISTS (
+                SELECT FROM large WHERE part = 'scheduled'))
+            FROM amount WHERE part = 'scheduled' AND amount.queue = name) AS scheduled,
+           (SELECT json_build_object('n', coalesce(sum(n), 0)::bigint, 'exact', NOT EXISTS (
+                SELECT FROM large WHERE part = 'blocked'))
+            FROM amount WHERE part = 'blocked' AND amount.queue = name) AS blocked,
+           (SELECT json_build_object('n', coalesce(sum(n), 0)::bigint, 'exact', NOT EXISTS (
+                SELECT FROM large WHERE part = 'running'))
+            FROM amount WHERE part = 'running' AND amount.queue = name) AS running,
+           -- The head of each lane: how long the job that waits longest has been allowed to run.
+           (SELECT extract(epoch FROM pgqueue.now() - min(greatest(head.enqueued_at, head.run_at)))::float8
+            FROM generate_series(-2, 19) AS lane (rank) CROSS JOIN LATERAL (
+                SELECT j.enqueued_at, j.run_at FROM pgqueue.job_available j
+                WHERE j.queue = name AND j.rank = lane.rank::smallint ORDER BY j.pos LIMIT 1
+            ) AS head WHERE available.n > 0) AS oldest,
+           coalesce(served.workers, 0) AS workers,
+           paused.paused_at
+    FROM (SELECT queue FROM available
+          UNION SELECT queue FROM amount WHERE queue IS NOT NULL
+          UNION SELECT queue FROM served
+          UNION SELECT q.name FROM pgqueue.queue q ORDER BY 1 LIMIT 1000) AS known (name)
+    LEFT JOIN available ON available.queue = name
+    LEFT JOIN served ON served.queue = name
+    LEFT JOIN pgqueue.queue AS paused USING (name)
+)
+SELECT json_build_object(
+    'database', current_database(),
+    'schema', 'pgqueue',
+    'version', (SELECT max(version) FROM pgqueue.migration),
+    'server_version', current_setting('server_version'),
+    'at', pgqueue.now(),
+    'states', (SELECT json_object_agg(state, json_build_object('n', n, 'exact', exact)) FROM state),
+    'queues', (SELECT coalesce(json_agg(to_json(queue) ORDER BY name), '[]') FROM queue),
+    'workers', (SELECT coalesce(json_agg(to_json(worker) ORDER BY id), '[]') FROM worker)
+)::text;

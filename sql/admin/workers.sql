@@ -1,0 +1,41 @@
+-- What people ask of supervisors and of the workers they keep.
+
+-- name: workers_tell
+-- Give an order to the supervisors of this host (NULL: of all), or to this one (NULL: all), that have beaten within a
+-- minute. Answers who was told.
+WITH told AS (
+    INSERT INTO pgqueue.supervisor_order (supervisor_id, kind, size)
+    SELECT s.id, %(kind)s::text, %(size)s::integer FROM pgqueue.supervisor s
+    WHERE (%(host)s::text IS NULL OR s.host = %(host)s::text) AND (%(supervisor)s::bigint IS NULL OR s.id = %(supervisor)s::bigint)
+      AND pgqueue.now() - s.beat_at < interval '1 minute'
+    ORDER BY s.id
+    RETURNING id, supervisor_id
+), heard AS (
+    SELECT count(pg_notify('pgqueue.:orders', '')::text) FROM (SELECT FROM told LIMIT 1) AS any_told WHERE %(notify)s::boolean
+)
+SELECT told.id, s.id, s.host, s.pid FROM told JOIN pgqueue.supervisor s ON s.id = told.supervisor_id, heard ORDER BY s.id;
+
+-- name: workers_answers
+-- What has become of these orders: done or not, why not, and whether the supervisor still beats.
+SELECT o.id, o.done_at IS NOT NULL, o.problem,
+       EXISTS (SELECT FROM pgqueue.supervisor s
+               WHERE s.id = o.supervisor_id AND pgqueue.now() - s.beat_at < interval '1 minute')
+FROM unnest(%(ids)s::bigint[]) AS asked (id) JOIN pgqueue.supervisor_order o ON o.id = asked.id;
+
+-- name: workers_list
+-- Every worker that is not known to be dead, with what it runs, as a JSON array.
+SELECT coalesce(json_agg(to_json(shown) ORDER BY shown.host, shown.supervisor_id, shown.id), '[]')::text
+FROM (
+    SELECT w.id, w.host, w.pid, w.supervisor_id, w.state, w.version_tag, w.concurrency, w.lost, w.rss, w.queues, w.started_at,
+           extract(epoch FROM pgqueue.now() - w.beat_at)::float8 AS beat_age,
+           extract(epoch FROM w.lease)::float8 AS lease,
+           cardinality(w.running) AS busy,
+           (SELECT coalesce(json_agg(to_json(j) ORDER BY j.started_at, j.id), '[]') FROM (
+                SELECT r.id, r.task, r.started_at, extract(epoch FROM pgqueue.now() - r.started_at)::float8 AS age
+                FROM pgqueue.job_running r WHERE r.id = ANY (w.running) AND r.worker_id = w.id
+                ORDER BY r.started_at, r.id LIMIT %(n)s::integer) AS j) AS jobs
+    FROM pgqueue.worker w
+    WHERE w.dead_at IS NULL AND (%(host)s::text IS NULL OR w.host = %(host)s::text)
+    ORDER BY w.host, w.supervisor_id, w.id
+    LIMIT 1000
+) AS shown;

@@ -1,0 +1,30 @@
+-- How one waits for the end of a job: looks how it stands, and says that he waits.
+
+-- name: wait_outcome
+-- How the job stands: state, result, reason, and of a failed one what its last attempt said. No row: no job.
+SELECT j.state, j.result::text, j.reason,
+       (SELECT json_build_object('error_type', a.error_type, 'message', a.message, 'traceback', a.traceback)::text
+        FROM pgqueue.attempt a WHERE a.job_id = j.id AND j.state = 'failed'
+        ORDER BY a.finished_at DESC LIMIT 1)
+FROM pgqueue.job j
+WHERE j.id = %(id)s::bigint
+ORDER BY j.state IN ('available', 'scheduled', 'blocked', 'running') DESC, j.finished_at DESC
+LIMIT 1;
+
+-- name: wait_hears
+-- Whether LISTEN is of use here: no pooler between us (it makes up the pid that it tells its clients), a session that may
+-- write, and the right to say that we wait.
+SELECT pg_backend_pid() = %(pid)s::integer AND current_setting('transaction_read_only') = 'off'
+       AND coalesce(has_table_privilege(to_regclass('pgqueue.job_waiter'), 'INSERT')
+                    AND has_table_privilege(to_regclass('pgqueue.job_waiter'), 'DELETE'), false);
+
+-- name: wait_begin
+-- Say that somebody waits for the end of the job: who ends it, and sees this row, will tell. Answers the number of the row.
+-- Not worth a flush to disk: without the row the waiter finds out by looking.
+INSERT INTO pgqueue.job_waiter (job_id) VALUES (%(id)s::bigint)
+RETURNING waiter, set_config('synchronous_commit', 'off', true);
+
+-- name: wait_leave
+-- Nobody waits any more. Loses nothing if it is lost: the sweep finds the row.
+DELETE FROM pgqueue.job_waiter WHERE waiter = %(waiter)s::bigint
+RETURNING set_config('synchronous_commit', 'off', true);

@@ -1,0 +1,56 @@
+-- What pgqueue.testing asks beside the statements of the worker, in the transaction of a test.
+
+-- name: drain_queues
+-- The queues that have available jobs, as one array.
+SELECT coalesce(array_agg(DISTINCT queue::text), '{}') FROM pgqueue.job_available;
+
+-- name: drain_due
+-- When the first of these scheduled jobs is due, in microseconds since 1970; NULL when none of them is scheduled.
+SELECT (extract(epoch FROM min(run_at)) * 1000000)::bigint
+FROM pgqueue.job_scheduled WHERE id = ANY (%(ids)s::bigint[]);
+
+-- name: drain_parked
+-- The locks that somebody waits for, 64 at most; the queues of who waits; and how many wait.
+SELECT coalesce((SELECT array_agg(key) FROM (SELECT DISTINCT key FROM pgqueue.job_blocked WHERE starts_with(key, 'lock:')
+                                             ORDER BY key LIMIT 64) AS keys), '{}'),
+       coalesce(array_agg(DISTINCT queue::text), '{}'), count(*)
+FROM pgqueue.job_blocked;
+
+-- name: drain_pass
+-- Take the most urgent of the jobs that wait for a limit or a rate, whatever these allow: one job at a time is below any limit.
+WITH picked AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_blocked b
+    WHERE NOT starts_with(b.key, 'lock:')
+      AND NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = b.queue AND q.paused_at IS NOT NULL)
+    ORDER BY b.rank, b.id LIMIT 1
+    FOR UPDATE SKIP LOCKED
+), taken AS (
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+)
+INSERT INTO pgqueue.job_running (
+    state, worker_id, claim, started_at, attempt, holds,
+    id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+    lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), true,
+    id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
+    lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+FROM taken;
+
+-- name: drain_lock
+-- As `admit_lock`, without a change of settings: the transaction is a test's.
+SELECT count(pg_advisory_xact_lock(hashed.hash)::text)
+FROM (SELECT DISTINCT hashtextextended('pgqueue.' || asked.key, 7) AS hash
+      FROM unnest(%(keys)s::text[]) AS asked (key) ORDER BY hash LIMIT 64) AS hashed;
+
+-- name: drain_claimed
+-- The job of this claim, in the columns of a claim. Times are microseconds since 2000, as a worker's connections read them:
+-- the drivers of applications make datetimes of times, and some fail for infinity.
+SELECT id, 0, rank, queue, task, args::text, attempt, priority, max_attempts, crashes, snoozes,
+       CASE WHEN isfinite(enqueued_at) THEN (extract(epoch FROM enqueued_at) * 1000000)::bigint - 946684800000000 ELSE 0 END,
+       CASE WHEN isfinite(run_at) THEN (extract(epoch FROM run_at) * 1000000)::bigint - 946684800000000 END,
+       CASE WHEN deadline <= pgqueue.now() THEN -9223372036854775808
+            WHEN isfinite(deadline) THEN (extract(epoch FROM deadline) * 1000000)::bigint - 946684800000000 END,
+       headers::text, lock_key,
+       CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END,
+       limit_key, rate_key
+FROM pgqueue.job_running WHERE worker_id = %(worker_id)s::bigint AND claim = %(claim)s::integer;

@@ -1,0 +1,65 @@
+-- What was asked of running jobs: read by the worker that runs them, and seen to by whoever comes where it came too late.
+
+-- name: cancellation_read
+-- What was asked of the jobs this worker runs. From the few requests to the jobs, never through all that the worker runs.
+SELECT s.job_id, r.claim, s.reason
+FROM pgqueue.job_signal s
+CROSS JOIN LATERAL (
+    SELECT j.claim FROM pgqueue.job_running j WHERE j.id = s.job_id AND j.worker_id + 0 = %(worker_id)s::bigint OFFSET 0
+) AS r
+WHERE s.kind = 'cancel'
+ORDER BY s.job_id, s.created_at;
+
+-- name: cancellation_settle
+-- Up to n requests whose job runs no longer: a job that waits (its attempt failed, or its worker died, before the request was
+-- read) is cancelled; requests to what has ended are deleted. One snapshot, in which a job is in one place or has ended; one
+-- that is on the move stays for the next time. Answers how many jobs were cancelled, and how many requests deleted.
+WITH late AS MATERIALIZED (
+    SELECT s.ctid, s.job_id, s.reason FROM pgqueue.job_signal s
+    WHERE NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = s.job_id OFFSET 0)
+    ORDER BY s.job_id LIMIT %(n)s::integer
+    FOR UPDATE OF s SKIP LOCKED
+), asked AS MATERIALIZED (
+    SELECT DISTINCT job_id AS id FROM late ORDER BY id
+), available AS MATERIALIZED (
+    SELECT j.ctid FROM asked CROSS JOIN LATERAL (
+        SELECT j.ctid FROM pgqueue.job_available j WHERE j.id = asked.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
+), scheduled AS MATERIALIZED (
+    SELECT j.ctid FROM asked CROSS JOIN LATERAL (
+        SELECT j.ctid FROM pgqueue.job_scheduled j WHERE j.id = asked.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
+), blocked AS MATERIALIZED (
+    SELECT j.ctid FROM asked CROSS JOIN LATERAL (
+        SELECT j.ctid FROM pgqueue.job_blocked j WHERE j.id = asked.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
+), from_available AS (
+    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM available))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+), from_scheduled AS (
+    DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM scheduled))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+), from_blocked AS (
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM blocked))
+    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+), cancelled AS (
+    INSERT INTO pgqueue.job_dead (
+        state, finished_at, bin, reason,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'),
+        (SELECT min(late.reason) FROM late WHERE late.job_id = gone.id),
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    FROM (TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked) AS gone
+    RETURNING id
+), deleted AS (
+    DELETE FROM pgqueue.job_signal WHERE ctid = ANY (ARRAY(
+        SELECT late.ctid FROM late LEFT JOIN cancelled ON cancelled.id = late.job_id
+        WHERE cancelled.id IS NOT NULL OR NOT (
+            EXISTS (SELECT FROM pgqueue.job_available j WHERE j.id = late.job_id OFFSET 0)
+            OR EXISTS (SELECT FROM pgqueue.job_scheduled j WHERE j.id = late.job_id OFFSET 0)
+            OR EXISTS (SELECT FROM pgqueue.job_blocked j WHERE j.id = late.job_id OFFSET 0))))
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM cancelled), (SELECT count(*) FROM deleted);

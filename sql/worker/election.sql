@@ -1,0 +1,13 @@
+-- name: election_try
+-- Take the leader's lock of this schema if it is free. It belongs to the session and goes with it.
+SELECT pg_try_advisory_lock(hashtextextended('pgqueue.leader', 7));
+
+-- name: election_keep
+-- A ping of the session that holds the lock.
+SELECT true;
+
+-- name: election_free
+-- Whether nobody holds the leader's lock. Holds it itself for no longer than this line, and shared: who asks at the same time
+-- is not in the way of another who does.
+SELECT CASE WHEN pg_try_advisory_lock_shared(hashtextextended('pgqueue.leader', 7))
+            THEN pg_advisory_unlock_shared(hashtextextended('pgqueue.leader', 7)) ELSE false END;

@@ -1,0 +1,28 @@
+-- name: heartbeat_beat
+-- Raise our counter, say what we run (NULL: only which sessions we have), and read everybody's counter. Our own row is
+-- missing from the answer when we have been declared dead.
+WITH mine AS (
+    UPDATE pgqueue.worker
+    SET beat = beat + 1, beat_at = CASE WHEN %(running)s::bigint[] IS NULL THEN beat_at ELSE pgqueue.now() END,
+        state = %(state)s::text, running = coalesce(%(running)s::bigint[], running),
+        lost = %(lost)s::integer, rss = %(rss)s::bigint, sessions = %(sessions)s::text::jsonb
+    WHERE id = %(worker_id)s::bigint AND dead_at IS NULL
+    RETURNING id, beat, extract(epoch FROM lease)::float8 AS lease
+)
+SELECT id, beat, lease FROM mine
+UNION ALL
+SELECT id, beat, extract(epoch FROM lease)::float8 FROM pgqueue.worker
+WHERE dead_at IS NULL AND id <> %(worker_id)s::bigint;
+
+-- name: heartbeat_remark
+-- Something that is worth knowing of attempts that go on, by their fence: they need not have anything to do with it.
+INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
+SELECT r.id, r.attempt, r.worker_id, r.started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+       %(outcome)s::text, %(message)s::text, %(version_tag)s::text
+FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
+CROSS JOIN LATERAL (
+    SELECT r.* FROM pgqueue.job_running r
+    WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+    LIMIT 1
+) AS r
+RETURNING job_id;

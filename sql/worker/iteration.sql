@@ -1,0 +1,36 @@
+-- Where jobs that iterate go on. The proof is at the head of pgqueue/iterate.py.
+
+-- name: iteration_last
+-- The last batch that was committed, by any run of this job: its number and cursor. One step into the primary key.
+SELECT n, cursor::text FROM pgqueue.job_cursor WHERE job_id = %(id)s::bigint ORDER BY n DESC LIMIT 1;
+
+-- name: iteration_append
+-- The end of a batch, in its transaction: lock the running row by this run's fence until the COMMIT, and append the cursor.
+-- If the job is not this run's any more the statement raises: whatever the client does then, nothing of the batch can be
+-- committed. Every hundredth throws away those before the last, so that a long iteration does not pile them up.
+WITH mine AS MATERIALIZED (
+    SELECT id FROM pgqueue.job_running
+    WHERE id = %(id)s::bigint AND claim + 0 = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
+    FOR UPDATE
+), appended AS (
+    INSERT INTO pgqueue.job_cursor (job_id, n, cursor)
+    SELECT id, %(n)s::integer, %(cursor)s::text::jsonb FROM mine
+    RETURNING job_id
+), thrown AS (
+    DELETE FROM pgqueue.job_cursor
+    WHERE %(n)s::integer %% 100 = 0 AND job_id = (SELECT id FROM mine) AND n < %(n)s::integer - 1
+)
+SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint) END FROM appended;
+
+-- name: iteration_appended
+-- Whether this batch was committed, after the answer to its COMMIT was lost.
+SELECT n FROM pgqueue.job_cursor WHERE job_id = %(id)s::bigint AND n = %(n)s::integer;
+
+-- name: iteration_forget
+-- Throw away the cursors of these jobs if they have completed; a dead job keeps them for a retry by hand, one that waits
+-- for another attempt anyway.
+DELETE FROM pgqueue.job_cursor
+WHERE job_id = ANY (ARRAY(
+    SELECT j.id FROM pgqueue.job j
+    WHERE j.state IN ('completed', 'skipped') AND j.id = ANY (%(ids)s::bigint[])))
+RETURNING job_id;

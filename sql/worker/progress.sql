@@ -1,0 +1,49 @@
+-- What running jobs say of how far they are: `job_progress`, one row per job while it runs.
+
+-- name: progress_write
+-- What jobs of this worker have said last, by their fence: one that is not ours any more writes nothing. Locks no job.
+INSERT INTO pgqueue.job_progress (job_id, done, total)
+SELECT r.id, mine.done, mine.total
+FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(dones)s::float8[], %(totals)s::float8[])
+     AS mine (id, claim, done, total)
+CROSS JOIN LATERAL (
+    SELECT r.id FROM pgqueue.job_running r
+    WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+    LIMIT 1
+) AS r
+ORDER BY r.id
+ON CONFLICT (job_id) DO UPDATE SET done = excluded.done, total = excluded.total, updated_at = pgqueue.now();
+
+-- name: progress_forget
+-- Throw away what these jobs have said, unless they run again: then it is for that worker to do.
+DELETE FROM pgqueue.job_progress p
+WHERE p.job_id = ANY (%(ids)s::bigint[])
+  AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = p.job_id OFFSET 0);
+
+-- name: progress_sweep
+-- The same for what workers that died have left: at most n rows that nobody has touched for a minute.
+DELETE FROM pgqueue.job_progress
+WHERE job_id = ANY (ARRAY(
+    SELECT p.job_id FROM pgqueue.job_progress p
+    WHERE p.updated_at < (SELECT pgqueue.now()) - interval '1 minute'
+      AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = p.job_id OFFSET 0)
+    LIMIT %(n)s::integer));
+
+-- name: progress_sweep_cursors
+-- The same for up to n jobs after this id, whoever ran them; and for those that history has forgotten. A job is in one
+-- partition in every snapshot, so one that is nowhere is gone for good. Answers the last id it has looked at, NULL at the end.
+WITH RECURSIVE known AS (
+    SELECT min(job_id) AS job_id FROM pgqueue.job_cursor WHERE job_id > %(after)s::bigint
+    UNION ALL
+    SELECT (SELECT min(c.job_id) FROM pgqueue.job_cursor c WHERE c.job_id > known.job_id)
+    FROM known WHERE known.job_id IS NOT NULL
+), page AS MATERIALIZED (
+    SELECT job_id FROM known WHERE job_id IS NOT NULL LIMIT %(n)s::integer
+), thrown AS (
+    DELETE FROM pgqueue.job_cursor
+    WHERE job_id = ANY (ARRAY(
+        SELECT job_id FROM page
+        WHERE NOT EXISTS (SELECT FROM pgqueue.job j
+                          WHERE j.id = page.job_id AND j.state NOT IN ('completed', 'skipped') OFFSET 0)))
+)
+SELECT CASE WHEN count(*) = %(n)s::integer THEN max(job_id) END FROM page;

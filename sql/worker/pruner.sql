@@ -1,0 +1,71 @@
+-- name: pruner_advance
+-- Advance one ring if its time has come (or when forced): truncates the next leaf and moves to it, in one transaction, or
+-- does neither. False: not due, or somebody else is at it. NULL: a reader holds the leaf; the next round tries again.
+SELECT pgqueue.advance_ring(%(kind)s::text, %(forced)s::boolean);
+
+-- name: pruner_rings
+-- The rings with their retention in seconds and the age of the leaf being written.
+SELECT kind, leaves, bin, extract(epoch FROM retention)::float8, extract(epoch FROM pgqueue.now() - since)::float8,
+       since < pgqueue.now() - retention / (leaves - 2)
+FROM pgqueue.ring ORDER BY kind;
+
+-- name: pruner_waiters
+-- Forget those who have waited for a job for more than an hour: most died without a word; one who lives goes on by looking.
+DELETE FROM pgqueue.job_waiter WHERE created_at < (SELECT pgqueue.now()) - interval '1 hour' RETURNING waiter;
+
+-- name: pruner_rates
+-- Forget up to n keys of rates that have been at rest for so many seconds: their rows say nothing. Answers how many.
+WITH old AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.limiter
+    WHERE next_at < (SELECT pgqueue.now()) - make_interval(secs => %(seconds)s::float8) LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM pgqueue.limiter WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) RETURNING key
+)
+SELECT count(*) FROM gone;
+
+-- name: pruner_unique_keys
+-- Go on through the keys, behind `after`, n of them: remove what holds no more and whose job can never need it again (one that
+-- failed or was cancelled can be retried by hand), and note when a key expires before history forgets its job. Waits for nobody.
+-- Answers the last key looked at (NULL: there was none), how many were removed, and how many are noted.
+WITH walked AS MATERIALIZED (
+    SELECT k.key, k.job_id, k.hold, k.seconds, k.expires_at, k.xmin AS version FROM pgqueue.unique_key k
+    WHERE k.key > %(after)s::text ORDER BY k.key LIMIT %(n)s::integer
+), judged AS MATERIALIZED (
+    SELECT walked.*, ended.finished_at, ended.dead
+    FROM walked
+    -- Scalar subqueries, each a look into one index: no plan turns them into a join that reads the tables.
+    CROSS JOIN LATERAL (
+        SELECT coalesce((SELECT true FROM pgqueue.job_available j WHERE j.id = walked.job_id LIMIT 1),
+                        (SELECT true FROM pgqueue.job_scheduled j WHERE j.id = walked.job_id LIMIT 1),
+                        (SELECT true FROM pgqueue.job_blocked j WHERE j.id = walked.job_id LIMIT 1),
+                        (SELECT true FROM pgqueue.job_running j WHERE j.id = walked.job_id LIMIT 1), false) AS lives
+        WHERE coalesce(walked.expires_at, '-infinity') <= (SELECT pgqueue.now())
+        OFFSET 0
+    ) AS there
+    LEFT JOIN LATERAL (
+        SELECT j.finished_at, j.state IN ('failed', 'cancelled') AS dead FROM pgqueue.job j
+        WHERE j.id = walked.job_id AND j.state IN ('completed', 'skipped', 'failed', 'cancelled')
+        ORDER BY j.finished_at DESC LIMIT 1
+    ) AS ended ON true
+    WHERE NOT there.lives
+), settled AS MATERIALIZED (
+    SELECT key, version, hold = 'after' AND expires_at IS NULL
+        AND (dead OR finished_at + make_interval(secs => seconds) > pgqueue.now()) IS TRUE AS notes
+    FROM judged
+    WHERE dead IS NOT TRUE OR hold = 'after' AND expires_at IS NULL
+), picked AS MATERIALIZED (
+    SELECT k.ctid, settled.notes
+    FROM settled CROSS JOIN LATERAL (
+        SELECT k.ctid FROM pgqueue.unique_key k WHERE k.key = settled.key AND k.xmin = settled.version
+        LIMIT 1 FOR UPDATE SKIP LOCKED
+    ) AS k
+), removed AS (
+    DELETE FROM pgqueue.unique_key WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked WHERE NOT notes)) RETURNING key
+), noted AS (
+    UPDATE pgqueue.unique_key k SET expires_at = (
+        SELECT max(j.finished_at) + make_interval(secs => k.seconds) FROM pgqueue.job j
+        WHERE j.id = k.job_id AND j.state IN ('completed', 'skipped', 'failed', 'cancelled'))
+    WHERE k.ctid = ANY (ARRAY(SELECT ctid FROM picked WHERE notes))
+    RETURNING k.key
+)
+SELECT (SELECT max(key) FROM walked), (SELECT count(*) FROM walked), (SELECT count(*) FROM removed), (SELECT count(*) FROM noted);

@@ -1,0 +1,26 @@
+-- name: registration_register
+-- A new worker process: an id that was never used before and never will be again.
+INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state)
+VALUES (make_interval(secs => %(lease)s::float8), %(pid)s::integer, %(concurrency)s::integer, %(host)s::text,
+        %(version_tag)s::text, %(queues)s::text[], 'starting')
+RETURNING id;
+
+-- name: registration_leave
+-- A worker that ended in order takes its row with it. One that still has jobs leaves it for rescue (see the next).
+DELETE FROM pgqueue.worker w
+WHERE w.id = %(worker_id)s::bigint
+  AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.worker_id = w.id)
+RETURNING id;
+
+-- name: registration_abandon
+-- The jobs that are left did not crash: the operator's deadline ended them. Rescue gives their attempts back. Those that
+-- run still (`stuck`) are noted as interrupted here, for with the process they end.
+WITH noted AS (
+    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
+    SELECT r.id, r.attempt, r.worker_id, r.started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+           'interrupted', 'its worker was shut down, and could not stop it',
+           (SELECT version_tag FROM pgqueue.worker WHERE id = %(worker_id)s::bigint)
+    FROM pgqueue.job_running r
+    WHERE r.id = ANY (%(stuck)s::bigint[]) AND r.worker_id + 0 = %(worker_id)s::bigint
+)
+UPDATE pgqueue.worker SET running = '{}', beat_at = pgqueue.now() WHERE id = %(worker_id)s::bigint RETURNING id;

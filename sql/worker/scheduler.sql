@@ -1,0 +1,53 @@
+-- name: scheduler_promote
+-- Move up to n due jobs from scheduled to available, earliest first, and wake the workers of their queues. Answers how
+-- many were moved. `after` keeps the walk out of what was promoted long ago; the caller moves it only when nothing was left.
+WITH picked AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.job_scheduled
+    -- (SELECT ...): a volatile function is no bound of an index scan, which would then walk all that is not due yet.
+    WHERE run_at <= (SELECT pgqueue.now()) AND run_at >= %(after)s::text::timestamptz
+    ORDER BY run_at, id
+    LIMIT %(n)s::integer
+    FOR UPDATE SKIP LOCKED
+), due AS (
+    DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+), available AS (
+    INSERT INTO pgqueue.job_available (
+        state, rank, hold_pos, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
+        snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
+    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
+        CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
+        id, queue, priority, task, args, headers,
+        CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, attempt, max_attempts,
+        crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
+    FROM due ORDER BY run_at, id
+    RETURNING queue
+), told AS (
+    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
+    FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
+)
+SELECT (SELECT count(*) FROM available), (SELECT count(done) FROM told);
+
+-- name: scheduler_next
+-- Whether something due is left (somebody holds it, or it became due just now); seconds until the earliest that is not,
+-- NULL when there is none; and the time the next walk may start from: a minute ago, for transactions that commit late.
+WITH clock AS MATERIALIZED (SELECT pgqueue.now() AS now)
+SELECT EXISTS (SELECT FROM pgqueue.job_scheduled
+               WHERE run_at >= %(after)s::text::timestamptz AND run_at <= clock.now),
+       extract(epoch FROM (SELECT run_at FROM pgqueue.job_scheduled WHERE run_at > clock.now
+                           ORDER BY run_at LIMIT 1) - clock.now)::float8,
+       (clock.now - interval '60 seconds')::text
+FROM clock;
+
+-- name: scheduler_refuse_doubles
+-- After a promotion met an id that is available already: put the second row aside as failed, so that it harms only itself.
+WITH double AS (
+    DELETE FROM pgqueue.job_scheduled s USING pgqueue.job_available a WHERE s.id = a.id RETURNING s.*
+)
+INSERT INTO pgqueue.job_dead (
+    state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
+    crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
+    id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
+    crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+FROM double
+RETURNING id;

@@ -1,0 +1,364 @@
+"""What people ask: one job, pages of jobs, how everything stands; right when small, bounded when large."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+import pgqueue
+from pgqueue.admin import queries
+from pgqueue.database import migrations
+from pgqueue.database.statements import Statement
+from pgqueue.errors import InvalidOption, JobNotFound
+
+Conn = psycopg.Connection[Any]
+
+
+def add(conn: Conn, task: str = "t", **columns: object) -> int:
+    """Insert a job as any program may."""
+    if isinstance(priority := columns.get("priority"), int):
+        columns["rank"] = 2 * priority + 1
+    names = ", ".join(["task", *columns])
+    marks = ", ".join(["%s"] * (len(columns) + 1))
+    sql = f"INSERT INTO pgqueue.job ({names}) VALUES ({marks}) RETURNING id"  # noqa: S608
+    row = conn.execute(sql.encode(), [task, *columns.values()]).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def dead(conn: Conn, **columns: object) -> int:
+    given: dict[str, Any] = {"state": "failed", "reason": "error", "finished_at": datetime.now(UTC)} | columns
+    return add(conn, **given)
+
+
+def fill(conn: Conn, n: int, queue: str = "'q' || g % 3") -> None:
+    """Many available jobs at once."""
+    conn.execute(
+        f"INSERT INTO pgqueue.job_available (task, queue) SELECT 't', {queue} FROM generate_series(1, {n}) g".encode()  # noqa: S608
+    )
+
+
+def register(conn: Conn, *queues: str, age: float = 0, lease: float = 15, **columns: object) -> int:
+    """A worker that has beaten `age` seconds ago."""
+    row = conn.execute(
+        "INSERT INTO pgqueue.worker (lease, beat_at, pid, concurrency, host, version_tag, queues, state, dead_at) "
+        "VALUES (make_interval(secs => %s), pgqueue.now() - make_interval(secs => %s), 1, 10, 'host', '1', %s, %s, %s) "
+        "RETURNING id",
+        [lease, age, list(queues), columns.get("state", "running"), columns.get("dead_at")],
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+# One job -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_comes_back_with_every_column_and_aware_times(conn: Conn) -> None:
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    id = add(
+        conn, "mail.send", state="scheduled", run_at=soon, queue="mail", priority=2, args='{"to": [1, {"a": null}]}'
+    )
+    job = pgqueue.get(conn, id)
+    assert (job.id, job.state, job.task, job.queue, job.priority) == (id, "scheduled", "mail.send", "mail", 2)
+    assert job.args == {"to": [1, {"a": None}]}
+    assert job.run_at == soon
+    assert job.enqueued_at.tzinfo is UTC
+    assert (job.started_at, job.result, job.attempts, job.attempt) == (None, None, (), 0)
+
+
+def test_times_are_the_same_whatever_the_sessions_time_zone(conn: Conn) -> None:
+    id = add(conn)
+    before = pgqueue.get(conn, id)
+    conn.execute("SET TimeZone = 'Asia/Kathmandu'; SET DateStyle = 'German'")
+    assert pgqueue.get(conn, id) == before
+
+
+def test_times_python_does_not_have_become_its_first_or_last(conn: Conn) -> None:
+    early = add(conn, run_at="-infinity")
+    late = add(conn, deadline="infinity")
+    later = add(conn, state="scheduled", run_at="20000-01-01")
+    ancient = add(conn, run_at="0044-03-15 BC")
+    assert pgqueue.get(conn, early).run_at == pgqueue.get(conn, ancient).run_at == datetime.min.replace(tzinfo=UTC)
+    assert pgqueue.get(conn, late).deadline == pgqueue.get(conn, later).run_at == datetime.max.replace(tzinfo=UTC)
+
+
+def test_a_job_tells_its_failed_attempts_oldest_first(conn: Conn) -> None:
+    id = dead(conn, attempt=2)
+    for attempt, error in ((2, "KeyError"), (1, "OSError")):
+        conn.execute(
+            "INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, "
+            "error_type, message) VALUES (%s, %s, 7, now(), now() + %s * interval '1 second', 0, 'error', %s, 'boom')",
+            [id, attempt, attempt, error],
+        )
+    found = pgqueue.get(conn, id)
+    assert [(one.attempt, one.error_type) for one in found.attempts] == [(1, "OSError"), (2, "KeyError")]
+    assert found.attempts[0].started_at < found.attempts[0].finished_at
+
+
+def test_no_such_job_says_what_may_have_become_of_it(conn: Conn) -> None:
+    with pytest.raises(JobNotFound, match=r"job 4711 .*rolled back.*retention") as caught:
+        pgqueue.get(conn, 4711)
+    assert caught.value.job_id == 4711
+
+
+async def test_async_connections_get_the_same(aconn: psycopg.AsyncConnection[Any]) -> None:
+    handle = await pgqueue.aenqueue(aconn, "t", x=1)
+    job = await pgqueue.aget(aconn, handle.id)
+    assert job.args == {"x": 1}
+    assert await pgqueue.afind(aconn, task="t") == [job]
+    assert [queue.name for queue in await pgqueue.aqueues(aconn)] == ["default"]
+
+
+def test_every_driver_gets_the_same(conn: Conn, dsn: str) -> None:
+    psycopg2 = pytest.importorskip("psycopg2")
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    id = add(conn, args='{"x": 1.5}')
+    conn.commit()
+    expected = (pgqueue.get(conn, id), pgqueue.find(conn, state="available"), queries.status(conn).states)
+    engine = sqlalchemy.create_engine(dsn.replace("postgresql://", "postgresql+psycopg://"))
+    with closing(psycopg2.connect(dsn)) as other, engine.connect() as third:
+        for each in (other, third):
+            found = (pgqueue.get(each, id), pgqueue.find(each, state="available"), queries.status(each).states)
+            assert found == expected
+    engine.dispose()
+
+
+async def test_asyncpg_gets_the_same(conn: Conn, dsn: str) -> None:
+    asyncpg = pytest.importorskip("asyncpg")
+    id = add(conn)
+    conn.commit()
+    other = await asyncpg.connect(dsn)
+    try:
+        assert await pgqueue.aget(other, id) == pgqueue.get(conn, id)
+        assert await pgqueue.afind(other, state="available", queue="default") == pgqueue.find(conn)
+        assert (await queries.astatus(other)).states == queries.status(conn).states
+    finally:
+        await other.close()
+
+
+# Searches ------------------------------------------------------------------------------------------------------------
+
+
+def test_newest_first_over_all_states(conn: Conn) -> None:
+    ids = [
+        add(conn),
+        dead(conn),
+        add(conn, state="completed", finished_at=datetime.now(UTC)),
+        add(conn, state="scheduled", run_at=datetime.now(UTC) + timedelta(1)),
+    ]
+    assert [job.id for job in pgqueue.find(conn)] == ids[::-1]
+    assert [job.id for job in pgqueue.find(conn, limit=2)] == ids[:1:-1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"state": "available"}, [5, 4, 1]),
+        ({"queue": "b"}, [4, 3]),
+        ({"task": "y"}, [5, 3]),
+        ({"state": "failed", "task": "y"}, [3]),
+        ({"state": "cancelled"}, [2]),
+        ({"state": "available", "queue": "a", "task": "x"}, [1]),
+        ({"state": "running"}, []),
+        ({"task": "z"}, []),
+    ],
+)
+def test_filters_combine(conn: Conn, asked: dict[str, Any], expected: list[int]) -> None:
+    add(conn, "x", id=1, queue="a")
+    dead(conn, task="x", id=2, queue="a", state="cancelled")
+    dead(conn, task="y", id=3, queue="b")
+    add(conn, "x", id=4, queue="b")
+    add(conn, "y", id=5, queue="a")
+    page = queries.search(conn, **asked)
+    assert [job.id for job in page.jobs] == expected
+    assert page.complete
+
+
+def test_a_search_gives_up_and_says_so(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "SEARCHED_MOST", 50)
+    first = add(conn, "old")
+    fill(conn, 60)
+    nothing = queries.search(conn, task="old")
+    assert (nothing.jobs, nothing.searched, nothing.complete) == ((), 50, False)
+    enough = queries.search(conn, limit=10)
+    assert (len(enough.jobs), enough.searched, enough.complete) == (10, None, False)
+    monkeypatch.setattr(queries, "SEARCHED_MOST", 100)
+    all_of_it = queries.search(conn, task="old")
+    assert ([job.id for job in all_of_it.jobs], all_of_it.searched, all_of_it.complete) == ([first], 61, True)
+
+
+def test_a_state_that_shares_its_partition_is_searched_within_the_bound_too(
+    conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The naive statement filters in the walk: it would read every completed row to find that none is skipped.
+    monkeypatch.setattr(queries, "SEARCHED_MOST", 10)
+    conn.execute(
+        "INSERT INTO pgqueue.job_done (state, task, bin, finished_at) "
+        "SELECT 'completed', 't', 0, now() FROM generate_series(1, 50)"
+    )
+    assert queries.search(conn, state="skipped").searched == 10
+    assert rows_read(conn, queries.newest("skipped", None, None, 5, "pgqueue")) <= 2 * 10
+
+
+@pytest.mark.parametrize("limit", [0, -1, 10_001])
+def test_a_limit_has_its_limits(conn: Conn, limit: int) -> None:
+    with pytest.raises(InvalidOption, match="limit"):
+        pgqueue.find(conn, limit=limit)
+
+
+def test_an_unknown_state_names_those_that_exist(conn: Conn) -> None:
+    with pytest.raises(InvalidOption, match=r"'done': use one of .*completed"):
+        pgqueue.find(conn, state="done")
+
+
+# How everything stands -----------------------------------------------------------------------------------------------
+
+
+def test_an_empty_database_has_zeros(conn: Conn) -> None:
+    status = queries.status(conn)
+    assert dict(status.states) == dict.fromkeys(queries.STATES, queries.Count(0, True))
+    assert (status.queues, status.workers, status.schema) == ((), (), "pgqueue")
+    assert status.version == len(migrations.files())
+
+
+def test_small_numbers_are_exact(conn: Conn) -> None:
+    fill(conn, 10_000, queue="'big'")
+    dead(conn)
+    assert queries.status(conn).states["available"] == queries.Count(10_000, True)
+    assert queries.status(conn).states["failed"] == queries.Count(1, True)
+    add(conn, queue="big")
+    assert queries.status(conn).states["available"].exact is False
+
+
+def test_large_numbers_are_close_though_nobody_has_analysed(conn: Conn) -> None:
+    fill(conn, 60_000)
+    conn.execute(
+        "INSERT INTO pgqueue.job_done (state, task, bin, finished_at) "
+        "SELECT CASE WHEN g % 4 = 0 THEN 'skipped' ELSE 'completed' END, 't', g % 3, now() "
+        "FROM generate_series(1, 80000) g"
+    )
+    status = queries.status(conn)
+    for state, truth in (("available", 60_000), ("completed", 60_000), ("skipped", 20_000)):
+        count = status.states[state]
+        assert not count.exact
+        assert truth * 0.8 < count.n < truth * 1.2, state
+        assert str(count).startswith("~")
+    assert [queue.name for queue in status.queues] == ["q0", "q1", "q2"]
+    assert all(16_000 < queue.available.n < 24_000 for queue in status.queues)
+
+
+def test_a_small_queue_beside_a_large_one_is_counted_exactly(conn: Conn) -> None:
+    fill(conn, 60_000, queue="'big'")
+    fill(conn, 7, queue="'small'")
+    counts = {queue.name: queue.available for queue in pgqueue.queues(conn)}
+    assert counts["small"] == queries.Count(7, True)
+    assert not counts["big"].exact
+
+
+def test_the_rows_read_are_bounded(conn: Conn) -> None:
+    fill(conn, 100_000)
+    assert rows_read(conn, queries.standing("pgqueue")) < 60_000
+
+
+def test_a_queue_nobody_serves_is_marked(conn: Conn) -> None:
+    for queue in ("served", "late", "gone", "quiet", "alone"):
+        add(conn, queue=queue)
+    # Three leases are 4500 s: not even a statement that takes seconds on a busy machine leaves them behind.
+    register(conn, "served", "idle", age=4400, lease=1500)
+    register(conn, "late", age=4600, lease=1500)
+    register(conn, "gone", dead_at=datetime.now(UTC))
+    register(conn, "quiet", state="quiet")
+    marked = {queue.name: queue.unserved for queue in pgqueue.queues(conn)}
+    assert marked == {"served": False, "idle": False, "late": True, "gone": True, "quiet": True, "alone": True}
+
+
+def test_the_lease_decides_how_long_a_silence_is_death(conn: Conn) -> None:
+    register(conn, "q", age=20, lease=5)
+    register(conn, "q", age=20, lease=10)
+    assert [worker.state for worker in queries.status(conn).workers] == ["dead", "running"]
+    assert queries.status(conn).workers[0].beat_age == pytest.approx(20, abs=5)
+
+
+def test_the_oldest_job_of_a_queue_is_found_in_any_lane(conn: Conn) -> None:
+    add(conn, queue="q", priority=0)
+    add(conn, queue="q", priority=9, enqueued_at=datetime.now(UTC) - timedelta(hours=2))
+    add(conn, queue="q", priority=5, enqueued_at=datetime.now(UTC) - timedelta(hours=1))
+    [queue] = pgqueue.queues(conn)
+    assert queue.oldest == pytest.approx(7200, abs=60)
+
+
+def test_a_job_that_became_due_waits_from_then_on(conn: Conn) -> None:
+    now = datetime.now(UTC)
+    add(conn, queue="q", enqueued_at=now - timedelta(hours=2), run_at=now - timedelta(minutes=1))
+    [queue] = pgqueue.queues(conn)
+    assert queue.oldest == pytest.approx(60, abs=30)
+
+
+def test_a_paused_queue_is_shown_though_it_is_empty(conn: Conn) -> None:
+    conn.execute("INSERT INTO pgqueue.queue VALUES ('later', now())")
+    [queue] = pgqueue.queues(conn)
+    assert (queue.name, queue.available.n, queue.paused_at is not None) == ("later", 0, True)
+
+
+def test_every_state_of_a_queue_is_counted(conn: Conn) -> None:
+    now = datetime.now(UTC)
+    add(conn, queue="q")
+    add(conn, queue="q", state="scheduled", run_at=now + timedelta(1))
+    add(conn, queue="q", state="blocked", key="k")
+    for _ in range(2):
+        add(conn, queue="q", state="running", worker_id=1, claim=1, started_at=now)
+    [queue] = pgqueue.queues(conn)
+    counts = (queue.available, queue.scheduled, queue.blocked, queue.running)
+    assert [count.n for count in counts] == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("n", "shown"), [(9_612_345, "~9,600,000"), (10_001, "~10,000"), (123_999, "~120,000"), (0, "~0")]
+)
+def test_an_estimate_is_not_written_more_exactly_than_it_is(n: int, shown: str) -> None:
+    assert str(queries.Count(n, False)) == shown
+
+
+def test_nothing_here_writes(conn: Conn) -> None:
+    id = add(conn)
+    conn.commit()
+    conn.execute("SET TRANSACTION READ ONLY")
+    pgqueue.get(conn, id), pgqueue.find(conn), pgqueue.queues(conn)
+
+
+# Size ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [None, "none"])
+def test_a_table_nobody_has_analysed_is_not_sorted_to_find_its_newest(
+    conn: Conn, monkeypatch: pytest.MonkeyPatch, task: str | None
+) -> None:
+    # The naive `WHERE state = ANY (…) ORDER BY id` is taken for a few rows, and all 100,000 are read and sorted.
+    monkeypatch.setattr(queries, "SEARCHED_MOST", 1_000)
+    fill(conn, 100_000)
+    assert rows_read(conn, queries.newest(None, None, task, 50, "pgqueue")) <= 2 * queries.SEARCHED_MOST + 10
+
+
+def explain(conn: Conn, statement: Statement[Any]) -> Any:
+    conn.execute("SET max_parallel_workers_per_gather = 0")
+    row = conn.execute(
+        f"EXPLAIN (ANALYZE, FORMAT JSON, COSTS OFF) {statement.sql}".encode(), dict(statement.params)
+    ).fetchone()
+    assert row is not None
+    return row[0][0]["Plan"]
+
+
+def rows_read(conn: Conn, statement: Statement[Any]) -> float:
+    """How many rows of our tables a statement has looked at."""
+
+    def read(node: dict[str, Any]) -> float:
+        own = 0.0
+        if str(node.get("Relation Name", "")).startswith(("job", "attempt")):
+            own = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        return own + sum(read(child) for child in node.get("Plans", ()))
+
+    return read(explain(conn, statement))

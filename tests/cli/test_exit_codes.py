@@ -1,0 +1,213 @@
+"""What every command has in common: help, exit codes, one line for a user's mistake, no password."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import datetime
+
+import click
+import psycopg
+import pytest
+from click.testing import CliRunner
+from commands import COMMAND, pgqueue
+
+from pgqueue import config
+from pgqueue.cli import COMMANDS, main
+from pgqueue.cli.exit_codes import Refusal, code_of
+from pgqueue.cli.options import Duration, Moment
+
+NEED_A_DATABASE = [
+    ["migrate"],
+    ["enqueue", "t"],
+    ["status"],
+    ["jobs"],
+    ["jobs", "1"],
+    ["cancel", "1"],
+    ["retry", "1"],
+    ["pause", "q"],
+    ["resume", "q"],
+    ["workers"],
+    ["restart"],
+    ["quiet"],
+    ["scale", "2"],
+    ["health"],
+    ["prune"],
+    ["grants", "r", "--for", "read"],
+]
+SECRET = "hush-hush"
+NOBODY = f"postgresql://someone:{SECRET}@127.0.0.1:1/nowhere"
+
+
+@pytest.fixture(autouse=True)
+def forget_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in this process configure it."""
+    monkeypatch.setattr(config, "_configured", {})
+
+
+@pytest.mark.parametrize("arguments", [[], *([name] for name in COMMANDS)], ids=str)
+def test_every_help_has_examples_and_fits_a_terminal(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, [*arguments, "--help"], prog_name="pgqueue")
+    assert result.exit_code == 0
+    assert "Examples:" in result.output
+    assert "..." not in result.output.partition("Commands:")[2]
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "demo"])
+def test_every_command_takes_the_database_and_the_schema(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {"--dsn", "--schema"} <= options
+    reading = {"status", "jobs", "cancel", "retry", "locks", "limits", "schedules", "workers", "version", "health"}
+    assert ("--json" in options) == (name in reading)
+
+
+def test_help_is_there_without_the_driver() -> None:
+    done = pgqueue("--help", PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 0
+    heavy = ("psycopg", "asyncio", "uvloop", "psycopg_pool", "sqlalchemy", "pgqueue.worker")
+    imported = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines()]
+    assert not [name for name in imported if name in heavy]
+
+
+@pytest.mark.parametrize("arguments", [*NEED_A_DATABASE, ["migrate", "--check"]], ids=str)
+def test_without_a_database_the_ways_to_name_one(arguments: list[str]) -> None:
+    done = pgqueue(*arguments)
+    assert done.returncode == 2
+    assert "--dsn" in done.stderr and "PGQUEUE_DSN" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", NEED_A_DATABASE, ids=str)
+def test_an_unreachable_database_is_3_and_its_password_stays_secret(arguments: list[str]) -> None:
+    done = pgqueue(*arguments, dsn=NOBODY)
+    assert done.returncode == 3
+    assert "127.0.0.1" in done.stderr and "refused" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert SECRET not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"postgresql://someone:{SECRET}%zz@host/db",
+        f"mysql://someone:{SECRET}@host/db",
+        f"host=x password={SECRET} nonsense",
+        f"postgresql://someone:{SECRET}@host/db?nonsense=1",
+    ],
+)
+def test_a_dsn_nobody_can_read_is_2_and_its_password_stays_secret(dsn: str) -> None:
+    for done in (pgqueue("status", dsn=dsn), pgqueue("status", "--dsn", dsn)):
+        assert done.returncode == 2
+        assert SECRET not in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_database_that_does_not_exist_is_3(dsn: str) -> None:
+    done = pgqueue("status", dsn=dsn.replace("pgqueue_run", "pgqueue_nowhere"))
+    assert (done.returncode, "does not exist" in done.stderr) == (3, True)
+
+
+@pytest.mark.parametrize("arguments", [each for each in NEED_A_DATABASE if each != ["migrate"]], ids=str)
+def test_a_database_without_the_schema_is_4(arguments: list[str], empty_dsn: str) -> None:
+    done = pgqueue(*arguments, dsn=empty_dsn)
+    assert done.returncode == 4
+    assert "pgqueue migrate" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("DELETE FROM pgqueue.migration", "not there"),
+        ("INSERT INTO pgqueue.migration VALUES (9999, 'future', true)", "upgrade pgqueue"),
+    ],
+)
+def test_a_schema_that_does_not_fit_is_4(dsn: str, change: str, says: str) -> None:
+    with psycopg.connect(dsn) as conn:
+        conn.execute(change.encode())
+    done = pgqueue("status", dsn=dsn)
+    assert (done.returncode, says in done.stderr) == (4, True), done.stderr
+
+
+def test_a_newer_schema_that_breaks_nothing_is_fine(dsn: str) -> None:
+    with psycopg.connect(dsn) as conn:
+        conn.execute("INSERT INTO pgqueue.migration VALUES (9999, 'future', false)")
+    assert pgqueue("status", dsn=dsn).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["status", "--nonsense"],
+        ["status", "--schema", "No Schema"],
+        ["status", "--dsn", ""],
+        ["jobs", "--state", "nonsense"],
+        ["jobs", "--limit", "0"],
+        ["jobs", "x"],
+        ["jobs", "1", "--queue", "q"],
+        ["enqueue", "no name"],
+        ["enqueue", "t", "nonsense"],
+        ["enqueue", "t", "[1]"],
+        ["enqueue", "t", '{"x": NaN}'],
+        ["enqueue", "t", "--queue", "no queue"],
+        ["enqueue", "t", "--priority", "10"],
+        ["enqueue", "t", "--delay", "soon"],
+        ["enqueue", "t", "--at", "2026-01-01T10:00"],
+        ["enqueue", "t", "--delay", "1s", "--at", "2026-01-01T10:00Z"],
+        ["migrate", "--check", "--sql"],
+        ["grants", "r", "--for", "everything"],
+        ["grants", "r"],
+        ["work"],
+        ["scale"],
+        ["scale", "0"],
+        ["systemd"],
+    ],
+    ids=str,
+)
+def test_a_mistake_is_2_and_no_traceback(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, arguments, env={"PGQUEUE_DSN": NOBODY})
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(dsn: str) -> None:
+    with psycopg.connect(dsn) as conn:
+        conn.execute("INSERT INTO pgqueue.job (task) SELECT 'task' || g FROM generate_series(1, 5000) g")
+    command = f"set -o pipefail; {COMMAND} jobs --limit 5000 | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], env={"PGQUEUE_DSN": dsn, "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+    )
+    assert done.stderr == ""
+    assert done.returncode == 141
+
+
+def test_whatever_an_error_quotes_its_passwords_are_removed() -> None:
+    assert SECRET not in Refusal(f"cannot use {NOBODY} or host=x password={SECRET}", 3).message
+
+
+def test_a_bug_is_no_exit_code_of_ours() -> None:
+    assert code_of(ZeroDivisionError()) is None
+    assert code_of(psycopg.OperationalError("gone")) == 3
+    assert code_of(psycopg.errors.UndefinedTable("pgqueue.job")) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("5m", 300), ("2h", 7200), ("1d", 86400), ("250ms", 0.25), ("1.5s", 1.5), ("90", 90), ("0", 0)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "1 year", "1e3", "nan"])
+def test_no_durations(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="30s"):
+        Duration().convert(text, None, None)
+
+
+def test_moments_have_an_offset() -> None:
+    assert Moment().convert("2026-12-24T18:00+01:00", None, None) == datetime.fromisoformat("2026-12-24T17:00Z")
+    with pytest.raises(click.BadParameter, match="offset"):
+        Moment().convert("2026-12-24T18:00", None, None)

@@ -1,0 +1,291 @@
+"""`pgqueue status`, `jobs`, `version`: what people see fits 80 columns, what machines read is JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from commands import COMMAND, pgqueue
+
+from pgqueue.cli.database import reading
+from pgqueue.cli.tables import short, span, table
+from pgqueue.database import migrations
+
+Conn = psycopg.Connection[Any]
+LONG = "x" * 40
+
+
+@pytest.fixture
+def full(conn: Conn) -> Conn:
+    """A database with the longest of everything, in every state."""
+    task = "app." + "t" * 196
+    for queue in (LONG, "q"):
+        conn.execute(
+            "INSERT INTO pgqueue.job (task, queue, state, run_at) VALUES (%(t)s, %(q)s, 'available', NULL), "
+            "(%(t)s, %(q)s, 'scheduled', now() + interval '3 days')",
+            {"t": task, "q": queue},
+        )
+    conn.execute(
+        "INSERT INTO pgqueue.job (task, queue, state, key) VALUES (%s, 'q', 'blocked', 'k')",
+        [task],
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.job (task, queue, state, worker_id, claim, started_at, attempt, max_attempts) "
+        "VALUES (%s, 'q', 'running', 1, 1, now(), 12345, 32000)",
+        [task],
+    )
+    for state in ("completed", "skipped", "failed", "cancelled"):
+        conn.execute(
+            "INSERT INTO pgqueue.job (id, task, queue, state, finished_at, reason) "
+            "VALUES (%s, %s, %s, %s, now() - interval '5 days', 'error')",
+            [9_000_000_000_000_000 + len(state), task, LONG, state],
+        )
+    conn.execute(
+        "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state) "
+        "SELECT '15 s', 4194304, 1000, %s, %s, ARRAY['q', %s], 'quiet' FROM generate_series(1, 60)",
+        ["host." * 12, "v" * 40, LONG],
+    )
+    conn.execute("INSERT INTO pgqueue.queue VALUES ('q', now())")
+    conn.execute("INSERT INTO pgqueue.job (task, queue) SELECT 't', 'many' || g FROM generate_series(1, 60) g")
+    conn.commit()
+    return conn
+
+
+@pytest.mark.parametrize("command", [["status"], ["jobs"], ["jobs", "--limit", "500"], ["prune"]], ids=str)
+def test_tables_fit_80_columns(full: Conn, dsn: str, command: list[str]) -> None:
+    done = pgqueue(*command, dsn=dsn)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, (done.stdout + done.stderr).splitlines())) <= 80
+    assert len(done.stdout.splitlines()) > 3
+
+
+def test_a_wider_terminal_is_used(full: Conn, dsn: str) -> None:
+    assert LONG in pgqueue("jobs", dsn=dsn, COLUMNS="300").stdout
+
+
+def test_what_a_row_says_does_not_drive_the_terminal(conn: Conn, dsn: str) -> None:
+    conn.execute("INSERT INTO pgqueue.job (task, queue) VALUES (E'evil\\x1b[2Jtask\\nline', E'q\\tq')")
+    conn.commit()
+    for command in (["jobs"], ["jobs", "1"], ["status"]):
+        done = pgqueue(*command, dsn=dsn)
+        assert done.returncode == 0
+        assert not set(done.stdout) & set("\x1b\t\r")
+
+
+# status --------------------------------------------------------------------------------------------------------------
+
+
+def test_status_marks_queues_nobody_serves(conn: Conn, dsn: str) -> None:
+    conn.execute("INSERT INTO pgqueue.job (task, queue) VALUES ('t', 'alone'), ('t', 'served')")
+    conn.execute(
+        "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues) "
+        "VALUES ('15 s', 77, 10, 'here', '1', '{served}')"
+    )
+    conn.commit()
+    lines = pgqueue("status", dsn=dsn).stdout.splitlines()
+    [alone] = [line for line in lines if line.startswith("alone")]
+    [served] = [line for line in lines if line.startswith("served")]
+    assert alone.endswith("NOT SERVED")
+    assert served.endswith(" 1")
+    assert lines.index(alone) < lines.index(served)
+    assert any("here:77" in line and "ago" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", ["status", "workers"])
+def test_slots_that_are_lost_are_shown(conn: Conn, dsn: str, command: str) -> None:
+    for lost in (0, 3):
+        conn.execute(
+            "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, lost) "
+            "VALUES ('15 s', 77, 10, %s, '1', '{q}', %s)",
+            (f"lost{lost}", lost),
+        )
+    conn.commit()
+    lines = [line for line in pgqueue(command, dsn=dsn).stdout.splitlines() if ":77" in line]
+    assert sorted("3 LOST" in line for line in lines) == [False, True], lines
+    assert sum("LOST" in line for line in lines) == 1
+
+
+def test_status_marks_estimates(conn: Conn, dsn: str) -> None:
+    conn.execute("INSERT INTO pgqueue.job_available (task) SELECT 't' FROM generate_series(1, 20000)")
+    conn.commit()
+    done = pgqueue("status", dsn=dsn)
+    assert done.stdout.count("~") == 2
+    counted = json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["states"]["available"]
+    assert (counted["exact"], 15_000 < counted["n"] < 25_000) == (False, True)
+
+
+def test_status_tells_of_limits_and_rates_that_nobody_has_declared(conn: Conn, dsn: str) -> None:
+    assert "UNDECLARED" not in pgqueue("status", dsn=dsn).stdout
+    assert json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["undeclared"] == []
+    conn.execute("INSERT INTO pgqueue.key_limit (name, n, set_at) VALUES ('known', 0, now())")
+    conn.execute("INSERT INTO pgqueue.key_rate (name, count, period, set_at) VALUES ('paced', 1, 60, now())")
+    conn.execute(
+        "INSERT INTO pgqueue.job_blocked (state, task, key) SELECT 'blocked', 't', key FROM unnest(%s::text[]) AS key",
+        [["limit:known", "limit:warehouse", "limit:warehouse", "lock:k", "rate:paced:1", "rate:mail", "rate:mail:7"]],
+    )
+    conn.commit()
+    lines = [line for line in pgqueue("status", dsn=dsn).stdout.splitlines() if line.startswith("UNDECLARED")]
+    assert lines == [
+        "UNDECLARED limit warehouse: 2 jobs wait for it, and no worker has declared it.",
+        "UNDECLARED rate mail: 2 jobs wait for it, and no worker has declared it.",
+    ]
+    assert json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["undeclared"] == [
+        {"kind": "limit", "name": "warehouse", "waiting": 2},
+        {"kind": "rate", "name": "mail", "waiting": 2},
+    ]
+
+
+def test_status_of_an_empty_database_says_what_to_do(dsn: str) -> None:
+    done = pgqueue("status", dsn=dsn)
+    assert "pgqueue enqueue" in done.stdout and "pgqueue work" in done.stdout
+
+
+def test_status_as_json_has_everything(full: Conn, dsn: str) -> None:
+    status = json.loads(pgqueue("status", "--json", dsn=dsn).stdout)
+    assert set(status) == {
+        "database",
+        "schema",
+        "version",
+        "server_version",
+        "at",
+        "states",
+        "queues",
+        "workers",
+        "undeclared",
+    }
+    assert (len(status["queues"]), len(status["workers"])) == (62, 60)
+    assert datetime.fromisoformat(status["at"]).utcoffset() is not None
+
+
+def test_watch_goes_on_until_interrupted(dsn: str) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "PGQUEUE_DSN"} | {"PGQUEUE_DSN": dsn}
+    with subprocess.Popen(
+        [COMMAND, "status", "--watch", "--json"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        first, second = (json.loads(process.stdout.readline()) for _ in range(2))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    seconds = datetime.fromisoformat(second["at"]) - datetime.fromisoformat(first["at"])
+    assert timedelta(seconds=1) < seconds < timedelta(seconds=60)
+
+
+# jobs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_are_listed_newest_first(full: Conn, dsn: str) -> None:
+    listed = json.loads(pgqueue("jobs", "--json", "--limit", "500", dsn=dsn).stdout)
+    ids = [job["id"] for job in listed["jobs"]]
+    assert ids == sorted(ids, reverse=True)
+    assert (len(ids), listed["complete"]) == (70, True)
+    assert all(datetime.fromisoformat(job["enqueued_at"]).tzinfo is not None for job in listed["jobs"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "number"),
+    [
+        (["--state", "failed"], 1),
+        (["--queue", "q"], 4),
+        (["--task", "t"], 60),
+        (["--task", "t", "--queue", "many7"], 1),
+    ],
+    ids=str,
+)
+def test_jobs_are_filtered(full: Conn, dsn: str, arguments: list[str], number: int) -> None:
+    assert len(json.loads(pgqueue("jobs", "--json", "--limit", "100", *arguments, dsn=dsn).stdout)["jobs"]) == number
+
+
+def test_no_job_fits_is_said_on_stderr(dsn: str) -> None:
+    done = pgqueue("jobs", "--state", "failed", dsn=dsn)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "No job fits.\n")
+
+
+def test_a_search_that_gave_up_says_so(conn: Conn, dsn: str) -> None:
+    conn.execute("INSERT INTO pgqueue.job_available (task) SELECT 't' FROM generate_series(1, 20001)")
+    conn.commit()
+    done = pgqueue("jobs", "--task", "other", dsn=dsn)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "newest 20,000 jobs" in done.stderr
+
+
+def test_one_job_with_its_attempts(conn: Conn, dsn: str) -> None:
+    conn.execute(
+        "INSERT INTO pgqueue.job (id, task, args, state, finished_at, reason, attempt) "
+        "VALUES (7, 'mail.send', '{\"to\": \"a@example.com\"}', 'failed', now(), 'error', 1)"
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, "
+        "message, traceback) VALUES (7, 1, 3, now(), now(), 0, 'error', 'OSError', 'no route', E'Trace\\n  line 1')"
+    )
+    conn.commit()
+    shown = pgqueue("jobs", "7", dsn=dsn).stdout
+    for text in ("mail.send", '{"to": "a@example.com"}', "failed", "OSError: no route", "  line 1", "worker 3"):
+        assert text in shown
+    [attempt] = json.loads(pgqueue("jobs", "7", "--json", dsn=dsn).stdout)["attempts"]
+    assert (attempt["attempt"], attempt["error_type"], attempt["message"]) == (1, "OSError", "no route")
+
+
+def test_a_job_that_is_not_there_is_1(dsn: str) -> None:
+    done = pgqueue("jobs", "4711", dsn=dsn)
+    assert (done.returncode, "4711" in done.stderr, done.stdout) == (1, True, "")
+
+
+def test_enormous_arguments_do_not_flood_the_screen(conn: Conn, dsn: str) -> None:
+    conn.execute(
+        "INSERT INTO pgqueue.job (id, task, args) VALUES (7, 't', jsonb_build_object('x', repeat('y', 500000)))"
+    )
+    conn.commit()
+    assert len(pgqueue("jobs", "7", dsn=dsn).stdout) < 5_000
+    assert len(json.loads(pgqueue("jobs", "7", "--json", dsn=dsn).stdout)["args"]["x"]) == 500_000
+
+
+# version -------------------------------------------------------------------------------------------------------------
+
+
+def test_version_needs_no_database() -> None:
+    done = pgqueue("version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("pgqueue 0.")
+
+
+def test_version_tells_of_the_database_that_is_configured(dsn: str, empty_dsn: str) -> None:
+    there = json.loads(pgqueue("version", "--json", dsn=dsn).stdout)
+    newest = migrations.files()[-1].version
+    assert (there["schema_version"], there["newest_migration"], there["schema"]) == (newest, newest, "pgqueue")
+    assert json.loads(pgqueue("version", "--json", dsn=empty_dsn).stdout)["schema_version"] == 0
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_columns_that_give_are_shortened_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    head, row = table(["ID", "TASK", "QUEUE"], [[7, "t" * 60, "q" * 40]], right="ID", gives="TASK")
+    assert row == f" 7  {'t' * 33}…  {'q' * 40}"
+    assert head.split() == ["ID", "TASK", "QUEUE"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0ms"), (0.25, "250ms"), (12, "12s"), (119, "119s"), (120, "2m"), (7200, "2h"), (200_000, "2d"), (-5, "0ms")],
+)
+def test_spans_are_short(seconds: float, shown: str) -> None:
+    assert span(seconds) == span(timedelta(seconds=seconds)) == shown
+
+
+def test_cutting_shows_that_something_is_missing() -> None:
+    assert (short("abc", 3), short("abcd", 3), short("", 0)) == ("abc", "ab…", "")
+
+
+def test_what_a_command_reads_is_not_compiled(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the server has JIT, `status` would take a second more, whatever is in the tables."""
+    monkeypatch.setenv("PGQUEUE_DSN", dsn)
+    monkeypatch.setenv("PGOPTIONS", "-c jit=on")
+    with reading("status") as conn:
+        assert conn.execute("SELECT current_setting('jit')").fetchall() == [("off",)]

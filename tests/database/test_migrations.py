@@ -1,0 +1,507 @@
+"""Migrations: applied once, whole or not at all, by one at a time, the same by every way and in every schema."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import dict_row
+from servers import Server, binaries
+
+from pgqueue.database import migrations
+from pgqueue.database.migrations import migrate, require
+from pgqueue.database.statements import sql_directory
+from pgqueue.errors import Error, InvalidOption, SchemaBehind, SchemaMissing, SchemaTooNew
+from pgqueue.pytest_plugin import Databases
+
+ENTER = "INSERT INTO pgqueue.migration (version, name, breaking) VALUES ({}, '{}', {});"
+GROUND = """CREATE SCHEMA IF NOT EXISTS pgqueue;
+CREATE TABLE pgqueue.migration (version int PRIMARY KEY, name text NOT NULL, breaking boolean NOT NULL);
+CREATE TABLE pgqueue.job (id int, note text DEFAULT '100%');
+"""
+
+Lay = Callable[..., None]
+
+
+@pytest.fixture
+def lay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lay:
+    """`lay("sql", …)` puts other migrations in place of ours, numbered, each entering itself."""
+
+    def put(*sqls: str, breaking: bool = False) -> None:
+        place = Path(tempfile.mkdtemp(dir=tmp_path))
+        (place / "migrations").mkdir()
+        for number, sql in enumerate(sqls, 1):
+            last = breaking and number == len(sqls)
+            text = f"-- breaking: {'yes' if last else 'no'}\n{sql}\n{ENTER.format(number, f'step_{number}', last)}\n"
+            (place / "migrations" / f"{number:04}_step_{number}.sql").write_text(text)
+        monkeypatch.setattr(migrations, "sql_directory", lambda: place)
+
+    return put
+
+
+@pytest.fixture
+def empty(empty_dsn: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(empty_dsn) as connection:
+        yield connection
+
+
+@pytest.fixture
+def role(empty: psycopg.Connection) -> Iterator[str]:
+    """A role that may connect and nothing else."""
+    name = f"pgqueue_test_role_{empty.info.backend_pid}"
+    empty.execute(f"CREATE ROLE {name} LOGIN")
+    empty.commit()
+    yield name
+    empty.rollback()
+    empty.execute(f"DROP OWNED BY {name}")
+    empty.execute(f"DROP ROLE {name}")
+    empty.commit()
+
+
+def schemas(conn: psycopg.Connection) -> list[str]:
+    rows = conn.execute(
+        "SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_|^information_schema|^public'"
+    ).fetchall()
+    conn.commit()
+    return [str(name) for (name,) in rows]
+
+
+# What exists --------------------------------------------------------------------------------------------------------
+
+# Everything of a schema that a migration can make, one text per thing, fully qualified.
+CATALOG = """
+WITH rel AS (SELECT * FROM pg_class WHERE relnamespace = %(schema)s::regnamespace)
+SELECT concat_ws(' ', 'relation', relname, relkind, relpersistence, reloptions, relispartition, relacl, relreplident,
+                 pg_get_expr(relpartbound, oid), pg_get_partkeydef(oid), obj_description(oid, 'pg_class')) FROM rel
+UNION ALL
+SELECT concat_ws(' ', 'column', relname, attnum, attname, format_type(atttypid, atttypmod), attnotnull, attidentity,
+                 attgenerated, attstorage, attcompression, attcollation::regcollation, attoptions, attislocal,
+                 pg_get_expr(adbin, adrelid), col_description(rel.oid, attnum))
+FROM rel JOIN pg_attribute ON attrelid = rel.oid LEFT JOIN pg_attrdef ON adrelid = rel.oid AND adnum = attnum
+WHERE attnum > 0
+UNION ALL
+SELECT concat_ws(' ', 'constraint', conrelid::regclass, conname, contype, convalidated, pg_get_constraintdef(oid))
+FROM pg_constraint WHERE connamespace = %(schema)s::regnamespace
+UNION ALL
+SELECT concat_ws(' ', 'index', indisvalid, indisunique, pg_get_indexdef(indexrelid))
+FROM pg_index JOIN rel ON rel.oid = indexrelid
+UNION ALL
+SELECT concat_ws(' ', 'function', proacl, pg_get_functiondef(oid), obj_description(oid, 'pg_proc'))
+FROM pg_proc WHERE pronamespace = %(schema)s::regnamespace AND prokind IN ('f', 'p')
+UNION ALL
+SELECT concat_ws(' ', 'trigger', tgenabled, pg_get_triggerdef(pg_trigger.oid))
+FROM pg_trigger JOIN rel ON rel.oid = tgrelid
+UNION ALL
+SELECT concat_ws(' ', 'sequence', relname, seqtypid::regtype, seqstart, seqincrement, seqmax, seqmin, seqcache,
+                 seqcycle)
+FROM pg_sequence JOIN rel ON rel.oid = seqrelid
+UNION ALL
+SELECT concat_ws(' ', 'type', typname, typtype) FROM pg_type WHERE typnamespace = %(schema)s::regnamespace
+UNION ALL
+SELECT concat_ws(' ', 'schema', nspacl, obj_description(oid, 'pg_namespace'))
+FROM pg_namespace WHERE oid = %(schema)s::regnamespace
+"""
+
+
+def catalog(conn: psycopg.Connection, schema: str) -> list[str]:
+    """All that is in the schema, with its name taken out."""
+    conn.execute("SET search_path TO ''")
+    rows = conn.execute(CATALOG, {"schema": schema}).fetchall()
+    conn.rollback()
+    return sorted(str(text).replace(f"{schema}.", "SCHEMA.") for (text,) in rows)
+
+
+def test_another_schema_gets_the_same_catalogs(empty: psycopg.Connection) -> None:
+    assert len(migrate(empty, "pgqueue")) == len(migrate(empty, "elsewhere_1234567890")) > 0
+    assert catalog(empty, "elsewhere_1234567890") == catalog(empty, "pgqueue")
+    assert len(catalog(empty, "pgqueue")) > 100
+
+
+def test_another_schema_stands_without_ours(empty: psycopg.Connection) -> None:
+    migrate(empty, "jobs")
+    assert schemas(empty) == ["jobs"]
+    empty.execute("SELECT jobs.enqueue('a.task')")
+    assert empty.execute("SELECT task FROM jobs.job").fetchall() == [("a.task",)]
+
+
+def test_psql_makes_the_same_as_migrate(dsn: str, empty_dsn: str) -> None:
+    for file in sorted((sql_directory() / "migrations").glob("*.sql")):
+        psql(empty_dsn, "-1", "-f", str(file))
+    with psycopg.connect(dsn) as ours, psycopg.connect(empty_dsn) as by_hand:
+        assert catalog(by_hand, "pgqueue") == catalog(ours, "pgqueue")
+        assert require(by_hand, "pgqueue").pending == ()
+
+
+def test_the_script_makes_the_same_as_migrate(dsn: str, empty_dsn: str, tmp_path: Path) -> None:
+    script = tmp_path / "all.sql"
+    script.write_text(migrations.as_sql("jobs"), encoding="utf-8")
+    psql(empty_dsn, "-1", "-f", str(script))
+    with psycopg.connect(dsn) as ours, psycopg.connect(empty_dsn) as by_hand:
+        assert catalog(by_hand, "jobs") == catalog(ours, "pgqueue")
+
+
+ENQUEUE = """SELECT pronargs, proacl::text[] FROM pg_proc
+             WHERE proname = 'enqueue' AND pronamespace = 'pgqueue'::regnamespace"""
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_who_may_call_the_sql_function_may_call_the_next_one(
+    empty: psycopg.Connection, role: str, closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = migrations.files()
+    monkeypatch.setattr(migrations, "files", lambda: files[:8])
+    migrate(empty, "pgqueue")
+    empty.commit()
+    old = "pgqueue.enqueue(text, jsonb, text, integer, timestamptz, jsonb, timestamptz, text, text, text)"
+    if closed:
+        empty.execute(f"REVOKE ALL ON FUNCTION {old} FROM PUBLIC".encode())
+        empty.execute(f"GRANT EXECUTE ON FUNCTION {old} TO {role} WITH GRANT OPTION".encode())
+    [before] = empty.execute(ENQUEUE.encode()).fetchall()
+    empty.execute("SELECT pgqueue.enqueue('x', '{}', 'mail')")
+    empty.commit()
+    monkeypatch.undo()
+    migrate(empty, "pgqueue")
+    [after] = empty.execute(ENQUEUE.encode()).fetchall()
+    assert (before[0], after[0]) == (10, 14)
+    assert sorted(after[1] or []) == sorted(before[1] or []) and bool(before[1]) == closed
+    empty.execute("SELECT pgqueue.enqueue('x', '{}', 'mail')")
+    empty.commit()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_who_may_judge_keys_may_do_so_after_migration_15(
+    empty: psycopg.Connection, role: str, closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = migrations.files()
+    monkeypatch.setattr(migrations, "files", lambda: files[:14])
+    migrate(empty, "pgqueue")
+    empty.commit()
+    if closed:
+        empty.execute("REVOKE ALL ON ALL FUNCTIONS IN SCHEMA pgqueue FROM PUBLIC")
+        empty.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgqueue TO {role} WITH GRANT OPTION".encode())
+        empty.commit()
+    monkeypatch.undo()
+    migrate(empty, "pgqueue")
+    rights = "SELECT array(SELECT unnest(proacl)::text ORDER BY 1) FROM pg_proc WHERE proname = %s"
+    model, *others = (empty.execute(rights, [name]).fetchone() for name in ("take_keys", "judge_keys", "take_back"))
+    assert others == [model, model]
+    assert (model == ([],)) == (not closed)
+
+
+def psql(dsn: str, *arguments: str) -> None:
+    command = [str(binaries() / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments, "-d", dsn]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_file_of_ours_ends_its_transaction_itself() -> None:
+    for file in migrations.files():
+        lines = [line.strip().upper() for line in file.sql.splitlines()]
+        assert not {"BEGIN;", "COMMIT;", "ROLLBACK;", "END;"} & set(lines), file
+
+
+# Applying -----------------------------------------------------------------------------------------------------------
+
+
+def test_twice_is_once(empty_dsn: str) -> None:
+    assert migrate(empty_dsn) == list(migrations.files())
+    assert migrate(empty_dsn) == []
+
+
+def test_only_what_lacks_is_applied(empty_dsn: str, lay: Lay) -> None:
+    lay(GROUND)
+    assert [str(file) for file in migrate(empty_dsn)] == ["0001_step_1"]
+    lay(GROUND, "ALTER TABLE pgqueue.job ADD COLUMN more int;")
+    assert [str(file) for file in migrate(empty_dsn)] == ["0002_step_2"]
+    assert "ADD COLUMN" in migrations.as_sql("jobs", from_version=1)
+    assert "CREATE TABLE" not in migrations.as_sql("jobs", from_version=1)
+
+
+@pytest.mark.promise("F15")
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_eight_at_once_apply_each_file_once(empty_dsn: str, lay: Lay, isolation: str) -> None:
+    steps = [f"ALTER TABLE pgqueue.job ADD COLUMN step_{number} int;" for number in range(5)]
+    lay(GROUND, *steps)
+    escaped = isolation.replace(" ", "\\ ")
+    target = make_conninfo(empty_dsn, options=f"-c default_transaction_isolation={escaped}")
+    together = threading.Barrier(8)
+
+    def one(_: int) -> list[str]:
+        together.wait()
+        return [str(file) for file in migrate(target)]
+
+    with ThreadPoolExecutor(8) as threads:
+        applied = [name for names in threads.map(one, range(8)) for name in names]
+    assert sorted(applied) == [f"{number:04}_step_{number}" for number in range(1, 7)]
+
+
+def test_a_failure_in_the_middle_of_a_file_leaves_nothing(empty: psycopg.Connection, lay: Lay) -> None:
+    lay(GROUND + "SELECT 1 / 0;")
+    with pytest.raises(Error, match=r"0001_step_1 failed and changed nothing: division by zero"):
+        migrate(empty, "pgqueue")
+    assert schemas(empty) == []
+
+
+def test_the_files_before_a_failing_one_stay(empty: psycopg.Connection, lay: Lay) -> None:
+    lay(GROUND, "ALTER TABLE pgqueue.job ADD COLUMN more int;", "CREATE TABLE pgqueue.x (); SELECT 1 / 0;")
+    with pytest.raises(Error, match="0003_step_3"):
+        migrate(empty, "pgqueue")
+    assert require_version(empty) == 2
+    assert empty.execute("SELECT to_regclass('pgqueue.x')").fetchone() == (None,)
+
+
+def test_a_file_that_does_not_enter_itself_is_refused_and_undone(
+    empty: psycopg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "migrations").mkdir()
+    (tmp_path / "migrations" / "0001_silent.sql").write_text(f"-- breaking: no\n{GROUND}")
+    monkeypatch.setattr(migrations, "sql_directory", lambda: tmp_path)
+    with pytest.raises(Error, match="0001_silent must end by entering itself"):
+        migrate(empty, "pgqueue")
+    assert schemas(empty) == []
+
+
+def test_on_an_open_transaction_it_is_part_of_it(empty: psycopg.Connection) -> None:
+    empty.execute("CREATE TABLE app (id int)")
+    assert migrate(empty, "pgqueue")
+    empty.rollback()
+    assert schemas(empty) == []
+
+
+def test_a_connection_that_makes_other_rows_will_do(empty_dsn: str) -> None:
+    with psycopg.connect(empty_dsn, row_factory=dict_row, cursor_factory=psycopg.ClientCursor) as conn:
+        assert migrate(conn, "pgqueue")
+        assert migrate(conn, "pgqueue") == []
+        assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+# Locks --------------------------------------------------------------------------------------------------------------
+
+
+class Heard(logging.Handler):
+    """Sets an event at the first message that tells of a retry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.retry = threading.Event()
+        self.message = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "trying again" in record.getMessage():
+            self.message = record.getMessage()
+            self.retry.set()
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    handler, logger = Heard(), logging.getLogger("pgqueue.database.migrations")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+def test_who_holds_a_lock_is_named(empty_dsn: str, lay: Lay) -> None:
+    lay(GROUND)
+    migrate(empty_dsn)
+    lay(GROUND, "ALTER TABLE pgqueue.job ADD COLUMN more int;")
+    with psycopg.connect(empty_dsn, application_name="forgotten shell") as holder:
+        holder.execute("SELECT count(*) FROM pgqueue.job")
+        with pytest.raises(Error) as refused:
+            migrate(empty_dsn, lock_timeout=0.05)
+        pid = holder.info.backend_pid
+    message = str(refused.value)
+    assert "0002_step_2: no lock within 0.05 s, tried 5 times" in message
+    assert f"pid {pid} (forgotten shell, " in message
+    assert "idle in transaction since" in message
+    assert "holds job: SELECT count(*) FROM pgqueue.job" in message
+    assert "pg_terminate_backend" in message
+
+
+def test_a_prepared_transaction_that_holds_a_lock_is_named(empty_dsn: str, lay: Lay) -> None:
+    lay(GROUND)
+    migrate(empty_dsn)
+    lay(GROUND, "ALTER TABLE pgqueue.job ADD COLUMN more int;")
+    with psycopg.connect(empty_dsn) as holder:
+        holder.tpc_begin("forgotten")
+        holder.execute("INSERT INTO pgqueue.job (id) VALUES (1)")
+        holder.tpc_prepare()
+        with pytest.raises(Error, match=r"a prepared transaction .* holds job"):
+            migrate(empty_dsn, lock_timeout=0.05)
+        holder.tpc_rollback()
+
+
+def test_another_migration_that_hangs_is_named(empty_dsn: str, lay: Lay) -> None:
+    lay(GROUND)
+    with psycopg.connect(empty_dsn, application_name="hung migration") as holder:
+        holder.execute("SELECT pg_advisory_xact_lock(hashtextextended('pgqueue migrate pgqueue', 0))")
+        with pytest.raises(Error, match=r"hung migration, .* holds the migration lock"):
+            migrate(empty_dsn, lock_timeout=0.05, wait=0.05)
+        assert [str(file) for file in migrate(empty_dsn, "elsewhere", wait=0.05)] == ["0001_step_1"]
+
+
+@pytest.mark.promise("F15")
+def test_it_lets_others_work_while_it_waits_and_goes_on_when_it_can(empty_dsn: str, lay: Lay, heard: Heard) -> None:
+    """Without lock_timeout the waiting ALTER TABLE would stop every worker behind it, as long as the reader stays."""
+    lay(GROUND)
+    migrate(empty_dsn)
+    lay(GROUND, "ALTER TABLE pgqueue.job ADD COLUMN more int;")
+    with (
+        ThreadPoolExecutor(1) as thread,
+        psycopg.connect(empty_dsn) as reader,
+        psycopg.connect(empty_dsn, autocommit=True, options="-c statement_timeout=20s") as worker,
+    ):
+        reader.execute("SELECT count(*) FROM pgqueue.job")
+        migrating = thread.submit(migrate, empty_dsn, lock_timeout=0.5)
+        assert heard.retry.wait(30)
+        worker.execute("INSERT INTO pgqueue.job (id) VALUES (1)")
+        reader.rollback()
+        assert len(migrating.result(30)) == 1
+        assert worker.execute("SELECT id, more FROM pgqueue.job").fetchall() == [(1, None)]
+
+
+# Standing -----------------------------------------------------------------------------------------------------------
+
+
+def require_version(conn: psycopg.Connection) -> int:
+    version = migrations.check(conn, "pgqueue").version
+    conn.commit()
+    return version
+
+
+def test_a_database_without_schema(empty: psycopg.Connection) -> None:
+    with pytest.raises(SchemaMissing, match=r"schema 'jobs' of database '\w+' is not there.*migrate --schema jobs"):
+        require(empty, "jobs")
+    assert migrations.pending(empty, "jobs") == list(migrations.files())
+    assert require_version(empty) == 0
+
+
+def test_a_migrated_database_is_as_we_need_it(conn: psycopg.Connection) -> None:
+    standing = require(conn, "pgqueue")
+    assert standing.version == len(migrations.files())
+    assert (standing.pending, standing.unknown) == ((), ())
+    assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+def test_a_schema_that_is_behind(empty: psycopg.Connection, lay: Lay) -> None:
+    lay(GROUND)
+    migrate(empty, "pgqueue")
+    lay(GROUND, "SELECT 1;")
+    with pytest.raises(SchemaBehind, match="at version 1 and lacks 0002_step_2; run `pgqueue migrate`"):
+        require(empty, "pgqueue")
+
+
+@pytest.mark.promise("F15")
+def test_a_newer_schema_is_refused_only_if_it_breaks_us(empty: psycopg.Connection, lay: Lay) -> None:
+    lay(GROUND, "SELECT 1;")
+    migrate(empty, "pgqueue")
+    lay(GROUND)
+    assert [row.version for row in require(empty, "pgqueue").unknown] == [2]
+    assert migrate(empty, "pgqueue") == []
+    lay(GROUND, "SELECT 1;", "SELECT 2;", breaking=True)
+    migrate(empty, "pgqueue")
+    lay(GROUND, "SELECT 1;")
+    with pytest.raises(SchemaTooNew, match=r"0003_step_3, .*know \(its newest is 0002_step_2\).*upgrade pgqueue"):
+        require(empty, "pgqueue")
+
+
+def test_reading_the_standing_keeps_the_callers_transaction(conn: psycopg.Connection) -> None:
+    conn.execute("CREATE TEMP TABLE mine (id int)")
+    with pytest.raises(SchemaMissing):
+        require(conn, "nowhere")
+    assert conn.execute("SELECT count(*) FROM mine").fetchone() == (0,)
+
+
+# Rights and servers -------------------------------------------------------------------------------------------------
+
+
+def test_a_role_that_may_not_create_is_told_what_it_needs(empty_dsn: str, role: str) -> None:
+    with pytest.raises(Error, match=rf"role '{role}' may not change schema 'pgqueue'.*GRANT CREATE ON DATABASE.*--sql"):
+        migrate(make_conninfo(empty_dsn, user=role))
+
+
+def test_a_migration_can_be_applied_by_another_than_the_owner(
+    empty_dsn: str, empty: psycopg.Connection, role: str
+) -> None:
+    """All but the last by the owner of the tables, that by a superuser: what it makes is the owner's, too."""
+    *before, last = migrations.files()
+    empty.execute(f"GRANT CREATE ON DATABASE {empty.info.dbname} TO {role}".encode())
+    empty.commit()
+    with psycopg.connect(make_conninfo(empty_dsn, user=role)) as owner:
+        for file in before:
+            owner.execute(file.sql.encode(), prepare=False)
+    empty.execute(last.sql.encode(), prepare=False)
+    empty.commit()
+    foreign = (
+        "SELECT relname FROM pg_class WHERE relnamespace = 'pgqueue'::regnamespace AND relowner <> %(role)s::regrole "
+        "UNION ALL "
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'pgqueue'::regnamespace AND proowner <> %(role)s::regrole"
+    )
+    assert empty.execute(foreign, {"role": role}).fetchall() == []
+    with psycopg.connect(make_conninfo(empty_dsn, user=role)) as owner:
+        assert owner.execute("SELECT nextval('pgqueue.job_hold_seq')").fetchone() == (1,)
+
+
+def test_a_role_that_may_not_read_is_told_what_it_needs(empty_dsn: str, role: str) -> None:
+    migrate(empty_dsn)
+    with (
+        psycopg.connect(make_conninfo(empty_dsn, user=role)) as conn,
+        pytest.raises(Error, match=f"role '{role}' may not read pgqueue.migration.*pgqueue grants {role} --for work"),
+    ):
+        require(conn, "pgqueue")
+
+
+def test_a_standby_sends_to_the_primary(own_server: Server) -> None:
+    own_server.stop()
+    assert own_server.cluster is not None
+    (own_server.cluster.data / "standby.signal").touch()
+    own_server.start()
+    with pytest.raises(Error, match="is a standby and cannot be written; migrate the primary"):
+        migrate(own_server.dsn("postgres"))
+
+
+@pytest.fixture
+def latin_dsn(pgqueue_databases: Databases) -> Iterator[str]:
+    """An empty database that cannot hold every text."""
+    with pgqueue_databases.copy("template0 ENCODING 'LATIN1' LOCALE 'C'") as dsn:
+        yield dsn
+
+
+def test_a_database_that_is_not_utf8_is_refused(latin_dsn: str) -> None:
+    with pytest.raises(Error, match=r"needs a database with encoding UTF8, \S+ has LATIN1"):
+        migrate(latin_dsn)
+    with psycopg.connect(latin_dsn) as conn:
+        assert conn.execute("SELECT to_regnamespace('pgqueue')").fetchone() == (None,)
+
+
+def test_a_schema_name_is_checked_before_anything(empty: psycopg.Connection) -> None:
+    with pytest.raises(InvalidOption):
+        migrate(empty, 'x"; DROP SCHEMA public; --')
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("0001_a.sql", "SELECT 1;"), ("0001_a.sql", "-- breaking: perhaps\n"), ("1_a.sql", "-- breaking: no\n")],
+)
+def test_a_file_that_is_not_as_it_must_be(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(Error, match=r"must be named NNNN_words\.sql and begin with"):
+        migrations._files(tmp_path)
+
+
+@pytest.mark.parametrize("names", [["0002_a"], ["0001_a", "0001_b"], ["0001_a", "0003_b"]])
+def test_numbers_without_gap_or_double(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / f"{name}.sql").write_text("-- breaking: no\n")
+    with pytest.raises(Error, match="must be numbered 0001, 0002, …"):
+        migrations._files(tmp_path)

@@ -1,0 +1,259 @@
+"""What fault tests need: a wire that goes dead without closing, a stream of jobs through every fault, and the account.
+
+Used by tests of system/ and project/test_versions.py. Nothing here knows how pgqueue works
+inside: it enqueues as an application does, and counts what ran by what the handlers of `TASKS` report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+from collections import Counter
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from workers import Eyes, Process, wait_until
+
+import pgqueue
+
+TASKS = """
+@pgqueue.task(name="fault.notes")
+async def notes(key: int, seconds: float = 0.0) -> None:
+    say("ran", key=key)
+    if seconds:
+        await asyncio.sleep(seconds)
+
+@pgqueue.task(name="fault.waits")
+async def waits(key: int) -> None:
+    say("ran", key=key)
+    while not os.path.exists(os.environ["GO"]):
+        await asyncio.sleep(0.02)
+"""
+notes = pgqueue.remote("fault.notes")
+waits = pgqueue.remote("fault.waits")
+
+
+def put(dsn: str, *jobs: Any) -> list[int]:
+    """Enqueue and commit."""
+    with psycopg.connect(dsn) as conn:
+        return [handle.id for handle in pgqueue.enqueue_many(conn, jobs)]
+
+
+def keys(events: Iterable[dict[str, Any]]) -> list[int]:
+    """The keys of what was reported."""
+    return [event["key"] for event in events]
+
+
+class Wire:
+    """A TCP port on loopback that leads to the server, until a wire is dead: then nothing passes and nothing is closed.
+
+    Neither side learns of it: what is sent is acknowledged by the kernel and goes nowhere. Wires are told apart by
+    their application_name, which libpq sends first.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._target = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._lines: list[_Line] = []
+        self._pumps: set[asyncio.Future[None]] = set()
+        self._server = self._call(self._listen())
+        port = self._server.sockets[0].getsockname()[1]
+        self.dsn = make_conninfo(dsn, host="127.0.0.1", port=port, sslmode="disable", gssencmode="disable")
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def kill(self, *names: str, answers_only: bool = False) -> int:
+        """Nothing passes any more on the wires there are of these names, or no answer does; how many. New ones are
+        sound."""
+        killed: int = self._call(self._kill(names, answers_only))
+        return killed
+
+    def say(self, name: str, data: bytes) -> None:
+        """The clients of this name hear these bytes next, as if the server had sent them."""
+        for line in self._lines:
+            if line.name == name:
+                self._loop.call_soon_threadsafe(line.ends[1].write, data)
+
+    def _call(self, step: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(step, self._loop).result(60)
+
+    async def _listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._join, "127.0.0.1", 0)
+
+    async def _kill(self, names: tuple[str, ...], answers_only: bool = False) -> int:
+        dying = [line for line in self._lines if line.name in names and line.answers.is_set()]
+        for line in dying:
+            line.answers.clear()
+            if not answers_only:
+                line.sound.clear()
+        return len(dying)
+
+    async def _close(self) -> None:
+        self._server.close()
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+        for line in self._lines:
+            for end in line.ends:
+                end.close()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = self._target["host"], self._target.get("port", "5432")
+        try:
+            first = await reader.readexactly(struct.unpack("!i", head := await reader.readexactly(4))[0] - 4)
+        except asyncio.IncompleteReadError:
+            writer.close()
+            return
+        if host.startswith("/"):
+            theirs, ours = await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
+        else:
+            theirs, ours = await asyncio.open_connection(host, int(port))
+        ours.write(head + first)
+        line = _Line(_application_name(first), asyncio.Event(), asyncio.Event(), (ours, writer))
+        line.sound.set()
+        line.answers.set()
+        self._lines.append(line)
+        for pump in (_pump(reader, ours, line.sound), _pump(theirs, writer, line.answers)):
+            task = asyncio.ensure_future(pump)
+            self._pumps.add(task)
+            task.add_done_callback(self._pumps.discard)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    name: str
+    sound: asyncio.Event
+    """Whether what the client sends passes."""
+    answers: asyncio.Event
+    ends: tuple[asyncio.StreamWriter, asyncio.StreamWriter]
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sound: asyncio.Event) -> None:
+    """Pass on what comes, and the end too, as long as the wire is sound."""
+    data = b" "
+    while data:
+        try:
+            data = await reader.read(65536)
+        except ConnectionError:
+            data = b""
+        await sound.wait()
+        if data:
+            writer.write(data)
+    writer.close()
+
+
+def _application_name(startup: bytes) -> str:
+    words = startup[4:].split(b"\0")
+    return dict(zip(words[::2], words[1::2], strict=False)).get(b"application_name", b"").decode()
+
+
+class Stream:
+    """Enqueues `fault.notes` with rising keys, one in a transaction, until the block ends; reconnects as need be.
+
+    `committed` is what the server has acknowledged; a key whose COMMIT was not answered is in `doubtful`.
+    """
+
+    def __init__(self, dsn: str, rate: float, seconds: float = 0.0) -> None:
+        self.committed: dict[int, int] = {}
+        """key -> job id"""
+        self.doubtful: set[int] = set()
+        self.errors: list[BaseException] = []
+        self._dsn, self._pause, self._seconds = dsn, 1 / rate, seconds
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Stream:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self._end.set()
+        self._thread.join()
+        assert self.errors == []
+
+    def more(self, jobs: int, seconds: float = 60.0) -> None:
+        """Wait until so many more have been committed."""
+        wanted = len(self.committed) + jobs
+        wait_until(lambda: len(self.committed) >= wanted or self.errors, seconds)
+
+    def _run(self) -> None:
+        try:
+            while not self._end.is_set():
+                try:
+                    with psycopg.connect(self._dsn, connect_timeout=2) as conn:
+                        self._enqueue(conn)
+                except (psycopg.OperationalError, psycopg.InternalError):  # away, or a standby not yet promoted
+                    self._end.wait(0.05)
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _enqueue(self, conn: psycopg.Connection) -> None:
+        while not self._end.wait(self._pause):
+            key = len(self.committed) + len(self.doubtful)
+            self.doubtful.add(key)
+            job = notes.enqueue(conn, key=key, seconds=self._seconds).id
+            conn.commit()
+            self.doubtful.discard(key)
+            self.committed[key] = job
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What became of the jobs of a stream, when nothing waits or runs any more."""
+
+    lost: list[int]
+    """Keys that were committed and are not completed."""
+    runs: Counter[int]
+    """How often each key was started."""
+    crashes: int
+
+    @property
+    def twice(self) -> list[int]:
+        """Keys that were started more than once."""
+        return sorted(key for key, runs in self.runs.items() if runs > 1)
+
+    def __str__(self) -> str:
+        return f"{len(self.runs)} keys ran, {len(self.lost)} lost, {len(self.twice)} twice, {self.crashes} crashes"
+
+
+def account(eyes: Eyes, stream: Stream, processes: Iterable[Process], seconds: float = 60.0) -> Account:
+    """Wait until everything has ended, and draw up the account. Fails if something is stuck."""
+    try:
+        settled(eyes, seconds)
+    except AssertionError as stuck:
+        raise AssertionError("\n".join([str(stuck), *(process.written()[-3000:] for process in processes)])) from None
+    return drawn_up(eyes, stream, Counter(key for process in processes for key in keys(process.all("ran"))))
+
+
+def settled(eyes: Eyes, seconds: float) -> None:
+    """Wait until nothing waits or runs."""
+    try:
+        wait_until(lambda: eyes.states().keys() <= {"completed"}, seconds)
+    except AssertionError:
+        raise AssertionError(f"stuck after {seconds:g} s: {eyes.states()}") from None
+
+
+def drawn_up(eyes: Eyes, stream: Stream, runs: Counter[int]) -> Account:
+    """The account, when these keys were started so often."""
+    done = {key for (key,) in eyes.all("SELECT (args->>'key')::int FROM pgqueue.job_done")}
+    return Account(
+        lost=sorted(stream.committed.keys() - done),
+        runs=runs,
+        crashes=eyes.one("SELECT coalesce(sum(crashes), 0)::int FROM pgqueue.job"),
+    )

@@ -1,0 +1,417 @@
+"""A model of PostgreSQL as far as the watermark can see it, and schedules that interleave everything in it.
+
+Used by worker/fetch/test_watermark.py. One seed is one schedule: enqueuers, claimers, cancels, pauses and deaths are
+generators, and a random choice says which takes the next step. Nothing here is a thread, a clock or a database: a
+failing seed fails again.
+
+What the model keeps, because each of it has stranded rows: ids are drawn when first needed, positions only after them;
+a savepoint takes an id that stands in no list; xmax is the latest *ended* id + 1, so ids above it are open and
+unlisted; a row is visible from its commit on, in whatever order commits come; SKIP LOCKED passes what others hold, and
+what they hold comes back when they roll back; a statement sees one snapshot, two statements see two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from pgqueue.jobs.job import Lane
+from pgqueue.worker.fetch.watermark import Reading, Watermark
+
+Steps = Generator[None, None, None]
+POLL = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What may happen in a schedule; the last group holds the mistakes a naive watermark makes."""
+
+    zero_every: float = math.inf
+    deaths: bool = False  # claimers that die in mid-claim and never return
+    cancels: bool = False  # rows locked by somebody who rolls back
+    rewinds: bool = False  # failover to a standby that has not seen everything
+    told: bool = True  # workers hear of a failover (a new connection), or not (a pooler hides it)
+
+    order: str = "snapshot head xid claim"
+    reads: Callable[[Reading], Reading] = lambda reading: reading
+    paused_is_exhausted: bool = False
+    failed_is_processed: bool = False
+    probe_stores_head: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    stranded: tuple[int, ...]
+    """Positions of committed rows that nobody had claimed when every worker saw nothing left to do."""
+    longest: float
+    """Seconds the last row to be found had been free to take, once nobody else did anything."""
+    rows: int
+    fetches: int
+    skipped: int
+    lowered: int
+
+
+@dataclass(slots=True)
+class Row:
+    pos: int
+    lane: Lane
+    xid: int
+    undone: bool = False  # by ROLLBACK TO SAVEPOINT
+    locked_by: int = 0
+    gone: bool = False
+
+
+@dataclass(slots=True)
+class Postgres:
+    next_xid: int = 100
+    latest_ended: int = 99
+    running: set[int] = field(default_factory=set)
+    committed: dict[int, int] = field(default_factory=dict)  # id -> the moment of its commit
+    moment: int = 0
+    head: int = 0
+    rows: list[Row] = field(default_factory=list)
+    paused: set[str] = field(default_factory=set)
+
+    def begin(self) -> int:
+        """Draw an id; transactions that write nothing never come here."""
+        xid = self.savepoint()
+        self.running.add(xid)
+        return xid
+
+    def savepoint(self) -> int:
+        """A subtransaction's id comes from the same counter; a snapshot lists only those of whole transactions."""
+        self.next_xid += 1
+        return self.next_xid - 1
+
+    def insert(self, xid: int, lane: Lane) -> Row:
+        self.head += 1
+        self.rows.append(Row(self.head, lane, xid))
+        return self.rows[-1]
+
+    def snapshot(self, own: int = 0) -> str:
+        xmax = self.latest_ended + 1
+        listed = sorted(xid for xid in self.running if xid < xmax and xid != own)
+        return f"{min(self.running, default=xmax)}:{xmax}:{','.join(map(str, listed))}"
+
+    def lock(self, row: Row, xid: int, moment: int) -> bool:
+        """FOR UPDATE SKIP LOCKED of one row, by a statement whose snapshot was taken at `moment`."""
+        visible = self.committed.get(row.xid, math.inf) <= moment
+        if not visible or row.undone or row.gone or row.locked_by:
+            return False
+        row.locked_by = xid
+        return True
+
+    def commit(self, xid: int, youngest: int = 0) -> None:
+        """End with everything kept; rows locked are rows deleted. `youngest`: of its savepoints' ids."""
+        self.moment += 1
+        self.committed[xid] = self.moment
+        for row in self.rows:
+            row.gone |= row.locked_by == xid
+        self._end(xid, youngest)
+
+    def rollback(self, xid: int, youngest: int = 0) -> None:
+        self._end(xid, youngest)
+
+    def undo_savepoint(self, subxid: int, rows: Iterable[Row]) -> None:
+        for row in rows:
+            row.undone = True
+        self.latest_ended = max(self.latest_ended, subxid)
+
+    def _end(self, xid: int, youngest: int) -> None:
+        for row in self.rows:
+            if row.locked_by == xid:
+                row.locked_by = 0
+        self.running.discard(xid)
+        self.latest_ended = max(self.latest_ended, xid, youngest)
+
+    def waiting(self) -> list[Row]:
+        return [row for row in self.rows if row.xid in self.committed and not row.undone and not row.gone]
+
+    def copy(self) -> Postgres:
+        """What a standby holds: everything committed so far, nothing open, no lock."""
+        return replace(
+            self,
+            running=set(),
+            latest_ended=self.next_xid - 1,
+            head=self.head + 32 - self.head % 32,  # the log runs ahead of a sequence, so its head need not go back
+            committed=dict(self.committed),
+            rows=[replace(row, locked_by=0) for row in self.rows],
+            paused=set(self.paused),
+        )
+
+
+@dataclass(slots=True)
+class Worker:
+    mark: Watermark
+    mortal: bool
+    woken: bool = False
+    dead: bool = False
+    fetches: int = 0
+    skipped: int = 0
+    lowered: int = 0
+
+
+class Schedule:
+    """One seed played to its end. `run` is the whole of it."""
+
+    def __init__(self, seed: int, world: World) -> None:
+        self.world, self.dice, self.now = world, Random(seed), 0.0
+        self.db = Postgres(head=self.dice.choice((0, 0, 7)))
+        queues = ["a", "b"][: self.dice.choice((1, 2, 2))]
+        self.lanes: list[Lane] = [(queue, rank) for rank in (-2, 11)[-self.dice.choice((1, 2)) :] for queue in queues]
+        # Both heal mistakes (all begins at zero again, all falls back far), so that a world full of them proves little.
+        self.trouble = self.dice.choice((0.0, 0.0, 0.1))  # claims that fail
+        self.patience = self.dice.choice((0.0, 0.2))  # transactions that stay open
+        self.server = 0  # raised by a failover: steps of a transaction of the old server come to nothing
+        workers = range(self.dice.choice((1, 2, 3)))
+        self.workers = [Worker(Watermark(world.zero_every), mortal=world.deaths and i > 0) for i in workers]
+        self.others: list[tuple[float, Steps]] = []
+
+    def run(self) -> Outcome:
+        self._mingle()
+        self.db.paused.clear()
+        freed_at, found_at = self.now, self._settle()
+        return Outcome(
+            stranded=tuple(row.pos for row in self.db.waiting()),
+            longest=found_at - freed_at,
+            rows=len(self.db.rows),
+            fetches=sum(worker.fetches for worker in self.workers),
+            skipped=sum(worker.skipped for worker in self.workers),
+            lowered=sum(worker.lowered for worker in self.workers),
+        )
+
+    # The two parts: everybody at once; then the workers alone, until none of them has anything left to do
+
+    def _mingle(self) -> None:
+        for _ in range(self.dice.randint(2, 8)):
+            self._join(self._enqueue())
+        self._join(self._pause())
+        if self.world.cancels:
+            self._join(self._cancel())
+            self._join(self._cancel())
+        if self.world.rewinds:
+            self._join(self._fail_over())
+        turns = [(self._speed(), self._work(worker)) for worker in self.workers]
+        while self.others:
+            self.now += self.dice.choice((0.0, 0.001, 0.02))
+            pool = self.others + turns
+            entry = self.dice.choices(pool, [speed for speed, _ in pool])[0]
+            try:
+                next(entry[1])
+            except StopIteration:
+                (turns if entry in turns else self.others).remove(entry)
+        for worker in self.workers:
+            worker.woken = False
+        for _, steps in turns + self.others:  # let what is in flight arrive
+            for _ in steps:
+                pass
+
+    def _settle(self) -> float:
+        """Poll, and look when asked to, until every probe says that there is nothing; when was the last row found?"""
+        found_at = self.now
+        living = [worker for worker in self.workers if not worker.dead]
+        end = self.now + (30 if self.world.zero_every == math.inf else 2 * self.world.zero_every)
+        while self.now < end:
+            left = len(self.db.waiting())
+            active = [self._turn_alone(worker) for worker in living]
+            if len(self.db.waiting()) < left:
+                found_at = self.now
+            if not any(active) and self.world.zero_every == math.inf:
+                break
+            looks = [worker.mark.next_look(self.now) for worker in living]
+            self.now = min(self.now + POLL, *(look for look in looks if look is not None and look > self.now), end)
+        return found_at
+
+    def _turn_alone(self, worker: Worker) -> bool:
+        before = worker.fetches
+        for _ in self._turn(worker):
+            pass
+        return worker.fetches > before
+
+    def _join(self, steps: Steps) -> None:
+        self.others.append((self._speed(), steps))
+
+    def _speed(self) -> float:
+        return self.dice.choice((1, 4, 16))
+
+    # Everybody but the workers
+
+    def _enqueue(self) -> Steps:
+        """Transactions, long and short, with savepoints; id first, then the position, and room between them."""
+        for _ in range(self.dice.randint(1, 5)):
+            yield
+            db, server, xid, youngest = self.db, self.server, self.db.begin(), 0
+            yield
+            for _ in range(self.dice.choice((0, 1, 1, 2, 4))):
+                if self.dice.random() < 0.2:
+                    youngest = db.savepoint()
+                    yield
+                rows = [db.insert(xid, self.dice.choice(self.lanes))]
+                yield
+                if youngest and self.dice.random() < 0.4:
+                    db.undo_savepoint(youngest, rows)
+            if self.dice.random() < self.patience:
+                yield from self._linger(12)
+            if server != self.server:
+                continue
+            if self.dice.random() < 0.15:
+                db.rollback(xid, youngest)
+            else:
+                db.commit(xid, youngest)
+                self._wake()
+
+    def _wake(self) -> None:
+        for worker in self.workers:
+            worker.woken |= self.dice.random() < 0.5
+
+    def _linger(self, most: int) -> Steps:
+        for _ in range(self.dice.randint(0, most)):
+            yield
+
+    def _pause(self) -> Steps:
+        for _ in range(self.dice.choice((0, 1, 2))):
+            yield from self._linger(10)
+            self.db.paused.add(self.lanes[0][0])
+            yield from self._linger(20)
+            self.db.paused.discard(self.lanes[0][0])
+
+    def _cancel(self) -> Steps:
+        """Lock a row as a cancel does, and undo it."""
+        for _ in range(2):
+            yield from self._linger(10)
+            free = [row for row in self.db.waiting() if not row.locked_by]
+            if free:
+                db, xid = self.db, self.db.begin()
+                db.lock(self.dice.choice(free), xid, db.moment)
+                yield from self._linger(20)
+                db.rollback(xid)
+
+    def _vanish(self, db: Postgres, xid: int) -> Steps:
+        """The session of a dead claimer: its locks stay a while, then the server notices."""
+        yield from self._linger(30)
+        db.rollback(xid)
+
+    def _fail_over(self) -> Steps:
+        yield from self._linger(20)
+        standby = self.db.copy()
+        yield from self._linger(20)
+        self.db, self.server = standby, self.server + 1
+        for worker in self.workers:
+            worker.woken = True
+            if self.world.told:
+                worker.mark.forget()
+
+    # A worker: wakes and polls; probes; fetches; and the ways in which a fetch goes wrong
+
+    def _work(self, worker: Worker) -> Steps:
+        while self.others and not worker.dead:
+            yield
+            yield from self._turn(worker)
+
+    def _turn(self, worker: Worker) -> Steps:
+        """One wake or poll. Clears the wake before it looks."""
+        woken, worker.woken = worker.woken, False
+        if not woken and self._skips(worker):
+            worker.skipped += 1
+            return
+        while (yield from self._fetch(worker)):
+            pass
+
+    def _skips(self, worker: Worker) -> bool:
+        db = self.db
+        probe = self.world.reads(Reading(db.head, None, db.snapshot()))
+        skips = worker.mark.idle(probe, frozenset(db.paused), self.lanes, self.now)
+        if self.world.probe_stores_head:
+            worker.mark._floor_heads[-1] = probe.head
+        return skips
+
+    def _asked(self) -> list[Lane]:
+        """Mostly all lanes; while others act, now and then one is left out, as the lane of suspects is."""
+        leave_out = self.others and len(self.lanes) > 2 and self.dice.random() < 0.2
+        return self.lanes[1:] if leave_out else self.lanes
+
+    def _fetch(self, worker: Worker) -> Generator[None, None, bool]:
+        """Fetch once; True if the worker should fetch again at once."""
+        worker.fetches += 1
+        db, server, lanes, mark = self.db, self.server, self._asked(), worker.mark
+        n = self.dice.choice((1, 2, 3, 5))
+        limits = [1 if rank < 0 and self.dice.random() < 0.5 else n for _, rank in lanes]
+        head, xid, snapshot = 0, 0, ""
+        paused: frozenset[str] = frozenset()
+        taken: dict[Lane, tuple[int, int]] = {}
+        starts = mark.starts(lanes, self.now)
+        for step in self.world.order.split():
+            match step:
+                case "snapshot":
+                    snapshot = db.snapshot(xid)
+                case "head":
+                    head = db.head
+                case "xid":
+                    xid = db.begin()
+                case "claim":
+                    paused = frozenset(db.paused)
+                    yield from self._claim(db, xid, lanes, starts, limits, n, paused, taken)
+            yield
+            if self.others and self.dice.random() < 0.2:  # a slow network: much happens between two statements
+                yield from self._linger(12)
+        if server != self.server:
+            mark.forget()
+            return False
+        if worker.mortal and self.others and self.dice.random() < 0.2:
+            worker.dead = True
+            self._join(self._vanish(db, xid))
+            return False
+        failed = (self.others or self.world.zero_every == math.inf) and self.dice.random() < self.trouble
+        if failed:
+            db.rollback(xid)
+        else:
+            db.commit(xid)
+            yield
+        if self.others and self.dice.random() < self.trouble / 2:
+            mark.forget()  # the answer was lost
+        if server != self.server or (failed and not self.world.failed_is_processed):
+            return False
+        opened = [lane for lane in lanes if self.world.paused_is_exhausted or lane[0] not in paused]
+        reading = self.world.reads(Reading(head, xid, snapshot))
+        again = mark.fetched(reading, lanes, limits, opened, taken, n, self.now, 0.001, len(self.workers))
+        worker.lowered += again
+        return again or (not self.others and self._full(lanes, limits, n, taken))
+
+    def _full(self, lanes: list[Lane], limits: list[int], n: int, taken: dict[Lane, tuple[int, int]]) -> bool:
+        """Whether more may wait: a worker that has nothing else to do takes it as soon as it has run what it took."""
+        gave = [taken.get(lane, (0, 0))[0] for lane in lanes]
+        return sum(gave) == n or any(count == limit for count, limit in zip(gave, limits, strict=True))
+
+    def _claim(
+        self,
+        db: Postgres,
+        xid: int,
+        lanes: list[Lane],
+        starts: list[int],
+        limits: list[int],
+        n: int,
+        paused: frozenset[str],
+        taken: dict[Lane, tuple[int, int]],
+    ) -> Steps:
+        """The claim statement: its snapshot, then lane by lane; others act in between."""
+        moment = db.moment
+        yield
+        for lane, start, limit in zip(lanes, starts, limits, strict=True):
+            if lane[0] in paused:
+                continue
+            room = min(limit, n - sum(gave for gave, _ in taken.values()))
+            ahead = (row for row in db.rows if row.lane == lane and row.pos > start)
+            for gave, row in zip(range(room), (row for row in ahead if db.lock(row, xid, moment)), strict=False):
+                taken[lane] = (gave + 1, row.pos)
+            yield
+
+
+def stranding_seeds(world: World, seeds: Iterable[int]) -> Iterator[int]:
+    """Yield the seeds whose schedule leaves a row behind."""
+    return (seed for seed in seeds if Schedule(seed, world).run().stranded)
+
+
+def first_stranding_seed(world: World, most: int) -> int | None:
+    return next(stranding_seeds(world, range(most)), None)

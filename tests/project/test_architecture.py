@@ -1,0 +1,262 @@
+"""The code from above: each wing imports what it may know, every statement says what it promises."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import pgqueue
+from pgqueue.database import statements
+
+PACKAGE = Path(__file__).parents[2] / "pgqueue"
+
+GROUND = "errors config logs distribution"
+# What each wing may import: itself, and these. A name with dots is one module and nothing else of its wing.
+WINGS = {
+    **{module: GROUND for module in GROUND.split()},
+    "jobs": GROUND,
+    "database": GROUND,
+    "client": f"{GROUND} database jobs",
+    "admin": f"{GROUND} client database jobs",
+    "worker": f"{GROUND} client database jobs",
+    "supervisor": f"{GROUND} database worker",
+    "testing": f"{GROUND} admin client database jobs worker pgqueue",
+    "cli": f"{GROUND} admin client database jobs supervisor testing worker pgqueue",
+    "pytest_plugin": f"{GROUND} database testing",
+    "__main__": "cli",
+}
+# The same between the rooms of the worker and the modules that stand beside them.
+ROOMS = {
+    "settings": "",
+    "claims": "",
+    "run": "settings",
+    "complete": "",
+    "leader": "",
+    "concurrency": "claims run.slots",
+    "transactions": "complete.outcome_sql run.run",
+    "liveness": "settings",
+    "fetch": "claims concurrency leader.election",
+    "context": "complete run transactions",
+    "held_jobs": "claims complete concurrency fetch liveness run settings",
+    "capacity": "claims concurrency fetch run settings",
+    "services": "capacity claims complete concurrency context fetch held_jobs leader liveness run settings "
+    "transactions",
+    "worker": "claims liveness run services settings",
+}
+EXEMPT = {
+    ("worker.concurrency.declared_limits", "admin.limits"),  # what tasks declare is written as people write it by hand
+    ("worker.run.executor", "worker.concurrency.chains"),  # goes when chains go
+}
+"""Imports that the two tables do not have: module, and what it imports."""
+
+DUTIES = {
+    "fetch": "fetcher notifier reconciler poison_jobs",
+    "run": "executor cancellation progress",
+    "complete": "completer",
+    "concurrency": "unblocker rate_limiter sweep declared_limits",
+    "leader": "scheduler ticks pruner",
+    "liveness": "heartbeat rescue watchdog",
+}
+ACTORS = {f"worker.{room}.{name}" for room, names in DUTIES.items() for name in names.split()}
+"""Modules of the worker with one duty each; none knows another."""
+MEETING = {"worker.services", "worker.held_jobs", "worker.worker"}
+"""Where actors meet: in services; in the two others only until they are given what they call."""
+
+LONG_FILE = 300  # lines
+
+# What a job is does no I/O: none of these modules opens a connection, a socket, a process or a file.
+IO_MODULES = {
+    "asyncio",
+    "fcntl",
+    "multiprocessing",
+    "psycopg",
+    "psycopg_pool",
+    "select",
+    "socket",
+    "subprocess",
+    "threading",
+}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module by its name under pgqueue, a package by the name of its folder; not pgqueue itself."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return {name: path for name, path in found.items() if name}
+
+
+def files() -> list[str]:
+    return list(modules())
+
+
+def imports(name: str) -> Iterator[str]:
+    """Whatever this module imports, also inside functions and for types only."""
+    path = modules()[name]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            assert node.module is not None
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole.removeprefix("pgqueue.") in modules() else node.module
+
+
+@cache
+def ours(name: str) -> frozenset[str]:
+    """The modules of pgqueue that this one imports, by their names; "pgqueue" for the package itself."""
+    found = (imported for imported in imports(name) if imported.split(".")[0] == "pgqueue")
+    return frozenset(imported.removeprefix("pgqueue.") for imported in found) - {name}
+
+
+def within(name: str, allowed: Collection[str]) -> bool:
+    """Whether the module is one of these, or in one of them."""
+    return any(name == each or name.startswith(f"{each}.") for each in allowed)
+
+
+def refused(name: str) -> list[str]:
+    """What this module imports and its wing or its room may not know."""
+    wing, *below = name.split(".")
+    told = [other for other in ours(name) if other != wing and not within(other, [wing, *WINGS[wing].split()])]
+    if wing == "worker" and below:
+        room = below[0]
+        allowed = [f"worker.{each}" for each in (room, *ROOMS[room].split())]
+        told += [other for other in ours(name) if within(other, ["worker"]) and not within(other, allowed)]
+    return sorted(other for other in told if (name, other) not in EXEMPT)
+
+
+def test_every_wing_and_room_is_in_the_table() -> None:
+    """A new one is given a line here."""
+    assert {name.split(".")[0] for name in files()} == set(WINGS)
+    rooms = {name.split(".")[1] for name in files() if name.startswith("worker.")}
+    assert rooms - set(ROOMS) == set()
+
+
+@pytest.mark.parametrize("name", files())
+def test_a_module_imports_what_its_wing_and_its_room_may_know(name: str) -> None:
+    assert refused(name) == []
+
+
+def test_every_exemption_is_needed() -> None:
+    assert [(name, other) for name, other in sorted(EXEMPT) if other not in ours(name)] == []
+
+
+def test_no_actor_knows_another_and_they_meet_in_one_place() -> None:
+    assert set(files()) >= ACTORS
+    known = {name: sorted(ours(name) & ACTORS) for name in files() if name.startswith("worker.")}
+    assert {name: others for name, others in known.items() if name in ACTORS and others} == {}
+    assert {name for name, others in known.items() if len(others) > 1} <= MEETING
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    left = {name: ours(name) & set(files()) for name in files()}
+    while free := [name for name, needs in left.items() if not needs & set(left)]:
+        for name in free:
+            del left[name]
+    assert left == {}
+
+
+@pytest.mark.parametrize("name", [name for name in files() if name.split(".")[0] == "jobs"])
+def test_what_a_job_is_does_no_io(name: str) -> None:
+    assert {imported.split(".")[0] for imported in imports(name)} & IO_MODULES == set()
+
+
+def test_the_wheel_with_the_server_is_imported_by_embedded_only() -> None:
+    users = {name for name in files() if any(imported.startswith("pixeltable") for imported in imports(name))}
+    assert users == {"database.embedded"}
+
+
+def test_long_files_are_listed() -> None:
+    """Printed, not enforced: where to look whether two things live in one file."""
+    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules().items()}
+    long = sorted(((count, name) for name, count in lines.items() if count > LONG_FILE), reverse=True)
+    print(*(f"{count:5} {name}" for count, name in long), sep="\n")
+
+
+@pytest.mark.parametrize("name", [name for name, path in modules().items() if path.read_text(encoding="utf-8").strip()])
+def test_every_module_says_what_it_is(name: str) -> None:
+    """All but the empty ones, which make a folder a package."""
+    assert ast.get_docstring(ast.parse(modules()[name].read_text(encoding="utf-8")))
+
+
+# Statements ----------------------------------------------------------------------------------------------------------
+
+
+def pieces() -> list[str]:
+    """Each statement with its name and its comments, and the head of each file."""
+    sources = (path.read_text(encoding="utf-8") for path in statements._files().values())
+    return [
+        piece for source in sources for piece in re.split(r"(?=^-- name:)", source, flags=re.MULTILINE) if piece.strip()
+    ]
+
+
+@pytest.mark.parametrize("piece", pieces(), ids=lambda piece: piece.split("\n", 1)[0])
+def test_every_statement_has_a_name_and_a_promise(piece: str) -> None:
+    code = [line for line in piece.splitlines() if line and not line.startswith("--")]
+    if not code:
+        return  # the head of a file
+    assert re.match(r"-- name: [a-z_]+\n-- \S", piece), "begin with `-- name: words` and a line of what it promises"
+    assert sum(line.rstrip().endswith(";") for line in code) <= 1, "one statement under one name"
+    # A placeholder in quotes is a text that happens to look like one: silently a constant.
+    assert [text for text in re.findall(r"'(?:[^']|'')*'", "\n".join(code)) if "%(" in text] == []
+
+
+@pytest.mark.parametrize("stem", statements._files())
+def test_a_statement_is_named_after_its_file_and_found_there(stem: str) -> None:
+    names = list(statements._file(stem))
+    assert names != []
+    assert [name for name in names if name != stem and not name.startswith(f"{stem}_")] == []
+    assert [name for name in names if statements.home(name) != stem] == []
+
+
+def test_statements_stand_in_folders_named_after_wings() -> None:
+    assert {path.parent.name for path in statements._files().values()} <= set(WINGS)
+
+
+# The package itself --------------------------------------------------------------------------------------------------
+
+
+def in_a_process(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_public_name_has_its_place_for_people_and_at_run_time() -> None:
+    """Three lists: what type checkers read, what `import *` gives, and where each name comes from at its first use."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module is not None]
+    typed = {name.name: node.module for node in nodes for name in node.names if str(node.module).startswith("pgqueue.")}
+    assert sorted(typed) == pgqueue.__all__ and set(typed) <= set(dir(pgqueue))
+    for name, place in pgqueue._MODULES.items():
+        assert getattr(pgqueue, name).__name__ == f"pgqueue.{place}" == f"{typed.pop(name)}.{name}"
+    assert typed == {name: f"pgqueue.{place}" for name, place in pgqueue._PLACE.items()}
+    assert all(getattr(pgqueue, name).__module__ == place for name, place in typed.items())
+
+
+def test_the_package_imports_nothing_before_it_is_used() -> None:
+    assert in_a_process("import pgqueue, sys; print(*[m for m in sys.modules if 'pgqueue' in m])") == "pgqueue\n"
+
+
+def test_no_module_directly_in_the_package_is_named_like_a_public_function() -> None:
+    """Else what `pgqueue.name` is depends on what was imported first."""
+    functions = {name for name in pgqueue.__all__ if name.islower() and callable(getattr(pgqueue, name))}
+    assert {"enqueue", "task"} <= functions
+    assert {name.split(".")[0] for name in files()} & functions == set()
+
+
+def test_a_module_is_found_as_what_it_is_and_nonsense_is_not() -> None:
+    in_a_process("import pgqueue; pgqueue.errors.Error")
+    with pytest.raises(AttributeError, match="'nonsense'"):
+        pgqueue.nonsense  # noqa: B018

@@ -1,0 +1,188 @@
+"""The pages are true: every example runs, every link leads somewhere, and what exists is described."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pages
+import pytest
+from pages import PAGES, ROOT, Block, Reader, anchors, blocks, links, prose
+from servers import memory
+
+import pgqueue
+from pgqueue.cli import main
+from pgqueue.jobs import job
+from pgqueue.worker import services
+
+README = ROOT / "README.md"
+OPERATIONS = ROOT / "docs" / "operations.md"
+CI = ROOT / ".ci" / "run"
+PACKAGE = ROOT / "pgqueue"
+SKIPPED_LANGUAGES = {"text"}
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A directory for a page's files, with a path short enough for a server's socket."""
+    with tempfile.TemporaryDirectory(prefix="pgqueue-test-", dir=memory()) as directory:
+        Path(directory).chmod(0o755)  # a server under another account must reach its files
+        yield Path(directory)
+
+
+def to_run(page: Path) -> list[Block]:
+    return [block for block in blocks(page) if block.language in pages.RUN and not block.excuse and not block.elsewhere]
+
+
+def each_day(page: Path) -> bool:
+    """Whether the examples of this page run every day: those of the README do, others if they take a few seconds."""
+    return page == README or page.name not in {"operations.md", "streams.md", "testing.md", "worker.md"}
+
+
+def with_examples() -> list[Any]:
+    found = [page for page in PAGES if to_run(page)]
+    return [page if each_day(page) else pytest.param(page, marks=pytest.mark.second) for page in found]
+
+
+@pytest.mark.parametrize("page", with_examples(), ids=lambda page: page.name)
+def test_every_example_runs(page: Path, home: Path, dsn: str) -> None:
+    reader = Reader(home, dsn)
+    for block in to_run(page):
+        reader.follow(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_block_that_does_not_run_says_so(page: Path) -> None:
+    known = pages.RUN | SKIPPED_LANGUAGES
+    assert [str(block) for block in blocks(page) if block.language not in known and not block.excuse] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in links(page):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}: no such heading"
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    linked = {(README.parent / link.partition("#")[0]).resolve() for link in links(README)}
+    assert [page.name for page in PAGES if page != README and page not in linked] == []
+
+
+# What the README must be ---------------------------------------------------------------------------------------------
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) < 400
+
+
+def test_the_two_commands_of_the_first_screen_are_one_line_each_and_ci_runs_them() -> None:
+    commands = [block.text for block in blocks(README) if block.elsewhere == ".ci/run"]
+    found = [re.fullmatch(r"\$ (python3 -m venv .+)\n", command) for command in commands]
+    assert all(found)
+    assert [match[1].rsplit("/", 1)[1] for match in found if match] == ["pgqueue demo", "pytest -n 2"]
+    assert r"sed -n 's/^\$ \(python3 -m venv .*\)$/\1/p' README.md" in CI.read_text(encoding="utf-8")
+    screen = README.read_text(encoding="utf-8").splitlines()[:40]
+    assert sum(line.startswith("$ python3 -m venv") for line in screen) == 2
+
+
+def drawing(docstring: str | None) -> str:
+    """The first indented part of a docstring."""
+    found = re.search(r"\n\n((?:    .*\n)+)\n", docstring or "")
+    assert found is not None
+    return textwrap.dedent(found[1])
+
+
+@pytest.mark.parametrize("drawn", [job, services], ids=lambda module: str(module.__name__))
+def test_states_and_flow_are_drawn_as_in_the_code(drawn: object) -> None:
+    assert drawing(drawn.__doc__) in [block.text for block in blocks(README) if block.language == "text"]
+
+
+def test_the_module_table_lists_every_module() -> None:
+    modules = {path.stem for path in PACKAGE.glob("*.py")} | {
+        path.parent.name for path in PACKAGE.glob("*/__init__.py")
+    }
+    table = re.search(r"^## Modules\n(.*?)^## ", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert table is not None
+    listed = {
+        name
+        for row in re.findall(r"^\|[^|]*\|([^|]*)\|", table[1], re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    assert listed == modules - {"__init__"}
+
+
+@pytest.mark.promise("E11")
+def test_at_least_once_is_stated_and_exactly_once_delivery_is_not_promised() -> None:
+    promised = README.read_text(encoding="utf-8").split("## What is promised", 1)[1].split("\n## ", 1)[0]
+    assert "**At least once.**" in promised
+    assert "a handler may run twice" in " ".join(promised.split())
+    assert "Exactly-once *delivery* does not exist" in promised
+
+
+# What exists is described --------------------------------------------------------------------------------------------
+
+
+def commands() -> dict[str, click.Command]:
+    context = click.Context(main)
+    return {name: command for name in main.list_commands(context) if (command := main.get_command(context, name))}
+
+
+def flags(command: click.Command) -> set[str]:
+    options = (
+        parameter for parameter in command.params if isinstance(parameter, click.Option) and not parameter.hidden
+    )
+    nested = command.commands.values() if isinstance(command, click.Group) else ()
+    own = {name for option in options for name in [*option.opts, *option.secondary_opts]}
+    return own.union(*map(flags, nested))
+
+
+@pytest.mark.parametrize("name", commands())
+def test_every_command_and_option_is_described(name: str) -> None:
+    found = re.search(
+        rf"^### `pgqueue {name}\b.*?`\n(.*?)(?=^##|\Z)",
+        OPERATIONS.read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+    assert found is not None, f"docs/operations.md has no section for pgqueue {name}"
+    described = {
+        flag
+        for row in re.findall(r"^\| ([^|]*) \|", found[1], re.MULTILINE)
+        for flag in re.findall(r"(?<![\w-])--?[a-z][\w-]*", row)
+    }
+    everywhere = {"--dsn", "--schema", "--help", "-h"}
+    assert described - everywhere == flags(commands()[name]) - everywhere
+    assert f"`{name}" in README.read_text(encoding="utf-8").split("## Commands", 1)[1].split("\n## ", 1)[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_page_names_a_command_or_option_that_is_not_there(page: Path) -> None:
+    for used in re.findall(
+        r"^\$ (?:.* )?pgqueue ([a-z].*)$|`pgqueue ([a-z][^`]*)`", page.read_text(encoding="utf-8"), re.MULTILINE
+    ):
+        name, *rest = "".join(used).split("#", 1)[0].split()
+        assert name in commands(), f"{page.name}: pgqueue {name}"
+        given = {word.split("=", 1)[0] for word in rest if re.match(r"--?[a-z]", word)}
+        known = flags(commands()[name]) | {"-h", "--help"}
+        if name == "systemd":  # takes whatever `work` takes
+            known |= flags(commands()["work"])
+        assert given <= known, f"{page.name}: pgqueue {' '.join([name, *rest])}"
+
+
+def test_every_public_name_is_described() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [name for name in pgqueue.__all__ if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_every_environment_variable_is_described() -> None:
+    read = set(re.findall(r'"(PGQUEUE_[A-Z_]+)"', (PACKAGE / "config.py").read_text(encoding="utf-8")))
+    assert [name for name in sorted(read) if f"`{name}`" not in prose(OPERATIONS)] == []

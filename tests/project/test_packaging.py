@@ -1,0 +1,162 @@
+"""The wheel, in an empty environment and far from the checkout, does the whole job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from email import message_from_string
+from email.message import Message
+from pathlib import Path
+from threading import Event
+from time import monotonic
+
+import psycopg
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PATIENCE = 30.0
+
+TASKS = """
+import pgqueue
+
+@pgqueue.task
+def greet(name: str) -> str:
+    return f"hello {name}"
+"""
+NO_LIBPQ = """
+import ctypes.util, sys
+ctypes.util.find_library = lambda name: None  # as on a machine without libpq
+sys.modules["psycopg_c"] = sys.modules["psycopg_binary"] = None
+from pgqueue.__main__ import main
+sys.argv = ["pgqueue", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty environment; the directory of its programs."""
+    home = tmp_path_factory.mktemp("environment")
+    venv.create(home, with_pip=True)
+    return home / "bin"
+
+
+@pytest.fixture(scope="module")
+def wheel(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the checkout as pip does it."""
+    directory = tmp_path_factory.mktemp("wheel")
+    run(environment / "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", directory, ROOT, cwd=directory)
+    [built] = directory.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(environment: Path, wheel: Path) -> Path:
+    """The environment with the wheel in it, and libpq by the extra `binary`."""
+    run(environment / "pip", "install", "--quiet", f"{wheel}[binary]", cwd=wheel.parent)
+    return environment
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    """Run it with nothing of the checkout in the environment; its output."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PGQUEUE_", "PYTHON"))}
+    done = subprocess.run(command, cwd=cwd, env=kept | environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as file:
+        [name] = [name for name in file.namelist() if name.endswith(".dist-info/METADATA")]
+        return message_from_string(file.read(name).decode())
+
+
+@pytest.mark.second
+def test_the_wheel_has_what_it_needs_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+    sql = [f"pgqueue/{path.relative_to(ROOT)}" for path in (ROOT / "sql").rglob("*.sql")]
+    assert len(sql) > 8
+    assert {*sql, "pgqueue/py.typed"} <= set(names)
+    assert [name for name in names if name.endswith(".dist-info/licenses/LICENSE")] != []
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"pgqueue"}
+    assert [name for name in names if name.endswith((".pyc", ".so"))] == []
+
+
+@pytest.mark.second
+def test_name_version_and_extras_are_those_of_the_project(wheel: Path, installed: Path, tmp_path: Path) -> None:
+    told = metadata(wheel)
+    assert (told["Name"], told["Version"]) == (PROJECT["name"], PROJECT["version"])
+    assert told["License-Expression"] == "Apache-2.0"
+    assert set(told.get_all("Provides-Extra") or []) == set(PROJECT["optional-dependencies"])
+    assert f"pgqueue {PROJECT['version']}" in run(installed / "pgqueue", "version", cwd=tmp_path)
+
+
+def test_the_newest_entry_of_the_changelog_is_this_version() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    headings = [line.split("]")[0].removeprefix("## [") for line in lines if line.startswith("## [")]
+    assert headings[:2] == ["Unreleased", PROJECT["version"]]
+
+
+def test_migrate_enqueue_and_work_far_from_the_checkout(installed: Path, empty_dsn: str, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(TASKS, encoding="utf-8")
+    pgqueue = installed / "pgqueue"
+    assert "applied 0001_initial" in run(pgqueue, "migrate", cwd=tmp_path, PGQUEUE_DSN=empty_dsn)
+    job = run(pgqueue, "enqueue", "jobs.greet", '{"name": "world"}', cwd=tmp_path, PGQUEUE_DSN=empty_dsn)
+    worker = subprocess.Popen(
+        [pgqueue, "work", "jobs"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PGQUEUE_DSN": empty_dsn},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        result = until_completed(empty_dsn, int(job), worker)
+        worker.terminate()
+        _, said = worker.communicate(timeout=PATIENCE)
+    finally:
+        worker.kill()
+        worker.communicate()
+    assert result == "hello world", said
+    assert worker.returncode == 0, said
+
+
+def until_completed(dsn: str, job: int, worker: subprocess.Popen[str]) -> object:
+    """The result of the job; None if the worker ended or it took too long."""
+    deadline, pause = monotonic() + PATIENCE, Event()
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        while worker.poll() is None and monotonic() < deadline:
+            row = conn.execute("SELECT result FROM pgqueue.job WHERE id = %s AND state = 'completed'", [job]).fetchone()
+            if row is not None:
+                return row[0]
+            pause.wait(0.02)
+    return None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["migrate", "--dsn", "host=nowhere dbname=x"], ["status", "--dsn", "host=nowhere dbname=x"], ["version"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_missing_libpq_is_said_in_one_line(arguments: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_LIBPQ, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "libpq" in done.stderr and "pip install 'psycopg[binary]'" in done.stderr
+
+
+def test_without_a_database_help_needs_no_libpq(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_LIBPQ, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    assert "migrate" in done.stdout

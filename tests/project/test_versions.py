@@ -1,0 +1,201 @@
+"""An earlier wheel and this checkout in one database: the schema comes while the old worker works, a new one joins.
+
+And this checkout on a later schema: the worker process starts on it unless it breaks us, and else says why it does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import venv
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+
+import commands
+import pytest
+from faults import Stream, drawn_up, settled
+from workers import Eyes, apply_later, wait_until
+
+from pgqueue.database import migrations
+
+ROOT = Path(__file__).parents[2]
+# The commit whose schema is 0001_initial and nothing more, as it was when that could no longer be changed.
+EARLIER = "e97bae669580caf922132cf86f687faade9904b5"
+TASKS = """
+import os
+import pgqueue
+
+@pgqueue.task(name="fault.notes")
+async def notes(key: int, seconds: float = 0.0) -> None:
+    with open(os.environ["RAN"], "a") as ran:
+        ran.write(f"{key}\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`pgqueue` of the earlier wheel, built from the history, in an environment of its own."""
+    git = ["git", "-C", str(ROOT), "archive", "--format=tar", EARLIER]
+    try:
+        done = subprocess.run(git, capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no git to build an earlier version with")
+    if done.returncode:
+        pytest.skip(f"no history to build an earlier version from: {done.stderr.decode().strip()}")
+    source, home = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("earlier")
+    with tarfile.open(fileobj=BytesIO(done.stdout)) as tree:
+        tree.extractall(source, filter="data")
+    venv.create(home, with_pip=True)
+    run(home / "bin/pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", home, source)
+    [wheel] = home.glob("*.whl")
+    run(home / "bin/pip", "install", "--quiet", f"{wheel}[binary]")
+    return home / "bin/pgqueue"
+
+
+def clean() -> dict[str, str]:
+    """Nothing of the checkout in the environment."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PGQUEUE_", "PYTHON"))}
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    done = subprocess.run(command, env=clean() | environment, capture_output=True, text=True, timeout=300, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@contextmanager
+def working(
+    pgqueue: list[str | Path], directory: Path, name: str, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker process by the command line; killed at the end if it still lives."""
+    environment = clean() | {"RAN": str(directory / name)} | environment
+    command = [*pgqueue, "work", "jobs", "--app-dir", directory, "--version-tag", name, "--lease", "6s"]
+    with (directory / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stderr=log, stdout=log, cwd=directory)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ran(directory: Path, name: str) -> list[int]:
+    file = directory / name
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+@pytest.mark.long
+@pytest.mark.promise("F15")
+def test_the_schema_arrives_while_an_earlier_worker_works_and_a_new_one_joins_it(
+    earlier: Path, empty_dsn: str, tmp_path: Path
+) -> None:
+    (tmp_path / "jobs.py").write_text(TASKS)
+    new: list[str | Path] = [sys.executable, "-m", "pgqueue"]
+    ours = {"PGQUEUE_DSN": empty_dsn, "PYTHONPATH": str(ROOT)}
+    run(earlier, "migrate", PGQUEUE_DSN=empty_dsn)
+    eyes = Eyes(empty_dsn)
+    assert eyes.all("SELECT version FROM pgqueue.migration") == [(1,)]
+    with working([earlier], tmp_path, "old", PGQUEUE_DSN=empty_dsn) as old, Stream(empty_dsn, 200.0) as stream:
+        wait_until(lambda: len(ran(tmp_path, "old")) > 200)
+        began = time.monotonic()
+        told = run(*new, "migrate", **ours)
+        print(f"{told.splitlines()[0]} in {time.monotonic() - began:.1f} s, beside {len(stream.committed)} jobs")
+        assert eyes.one("SELECT max(version) FROM pgqueue.migration") > 1
+        with working(new, tmp_path, "new", **ours) as young:
+            wait_until(lambda: len(ran(tmp_path, "new")) > 200)
+            stream.more(1000)
+            old.terminate()
+            assert old.wait(30) == 0, (tmp_path / "old.log").read_text()
+            stream.more(200)
+            stream.end()
+            settled(eyes, 30.0)
+            young.terminate()
+            assert young.wait(30) == 0, (tmp_path / "new.log").read_text()
+    counts = [len(ran(tmp_path, name)) for name in ("old", "new")]
+    found = drawn_up(eyes, stream, Counter(ran(tmp_path, "old") + ran(tmp_path, "new")))
+    print(f"{counts[0]} by the old worker, {counts[1]} by the new; {found}")
+    assert (found.lost, found.twice, found.crashes) == ([], [], 0)
+    assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == 0
+    assert eyes.one("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
+    eyes.close()
+
+
+# On a later schema ---------------------------------------------------------------------------------------------------
+
+LONE = """
+import pgqueue
+
+@pgqueue.task(name="lone")
+async def lone() -> None: ...
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "jobs.py").write_text(LONE)
+    return tmp_path
+
+
+def a_job_is_run(dsn: str, eyes: Eyes) -> None:
+    done = eyes.one("SELECT count(*) FROM pgqueue.job WHERE state = 'completed'")
+    assert commands.pgqueue("enqueue", "lone", dsn=dsn).returncode == 0
+    wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job WHERE state = 'completed'") > done)
+
+
+def refusal(name: str) -> str:
+    """What a worker says of a later migration that is breaking: both versions, and what to do."""
+    known = f"(its newest is {migrations.files()[-1]})"
+    return f"has {name}, which this pgqueue does not know {known} and cannot work with; upgrade pgqueue here"
+
+
+@pytest.mark.promise("F15")
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_worker_does_not_start_on_a_later_schema_that_breaks_it_and_says_so_in_one_line(
+    form: str, dsn: str, eyes: Eyes, app: Path
+) -> None:
+    name = apply_later(dsn, breaking=True)
+    done = commands.pgqueue("work", "jobs", "--log-format", form, dsn=dsn, cwd=app)
+    [line] = done.stderr.splitlines()
+    said = json.loads(line) if form == "json" else {"level": line.split()[1].lower(), "message": line}
+    assert (done.returncode, said["level"], refusal(name) in said["message"]) == (4, "critical", True), line
+    assert eyes.all("SELECT id FROM pgqueue.worker") == []
+
+
+@pytest.mark.promise("F15")
+def test_a_worker_starts_and_works_on_a_later_schema_that_does_not_break_it(dsn: str, eyes: Eyes, app: Path) -> None:
+    name = apply_later(dsn, breaking=False)
+    with commands.working("jobs", dsn=dsn, cwd=app) as worker:
+        worker.says(f"schema:      pgqueue, version {int(name[:4])}")
+        a_job_is_run(dsn, eyes)
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 0, worker.output
+
+
+@pytest.mark.promise("F15")
+@pytest.mark.parametrize("breaking", [False, True])
+def test_a_worker_that_works_looks_at_the_schema_again_only_when_it_begins_anew(
+    breaking: bool, dsn: str, eyes: Eyes, app: Path
+) -> None:
+    with commands.working("jobs", "--lease", "2s", dsn=dsn, cwd=app) as worker:
+        worker.says("leads now")
+        name = apply_later(dsn, breaking=breaking)
+        a_job_is_run(dsn, eyes)
+        assert eyes.one("DELETE FROM pgqueue.worker RETURNING id") == 1  # so do others who take it for dead
+        worker.says("worker 1 was taken for dead")
+        if breaking:
+            assert worker.ends() == 4, worker.output
+            assert "CRITICAL" in worker.lines[-1] and refusal(name) in worker.lines[-1]
+            assert "Traceback" not in worker.output
+        else:
+            wait_until(lambda: eyes.one("SELECT id FROM pgqueue.worker") == 2)
+            a_job_is_run(dsn, eyes)
+            worker.signal(signal.SIGTERM)
+            assert worker.ends() == 0, worker.output

@@ -1,0 +1,256 @@
+"""The rings of history: they turn when their time has come, in one step or not at all, and nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from time import monotonic
+
+import psycopg
+import pytest
+from workers import Eyes, Taker
+
+from pgqueue.database.sessions import Link, Session
+from pgqueue.jobs.outcomes import COMPLETED
+from pgqueue.testing import Clock
+from pgqueue.worker.complete.outcome_sql import Endings
+from pgqueue.worker.leader.pruner import READ_SECONDS, Maintenance
+
+LEAVES = {"done": 8, "dead": 16, "attempt": 16}
+
+
+class Bench:
+    """Maintenance without its loop, and a clock to turn."""
+
+    def __init__(self, dsn: str, eyes: Eyes, clock: Clock) -> None:
+        self.clock = clock
+        self.session = Session(Link(dsn, "pgqueue"), "maintain")
+        self.eyes = eyes
+        self.also = 0
+        self.leads = True
+        self.maintenance = Maintenance(self.session, leads=lambda: self.leads, also=self._also)
+        eyes.do("UPDATE pgqueue.ring SET since = pgqueue.now()")  # not since the template was migrated
+
+    async def _also(self) -> None:
+        self.also += 1
+
+    def later(self, interval: str) -> None:
+        self.clock.set(self.eyes.one("SELECT pgqueue.now() + %s::interval", interval))
+
+    def bin(self, kind: str = "done") -> int:
+        found: int = self.eyes.one("SELECT bin FROM pgqueue.ring WHERE kind = %s", kind)
+        return found
+
+    def finish(self, name: str = "x") -> None:
+        """A job that ends now, as the completer ends it."""
+        self.eyes.do(
+            "INSERT INTO pgqueue.job (state, task, finished_at, bin) "
+            "SELECT 'completed', %s, pgqueue.now(), bin FROM pgqueue.ring WHERE kind = 'done'",
+            name,
+        )
+
+    def history(self) -> list[str]:
+        return [name for (name,) in self.eyes.all("SELECT task FROM pgqueue.job_done ORDER BY finished_at")]
+
+
+@pytest.fixture
+async def bench(dsn: str, eyes: Eyes) -> AsyncIterator[Bench]:
+    with Clock(eyes.conn) as clock:
+        made = Bench(dsn, eyes, clock)
+        yield made
+        await made.session.close()
+
+
+@pytest.mark.promise("F20")
+async def test_a_ring_turns_when_its_leaf_is_old_enough_and_not_before(bench: Bench) -> None:
+    await bench.maintenance.round()
+    assert bench.bin() == 0
+    bench.later("3 hours 59 minutes")  # 1 day / (8 - 2) = 4 hours
+    await bench.maintenance.round()
+    assert bench.bin() == 0
+    bench.later("2 minutes")
+    await bench.maintenance.round()
+    await bench.maintenance.round()
+    assert (bench.bin(), bench.bin("dead"), bench.bin("attempt")) == (1, 0, 0)
+    bench.later("1 day")
+    await bench.maintenance.round()
+    assert (bench.bin(), bench.bin("dead"), bench.bin("attempt")) == (2, 1, 1)
+    assert bench.also == 5
+
+
+@pytest.mark.promise("F20")
+@pytest.mark.parametrize("step", ["50 minutes", "4 hours 1 minute", "7 hours", "26 hours"])
+async def test_nothing_younger_than_the_retention_is_lost_and_the_rest_goes_over_three_turns(
+    step: str, bench: Bench, eyes: Eyes
+) -> None:
+    steps, seconds = 0, eyes.one("SELECT extract(epoch FROM %s::interval)::float8", step)
+    turns: list[int] = []
+    while len(turns) < 3 * LEAVES["done"] and steps < 200:
+        bench.finish(str(steps))
+        bench.later(step)
+        steps += 1
+        await bench.maintenance.round()
+        if bench.bin() != (turns[-1] if turns else 0):
+            turns.append(bench.bin())
+        kept = eyes.all(
+            "SELECT task::int, extract(epoch FROM pgqueue.now() - finished_at)::float8 FROM pgqueue.job_done"
+        )
+        missing = set(range(steps)) - {number for number, _ in kept}
+        assert all((steps - number) * seconds >= 86_400 for number in missing)
+        # Bounded too: everything goes after the retention and the leaves' own lengths.
+        assert max(age for _, age in kept) <= 86_400 + (LEAVES["done"] + 2) * max(seconds, 14_400)
+    assert turns[: 2 * LEAVES["done"]] == [*range(1, 8), 0, *range(1, 8), 0]
+
+
+@pytest.mark.promise("F20")
+async def test_a_clock_that_goes_back_and_a_changed_retention_only_move_the_next_turn(bench: Bench, eyes: Eyes) -> None:
+    bench.later("5 hours")
+    await bench.maintenance.round()
+    assert bench.bin() == 1
+    bench.finish()
+    bench.later("-3 days")
+    await bench.maintenance.round()
+    bench.later("3 days")
+    eyes.do("UPDATE pgqueue.ring SET retention = '60 days' WHERE kind = 'done'")
+    bench.later("5 hours")
+    await bench.maintenance.round()
+    assert bench.bin() == 1
+    eyes.do("UPDATE pgqueue.ring SET retention = '1 hour' WHERE kind = 'done'")
+    await bench.maintenance.round()
+    assert bench.bin() == 2
+    assert bench.history() == ["x"]
+
+
+@pytest.mark.promise("F20")
+async def test_an_open_reader_puts_off_that_turn_only_and_breaks_no_connection(
+    bench: Bench, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    conn.execute("SELECT count(*) FROM pgqueue.job")  # locks every leaf, as pg_dump does
+    bench.later("5 hours")
+    await bench.session.run()
+    generation = bench.session.generation
+    assert await bench.maintenance.round() == READ_SECONDS
+    assert bench.bin() == 0
+    assert bench.session.generation == generation  # the fetcher's own: a new one forgets every cursor
+    conn.rollback()
+    assert await bench.maintenance.round() > READ_SECONDS
+    assert bench.bin() == 1
+
+
+@pytest.mark.promise("F20")
+async def test_completions_never_wait_for_a_ring_that_turns_beside_a_reader(
+    bench: Bench, eyes: Eyes, dsn: str, conn: psycopg.Connection
+) -> None:
+    conn.execute("SELECT count(*) FROM pgqueue.job")
+    bench.later("5 hours")
+    taker, spans, stop = Taker(dsn), list[float](), asyncio.Event()
+
+    async def complete() -> None:
+        while not stop.is_set():
+            eyes.do("INSERT INTO pgqueue.job (task) VALUES ('x')")
+            taker.fetcher.watermark.start_at_zero()
+            [job] = await taker.fetch()
+            began = monotonic()
+            await taker.session.run(
+                *(ending for ending, _ in Endings("pgqueue", "v", True).many([(job, COMPLETED)], taker.worker_id))
+            )
+            spans.append(monotonic() - began)
+
+    completing = asyncio.ensure_future(complete())
+    for _ in range(20):
+        await bench.maintenance.round()
+    assert bench.bin() == 0
+    conn.rollback()
+    for _ in range(12):
+        await bench.maintenance.round()
+        bench.later("5 hours")
+    stop.set()
+    await completing
+    await taker.close()
+    spans.sort()
+    print(f"longest completions while the ring turned: {[round(span * 1000) for span in spans[-5:]]} ms")
+    # A turn that has to wait gives up after 50 ms, and 20 had to; the rest, and the longest two, are this machine.
+    assert spans[-3] < 0.25
+    assert bench.bin() != 0
+    assert "running" not in eyes.states()
+
+
+@pytest.mark.promise("F20")
+async def test_two_that_turn_the_ring_at_once_turn_it_once(bench: Bench, dsn: str) -> None:
+    bench.later("5 hours")
+    others = [Session(Link(dsn, "pgqueue"), "maintain") for _ in range(8)]
+    statement = bench.session.link.statement("pruner_advance", kind="done", forced=False)
+    answers = await asyncio.gather(*(other.run(statement) for other in others))
+    assert sum(bool(answer[0][0][0]) for answer in answers) == 1
+    assert bench.bin() == 1
+    await asyncio.gather(*(other.close() for other in others))
+
+
+@pytest.mark.promise("F20")
+async def test_a_turn_that_fails_changes_nothing(bench: Bench, eyes: Eyes) -> None:
+    for _ in range(8):
+        bench.finish()
+        bench.later("5 hours")
+        await bench.maintenance.round()
+    before, place = bench.history(), bench.bin()
+    eyes.do(
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN RAISE 'disk full' USING ERRCODE = '53100'; END$$; "
+        "CREATE TRIGGER fail BEFORE UPDATE ON pgqueue.ring FOR EACH ROW EXECUTE FUNCTION fail()"
+    )
+    bench.later("5 hours")
+    with pytest.raises(psycopg.errors.DiskFull):
+        await bench.maintenance.round()
+    assert (bench.history(), bench.bin()) == (before, place)
+
+
+async def test_who_does_not_lead_does_nothing(bench: Bench) -> None:
+    bench.leads = False
+    bench.later("5 hours")
+    await bench.maintenance.round()
+    assert (bench.bin(), bench.also) == (0, 0)
+
+
+@pytest.mark.promise("F20")
+async def test_a_turn_blocked_by_a_reader_answers_null_and_makes_the_fetcher_forget_nothing(
+    bench: Bench, eyes: Eyes, dsn: str, conn: psycopg.Connection
+) -> None:
+    """The duties share the fetcher's connection: a new one would send every cursor to zero, over all dead rows."""
+    taker = Taker(dsn)
+    eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, 3)")
+    assert len(await taker.fetch()) == 3
+    conn.execute("SELECT count(*) FROM pgqueue.job")
+    bench.later("5 hours")
+    advance = taker.link.statement("pruner_advance", kind="done", forced=False)
+    assert await taker.session.run(advance) == [[(None,)]]
+    maintenance = Maintenance(taker.session, leads=lambda: True, also=bench._also)
+    assert await maintenance.round() == READ_SECONDS
+    assert (taker.session.generation, bench.bin()) == (1, 0)
+    assert await taker.fetch() == []
+    assert set(taker.fetcher.watermark.starts([("default", 11)], 0.0)) == {3}
+    conn.rollback()
+    assert await taker.session.run(advance) == [[(True,)]]
+    assert await taker.session.run(advance) == [[(False,)]]
+    await taker.close()
+
+
+async def test_who_does_not_lead_does_it_now_and_then_for_the_leaders_loop_may_hang(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.worker.leader.pruner.OTHERS_SECONDS", 0.0)
+    bench.maintenance = Maintenance(bench.session, leads=lambda: False, also=bench._also)
+    bench.later("5 hours")
+    await bench.maintenance.round()
+    assert (bench.bin(), bench.also) == (1, 1)
+
+
+async def test_who_has_waited_for_an_hour_is_forgotten(bench: Bench, eyes: Eyes) -> None:
+    eyes.do("INSERT INTO pgqueue.job_waiter (job_id, created_at) VALUES (1, pgqueue.now())")
+    bench.later("59 minutes")
+    await bench.maintenance.round()
+    eyes.do("INSERT INTO pgqueue.job_waiter (job_id, created_at) VALUES (2, pgqueue.now())")
+    assert eyes.all("SELECT job_id FROM pgqueue.job_waiter ORDER BY 1") == [(1,), (2,)]
+    bench.later("2 minutes")
+    await bench.maintenance.round()
+    assert eyes.all("SELECT job_id FROM pgqueue.job_waiter") == [(2,)]

@@ -1,0 +1,303 @@
+"""Due jobs become available at their time: in order, in batches, soon after late commits, never spinning."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from random import Random
+from time import monotonic
+from typing import Any
+
+import psycopg
+import pytest
+from workers import Eyes, least, until, work
+
+import pgqueue
+from pgqueue.client.tasks import task
+from pgqueue.database import statements
+from pgqueue.database.sessions import Link, Session
+from pgqueue.jobs.job import Job
+from pgqueue.worker.leader import scheduler
+from pgqueue.worker.leader.scheduler import BATCH, Scheduler
+
+LATER = """
+    INSERT INTO pgqueue.job (state, task, run_at, priority)
+    SELECT 'scheduled', 'x', pgqueue.now() + make_interval(secs => %s), %s FROM generate_series(1, %s)
+"""
+late: list[float] = []
+
+
+@task(name="scheduler.reports")
+async def reports(job: Job) -> None:
+    assert job.run_at is not None
+    late.append((datetime.now(UTC) - job.run_at).total_seconds())
+
+
+class Bench:
+    """A scheduler at work on its own, and what it sends."""
+
+    def __init__(self, dsn: str, leads: bool = True) -> None:
+        self.leads = leads
+        self.session = Session(Link(dsn, "pgqueue"), "schedule")
+        self.rounds = 0
+        self._run, self.session.run = self.session.run, self._counted  # type: ignore[method-assign]
+        self.scheduler = Scheduler(self.session, notify=True, leads=lambda: self.leads)
+
+    async def _counted(self, *messages: Any, **options: Any) -> list[Any]:
+        self.rounds += 1
+        return await self._run(*messages, **options)
+
+
+@asynccontextmanager
+async def scheduling(dsn: str, leads: bool = True) -> AsyncIterator[Bench]:
+    bench = Bench(dsn, leads)
+    running = asyncio.ensure_future(bench.scheduler.run())
+    try:
+        yield bench
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await bench.session.close()
+
+
+def available(eyes: Eyes, number: int) -> Any:
+    return lambda: eyes.one("SELECT count(*) FROM pgqueue.job_available") == number
+
+
+async def test_two_hundred_jobs_at_spread_times_start_on_time(dsn: str, eyes: Eyes) -> None:
+    random, done = Random(7), 0
+    async with work(dsn, reports) as worker:
+        await until(worker._leads)
+
+        async def once() -> float:
+            nonlocal done
+            late.clear()
+            done += 200
+            with psycopg.connect(dsn) as conn:
+                jobs = [reports.using(delay=0.3 + 2.5 * random.random()).new() for _ in range(200)]
+                pgqueue.enqueue_many(conn, jobs)
+            await until(eyes.done(done))
+            late.sort()
+            p50, p99, most = (late[place] * 1000 for place in (100, 197, 199))
+            print(f"lateness of 200 jobs: p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {most:.1f} ms")
+            assert late[0] >= 0
+            return late[197]
+
+        assert await least(once, 0.1, rounds=5) < 0.1
+
+
+async def test_an_earlier_time_is_told_and_what_is_due_at_once_never_waits_here(dsn: str, eyes: Eyes) -> None:
+    async with work(dsn, reports) as worker:
+        await until(worker._leads)
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            reports.using(delay=3600).enqueue(conn)
+            done = 0
+
+            async def once() -> float:
+                nonlocal done
+                began, done = monotonic(), done + 1
+                reports.using(delay=0.2).enqueue(conn)
+                await until(eyes.done(done))
+                return monotonic() - began
+
+            assert await least(once, 1.0) < 1.0
+            reports.using(delay=0).enqueue(conn)
+            await until(eyes.done(done + 1))
+    assert eyes.states() == {"scheduled": 1, "completed": done + 1}
+
+
+async def test_jobs_keep_their_order_and_their_lane(dsn: str, eyes: Eyes) -> None:
+    for seconds, priority in ((-1, 5), (-3, 5), (-2, 0), (-4, 9)):
+        eyes.do(LATER, seconds, priority, 1)
+    eyes.do("INSERT INTO pgqueue.job (state, task, run_at, crashes) VALUES ('scheduled', 'x', now(), 1)")
+    async with scheduling(dsn):
+        await until(available(eyes, 5))
+    rows = eyes.all("SELECT rank, round(extract(epoch FROM pgqueue.now() - run_at))::int FROM pgqueue.job ORDER BY pos")
+    assert [rank for rank, _ in rows] == [19, 11, 1, 11, -2]
+
+
+async def test_more_than_a_batch_is_promoted_at_once(dsn: str, eyes: Eyes) -> None:
+    eyes.do(LATER, -1, 5, 2 * BATCH + 1)
+    async with scheduling(dsn) as bench:
+        await until(available(eyes, 2 * BATCH + 1), 30.0)
+        assert bench.rounds == 3
+
+
+async def test_one_that_does_not_lead_promotes_nothing_until_it_does(dsn: str, eyes: Eyes) -> None:
+    eyes.do(LATER, -1, 5, 1)
+    async with scheduling(dsn, leads=False) as bench:
+        bench.scheduler.news()
+        await asyncio.sleep(0)
+        assert bench.rounds == 0
+        bench.leads = True
+        bench.scheduler.news()
+        await until(available(eyes, 1))
+
+
+@pytest.mark.promise("F23")
+async def test_a_due_row_locked_by_a_stranger_is_no_reason_to_spin_and_delays_no_other(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    eyes.do(LATER, -1, 5, 1)
+    conn.execute("SELECT FROM pgqueue.job_scheduled FOR UPDATE")
+    async with scheduling(dsn) as bench:
+        await until(lambda: bench.rounds >= 5)  # its patience has grown by now
+        others, rounds = 0, list[int]()
+
+        async def once() -> float:
+            nonlocal others
+            before, began, others = bench.rounds, monotonic(), others + 1
+            eyes.do(LATER, 1.0, 5, 1)
+            eyes.do('NOTIFY "pgqueue.:scheduled"')
+            bench.scheduler.news()
+            await until(available(eyes, others))
+            rounds.append(bench.rounds - before)
+            return monotonic() - began
+
+        assert await least(once, 1.2) < 1.2  # the other one, at its time
+        assert min(rounds) < 15
+        conn.rollback()
+        await until(available(eyes, others + 1))
+
+
+@pytest.mark.promise("F21")
+async def test_a_time_that_had_long_passed_when_its_transaction_committed_is_found_soon(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A walk starts a minute back, and the transaction was open longer; only the start at zero finds its row."""
+    monkeypatch.setattr(scheduler, "ZERO_SECONDS", 0.5)
+    conn.execute(LATER.encode(), [-3600, 5, 1])
+    async with scheduling(dsn) as bench:
+        await until(lambda: bench.rounds >= 1)
+        conn.commit()
+        bench.scheduler.news()
+        await until(available(eyes, 1), 30.0)
+
+
+def test_a_start_at_zero_comes_as_often_as_the_watermarks() -> None:
+    assert scheduler.ZERO_SECONDS <= 5.0
+
+
+async def test_a_wait_for_the_connection_does_not_put_off_the_next_start_at_zero(dsn: str) -> None:
+    session = Session(Link(dsn, "pgqueue"), "schedule")
+    waits = Scheduler(session, notify=True, leads=lambda: True)
+    async with session._turn:  # somebody else's message hangs
+        promoting = asyncio.ensure_future(waits._promote())
+        await asyncio.sleep(0.5)
+    await promoting
+    await session.close()
+    assert waits._zero_at - monotonic() < scheduler.ZERO_SECONDS + 0.5 * scheduler.ZERO_SHARE / 2
+
+
+async def test_one_slow_answer_does_not_put_off_the_starts_at_zero_for_hours(dsn: str) -> None:
+    session = Session(Link(dsn, "pgqueue"), "schedule")
+    slow = Scheduler(session, notify=True, leads=lambda: True)
+    run = session.run
+
+    async def hangs(*messages: Any, **options: Any) -> list[Any]:
+        answers = await run(*messages, **options)
+        session.took = 45.0
+        return answers
+
+    session.run = hangs  # type: ignore[method-assign]
+    await slow._promote()
+    await session.close()
+    assert slow._zero_at - monotonic() <= 300.0
+
+
+def reads(dsn: str, name: str, after: str) -> int:
+    """The buffers one of the scheduler's statements touches; rolled back."""
+    with psycopg.connect(dsn) as looking:
+        looking.execute("SET plan_cache_mode = force_generic_plan")
+        params = {"after": after, "n": BATCH, "notify": False}
+        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statements.text(name, 'pgqueue')}"
+        rows = looking.execute(explain.encode(), params).fetchall()
+        looking.rollback()
+    return int(rows[0][0][0]["Plan"]["Shared Hit Blocks"])
+
+
+@pytest.mark.promise("F07")
+@pytest.mark.parametrize("name", ["scheduler_promote", "scheduler_next"])
+@pytest.mark.parametrize("analysed", [False, True])
+def test_what_is_not_due_costs_nothing(name: str, analysed: bool, dsn: str, eyes: Eyes) -> None:
+    reads(dsn, name, scheduler.EVER)
+    before = reads(dsn, name, scheduler.EVER)
+    eyes.do(LATER, 86_400, 5, 30_000)
+    if analysed:
+        eyes.do("VACUUM ANALYZE pgqueue.job_scheduled")
+    assert reads(dsn, name, scheduler.EVER) <= before + 10
+
+
+@pytest.mark.promise("E14", "F08")
+async def test_a_held_snapshot_does_not_make_each_walk_dearer(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
+    async with scheduling(dsn) as bench:
+        await until(lambda: bench.scheduler._after != scheduler.EVER)
+        before = reads(dsn, "scheduler_promote", bench.scheduler._after)
+        conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        conn.execute("SELECT count(*) FROM pgqueue.job")
+        eyes.do(LATER, -120, 5, 20_000)  # older than where a walk starts: found at zero, and dead since
+        bench.scheduler._zero_at = 0.0
+        bench.scheduler.news()
+        await until(available(eyes, 20_000), 30.0)
+        await until(lambda: bench.scheduler._after != scheduler.EVER)
+        assert reads(dsn, "scheduler_promote", bench.scheduler._after) <= before + 10
+
+
+@pytest.mark.promise("F21")
+@pytest.mark.parametrize("seconds", [-1, 0.3])
+async def test_one_that_does_not_lead_promotes_what_is_overdue_for_the_leaders_loop_may_hang(
+    seconds: float, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "LOOK_SECONDS", 0.1)
+    eyes.do(LATER, seconds, 5, BATCH + 1)
+    async with scheduling(dsn, leads=False):
+        await until(available(eyes, BATCH + 1), 30.0)
+
+
+async def test_news_for_the_leader_do_not_put_off_the_look_of_the_others(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every retry notifies: on a busy system there is always news."""
+    monkeypatch.setattr(scheduler, "LOOK_SECONDS", 0.1)
+    eyes.do(LATER, -1, 5, 1)
+    async with scheduling(dsn, leads=False) as bench:
+
+        def found() -> bool:
+            bench.scheduler.news()
+            return bool(available(eyes, 1)())
+
+        await until(found, 30.0)
+
+
+async def test_one_that_does_not_lead_looks_now_and_then_and_no_more(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "LOOK_SECONDS", 0.1)
+    eyes.do(LATER, 3600, 5, 10)
+    async with scheduling(dsn, leads=False) as bench:
+        began = monotonic()
+        await until(lambda: bench.rounds >= 3)
+        assert monotonic() - began >= 0.3
+    assert eyes.states() == {"scheduled": 10}
+
+
+async def test_a_clock_that_steps_back_keeps_nothing_from_being_promoted(dsn: str, eyes: Eyes) -> None:
+    """Within the statement: between the look at what is due and the table's own check."""
+    eyes.do(LATER, -1, 5, 3)
+    eyes.do("CREATE SEQUENCE public.looks")
+    eyes.do(
+        "CREATE OR REPLACE FUNCTION pgqueue.now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE RETURN "
+        "clock_timestamp() - CASE WHEN nextval('public.looks') > 1 THEN interval '1 hour' ELSE interval '0' END"
+    )
+    async with scheduling(dsn):
+        await until(available(eyes, 3), 30.0)
+
+
+@pytest.mark.promise("F07")
+@pytest.mark.parametrize("name", ["scheduler_promote", "scheduler_next"])
+def test_a_hundred_thousand_future_jobs_in_a_table_never_analysed_are_not_read(name: str, dsn: str, eyes: Eyes) -> None:
+    eyes.do(LATER, 86_400, 5, 100_000)
+    assert eyes.all("SELECT reltuples::int FROM pg_class WHERE relname = 'job_scheduled'") == [(-1,)]
+    assert reads(dsn, name, scheduler.EVER) < 20

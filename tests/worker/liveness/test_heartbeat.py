@@ -1,0 +1,209 @@
+"""Signs of life: who is judged dead, by what has been seen and nothing else, and what a beat carries."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+import psycopg
+import pytest
+from faults import Wire
+from workers import Eyes, wait_until
+
+from pgqueue.database import sessions
+from pgqueue.database.sessions import Link
+from pgqueue.worker.liveness.heartbeat import LATE, Heartbeat, Judge
+from pgqueue.worker.liveness.loop_monitor import Pulse
+from pgqueue.worker.liveness.registration import register
+
+LEASE = 15.0
+STEP = 5.0
+
+
+def watch(
+    judge: Judge, beats: list[int], *, start: float = 0.0, step: float = STEP, lease: float = LEASE
+) -> list[bool]:
+    """Whether worker 7 was judged dead at each read of its beat."""
+    return [bool(judge.observe([(7, beat, lease)], start + place * step)) for place, beat in enumerate(beats)]
+
+
+def test_the_same_beat_for_a_whole_lease_is_death_and_not_a_moment_less() -> None:
+    assert watch(Judge(LEASE), [3, 3, 3, 3]) == [False, False, False, True]
+    assert watch(Judge(LEASE), [3, 3, 3, 3], step=4.99) == [False] * 4
+    assert Judge(LEASE).observe([], 0.0) == []
+
+
+def test_a_beat_begins_the_watch_anew_forwards_or_backwards() -> None:
+    assert watch(Judge(LEASE), [3, 3, 3, 4, 4, 4, 4]) == [False] * 6 + [True]
+    assert watch(Judge(LEASE), [3, 3, 3, 2, 2, 2]) == [False] * 6  # a failover lost beats
+
+
+def test_the_dead_are_named_with_the_beat_they_were_seen_at() -> None:
+    judge = Judge(LEASE)
+    for now in (0, 5, 10):
+        judge.observe([(7, 3, LEASE), (8, int(now), LEASE)], now)
+    assert judge.observe([(7, 3, LEASE), (8, 15, LEASE)], 15) == [(7, 3)]
+    assert judge.live() == 2
+
+
+@pytest.mark.promise("F06")
+def test_a_judge_that_was_stopped_judges_nobody() -> None:
+    judge = Judge(LEASE)
+    assert watch(judge, [3, 3]) == [False, False]
+    # Suspended for an hour: the count is the same, but nobody was watching. Three more reads, a lease long.
+    assert watch(judge, [3, 3, 3, 3], start=3_600) == [False, False, False, True]
+
+
+@pytest.mark.promise("F06")
+def test_reads_that_come_late_are_no_watch() -> None:
+    assert watch(Judge(LEASE), [3] * 20, step=8.0) == [False] * 20  # an overloaded judge
+
+
+def test_two_reads_are_not_enough_however_far_apart() -> None:
+    assert watch(Judge(2.0), [3, 3], step=1.0, lease=1.0) == [False, False]
+
+
+@pytest.mark.parametrize(("own", "other"), [(15.0, 2.0), (2.0, 15.0), (60.0, 1.0)])
+def test_workers_with_other_leases_are_judged_too(own: float, other: float) -> None:
+    """A judge that beats every 5 s never sees one with a lease of 2 s often enough for that one's own lease."""
+    judge, step = Judge(own), own / 3
+    dead = watch(judge, [3] * 40, step=step, lease=other)
+    assert any(dead)
+    assert dead.index(True) * step >= other
+
+
+def test_a_worker_that_leaves_and_one_that_comes_are_not_mixed_up() -> None:
+    judge = Judge(LEASE)
+    for now in (0, 5, 10):
+        judge.observe([(7, 3, LEASE)], now)
+    assert judge.observe([], 15) == []
+    assert judge.observe([(7, 3, LEASE)], 20) == []  # marked, and seen again: watched from here
+
+
+class Beats:
+    """A heartbeat of a registered worker, and what it called back."""
+
+    def __init__(self, dsn: str, lease: float) -> None:
+        self.link = Link(dsn, "pgqueue")
+        with psycopg.connect(dsn) as conn:
+            self.worker_id = register(conn, "pgqueue", lease=lease, concurrency=3, version_tag="v", queues=["a", "b"])
+        self.dead: list[tuple[int, int]] = []
+        self.declared = threading.Event()
+        self.again = threading.Event()
+        self.loop = asyncio.new_event_loop()
+        self.running: list[int] = []
+        self.sessions: list[tuple[int, str]] = []
+        self.heartbeat = Heartbeat(
+            self.link,
+            self.worker_id,
+            lease,
+            state=lambda: "running",
+            running=lambda: self.running,
+            lost=lambda: 0,
+            sessions=lambda: self.sessions,
+            dead=self.dead.extend,
+            declared_dead=self.declared.set,
+            again=self.again.set,
+            pulse=Pulse(self.loop),
+        )
+
+
+@contextmanager
+def beating(dsn: str, lease: float = 1.0) -> Iterator[Beats]:
+    made = Beats(dsn, lease)
+    made.heartbeat.start()
+    try:
+        yield made
+    finally:
+        made.heartbeat.stop()
+        made.loop.close()
+
+
+def row(eyes: Eyes, worker_id: int) -> Any:
+    return eyes.all("SELECT beat, state, running, sessions FROM pgqueue.worker WHERE id = %s", worker_id)[0]
+
+
+def test_a_beat_says_what_runs_and_which_sessions_are_ours(dsn: str, eyes: Eyes) -> None:
+    with beating(dsn) as beats:
+        beats.running = [5, 9]
+        beats.sessions = [(4711, "2020-01-01 00:00:00+00")]
+        wait_until(lambda: row(eyes, beats.worker_id)[2] == [5, 9])
+        wait_until(lambda: row(eyes, beats.worker_id)[0] >= 3)
+        pids = [session["pid"] for session in row(eyes, beats.worker_id)[3]]
+        assert pids == [4711, eyes.backends("pgqueue beat")[0][0]]
+
+
+@pytest.mark.promise("F06")
+def test_a_beat_that_fails_is_tried_again_on_a_new_connection(dsn: str, eyes: Eyes) -> None:
+    with beating(dsn) as beats:
+        for _ in range(3):
+            wait_until(lambda: eyes.backends("pgqueue beat"))
+            beat = row(eyes, beats.worker_id)[0]
+            eyes.terminate("pgqueue beat")
+            wait_until(lambda beat=beat: row(eyes, beats.worker_id)[0] > beat)  # type: ignore[misc]
+        assert not beats.dead and not beats.declared.is_set()
+
+
+@pytest.mark.promise("F06")
+def test_a_beat_whose_commit_was_cut_off_does_not_keep_the_next_one_waiting(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session has the worker's own row locked, and would for hours: the worker would be taken for dead."""
+    monkeypatch.setattr(sessions, "ROUND_TRIP_SECONDS", 1.0)
+    fetchall, cut = psycopg.Cursor.fetchall, threading.Event()
+
+    def cutting_fetchall(self: psycopg.Cursor[Any]) -> list[Any]:
+        rows = fetchall(self)
+        beat = threading.current_thread().name == "pgqueue-heartbeat" and rows and len(rows[0]) == 3
+        if beat and not cut.is_set():  # the answer is there, the COMMIT not sent
+            assert wire.kill("pgqueue beat") == 1
+            cut.set()
+        return rows
+
+    monkeypatch.setattr(psycopg.Cursor, "fetchall", cutting_fetchall)
+    with Wire(dsn) as wire, beating(wire.dsn, lease=6.0) as beats:
+        assert cut.wait(30)
+        held = eyes.backends("pgqueue beat")
+        assert not eyes.all("SELECT FROM pgqueue.worker FOR NO KEY UPDATE SKIP LOCKED")
+        wait_until(lambda: row(eyes, beats.worker_id)[0] >= 1, 30.0)
+        assert not {*held} & {*eyes.backends("pgqueue beat")}
+
+
+def test_who_finds_its_row_marked_or_gone_says_so_once_and_beats_no_more(dsn: str, eyes: Eyes) -> None:
+    for sql in ("UPDATE pgqueue.worker SET dead_at = now()", "DELETE FROM pgqueue.worker"):
+        with beating(dsn) as beats:
+            wait_until(lambda: row(eyes, beats.worker_id)[0] >= 1)
+            eyes.do(sql)
+            assert beats.declared.wait(30)
+            beats.heartbeat._thread.join(30)
+            assert not beats.heartbeat._thread.is_alive()
+
+
+def test_a_dead_one_is_seen_by_all_who_live_and_reported_until_it_is_marked(dsn: str, eyes: Eyes) -> None:
+    with psycopg.connect(dsn) as conn:
+        silent = register(conn, "pgqueue", lease=1.0, concurrency=1, version_tag="v", queues=["a"])
+    with beating(dsn) as one, beating(dsn) as two:
+        wait_until(lambda: (silent, 0) in one.dead and (silent, 0) in two.dead, 30.0)
+        seen = len(one.dead)
+        wait_until(lambda: len(one.dead) > seen)
+        assert {worker for worker, _ in one.dead + two.dead} == {silent}
+        eyes.do("UPDATE pgqueue.worker SET dead_at = now() WHERE id = %s", silent)
+        wait_until(lambda: one.heartbeat.judge.live() == 1)
+
+
+@pytest.mark.promise("F06")
+def test_who_cannot_beat_is_late_at_four_fifths_of_its_lease_and_told_when_it_can_again(dsn: str, eyes: Eyes) -> None:
+    with beating(dsn, lease=2.0) as beats:
+        wait_until(lambda: row(eyes, beats.worker_id)[0] >= 2)
+        assert not beats.heartbeat.late() and not beats.again.is_set()
+        with psycopg.connect(dsn) as stranger:
+            stranger.execute("SELECT FROM pgqueue.worker FOR NO KEY UPDATE")
+            wait_until(beats.heartbeat.late)
+            assert monotonic() - beats.heartbeat.last_beat >= LATE * 2.0
+            assert not beats.again.is_set()
+        assert beats.again.wait(30)
+        wait_until(lambda: not beats.heartbeat.late())

@@ -1,0 +1,115 @@
+"""Slots and room: what a pool asks for, when, and that a worker never claims more than its pools can hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from workers import Eyes, until, work
+
+from pgqueue.client.tasks import task
+from pgqueue.errors import InvalidOption
+from pgqueue.jobs.job import Job
+from pgqueue.worker.run.slots import PREFETCH_MOST, PREFETCH_SECONDS, Pool, pools
+from pgqueue.worker.settings import at_least, queue_slots
+
+ran: list[str] = []
+
+
+@task(name="pool.quick")
+async def quick(job: Job) -> None:
+    ran.append(job.queue)
+
+
+def waiting(number: int) -> list[Any]:
+    return [(None, quick)] * number
+
+
+def test_room_is_what_fits_and_none_while_there_is_enough_at_hand() -> None:
+    pool = Pool(["a"], 4)
+    assert (pool.room(), pool.low()) == (4, True)
+    pool.waiting.extend(waiting(3))
+    assert [pool.start() is not None for _ in range(5)] == [True] * 3 + [False] * 2
+    assert pool.room() == 1
+    pool.waiting.extend(waiting(1))
+    pool.start()
+    assert (pool.room(), pool.running) == (0, 4)
+    pool.prefetch = 10
+    pool.waiting.extend(waiting(6))
+    assert (pool.room(), pool.asked()) == (0, 4)  # more than half is left
+    pool.waiting.popleft()
+    assert pool.room() == 5
+    pool.end(0.1)
+    assert pool.room() == 6
+    pool.prefetch = 0
+    pool.waiting.extend(waiting(20))
+    assert pool.asked() == 0
+
+
+@pytest.mark.parametrize(
+    ("slots", "jobs", "seconds", "prefetch"),
+    [
+        (4, 100, 1 / 128, 25),
+        (10, 100, 1 / 128, 64),
+        (4, 100, 1.0, 0),
+        (4, 3, 1e-4, 6),
+        (1000, 90_000, 1e-9, PREFETCH_MOST),
+    ],
+)
+def test_the_prefetch_is_fifty_milliseconds_of_work(slots: int, jobs: int, seconds: float, prefetch: int) -> None:
+    pool = Pool(["a"], slots)
+    pool.running = jobs
+    for _ in range(jobs):
+        pool.end(seconds)
+    pool.adapt()
+    assert pool.prefetch == prefetch
+    pool.adapt()  # nothing new to go by
+    assert pool.prefetch == prefetch
+    assert pool.running == 0
+    assert PREFETCH_SECONDS == 0.05
+
+
+def test_each_queue_with_slots_of_its_own_has_its_pool_and_the_others_share() -> None:
+    named = queue_slots(["mail:5", "a", "b"], [])
+    assert named == {"mail": 5, "a": None, "b": None}
+    assert [(pool.queues, pool.slots) for pool in pools(named, 7)] == [(("a", "b"), 7), (("mail",), 5)]
+    assert [(pool.queues, pool.slots) for pool in pools({"mail": 5}, 7)] == [(("mail",), 5)]
+    assert queue_slots(None, [quick]) == queue_slots(None, []) == {"default": None}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: queue_slots(["mail:"], []),
+        lambda: queue_slots(["mail:0"], []),
+        lambda: queue_slots(["mail:-1"], []),
+        lambda: queue_slots(["mail:x"], []),
+        lambda: queue_slots([":5"], []),
+        lambda: at_least("lease", math.nan, 1.0),
+        lambda: at_least("lease", math.inf, 1.0),
+        lambda: at_least("lease", 0.99, 1.0),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(InvalidOption):
+        call()
+
+
+@pytest.mark.parametrize("queues", [["mail:1", "bulk"], ["mail:3", "bulk:2", "other:5"]], ids=str)
+async def test_beside_an_idle_pool_a_queue_is_given_no_more_than_it_has_slots_for(
+    queues: list[str], dsn: str, eyes: Eyes
+) -> None:
+    """Each of its ten lanes could give all the room there is, its own and that of the other pool."""
+    ran.clear()
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, queue, priority, rank) "
+        "SELECT 'pool.quick', 'mail', n %% 10, 2 * (n %% 10) + 1 FROM generate_series(1, %s) n",
+        100,
+    )
+    async with work(dsn, quick, queues=queues):
+        await until(eyes.done(100))
+    assert ran == ["mail"] * 100
+    # A position is drawn each time a job becomes available: nobody did a second time.
+    assert eyes.one("SELECT last_value FROM pgqueue.job_pos_seq") == 100

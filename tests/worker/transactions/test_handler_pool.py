@@ -1,0 +1,221 @@
+"""Connections for handlers: as many as slots, nothing is left behind in one, none stays with its locks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from accounts import accounts, balances
+from faults import Wire
+from handler_pools import FOUND, LEFT, SESSIONS, restless, tidied, whole
+from psycopg_pool import PoolTimeout
+from transactional_tasks import BOTH, declared, enqueued
+from workers import Eyes, until, work
+
+from pgqueue import Job
+from pgqueue.database.sessions import Link
+from pgqueue.worker.transactions import handler_pool
+from pgqueue.worker.transactions.handler_pool import Identity, Lender
+
+__all__ = ["accounts", "restless"]
+
+
+# What a handler leaves behind ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def boss(accounts: Eyes) -> Iterator[str]:
+    """A role that may do what we may."""
+    name = f"boss_{accounts.one('SELECT current_database()')}"
+    accounts.do(f'CREATE ROLE "{name}" SUPERUSER')
+    yield name
+    accounts.do(f'DROP ROLE "{name}"')
+
+
+@pytest.mark.parametrize("who", ["ROLE", "SESSION AUTHORIZATION"])
+@BOTH
+async def test_nothing_of_a_session_is_left_to_the_next_job(
+    dsn: str, accounts: Eyes, boss: str, who: str, on_loop: bool
+) -> None:
+    found: list[Any] = []
+
+    def looks(job: Job) -> None:
+        conn = job.connection
+        found.append([conn.execute(FOUND).fetchone(), conn.prepare_threshold])
+
+    async def alooks(job: Job) -> None:
+        conn = await job.aconnection()
+        found.append([await (await conn.execute(FOUND)).fetchone(), conn.prepare_threshold])
+
+    def leaves(job: Job) -> None:
+        for sql in (*LEFT, f'SET {who} "{boss}"'):
+            job.connection.execute(sql)
+        job.connection.row_factory = psycopg.rows.dict_row
+        job.connection.cursor_factory = psycopg.RawCursor
+        job.connection.prepare_threshold = 0
+
+    async def aleaves(job: Job) -> None:
+        conn = await job.aconnection()
+        for sql in (*LEFT, f'SET {who} "{boss}"'):
+            await conn.execute(sql)
+        conn.row_factory = psycopg.rows.dict_row
+        conn.cursor_factory = psycopg.AsyncRawCursor
+        conn.prepare_threshold = 0
+
+    looking, leaving = declared(alooks if on_loop else looks), declared(aleaves if on_loop else leaves)
+    async with work(dsn, looking, leaving, concurrency=1) as worker:
+        for number, asked in enumerate((looking, leaving, looking), 1):
+            enqueued(dsn, asked)
+            await until(accounts.done(number))
+            await until(lambda: whole(worker))
+            # Others are free of it at once, not when the pool lets the connection go.
+            assert accounts.one("SELECT pg_try_advisory_xact_lock(42)")
+    before, after = found
+    assert after == before
+
+
+# How many there are --------------------------------------------------------------------------------------------------
+
+
+async def test_there_is_a_connection_for_every_slot(dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots that a queue has of its own are slots, too."""
+    monkeypatch.setattr("pgqueue.worker.transactions.handler_pool.GET_SECONDS", 20.0)
+    all_have_one = threading.Barrier(8)
+
+    def meets(job: Job) -> None:
+        job.connection.execute("INSERT INTO effect VALUES (%s)", [job.id])
+        all_have_one.wait(30)
+
+    meeting = declared(meets)
+    async with work(dsn, meeting, queues=["default", "mail:6"], concurrency=2):
+        with psycopg.connect(dsn) as conn:
+            meeting.enqueue_many(conn, [()] * 2)
+            meeting.using(queue="mail").enqueue_many(conn, [()] * 6)
+        await until(accounts.done(8), 30)
+    assert accounts.one("SELECT count(*) FROM pgqueue.attempt") == 0
+
+
+# Connections that broke on one side ----------------------------------------------------------------------------------
+
+
+class Reset(Wire):
+    """A wire whose worker's end is reset; the server never hears of it."""
+
+    def reset(self, name: str) -> int:
+        number: int = self._call(self._reset(name))
+        return number
+
+    async def _reset(self, name: str) -> int:
+        number = await self._kill((name,))
+        for line in self._lines:
+            if line.name == name and not line.sound.is_set():
+                line.ends[1].transport.abort()
+        return number
+
+
+@pytest.mark.promise("F24")
+@BOTH
+async def test_a_session_whose_connection_broke_is_ended_before_the_next_attempt(
+    dsn: str, accounts: Eyes, on_loop: bool
+) -> None:
+    """It has its row locked still, so the next attempt would wait for it until the server noticed, in hours."""
+    wire = Reset(dsn)
+    pids: list[int] = []
+    listed: list[Any] = []
+    there = f"SELECT count(*) {SESSIONS} AND pid = %s"
+    known = "SELECT sessions @> jsonb_build_array(jsonb_build_object('pid', %s::int)) FROM pgqueue.worker"
+    update = "UPDATE account SET balance = balance - 10 WHERE id = 1"
+
+    def writes(job: Job) -> None:
+        if job.attempt == 2:
+            asyncio.run_coroutine_threadsafe(heartbeat.listed(), loop).result(30)
+            listed.append((accounts.one(there, pids[0]), accounts.one(known, pids[0])))
+        conn = job.connection
+        conn.execute(update)
+        pids.append(conn.info.backend_pid)
+        if job.attempt == 1:
+            assert wire.reset("pgqueue job") == 1
+            conn.execute("SELECT 1")
+
+    async def awrites(job: Job) -> None:
+        if job.attempt == 2:
+            await heartbeat.listed()
+            listed.append((accounts.one(there, pids[0]), accounts.one(known, pids[0])))
+        conn = await job.aconnection()
+        await conn.execute(update)
+        pids.append(conn.info.backend_pid)
+        if job.attempt == 1:
+            assert wire.reset("pgqueue job") == 1
+            await conn.execute("SELECT 1")
+
+    writing = declared(awrites if on_loop else writes)
+    with wire:
+        async with work(wire.dsn, writing, concurrency=2) as worker:
+            heartbeat, loop = worker._heartbeat, asyncio.get_running_loop()
+            await until(accounts.is_in(enqueued(dsn, writing), "completed"))
+            await tidied(worker, accounts)
+            assert listed == [(1, True)]
+            assert accounts.one(there, pids[0]) == 0
+            assert worker._lender._orphans == set()
+    assert balances(accounts)[0] == 90
+    assert accounts.all("SELECT attempt, error_type FROM pgqueue.attempt") == [(1, "OperationalError")]
+
+
+@pytest.mark.promise("I11")
+@pytest.mark.usefixtures("restless")
+async def test_who_gets_no_connection_is_told_why(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handler_pool, "GET_SECONDS", 0.3)
+
+    async def listed() -> None: ...
+
+    lender = Lender(Link(dsn, "pgqueue"), 1, listed)
+    conn = await asyncio.to_thread(lender.take)
+    with pytest.raises(PoolTimeout, match=r"within 0.3 s: the database takes none, or all 1 \(one for each slot\)"):
+        await asyncio.to_thread(lender.take)
+    waits = asyncio.ensure_future(asyncio.to_thread(lender.take))
+    lender.give(conn)
+    lender.give(await waits)  # whoever waits is given the one that comes back
+    aconn = await lender.atake()
+    with pytest.raises(PoolTimeout, match=r"all 1 \(one for each slot\)"):
+        await lender.atake()
+    await lender.agive(aconn)
+    await lender.close()
+
+
+@pytest.mark.second
+async def test_the_beat_may_ask_for_the_sessions_at_any_moment() -> None:
+    """Connections are made meanwhile, in other threads."""
+
+    class Conn:
+        closed = False
+
+        class info:
+            backend_pid = 7
+
+    async def listed() -> None:
+        raise AssertionError
+
+    lender = Lender(Link("", "pgqueue"), 1, listed)
+    conns = [Conn() for _ in range(20_000)]
+    first: Identity = (7, "then")
+
+    def made() -> None:
+        for conn in conns:
+            lender._own(conn, first)  # type: ignore[arg-type]
+
+    making = asyncio.create_task(asyncio.to_thread(made))
+
+    def asked() -> int:
+        times = 0
+        while not making.done():
+            lender.identities()
+            times += 1
+        return times
+
+    assert await asyncio.to_thread(asked) > 0
+    await making
+    assert lender.identities() == [first] * len(conns)
