@@ -104,10 +104,10 @@ class AsyncWork(Attempt):
 
     async def _begin(self) -> AsyncBorrowed:
         while True:
-            conn = await self._home.lender.atake(begun=self._first)
+            conn = await self._home.lender.atake()
             try:
                 self._look()  # Python 3.11's wait_for, in the pool, may swallow a cancellation
-                await conn.begin(self._job.claim)
+                await conn.begin()
             except BaseException as error:
                 dead = conn.closed
                 await conn.close()
@@ -116,7 +116,7 @@ class AsyncWork(Attempt):
                     continue
                 raise
             if not self.over:
-                self._conn, self._began, self._first = conn, monotonic(), False
+                self._conn, self._began = conn, monotonic()
                 return conn
             await conn.close()
             await self._home.lender.agive(conn)
@@ -124,7 +124,7 @@ class AsyncWork(Attempt):
 
     async def _commit(self, conn: AsyncBorrowed, outcome: Outcome) -> None:
         if isinstance(outcome, Completed):
-            await self._commit_with(conn, self._within(outcome), completes=True)
+            await self._commit_with(conn, self._within(outcome))
             return
         await asend(conn, self.statement("complete_mine"))
         ending = self._ending(outcome)
@@ -132,15 +132,12 @@ class AsyncWork(Attempt):
             raise lost(self._job)
         await self._commit_with(conn, [])
 
-    async def _commit_with(
-        self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]], completes: bool = False
-    ) -> None:
-        settled = self._home.ahead(True) if completes else None
+    async def _commit_with(self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]]) -> None:
         along = statements[0] if len(statements) == 1 and conn.can_take(statements[0]) else None
         for statement in statements if along is None else ():
             await asend(conn, statement)
         self._committing = True
-        await conn.end(along, settled)
+        await conn.end(along)
         self._committed = True
 
     async def _keep(self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:

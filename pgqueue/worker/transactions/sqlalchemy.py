@@ -63,9 +63,9 @@ class Face:
         """SQLAlchemy's, for its log: it would stay with the connection, one more for each job."""
 
     def _open(self) -> bool:
-        """Whether the transaction is still there: after its end the connection may be in the next job's already."""
+        """Whether the worker has not ended the transaction yet."""
         status = self._conn.info.transaction_status
-        return self._conn.kept and status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+        return status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 
 def session(conn: Borrowed) -> Session:

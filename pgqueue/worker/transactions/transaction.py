@@ -65,9 +65,6 @@ class Around:
     """In a thread: nothing is raised into it meanwhile; who stops the job is heard afterwards."""
     stops: Callable[[Job], None] = lambda job: None
     """Raises what stops this job, if it was told to."""
-    ahead: Callable[[bool], int | None] = lambda is_async: None
-    """Whether a transaction should begin for the next job, in a thread or on the loop, with the end of this one: the
-    claims that have been answered, all up to this one; else None."""
 
 
 class Attempt:
@@ -81,8 +78,6 @@ class Attempt:
         self.over = False
         """The run is over, so no transaction begins any more: nobody would end it."""
         self._conn: Any = None
-        self._first = True
-        """Whether no transaction has begun yet."""
         self._committing = self._committed = False
         self._home = home
         self._job = job
@@ -320,9 +315,9 @@ class Work(Attempt):
 
     def _begin(self) -> Borrowed:
         while True:
-            conn = self._home.lender.take(begun=self._first, look=self._look)
+            conn = self._home.lender.take(look=self._look)
             try:
-                conn.begin(self._job.claim)
+                conn.begin()
             except BaseException as error:
                 dead = conn.closed
                 conn.close()
@@ -332,7 +327,7 @@ class Work(Attempt):
                 raise
             with self._having:  # the run ends before, and we see it; or after, and it sees the connection
                 if not self.over:
-                    self._conn, self._began, self._first = conn, monotonic(), False
+                    self._conn, self._began = conn, monotonic()
                     return conn
             conn.close()
             self._home.lender.give(conn)
@@ -340,7 +335,7 @@ class Work(Attempt):
 
     def _commit(self, conn: Borrowed, outcome: Outcome) -> None:
         if isinstance(outcome, Completed):
-            self._commit_with(conn, self._within(outcome), completes=True)
+            self._commit_with(conn, self._within(outcome))
             return
         send(conn, self.statement("complete_mine"))  # waits for who has it locked; the next statement would not
         ending = self._ending(outcome)
@@ -348,13 +343,12 @@ class Work(Attempt):
             raise lost(self._job)
         self._commit_with(conn, [])
 
-    def _commit_with(self, conn: Borrowed, statements: Sequence[Statement[Any]], completes: bool = False) -> None:
-        settled = self._home.ahead(False) if completes else None
+    def _commit_with(self, conn: Borrowed, statements: Sequence[Statement[Any]]) -> None:
         along = statements[0] if len(statements) == 1 and conn.can_take(statements[0]) else None
         for statement in statements if along is None else ():
             send(conn, statement)
         self._committing = True
-        conn.end(along, settled)
+        conn.end(along)
         self._committed = True
 
 
