@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 
 from pgqueue.jobs.job import Job
@@ -18,7 +18,6 @@ from pgqueue.jobs.outcomes import RELEASED
 from pgqueue.worker.claims import Claims
 from pgqueue.worker.complete.completer import Completer
 from pgqueue.worker.concurrency.chains import LONGEST_SECONDS, Chain
-from pgqueue.worker.concurrency.claim_rates import Passing
 from pgqueue.worker.concurrency.rate_limiter import Free, Rates
 from pgqueue.worker.concurrency.semaphores import Slots
 from pgqueue.worker.concurrency.sweep import Sweep
@@ -55,7 +54,6 @@ class Meeting:
         self._held: dict[int, Job] = {}
         self._ended_jobs = 0
         self._suspects = Suspects()
-        self._passing = Passing()
         self._way_for: str | None = None
         """The rate that the suspect waits for to whom way is made."""
 
@@ -167,38 +165,19 @@ class Meeting:
         self._admit.fetched()
         self._rates.roomier()
 
-    def _bring(self, jobs: list[Job]) -> None:
-        """What a fetch has claimed. Those under a rate start first, and no more are at hand than start in time."""
-        paced = [job for job in jobs if job.start_by is not None]
-        starved = not any(pool.waiting for pool in self._executor.pools)
-        if len(paced) < len(jobs) or not jobs:
-            self._deliver([job for job in jobs if job.start_by is None] if paced else jobs)
-        if paced:
-            self._passing.adapt(self._ended_jobs, starved=starved)
-            self._watch(paced, self._passing.came_back)
-            self._deliver(paced, first=True)
-            for pool in self._executor.pools:
-                if any(job.queue in pool.queues for job in paced):
-                    pool.prefetch = min(pool.prefetch, self._passing.most)
-
-    def _watch(self, paced: list[Job], back: Callable[[], None] = lambda: None) -> None:
-        last = max(job.start_by or 0.0 for job in paced)
-        self._loop.call_later(max(0.0, last - monotonic()), self._take_back, paced, back)
-
     def _start_rated(self, jobs: list[Job]) -> None:
         """They start before what waits at hand; one that cannot goes back when it would be too late."""
         if jobs:
             self._took(jobs)
             self._executor.reserve(())
-            self._watch(jobs)
+            last = max(job.start_by or 0.0 for job in jobs)
+            self._loop.call_later(max(0.0, last - monotonic()), self._take_back, jobs)
         self._admit.holding(jobs)
         way = self._suspects.making_way
         self._deliver(jobs, let_in=True, first=True)
         self._fetcher.news() if way else self._fetcher.roomier()
 
-    def _take_back(self, jobs: Iterable[Job], back: Callable[[], None]) -> None:
-        if any(job.start_by for job in jobs):
-            back()
+    def _take_back(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             if job.start_by:  # it has not started
                 found = [pool.remove(job.id) for pool in self._executor.pools]

@@ -122,7 +122,6 @@ class Wiring(Meeting, ABC):
             deliver=self._start_rated,
             in_doubt=lambda: self._reconciler.doubt(),
             notify=settings.notify,
-            turn=self._passing.asking,
         )
         self._sweep = Sweep(self._take, found=self._swept, leads=self._leads)
         self._declarer = Declarer(
@@ -138,7 +137,7 @@ class Wiring(Meeting, ABC):
             self._take,
             lambda: self.worker_id,
             shares=self._shares,
-            deliver=self._bring,
+            deliver=self._deliver,
             suspects=lambda: self._suspects.ranks(idle=not self._held),
             live_workers=lambda: 1 + self._heartbeat.judge.live(),
             in_doubt=lambda: self._reconciler.doubt(),
@@ -148,7 +147,6 @@ class Wiring(Meeting, ABC):
             holding=self._admit.claimed,
             answered=self._answered,
             beside=self._election.asks,
-            passing=self._passing,
             fronts=self._admit.fronts,
         )
         slots = pools(settings.queues, settings.concurrency)

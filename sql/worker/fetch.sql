@@ -9,8 +9,7 @@ SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0), pg_current_xa
 -- name: fetch_claim
 -- Move up to n available jobs of the open lanes, most urgent lane first: to this worker, or, those that need a key that they do
 -- not hold and that is not `free`, to job_blocked, where they wait until `admit` lets them in: for the first they lack of lock,
--- limit and rate. Who `holds` has lock and limit; a rate is never had, only passed. For those who have passed already
--- (`claim_rates_room`) it takes as many fewer.
+-- limit and rate. Who `holds` has lock and limit; a rate is never held, only passed, so each job under one waits for it.
 -- With a `reach`, those that need a key are passed over, and no lane is looked at further than that from its first row: rows are left
 -- behind then, and no cursor may rise.
 -- The holders of a lock are read behind the hold_pos that `starts`, a JSON object, has for its key (see starts.py), its line
@@ -37,8 +36,7 @@ WITH lane AS MATERIALIZED (
     SELECT available.*
     FROM lane CROSS JOIN LATERAL (
         SELECT j.ctid, j.id,
-               CASE WHEN NOT j.holds AND coalesce(j.limit_key, j.rate_key) IS NULL THEN j.lock_key END AS lock_key,
-               CASE WHEN j.rank >= 0 AND (j.holds OR coalesce(j.lock_key, j.limit_key) IS NULL) THEN j.rate_key END AS rate_key
+               CASE WHEN NOT j.holds AND coalesce(j.limit_key, j.rate_key) IS NULL THEN j.lock_key END AS lock_key
         FROM pgqueue.job_available j
         WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
           AND j.pos <= lane.upto
@@ -47,11 +45,10 @@ WITH lane AS MATERIALIZED (
         LIMIT lane.most
         FOR UPDATE SKIP LOCKED
     ) available
-    LIMIT %(n)s::integer - coalesce(nullif(current_setting('pgqueue.passed', true), '')::integer, 0)
+    LIMIT %(n)s::integer
 ), free AS MATERIALIZED (
     -- Jobs whose keys `claim_locks_take` has locked, nobody holds, and nobody waits for: they need not be parked. Each key is looked up
     -- by itself (OFFSET 0), and so is each id (IS TRUE): joined, a planner may read all of job_blocked, or compare each with each.
-    -- And of each rate as many as `claim_rates_room` lets pass.
     SELECT j.id
     FROM picked AS j
     WHERE j.lock_key IS NOT NULL
@@ -71,14 +68,6 @@ WITH lane AS MATERIALIZED (
       AND NOT EXISTS (SELECT FROM pgqueue.job_scheduled s WHERE s.lock_key = j.lock_key AND s.holds
                       AND coalesce(s.hold_pos, 9223372036854775807)
                           > coalesce(((SELECT %(starts)s::text::jsonb) ->> j.lock_key)::bigint, 0) OFFSET 0)
-    UNION ALL
-    SELECT numbered.id
-    FROM jsonb_each(nullif(current_setting('pgqueue.rates', true), '')::jsonb) AS allowed
-    JOIN (
-        SELECT placed.id, placed.rate_key, row_number() OVER (PARTITION BY placed.rate_key ORDER BY placed.place) AS turn
-        FROM (SELECT picked.id, picked.rate_key, row_number() OVER () AS place FROM picked) AS placed
-        WHERE placed.rate_key IS NOT NULL
-    ) AS numbered ON numbered.rate_key = allowed.key AND numbered.turn <= (allowed.value ->> 0)::integer
 ), taken AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked))
     RETURNING id, pos, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
@@ -92,8 +81,7 @@ WITH lane AS MATERIALIZED (
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767),
         CASE WHEN coalesce(lock_key, limit_key) IS NOT NULL THEN nextval('pgqueue.job_hold_seq') END,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, holds OR coalesce(lock_key, rate_key) IS NOT NULL,
-        unique_key, idempotency_key
+        lock_key, lock_limit, on_locked, limit_key, rate_key, holds OR lock_key IS NOT NULL, unique_key, idempotency_key
     FROM taken WHERE runs
     RETURNING coalesce(lock_key, limit_key) AS held, hold_pos
 ), parked AS (
@@ -124,10 +112,7 @@ SELECT NULL::bigint, started.hold_pos, NULL::smallint,
                 FROM parked GROUP BY key) AS keys),
             'several', (SELECT json_agg(DISTINCT key) FROM parked WHERE lock_limit > 1),
             'lowest', (SELECT json_build_array(min(rank), min(id)) FROM parked))::text END,
-       CASE WHEN current_setting('pgqueue.rates', true) <> '' THEN set_config('pgqueue.passing', (
-            SELECT coalesce(json_object_agg(rate_key, n), '{}')
-            FROM (SELECT rate_key, count(*) AS n FROM taken WHERE rate_key IS NOT NULL AND runs GROUP BY rate_key) AS passing)::text, true) END,
-       NULL::text, NULL::text, NULL::text
+       NULL::text, NULL::text, NULL::text, NULL::text
 FROM (SELECT count(*) AS n, count(held) AS keyed, min(hold_pos) AS hold_pos FROM running) AS started
 UNION ALL
 SELECT id, pos, rank, queue, task, args::text, least(attempt + 1, 32767)::smallint, priority, max_attempts, crashes, snoozes,

@@ -54,8 +54,7 @@ class Pacer(Taker):
         return [job.id for job in self.jobs]
 
     async def park(self) -> None:
-        """Fetch: what has a rate waits for it then, for the claim looks at none."""
-        self.fetcher._passing._left = 0
+        """Fetch: what has a rate waits for it then."""
         assert await self.fetch() == []
 
     async def close(self) -> None:

@@ -112,9 +112,9 @@ class Keyed:
             return [link.statement("claim_locks_park", **lanes, worker_id=worker_id, n=PARK_MOST)]
         return [link.statement("claim_locks_take", **lanes, n=n, workers=workers)] if self.left else []
 
-    def brought(self, answers: Sequence[Any], parked: Parked, taken: int, *, keyed: bool, lasting: bool) -> Waiting:
-        """What was sent was answered so; the claim has taken so many jobs, `keyed` if any has a key, and parked some,
-        in lines that will be `lasting`. Who waits now."""
+    def brought(self, answers: Sequence[Any], parked: Parked, taken: int, *, keyed: bool) -> Waiting:
+        """What was sent was answered so; the claim has taken so many jobs, `keyed` if any has a key, and parked some.
+        Who waits now."""
         if answers and not self.long_rows:
             [[(self._locks, _)]] = answers
         if self.long_rows:
@@ -122,13 +122,13 @@ class Keyed:
         if taken or parked.keys:
             keyed = keyed or any(not key.startswith(RATE) for key in parked.keys)
             self.left = KEYED_CLAIMS if keyed else max(0, self.left - 1)
-        return self._waiting(answers, parked, taken, lasting) if parked.keys or answers else ({}, (), None)
+        return self._waiting(answers, parked, taken) if parked.keys or answers else ({}, (), None)
 
-    def _waiting(self, answers: Sequence[Any], parked: Parked, taken: int, lasting: bool) -> Waiting:
+    def _waiting(self, answers: Sequence[Any], parked: Parked, taken: int) -> Waiting:
         keys, several, lowest = parked.keys, set(parked.several or ()), parked.lowest
         # Where keys were looked for, whoever was parked all the same has others before him: a long row of few keys.
         looked = bool(answers) and not self.long_rows
-        many = len(parked) >= LONG_ROW * len(keys) > 0 and lasting
+        many = len(parked) >= LONG_ROW * len(keys) > 0
         many = many or (looked and len(parked) > max(ROW_LEAST, taken))
         for (found,) in answers[0] if self.long_rows else ():
             before = msgspec.json.decode(found, type=ParkedAhead)

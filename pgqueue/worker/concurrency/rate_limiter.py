@@ -1,6 +1,6 @@
 """Lets jobs start under a rate: remembers which lines wait here, asks when one may move on and a slot is free.
 
-Jobs under a rate wait in `job_blocked` under its key, but for those that pass with a claim (`passing`). The transaction
+Jobs under a rate wait in `job_blocked` under its key, where the claim puts them. The transaction
 here moves them to `job_running`, as many as the rate allows at that moment, and charges the rate for them. They are to
 start at once. One that has not started within `late` seconds goes back to its line unstarted, no attempt spent, and is
 charged again.
@@ -133,7 +133,6 @@ class Rates:
         deliver: Callable[[list[Job]], None],
         in_doubt: Callable[[], None],
         notify: bool,
-        turn: asyncio.Lock | None = None,
     ) -> None:
         self.asks = self.let_in = 0
         """How often this worker has asked, and how many jobs it has let in."""
@@ -145,7 +144,6 @@ class Rates:
         self._deliver = deliver
         self._in_doubt = in_doubt
         self._notify = notify
-        self._turn = asyncio.Lock() if turn is None else turn
         self._most = LET_IN_LEAST
         self._lines: dict[str, Line] = {}
         self._times: list[tuple[float, str]] = []
@@ -220,11 +218,8 @@ class Rates:
         self._ripen()
         self._idle.clear()
         try:
-            while True:
-                async with self._turn:  # a claim may look at the same keys
-                    if not (some := self._eligible(free := self._free())):
-                        break
-                    await self._ask(some, free)
+            while some := self._eligible(free := self._free()):
+                await self._ask(some, free)
                 self._ripen()
         finally:
             self._idle.set()

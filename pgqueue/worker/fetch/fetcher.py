@@ -5,9 +5,9 @@ one round trip, one READ COMMITTED transaction: a reading (snapshot, head, own i
 never waits for jobs inside the database, and never decides what a job means.
 
 A job that needs a key and does not hold it is parked by the claim and comes back through admit: it took nobody's
-slot, so the fetch is repeated. What need not be parked, and what is parked many at once, is for `ahead`; jobs under
-rates that have room are for `passing`. Both send statements of theirs in the claim's transaction, and are told what
-came of them.
+slot, so the fetch is repeated. A job under a rate is parked by the claim always, and comes back through the rate
+limiter. What need not be parked, and what is parked many at once, is for `claim_locks`: it sends statements of its own
+in the claim's transaction, and is told what came of them.
 
 Wake-ups are not lost: the event is cleared *before* a fetch, so news that comes while a fetch is under way leads to
 another one. What is *known* is kept per queue: one whose slots are taken is not asked, and may have more. Whatever
@@ -37,7 +37,6 @@ from pgqueue.jobs.job import Job, Lane
 from pgqueue.jobs.keys import LOCK
 from pgqueue.worker.claims import Claims
 from pgqueue.worker.concurrency.claim_locks import Keyed, Parked
-from pgqueue.worker.concurrency.claim_rates import Passing
 from pgqueue.worker.concurrency.holder_cursors import Starts
 from pgqueue.worker.concurrency.waiter_cursors import Fronts, Place
 from pgqueue.worker.fetch.watermark import Reading, Watermark
@@ -118,7 +117,6 @@ class Fetcher:
         holding: Callable[[Sequence[Job]], None] = lambda jobs: None,
         answered: Callable[[], None] = lambda: None,
         beside: Callable[[], Sequence[Statement[Any]]] = lambda: (),
-        passing: Passing | None = None,
         fronts: Fronts | None = None,
     ) -> None:
         self.watermark = Watermark()
@@ -140,7 +138,6 @@ class Fetcher:
         self._holding = holding
         self._answered = answered
         self._beside = beside
-        self._passing = Passing() if passing is None else passing
         self.keyed = Keyed()
         self._starts = Starts()
         self._fronts = Fronts() if fronts is None else fronts
@@ -184,15 +181,13 @@ class Fetcher:
         await persist(self._step, name="fetch", until=lambda: self._quiet)
 
     async def _step(self) -> None:
-        async with self._passing.turn():
-            roomy = [share for share in self._shares() if share.room]
-            unknown = [share for share in roomy if not self._known.issuperset(share.queues)]
-            if unknown:
-                self._wake.clear()
-                # One pool at a time: together, each lane of a pool could give that pool's whole room.
-                await self._fetch(unknown[next(self._pool_turns) % len(unknown)])
-                return
-        if await wait(self._wake, self._patience() if roomy else None):
+        roomy = [share for share in self._shares() if share.room]
+        unknown = [share for share in roomy if not self._known.issuperset(share.queues)]
+        if unknown:
+            self._wake.clear()
+            # One pool at a time: together, each lane of a pool could give that pool's whole room.
+            await self._fetch(unknown[next(self._pool_turns) % len(unknown)])
+        elif await wait(self._wake, self._patience() if roomy else None):
             self._wake.clear()
         elif self._wanted() <= 0:
             self._known.clear()
@@ -219,7 +214,7 @@ class Fetcher:
 
     async def _fetch(self, share: Share) -> None:
         asked = self._asked(share, next(self._turns[share.queues[0]]))
-        n = self.keyed.room(self._passing.room(share.room), self._live_workers())
+        n = self.keyed.room(share.room, self._live_workers())
         self._known.update(share.queues)
         if await self._session.ready() != self._generation:
             self._begin_anew()
@@ -244,7 +239,6 @@ class Fetcher:
             self.asking = ((), 0)
             self._answered()
         self.fetches += 1
-        n -= len(self._passing.moved)
         repeat = self.watermark.fetched(
             claimed.reading,
             asked.lanes,
@@ -259,7 +253,7 @@ class Fetcher:
         if repeat or claimed.more(n) or share.alone:
             self._known.clear()
         self._known -= self._short_of_limit(asked, claimed.taken, n)
-        if jobs := claimed.jobs + self._passing.moved:
+        if jobs := claimed.jobs:
             places = {lane: place for place, lane in enumerate(asked.lanes)}
             jobs.sort(key=lambda job: (places[job.lane], job.pos, job.id))
         if jobs or share.alone:
@@ -273,12 +267,9 @@ class Fetcher:
         self._generation = self._session.generation
 
     async def _refuse_doubles(self) -> None:
-        """Rows that were available, or in the line of a rate; what else it was is not ours to judge."""
-        link = self._session.link
-        available, parked = await self._session.run(
-            link.statement("fetch_refuse_doubles"), link.statement("rates_refuse_doubles")
-        )
-        for (job_id,) in [*available, *parked]:
+        """Rows that were available; what else it was is not ours to judge."""
+        [available] = await self._session.run(self._session.link.statement("fetch_refuse_doubles"))
+        for (job_id,) in available:
             said = "job %d is running, and a second row with its id was available; that row is failed: refused"
             log.error(said, job_id, extra={"job_id": job_id})
 
@@ -301,11 +292,10 @@ class Fetcher:
             "afters": integers(starts),
         }
         passes_over = self.keyed.long_rows
-        before, after = self._passing.around(link, asked.lanes, starts, n, self._worker_id(), claim, skip=passes_over)
         on = self._session.lasting
         self._starts.on(on)
         fronts = self._fronts.known(LOCK)
-        ahead = [*before, *self.keyed.statements(link, lanes, n, self._worker_id(), self._live_workers())]
+        ahead = self.keyed.statements(link, lanes, n, self._worker_id(), self._live_workers())
         [(head, xid, snapshot, *_)], *answers = await self._session.run(
             link.statement("fetch_reading"),
             *ahead,
@@ -320,7 +310,6 @@ class Fetcher:
                 claim=claim,
                 n=n,
             ),
-            *after,
             *self._beside(),
             on=on,
         )
@@ -331,18 +320,7 @@ class Fetcher:
             self._holding(jobs)
             self._given(first, jobs, fronts)
         parked = Parked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Parked)
-        self._passing.brought(
-            answers[: len(before)], answers[len(ahead) + 1 :], jobs, parked.keys, self._session.sent, claim
-        )
-        if self._passing.moved:
-            self._holding(self._passing.moved)
-        keys, singly, lowest = self.keyed.brought(
-            answers[len(before) : len(ahead)],
-            parked,
-            len(jobs),
-            keyed=bool(first[7]),
-            lasting=self._passing.lasting(parked.keys),
-        )
+        keys, singly, lowest = self.keyed.brought(answers[: len(ahead)], parked, len(jobs), keyed=bool(first[7]))
         if keys:
             self._parked(keys, singly, lowest)
         reading = Reading(head, xid, snapshot)

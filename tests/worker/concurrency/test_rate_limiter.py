@@ -28,6 +28,7 @@ from pgqueue.database.sessions import Link
 from pgqueue.errors import InvalidOption, LimitNotFound
 from pgqueue.worker.concurrency.declared_limits import rates_of
 from pgqueue.worker.concurrency.rate_limiter import LOOK_SECONDS
+from pgqueue.worker.run.slots import Pool
 from pgqueue.worker.worker import Worker
 
 Pacers = Callable[..., Pacer]
@@ -169,6 +170,41 @@ async def test_who_waits_for_a_slot_that_stays_busy_goes_back_in_time(
         await asyncio.wait_for(ran.wait(), 30)
 
 
+@pytest.mark.promise("L18")
+async def test_what_waits_at_hand_too_long_goes_back_unspent_and_is_charged_again(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    starts: list[float] = []
+
+    @task(name="rates.timed", rate=Rate("600/s", burst=100), retry=1)
+    async def timed(number: int) -> None:
+        starts.append(monotonic())
+        if number % 50 == 0:
+            time.sleep(0.1)  # noqa: ASYNC251  # no job starts meanwhile
+
+    async with work(dsn, timed, concurrency=50) as worker:
+        timed.enqueue_many(conn, [(number,) for number in range(1200)])
+        conn.commit()
+        await until(eyes.done(1200), 120.0)
+        assert worker._rates.let_in > 1200
+    assert most(starts, 1.0) <= 699
+    assert eyes.all("SELECT DISTINCT attempt FROM pgqueue.job_done") == [(1,)]
+
+
+def test_a_job_that_must_start_in_time_waits_before_others_and_behind_those_that_came_before_it() -> None:
+    def job(number: int, start_by: float | None = None) -> tuple[Job, None]:
+        row = (number, 0, 11, "default", "x", "{}", 1, 5, 1, 0, 0, 0, 0, None, None, None, None, None, None)
+        made = Job(row, 1)
+        made.start_by = start_by
+        return made, None
+
+    pool = Pool(["default"], 10)
+    pool.put([job(1), job(2)])
+    pool.put([job(3, 5.0), job(4, 5.0)], first=True)
+    pool.put([job(5, 5.0)], first=True)
+    assert [entry[0].id for entry in pool.waiting] == [3, 4, 5, 1, 2]
+
+
 def test_a_handler_is_not_run_again_in_place_for_that_is_a_second_start(
     tmp_path: Path, dsn: str, eyes: Eyes, conn: psycopg.Connection
 ) -> None:
@@ -280,6 +316,85 @@ async def test_of_a_suspect_that_nobody_took_others_are_told(pacers: Pacers, eye
     pacer.rates.swept(["rate:k"])
     assert await pacer.ask() == [plain]
     assert list(pacer.rates._others) == ["k"]
+
+
+async def test_however_fast_its_rate_a_claim_lets_no_job_start(pacers: Pacers, eyes: Eyes) -> None:
+    eyes.do(RATED, "k", *FAST)
+    ids = rated(eyes, 5)
+    [granted] = rated(eyes, 1, lock_key="a", holds=True, rank=10)
+    pacer = pacers()
+    await pacer.park()
+    await pacer.park()
+    assert line(eyes) == [granted, *ids]
+    assert eyes.all("SELECT holds FROM pgqueue.job_blocked WHERE id = %s", granted) == [(True,)]
+    began = monotonic()
+    assert sorted(await pacer.ask()) == [*ids, granted]  # the claim has told of the line
+    assert all(job.start_by is not None and began < job.start_by <= monotonic() + 0.05 for job in pacer.jobs)
+    attempts = eyes.all("SELECT DISTINCT attempt, holds, worker_id FROM pgqueue.job_running")
+    assert attempts == [(1, True, pacer.worker_id)]
+    assert eyes.all("SELECT key, worker_id FROM pgqueue.limiter") == [("k", pacer.worker_id)]
+
+
+async def test_a_drain_under_a_rate_that_it_is_far_below_runs_each_job_once(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    ran: list[int] = []
+
+    @task(name="rates.far", rate=Rate("1000000/s"))
+    async def far(number: int) -> None:
+        ran.append(number)
+
+    async with work(dsn, far) as worker:
+        far.enqueue_many(conn, [(number,) for number in range(3000)])
+        conn.commit()
+        await until(eyes.done(3000), 60.0)
+        assert sorted(ran) == list(range(3000))
+        assert worker._rates.let_in >= 3000
+        assert worker._rates.asks < 600  # many at a time
+    assert eyes.all("SELECT DISTINCT attempt FROM pgqueue.job_done") == [(1,)]
+
+
+async def test_a_second_row_of_a_running_job_in_a_line_is_refused_and_harms_only_itself(
+    pacers: Pacers, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    eyes.do(RATED, "k", *FAST)
+    [first] = rated(eyes, 1)
+    pacer = pacers()
+    await pacer.park()
+    assert await pacer.ask("k") == [first]
+    eyes.do(
+        "INSERT INTO pgqueue.job_blocked (id, state, key, task, rate_key) "
+        "VALUES (%s, 'blocked', 'rate:k', 'double', 'k')",
+        first,
+    )
+    waiting = rated(eyes, 3)
+    await pacer.park()
+    assert await pacer.ask("k") == waiting  # the first try met the double, which was put aside
+    assert eyes.all("SELECT id, task, state, reason FROM pgqueue.job_dead") == [(first, "double", "failed", "refused")]
+    assert eyes.all("SELECT id, task FROM pgqueue.job_running WHERE id = %s", first) == [(first, "x")]
+    assert "the second rows are failed: refused" in caplog.text
+
+
+async def test_what_a_lost_answer_let_in_is_known_by_its_claim_and_charged(
+    pacers: Pacers, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eyes.do(RATED, "k", 600, 1.0, 10)
+    rated(eyes, 4)
+    pacer = pacers()
+    await pacer.park()
+    run = pacer.pace.run_then
+
+    async def losing(*messages: Any, **how: Any) -> list[Any]:
+        await run(*messages, **how)
+        raise psycopg.OperationalError("lost")
+
+    monkeypatch.setattr(pacer.pace, "run_then", losing)
+    with pytest.raises(psycopg.OperationalError):
+        await pacer.ask("k")
+    assert pacer.doubts == 1
+    held = eyes.all("SELECT worker_id, claim FROM pgqueue.job_running")
+    assert held == [(pacer.worker_id, pacer.fetcher.claims.settled)] * 4
+    assert eyes.one("SELECT count(*) FROM pgqueue.limiter") == 1
 
 
 # Many workers --------------------------------------------------------------------------------------------------------
