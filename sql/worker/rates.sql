@@ -88,6 +88,7 @@ WITH me AS MATERIALIZED (
     WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running') AND NOT served.queue = ANY (%(queues)s::text[])
       AND NOT served.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
 ), rest AS MATERIALIZED (
+    -- IS NOT TRUE: so the ids of those let in are hashed, not compared one by one with each that is left.
     SELECT limiter.key, (SELECT count(*) FROM admitted a WHERE a.key = limiter.key) AS taken,
            ours.id IS NOT NULL AS remains,
            theirs.id IS NOT NULL AND (ours.id IS NULL OR (theirs.rank, theirs.id) < (ours.rank, ours.id)) AS elsewhere,
@@ -97,7 +98,7 @@ WITH me AS MATERIALIZED (
                SELECT FROM mine CROSS JOIN LATERAL (
                    SELECT FROM pgqueue.job_blocked b
                    WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND b.rank < 0
-                     AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
+                     AND (b.id IN (SELECT id FROM admitted)) IS NOT TRUE
                    ORDER BY b.rank, b.id LIMIT 1
                ) AS b
            ) AS suspects
@@ -108,7 +109,7 @@ WITH me AS MATERIALIZED (
             SELECT b.id, b.rank FROM pgqueue.job_blocked b
             WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue
               AND b.rank BETWEEN lane.rank AND CASE lane.rank WHEN 0 THEN 32767 ELSE lane.rank END
-              AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
+              AND (b.id IN (SELECT id FROM admitted)) IS NOT TRUE
             ORDER BY b.rank, b.id LIMIT 1
         ) AS b
         ORDER BY b.rank, b.id LIMIT 1

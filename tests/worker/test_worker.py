@@ -480,7 +480,7 @@ async def test_what_is_brought_while_the_worker_leaves_is_given_back(
 
         def late() -> None:
             conn.execute("SELECT FROM pgqueue.job_running FOR UPDATE")  # so that the first flush leaves it
-            loop.call_soon_threadsafe(worker._bring, brought)
+            loop.call_soon_threadsafe(worker._deliver, brought)
             loop.call_soon_threadsafe(loop.call_later, 0.2, conn.rollback)
             stop()
 

@@ -27,6 +27,11 @@ Why it is judged at the start. The answer says how long after its beginning the 
 that was sent after we noted the time. So what we count as lateness is never less than it is, however long the answer
 took, or the process stood still before it looked.
 
+How many are let in at once. An answer has a fixed cost, so many jobs of a fast rate come together. But what waits at
+hand may be too late: it goes back, and costs as much again. So as many are let in as start in half of the time they
+have left when they come, as quickly as the jobs of the answer before have started. While more than half as many wait at
+hand, no key is asked for.
+
 Why nobody waits for ever. Who parks a job remembers its line (`told`), and forgets it when the database says that none
 is left whom it could take. What is lost (the process dies, a head was locked) the sweep finds: it names all lines, and
 those that could have moved for half a second are remembered here, or other workers are told. So are they if we have no
@@ -103,8 +108,8 @@ HANDED = "rates "
 """How a NOTIFY of `:control` begins that hands lines on."""
 KEYS_MOST = 64  # each is a row of the server's lock table
 LET_IN_LEAST, LET_IN_MOST, SWEPT_MOST = 50, 1_000, 1_000
-ASK_SECONDS = 0.012
-"""So long an answer may take with as many as are let in at once: the last of them must not be too late."""
+SHARE = 0.5
+"""All jobs of one answer are to start within this part of the time that is left until they are too late."""
 IDLE_SECONDS, LOCKED_SECONDS = 30.0, 0.1
 PAUSE_LEAST, SLOT_PAUSE = 0.01, 0.002
 """The shortest pause between two asks for one key: of a fast rate several are let in together; where slots are few."""
@@ -145,6 +150,9 @@ class Rates:
         self._in_doubt = in_doubt
         self._notify = notify
         self._most = LET_IN_LEAST
+        self._before: list[Job] = []
+        """The jobs of the answer before, which came at `_came`."""
+        self._came = 0.0
         self._lines: dict[str, Line] = {}
         self._times: list[tuple[float, str]] = []
         """A heap of when lines may be asked for; entries that a line's `at` does not confirm are void."""
@@ -223,6 +231,8 @@ class Rates:
                 self._ripen()
         finally:
             self._idle.set()
+        if not self._lines:
+            self._before = []
         self._reserve(self._wanted(free))
         await self._hand_on()
 
@@ -269,7 +279,7 @@ class Rates:
 
     def _eligible(self, free: Free) -> list[str]:
         """Due lines that a slot may be free for, those first that have waited longest."""
-        if not self._due or not free.any():
+        if not self._due or not free.any() or self._supplied():
             return []
         now, roomy = monotonic(), set(range(1, len(free.pools) + 1)) - free.full
         return [key for key in self._due if self._lines[key].fits(roomy, now)][:KEYS_MOST]
@@ -321,9 +331,8 @@ class Rates:
             for job in jobs:
                 job.start_by = at + (found[job.rate_key][2] if job.rate_key in found else 0.0)
             self.let_in += len(jobs)
-            if len(jobs) >= self._most:
-                fits = int(len(jobs) * ASK_SECONDS / max(self._session.took, 0.001))
-                self._most = min(LET_IN_MOST, max(LET_IN_LEAST, fits))
+            if jobs:
+                self._adapt(jobs)
             self._note(keys, free, found)
             for key in self._again:
                 self._remember(key, Line(monotonic()))
@@ -337,6 +346,29 @@ class Rates:
         finally:
             self._asking = frozenset()
             self._claims.end(claim)
+
+    def _supplied(self) -> bool:
+        """Whether more than half as many jobs as one answer may bring have not started yet, and are not too late.
+
+        They start in order, so one job says it. A larger answer costs less per job than two.
+        """
+        place = len(self._before) - self._most // 2 - 1
+        return place >= 0 and (self._before[place].start_by or 0.0) > monotonic()
+
+    def _adapt(self, jobs: list[Job]) -> None:
+        """Set how many are let in at once from how quickly the jobs of the answer before have started.
+
+        If all of them have started, more would have: then it grows by a quarter at least. It at most doubles.
+        """
+        now, before = monotonic(), self._before
+        if before:
+            left = min(job.start_by or 0.0 for job in jobs) - now
+            started = sum(job.start_by == 0.0 for job in before)
+            fits = int(started / max(now - self._came, 0.001) * left * SHARE)
+            if started == len(before) and left > 0.0:
+                fits = max(fits, self._most if len(before) < self._most else self._most * 5 // 4)
+            self._most = max(LET_IN_LEAST, min(LET_IN_MOST, 2 * self._most, fits))
+        self._before, self._came = jobs, now
 
     def _note(self, keys: list[str], free: Free, found: Mapping[str, tuple[Any, ...]]) -> None:
         """What becomes of each line: forgotten if nobody is left, else asked for again, when it may move on."""
