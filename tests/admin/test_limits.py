@@ -742,6 +742,7 @@ async def test_a_busy_limit_does_not_starve_free_jobs(dsn: str, eyes: Eyes, conn
         assert eyes.one("SELECT count(*) FROM pgqueue.job_done WHERE task = 'limits.busy'") == 0
 
 
+@pytest.mark.second
 @pytest.mark.promise("F14")
 @pytest.mark.parametrize("swept", [False, True], ids=["", "a sweep finds them served by nobody"])
 async def test_waiting_for_a_limit_and_a_shutdown_spend_no_attempt(

@@ -164,6 +164,7 @@ async def span(key: str, first: bool) -> None:
 """
 
 
+@pytest.mark.second
 @pytest.mark.promise("L08")
 @pytest.mark.promise("F12")
 @pytest.mark.parametrize("limit", [1, 3, 10])
@@ -265,6 +266,7 @@ async def span(key: str, seconds: float) -> None:
 # Hangs, errors, retries -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("L05")
 @pytest.mark.promise("L06")
 async def test_a_hung_job_gives_its_key_up_at_its_timeout_and_cannot_commit_later(

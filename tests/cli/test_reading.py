@@ -163,6 +163,7 @@ def test_status_as_json_has_everything(full: Conn, dsn: str) -> None:
     assert datetime.fromisoformat(status["at"]).utcoffset() is not None
 
 
+@pytest.mark.second
 def test_watch_goes_on_until_interrupted(dsn: str) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "PGQUEUE_DSN"} | {"PGQUEUE_DSN": dsn}
     with subprocess.Popen(

@@ -121,6 +121,7 @@ def test_the_banner_says_where_what_and_how_without_the_password(server: Server,
         assert str(conninfo_to_dict(dsn)["dbname"]) in worker.output
 
 
+@pytest.mark.second
 def test_the_banner_counts_the_connections_that_handlers_are_lent(dsn: str, tmp_path: Path) -> None:
     (tmp_path / "lent.py").write_text(
         "import pgqueue\n"
@@ -308,6 +309,7 @@ def test_a_database_without_the_schema_is_4(empty_dsn: str, app: Path) -> None:
     assert (done.returncode, "pgqueue migrate" in done.stderr) == (4, True)
 
 
+@pytest.mark.second
 def test_a_schema_that_goes_away_ends_the_worker_with_4(dsn: str, app: Path) -> None:
     with working("shop", dsn=dsn, cwd=app) as worker:
         worker.says("ready")
@@ -316,6 +318,7 @@ def test_a_schema_that_goes_away_ends_the_worker_with_4(dsn: str, app: Path) -> 
         assert "CRITICAL" in worker.lines[-1] and "lacks pgqueue's tables" in worker.lines[-1]
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 def test_a_restart_of_the_database_is_waited_out(own_server: Server, app: Path) -> None:
     dsn = own_server.dsn("postgres")
@@ -366,6 +369,7 @@ def busy_json(dsn: str, app: Path) -> Iterator[Worker]:
         yield worker
 
 
+@pytest.mark.second
 def test_the_log_level_is_the_one_asked_for(dsn: str, app: Path) -> None:
     with busy(dsn, app, "until", "--log-level", "debug") as (_, file):
         file.touch()
@@ -412,6 +416,7 @@ def test_the_command_needs_no_console_script(dsn: str, app: Path) -> None:
 # Seized up -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 def test_a_process_whose_loop_stands_still_says_where_and_ends_with_a_code_of_its_own(dsn: str, app: Path) -> None:
     with busy(dsn, app, "until_blocking", "--stuck", "1s") as (worker, _):
         assert worker.ends() == 6

@@ -520,6 +520,7 @@ async def test_a_link_that_went_dead_does_not_hold_the_wait(
                 await asyncio.wait_for(each, 30)
 
 
+@pytest.mark.second
 @pytest.mark.usefixtures("patient")
 async def test_who_is_cancelled_over_a_dead_link_is_cancelled(
     dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch

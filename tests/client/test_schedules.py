@@ -261,6 +261,7 @@ def test_a_pause_makes_no_ticks_and_the_end_of_it_those_that_catch_up_says(
         assert conn.execute("SELECT count(*) FROM pgqueue.tick").fetchone() == (len(made) + 1,)
 
 
+@pytest.mark.second
 async def test_one_that_nobody_declares_any_more_is_orphaned_after_ten_minutes_shown_and_not_ticked(
     dsn: str, eyes: Eyes, declare: Declare
 ) -> None:

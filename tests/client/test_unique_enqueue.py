@@ -540,6 +540,7 @@ def test_a_job_retried_by_hand_takes_its_key_again_or_is_told_who_has_it(conn: C
     assert answers[2].did == "retried"
 
 
+@pytest.mark.second
 def test_a_retry_and_an_enqueue_in_a_race_never_both_live(dsn: str, eyes: Eyes) -> None:
     with connections(dsn, 2, autocommit=True) as (retrying, enqueuing):
         won = set()
@@ -558,6 +559,7 @@ def test_a_retry_and_an_enqueue_in_a_race_never_both_live(dsn: str, eyes: Eyes) 
             won.add(answers[0])
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("by", ["python", "sql"])
 def test_many_who_take_over_one_leftover_make_one_job(dsn: str, eyes: Eyes, by: str) -> None:
     """The SQL function looks and removes in two statements: not by the version, it removes what another has taken."""
@@ -612,6 +614,7 @@ def test_debounces_in_transactions_do_not_deadlock(dsn: str, eyes: Eyes, asking:
     assert eyes.one("SELECT count(*) FROM pgqueue.job") == 1
 
 
+@pytest.mark.second
 @pytest.mark.promise("F11")
 def test_batches_that_take_over_leftovers_do_not_deadlock(dsn: str, eyes: Eyes) -> None:
     names = [f"k{n}" for n in range(300)]

@@ -116,6 +116,7 @@ def test_only_its_owner_reaches_it(home: Path) -> None:
         assert psutil.Process(postmaster).uids().effective != 0
 
 
+@pytest.mark.second
 def test_processes_share_one_server_and_the_last_stops_it(home: Path) -> None:
     users = [user(home) for _ in range(4)]  # at once, on a directory that is not there yet
     postmasters = {said(process) for process in users}
@@ -128,6 +129,7 @@ def test_processes_share_one_server_and_the_last_stops_it(home: Path) -> None:
     postmaster.wait(30)
 
 
+@pytest.mark.second
 def test_a_killed_user_is_none(home: Path) -> None:
     """With a list of pids the killed one stays in it, and the last one never knows it is the last."""
     killed, last = user(home), user(home)
@@ -139,6 +141,7 @@ def test_a_killed_user_is_none(home: Path) -> None:
     postmaster.wait(30)
 
 
+@pytest.mark.second
 def test_the_watchman_stops_it_when_even_the_last_was_killed(home: Path) -> None:
     only = user(home)
     postmaster = said(only)
@@ -159,6 +162,7 @@ def test_a_server_found_running_is_joined(home: Path) -> None:
     postmaster.wait(30)
 
 
+@pytest.mark.second
 def test_a_crashed_server_is_started_again_whoever_has_its_pid_now(home: Path) -> None:
     with start(home) as server:
         with psycopg.connect(server.dsn) as conn:

@@ -182,6 +182,7 @@ def same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
+@pytest.mark.second
 @given(typed())
 @settings(deadline=None, max_examples=300)
 def test_every_supported_type_comes_back_as_it_was(pair: tuple[Any, Any]) -> None:

@@ -104,6 +104,7 @@ def test_the_newest_entry_of_the_changelog_is_this_version() -> None:
     assert headings[:2] == ["Unreleased", PROJECT["version"]]
 
 
+@pytest.mark.second
 def test_migrate_enqueue_and_work_far_from_the_checkout(installed: Path, empty_dsn: str, tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text(TASKS, encoding="utf-8")
     pgqueue = installed / "pgqueue"

@@ -56,6 +56,7 @@ def leave_out(why: str) -> NoReturn:
     pytest.skip(why)
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("checker", [mypy, pyright], ids=["mypy", "pyright"])
 def test_good_calls_are_accepted_and_each_bad_one_is_rejected(
     checker: Callable[[Path], set[int]], tmp_path: Path

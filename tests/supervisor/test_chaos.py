@@ -179,6 +179,7 @@ def test_a_leak_is_outrun_under_a_limit_of_the_kernel(
         assert sampler.least >= 2, sampler.samples
 
 
+@pytest.mark.second
 @pytest.mark.promise("S16")
 def test_without_a_memory_limit_the_same_leak_is_killed_by_the_kernel(
     tmp_path: Path, dsn: str, eyes: Eyes, cgroup: Cgroup

@@ -67,6 +67,7 @@ def end_sessions_at_random(dsn: str, tmp_path: Path, eyes: Eyes, number: int) ->
         leave(made)
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 def test_sessions_that_are_ended_at_random_lose_nothing_and_double_nothing(
     dsn: str, tmp_path: Path, eyes: Eyes

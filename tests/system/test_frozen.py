@@ -86,6 +86,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "go"
 
 
+@pytest.mark.second
 @pytest.mark.promise("F01", "F24")
 @pytest.mark.parametrize("where", ["open", "unread"])
 def test_a_worker_stopped_in_the_middle_of_a_completion_holds_nothing_after_its_lease(
@@ -136,6 +137,7 @@ def test_a_worker_stopped_in_the_middle_of_a_completion_holds_nothing_after_its_
     assert eyes.one("SELECT count(*) FROM pgqueue.job_done WHERE attempt > 2") == 0
 
 
+@pytest.mark.second
 @pytest.mark.promise("F01", "F24", "L06")
 @pytest.mark.parametrize(("kind", "where"), [("thread", "handler"), ("loop", "commit")])
 def test_a_worker_stopped_in_a_transactional_handler_holds_nothing_after_its_lease(

@@ -111,6 +111,7 @@ async def test_every_item_is_applied_once_and_in_order_wherever_its_workers_die(
     print(f"{kind}: {len(points)} points", *points, sep="\n")
 
 
+@pytest.mark.second
 async def test_the_order_that_everybody_writes_first_applies_a_batch_twice(books: Books) -> None:
     job = books.put("batches")
     assert await books.die("job: iteration_append before", 2, naive="cursor_afterwards")
@@ -130,6 +131,7 @@ def goes(job: pgqueue.Job) -> None:
 """
 
 
+@pytest.mark.second
 @pytest.mark.promise("S11")
 def test_deploys_in_the_middle_cost_nothing(dsn: str, eyes: Eyes, tmp_path: Path) -> None:
     """Real processes, SIGTERM with a short grace: each goes on where the one before it was stopped."""

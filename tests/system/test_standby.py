@@ -144,6 +144,7 @@ def go_back(both: Pair, stream: Stream, made: Workers) -> dict[int, int]:
 FEEDBACK = {"hot_standby_feedback": "on", "wal_receiver_status_interval": "1s"}
 
 
+@pytest.mark.second
 @pytest.mark.promise("F08")
 async def test_a_standbys_feedback_changes_nothing_in_what_a_claim_reads(own_server: Server) -> None:
     primary, dsn = own_server.cluster, own_server.dsn("postgres")

@@ -82,6 +82,7 @@ async def turn(eyes: Eyes, moment: datetime, number: int) -> None:
     await quiet(eyes)
 
 
+@pytest.mark.second
 @pytest.mark.promise("L11")
 @pytest.mark.parametrize("hours", [6, pytest.param(24, marks=pytest.mark.long)])
 async def test_every_tick_of_the_day_is_made_once_and_is_one_job_for_each_user(
@@ -155,6 +156,7 @@ async def test_what_is_left_is_served_back_to_back_and_not_at_the_next_tick(stre
     assert eyes.one("SELECT count(*) FROM pgqueue.job_done WHERE state = 'skipped'") == 0
 
 
+@pytest.mark.second
 @pytest.mark.promise("L16", "L17")
 @pytest.mark.parametrize("arrivals", [300, pytest.param(10_000, marks=pytest.mark.long)])
 async def test_events_that_arrive_at_any_moment_are_all_served_by_few_runs_and_never_two_of_a_user_at_once(

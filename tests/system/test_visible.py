@@ -118,6 +118,7 @@ def waiting(conn: psycopg.Connection) -> int:
     return int(number)
 
 
+@pytest.mark.second
 @pytest.mark.promise("E03", "E06")
 @pytest.mark.parametrize("number", [2_000, pytest.param(100_000, marks=pytest.mark.long)])
 def test_a_job_finds_what_was_written_with_it_at_its_first_attempt(
@@ -196,6 +197,7 @@ async def open_for(seconds: float, dsn: str, patience: float = 30.0) -> tuple[li
     return left, [wait - stalls.between(committed, committed + wait) for wait in waits]
 
 
+@pytest.mark.second
 @pytest.mark.promise("F21")
 @pytest.mark.parametrize("seconds", [2.5, pytest.param(60.0, marks=pytest.mark.long)])
 async def test_the_jobs_of_a_transaction_open_for_long_are_started_at_once_when_it_commits(
@@ -206,6 +208,7 @@ async def test_the_jobs_of_a_transaction_open_for_long_are_started_at_once_when_
     assert max(waits) < 1.0
 
 
+@pytest.mark.second
 @pytest.mark.promise("F21")
 async def test_the_naive_cursor_never_finds_the_jobs_of_a_transaction_open_for_long(
     dsn: str, monkeypatch: pytest.MonkeyPatch
@@ -252,6 +255,7 @@ async def cancels_undone(rounds: int, dsn: str, zero_every: float, patience: flo
     return [job for job in jobs if job not in started]
 
 
+@pytest.mark.second
 @pytest.mark.promise("F21")
 @pytest.mark.parametrize(("rounds", "zero_every"), [(15, 0.3), pytest.param(500, ZERO_EVERY, marks=pytest.mark.long)])
 async def test_jobs_whose_cancel_was_rolled_back_are_all_worked(
@@ -266,6 +270,7 @@ async def test_jobs_whose_cancel_was_rolled_back_are_all_worked(
     assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == eyes.one("SELECT count(*) FROM pgqueue.job_signal") == 0
 
 
+@pytest.mark.second
 @pytest.mark.promise("F21")
 async def test_the_naive_cursor_never_finds_jobs_whose_cancel_was_rolled_back(
     dsn: str, monkeypatch: pytest.MonkeyPatch

@@ -55,6 +55,7 @@ def kills(job: pgqueue.Job) -> None:
 NAMES = ["ends", "returns", "writes", "fails", "cancels", "snoozes", "hurries"]
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("given", [None, "2026.12-rc1"])
 @pytest.mark.promise("S05")
 def test_the_version_is_pgqueues_unless_a_tag_is_given(given: str | None, tmp_path: Path, dsn: str, eyes: Eyes) -> None:

@@ -108,6 +108,7 @@ async def test_a_sync_handler_that_swallows_it_runs_again_for_it_may_have_left_o
     assert eyes.all(ATTEMPTS) == [(1, "interrupted", "its worker was shut down")]
 
 
+@pytest.mark.second
 @pytest.mark.promise("S11")
 async def test_a_call_into_c_is_named_and_its_job_given_back_when_the_lease_is_over(
     dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
@@ -140,6 +141,7 @@ async def test_what_had_not_started_is_given_back_without_a_row(dsn: str, eyes: 
     assert len(eyes.all(ATTEMPTS)) == 1
 
 
+@pytest.mark.second
 @pytest.mark.promise("S11")
 @pytest.mark.parametrize("grace", [0.0, 0.7])
 async def test_there_is_one_deadline(grace: float, dsn: str, eyes: Eyes) -> None:
@@ -213,6 +215,7 @@ def test_everything_that_has_returned_is_written(
     assert eyes.all("SELECT DISTINCT attempt FROM pgqueue.job WHERE state = 'available'") == [(0,)]
 
 
+@pytest.mark.second
 @pytest.mark.promise("F14", "S11")
 def test_attempts_snoozes_crashes_and_interruptions_are_counted_apart(
     tmp_path: Path, dsn: str, eyes: Eyes, conn: psycopg.Connection

@@ -433,6 +433,7 @@ async def test_an_outcome_that_a_thread_finishes_at_the_very_moment_of_stop_is_w
     assert eyes.states() == {"completed": 1}
 
 
+@pytest.mark.second
 async def test_stopping_at_any_moment_of_the_start_leaves_nothing_behind(dsn: str, eyes: Eyes) -> None:
     put(dsn, *[says.new(str(n)) for n in range(200)])
     for turns in range(0, 60, 3):

@@ -52,12 +52,14 @@ async def pacers(dsn: str) -> AsyncIterator[Pacers]:
 # Never more than the rate --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("L18")
 @pytest.mark.parametrize("rate", [Rate("50/s"), Rate("20/s", burst=15)])
 async def test_however_many_ask_no_more_start_in_a_period_than_were_promised(dsn: str, eyes: Eyes, rate: Rate) -> None:
     assert await race(dsn, eyes, rate, askers=4, seconds=2.5) <= bound(rate)
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("link", [Unlocked, FreeOfCharge])
 async def test_without_the_lock_or_the_charge_there_are_too_many(dsn: str, eyes: Eyes, link: type[Link]) -> None:
     rate = Rate("50/s", burst=10)
@@ -170,6 +172,7 @@ async def test_who_waits_for_a_slot_that_stays_busy_goes_back_in_time(
         await asyncio.wait_for(ran.wait(), 30)
 
 
+@pytest.mark.second
 @pytest.mark.promise("L18")
 async def test_what_waits_at_hand_too_long_goes_back_unspent_and_is_charged_again(
     dsn: str, eyes: Eyes, conn: psycopg.Connection
@@ -742,6 +745,7 @@ async def test_who_was_long_looked_for_is_not_late(dsn: str, pacers: Pacers, eye
     assert eyes.one("SELECT extract(epoch FROM next_at - now())::float8 FROM pgqueue.limiter") > 1795.0
 
 
+@pytest.mark.second
 async def test_thousands_of_keys_cost_nothing_when_nobody_waits(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
     @task(name="rates.many", rate=Rate("1/h", key="{number}"))
     async def many(number: int) -> None: ...
@@ -779,6 +783,7 @@ async def test_rows_of_keys_at_rest_are_forgotten(pacers: Pacers, eyes: Eyes) ->
 # By hand, and beside other features ----------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 async def test_pause_cancel_and_urgent_jobs_work_on_those_that_wait(
     dsn: str, eyes: Eyes, conn: psycopg.Connection
 ) -> None:
@@ -808,6 +813,7 @@ async def test_pause_cancel_and_urgent_jobs_work_on_those_that_wait(
     assert calls == [*range(seen), 100, 37, 38, 39]
 
 
+@pytest.mark.second
 @pytest.mark.parametrize(("before", "after"), [("1/h", "50/s"), ("50/s", "1/h")])
 async def test_a_changed_rate_holds_within_a_second(
     dsn: str, eyes: Eyes, conn: psycopg.Connection, before: str, after: str
@@ -835,6 +841,7 @@ async def test_a_changed_rate_holds_within_a_second(
             assert len([call for call in calls if call > since + 1.0]) == 0
 
 
+@pytest.mark.second
 async def test_retries_snoozes_and_rescued_jobs_are_charged_again_and_waiting_spends_nothing(
     dsn: str, eyes: Eyes, conn: psycopg.Connection
 ) -> None:

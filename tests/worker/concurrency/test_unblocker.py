@@ -463,6 +463,7 @@ async def test_what_is_parked_beyond_the_watermark_stays_found(desks: Desks, eye
 # Many at once ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("L04")
 @pytest.mark.promise("L08")
 @pytest.mark.parametrize("limit", [1, 3])
@@ -488,6 +489,7 @@ async def test_of_64_who_ask_at_once_again_and_again_never_more_than_the_limit_r
     assert await rush(dsn, eyes, claimers=64, rounds=rounds, limit=limit) == limit
 
 
+@pytest.mark.second
 @pytest.mark.promise("L04")
 @pytest.mark.parametrize("naive", [Unlocked, OneStatement, Uncounted])
 async def test_of_64_who_ask_the_naive_versions_let_too_many_run(dsn: str, eyes: Eyes, naive: type[Link]) -> None:

@@ -346,6 +346,7 @@ def paused_backlog(eyes: Eyes) -> None:
     eyes.do("INSERT INTO pgqueue.queue (name, paused_at) VALUES ('q0', now())")
 
 
+@pytest.mark.second
 @pytest.mark.promise("F07")
 async def test_the_claim_reads_no_more_for_a_deep_backlog(taker: Taker, eyes: Eyes, conn: psycopg.Connection) -> None:
     """Buffers, not seconds: they do not depend on what else this machine does."""
@@ -384,6 +385,7 @@ def held_by(what: str, dsn: str) -> Iterator[None]:
         yield
 
 
+@pytest.mark.second
 @pytest.mark.promise("E14", "F08")
 @pytest.mark.parametrize("what", ["a snapshot", "an idle writer with an id"])
 async def test_a_held_transaction_changes_nothing_in_what_a_claim_reads(

@@ -98,6 +98,7 @@ async def test_it_listens_again_after_every_loss_and_says_so(dsn: str, eyes: Eye
             await until(lambda round=round: len(ears.news()) == round)  # type: ignore[misc]
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 async def test_a_half_open_socket_is_noticed(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other side says nothing any more, not even that it is gone."""

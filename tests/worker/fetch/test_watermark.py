@@ -78,6 +78,7 @@ def test_no_committed_row_is_left_behind_in_many_schedules(world: World) -> None
     assert list(stranding_seeds(world, range(EVERYDAY, EVERYDAY + LONG))) == []
 
 
+@pytest.mark.second
 @pytest.mark.promise("F21")
 @pytest.mark.parametrize("every", [ZERO_EVERY, 12.0])
 def test_a_row_passed_while_locked_is_found_within_one_start_at_zero(every: float) -> None:
@@ -90,6 +91,7 @@ def test_a_row_passed_while_locked_is_found_in_many_schedules() -> None:
     assert longest_wait(replace(LOCKS, zero_every=ZERO_EVERY), range(LONG)) <= ZERO_EVERY + LOOK_AGAIN
 
 
+@pytest.mark.second
 @pytest.mark.promise("F21")
 def test_a_failover_nobody_told_of_is_healed_by_the_start_at_zero() -> None:
     world = World(rewinds=True, told=False, zero_every=ZERO_EVERY)

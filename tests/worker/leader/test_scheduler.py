@@ -66,6 +66,7 @@ def available(eyes: Eyes, number: int) -> Any:
     return lambda: eyes.one("SELECT count(*) FROM pgqueue.job_available") == number
 
 
+@pytest.mark.second
 async def test_two_hundred_jobs_at_spread_times_start_on_time(dsn: str, eyes: Eyes) -> None:
     random, done = Random(7), 0
     async with work(dsn, reports) as worker:
@@ -136,6 +137,7 @@ async def test_one_that_does_not_lead_promotes_nothing_until_it_does(dsn: str, e
         await until(available(eyes, 1))
 
 
+@pytest.mark.second
 @pytest.mark.promise("F23")
 async def test_a_due_row_locked_by_a_stranger_is_no_reason_to_spin_and_delays_no_other(
     dsn: str, eyes: Eyes, conn: psycopg.Connection

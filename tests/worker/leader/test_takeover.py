@@ -160,6 +160,7 @@ def test_a_leader_that_is_stopped_has_a_successor_within_twenty_seconds(dsn: str
         wait_until(lambda: gapless(eyes) >= number + 3)
 
 
+@pytest.mark.second
 @pytest.mark.promise("F10")
 @pytest.mark.parametrize("deaths", [3, pytest.param(100, marks=pytest.mark.long)])
 def test_leaders_that_die_at_the_tick_lose_none_and_double_none(

@@ -156,6 +156,7 @@ async def test_a_day_of_quarters_by_four_schedulers_is_96_ticks_each_slot_once(d
     assert made(eyes) == minutes(*range(15, 24 * 60 + 1, 15))
 
 
+@pytest.mark.second
 async def test_a_thousand_at_once_are_made_in_batches_and_in_order(dsn: str, eyes: Eyes) -> None:
     set_clock(eyes, START)
     for each in range(1_000):
@@ -279,6 +280,7 @@ async def test_all_of_a_long_outage_comes_in_batches_and_holds_up_nobody(dsn: st
 # Clocks --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("F10")
 @pytest.mark.parametrize("catch_up", ["latest", "all", "none"])
 async def test_a_clock_that_steps_forward_and_back_doubles_nothing_and_ticks_go_on_at_once(
@@ -337,6 +339,7 @@ async def test_a_schedule_that_is_removed_and_added_anew_does_not_tick_twice_at_
 # On time, and no more than that --------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 async def test_ticks_are_made_on_time(dsn: str, eyes: Eyes) -> None:
     late.clear()
     async with work(dsn, reports) as worker:
@@ -443,6 +446,7 @@ async def test_old_ticks_are_forgotten_after_a_day(dsn: str, eyes: Eyes) -> None
     assert eyes.one("SELECT count(*) FROM pgqueue.tick") == 23
 
 
+@pytest.mark.second
 @pytest.mark.promise("E14")
 async def test_a_held_snapshot_does_not_make_a_tick_dear(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
     """A tick is a HOT update: its dead versions stand in no index."""

@@ -183,6 +183,7 @@ def test_who_finds_its_row_marked_or_gone_says_so_once_and_beats_no_more(dsn: st
             assert not beats.heartbeat._thread.is_alive()
 
 
+@pytest.mark.second
 def test_a_dead_one_is_seen_by_all_who_live_and_reported_until_it_is_marked(dsn: str, eyes: Eyes) -> None:
     with psycopg.connect(dsn) as conn:
         silent = register(conn, "pgqueue", lease=1.0, concurrency=1, version_tag="v", queues=["a"])
@@ -195,6 +196,7 @@ def test_a_dead_one_is_seen_by_all_who_live_and_reported_until_it_is_marked(dsn:
         wait_until(lambda: one.heartbeat.judge.live() == 1)
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 def test_who_cannot_beat_is_late_at_four_fifths_of_its_lease_and_told_when_it_can_again(dsn: str, eyes: Eyes) -> None:
     with beating(dsn, lease=2.0) as beats:

@@ -94,6 +94,7 @@ async def test_a_handler_leaves_between_the_edge_and_the_end_of_the_lease(
     assert bench.edge <= left[0] < bench.over
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 async def test_a_thread_is_stopped_in_time_although_the_loop_is_blocked(guard: Guard) -> None:
     left: list[float] = []
@@ -130,6 +131,7 @@ async def test_a_job_does_not_start_from_the_edge_on_until_beats_go_through(kind
     assert not bench.guard._running
 
 
+@pytest.mark.second
 async def test_it_is_watched_anew_after_beats_went_through_again(guard: Guard) -> None:
     left: list[float] = []
     bench = guard(made(spinning(left), "spins", on_lost_lease="cancel"), lease=2.0, ago=1.0)
@@ -143,6 +145,7 @@ async def test_it_is_watched_anew_after_beats_went_through_again(guard: Guard) -
     assert left[1] >= bench.beat + EDGE * 2.0
 
 
+@pytest.mark.second
 async def test_beats_that_go_through_stop_nothing(guard: Guard) -> None:
     ends = time.monotonic() + 2.5
 
@@ -348,6 +351,7 @@ def test_a_second_worker_starts_the_job_only_after_the_handler_has_left(
     assert eyes.states() == {"completed": 1}
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 def test_after_an_outage_shorter_than_the_lease_what_was_stopped_runs_again_and_all_else_is_kept(
     tmp_path: Path, dsn: str, eyes: Eyes, cut: Cut, conn: psycopg.Connection

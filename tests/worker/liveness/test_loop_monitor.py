@@ -33,6 +33,7 @@ def in_thread(seconds: float) -> None:
 PUT = "INSERT INTO pgqueue.job (task, args) VALUES (%s, jsonb_build_object('seconds', %s::float8)) RETURNING id"
 
 
+@pytest.mark.second
 @pytest.mark.promise("F03")
 async def test_the_job_that_blocks_the_loop_is_named_once_and_long_ones_are_not(
     dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -297,6 +297,7 @@ def test_a_blocked_loop_is_no_death(tmp_path: Path, go: Path, dsn: str, eyes: Ey
     assert eyes.all("SELECT attempt, crashes, result FROM pgqueue.job WHERE id = %s", job) == [(1, 0, first.pid)]
 
 
+@pytest.mark.second
 @pytest.mark.promise("F03")
 def test_a_call_that_holds_the_interpreter_for_longer_than_the_lease_is_one_and_its_late_result_is_dropped(
     tmp_path: Path, go: Path, dsn: str, eyes: Eyes

@@ -89,6 +89,7 @@ async def holding(dsn: str, *held: Held, **options: Any) -> AsyncIterator[Worker
             await until(lambda: not worker._held)
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
 async def test_it_is_shown_while_the_job_runs_and_gone_afterwards(dsn: str, eyes: Eyes, on_loop: bool) -> None:
     held = Held(f"progress.shown.{on_loop}", on_loop=on_loop)
@@ -155,6 +156,7 @@ async def test_all_jobs_say_it_in_one_statement_a_second_and_silence_costs_none(
     assert sent.times[len(busy) :] in ([], [(sent.times[-1][0], ["progress_forget"])])
 
 
+@pytest.mark.second
 async def test_a_job_that_is_not_ours_any_more_writes_nothing_and_removes_nothing(dsn: str, eyes: Eyes) -> None:
     held, other = Held("progress.first"), Held("progress.first.other")
     held.say = [(1, 10)]

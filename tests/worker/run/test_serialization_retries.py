@@ -400,6 +400,7 @@ async def test_a_worker_that_goes_quiet_ends_the_pause_and_gives_the_job_back(
     assert len(stage.runs) == 1
 
 
+@pytest.mark.second
 async def test_a_timeout_counts_over_the_runs_in_place(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
     gate = threading.Event()
     stage.act = lambda job: len(stage.runs) == 3 and gate.wait(30)

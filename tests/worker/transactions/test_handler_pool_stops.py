@@ -341,6 +341,7 @@ async def test_an_abandoned_handler_holds_no_locks(dsn: str, accounts: Eyes, mon
     assert balances(accounts)[0] == 100
 
 
+@pytest.mark.second
 async def test_a_handler_that_outlives_its_worker_holds_no_locks(dsn: str, accounts: Eyes) -> None:
     stuck = Stuck(accounts)
 
@@ -360,6 +361,7 @@ async def test_a_handler_that_outlives_its_worker_holds_no_locks(dsn: str, accou
     assert balances(accounts)[0] == 100
 
 
+@pytest.mark.second
 @BOTH
 async def test_whoever_asks_when_the_worker_has_stopped_gets_nothing(dsn: str, accounts: Eyes, on_loop: bool) -> None:
     began, go_on = threading.Event(), threading.Event()

@@ -169,6 +169,7 @@ KINDS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.second
 @pytest.mark.promise("I11")
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)

@@ -273,6 +273,7 @@ async def test_a_commit_is_found_though_its_worker_was_taken_for_dead_before_it_
 # Runs again in place -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("T07")
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
 @BOTH

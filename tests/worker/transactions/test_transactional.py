@@ -619,6 +619,7 @@ async def test_a_job_that_is_delivered_many_times_has_one_effect(dsn: str, accou
     assert len(set(runs)) == times
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 @pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
 async def test_a_commit_over_a_dead_wire_is_given_up_and_settled(
