@@ -119,6 +119,7 @@ anything = st.recursive(
 )
 
 
+@pytest.mark.second
 @given(st.text(st.characters()), st.lists(anything, max_size=2), anything)
 def test_a_line_is_one_object_whatever_it_holds(message: str, args: list[Any], extra: Any) -> None:
     as_json(record(message, *args, extra=extra))

@@ -41,6 +41,7 @@ async def note(number: int = 0) -> None:
 # Pause and resume ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 def test_both_say_whether_they_changed_anything(conn: Conn) -> None:
     assert not pgqueue.resume(conn, "mail")
     assert pgqueue.pause(conn, "mail")
@@ -532,6 +533,7 @@ async def test_of_two_who_retry_a_job_one_does_and_the_other_is_told(dsn: str, e
     assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE id = %s", job) == 1
 
 
+@pytest.mark.second
 @pytest.mark.promise("F25")
 async def test_cancel_and_retry_in_a_race_leave_one_job(dsn: str, eyes: Eyes) -> None:
     job = put(eyes, "available")

@@ -667,6 +667,7 @@ async def test_many_claimers_never_exceed_a_limit(dsn: str, eyes: Eyes, limit: i
     assert eyes.states() == {"completed": 150}
 
 
+@pytest.mark.second
 @pytest.mark.promise("F12")
 async def test_nor_a_lock_and_a_limit_of_the_same_jobs(dsn: str, eyes: Eyes) -> None:
     eyes.do(ALLOW, 3)

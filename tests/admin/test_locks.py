@@ -196,6 +196,7 @@ def test_over_four_processes_as_many_as_the_limit_and_never_one_more(
     assert spans.most() == {"k": limit}
 
 
+@pytest.mark.second
 @pytest.mark.promise("L07")
 def test_a_kill_frees_the_key_within_the_lease_and_the_retry_does_not_wait_for_itself(
     tmp_path: Path, dsn: str, eyes: Eyes
@@ -366,6 +367,7 @@ async def test_hold_on_retry_keeps_the_key_until_the_next_attempt(
 # Transactions ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("T05")
 @pytest.mark.parametrize(("lock", "end"), [("account:{giver}", [0, 250, 100]), (None, [50, 250, 100])])
 async def test_two_transfers_from_one_account_serialize(

@@ -161,6 +161,7 @@ def test_the_tag_and_the_lease_reach_the_database(dsn: str, app: Path, conn: psy
         assert row == ("v7", 90)
 
 
+@pytest.mark.second
 def test_another_schema_is_worked_in_and_enqueued_into(dsn: str, app: Path, conn: psycopg.Connection[Any]) -> None:
     (app / "more.py").write_text(
         "import pgqueue\n"
@@ -209,6 +210,7 @@ def test_a_second_signal_leaves_at_once(dsn: str, app: Path, task: str, conn: ps
         assert jobs(conn, "running") == 1  # the lease will give it back
 
 
+@pytest.mark.second
 def test_what_runs_past_the_grace_is_given_back_and_the_exit_code_says_so(
     dsn: str, app: Path, conn: psycopg.Connection[Any]
 ) -> None:

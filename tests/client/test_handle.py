@@ -427,6 +427,7 @@ async def test_who_is_cancelled_as_an_answer_arrives_leaves_no_row(
     await until(lambda: not eyes.backends("pgqueue result"))
 
 
+@pytest.mark.second
 async def test_a_wait_can_be_cancelled_at_every_turn_of_the_loop(patient: str, eyes: Eyes) -> None:
     job = running(eyes)
     for turns in range(40):

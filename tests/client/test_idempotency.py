@@ -185,6 +185,7 @@ def pays(job: pgqueue.Job) -> None:
 """
 
 
+@pytest.mark.second
 @pytest.mark.promise("I08")
 def test_an_effect_outside_is_repeated_after_a_crash_and_its_key_makes_it_one(
     dsn: str, eyes: Eyes, conn: Conn, tmp_path: Path

@@ -325,6 +325,7 @@ def test_the_table_refuses_what_cannot_be(row: tuple[str, ...], conn: psycopg.Co
 # Commands ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 def test_the_commands(dsn: str, eyes: Eyes) -> None:
     def run(*arguments: str, code: int = 0) -> str:
         done = command("schedules", *arguments, dsn=dsn)

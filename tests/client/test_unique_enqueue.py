@@ -50,6 +50,7 @@ def waits_for_a_lock(eyes: Eyes, pid: int) -> Callable[[], bool]:
 # One of many ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("T12")
 @pytest.mark.parametrize("autocommit", [False, True])
 def test_fifty_connections_one_key_one_job(dsn: str, eyes: Eyes, autocommit: bool) -> None:
@@ -598,6 +599,7 @@ def test_sql_enqueues_with_keys_in_one_call(dsn: str, eyes: Eyes) -> None:
 # What is asked of keys at once ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("F11")
 @pytest.mark.parametrize("asking", [2, 6])
 def test_debounces_in_transactions_do_not_deadlock(dsn: str, eyes: Eyes, asking: int) -> None:

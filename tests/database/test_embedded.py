@@ -95,6 +95,7 @@ def test_any_directory_will_do(home: Path, name: str) -> None:
     assert not server.cluster.sockets.exists()
 
 
+@pytest.mark.second
 def test_settings_are_there_from_the_start_and_alter_system_survives(home: Path) -> None:
     first = {"max_connections": "37", "event_source": "it's"}
     with start(home, settings=first) as server, psycopg.connect(server.dsn, autocommit=True) as conn:
@@ -106,6 +107,7 @@ def test_settings_are_there_from_the_start_and_alter_system_survives(home: Path)
         assert conn.execute("SHOW work_mem").fetchone() == ("7MB",)
 
 
+@pytest.mark.second
 def test_only_its_owner_reaches_it(home: Path) -> None:
     with start(home) as server:
         assert stat.S_IMODE(server.cluster.sockets.stat().st_mode) == 0o700
@@ -187,12 +189,14 @@ def test_the_watchman_signals_nobody_who_has_the_dead_servers_pid(home: Path) ->
     assert not (home / "stopped").exists()
 
 
+@pytest.mark.second
 def test_it_leaves_nothing_when_asked(home: Path) -> None:
     with start(home, keep=False):
         assert (home / "data").is_dir()
     assert not home.exists()
 
 
+@pytest.mark.second
 def test_stopping_twice_and_in_a_forked_child_does_nothing(home: Path) -> None:
     server = start(home)
     child = os.fork()
@@ -215,6 +219,7 @@ def test_a_directory_of_other_things_is_not_touched(home: Path) -> None:
     assert [path.name for path in home.iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.second
 def test_data_of_another_version_says_what_to_do(home: Path) -> None:
     with start(home):
         pass
@@ -248,6 +253,7 @@ def test_importing_it_brings_no_wheel_and_no_warning() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", f"{code}; embedded.wheel_binaries(18)"], check=True)
 
 
+@pytest.mark.second
 def test_embedded_as_dsn_is_the_server_of_the_working_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home.parent)
     assert embedded.resolve("postgresql://h/d") == "postgresql://h/d"

@@ -133,6 +133,7 @@ def test_an_enqueuing_role_neither_reads_arguments_nor_deletes(role: Role) -> No
 # work ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 def test_a_working_role_runs_a_worker_with_all_its_duties(role: Role, dsn: str, tmp_path: Path) -> None:
     mine = role("work")
     (tmp_path / "tasks.py").write_text(TASKS)
@@ -253,6 +254,7 @@ def test_an_operating_role_operates_and_neither_enqueues_nor_works(role: Role, d
 # read ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 def test_a_reading_role_looks_and_changes_nothing(role: Role, dsn: str, tmp_path: Path) -> None:
     mine = role("read")
     with psycopg.connect(dsn) as conn:

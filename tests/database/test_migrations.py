@@ -458,6 +458,7 @@ def test_a_role_that_may_not_read_is_told_what_it_needs(empty_dsn: str, role: st
         require(conn, "pgqueue")
 
 
+@pytest.mark.second
 def test_a_standby_sends_to_the_primary(own_server: Server) -> None:
     own_server.stop()
     assert own_server.cluster is not None

@@ -160,6 +160,7 @@ async def test_a_connection_that_was_not_made_ready_is_not_used(way: str, dsn: s
     await session.close()
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 async def test_a_session_that_broke_off_is_ended_before_anything_else_is_sent(
     dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch

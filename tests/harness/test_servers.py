@@ -60,6 +60,7 @@ async def test_the_async_connection_is_to_the_same_database(aconn: psycopg.Async
     assert not aconn.autocommit
 
 
+@pytest.mark.second
 def test_an_own_server_can_stop_and_crash_and_come_back(own_server: Server) -> None:
     with psycopg.connect(own_server.dsn("postgres"), autocommit=True) as conn:
         conn.execute("CREATE TABLE kept (n int)")

@@ -179,6 +179,7 @@ def test_a_worker_starts_and_works_on_a_later_schema_that_does_not_break_it(dsn:
         assert worker.ends() == 0, worker.output
 
 
+@pytest.mark.second
 @pytest.mark.promise("F15")
 @pytest.mark.parametrize("breaking", [False, True])
 def test_a_worker_that_works_looks_at_the_schema_again_only_when_it_begins_anew(

@@ -141,6 +141,7 @@ def test_past_the_operators_deadline_jobs_are_given_back_and_the_exit_code_is_5(
     assert eyes.all("SELECT id FROM pgqueue.worker") == []
 
 
+@pytest.mark.second
 def test_a_second_signal_leaves_at_once(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     with supervised(tmp_path, dsn, processes=2) as one:
         put(eyes, "held", '{"name": "go"}')

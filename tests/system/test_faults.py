@@ -155,6 +155,7 @@ RECEIVED = """
 """
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 @pytest.mark.parametrize("committed", [False, True])
 @pytest.mark.parametrize("what", CUTS)

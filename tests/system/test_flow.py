@@ -130,6 +130,7 @@ def test_a_standstill_is_forgiven_where_it_was_and_nowhere_else() -> None:
     assert stalls.between(began - 9, began) == stalls.between(ended + 1, ended + 9) == 0
 
 
+@pytest.mark.second
 @pytest.mark.promise("F05", "F21")
 async def test_what_was_enqueued_during_work_and_committed_late_is_started_at_once(dsn: str, eyes: Eyes) -> None:
     async with work(dsn, notes, poll=60.0) as worker:

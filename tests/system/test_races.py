@@ -151,6 +151,7 @@ def busy(server: Server, dsn: str, tmp_path: Path) -> Iterator[Path]:
         load.wait(30)
 
 
+@pytest.mark.second
 @pytest.mark.promise("E16")
 async def test_it_is_usable_while_the_database_is_otherwise_loaded(dsn: str, eyes: Eyes, busy: Path) -> None:
     """`python -m bench beside-pgbench` measures how well; here: nothing waits long, nothing fails."""

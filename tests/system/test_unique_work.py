@@ -166,6 +166,7 @@ async def test_retries_and_snoozes_never_conflict_with_their_own_key(dsn: str, e
     assert (attempts, snoozes) == (3, 1)
 
 
+@pytest.mark.second
 async def test_a_rescued_job_keeps_its_key(dsn: str, eyes: Eyes, tmp_path: Path) -> None:
     source = """
 @pgqueue.task(name="hang", unique="k")

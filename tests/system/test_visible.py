@@ -51,6 +51,7 @@ LATEST = ZERO_MOST + 30  # seconds; a start at zero that took long may let the n
 # Before the commit ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("E01")
 @pytest.mark.parametrize("seconds", [1.0, pytest.param(5.0, marks=pytest.mark.long)])
 def test_nothing_of_an_open_transaction_is_seen_or_claimed(

@@ -190,6 +190,7 @@ def life(job: pgqueue.Job) -> None:
 """
 
 
+@pytest.mark.second
 @pytest.mark.promise("S11")
 @pytest.mark.parametrize("moment", range(3))
 def test_everything_that_has_returned_is_written(

@@ -366,6 +366,7 @@ async def test_a_job_stopped_by_the_deadline_goes_back_with_its_attempt(dsn: str
     assert eyes.all("SELECT * FROM pgqueue.worker") == []
 
 
+@pytest.mark.second
 async def test_a_handler_that_swallows_the_cancellation_does_not_hold_the_shutdown(
     dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -384,6 +385,7 @@ async def test_a_handler_that_swallows_the_cancellation_does_not_hold_the_shutdo
     await asyncio.sleep(0)
 
 
+@pytest.mark.second
 async def test_a_thread_that_does_not_end_does_not_hold_the_shutdown(dsn: str, eyes: Eyes) -> None:
     put(dsn, waits_in_thread.new("x"))
     async with work(dsn, *ALL) as worker:
@@ -393,6 +395,7 @@ async def test_a_thread_that_does_not_end_does_not_hold_the_shutdown(dsn: str, e
     stage.thread_go.set()
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("listed", [True, False])
 async def test_a_thread_that_outlives_the_shutdown_leaves_a_job_that_rescue_gives_back_unspent(
     listed: bool, dsn: str, eyes: Eyes
@@ -502,6 +505,7 @@ async def test_an_error_that_does_not_pass_ends_run_with_it(dsn: str, eyes: Eyes
     await until(lambda: eyes.backends() == [])
 
 
+@pytest.mark.second
 async def test_half_a_worker_gives_no_sign_of_life_and_another_runs_its_jobs(dsn: str, eyes: Eyes) -> None:
     """One service has failed for good: it ends, and if nobody ends it, it must not look alive."""
     put(dsn, waits.new("x"))
@@ -679,6 +683,7 @@ async def test_a_worker_that_has_nothing_to_write_any_more_is_back_at_three_conn
             await until(lambda: [name.split()[1] for _, name in eyes.backends()] == ["beat", "fetch", "listen"])
 
 
+@pytest.mark.second
 async def test_without_listen_jobs_are_found_by_polling_and_all_duties_done(dsn: str, eyes: Eyes) -> None:
     victim = Taker(dsn, lease=1.0)
     put(dsn, says.new("rescued"))

@@ -600,6 +600,7 @@ async def test_one_that_was_put_off_in_its_own_transaction_keeps_its_key(
     assert (order == [0, 1, 1, 2, 3, 4]) is not naive, order
 
 
+@pytest.mark.second
 @pytest.mark.promise("F22")
 async def test_jobs_that_end_in_transactions_of_their_handlers_own_go_on_without_a_sweep(
     dsn: str, eyes: Eyes, conn: psycopg.Connection

@@ -331,6 +331,7 @@ def pages(conn: psycopg.Connection, sql: str, params: dict[str, Any]) -> int:
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 
+@pytest.mark.second
 @pytest.mark.promise("F08")
 @pytest.mark.parametrize("remembers", [True, False])
 async def test_under_a_snapshot_the_past_of_a_key_is_not_read_again(
@@ -359,6 +360,7 @@ async def test_under_a_snapshot_the_past_of_a_key_is_not_read_again(
     assert (costs[1] <= 1.5 * costs[0]) is remembers, costs
 
 
+@pytest.mark.second
 @pytest.mark.promise("F08")
 @pytest.mark.parametrize("statement", ["admit_limits", "admit_read_limits"])
 @pytest.mark.parametrize("remembers", [True, False])

@@ -208,6 +208,7 @@ def test_a_job_that_must_start_in_time_waits_before_others_and_behind_those_that
     assert [entry[0].id for entry in pool.waiting] == [3, 4, 5, 1, 2]
 
 
+@pytest.mark.second
 def test_a_handler_is_not_run_again_in_place_for_that_is_a_second_start(
     tmp_path: Path, dsn: str, eyes: Eyes, conn: psycopg.Connection
 ) -> None:
@@ -459,6 +460,7 @@ async def test_beside_a_steady_flow_of_quick_jobs_a_line_moves_on(
         await until(lambda: len(plain_ran) > rated_ran[-1] + 100, 30.0)  # no slot is kept for nobody
 
 
+@pytest.mark.second
 async def test_beside_a_long_line_other_jobs_have_their_turn(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
     rated_ran: list[int] = []
     plain_ran: list[int] = []
@@ -627,6 +629,7 @@ async def test_rates_that_are_said_again_wait_for_nobody(pacers: Pacers, eyes: E
             ]
 
 
+@pytest.mark.second
 async def test_a_worker_that_was_faster_with_another_queue_is_no_reason_to_come_later(
     pacers: Pacers, eyes: Eyes
 ) -> None:
@@ -690,6 +693,7 @@ def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [plan, *(node for child in plan.get("Plans", []) for node in nodes(child))]
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("remain", [0, 3])
 async def test_an_ask_costs_the_same_however_many_wait_ahead_who_cannot_go(
     pacers: Pacers, eyes: Eyes, conn: psycopg.Connection, remain: int
@@ -867,6 +871,7 @@ async def test_retries_snoozes_and_rescued_jobs_are_charged_again_and_waiting_sp
     assert most([at for at, _ in calls], 1.0) <= 2
 
 
+@pytest.mark.second
 async def test_a_rate_beside_a_lock_and_a_limit(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
     running: list[int] = []
     most_at_once = 0
@@ -913,6 +918,7 @@ def test_after_a_crash_the_job_and_the_line_move_on(tmp_path: Path, dsn: str, ey
     assert eyes.one("SELECT count(*) FROM pgqueue.job_done WHERE crashes = 1") == 1
 
 
+@pytest.mark.second
 async def test_a_suspect_under_a_rate_runs_although_the_worker_is_busy(
     dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -500,6 +500,7 @@ async def test_of_64_who_ask_the_naive_versions_let_too_many_run(dsn: str, eyes:
 # What it costs --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.promise("L19")
 @pytest.mark.promise("F07")
 async def test_an_admit_costs_the_same_however_many_keys_and_waiting_jobs_there_are(
@@ -583,6 +584,7 @@ async def test_a_sweep_jumps_from_key_to_key(desks: Desks, eyes: Eyes, conn: psy
     assert cost < 400, "ten keys, some pages each"
 
 
+@pytest.mark.second
 @pytest.mark.promise("L17")
 async def test_a_job_that_waits_is_claimed_once(dsn: str, eyes: Eyes) -> None:
     """It enters the lane when it is enqueued and at most once more, when it is granted: no spin."""

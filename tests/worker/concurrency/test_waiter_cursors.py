@@ -435,6 +435,7 @@ async def test_who_leaves_comes_back_at_once(desks: Desks, eyes: Eyes) -> None:
     assert monotonic() - began < LINE_SECONDS
 
 
+@pytest.mark.second
 @pytest.mark.promise("F08")
 async def test_under_a_snapshot_claims_looks_and_admits_do_not_read_those_that_have_gone(
     desks: Desks, dsn: str, eyes: Eyes, conn: psycopg.Connection

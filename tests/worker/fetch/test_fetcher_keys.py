@@ -195,6 +195,7 @@ async def test_where_each_may_lock_very_few_keys_claims_do_not_become_tiny(
     assert eyes.states() == {"running": 2, "blocked": 2 * (KEYED_LEAST - 1), "available": KEYED_LEAST}
 
 
+@pytest.mark.second
 @pytest.mark.promise("L04")
 async def test_claimers_who_meet_at_a_key_never_run_both(dsn: str, eyes: Eyes) -> None:
     assert await race_of_pairs(dsn, eyes, claimers=8, pairs=150) == 1

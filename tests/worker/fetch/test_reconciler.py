@@ -123,6 +123,7 @@ async def test_a_doubt_outlives_a_reconciliation_that_fails(
     await until(lambda: eyes.states() == {"available": 1}, 30.0)
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 @pytest.mark.parametrize("why", ["a claim before it waits for its answer", "somebody has locked it"])
 async def test_what_cannot_be_handed_back_at_once_is_soon(

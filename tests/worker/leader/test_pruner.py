@@ -138,6 +138,7 @@ async def test_an_open_reader_puts_off_that_turn_only_and_breaks_no_connection(
     assert bench.bin() == 1
 
 
+@pytest.mark.second
 @pytest.mark.promise("F20")
 async def test_completions_never_wait_for_a_ring_that_turns_beside_a_reader(
     bench: Bench, eyes: Eyes, dsn: str, conn: psycopg.Connection

@@ -218,6 +218,7 @@ async def test_a_row_that_cannot_be_harms_only_itself_and_says_why(dsn: str, eye
     assert next(each for each in schedules.schedules(eyes.conn) if each.name == "line").state == "active"
 
 
+@pytest.mark.second
 async def test_rows_from_plain_sql_tick(dsn: str, eyes: Eyes) -> None:
     eyes.do("INSERT INTO pgqueue.schedule (name, line, task, args) VALUES ('sql', 'every 1', 'x', '{\"n\": 1}')")
     async with running(dsn):

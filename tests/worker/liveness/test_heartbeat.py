@@ -148,6 +148,7 @@ def test_a_beat_that_fails_is_tried_again_on_a_new_connection(dsn: str, eyes: Ey
         assert not beats.dead and not beats.declared.is_set()
 
 
+@pytest.mark.second
 @pytest.mark.promise("F06")
 def test_a_beat_whose_commit_was_cut_off_does_not_keep_the_next_one_waiting(
     dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch

@@ -453,6 +453,7 @@ async def test_a_worker_that_has_beaten_since_is_left_alone(dsn: str, eyes: Eyes
     await victim.close()
 
 
+@pytest.mark.second
 @pytest.mark.promise("F24")
 async def test_a_claim_under_way_is_either_rescued_or_never_happens(dsn: str, eyes: Eyes) -> None:
     taker, rescue, _ = await rescuer(dsn)
@@ -555,6 +556,7 @@ async def test_a_session_that_is_not_ours_to_end_keeps_no_job_from_being_rescued
         eyes.do(f"DROP ROLE {name}")
 
 
+@pytest.mark.second
 async def test_a_leftover_of_another_lease_is_rescued(dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture) -> None:
     victim = Taker(dsn, lease=1.0)
     eyes.do("INSERT INTO pgqueue.job (task) VALUES ('rescue.nothing')")

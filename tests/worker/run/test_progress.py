@@ -202,6 +202,7 @@ async def test_what_a_dead_worker_leaves_is_not_shown_and_swept(dsn: str, eyes: 
         assert eyes.all(ROWS) == [(job, 1, None), (job + 2, 3, None)]
 
 
+@pytest.mark.second
 async def test_nothing_is_lost_while_the_database_is_away(
     dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -322,6 +322,7 @@ async def test_an_encoding_that_psycopg_does_not_know_keeps_no_job_from_its_end(
     assert balances(accounts)[0] == 101
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("result", ["a result", None])
 async def test_a_statement_that_fails_just_before_the_commit_is_no_success(
     dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch, result: str | None

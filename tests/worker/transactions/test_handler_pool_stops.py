@@ -226,6 +226,7 @@ class Tracer:
         return self
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
 async def test_a_thread_can_be_stopped_at_every_instruction(dsn: str, accounts: Eyes, raises: bool, step: int) -> None:

@@ -150,6 +150,7 @@ async def test_a_failed_batch_is_rolled_back_and_the_next_attempt_goes_on_with_i
     assert effects.all("SELECT outcome, error_type FROM pgqueue.attempt") == [("failed", "LookupError")]
 
 
+@pytest.mark.second
 @both
 @kinds
 async def test_a_dead_job_keeps_its_cursor_and_a_retry_by_hand_goes_on(
@@ -322,6 +323,7 @@ async def test_a_cancelled_job_stops_in_the_middle_and_goes_on_when_it_is_retrie
     assert applied(effects) == [*range(1, 26)]
 
 
+@pytest.mark.second
 @both
 @kinds
 async def test_a_timeout_stops_it_and_the_next_attempt_goes_on(
