@@ -35,6 +35,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A long size of a test of the second stage is `long` only: `-m second` does not take it."""
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "second"]
+
+
 @pytest.fixture(autouse=True)
 def configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test configures ends with it."""

@@ -1,8 +1,8 @@
 """The command `pgqueue`: one module per command, read when it is asked for.
 
 The outermost layer: parses what people type, calls the layer below, prints. No command does anything the library
-cannot do. What goes wrong becomes one line and an exit code (`exits.py`). Never imports psycopg or the worker before a
-command needs them, so that `--help` is there at once.
+cannot do. What goes wrong becomes one line and an exit code (`exit_codes.py`). Never imports psycopg or the worker
+before a command needs them, so that `--help` is there at once.
 """
 
 from __future__ import annotations

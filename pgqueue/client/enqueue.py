@@ -1,9 +1,9 @@
 """Enqueue: jobs become rows inside the application's own transaction. The first station of the flow.
 
 Called by the application, by tasks (`task.enqueue`) and the CLI. Pure functions make the statements (`one`, `many`);
-`enqueue` and its three siblings only hand them to the connection; jobs with unique keys go the way of `unique`. A job
-exists exactly when that transaction commits, and the NOTIFY that wakes a worker is part of it. Never commits, never
-opens a connection, never takes a lock.
+`enqueue` and its three siblings only hand them to the connection; jobs with unique keys go the way of `unique_enqueue`.
+A job exists exactly when that transaction commits, and the NOTIFY that wakes a worker is part of it. Never commits,
+never opens a connection, never takes a lock.
 
 Arguments are checked before anything is sent, so a refused call leaves the application's transaction as it was.
 """

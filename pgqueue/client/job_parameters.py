@@ -1,6 +1,6 @@
 """The values of a batch as text, column by column: how thousands of jobs travel as a few parameters.
 
-Used by `enqueue` and `unique`; taken apart by `string_to_table` in their SQL. No I/O.
+Used by `enqueue` and `unique_enqueue`; taken apart by `string_to_table` in their SQL. No I/O.
 """
 
 from __future__ import annotations

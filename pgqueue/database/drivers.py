@@ -1,6 +1,6 @@
 """Run a statement on whatever connection the application already holds.
 
-The client side (`enqueue`, `control`, `JobHandle`) builds a `Statement` and hands it here with the caller's connection:
+The client side (`enqueue`, `queries`, `JobHandle`) builds a `Statement` and hands it here with the caller's connection:
 psycopg, psycopg2, asyncpg, SQLAlchemy (also SQLModel) or Django. The kind is told by the names of the connection's
 classes, so none of these libraries is imported unless the caller brought it; a kind is looked up once per type.
 

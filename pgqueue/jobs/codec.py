@@ -2,7 +2,8 @@
 
 Called twice in a job's life: `encode` where it is enqueued, `decode` where the executor runs it. One `Codec` per task
 is built at declaration, so what an annotation gets wrong is said at import, and what a value gets wrong is said at
-enqueue, before anything reached the database. msgspec writes and reads the JSON; `kinds` says whether the values fit.
+enqueue, before anything reached the database. msgspec writes and reads the JSON; `annotations` says whether the values
+fit.
 
 The object's keys are the parameters' names. `*args` is a list under its own name; what `**kwargs` takes stands beside
 the named ones, so that a job written in SQL looks the same. Defaults are not stored: they belong to the code. jsonb has

@@ -1,7 +1,7 @@
 """What a declaration may ask for beyond the task itself, as small values: `Lock`, `Limit`, `Rate`.
 
 Used by tasks, which check an option at declaration and render its key at enqueue. Decides what a key is; never asks
-whether it is free: that is admit's, and for rates that of `rates`.
+whether it is free: that is admit's, and for rates that of `rate_limiter`.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Job:
         self.means = NOTHING
         """Set by whoever runs it."""
         self.start_by: float | None = None
-        """Until when it may start, by `monotonic`, if it was let in under a rate; in the past once it has started."""
+        """Until when it may start, by `monotonic`, if it was let in under a rate; then STARTED or TOO_LATE."""
         self.began: float
         """Set when it begins to run, by `perf_counter`."""
         self.started: datetime | None = None
@@ -375,6 +375,9 @@ def fields(job: Job, **more: object) -> dict[str, object]:
     """What a line that names a job has as `extra`."""
     return {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt, **more}
 
+
+STARTED, TOO_LATE = 0.0, -1.0
+"""What becomes of `start_by` when the job's turn comes."""
 
 Lane = tuple[str, int]
 """(queue, rank); which lane is more urgent is for the fetcher to say, by the order in which it asks."""

@@ -1,7 +1,7 @@
 """What a declaration says about unique keys: `Unique`, and the keys of one call.
 
 Used by tasks, which check it at declaration and render the key at enqueue. Decides what the key is and what it means;
-never asks whether somebody has it: that is `unique`'s.
+never asks whether somebody has it: that is `unique_enqueue`'s.
 """
 
 from __future__ import annotations

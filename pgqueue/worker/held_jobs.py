@@ -1,7 +1,7 @@
 """Where the services of one worker meet: who has room for how many jobs, who is told of those that come and go.
 
-The lower half of `wiring`. The fetcher, admit and the rates ask for the room of the executor's pools, and deliver jobs
-there; a slot that one of them has asked for is no room for the others. `_held` is what we have claimed and not yet
+The lower half of `services`. The fetcher, admit and the rates ask for the room of the executor's pools, and deliver
+jobs there; a slot that one of them has asked for is no room for the others. `_held` is what we have claimed and not yet
 written down: the truth is in the database, and reconciliation hands back what we do not know of.
 """
 
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 
-from pgqueue.jobs.job import Job
+from pgqueue.jobs.job import STARTED, Job
 from pgqueue.jobs.keys import RATE
 from pgqueue.jobs.outcomes import RELEASED
 from pgqueue.worker.claims import Claims
@@ -179,7 +179,7 @@ class Meeting:
 
     def _take_back(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            if job.start_by:  # it has not started
+            if (job.start_by or STARTED) > STARTED:  # its turn has not come
                 found = [pool.remove(job.id) for pool in self._executor.pools]
                 self._give_back([waiting for waiting in found if waiting is not None])
 

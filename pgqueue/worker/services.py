@@ -5,7 +5,7 @@
 The fetcher asks the executor's pools for their room and delivers jobs; the executor hands outcomes to the completer;
 the heartbeat (a thread of its own) says that we live and watches the others; duties that nobody has to run
 (promotion, rescue, pruning) run in whichever worker leads. Whom they ask for room, and tell of jobs that come and go,
-is in `meeting`.
+is in `held_jobs`.
 
 Nothing here starts, waits or ends: that is the life of a worker, in `worker`.
 """

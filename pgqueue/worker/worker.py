@@ -1,4 +1,4 @@
-"""One worker: its life from start to stop. The services it nests, and how they meet, are in `wiring`.
+"""One worker: its life from start to stop. The services it nests, and how they meet, are in `services`.
 
 Three connections when idle: fetch (with the duties), listen, beat; the completer opens the fourth at its first outcome.
 """

@@ -8,7 +8,7 @@
 
 -- name: admit_lines
 -- Those of these keys that somebody waits for. Asked after a holder's end has been committed, and without a lock: who is parked
--- later than this has seen asks for the key himself, and finds that holder gone. Each line is read behind (rank, id); see fronts.py.
+-- later than this has seen asks for the key himself, and finds that holder gone. Each line is read behind (rank, id); see waiter_cursors.py.
 -- Answers the keys, and how long, in seconds, it took to read those that were read from the `front`, and how many those were.
 SELECT coalesce(array_agg(looked.key) FILTER (WHERE looked.somebody), '{}'),
        extract(epoch FROM sum(looked.took) FILTER (WHERE looked.rank = %(front)s::smallint))::float8,
@@ -43,7 +43,7 @@ CROSS JOIN (
 -- Where the limit is 1, those next in the line come in with it, so many `behind` by pool, up to the first that is not of the same
 -- kind: they will run after it here, one at a time (see chains.py). They do not hold the key; it is in their `key`, and in `rank` and
 -- `id` is their order.
--- Holders are read behind the hold_pos that is `after` for the key (see starts.py), its line behind (rank, id) (see fronts.py).
+-- Holders are read behind the hold_pos that is `after` for the key (see holder_cursors.py), its line behind (rank, id) (see waiter_cursors.py).
 -- The first row has no id: its pos is the lowest hold_pos of those let in here, its queue the keys, as a JSON array, that others
 -- held before; its args are the keys whose line may go on (somebody could not be let in here, or the limit is not 1),
 -- for `admit_move`, as a JSON array; its priority says whether those let in were too large to be answered here, 32 kB: then
@@ -162,7 +162,7 @@ FROM shown WHERE NOT (SELECT so FROM large);
 -- of its own holds up those behind it. Those that need a limit or a rate, too, wait for that next, and keep the lock.
 -- Then, of the jobs `fresh` (and, if `heads` says so, of the first of each line) that have never started and found no room:
 -- `skip` ends as skipped; `once` too, if another job of its task waits for the key that way, which will run after it.
--- Holders are read behind the hold_pos that is `after` for the key (see starts.py), its line behind (rank, id) (see fronts.py); but
+-- Holders are read behind the hold_pos that is `after` for the key (see holder_cursors.py), its line behind (rank, id) (see waiter_cursors.py); but
 -- the first of each line that may be skipped, and the one of `once` that stays, are looked for from the front.
 -- Answers the ids of those let in here, of those skipped, how many were granted, how many were told, what those that have
 -- the lock now wait for next, the lowest hold_pos of all that were let in, the keys that others held before, the keys with a line
@@ -378,7 +378,7 @@ RETURNING id;
 -- the same slots after a rate. Of its queue nobody is passed; but while one is granted and not taken, those of its queue that find no
 -- slot may be passed by those of another one. Suspects come before all others, if a slot of their queue is free. A limit that nobody
 -- has declared lets nobody in.
--- Holders are read behind the hold_pos that is `after` for the key (see starts.py), its line behind (rank, id) (see fronts.py), but
+-- Holders are read behind the hold_pos that is `after` for the key (see holder_cursors.py), its line behind (rank, id) (see waiter_cursors.py), but
 -- for suspects. Answers the ids of those let in here, what those wait for that went on, how many were granted, how many were told,
 -- the lowest hold_pos of those let in; of each key that had room, as JSON arrays: [key, the lowest hold_pos of all its holders];
 -- the keys with room left and nobody in line; and of each that somebody waited for, as JSON arrays: [key, how many have left its

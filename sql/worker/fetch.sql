@@ -12,8 +12,8 @@ SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0), pg_current_xa
 -- limit and rate. Who `holds` has lock and limit; a rate is never held, only passed, so each job under one waits for it.
 -- With a `reach`, those that need a key are passed over, and no lane is looked at further than that from its first row: rows are left
 -- behind then, and no cursor may rise.
--- The holders of a lock are read behind the hold_pos that `starts`, a JSON object, has for its key (see starts.py), its line
--- behind the [rank, id] that `lines` has (see fronts.py).
+-- The holders of a lock are read behind the hold_pos that `starts`, a JSON object, has for its key (see holder_cursors.py), its line
+-- behind the [rank, id] that `lines` has (see waiter_cursors.py).
 -- The first row has no id. Its pos is the lowest hold_pos of those that have a lock, its queue the locks that came with the job,
 -- as a JSON array. Its args hold the places (from 1) of the lanes that were open; its headers, if jobs were parked,
 -- what each lane gave of them [queue, rank, how many, highest pos], their keys with those ids that may be skipped, the keys of

@@ -28,7 +28,7 @@ WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint;
 -- Give up to n jobs of a dead worker back to the front of their lanes, the first claimed first. A job that was running at
 -- the last beat carries a crash; so do, of those claimed since, as many as the worker had slots: they start in this order,
 -- and a killer may need only milliseconds. But of the suspects of one claim only the worst had started, the first of them,
--- and beside one with two crashes nothing (suspects.py). With the third crash it is failed. Those that were to run behind a holder
+-- and beside one with two crashes nothing (poison_jobs.py). With the third crash it is failed. Those that were to run behind a holder
 -- of their lock go to the front of its line; of a chain only the first that is left can have started (chains.py). Answers
 -- how many were moved.
 WITH dead_worker AS MATERIALIZED (

@@ -8,8 +8,8 @@ without waiting, and the claim, whose snapshot is from after these locks, takes 
 nobody holds and nobody waits for. That is right for the reasons admit is: a row becomes a holder only in a transaction
 that has locked its key, and that has counted in a statement after the one that locked it. A key that it has not locked,
 or that has a holder or a line, goes the long way: the claim parks its jobs. What it locks it has until its commit.
-Whether somebody waits may be judged by a line's known part only (see fronts): that decides who is first, never how
-many.
+Whether somebody waits may be judged by a line's known part only (see waiter_cursors): that decides who is first, never
+how many.
 
 Why long rows are parked ahead. What is parked took nobody's slot, so the fetch is repeated; where such jobs stand in
 long rows for few keys, that would be one claim after another for nothing. So the next one first parks many of them.

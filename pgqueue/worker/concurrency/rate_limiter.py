@@ -57,7 +57,7 @@ import psycopg
 from pgqueue.database.backoff import persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
-from pgqueue.jobs.job import Job
+from pgqueue.jobs.job import STARTED, Job
 from pgqueue.jobs.keys import RATE
 from pgqueue.worker.claims import Claims
 
@@ -113,6 +113,8 @@ SHARE = 0.5
 IDLE_SECONDS, LOCKED_SECONDS = 30.0, 0.1
 PAUSE_LEAST, SLOT_PAUSE = 0.01, 0.002
 """The shortest pause between two asks for one key: of a fast rate several are let in together; where slots are few."""
+KEPT_SECONDS = 1.0
+"""So long the jobs of an answer are remembered: how quickly they start says how large the next one may be."""
 OVERDUE_SECONDS = 0.5
 FULL_SECONDS, HAND_ON_SECONDS = 0.1, 1.0
 """How long a line may wait for a slot here before others are told, and how often at most they are."""
@@ -231,13 +233,15 @@ class Rates:
                 self._ripen()
         finally:
             self._idle.set()
-        if not self._lines:
-            self._before = []
+        if not self._lines or monotonic() - self._came > KEPT_SECONDS:
+            self._before = []  # with their arguments
         self._reserve(self._wanted(free))
         await self._hand_on()
 
     def _wanted(self, free: Free) -> set[int]:
-        """The pools that due lines want a slot of."""
+        """The pools that due lines want a slot of; none while no line is asked for."""
+        if self._supplied():  # a slot kept free would be kept from the jobs that are at hand
+            return set()
         places, wanted = set(range(1, len(free.pools) + 1)), set[int]()
         for key in self._due:
             if wanted >= places:
@@ -254,6 +258,8 @@ class Rates:
             pause = min(pause, max(0.0, self._times[0][0] - now))
         if self._due or self._others:
             pause = min(pause, max(FULL_SECONDS, self._handed_on + HAND_ON_SECONDS - now))
+        if self._due and (left := self._supplied_until() - now) > 0.0:
+            pause = min(pause, left)
         return pause
 
     def _valid(self, at: float, key: str) -> bool:
@@ -348,12 +354,16 @@ class Rates:
             self._claims.end(claim)
 
     def _supplied(self) -> bool:
-        """Whether more than half as many jobs as one answer may bring have not started yet, and are not too late.
+        """Whether more than half as many jobs as one answer may bring have not started yet, and are not too late."""
+        return self._supplied_until() > monotonic()
 
-        They start in order, so one job says it. A larger answer costs less per job than two.
+    def _supplied_until(self) -> float:
+        """Until when so many wait at hand, if none of them starts. A larger answer costs less per job than two.
+
+        They start in order, so one job says it.
         """
         place = len(self._before) - self._most // 2 - 1
-        return place >= 0 and (self._before[place].start_by or 0.0) > monotonic()
+        return self._before[place].start_by or 0.0 if place >= 0 else 0.0
 
     def _adapt(self, jobs: list[Job]) -> None:
         """Set how many are let in at once from how quickly the jobs of the answer before have started.
@@ -363,7 +373,7 @@ class Rates:
         now, before = monotonic(), self._before
         if before:
             left = min(job.start_by or 0.0 for job in jobs) - now
-            started = sum(job.start_by == 0.0 for job in before)
+            started = sum(job.start_by == STARTED for job in before)
             fits = int(started / max(now - self._came, 0.001) * left * SHARE)
             if started == len(before) and left > 0.0:
                 fits = max(fits, self._most if len(before) < self._most else self._most * 5 // 4)

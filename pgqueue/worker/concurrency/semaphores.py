@@ -1,7 +1,7 @@
 """The moves of an admit: each locks some keys and lets in those that may, in one round trip.
 
-Which key is asked for when is for admit. A move says what it has seen of its keys to `starts` and `fronts`, and the
-next begins there.
+Which key is asked for when is for admit. A move says what it has seen of its keys to `holder_cursors` and
+`waiter_cursors`, and the next begins there.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ a retry that keeps its key, promotion, going on from one line to the next) are o
 holder and inserts one: a snapshot finds exactly one of the two; or they only take a holder away. So the holders counted
 are at least those there are. Counting in the statement that takes the lock, or handing the key on without counting,
 would each exceed limit 1 at once. Where the rows that are counted begin, so that those that have gone are not read
-again, is for `starts`.
+again, is for `holder_cursors`.
 
 What is asked for. Who parks a job asks for its key, and so does who ends a holder of it. Two asks are saved, and both
 are hints only:

@@ -1,8 +1,8 @@
 """Where to begin to read who is in line for a key: behind those of its line that have gone.
 
-As with holders (see starts), an index keeps the entries of those that were let in for as long as somebody holds a
-snapshot from before, and a line is read by each admit of its key, and by each claim that meets a job of it. So a worker
-remembers where the last one stood whom it let in, and reads on from there.
+As with holders (see holder_cursors), an index keeps the entries of those that were let in for as long as somebody holds
+a snapshot from before, and a line is read by each admit of its key, and by each claim that meets a job of it. So a
+worker remembers where the last one stood whom it let in, and reads on from there.
 
 Why that may be wrong for a moment, and for how long: anybody may park a job in front of those that wait. So it is done
 for lines only from which many are let in, and many a second (`BUSY_TAKEN`, `BUSY_RATE`); not past what this worker

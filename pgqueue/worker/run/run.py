@@ -24,7 +24,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from pgqueue.jobs.job import Job
+from pgqueue.jobs.job import STARTED, TOO_LATE, Job
 from pgqueue.jobs.outcomes import WRITTEN, Outcome
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -215,5 +215,7 @@ def _unraisable(lost: Any) -> None:
 def in_time(job: Job) -> bool:
     """Whether a job that was let in under a rate may start now: not too late, and not a second time."""
     assert job.start_by is not None
-    start_by, job.start_by = job.start_by, 0.0
-    return monotonic() <= start_by
+    punctual = monotonic() <= job.start_by
+    if job.start_by > STARTED:
+        job.start_by = STARTED if punctual else TOO_LATE
+    return punctual

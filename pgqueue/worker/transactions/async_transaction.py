@@ -1,4 +1,4 @@
-"""The transaction of one attempt on the event loop: what `work` is in threads; why it is right stands there."""
+"""The transaction of one attempt on the event loop: what `transaction` is in threads; why it is right stands there."""
 
 from __future__ import annotations
 

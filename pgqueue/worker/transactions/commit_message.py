@@ -1,6 +1,6 @@
 """The messages that begin and end a transaction of a handler: as few as can be, in threads one call of libpq each.
 
-Used by `borrowed`, whose connections send them; why their statements may go together stands there.
+Used by `handler_connection`, whose connections send them; why their statements may go together stands there.
 
 A message is text with several statements, for libpq has one call that sends it and waits for all its answers, and that
 lets go of the interpreter once. A pipeline is some forty calls, each of which may hand the interpreter to another

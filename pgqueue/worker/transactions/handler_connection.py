@@ -10,7 +10,7 @@ twice. Only the last answer is looked at. If it is good, all were, and COMMIT wa
 failed when the message was sent, which is looked at under the lock of the connection. If it is an error, it may be that
 of the completion, of COMMIT or of what follows a COMMIT that took place; some errors only the first two can say
 (`REFUSALS`), then nothing is committed. Whatever else is said, or if nothing is, it is an unknown COMMIT: the
-connection is closed, and `settling` finds out.
+connection is closed, and `in_doubt` finds out.
 
 The completion is prepared when the connection is made, under a name of ours. Handlers can drop it. psycopg does so for
 them: after a DROP, an ALTER or a rollback to a savepoint it drops all statements of the session. We are told
@@ -83,7 +83,7 @@ class _Both:
     undisturbed = 0
     """How many transactions were ended while it was not."""
     place: object | None = None
-    """Of those there are for handlers, if they are fewer than slots, the one it has (`places`)."""
+    """Of those there are for handlers, if they are fewer than slots, the one it has (`permits`)."""
     forsaken = False
     """Whether it is only the handler's that its job was taken from."""
 

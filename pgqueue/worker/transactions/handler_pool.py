@@ -10,7 +10,7 @@ cleared in the message that commits (`handler_connection`); a connection that di
 transaction pooler a session is nobody's own, so there is nothing to clear, and a name in pg_stat_activity that is not
 ours to end.
 
-Where there are to be fewer connections than slots, who asks waits for a place first (`places`). One job never has two:
+Where there are to be fewer connections than slots, who asks waits for a place first (`permits`). One job never has two:
 its transactions come one after another, and who settles a COMMIT without an answer keeps the place of that one. So
 whoever has a place waits for nobody else's.
 """

@@ -11,7 +11,7 @@ if there is none. To give the job to another run that row has to be deleted, so 
 committed before the next run is claimed, and that run reads the last cursor after it was claimed. (2) Inside one run,
 also one that the executor repeats in place under the same claim: the number n is the primary key, so no n is committed
 twice; and the next n is begun only when the last is known to be committed. A COMMIT whose answer was lost is settled
-first (`settling`): the running row is locked on a new connection, so the old transaction has ended; then the row n is
+first (`in_doubt`): the running row is locked on a new connection, so the old transaction has ended; then the row n is
 there or it is not. (3) Nobody stops a run between the append and the answer to its COMMIT: the run is sealed. Neither
 of the two suffices: without the fence a late run could append a number that was thrown away meanwhile; without the key
 a repeated run could read the cursor just before a COMMIT without an answer takes place.

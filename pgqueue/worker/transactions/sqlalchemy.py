@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pgqueue.worker.transactions.handler_connection import Borrowed
 
-_lent: ContextVar[Borrowed] = ContextVar("pgqueue_lent")
+_lent: ContextVar[Face] = ContextVar("pgqueue_lent")
 
 
 SAVEPOINT = b"SAVEPOINT pgqueue_session"
@@ -35,8 +35,11 @@ class Face:
     So what SQLAlchemy rolls back (at `session.begin()`, after a flush that failed) is rolled back, and nothing else.
     """
 
+    _left: bool
+
     def __init__(self, conn: Borrowed) -> None:
         object.__setattr__(self, "_conn", conn)
+        object.__setattr__(self, "_left", False)
         conn.execute(SAVEPOINT)
 
     def __getattr__(self, name: str) -> Any:
@@ -65,7 +68,15 @@ class Face:
     def _open(self) -> bool:
         """Whether the worker has not ended the transaction yet."""
         status = self._conn.info.transaction_status
-        return status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+        return not self._left and status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
+    def leave(self) -> None:
+        """The worker ends the transaction: from now on the connection is not touched.
+
+        SQLAlchemy rolls back once more when the session is no longer referenced, whenever that is. By then another job
+        may have the connection.
+        """
+        object.__setattr__(self, "_left", True)
 
 
 def session(conn: Borrowed) -> Session:
@@ -73,10 +84,12 @@ def session(conn: Borrowed) -> Session:
 
     commit() and rollback() on it raise; `begin_nested()` is free. ImportError without SQLAlchemy.
     """
-    token = _lent.set(conn)
+    face = Face(conn)
+    token = _lent.set(face)
     try:
-        made: Session = _session_class()(bind=_engine().connect())
-        return made
+        made: Any = _session_class()(bind=_engine().connect())
+        made.face = face
+        return made  # type: ignore[no-any-return]
     finally:
         _lent.reset(token)
 
@@ -87,7 +100,7 @@ def _engine() -> Engine:
     from sqlalchemy.pool import NullPool
 
     return create_engine(
-        "postgresql+psycopg://", creator=lambda: Face(_lent.get()), poolclass=NullPool, use_native_hstore=False
+        "postgresql+psycopg://", creator=lambda: _lent.get(), poolclass=NullPool, use_native_hstore=False
     )
 
 
@@ -97,6 +110,8 @@ def _session_class() -> type[Session]:
 
     class JobSession(Session):
         """A session whose transaction is ended by the worker, together with the job's completion."""
+
+        face: Face
 
         def commit(self) -> None:
             raise Error("the worker commits this session, together with the job's completion; to write now: flush()")
@@ -115,6 +130,7 @@ def _session_class() -> type[Session]:
 
         def leave(self) -> None:
             """After the worker's transaction: forget everything."""
+            self.face.leave()
             super().close()
 
     return JobSession

@@ -1,7 +1,8 @@
 """The transaction of one attempt: begun when its handler first asks for it, committed with the job's end, or undone.
 
 When the handler has returned, the completion deletes the running row by its fence, and COMMIT follows, in the same
-message if it can (`borrowed`, which says why that changes nothing here: COMMIT runs only if the completion has).
+message if it can (`handler_connection`, which says why that changes nothing here: COMMIT runs only if the completion
+has).
 
 Why the effect happens once. The completion is a statement of the same transaction as the writes, so both are
 committed or neither is. It deletes the row of `job_running` that only this run's fence (id, worker, claim) names: if
@@ -13,7 +14,7 @@ The row is there: it was not committed, nor ever will be, and the attempt has fa
 known the run is not over, so nobody writes another outcome.
 
 One attempt may have several transactions, one after another: `keep` commits what was written so far and the job goes on
-(see `iterate`, which says why that is right).
+(see `iteration`, which says why that is right).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Transactional tasks: what a handler writes on its job's connection is committed together with the job's completion.
 
-Used by the worker: `transactional` puts the transaction (`work`) into the call path of the tasks that want one. A
-handler asks for its connection by `job.connection` or `await job.aconnection()`; only then is one taken from the pool
+Used by the worker: `transactional` puts the transaction (`transaction`) into the call path of the tasks that want one.
+A handler asks for its connection by `job.connection` or `await job.aconnection()`; only then is one taken from the pool
 and a transaction begun. A handler that never asks is completed like any other.
 
 Nobody stops a run from the moment it begins to commit: no job is committed and cancelled both.

@@ -617,6 +617,23 @@ async def test_a_full_pool_does_not_keep_the_slots_of_another(dsn: str, eyes: Ey
     assert max(later - one for one, later in pairwise(starts)) < 0.9
 
 
+@pytest.mark.promise("L18")
+async def test_with_one_slot_the_jobs_at_hand_get_it_and_none_is_kept_free_for_more(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    """A slot that is kept free for a rate while enough of its jobs are at hand would be kept from those."""
+
+    @task(name="rates.quick", rate="1000000/s")
+    async def quick() -> None:
+        pass
+
+    quick.enqueue_many(conn, [()] * 600)
+    conn.commit()
+    async with Worker(concurrency=1, tasks=[quick], dsn=dsn) as worker:
+        await until(eyes.done(600))
+        assert worker._rates.let_in < 2 * 600, "most came in once"
+
+
 async def test_rates_that_are_said_again_wait_for_nobody(pacers: Pacers, eyes: Eyes, dsn: str) -> None:
     declare = {"names": ["k"], "counts": [5], "periods": [60.0], "bursts": [1], "notify": True}
     pacer = pacers()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from typing import Any
+
 import psycopg
 import pytest
 from accounts import accounts, balances
@@ -129,3 +132,21 @@ async def test_jobs_leave_nothing_of_sqlalchemy_on_their_connection(dsn: str, ac
     await completed(dsn, accounts, asks, times=5)
     assert handlers == [handlers[0]] * 5
     assert len(pids) == 1
+
+
+@pytest.mark.promise("T15")
+async def test_a_session_that_outlives_its_job_undoes_nothing_of_the_next_one(dsn: str, accounts: Eyes) -> None:
+    """SQLAlchemy rolls back when it is no longer referenced. By then the next job may have its connection."""
+    kept: list[Any] = []
+
+    def writes(job: Job) -> None:
+        if kept:
+            job.session().execute(sa.text("INSERT INTO effect VALUES (:job, 'second')"), {"job": job.id})
+            kept.clear()
+            gc.collect()
+        else:
+            kept.append(job.session())
+            kept[0].execute(sa.text("INSERT INTO effect VALUES (:job, 'first')"), {"job": job.id})
+
+    await completed(dsn, accounts, writes, times=2)
+    assert accounts.all("SELECT note FROM effect ORDER BY 1") == [("first",), ("second",)]
