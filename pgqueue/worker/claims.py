@@ -15,8 +15,8 @@ class Claims:
 
     def begin(self) -> int:
         """The next number."""
+        self._open.add(self._last + 1)  # first: who looks from a thread meanwhile takes none for answered
         self._last += 1
-        self._open.add(self._last)
         return self._last
 
     def end(self, claim: int) -> None:
@@ -33,5 +33,6 @@ class Claims:
 
     @property
     def settled(self) -> int:
-        """All numbers up to this one have been answered or given up."""
-        return min(self._open, default=self._last + 1) - 1
+        """All numbers up to this one have been answered or given up. From any thread."""
+        last = self._last  # before: a number that is begun meanwhile is none of these
+        return min(self._open, default=last + 1) - 1

@@ -164,6 +164,7 @@ class Wiring(Meeting, ABC):
             lambda job: self._executor.unseal(job),
             lambda job, **how: self._executor.hold(job, **how),
             lambda job: self._executor.checkpoint(job),
+            self._settled_if_next,
         )
         self._transactions = transactions = Transactions(around)
         iterations = Iterations(transactions, self._endings, lambda job: self._executor.checkpoint(job))
@@ -285,6 +286,14 @@ class Wiring(Meeting, ABC):
     def _leads(self) -> bool:
         """Without a connection for LISTEN nobody can hold the leader's lock: then everybody does the duties."""
         return self._election.leads or not self.settings.listen
+
+    def _settled_if_next(self, is_async: bool) -> int | None:
+        """The claims that have been answered, if a transactional job of this kind is about to run."""
+        for pool in self._executor.pools:
+            task = pool.next()
+            if task is not None and task.transactional and task.is_async is is_async:
+                return self._claims.settled
+        return None
 
     def _identities(self) -> list[Identity]:
         self._transactions.cut_overdue()

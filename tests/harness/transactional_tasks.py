@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
-from workers import Eyes
+from workers import Eyes, until
 
 from pgqueue import Job
 from pgqueue.client.tasks import Task, task
@@ -34,6 +35,14 @@ def enqueued(dsn: str, asked: Any, *args: Any) -> int:
     return int(handle.id)
 
 
+def together(dsn: str, worker: Any, *tasks: Any) -> int:
+    """Enqueue a job of each in one transaction, so that one claim brings them all; the last id."""
+    for pool in worker._executor.pools:
+        pool.prefetch = 20
+    with psycopg.connect(dsn) as conn:
+        return [int(asked.enqueue(conn).id) for asked in tasks][-1]
+
+
 def writer(on_loop: bool) -> Any:
     """A task that writes a little."""
 
@@ -44,3 +53,17 @@ def writer(on_loop: bool) -> Any:
         await (await job.aconnection()).execute(WRITE)
 
     return declared(awrites if on_loop else writes)
+
+
+def laster(on_loop: bool, begun: threading.Event, going: threading.Event) -> Any:
+    """A transactional task that never asks for its connection, and lasts until it may go on."""
+
+    def lasts(job: Job) -> None:
+        begun.set()
+        going.wait(60)
+
+    async def alasts(job: Job) -> None:
+        begun.set()
+        await until(going.is_set, 60)
+
+    return declared(alasts if on_loop else lasts)

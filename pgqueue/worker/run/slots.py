@@ -90,6 +90,11 @@ class Pool:
             self.running += 1
             return self.waiting.popleft()
 
+    def next(self) -> Task[..., Any] | None:
+        """The task of the job that starts next, if one waits and its task is known. From any thread."""
+        with self._lock:
+            return self.waiting[0][1] if self.waiting else None
+
     def put(self, entries: Sequence[Entry], *, first: bool = False) -> None:
         """Let these wait here; `first` before others, but behind those that must start in time as they must."""
         with self._lock:

@@ -104,10 +104,10 @@ class AsyncWork(Attempt):
 
     async def _begin(self) -> AsyncBorrowed:
         while True:
-            conn = await self._home.lender.atake()
+            conn = await self._home.lender.atake(begun=self._first)
             try:
                 self._look()  # Python 3.11's wait_for, in the pool, may swallow a cancellation
-                await conn.begin()
+                await conn.begin(self._job.claim)
             except BaseException as error:
                 dead = conn.closed
                 await conn.close()
@@ -116,7 +116,7 @@ class AsyncWork(Attempt):
                     continue
                 raise
             if not self.over:
-                self._conn, self._began = conn, monotonic()
+                self._conn, self._began, self._first = conn, monotonic(), False
                 return conn
             await conn.close()
             await self._home.lender.agive(conn)
@@ -124,7 +124,7 @@ class AsyncWork(Attempt):
 
     async def _commit(self, conn: AsyncBorrowed, outcome: Outcome) -> None:
         if isinstance(outcome, Completed):
-            await self._commit_with(conn, self._within(outcome))
+            await self._commit_with(conn, self._within(outcome), completes=True)
             return
         await asend(conn, self.statement("complete_mine"))
         ending = self._ending(outcome)
@@ -132,12 +132,15 @@ class AsyncWork(Attempt):
             raise lost(self._job)
         await self._commit_with(conn, [])
 
-    async def _commit_with(self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]]) -> None:
+    async def _commit_with(
+        self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]], completes: bool = False
+    ) -> None:
+        settled = self._home.ahead(True) if completes else None
         along = statements[0] if len(statements) == 1 and conn.can_take(statements[0]) else None
         for statement in statements if along is None else ():
             await asend(conn, statement)
         self._committing = True
-        await conn.end(along)
+        await conn.end(along, settled)
         self._committed = True
 
     async def _keep(self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 LOCK_SECONDS = 10
 
 BEGIN = b"BEGIN; SET LOCAL lock_timeout = '%ds'" % LOCK_SECONDS
+ROLLBACK = b"ROLLBACK"
+ANEW = b"; ".join((ROLLBACK, BEGIN))
 COMMIT = b"COMMIT"
 # After the COMMIT, in a transaction of its own. Should it fail, the job has ended all the same: its row is gone.
 CLEARING = (
@@ -67,9 +69,11 @@ class Prepared:
 
 
 @lru_cache(64)
-def ending(number: int | None) -> bytes:
-    """COMMIT, and what clears the session, with what the `number`th preparing has for it."""
+def ending(number: int | None, ahead: bool) -> bytes:
+    """COMMIT, and what clears the session, with what the `number`th preparing has for it; `ahead` begins the next."""
     unlock = UNLOCK if number is None else b"EXECUTE " + name(number, 1)
+    if ahead:  # what clears must not be undone with what follows
+        return b"; ".join((COMMIT, b"BEGIN", *CLEARING, unlock, COMMIT, BEGIN))
     return b"; ".join((COMMIT, *CLEARING, unlock))
 
 

@@ -12,6 +12,14 @@ of the completion, of COMMIT or of what follows a COMMIT that took place; some e
 (`REFUSALS`), then nothing is committed. Whatever else is said, or if nothing is, it is an unknown COMMIT: the
 connection is closed, and `in_doubt` finds out.
 
+Where the next job is at hand, BEGIN for it is the *ahead* part of the same message: behind a COMMIT of what clears, for
+that must not be undone with it. A handler whose transaction is there already waits for one message less. A
+transaction takes no snapshot and no lock before its first statement, and nothing is prepared in it; only its `now()`
+is older: that of the message's arrival, for all of the message. So nobody gets it whose claim had not been answered
+when it was sent (his `now()` would lie before what led to him), nor later than `AHEAD_SECONDS` after it was sent: then
+it is begun anew, in one message. Nor does a second transaction of one job get it. A session that has died in that time
+is found out by the handler's first statement, and costs an attempt.
+
 The completion is prepared when the connection is made, under a name of ours. Handlers can drop it. psycopg does so for
 them: after a DROP, an ALTER or a rollback to a savepoint it drops all statements of the session. We are told
 (`_deallocate`), and from there on this connection sends the completion by itself, which needs no name, until it has
@@ -22,12 +30,14 @@ this worker's connections use no such names any more.
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from psycopg import (
     AsyncConnection,
     Connection,
     ConnectionInfo,
+    Error,
     InternalError,
     NotSupportedError,
     OperationalError,
@@ -39,9 +49,11 @@ from psycopg.pq import ConnStatus, DiagnosticField, TransactionStatus
 from pgqueue.database.sessions import hang_up
 from pgqueue.database.statements import Statement
 from pgqueue.worker.transactions.commit_message import (
+    ANEW,
     BEGIN,
     COMMIT,
     OK,
+    ROLLBACK,
     Prepared,
     answers,
     ending,
@@ -51,6 +63,11 @@ from pgqueue.worker.transactions.commit_message import (
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
+# So old a transaction that was begun ahead may be when a handler gets it: so much less than the start of his job its
+# now() may say.
+AHEAD_SECONDS = 0.05
+# After so long a connection goes back to its pool, which looks after it, before a transaction is begun on it again.
+OUT_SECONDS = 60.0
 # So many transactions a connection ends without the names it lost before it prepares again: who rolls back to a
 # savepoint in every job would pay for that each time.
 UNDISTURBED = 5
@@ -63,6 +80,20 @@ DROPPED = (
     "what ends the job is not prepared any more: its handler has dropped it, by a DEALLOCATE of its own; "
     "from now on this worker does without"
 )
+
+
+class Ahead:
+    """A transaction that was begun ahead: when, and which claims had been answered by then (all up to `settled`)."""
+
+    __slots__ = ("at", "settled")
+
+    def __init__(self, settled: int) -> None:
+        self.at = monotonic()
+        self.settled = settled
+
+    def suits(self, claim: int) -> bool:
+        """Whether a job of this claim can have it."""
+        return claim <= self.settled and monotonic() - self.at < AHEAD_SECONDS
 
 
 class _Both:
@@ -82,6 +113,10 @@ class _Both:
     """Whether it is there."""
     undisturbed = 0
     """How many transactions were ended while it was not."""
+    ahead: Ahead | None = None
+    """The transaction that it is in, if nobody's job is."""
+    out_since = 0.0
+    """When its pool gave it away."""
     place: object | None = None
     """Of those there are for handlers, if they are fewer than slots, the one it has (`permits`)."""
     forsaken = False
@@ -95,20 +130,35 @@ class _Both:
     def _due(self) -> bool:
         """Whether to prepare before the next transaction begins."""
         again = self.number == 0 or self.undisturbed >= UNDISTURBED
-        return not self.ready and again and self._can_prepare()
+        return not self.ready and again and self._can_prepare() and self.ahead is None
 
     def _can_prepare(self) -> bool:
         """Whether names are used on this connection, and nobody has dropped one unseen."""
         return self.prepared is not None and self.prepared.usable
 
+    def _next(self, settled: int | None) -> Ahead | None:
+        """What to begin with the end of this one, where a job is at hand."""
+        prepares = not self.ready and self._can_prepare()  # soon, in no transaction
+        if settled is None or not self.own or prepares or monotonic() - self.out_since > OUT_SECONDS:
+            return None
+        return Ahead(settled)
+
+    def _beginning(self, claim: int) -> bytes | None:
+        """What to say to have a transaction for a job of this claim; None if it is there."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is None:
+            return BEGIN
+        there = ahead.suits(claim) and self.pgconn.transaction_status == TransactionStatus.INTRANS
+        return None if there else ANEW
+
     def _drop(self) -> None:
         self.ready, self.undisturbed = False, 0
 
-    def _ending(self, statement: Statement[Any] | None) -> bytes:
+    def _ending(self, statement: Statement[Any] | None, ahead: bool) -> bytes:
         """The message that commits, after this completion, if any."""
         if not self.own:
             return COMMIT
-        commit = ending(self.number if self.ready and self._can_prepare() else None)
+        commit = ending(self.number if self.ready and self._can_prepare() else None, ahead)
         if statement is None:
             self.undisturbed += 1
             return commit
@@ -133,20 +183,32 @@ class _Both:
 class Borrowed(_Both, Connection[Any]):
     """A connection whose transaction only the worker begins and ends: `commit` and `rollback` raise meanwhile."""
 
-    def begin(self) -> None:
-        """Begin the transaction of a job."""
+    def leave(self) -> None:
+        """Undo a transaction that was begun ahead and that nobody wants."""
+        self.ahead = None
+        try:
+            self._say(ROLLBACK)
+        except Error:
+            self.close()
+
+    def begin(self, claim: int) -> None:
+        """Begin the transaction of a job of this claim."""
         if self._due():
             self._prepare()
-        self._say(BEGIN)
+        if (said := self._beginning(claim)) is not None:
+            self._say(said)
         self.kept = True
 
-    def end(self, statement: Statement[Any] | None = None) -> None:
+    def end(self, statement: Statement[Any] | None = None, settled: int | None = None) -> None:
         """Commit, after this completion of the job, in one message. May leave the connection closed.
 
-        Raises what the server says; OperationalError if there was no answer.
+        Raises what the server says; OperationalError if there was no answer. With `settled`, the claims that have been
+        answered, the next transaction begins with it.
         """
         self.kept = False
-        self._finish(self._ending(statement))
+        ahead = self._next(settled)
+        self._finish(self._ending(statement, ahead is not None))
+        self.ahead = ahead
 
     def commit(self) -> None:
         _refuse(self, "commit")
@@ -209,17 +271,28 @@ class Borrowed(_Both, Connection[Any]):
 class AsyncBorrowed(_Both, AsyncConnection[Any]):
     """The same for the loop."""
 
-    async def begin(self) -> None:
-        """Begin the transaction of a job."""
+    async def leave(self) -> None:
+        """Undo a transaction that was begun ahead and that nobody wants."""
+        self.ahead = None
+        try:
+            await self._say(ROLLBACK)
+        except Error:
+            await self.close()
+
+    async def begin(self, claim: int) -> None:
+        """Begin the transaction of a job of this claim."""
         if self._due():
             await self._prepare()
-        await self._say(BEGIN)
+        if (said := self._beginning(claim)) is not None:
+            await self._say(said)
         self.kept = True
 
-    async def end(self, statement: Statement[Any] | None = None) -> None:
+    async def end(self, statement: Statement[Any] | None = None, settled: int | None = None) -> None:
         """Commit, after this completion of the job, in one message."""
         self.kept = False
-        await self._finish(self._ending(statement))
+        ahead = self._next(settled)
+        await self._finish(self._ending(statement, ahead is not None))
+        self.ahead = ahead
 
     async def commit(self) -> None:
         _refuse(self, "commit")

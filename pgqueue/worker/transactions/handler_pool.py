@@ -6,24 +6,27 @@ keep its row locks for ever. One that broke on our side stays known until its se
 not have noticed, and the next attempt would run into its locks.
 
 A handler leaves nothing behind in a session: settings, cursors, channels, temporary tables and advisory locks are
-cleared in the message that commits (`handler_connection`); a connection that did not commit is closed. Behind a
+cleared in the message that commits (`prepared`); a connection that did not commit is closed. One on which that message
+has begun a transaction ahead stays here for the next job, not in its pool; if none comes, that is undone. Behind a
 transaction pooler a session is nobody's own, so there is nothing to clear, and a name in pg_stat_activity that is not
 ours to end.
 
 Where there are to be fewer connections than slots, who asks waits for a place first (`permits`). One job never has two:
 its transactions come one after another, and who settles a COMMIT without an answer keeps the place of that one. So
-whoever has a place waits for nobody else's.
+whoever has a place waits for nobody else's. Those that were begun ahead are in nobody's place; where they would be one
+too many, they are undone for who comes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from psycopg import AsyncConnection, AsyncCursor, Cursor, OperationalError
@@ -43,9 +46,12 @@ if TYPE_CHECKING:
 # away. For a place one waits as long as others have theirs and one's own job may run: that ends it, no time of ours.
 GET_SECONDS = 30.0
 IDLE_SECONDS = 60.0
+# So long a transaction may stand there without a job; and so long a stop waits for those that are being undone.
+AHEAD_SECONDS = LEAVE_SECONDS = 1.0
 NAME = "pgqueue job"
 
 Identity = tuple[int, str]
+C = TypeVar("C", Borrowed, AsyncBorrowed)
 
 
 class Lender:
@@ -70,18 +76,23 @@ class Lender:
         """Sessions whose connection broke: the server may not know."""
         self._sync: ConnectionPool[Borrowed] | None = None
         self._async: AsyncConnectionPool[AsyncBorrowed] | None = None
+        self._ahead: list[Borrowed] = []
+        self._aahead: list[AsyncBorrowed] = []
+        """Those with a transaction that was begun ahead, the youngest last."""
+        self._leaving: set[asyncio.Task[None]] = set()
         self.closed = False
 
-    def take(self, *, look: Callable[[], object] | None = None, settles: bool = False) -> Borrowed:
+    def take(self, *, begun: bool = False, look: Callable[[], object] | None = None, settles: bool = False) -> Borrowed:
         """A connection for a thread, in autocommit mode; psycopg's errors if the database is away.
 
+        With `begun` it may be in a transaction that was begun ahead; who has it then begins one, and knows what to do.
         While all are lent it waits, and calls `look` now and then, which may raise; not who `settles`, and has a place.
         """
         if self._places is None or settles:
-            return self._take()
+            return self._take(begun)
         place = self._places.take(partial(self._still, look))
         try:
-            conn = self._take()
+            conn = self._take(begun)
         except BaseException:
             self._places.leave(place)
             raise
@@ -94,9 +105,14 @@ class Lender:
         if look is not None:
             look()
 
-    def _take(self) -> Borrowed:
+    def _take(self, begun: bool) -> Borrowed:
+        if begun and not self._orphans and (conn := _last(self._ahead)) is not None:
+            return conn  # orphans are ended in nobody's transaction
+        if (self._orphans or _crowded(self._places, self._ahead)) and (conn := _last(self._ahead)) is not None:
+            self._back(conn)  # there may be none left in the pool
         try:
             conn = (self._sync or self._open()).getconn()
+            conn.out_since = monotonic()
         except OperationalError as error:
             self._explain(error)
             raise
@@ -117,7 +133,12 @@ class Lender:
             return
         self._tidy(conn)
         with _vacating(conn, self._places):
-            self._sync.putconn(conn)
+            with self._opening:  # so that `close` finds all
+                stays = conn.ahead is not None and not conn.closed and not self.closed
+                if stays:
+                    self._ahead.append(conn)
+            if not stays:
+                self._sync.putconn(conn)
 
     def forsake(self, conn: Borrowed) -> None:
         """The job was taken from the handler that has this, which may hang for ever: it counts no more. On the loop,
@@ -133,22 +154,26 @@ class Lender:
         with _vacating(conn, self._aplaces if isinstance(conn, AsyncConnection) else self._places):
             yield
 
-    async def atake(self, *, settles: bool = False) -> AsyncBorrowed:
+    async def atake(self, *, begun: bool = False, settles: bool = False) -> AsyncBorrowed:
         """A connection for the loop."""
         if self._aplaces is None or settles:
-            return await self._atake()
+            return await self._atake(begun)
         place = await self._aplaces.atake()
         try:
-            conn = await self._atake()
+            conn = await self._atake(begun)
         except BaseException:
             self._aplaces.leave(place)
             raise
         conn.place = place
         return conn
 
-    async def _atake(self) -> AsyncBorrowed:
+    async def _atake(self, begun: bool) -> AsyncBorrowed:
         if self.closed:
             raise _closed()
+        if begun and not self._orphans and (conn := _last(self._aahead)) is not None:
+            return conn
+        if (self._orphans or _crowded(self._aplaces, self._aahead)) and (conn := _last(self._aahead)) is not None:
+            await self._aback(conn)
         if self._async is None:
             from psycopg_pool import AsyncConnectionPool  # with the first who asks: most workers are never asked
 
@@ -158,6 +183,7 @@ class Lender:
             await self._async.open()
         try:
             conn = await self._async.getconn()
+            conn.out_since = monotonic()
         except OperationalError as error:
             self._explain(error)
             raise
@@ -175,14 +201,19 @@ class Lender:
         assert self._async is not None
         self._tidy(conn)
         with _vacating(conn, self._aplaces):
-            await to_its_end(self._async.putconn(conn))
+            if conn.ahead is None or conn.closed or self.closed:
+                await to_its_end(self._async.putconn(conn))
+            else:
+                self._aahead.append(conn)
 
     def identity(self, conn: object) -> Identity | None:
         """(pid, backend_start) of a connection that is nobody else's."""
         return self._known.get(conn)
 
     def identities(self) -> list[Identity]:
-        """The sessions there are, for the beat; called from its thread."""
+        """The sessions there are, for the beat; called from its thread. What was begun for nobody is undone."""
+        if (self._ahead or self._aahead) and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._leave_idle)
         with self._naming:
             known = list(self._known.items())
         return [identity for conn, identity in known if not getattr(conn, "closed", True)] + list(self._orphans)
@@ -218,10 +249,40 @@ class Lender:
         """Close the pools; connections that are lent are closed when they come back."""
         with self._opening:
             self.closed = True
+        if self._leaving:
+            await asyncio.wait(
+                self._leaving, timeout=LEAVE_SECONDS
+            )  # over a dead link they last; the pools close anyhow
         if self._async is not None:
             await self._async.close()
+            while (aconn := _last(self._aahead)) is not None:
+                await self._async.putconn(aconn)  # closed as it is: the pool is
         if self._sync is not None:
             await asyncio.to_thread(self._sync.close)
+            while (conn := _last(self._ahead)) is not None:
+                self._sync.putconn(conn)
+
+    def _leave_idle(self) -> None:
+        """Put back connections whose transaction was begun long ago, for a job that has not come."""
+        for leaving in (
+            *(asyncio.to_thread(self._back, conn) for conn in _taken_out(self._ahead)),
+            *(self._aback(conn) for conn in _taken_out(self._aahead)),
+        ):
+            task = self._loop.create_task(leaving)
+            self._leaving.add(task)  # the loop itself keeps no task alive
+            task.add_done_callback(self._leaving.discard)
+
+    def _back(self, conn: Borrowed) -> None:
+        try:
+            conn.leave()
+        finally:  # who is stopped meanwhile wanted a connection for his own job: this one is nobody's
+            self.give(conn)
+
+    async def _aback(self, conn: AsyncBorrowed) -> None:
+        try:
+            await conn.leave()
+        finally:
+            await self.agive(conn)
 
     def _open(self) -> ConnectionPool[Borrowed]:
         with self._opening:
@@ -267,6 +328,14 @@ class Lender:
         return True
 
 
+def _last(conns: list[C]) -> C | None:
+    """The last of these, taken out: each thread gets another one."""
+    try:
+        return conns.pop()
+    except IndexError:
+        return None
+
+
 @contextmanager
 def _vacating(conn: Borrowed | AsyncBorrowed, places: Places | None) -> Iterator[None]:
     """Give up the place it has, last of all, so that the next one finds a connection; but none that it has by then:
@@ -277,6 +346,25 @@ def _vacating(conn: Borrowed | AsyncBorrowed, places: Places | None) -> Iterator
     finally:
         if places is not None and place is not None:
             places.leave(place)
+
+
+def _crowded(places: Places | None, ahead: Sequence[object]) -> bool:
+    """Whether who has just got a place finds none in the pool, because of those that were begun ahead."""
+    return places is not None and places.taken + len(ahead) > places.number
+
+
+def _taken_out(conns: list[C]) -> list[C]:
+    """Those of these that were begun long ago, taken out; another thread may have been quicker."""
+    before, found = monotonic() - AHEAD_SECONDS, list[C]()
+    for conn in conns[:]:
+        ahead = conn.ahead
+        if ahead is not None and ahead.at <= before:
+            try:
+                conns.remove(conn)
+            except ValueError:
+                continue
+            found.append(conn)
+    return found
 
 
 def _closed() -> PoolClosed:

@@ -29,6 +29,11 @@ class Places:
         self._line: deque[tuple[object, Callable[[], object]]] = deque()
         self._lock = threading.Lock()
 
+    @property
+    def taken(self) -> int:
+        """How many are taken just now."""
+        return len(self._taken)
+
     def take(self, look: Callable[[], object]) -> object:
         """A place, in a thread; `look` is called now and then while it waits, and ends the wait if it raises."""
         given = threading.Lock()

@@ -66,6 +66,9 @@ class Around:
     """In a thread: nothing is raised into it meanwhile; who stops the job is heard afterwards."""
     stops: Callable[[Job], None] = lambda job: None
     """Raises what stops this job, if it was told to."""
+    ahead: Callable[[bool], int | None] = lambda is_async: None
+    """Whether a transaction should begin for the next job, in a thread or on the loop, with the end of this one: the
+    claims that have been answered, all up to this one; else None."""
 
 
 class Attempt:
@@ -79,6 +82,8 @@ class Attempt:
         self.over = False
         """The run is over, so no transaction begins any more: nobody would end it."""
         self._conn: Any = None
+        self._first = True
+        """Whether no transaction has begun yet."""
         self._committing = self._committed = False
         self._home = home
         self._job = job
@@ -316,9 +321,9 @@ class Work(Attempt):
 
     def _begin(self) -> Borrowed:
         while True:
-            conn = self._home.lender.take(look=self._look)
+            conn = self._home.lender.take(begun=self._first, look=self._look)
             try:
-                conn.begin()
+                conn.begin(self._job.claim)
             except BaseException as error:
                 dead = conn.closed
                 conn.close()
@@ -328,7 +333,7 @@ class Work(Attempt):
                 raise
             with self._having:  # the run ends before, and we see it; or after, and it sees the connection
                 if not self.over:
-                    self._conn, self._began = conn, monotonic()
+                    self._conn, self._began, self._first = conn, monotonic(), False
                     return conn
             conn.close()
             self._home.lender.give(conn)
@@ -336,7 +341,7 @@ class Work(Attempt):
 
     def _commit(self, conn: Borrowed, outcome: Outcome) -> None:
         if isinstance(outcome, Completed):
-            self._commit_with(conn, self._within(outcome))
+            self._commit_with(conn, self._within(outcome), completes=True)
             return
         send(conn, self.statement("complete_mine"))  # waits for who has it locked; the next statement would not
         ending = self._ending(outcome)
@@ -344,12 +349,13 @@ class Work(Attempt):
             raise lost(self._job)
         self._commit_with(conn, [])
 
-    def _commit_with(self, conn: Borrowed, statements: Sequence[Statement[Any]]) -> None:
+    def _commit_with(self, conn: Borrowed, statements: Sequence[Statement[Any]], completes: bool = False) -> None:
+        settled = self._home.ahead(False) if completes else None
         along = statements[0] if len(statements) == 1 and conn.can_take(statements[0]) else None
         for statement in statements if along is None else ():
             send(conn, statement)
         self._committing = True
-        conn.end(along)
+        conn.end(along, settled)
         self._committed = True
 
 

@@ -1,4 +1,4 @@
-"""The two messages that begin and end a job's transaction: what they hold, what drops it, what clears or closes."""
+"""The end of a transactional job in one message: it is there, it survives what drops it, and it clears or closes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from transactional_tasks import BOTH, declared, enqueued, outcomes
 from workers import Eyes, until, work
 
 from pgqueue import Job
-from pgqueue.worker.run.slots import Pool
 from pgqueue.worker.transactions import handler_connection
-from pgqueue.worker.transactions.commit_message import BEGIN
-from pgqueue.worker.transactions.handler_connection import UNDISTURBED, AsyncBorrowed, Borrowed
+from pgqueue.worker.transactions.handler_connection import UNDISTURBED
 
 __all__ = ["accounts"]
 
@@ -31,10 +29,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     conns: list[Any] = []
     ending = handler_connection._Both._ending
 
-    def ends(conn: Any, statement: Any) -> bytes:
+    def ends(conn: Any, statement: Any, ahead: bool) -> bytes:
         if statement is not None:
             conns.append(conn)
-        return ending(conn, statement)
+        return ending(conn, statement, ahead)
 
     monkeypatch.setattr(handler_connection._Both, "_ending", ends)
     yield conns
@@ -46,68 +44,6 @@ async def ran(dsn: str, eyes: Eyes, worker: Any, asked: Any, *args: Any) -> int:
     await until(eyes.is_in(job_id, "completed"))
     await until(lambda: whole(worker))
     return job_id
-
-
-@BOTH
-async def test_each_transaction_begins_in_one_message_and_nothing_is_prepared_in_it(
-    dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch, on_loop: bool
-) -> None:
-    """Also where the next jobs wait at hand. A statement prepared inside would fix the snapshot and the isolation."""
-    said: list[bytes] = []
-    say, asay = Borrowed._say, AsyncBorrowed._say
-
-    def says(conn: Borrowed, command: bytes) -> None:
-        said.append(command)
-        say(conn, command)
-
-    async def asays(conn: AsyncBorrowed, command: bytes) -> None:
-        said.append(command)
-        await asay(conn, command)
-
-    def adapt(pool: Pool, least: int = 0) -> None:
-        pool.prefetch = 20
-
-    monkeypatch.setattr(Borrowed, "_say", says)
-    monkeypatch.setattr(AsyncBorrowed, "_say", asays)
-    monkeypatch.setattr(Pool, "adapt", adapt)
-    found: dict[int, Any] = {}
-    serializable = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"
-    look = "SELECT now(), pg_current_xact_id()::text, current_setting('transaction_isolation')"
-
-    def writes(job: Job, back: bool) -> None:
-        conn = job.connection
-        conn.execute(serializable)
-        conn.execute(WRITE, prepare=True)
-        found[job.id] = conn.execute(look).fetchone()
-        if back:
-            with pytest.raises(psycopg.errors.CheckViolation), conn.transaction():
-                conn.execute("UPDATE account SET balance = -1")
-
-    async def awrites(job: Job, back: bool) -> None:
-        conn = await job.aconnection()
-        await conn.execute(serializable)
-        await conn.execute(WRITE, prepare=True)
-        found[job.id] = await (await conn.execute(look)).fetchone()
-        if back:
-            with pytest.raises(psycopg.errors.CheckViolation):
-                async with conn.transaction():
-                    await conn.execute("UPDATE account SET balance = -1")
-
-    writing, jobs = declared(awrites if on_loop else writes), 4 + UNDISTURBED + 3
-    async with work(dsn, writing, concurrency=1) as worker:
-        for pool in worker._executor.pools:
-            pool.prefetch = 20
-        with psycopg.connect(dsn) as conn:  # one claim brings them all
-            last = [int(writing.enqueue(conn, number == 3).id) for number in range(jobs)][-1]
-        await until(accounts.is_in(last, "completed"))
-        await until(lambda: whole(worker))
-    assert said == [BEGIN] * jobs
-    assert balances(accounts)[0] == 100 + jobs
-    assert outcomes(accounts) == []
-    assert len({xid for _, xid, _ in found.values()}) == jobs
-    assert {isolation for *_, isolation in found.values()} == {"serializable"}
-    for job_id, started_at in accounts.all("SELECT id, started_at FROM pgqueue.job_done"):
-        assert found[job_id][0] >= started_at
 
 
 @BOTH

@@ -128,6 +128,34 @@ def there(lender: Lender) -> bool:
     return stats["pool_available"] == stats["pool_size"]
 
 
+async def test_who_is_stopped_while_he_puts_back_what_was_begun_ahead_loses_no_connection(dsn: str) -> None:
+    """Beside a session that has to be ended first, nobody gets a transaction that was begun ahead: it is undone, and
+    that is a round trip, in which a timeout may come."""
+
+    async def listed() -> None: ...
+
+    lender = Lender(Link(dsn, "pgqueue"), 2, listed)
+    for steps in range(1, 4):
+        conn = await lender.atake()
+        await conn.begin(1)
+        await conn.end(None, 1)
+        await lender.agive(conn)
+        assert conn.ahead is not None and lender._aahead == [conn]
+        lender._orphans.add((0, "2026-01-01"))  # nobody's
+        taking = asyncio.create_task(lender.atake())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        assert not taking.done()
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        assert lender._aahead == []
+        await until(lambda: there(lender))
+        await lender.agive(await lender.atake())
+        assert lender._orphans == set()
+    await lender.close()
+
+
 async def test_who_is_stopped_while_the_pool_takes_a_connection_back_loses_none(dsn: str) -> None:
     """The pool has a lock of its own: who has to wait for it can be cancelled there."""
 
@@ -186,15 +214,7 @@ async def test_a_cancellation_that_is_swallowed_in_the_pool_is_heard_all_the_sam
     assert went_on == [] and balances(accounts)[0] == 101
 
 
-TRACED = (
-    "transaction.py",
-    "transactional.py",
-    "iteration.py",
-    "handler_connection.py",
-    "commit_message.py",
-    "permits.py",
-    "pool.py",
-)
+TRACED = ("work.py", "lending.py", "borrowed.py", "transactions.py", "iterate.py", "pool.py")
 """Where a connection is taken, used and given back: ours, and the pool's."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from accounts import accounts
-from transactional_tasks import BOTH, declared, enqueued, writer
+from transactional_tasks import BOTH, declared, enqueued, laster, together, writer
 from workers import Eyes, until, work
 
 import pgqueue
@@ -32,7 +32,7 @@ INSERT = "INSERT INTO effect VALUES (%s, %s)"
 def free(worker: Worker) -> bool:
     """Whether nobody has a place, or waits for one."""
     both = [worker._lender._places, worker._lender._aplaces]
-    return all(places is not None and not places._taken and not places._line for places in both)
+    return all(places is not None and not places.taken and not places._line for places in both)
 
 
 # The line ------------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ async def test_places_are_given_in_the_order_in_which_they_were_asked_for() -> N
         places.leave(first)
         places.leave(first)  # once only
         await asyncio.gather(*asking)
-        assert (order, len(places._taken)) == ([0, 1, 2, 3, 4], 0)
+        assert (order, places.taken) == ([0, 1, 2, 3, 4], 0)
 
 
 async def test_who_waits_no_more_leaves_the_line_and_what_was_given_at_that_moment_goes_on() -> None:
@@ -83,7 +83,7 @@ async def test_who_waits_no_more_leaves_the_line_and_what_was_given_at_that_mome
     with pytest.raises(asyncio.CancelledError):
         await on_loop
     places.leave(await last)
-    assert len(places._taken) == 0
+    assert places.taken == 0
 
 
 @pytest.mark.promise("I11")
@@ -117,9 +117,9 @@ async def test_who_takes_a_connection_that_is_only_just_back_has_a_place_of_his_
         patch.setattr(pool, "putconn", aputs if on_loop else puts)
         await give(conn)
     assert meanwhile == [conn]
-    assert (len(places._taken), conn.place is not None) == (1, True)
+    assert (places.taken, conn.place is not None) == (1, True)
     await give(conn)
-    assert len(places._taken) == 0
+    assert places.taken == 0
     await lender.close()
 
 
@@ -186,13 +186,13 @@ async def test_ten_slots_share_few_connections_and_nothing_hangs(
         lent[on_loop] += by
         most[on_loop] = max(most[on_loop], lent[on_loop])
 
-    def counting_take(lender: Lender) -> Any:
-        conn = take(lender)
+    def counting_take(lender: Lender, begun: bool) -> Any:
+        conn = take(lender, begun)
         count(False, 1)
         return conn
 
-    async def counting_atake(lender: Lender) -> Any:
-        conn = await atake(lender)
+    async def counting_atake(lender: Lender, begun: bool) -> Any:
+        conn = await atake(lender, begun)
         count(True, 1)
         return conn
 
@@ -365,6 +365,31 @@ async def test_a_handler_that_hangs_with_a_connection_keeps_no_place(dsn: str, a
         await until(lambda: free(worker))
         assert accounts.one(f"SELECT count(*) {SESSIONS}") <= 1
     assert len(hung) == 2
+
+
+@BOTH
+async def test_a_transaction_begun_ahead_that_nobody_wants_is_in_nobodys_way(
+    dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch, on_loop: bool
+) -> None:
+    """It is out of the pool, which has no other, and who begins a second transaction of a job does not get it."""
+    monkeypatch.setattr(Lender, "_leave_idle", lambda lender: None)
+    monkeypatch.setattr("pgqueue.worker.transactions.handler_pool.GET_SECONDS", 5.0)
+    begun, going = threading.Event(), threading.Event()
+    writing, lasting = writer(on_loop), laster(on_loop, begun, going)
+    async with work(dsn, writing, lasting, queues=["default:1", "other:1"], pool_size=1) as worker:
+        together(dsn, worker, writing, lasting)
+        await until(begun.is_set)
+        assert len(worker._lender._aahead if on_loop else worker._lender._ahead) == 1
+        lender = worker._lender
+        if on_loop:
+            await lender.agive(await lender.atake())
+        else:
+            await asyncio.to_thread(lambda: lender.give(lender.take()))
+        assert not (lender._aahead if on_loop else lender._ahead)
+        assert accounts.one(f"SELECT count(*) {SESSIONS}") == 1
+        going.set()
+        await until(lambda: free(worker))
+    assert accounts.one("SELECT count(*) FROM pgqueue.attempt") == 0
 
 
 @BOTH
