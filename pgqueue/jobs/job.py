@@ -90,8 +90,8 @@ class Job:
     """
 
     __slots__ = (
-        "_row", "args", "attempt", "began", "claim", "crashes", "ended", "id", "lane", "max_attempts", "means", "pos",
-        "queue", "start_by", "started", "successors", "task", "written",
+        "_row", "args", "attempt", "began", "claim", "crashes", "ended", "id", "max_attempts", "means", "pos", "queue",
+        "rank", "start_by", "started", "successors", "task", "written",
     )  # fmt: skip
 
     def __init__(self, row: tuple[Any, ...], claim: int) -> None:
@@ -105,12 +105,11 @@ class Job:
         """The arguments as the text of a JSON object."""
         self.attempt: int
         """Which attempt this is, from 1."""
-        self.id, self.pos, rank, self.queue, self.task, self.args, self.attempt = row[:7]
+        self.id, self.pos, self.rank, self.queue, self.task, self.args, self.attempt = row[:7]
         self.max_attempts: int | None = row[8]
         """How many attempts the enqueuer allowed; None: as the task's retry policy says."""
         self.crashes: int = row[9]
         """How many workers have died under it."""
-        self.lane: tuple[str, int] = (self.queue, rank)
         self.means = NOTHING
         """Set by whoever runs it."""
         self.start_by: float | None = None
@@ -379,5 +378,5 @@ def fields(job: Job, **more: object) -> dict[str, object]:
 STARTED, TOO_LATE = 0.0, -1.0
 """What becomes of `start_by` when the job's turn comes."""
 
-Lane = tuple[str, int]
-"""(queue, rank); which lane is more urgent is for the fetcher to say, by the order in which it asks."""
+Lane = tuple[str, int, bool]
+"""(queue, rank, whether its jobs have keys). How urgent a lane is the fetcher says, by the order in which it asks."""

@@ -239,23 +239,22 @@ def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
 
 
 def _fetch(worker_id: int, claim: int) -> Steps[None]:
-    [(queues,)] = yield _statement("drain_queues")
+    """Claim the most urgent job, plain or with keys; one with keys may be blocked instead."""
+    [(queues, keyed)] = yield _statement("drain_queues")
     lanes = [(queue, rank) for rank in (-2, -1, *RANKS) for queue in queues]
-    yield Command(
-        text("fetch_claim", config().schema),
-        {
-            "queues": [queue for queue, _ in lanes],
-            "ranks": [rank for _, rank in lanes],
-            "afters": [0] * len(lanes),
-            "mosts": [1] * len(lanes),
-            "reach": None,
-            "starts": "{}",
-            "lines": "{}",
-            "worker_id": worker_id,
-            "claim": claim,
-            "n": 1,
-        },
-    )
+    params: dict[str, object] = {
+        "queues": [queue for queue, _ in lanes],
+        "ranks": [rank for _, rank in lanes],
+        "afters": [0] * len(lanes),
+        "mosts": [1] * len(lanes),
+        "worker_id": worker_id,
+        "claim": claim,
+        "n": 1,
+    }
+    if keyed:
+        yield Command(text("keyed_claim_move", config().schema), params | {"starts": "{}", "lines": "{}"})
+    else:
+        yield Command(text("fetch_claim", config().schema), params)
 
 
 def _admit(worker_id: int, claim: int, keys: list[str], queues: list[str]) -> Command:

@@ -1,8 +1,15 @@
 -- What pgqueue.testing asks beside the statements of the worker, in the transaction of a test.
 
 -- name: drain_queues
--- The queues that have available jobs, as one array.
-SELECT coalesce(array_agg(DISTINCT queue::text), '{}') FROM pgqueue.job_available;
+-- The queues that have available jobs, as one array; and whether the most urgent job that can be had has keys. Locks that job, as the
+-- claim after it does: a job that another session has locked is passed over by both.
+WITH first AS MATERIALIZED (
+    SELECT coalesce(a.lock_key, a.limit_key, a.rate_key) IS NOT NULL AS keyed
+    FROM pgqueue.job_available a
+    WHERE NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = a.queue AND q.paused_at IS NOT NULL)
+    ORDER BY a.rank, a.pos LIMIT 1 FOR UPDATE OF a SKIP LOCKED
+)
+SELECT coalesce(array_agg(DISTINCT queue::text), '{}'), (SELECT keyed FROM first) FROM pgqueue.job_available;
 
 -- name: drain_due
 -- When the first of these scheduled jobs is due, in microseconds since 1970; NULL when none of them is scheduled.

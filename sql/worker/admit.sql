@@ -1,6 +1,6 @@
 -- Who gets a key. Truth is rows: the holders of a lock are its rows in job_running, and those elsewhere with `holds`; those of a
 -- limit the same, but of the parked rows only those that wait for what comes after it, a rate. A row becomes a holder in
--- `admit_move` and `admit_next` (locks), `admit_limits`, and a claim after `claim_locks_take` (locks) only; every other move takes its
+-- `admit_move` and `admit_next` (locks), `admit_limits`, and a claim after `keyed_claim_lock` (locks) only; every other move takes its
 -- hold with it, or gives it up. All who would change that
 -- lock the key first (`admit_lock`), and count in a statement of its own after it, whose snapshot so has whatever the one
 -- before has committed. Lock order: keys (in the order of their hashes, or by trying), our worker's row, then rows of jobs with SKIP

@@ -853,11 +853,11 @@ async def test_a_claim_costs_the_same_however_many_wait_for_a_limit(desks: Desks
             number,
         )
         eyes.do("INSERT INTO pgqueue.job_available (task) SELECT 'x' FROM generate_series(1, 10)")
-        asked = desk.fetcher._asked(desk.fetcher._shares()[0])
+        asked = desk.fetcher._asked(desk.fetcher._shares()[0], desk.fetcher.plain)
         claim = {
-            "queues": [queue for queue, _ in asked.lanes], "ranks": [rank for _, rank in asked.lanes],
+            "queues": [queue for queue, _, _ in asked.lanes], "ranks": [rank for _, rank, _ in asked.lanes],
             "afters": [0] * len(asked.lanes), "mosts": [10] * len(asked.lanes), "worker_id": desk.worker_id, "claim": 1,
-            "n": 10, "reach": None, "starts": "{}", "lines": "{}",
+            "n": 10,
         }  # fmt: skip
         with eyes.conn.transaction(force_rollback=True):
             for setting in ("enable_seqscan", "enable_bitmapscan"):

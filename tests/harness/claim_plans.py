@@ -10,7 +10,7 @@ import psycopg
 from workers import Eyes, Taker
 
 from pgqueue.database import statements
-from pgqueue.worker.fetch.fetcher import RANKS
+from pgqueue.worker.fetch.fetcher import NO_RANK, RANKS
 from pgqueue.worker.fetch.poison_jobs import MORE_CRASHES, ONE_CRASH
 from pgqueue.worker.fetch.watermark import Watermark
 
@@ -33,15 +33,13 @@ def explain(conn: psycopg.Connection, taker: Taker, afters: int = 0, n: int = 10
         "ranks": [rank for _, rank in lanes],
         "afters": [afters] * len(lanes),
         "mosts": [n] * len(lanes),
-        "reach": None,
-        "starts": "{}",
-        "lines": "{}",
         "worker_id": taker.worker_id,
         "claim": 1,
         "n": n,
     }
     conn.execute(statements.text("sessions_settings", "pgqueue"))
-    conn.execute(statements.text("fetch_reading", "pgqueue"))
+    reading = {"queues": params["queues"], "ranks": params["ranks"], "others": [0] * len(lanes), "beyond": NO_RANK}
+    conn.execute(statements.text("fetch_reading", "pgqueue"), reading)
     [[plan]] = conn.execute(
         f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statements.text('fetch_claim', 'pgqueue')}", params
     )
@@ -66,16 +64,17 @@ async def beside(
             eyes.do("DELETE FROM pgqueue.job_running")
 
     def cost() -> int:
-        return buffers(explain(conn, taker, afters=taker.fetcher.watermark._cursors["default", 11], n=10, queues=1))
+        cursor = taker.fetcher.watermark._cursors["default", 11, False]
+        return buffers(explain(conn, taker, afters=cursor, n=10, queues=1))
 
     taker.fetcher.watermark = Watermark(zero_every=1e9)
     await pass_jobs(5_000)
-    eyes.do("VACUUM pgqueue.job_available")
+    eyes.do("VACUUM (INDEX_CLEANUP ON) pgqueue.job_available")
     put(eyes, "x", number=100)
     without = cost()
     assert len(await taker.fetch(1000)) == 100
     with holding:
         await pass_jobs(30_000)
-        eyes.do("VACUUM pgqueue.job_available")
+        eyes.do("VACUUM (INDEX_CLEANUP ON) pgqueue.job_available")
         put(eyes, "x", number=100)
         return without, cost(), buffers(explain(conn, taker, n=10, queues=1))

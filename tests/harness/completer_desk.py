@@ -41,7 +41,7 @@ class Desk:
     async def jobs(self, number: int) -> list[Job]:
         """So many running jobs."""
         self.eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, %s)", number)
-        self.taker.fetcher.watermark.start_at_zero()
+        self.taker.fetcher.news(zero=True)
         return await self.taker.fetch(number)
 
     async def end(self, *outcomes: Outcome) -> list[Job]:

@@ -19,10 +19,10 @@ from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Statement, integers
 from pgqueue.jobs.job import Job
 from pgqueue.worker.concurrency.chains import Chains
-from pgqueue.worker.concurrency.claim_locks import KEYED_CLAIMS
 from pgqueue.worker.concurrency.semaphores import Slots
 from pgqueue.worker.concurrency.sweep import Sweep
 from pgqueue.worker.concurrency.unblocker import Admit, held
+from pgqueue.worker.fetch.keyed_claim import KEYED_CLAIMS
 
 
 class Desk(Taker):
@@ -171,7 +171,7 @@ class UnlockedClaim(Link):
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         made = super().statement(name, **params)
-        if name != "claim_locks_take":
+        if name != "keyed_claim_lock":
             return made
         sql, lock, _ = made.sql.partition("AND pg_catalog.pg_try_advisory_xact_lock")
         assert lock
@@ -183,7 +183,7 @@ class EarlyClaim(UnlockedClaim):
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         made = super().statement(name, **params)
-        if name != "fetch_claim":
+        if name != "keyed_claim_move":
             return made
         early = "AND pg_try_advisory_xact_lock(hashtextextended('pgqueue.lock:' || j.lock_key, 7)) AND NOT EXISTS"
         sql = made.sql.replace(
@@ -315,7 +315,7 @@ async def race_of_pairs(dsn: str, eyes: Eyes, *, claimers: int, pairs: int, link
     desks = [Desk(dsn, (f"q{number % 2}",), link=link(dsn, "pgqueue")) for number in range(claimers)]
 
     async def claimer(desk: Desk) -> None:
-        desk.fetcher.keyed.left = KEYED_CLAIMS
+        desk.fetcher.keyed_claim.left = KEYED_CLAIMS
         while holders.ran < 2 * pairs and (not holders.most or max(holders.most.values()) < 2):
             for job in await desk.park(1) + await desk.let_in():
                 holders.begin(job)

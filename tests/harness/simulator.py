@@ -32,6 +32,7 @@ class World:
     deaths: bool = False  # claimers that die in mid-claim and never return
     cancels: bool = False  # rows locked by somebody who rolls back
     rewinds: bool = False  # failover to a standby that has not seen everything
+    kinds: bool = False  # a fetch asks the lanes of one kind of jobs
     told: bool = True  # workers hear of a failover (a new connection), or not (a pooler hides it)
 
     order: str = "snapshot head xid claim"
@@ -39,6 +40,8 @@ class World:
     paused_is_exhausted: bool = False
     failed_is_processed: bool = False
     probe_stores_head: bool = False
+    unasked_stay_exhausted: bool = False
+    paused_is_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +163,12 @@ class Schedule:
         self.world, self.dice, self.now = world, Random(seed), 0.0
         self.db = Postgres(head=self.dice.choice((0, 0, 7)))
         queues = ["a", "b"][: self.dice.choice((1, 2, 2))]
-        self.lanes: list[Lane] = [(queue, rank) for rank in (-2, 11)[-self.dice.choice((1, 2)) :] for queue in queues]
+        self.lanes: list[Lane] = [
+            (queue, rank, keyed)
+            for keyed in ((False, True) if world.kinds else (False,))
+            for rank in (-2, 11)[-self.dice.choice((1, 2)) :]
+            for queue in queues
+        ]
         # Both heal mistakes (all begins at zero again, all falls back far), so that a world full of them proves little.
         self.trouble = self.dice.choice((0.0, 0.0, 0.1))  # claims that fail
         self.patience = self.dice.choice((0.0, 0.2))  # transactions that stay open
@@ -316,8 +324,9 @@ class Schedule:
         if not woken and self._skips(worker):
             worker.skipped += 1
             return
-        while (yield from self._fetch(worker)):
-            pass
+        for keyed in self._order():
+            while (yield from self._fetch(worker, keyed)):
+                pass
 
     def _skips(self, worker: Worker) -> bool:
         db = self.db
@@ -327,25 +336,35 @@ class Schedule:
             worker.mark._floor_heads[-1] = probe.head
         return skips
 
-    def _asked(self) -> list[Lane]:
-        """Mostly all lanes; while others act, now and then one is left out, as the lane of suspects is."""
-        leave_out = self.others and len(self.lanes) > 2 and self.dice.random() < 0.2
-        return self.lanes[1:] if leave_out else self.lanes
+    def _order(self) -> list[bool]:
+        """Which kinds are asked now, one after the other; while others act, often one only."""
+        if not self.world.kinds:
+            return [False]
+        order = self.dice.choice(([False, True], [True, False]))
+        return order[:1] if self.others and self.dice.random() < 0.5 else order
 
-    def _fetch(self, worker: Worker) -> Generator[None, None, bool]:
+    def _asked(self, keyed: bool) -> list[Lane]:
+        """Mostly all lanes of a kind; while others act, now and then one is left out, as the lane of suspects is."""
+        lanes = [lane for lane in self.lanes if lane[2] == keyed]
+        leave_out = self.others and len(lanes) > 2 and self.dice.random() < 0.2
+        return lanes[1:] if leave_out else lanes
+
+    def _fetch(self, worker: Worker, keyed: bool) -> Generator[None, None, bool]:
         """Fetch once; True if the worker should fetch again at once."""
         worker.fetches += 1
-        db, server, lanes, mark = self.db, self.server, self._asked(), worker.mark
+        db, server, lanes, mark = self.db, self.server, self._asked(keyed), worker.mark
         n = self.dice.choice((1, 2, 3, 5))
-        limits = [1 if rank < 0 and self.dice.random() < 0.5 else n for _, rank in lanes]
+        limits = [1 if rank < 0 and self.dice.random() < 0.5 else n for _, rank, _ in lanes]
         head, xid, snapshot = 0, 0, ""
         paused: frozenset[str] = frozenset()
         taken: dict[Lane, tuple[int, int]] = {}
         starts = mark.starts(lanes, self.now)
+        looked: list[Lane] = []
         for step in self.world.order.split():
             match step:
                 case "snapshot":
                     snapshot = db.snapshot(xid)
+                    looked = self._look(mark, [lane for lane in self.lanes if lane[2] != keyed])
                 case "head":
                     head = db.head
                 case "xid":
@@ -375,9 +394,24 @@ class Schedule:
             return False
         opened = [lane for lane in lanes if self.world.paused_is_exhausted or lane[0] not in paused]
         reading = self.world.reads(Reading(head, xid, snapshot))
-        again = mark.fetched(reading, lanes, limits, opened, taken, n, self.now, 0.001, len(self.workers))
+        before = mark._exhausted
+        again = mark.fetched(reading, lanes, limits, opened, taken, n, self.now, 0.001, len(self.workers), looked)
+        if self.world.unasked_stay_exhausted:
+            mark._exhausted |= before.difference(lanes)
         worker.lowered += again
         return again or (not self.others and self._full(lanes, limits, n, taken))
+
+    def _look(self, mark: Watermark, lanes: list[Lane]) -> list[Lane]:
+        """The reading: the lanes of the other kind before the first one with a row behind its cursor, locked or not."""
+        empty, rows = [], self.db.waiting()
+        for lane, after in zip(lanes, mark.cursors(lanes), strict=True):
+            if lane[0] in self.db.paused:
+                empty += [lane] if self.world.paused_is_empty else []
+            elif any(row.lane == lane and row.pos > after for row in rows):
+                break
+            else:
+                empty.append(lane)
+        return empty
 
     def _full(self, lanes: list[Lane], limits: list[int], n: int, taken: dict[Lane, tuple[int, int]]) -> bool:
         """Whether more may wait: a worker that has nothing else to do takes it as soon as it has run what it took."""

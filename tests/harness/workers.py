@@ -31,7 +31,7 @@ from pgqueue.client.tasks import Task
 from pgqueue.database import migrations
 from pgqueue.database.sessions import Link, Session
 from pgqueue.jobs.job import Job
-from pgqueue.worker.fetch.fetcher import Fetcher, Share
+from pgqueue.worker.fetch.fetcher import Fetcher, Kind, Share
 from pgqueue.worker.fetch.poison_jobs import MORE_CRASHES, ONE_CRASH
 from pgqueue.worker.liveness.registration import register
 from pgqueue.worker.worker import Worker
@@ -393,11 +393,22 @@ class Taker:
         self.room = 1000
 
     async def fetch(self, room: int = 1000) -> list[Job]:
-        """One fetch of so many; what it claimed."""
+        """One fetch of so many of each kind of jobs that there is, plain ones first; what they claimed."""
         self.jobs.clear()
         self.room = room
-        await self.fetcher._fetch(Share(self.queues, room))
+        kinds = self._kinds()
+        if self.fetcher.plain not in kinds:
+            self.fetcher.plain.known.update(self.queues)  # as after a fetch that found none
+        for kind in kinds:
+            if len(self.jobs) < room or not room:
+                await self.fetcher._fetch(Share(self.queues, room - len(self.jobs)), kind)
         return list(self.jobs)
+
+    def _kinds(self) -> list[Kind]:
+        with psycopg.connect(self.link.dsn) as conn:
+            keyed = "SELECT DISTINCT coalesce(lock_key, limit_key, rate_key) IS NOT NULL FROM pgqueue.job_available"
+            there = {with_keys for (with_keys,) in conn.execute(keyed).fetchall()}
+        return [kind for kind in (self.fetcher.plain, self.fetcher.keyed) if kind.keyed in (there or {False})]
 
     async def close(self) -> None:
         await self.session.close()

@@ -853,6 +853,19 @@ async def anote(job: pgqueue.Job, text: str, fails: bool = False) -> None:
         raise LookupError
 
 
+@pytest.mark.parametrize("keys", [("k", None), (None, "k")], ids=["with a lock", "plain"])
+def test_a_job_that_another_session_has_locked_is_passed_over(
+    conn: psycopg.Connection, dsn: str, keys: tuple[str | None, str | None]
+) -> None:
+    """Whichever kind the most urgent job is of, the one behind it is run."""
+    with psycopg.connect(dsn) as other:
+        handles = [greet.using(lock=key).enqueue(other, "Ada") for key in keys]
+        other.commit()
+        other.execute("SELECT FROM pgqueue.job_available WHERE id = %s FOR KEY SHARE", [handles[0].id])
+        assert drain(conn).completed == 1
+
+
+
 @pytest.mark.parametrize("alone", [False, True], ids=["given", "own"])
 def test_a_transactional_task_writes_on_the_connection_of_the_drain(
     conn: psycopg.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch, alone: bool

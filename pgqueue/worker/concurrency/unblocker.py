@@ -9,7 +9,7 @@ to the line of the limit in the transaction of the lock, and the limit is asked 
 while holding a limit, so no two can wait for each other. Rates are not for here: `rated` is told of them.
 
 Why a limit is never exceeded. A row becomes a holder of its key only in `admit_move` and `admit_next`, for limits in
-`admit_limits`, and in a claim that has locked the key first (`claim_locks_take`): a transaction that has the key's
+`admit_limits`, and in a claim that has locked the key first (`keyed_claim_lock`): a transaction that has the key's
 advisory lock. Its snapshot is taken after it has the lock, so it sees what every earlier admit of the key has
 committed: the lock is given away after the commit is visible. All other moves (claim of a granted job, rescue, release,
 a retry that keeps its key, promotion, going on from one line to the next) are one transaction that deletes one row of a

@@ -4,14 +4,26 @@ Part of the flow between notifier and executor: woken by the notifier, by room, 
 one round trip, one READ COMMITTED transaction: a reading (snapshot, head, own id, in this order), then the claim. It
 never waits for jobs inside the database, and never decides what a job means.
 
-A job that needs a key and does not hold it is parked by the claim and comes back through admit: it took nobody's
-slot, so the fetch is repeated. A job under a rate is parked by the claim always, and comes back through the rate
-limiter. What need not be parked, and what is parked many at once, is for `claim_locks`: it sends statements of its own
-in the claim's transaction, and is told what came of them.
+Jobs are of two kinds, plain ones and those with keys (a lock, a limit, a rate). Each kind has lanes and a claim of its
+own; a fetch asks one kind. The watermark is one: what a reading learns of transactions lowers the cursors of both. So
+the claim of a plain job knows nothing of keys, and no plain job waits behind jobs that need one. How the kinds go
+together:
+
+1. Each reading also looks for the most urgent lane of the *other* kind that has a job behind its cursor. The claim then
+   asks no lane of a lower priority. So priority is strict over what the reading saw.
+2. The lanes before that one have no job in the reading's own snapshot. So their cursors move to its head, as if they
+   had been asked: it sees locked rows, too. If the reading saw no job at all, the other kind need not be asked.
+3. Where a claim was held back and took nothing, the other kind is asked next. What that has passed over is locked: the
+   next reading looks beyond its ranks, and moves no cursor. So no kind starves, and both come to rest.
+4. Within a priority the kinds take turns. After a claim of jobs with keys plain jobs come first for as long as it took:
+   it may take forty times as long as a claim of a few plain jobs.
+
+A job that needs a key and does not hold it is blocked by the claim and comes back through the unblocker: it took no
+slot, so the fetch is repeated.
 
 Wake-ups are not lost: the event is cleared *before* a fetch, so news that comes while a fetch is under way leads to
-another one. What is *known* is kept per queue: one whose slots are taken is not asked, and may have more. Whatever
-is missed all the same (NOTIFY off, a pooler, a broken listener) is found by the poll.
+another one. What is *known* is kept per kind and queue: one whose slots are taken is not asked, and may have more.
+Whatever is missed all the same (NOTIFY off, a pooler, a broken listener) is found by the poll.
 """
 
 from __future__ import annotations
@@ -21,7 +33,7 @@ import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from random import uniform
 from time import monotonic
@@ -32,13 +44,13 @@ import psycopg
 
 from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.sessions import Session
-from pgqueue.database.statements import Statement, integers, texts
+from pgqueue.database.statements import Row, Statement, integers, texts
 from pgqueue.jobs.job import Job, Lane
 from pgqueue.jobs.keys import LOCK
 from pgqueue.worker.claims import Claims
-from pgqueue.worker.concurrency.claim_locks import Keyed, Parked
 from pgqueue.worker.concurrency.holder_cursors import Starts
 from pgqueue.worker.concurrency.waiter_cursors import Fronts, Place
+from pgqueue.worker.fetch.keyed_claim import KeyedClaim, Parked
 from pgqueue.worker.fetch.watermark import Reading, Watermark
 
 log = logging.getLogger("pgqueue")
@@ -48,6 +60,7 @@ RANKS = tuple(range(20))
 SOON = 0.01
 # Outcomes not yet written down: past this, taking more would only grow what a crash repeats.
 UNWRITTEN_MOST = 5_000
+NO_RANK, ANY_RANK = -32768, 32767
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +87,56 @@ class Claimed:
 
     reading: Reading
     scanned: set[Lane]
-    """The lanes it has looked at, and passed over no row of."""
+    """The lanes it has looked at."""
     taken: dict[Lane, tuple[int, int]]
     """How many rows each of these gave, parked ones too, and the highest position of them."""
     jobs: list[Job]
-    parked: int | None
-    """How many it has parked; None if it passed over them."""
+    blocked: int
+    """How many jobs it has blocked."""
+    other: int | None
+    """The rank of the most urgent lane of the other kind that had a job; None if none had."""
+    empty: list[Lane]
+    """The lanes of the other kind in which the reading saw no job."""
 
     def more(self, n: int) -> bool:
-        """Whether there may be more: it has given all of n, or has left some behind."""
-        return self.parked is None or len(self.jobs) + self.parked >= n
+        """Whether there may be more: it has given all of n."""
+        return len(self.jobs) + self.blocked >= n
+
+
+Answer = tuple[list[Row], Row, list[Job], Sequence[tuple[str, int, int, int]]]
+"""What came of a fetch: the reading, the claim's first row, jobs, and (queue, rank, how many, highest position) of the
+lanes in which it has blocked jobs."""
+
+
+@dataclass(slots=True, eq=False)
+class Kind:
+    """Plain jobs, or jobs with keys."""
+
+    keyed: bool
+    reading: str
+    """The statement that is sent before a claim of this kind."""
+    known: set[str] = field(default_factory=set)
+    """Queues that have no more of this kind, as far as this worker knows."""
+
+    def lanes(self, lanes: Iterable[Lane]) -> list[Lane]:
+        """The lanes of this kind of the same queues and ranks."""
+        return [(queue, rank, self.keyed) for queue, rank, _ in lanes]
+
+
+@dataclass(slots=True)
+class Turn:
+    """Which kind is next, for queues that share slots and may have jobs of both."""
+
+    next: Kind | None = None
+    """The kind that must be asked next: because the other was held back for its sake, or because it was itself."""
+    held_back: bool = False
+    """Whether the last claim left lanes out for the sake of the other kind, and took nothing."""
+    beyond: int = NO_RANK
+    """The reading before `next` looks beyond this rank: up to there the other kind was just asked, and gave nothing."""
+    keyed_wait: bool = False
+    """Whether the last reading before a claim of plain jobs saw one with keys."""
+    plain_until: float = 0.0
+    """Until then plain jobs come first: for as long as the last claim of jobs with keys has taken."""
 
 
 def spaced(wanted: float, poll: float) -> float:
@@ -120,6 +173,7 @@ class Fetcher:
         fronts: Fronts | None = None,
     ) -> None:
         self.watermark = Watermark()
+        self.plain, self.keyed = Kind(False, "fetch_reading"), Kind(True, "keyed_claim_reading")
         self.fetches = 0
         self.asking: tuple[Sequence[str], int] = ((), 0)
         """The queues a claim under way asks, and for how many jobs."""
@@ -132,18 +186,18 @@ class Fetcher:
         self._in_doubt = in_doubt
         self._poll = poll
         self._wake = asyncio.Event()
-        self._known: set[str] = set()
         self.claims = Claims() if claims is None else claims
         self._parked = parked
         self._holding = holding
         self._answered = answered
         self._beside = beside
-        self.keyed = Keyed()
+        self.keyed_claim = KeyedClaim()
         self._starts = Starts()
         self._fronts = Fronts() if fronts is None else fronts
         self._pool_turns = itertools.count()
         # One for each pool: a common one would come to the same queue each time where the other pools' number fits.
-        self._turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+        self._queue_turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+        self._turns: defaultdict[str, Turn] = defaultdict(Turn)
         self._generation = 0
         self._quiet = False
 
@@ -151,7 +205,7 @@ class Fetcher:
         """Something may have become available; `zero`: even behind the watermark (a rescue freed rows)."""
         if zero:
             self.watermark.start_at_zero()
-        self._known.clear()
+        self._unknown()
         self._wake.set()
 
     def roomier(self) -> None:
@@ -160,7 +214,8 @@ class Fetcher:
 
     def hungry(self, queues: Iterable[str]) -> bool:
         """Whether there may be jobs in these queues that it has not taken for want of room."""
-        return not self._known.issuperset(queues)
+        queues = list(queues)
+        return not (self.plain.known.issuperset(queues) and self.keyed.known.issuperset(queues))
 
     def quiet(self) -> None:
         """Take no more; `run` returns when the fetch under way has been answered."""
@@ -173,8 +228,9 @@ class Fetcher:
         A claim's first time takes the server ten times as long, and the jobs it takes wait for it.
         """
         for share in self._shares()[:1]:
-            asked = self._asked(share)
-            await self._claim(asked, [0] * len(asked.lanes), 0, 0)
+            for kind in (self.plain, self.keyed):
+                asked = self._asked(share, kind)
+                await self._claim(kind, asked, [0] * len(asked.lanes), 0, 0)
 
     async def run(self) -> None:
         """Fetch until `quiet`; the database being away is waited out."""
@@ -182,17 +238,36 @@ class Fetcher:
 
     async def _step(self) -> None:
         roomy = [share for share in self._shares() if share.room]
-        unknown = [share for share in roomy if not self._known.issuperset(share.queues)]
-        if unknown:
+        hungry = [share for share in roomy if self.hungry(share.queues)]
+        if hungry:
             self._wake.clear()
             # One pool at a time: together, each lane of a pool could give that pool's whole room.
-            await self._fetch(unknown[next(self._pool_turns) % len(unknown)])
+            share = hungry[next(self._pool_turns) % len(hungry)]
+            await (self._fetch_alone(share) if share.alone else self._fetch(share, self._next_kind(share)))
         elif await wait(self._wake, self._patience() if roomy else None):
             self._wake.clear()
         elif self._wanted() <= 0:
-            self._known.clear()
+            self._unknown()
         else:
             await self._look(roomy)
+
+    def _next_kind(self, share: Share) -> Kind:
+        """Which kind to ask of these queues."""
+        turn = self._turns[share.queues[0]]
+        if self.plain.known.issuperset(share.queues):
+            return self.keyed
+        if self.keyed.known.issuperset(share.queues):
+            return self.plain
+        if turn.next is not None:
+            return turn.next
+        return self.keyed if turn.keyed_wait and monotonic() >= turn.plain_until else self.plain
+
+    async def _fetch_alone(self, share: Share) -> None:
+        """Ask both kinds for a poison job that must run alone: that neither has one is an answer, too."""
+        for kind in (self.plain, self.keyed):
+            if await self._fetch(share, kind) is not False:
+                return
+        self._deliver([])
 
     def _patience(self) -> float:
         """Seconds until the next look without a wake."""
@@ -203,35 +278,44 @@ class Fetcher:
         look = self.watermark.next_look(now := monotonic())
         return inf if look is None else look - now
 
+    def _unknown(self) -> None:
+        """There may be more of both kinds."""
+        self.plain.known.clear()
+        self.keyed.known.clear()
+
     async def _look(self, roomy: Sequence[Share]) -> None:
-        """A poll: fetch, unless one cheap read-only statement proves that there is nothing."""
+        """A poll: fetch both kinds, unless one cheap read-only statement proves that there is nothing."""
         link = self._session.link
         [(head, snapshot, paused)], *_ = await self._session.run(link.statement("fetch_probe"), *self._beside())
-        lanes = [lane for share in roomy for lane in self._asked(share).lanes]
+        kinds = (self.plain, self.keyed)
+        lanes = [lane for share in roomy for kind in kinds for lane in self._asked(share, kind).lanes]
         known = self._session.generation == self._generation
         if not known or not self.watermark.idle(Reading(head, None, snapshot), frozenset(paused), lanes, monotonic()):
-            self._known.clear()
+            self._unknown()
 
-    async def _fetch(self, share: Share) -> None:
-        asked = self._asked(share, next(self._turns[share.queues[0]]))
-        n = self.keyed.room(share.room, self._live_workers())
-        self._known.update(share.queues)
+    async def _fetch(self, share: Share, kind: Kind) -> bool | None:
+        """Ask these queues for jobs of this kind, and deliver them; whether there were any, None if it is not known."""
+        asked = self._asked(share, kind, next(self._queue_turns[share.queues[0]]))
+        n = share.room if kind is self.plain else self.keyed_claim.room(share.room, self._live_workers())
+        turn, other = self._turns[share.queues[0]], self.keyed if kind is self.plain else self.plain
+        beyond = turn.beyond if turn.next is kind else NO_RANK
+        kind.known.update(share.queues)
+        if beyond == NO_RANK and not share.alone:
+            other.known.update(share.queues)  # unless the reading sees one, or news come meanwhile
         if await self._session.ready() != self._generation:
             self._begin_anew()
         claim = self.claims.begin()
-        starts = self.watermark.starts(asked.lanes, monotonic(), zero=not self.keyed.long_rows)
+        starts = self.watermark.starts(asked.lanes, monotonic())
         self.asking = (share.queues, n)
         try:
-            claimed = await self._claim(asked, starts, n, claim)
+            claimed = await self._claim(kind, asked, starts, n, claim, beyond=beyond)
         except psycopg.errors.UniqueViolation:
-            self.watermark.forget()
-            self._known.clear()
+            self._forget()
             await self._refuse_doubles()
-            return
+            return None
         except BaseException:
             # Whether rows were taken is unknown; reconciliation hands them back once this claim counts as given up.
-            self.watermark.forget()
-            self._known.clear()
+            self._forget()
             self._in_doubt()
             raise
         finally:
@@ -249,15 +333,43 @@ class Fetcher:
             monotonic(),
             self._session.took,
             self._live_workers(),
+            claimed.empty if beyond == NO_RANK else (),
         )
-        if repeat or claimed.more(n) or share.alone:
-            self._known.clear()
-        self._known -= self._short_of_limit(asked, claimed.taken, n)
+        if repeat:
+            self._unknown()
+        if claimed.more(n) or share.alone:
+            kind.known.difference_update(share.queues)
+        kind.known -= self._short_of_limit(asked, claimed.taken, n)
+        self._take_turns(share, kind, other, turn, asked, claimed)
         if jobs := claimed.jobs:
             places = {lane: place for place, lane in enumerate(asked.lanes)}
-            jobs.sort(key=lambda job: (places[job.lane], job.pos, job.id))
-        if jobs or share.alone:
+            jobs.sort(key=lambda job: (places[job.queue, job.rank, kind.keyed], job.pos, job.id))
             self._deliver(jobs)
+        return bool(jobs)
+
+    def _take_turns(self, share: Share, kind: Kind, other: Kind, turn: Turn, asked: Asked, claimed: Claimed) -> None:
+        """What a claim of one kind means for the next one."""
+        bound = ANY_RANK if claimed.other is None else claimed.other | 1  # both ranks of its priority
+        left_out = any(rank > bound for _, rank, _ in asked.lanes)
+        lowest = min([rank for _, rank, _ in claimed.taken], default=None)
+        for_other = turn.held_back and turn.next is kind
+        turn.next, turn.held_back, turn.beyond = None, left_out and lowest is None, NO_RANK
+        if for_other:
+            turn.next, turn.beyond = other, bound if lowest is None else (lowest & ~1) - 1
+        elif turn.held_back:
+            turn.next = other
+        turn.keyed_wait = kind is self.plain and claimed.other is not None
+        if kind is self.keyed:
+            turn.plain_until = monotonic() + self._session.took
+        if claimed.other is not None:
+            other.known.difference_update(share.queues)
+        if left_out:
+            kind.known.difference_update(share.queues)
+
+    def _forget(self) -> None:
+        """What a claim has taken is unknown: both kinds begin anew."""
+        self.watermark.forget()
+        self._unknown()
 
     def _begin_anew(self) -> None:
         """On a new connection, to a server that perhaps has forgotten what this worker completed."""
@@ -273,64 +385,73 @@ class Fetcher:
             said = "job %d is running, and a second row with its id was available; that row is failed: refused"
             log.error(said, job_id, extra={"job_id": job_id})
 
-    def _asked(self, share: Share, turn: int = 0) -> Asked:
+    def _asked(self, share: Share, kind: Kind, turn: int = 0) -> Asked:
         """The lanes to ask, most urgent first; queues of one rank take turns; a suspect comes alone."""
         turn %= len(share.queues)
         queues = [*share.queues[turn:], *share.queues[:turn]]
         suspects = self._suspects()
         ranks = suspects if share.alone else (*suspects, *RANKS)
         return Asked(
-            [(queue, rank) for rank in ranks for queue in queues],
+            [(queue, rank, kind.keyed) for rank in ranks for queue in queues],
             [1 if rank in suspects else share.room for rank in ranks for _ in queues],
         )
 
-    async def _claim(self, asked: Asked, starts: list[int], n: int, claim: int) -> Claimed:
-        link = self._session.link
+    async def _claim(
+        self, kind: Kind, asked: Asked, starts: list[int], n: int, claim: int, *, beyond: int = NO_RANK
+    ) -> Claimed:
+        other = (self.keyed if kind is self.plain else self.plain).lanes(asked.lanes)
         lanes = {
-            "queues": texts(queue for queue, _ in asked.lanes),
-            "ranks": integers(rank for _, rank in asked.lanes),
-            "afters": integers(starts),
+            "queues": texts(queue for queue, _, _ in asked.lanes),
+            "ranks": integers(rank for _, rank, _ in asked.lanes),
         }
-        passes_over = self.keyed.long_rows
-        on = self._session.lasting
-        self._starts.on(on)
-        fronts = self._fronts.known(LOCK)
-        ahead = self.keyed.statements(link, lanes, n, self._worker_id(), self._live_workers())
-        [(head, xid, snapshot, *_)], *answers = await self._session.run(
-            link.statement("fetch_reading"),
-            *ahead,
-            link.statement(
-                "fetch_claim",
-                **lanes,
-                mosts=integers(asked.mosts),
-                reach=self.keyed.reach,
-                starts=self._starts.often(),
-                lines=_lines(fronts),
-                worker_id=self._worker_id(),
-                claim=claim,
-                n=n,
-            ),
-            *self._beside(),
-            on=on,
+        reading = self._session.link.statement(
+            kind.reading, **lanes, others=integers(self.watermark.cursors(other)), beyond=beyond
         )
-        rows = answers[len(ahead)]
-        first = rows[0]
-        jobs = [Job(row, claim) for row in rows[1:]]
-        if first[7]:
+        lanes["afters"] = integers(starts)
+        how = {"mosts": integers(asked.mosts), "worker_id": self._worker_id(), "claim": claim, "n": n}
+        send = self._claim_plain if kind is self.plain else self._claim_keyed
+        [(head, xid, snapshot, rank, *_, paused)], first, jobs, blocked = await send(reading, asked, lanes, how)
+        end = next((index for index, lane in enumerate(other) if lane[1] == rank), len(other))
+        return Claimed(
+            reading=Reading(head, xid, snapshot),
+            scanned={asked.lanes[place - 1] for place in msgspec.json.decode(first[5], type=list[int])},
+            taken=_taken(kind, jobs, blocked),
+            jobs=jobs,
+            blocked=sum(count for _, _, count, _ in blocked),
+            other=rank,
+            empty=[lane for lane in other[:end] if lane[0] not in paused],
+        )
+
+    async def _claim_plain(
+        self, reading: Statement[Any], asked: Asked, lanes: dict[str, str], how: dict[str, Any]
+    ) -> Answer:
+        claim = self._session.link.statement("fetch_claim", **lanes, **how)
+        read, [first, *rows], *_ = await self._session.run(reading, claim, *self._beside())
+        return read, first, [Job(row, how["claim"]) for row in rows], ()
+
+    async def _claim_keyed(
+        self, reading: Statement[Any], asked: Asked, lanes: dict[str, str], how: dict[str, Any]
+    ) -> Answer:
+        link, on = self._session.link, self._session.lasting
+        self._starts.on(on)
+        alone = self.plain.known.issuperset(queue for queue, _, _ in asked.lanes)
+        ahead = self.keyed_claim.statements(link, lanes, how["n"], self._worker_id(), self._live_workers(), alone=alone)
+        fronts = self._fronts.known(LOCK)
+        cursors = {"starts": self._starts.often(), "lines": _lines(fronts)}
+        claim = link.statement("keyed_claim_move", **lanes, **how, **cursors)
+        read, *answers = await self._session.run(reading, *ahead, claim, *self._beside(), on=on)
+        first, *rows = answers[len(ahead)]
+        if jobs := [Job(row, how["claim"]) for row in rows]:
             self._holding(jobs)
             self._given(first, jobs, fronts)
         parked = Parked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Parked)
-        keys, singly, lowest = self.keyed.brought(answers[: len(ahead)], parked, len(jobs), keyed=bool(first[7]))
+        keys, singly, lowest = self.keyed_claim.brought(answers[: len(ahead)], parked, len(jobs))
         if keys:
             self._parked(keys, singly, lowest)
-        reading = Reading(head, xid, snapshot)
-        if passes_over:
-            return Claimed(reading, set(), {}, jobs, None)
-        opened = {asked.lanes[place - 1] for place in msgspec.json.decode(first[5], type=list[int])}
-        return Claimed(reading, opened, _taken(jobs, parked), jobs, len(parked))
+        return read, first, jobs, parked.lanes
 
     def _given(self, first: Sequence[Any], jobs: Sequence[Job], fronts: Mapping[str, Place]) -> None:
-        """Remember where the holders of the locks that this claim has given begin; nobody was in line for those."""
+        """Remember where the holders of the locks that this claim has given begin."""
         if first[1] is not None:
             came_with = set(msgspec.json.decode(first[3])) if first[3] else ()
             keys = [key for job in jobs if (key := job.lock_key) is not None and key not in came_with]
@@ -347,15 +468,20 @@ class Fetcher:
         }
 
 
-def _lines(fronts: Mapping[str, Place]) -> str:
+def _lines(cursors: Mapping[str, Place]) -> str:
     """Where lines begin, as a claim wants it: a JSON object by lock."""
-    return msgspec.json.encode({key.removeprefix(LOCK): place for key, place in fronts.items()}).decode()
+    return msgspec.json.encode({key.removeprefix(LOCK): place for key, place in cursors.items()}).decode()
 
 
-def _taken(jobs: Collection[Job], parked: Parked) -> dict[Lane, tuple[int, int]]:
-    """How many rows each lane gave, parked ones too, and the highest position of them."""
-    taken: dict[Lane, tuple[int, int]] = {(queue, rank): (count, pos) for queue, rank, count, pos in parked.lanes}
+def _taken(
+    kind: Kind, jobs: Collection[Job], blocked: Sequence[tuple[str, int, int, int]] = ()
+) -> dict[Lane, tuple[int, int]]:
+    """How many rows each lane gave, blocked ones too, and the highest position of them."""
+    taken: dict[Lane, tuple[int, int]] = {
+        (queue, rank, kind.keyed): (count, pos) for queue, rank, count, pos in blocked
+    }
     for job in jobs:
-        count, highest = taken.get(job.lane, (0, 0))
-        taken[job.lane] = (count + 1, job.pos if job.pos > highest else highest)
+        lane = (job.queue, job.rank, kind.keyed)
+        count, highest = taken.get(lane, (0, 0))
+        taken[lane] = (count + 1, job.pos if job.pos > highest else highest)
     return taken

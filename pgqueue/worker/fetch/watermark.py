@@ -72,7 +72,7 @@ class Watermark:
 
     __slots__ = (
         "_cursors", "_exhausted", "_floor_heads", "_floor_xids", "_head", "_in_flight", "_listed", "_look_at", "_owed",
-        "_paused", "_repeated", "_xid", "_xmax", "_zero_asked", "_zero_cost", "_zero_due", "_zero_every", "_zero_from",
+        "_repeated", "_xid", "_xmax", "_zero_asked", "_zero_cost", "_zero_due", "_zero_every", "_zero_from",
     )  # fmt: skip
 
     def __init__(self, zero_every: float = ZERO_EVERY) -> None:
@@ -87,7 +87,6 @@ class Watermark:
         self._head = self._xid = self._xmax = 0
         self._listed: list[int] = []
         self._exhausted: set[Lane] = set()
-        self._paused: set[Lane] = set()
         # The floor of id x is the head beside the last xid below x. Before the first fetch, nothing is known: 0.
         self._floor_xids, self._floor_heads = [-1], [0]
         self._repeated = False
@@ -100,19 +99,20 @@ class Watermark:
         """Let the next claim look at everything: a rescue has freed rows we may have passed while they were locked."""
         self._zero_asked = True
 
-    def starts(self, lanes: Sequence[Lane], now: float, *, zero: bool = True) -> list[int]:
-        """Return for each lane the position the next claim must look behind; 0 where it must look at everything.
-
-        Without `zero` no start at zero begins with this claim, which is not a whole one: it stays due.
-        """
+    def starts(self, lanes: Sequence[Lane], now: float) -> list[int]:
+        """Return for each lane the position the next claim must look behind; 0 where it must look at everything."""
         for lane in lanes:
             if lane not in self._cursors:
                 self._cursors[lane] = 0
                 self._owed.add(lane)
-        if zero and self._zero_is_due(now):
+        if self._zero_is_due(now):
             self._begin_at_zero(now)
         self._in_flight = True
         return [self._cursors[lane] for lane in lanes]
+
+    def cursors(self, lanes: Sequence[Lane]) -> list[int]:
+        """Return for each lane how far it has been looked at; no claim begins with this."""
+        return [self._cursors.get(lane, 0) for lane in lanes]
 
     def fetched(
         self,
@@ -125,11 +125,13 @@ class Watermark:
         now: float,
         scan_seconds: float,
         live_workers: int,
+        looked: Collection[Lane] = (),
     ) -> bool:
         """Process the answer of a committed fetch; True if it should be repeated at once.
 
         `lanes` in the order asked, each with its limit (`n` if it has none of its own); `open`: those not paused;
         `taken`: how many rows a lane gave, parked ones too, and the highest position of them; `n`: asked in total.
+        `looked`: lanes that were not asked, and in which the reading has seen no row, in the snapshot it answers.
         """
         assert reading.xid is not None, "a probe is not a fetch"
         if not self._in_flight or self._went_backwards(reading.head, reading.xid):
@@ -143,8 +145,13 @@ class Watermark:
         full = sum(count for count, _ in taken.values()) >= n
         last = max((i for i, lane in enumerate(lanes) if lane in taken), default=-1) if full else len(lanes)
         reached = [i for i, lane in enumerate(lanes[: last + 1]) if lane in open]
-        self._paused = {lane for lane in lanes if lane not in open}
-        self._exhausted = set()
+        # A lane that this fetch has not asked is as it was, if no position was drawn since: whatever id has come since
+        # then draws its positions above this head.
+        same = reading.head == self._head
+        self._exhausted = self._exhausted.difference(lanes) if same else set()
+        for lane in looked:
+            self._cursors[lane] = reading.head
+            self._exhausted.add(lane)
         for i in reached:
             lane = lanes[i]
             count, highest = taken.get(lane, (0, 0))
@@ -157,7 +164,7 @@ class Watermark:
             self._cursors[lane] = floor
         self._exhausted.difference_update(lowered)
 
-        self._count_zero_scan([lanes[i] for i in reached], scan_seconds, live_workers)
+        self._count_zero_scan([*(lanes[i] for i in reached), *looked], scan_seconds, live_workers)
         self._remember(reading.head, reading.xid, xmax, listed)
         return self._repeat(bool(lowered), full, now)
 
@@ -166,7 +173,7 @@ class Watermark:
         return (
             reading.head == self._head
             and not self._zero_is_due(now)
-            and all(lane in (self._paused if lane[0] in paused else self._exhausted) for lane in lanes)
+            and all(lane[0] in paused or lane in self._exhausted for lane in lanes)
             and self._oldest_ended(*_parse(reading.snapshot)) is None
         )
 

@@ -648,7 +648,7 @@ class Keys(RuleBasedStateMachine):
             self.sweep(0)
             for desk in self.desks:
                 desk.slots = EVERYTHING
-                desk.fetcher.watermark.start_at_zero()
+                desk.fetcher.news(zero=True)
             for at in (0, 1):
                 self.take(at, EVERYTHING, EVERYTHING)
                 for _ in range(3):

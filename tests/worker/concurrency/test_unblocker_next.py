@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
-from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -14,8 +13,7 @@ from workers import Eyes, until
 
 from pgqueue.database.sessions import Link
 from pgqueue.database.statements import Statement
-from pgqueue.worker.concurrency.claim_locks import BLANK, KEYED_CLAIMS
-from pgqueue.worker.fetch.watermark import Watermark
+from pgqueue.worker.fetch.keyed_claim import KEYED_CLAIMS
 
 BLOCKED = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid)))"
 WAITS = """SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database
@@ -243,7 +241,7 @@ async def test_one_that_may_be_beside_the_holder_or_is_skipped_is_asked_for_at_o
 ) -> None:
     [holder] = put(eyes, "a", 1, lock_limit=2)
     assert await desk.take() == [holder]
-    desk.fetcher.keyed.long_rows = ahead
+    desk.fetcher.keyed_claim.long_rows = ahead
     [other] = put(eyes, "a", 1, **column)
     if naive:  # what is held here is never asked for
         desk.fetcher._parked = lambda keys, singly, lowest: desk.admit.parked(dict.fromkeys(keys, ()), keys.keys())
@@ -301,7 +299,7 @@ async def test_what_a_claim_of_a_dead_id_brings_is_not_ours(desk: Desk, eyes: Ey
 async def test_rows_of_some_keys_are_parked_many_at_once(desk: Desk, eyes: Eyes) -> None:
     """After two claims that could take little of what they found; until the rows are at their end."""
     eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', n % 50 FROM generate_series(1, 2500) AS n")
-    desk.fetcher.keyed.left = KEYED_CLAIMS
+    desk.fetcher.keyed_claim.left = KEYED_CLAIMS
     taken = [len(await desk.park(100)) for _ in range(3)]
     assert sum(taken) == 50
     assert eyes.states()["blocked"] > 2000
@@ -313,91 +311,23 @@ async def test_rows_of_some_keys_are_parked_many_at_once(desk: Desk, eyes: Eyes)
 async def test_when_rows_are_short_again_free_keys_are_taken_at_once_again(desk: Desk, eyes: Eyes) -> None:
     eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'busy' FROM generate_series(1, 300)")
     await desk.park(100)
-    long = desk.fetcher.keyed.long_rows
+    long = desk.fetcher.keyed_claim.long_rows
     assert long
     eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'k' || n FROM generate_series(1, 300) AS n")
     for _ in range(3):
         await desk.park(100)
-    long = desk.fetcher.keyed.long_rows
+    long = desk.fetcher.keyed_claim.long_rows
     assert not long
     eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'l' || n FROM generate_series(1, 50) AS n")
-    assert len(await desk.park(100)) == 50
+    blocked = eyes.states()["blocked"]
+    taken = [len(await desk.park(100)) for _ in range(2)]  # how many it may lock the first of them says
+    assert sum(taken) == 50 and eyes.states()["blocked"] == blocked
 
 
 @pytest.mark.promise("F13")
-@pytest.mark.parametrize("naive", [False, True])
-async def test_free_jobs_behind_a_long_row_are_taken_before_that_is_parked_and_none_of_it_is_left(
-    desk: Desk, eyes: Eyes, naive: bool
-) -> None:
-    """The naive version tells the watermark what such a claim has given, as of any other."""
-    desk.fetcher.watermark = Watermark(zero_every=1e9)
-    await desk.park()
-    if naive:
-        real = desk.fetcher.watermark.fetched
-
-        def fetched(reading: Any, lanes: Any, mosts: Any, opened: Any, *rest: Any) -> bool:
-            return real(reading, lanes, mosts, opened or set(lanes), *rest)
-
-        desk.fetcher.watermark = Mock(wraps=desk.fetcher.watermark, fetched=fetched)
+async def test_plain_jobs_behind_a_long_row_are_taken_at_once(desk: Desk, eyes: Eyes) -> None:
+    """They have lanes of their own, and do not stand behind it."""
     eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'busy' FROM generate_series(1, 12000)")
     eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, 40)")
-    assert await desk.park(1000) == []
-    assert len(await desk.park(1000)) == 40
-    assert eyes.states()["available"] > 8_000
-    for _ in range(12):
-        await desk.park(1000)
-    left = eyes.states().get("available", 0)
-    assert left > 4_000 if naive else left == 0
-    assert desk.fetcher.keyed.blank <= BLANK
-
-
-@pytest.mark.promise("F13")
-async def test_free_jobs_behind_a_long_row_are_found_from_zero_in_a_database_that_is_not_new(
-    desk: Desk, eyes: Eyes
-) -> None:
-    """How far a claim looks counts from the first row there is, wherever the cursor is."""
-    eyes.do("SELECT setval('pgqueue.job_pos_seq', 5000000000)")
-    desk.fetcher.watermark = Watermark(zero_every=0.0)
-    eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'busy' FROM generate_series(1, 12000)")
-    eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, 40)")
-    await desk.park(1000)
-    assert desk.fetcher.keyed.long_rows
-    assert len(await desk.park(1000)) == 40
-
-
-@pytest.mark.promise("F13")
-async def test_however_long_a_row_lasts_a_claim_is_ordinary_once_a_second(
-    desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pgqueue.worker.concurrency.claim_locks.PASS_SECONDS", 0.0)
-    desk.fetcher.watermark = Watermark(zero_every=1e9)
-    begun = []
-    real = desk.fetcher.watermark.starts
-
-    def starts(*args: Any, zero: bool = True) -> list[int]:
-        begun.append(zero)
-        return real(*args, zero=zero)
-
-    desk.fetcher.watermark = Mock(wraps=desk.fetcher.watermark, starts=starts)
-    eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'busy' FROM generate_series(1, 12000)")
-    for _ in range(3):
-        await desk.park(1000)
-    assert begun == [True, True, True]
-    assert desk.fetcher.keyed.long_rows
-
-
-async def test_where_nobody_is_behind_a_long_row_most_fetches_do_not_look(
-    desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "pgqueue.worker.concurrency.claim_locks.PASS_SECONDS", 1e9
-    )  # the ordinary one of each second does not count
-    eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'busy' FROM generate_series(1, 20000)")
-    assert await desk.park(10) == []
-    looked = []
-    for _ in range(8):
-        await desk.park(10)
-        looked.append(desk.fetcher.keyed.blank)
-    assert looked == [4, 3, 2, 1] * 2
-    [free] = [eyes.one("INSERT INTO pgqueue.job (task) VALUES ('x') RETURNING id")]
-    assert [job.id for job in await desk.park(10)] == [free]
+    assert len(await desk.park(40)) == 40
+    assert eyes.states() == {"available": 12_000, "running": 40}

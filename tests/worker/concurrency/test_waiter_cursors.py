@@ -26,7 +26,7 @@ from pgqueue.worker.concurrency.waiter_cursors import (
     Fronts,
     Place,
 )
-from pgqueue.worker.fetch.fetcher import _lines
+from pgqueue.worker.fetch.fetcher import NO_RANK, _lines
 
 __all__ = ["desks"]
 
@@ -364,7 +364,7 @@ async def test_who_was_parked_in_front_comes_after_a_claim_that_did_not_see_him(
     ended = list(here.jobs)
     await here.session.run(ending(here.link, "complete_plain", ended, here.worker_id))
     [later] = put(eyes, 1)
-    here.fetcher.keyed.left, here.fetcher.keyed.long_rows = 1, False
+    here.fetcher.keyed_claim.left, here.fetcher.keyed_claim.long_rows = 1, False
     [claimed] = await here.park()
     assert claimed.id == later, "nobody was seen in line"
     here.admit.claimed([claimed])
@@ -477,13 +477,14 @@ def move(conn: psycopg.Connection, desk: Desk, place: Place) -> int:
 def claim(conn: psycopg.Connection, desk: Desk, lines: dict[str, Place]) -> int:
     """Pages that a claim of the one available job, which needs "a", touches; where holders begin it knows."""
     lanes = {"queues": ["default"], "ranks": [11], "afters": [0], "n": 1}
-    conn.execute(text("fetch_reading", "pgqueue").encode())
-    conn.execute(text("claim_locks_take", "pgqueue").encode(), {**lanes, "workers": 1})
+    reading = {"queues": ["default"], "ranks": [11], "others": [0], "beyond": NO_RANK}
+    conn.execute(text("keyed_claim_reading", "pgqueue").encode(), reading)
+    conn.execute(text("keyed_claim_lock", "pgqueue").encode(), {**lanes, "workers": 1})
     params = {
-        **lanes, "mosts": [1], "reach": None, "starts": json.dumps({"a": 10**9}), "lines": _lines(lines),
+        **lanes, "mosts": [1], "starts": json.dumps({"a": 10**9}), "lines": _lines(lines),
         "worker_id": desk.worker_id, "claim": 1,
     }  # fmt: skip
-    return pages(conn, "fetch_claim", params)
+    return pages(conn, "keyed_claim_move", params)
 
 
 def pages(conn: psycopg.Connection, statement: str, params: dict[str, Any]) -> int:

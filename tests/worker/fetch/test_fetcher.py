@@ -251,8 +251,8 @@ async def test_news_during_a_fetch_lead_to_another_fetch(dsn: str, eyes: Eyes) -
     jobs: list[str] = []
     fetched = asyncio.Event()
 
-    async def with_news(*args: Any) -> Any:
-        answer = await claim(*args)
+    async def with_news(*args: Any, **how: Any) -> Any:
+        answer = await claim(*args, **how)
         if not fetched.is_set():
             fetched.set()
             put(eyes, "late")  # after the claim, before its answer
@@ -317,7 +317,7 @@ def shape(plan: dict[str, Any]) -> None:
     """The lanes sorted first and small; then a nested loop of index scans, with no sort of jobs above."""
     [picked] = [node for node in nodes(plan) if node.get("Subplan Name") == "CTE picked"]
     loop = next(node for node in nodes(picked) if node["Node Type"] == "Nested Loop")
-    [scan] = [node for node in nodes(loop) if node.get("Index Name") == "job_available_lane"]
+    [scan] = [node for node in nodes(loop) if node.get("Index Name") == "job_available_plain"]
     assert scan["Node Type"] == "Index Scan"
     assert "pos >" in scan["Index Cond"] and "rank =" in scan["Index Cond"] and "queue" in scan["Index Cond"]
     assert [node["Node Type"] for node in nodes(picked) if "Sort" in node["Node Type"]] == []
@@ -450,7 +450,7 @@ async def test_without_room_a_start_at_zero_that_is_due_is_no_reason_to_spin(
 
     taker.fetcher._shares = shares
     taker.room = 0
-    taker.fetcher.watermark.start_at_zero()
+    taker.fetcher.news(zero=True)
     running = asyncio.ensure_future(taker.fetcher.run())
     await asyncio.wait([running], timeout=0.2)  # nothing happens in this time; what is counted is what happens anyhow
     assert asked <= 2
@@ -481,13 +481,21 @@ async def test_a_second_row_of_a_running_job_is_refused_and_harms_only_itself(
     assert taker.doubts == 1  # for the connection is a new one
 
 
+async def at_rest(taker: Taker) -> None:
+    """Until it knows that nothing waits: the first fetch of each pool is of both kinds of jobs."""
+    while any(taker.fetcher.hungry(share.queues) for share in taker.fetcher._shares()):
+        await taker.fetcher._step()
+
+
 async def test_queues_take_turns_in_the_loop_too(dsn: str, eyes: Eyes) -> None:
     taker = Taker(dsn, ("a", "b"))
+    taker.room = 1
+    await at_rest(taker)
     for queue in ("a", "b"):
         put(eyes, queue, queue=queue, number=20)
+    taker.fetcher.news()
     taken: list[str] = []
     taker.fetcher._deliver = lambda found: taken.extend(names(found))
-    taker.room = 1
     for _ in range(12):
         await taker.fetcher._step()
     assert taken.count("a") == taken.count("b") == 6
@@ -496,11 +504,13 @@ async def test_queues_take_turns_in_the_loop_too(dsn: str, eyes: Eyes) -> None:
 
 async def test_pools_take_turns_too(dsn: str, eyes: Eyes) -> None:
     taker = Taker(dsn, ("a", "b", "c"))
+    taker.fetcher._shares = lambda: [Share(("a", "b"), 1), Share(("c",), 1)]
+    await at_rest(taker)
     for queue in ("a", "b", "c"):
         put(eyes, queue, queue=queue, number=20)
+    taker.fetcher.news()
     taken: list[str] = []
     taker.fetcher._deliver = lambda found: taken.extend(names(found))
-    taker.fetcher._shares = lambda: [Share(("a", "b"), 1), Share(("c",), 1)]
     for _ in range(12):
         await taker.fetcher._step()
     assert sorted(taken) == ["a"] * 3 + ["b"] * 3 + ["c"] * 6

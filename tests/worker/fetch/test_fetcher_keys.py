@@ -13,8 +13,8 @@ from workers import Eyes, until
 
 from pgqueue.database.sessions import Link
 from pgqueue.database.statements import text
-from pgqueue.worker.concurrency.claim_locks import KEYED_CLAIMS, KEYED_LEAST, KEYED_MOST
-from pgqueue.worker.fetch.fetcher import RANKS
+from pgqueue.worker.fetch.fetcher import NO_RANK, RANKS
+from pgqueue.worker.fetch.keyed_claim import KEYED_CLAIMS, KEYED_LEAST, KEYED_MOST
 
 HOLDERS = {
     "running": "INSERT INTO pgqueue.job_running (state, task, lock_key, holds, worker_id, claim, started_at) "
@@ -37,7 +37,7 @@ async def desks(dsn: str) -> AsyncIterator[Callable[[], Desk]]:
 
     def make() -> Desk:
         made.append(desk := Desk(dsn))
-        desk.fetcher.keyed.left = KEYED_CLAIMS
+        desk.fetcher.keyed_claim.left = KEYED_CLAIMS
         return desk
 
     yield make
@@ -67,7 +67,7 @@ async def test_the_first_job_of_a_free_key_runs_at_once_and_the_next_is_parked(
 ) -> None:
     a1, a2, b, plain = put(eyes, "a", "a", "b", None)
     desk = desks()
-    assert [job.id for job in await desk.park()] == [a1, b, plain]
+    assert [job.id for job in await desk.park()] == [plain, a1, b]
     assert eyes.all("SELECT id, holds, attempt FROM pgqueue.job_running ORDER BY id") == [
         (a1, True, 1),
         (b, True, 1),
@@ -130,18 +130,18 @@ async def test_skip_ends_the_second_and_not_the_first(desks: Callable[[], Desk],
     assert eyes.state(second) == "skipped"
 
 
-async def test_claims_look_for_keys_only_while_there_are_some(desks: Callable[[], Desk], eyes: Eyes) -> None:
+async def test_claims_lock_keys_only_while_jobs_have_locks(desks: Callable[[], Desk], eyes: Eyes) -> None:
     desk = desks()
-    desk.fetcher.keyed.left = 0
+    desk.fetcher.keyed_claim.left = 0
     [first] = put(eyes, "a")
     assert await desk.park() == []
     [second] = put(eyes, "b")
     assert [job.id for job in await desk.park()] == [second]
     for _ in range(KEYED_CLAIMS):
-        assert desk.fetcher.keyed.left
-        put(eyes, None)
+        assert desk.fetcher.keyed_claim.left
+        put(eyes, None, rate_key="r")  # a claim blocks it, and needs no lock for that
         await desk.park()
-    assert not desk.fetcher.keyed.left
+    assert not desk.fetcher.keyed_claim.left
     assert [job.id for job in await desk.let_in()] == [first]
 
 
@@ -151,7 +151,7 @@ async def test_all_workers_together_have_an_eighth_of_the_lock_table(
     put(eyes, *"abcdefghij")
     share = eighth(eyes)
     lanes = {"queues": ["default"] * 20, "ranks": list(RANKS), "afters": [0] * 20, "n": 100}
-    said = conn.execute(text("claim_locks_take", "pgqueue").encode(), {**lanes, "workers": share // 3}).fetchone()
+    said = conn.execute(text("keyed_claim_lock", "pgqueue").encode(), {**lanes, "workers": share // 3}).fetchone()
     assert said is not None and said[0] == share
     assert eyes.one("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'") == 3
 
@@ -165,8 +165,8 @@ async def test_a_claim_asks_for_no_more_jobs_than_it_may_lock_keys_so_nobody_is_
     desk, workers = desks(), eighth(eyes) // 40
     desk.fetcher._live_workers = lambda: workers
     if naive:
-        real = desk.fetcher.keyed.room
-        monkeypatch.setattr(desk.fetcher.keyed, "room", lambda n, workers: real(n, 1))
+        real = desk.fetcher.keyed_claim.room
+        monkeypatch.setattr(desk.fetcher.keyed_claim, "room", lambda n, workers: real(n, 1))
     taken = [len(await desk.park()) for _ in range(9)]
     if naive:
         assert eyes.states()["blocked"] > 100
@@ -213,7 +213,7 @@ async def test_a_claim_counts_in_a_snapshot_from_after_its_locks(
         put(eyes, "k", queue=queue)
     try:
         for desk in (slow, quick):
-            desk.fetcher.keyed.left = KEYED_CLAIMS
+            desk.fetcher.keyed_claim.left = KEYED_CLAIMS
         conn.execute("SELECT FROM pgqueue.worker WHERE id = %s FOR UPDATE", [slow.worker_id])
         claim = asyncio.create_task(slow.park())
         blocked = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid)))"
@@ -240,18 +240,18 @@ async def test_a_free_key_is_looked_up_whatever_waits_for_others(
     desk = desks()
     lanes = {"queues": ["default"] * 20, "ranks": list(RANKS), "afters": [0] * 20, "n": 50}
     conn.execute(text("sessions_settings", "pgqueue").encode())
-    conn.execute(text("fetch_reading", "pgqueue").encode())
-    conn.execute(text("claim_locks_take", "pgqueue").encode(), {**lanes, "workers": 1})
+    reading = {"queues": lanes["queues"], "ranks": lanes["ranks"], "others": [0] * 20, "beyond": NO_RANK}
+    conn.execute(text("keyed_claim_reading", "pgqueue").encode(), reading)
+    conn.execute(text("keyed_claim_lock", "pgqueue").encode(), {**lanes, "workers": 1})
     claim = {
         **lanes,
         "mosts": [50] * 20,
-        "reach": None,
         "starts": "{}",
         "lines": "{}",
         "worker_id": desk.worker_id,
         "claim": 1,
     }
-    explain = "EXPLAIN (ANALYZE, TIMING OFF) " + text("fetch_claim", "pgqueue")
+    explain = "EXPLAIN (ANALYZE, TIMING OFF) " + text("keyed_claim_move", "pgqueue")
     plan = [line for (line,) in conn.execute(explain.encode(), claim)]
     blocked = [line for line in plan if "Scan" in line and "job_blocked" in line and "CTE" not in line]
     assert len(blocked) == 2

@@ -18,7 +18,7 @@ numbers = itertools.count(1)
 
 def job(crashes: int = 0) -> Job:
     rank = (11, ONE_CRASH, MORE_CRASHES)[min(crashes, 2)]
-    row = (next(numbers), 1, rank, "default", "x", "{}", 1, 5, None, crashes, 0, 0, None, None, None, None, None)
+    row = (next(numbers), 1, rank, "default", "x", "{}", 1, 5, None, crashes, 0, 0, *[None] * 7)
     return Job(row, 1)
 
 

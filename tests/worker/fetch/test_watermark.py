@@ -17,9 +17,9 @@ from simulator import POLL, Schedule, World, first_stranding_seed, stranding_see
 from pgqueue.jobs.job import Lane
 from pgqueue.worker.fetch.watermark import LOOK_AGAIN, MOST_FLOORS, ZERO_EVERY, ZERO_MOST, Reading, Watermark
 
-A: Lane = ("a", 11)
-B: Lane = ("b", 11)
-C: Lane = ("a", 13)
+A: Lane = ("a", 11, False)
+B: Lane = ("b", 11, False)
+C: Lane = ("a", 13, False)
 EVERYDAY = 1_000
 LONG = 20_000
 LOCKS = World(deaths=True, cancels=True)
@@ -41,6 +41,7 @@ def blind_above_xmax(reading: Reading) -> Reading:
 EXACT = {
     "nobody dies": World(),
     "failovers": World(rewinds=True),
+    "one kind of jobs at a time": World(kinds=True),
 }
 
 NAIVE = {
@@ -55,6 +56,8 @@ NAIVE = {
     "dead claimers, no start at zero": World(deaths=True),
     "cancels undone, no start at zero": World(cancels=True),
     "a failover nobody told of, no start at zero": World(rewinds=True, told=False),
+    "paused lanes of the other kind taken as empty": World(kinds=True, paused_is_empty=True),
+    "lanes that were not asked taken as exhausted at a later head": World(kinds=True, unasked_stay_exhausted=True),
 }
 
 
@@ -132,13 +135,14 @@ class Fetcher:
         listed: Sequence[int] = (),
         seconds: float = 0.0,
         workers: int = 1,
+        looked: Sequence[Lane] = (),
     ) -> bool:
         self.mark.starts(lanes, self.now)
         self.xid += 100
         opened = [lane for lane in lanes if lane not in shut]
         reading = Reading(head, self.xid, snapshot(xmax or self.xid, listed))
         return self.mark.fetched(
-            reading, lanes, limits or [n] * len(lanes), opened, taken or {}, n, self.now, seconds, workers
+            reading, lanes, limits or [n] * len(lanes), opened, taken or {}, n, self.now, seconds, workers, looked
         )
 
     def starts(self, *lanes: Lane) -> list[int]:
@@ -311,6 +315,21 @@ def test_a_lane_whose_claim_began_below_the_floor_need_not_fall(fetcher: Fetcher
     assert fetcher.starts(A, B) == [50, 95]
 
 
+def test_a_lane_that_was_looked_at_is_exhausted_at_the_head(fetcher: Fetcher) -> None:
+    fetcher.fetch(50, [A, B])
+    fetcher.fetch(90, [A], looked=[B])
+    assert fetcher.starts(A, B) == [90, 90]
+    assert fetcher.idle(90, [A, B])
+
+
+def test_a_lane_that_was_looked_at_falls_to_the_floors_like_any_other(fetcher: Fetcher) -> None:
+    fetcher.fetch(50, [A, B])
+    fetcher.fetch(90, [A], listed=[150], looked=[B])
+    fetcher.fetch(95, [A], looked=[B])
+    assert fetcher.starts(A, B) == [50, 50]
+    assert not fetcher.idle(95, [A, B])
+
+
 # Rule 5: repeats
 
 
@@ -373,12 +392,12 @@ def test_a_probe_does_not_let_skip_a_lane_the_last_fetch_did_not_exhaust(fetcher
     assert not fetcher.idle(10, [A, B])
 
 
-def test_a_probe_does_not_let_skip_when_the_paused_set_changed(fetcher: Fetcher) -> None:
+def test_a_probe_does_not_let_skip_a_queue_that_was_paused_and_is_not(fetcher: Fetcher) -> None:
     fetcher.fetch(10, [A, B], shut=[B])
     assert fetcher.idle(10, [A, B], paused=frozenset("b"))
     assert fetcher.idle(10, [A, B], paused=frozenset({"b", "of others"}))
     assert not fetcher.idle(10, [A, B])
-    assert not fetcher.idle(10, [A, B], paused=frozenset("ab"))
+    assert fetcher.idle(10, [A, B], paused=frozenset("ab"))
 
 
 def test_a_probe_does_not_let_skip_when_an_id_with_a_floor_has_ended(fetcher: Fetcher) -> None:
@@ -491,7 +510,7 @@ def test_a_start_at_zero_whose_claim_failed_is_still_owed(fetcher: Fetcher) -> N
 
 
 def test_it_is_cheap_enough_for_every_fetch() -> None:
-    lanes = [(f"queue{i // 2}", i) for i in range(22)]
+    lanes = [(f"queue{i // 2}", i, False) for i in range(22)]
     taken = {lane: (5, 90) for lane in lanes[:8]}
     fetcher, n = Fetcher(), 1_000
     limits = [n] * len(lanes)

@@ -150,7 +150,7 @@ async def test_completions_never_wait_for_a_ring_that_turns_beside_a_reader(
     async def complete() -> None:
         while not stop.is_set():
             eyes.do("INSERT INTO pgqueue.job (task) VALUES ('x')")
-            taker.fetcher.watermark.start_at_zero()
+            taker.fetcher.news(zero=True)
             [job] = await taker.fetch()
             began = monotonic()
             await taker.session.run(
@@ -229,7 +229,7 @@ async def test_a_turn_blocked_by_a_reader_answers_null_and_makes_the_fetcher_for
     assert await maintenance.round() == READ_SECONDS
     assert (taker.session.generation, bench.bin()) == (1, 0)
     assert await taker.fetch() == []
-    assert set(taker.fetcher.watermark.starts([("default", 11)], 0.0)) == {3}
+    assert set(taker.fetcher.watermark.starts([("default", 11, False)], 0.0)) == {3}
     conn.rollback()
     assert await taker.session.run(advance) == [[(True,)]]
     assert await taker.session.run(advance) == [[(False,)]]
