@@ -246,6 +246,7 @@ def _fetch(worker_id: int, claim: int) -> Steps[None]:
         "queues": [queue for queue, _ in lanes],
         "ranks": [rank for _, rank in lanes],
         "afters": [0] * len(lanes),
+        "uptos": [2**63 - 1] * len(lanes),
         "mosts": [1] * len(lanes),
         "worker_id": worker_id,
         "claim": claim,

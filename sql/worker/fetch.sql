@@ -23,9 +23,9 @@ FROM (SELECT (
 -- the places (from 1) of the lanes that were open. Every condition stands in `lane` and `picked`: what is picked is deleted, and what
 -- is deleted is inserted, or the statement raises. The ORDER BY in `lane` must be there: a hashed anti-join turns the lanes round.
 WITH lane AS MATERIALIZED (
-    SELECT l.queue, l.rank, l.after, l.most, l.place
-    FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[], %(mosts)s::integer[])
-         WITH ORDINALITY AS l (queue, rank, after, most, place)
+    SELECT l.queue, l.rank, l.after, l.upto, l.most, l.place
+    FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[], %(uptos)s::bigint[], %(mosts)s::integer[])
+         WITH ORDINALITY AS l (queue, rank, after, upto, most, place)
     WHERE NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
       AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE)
       AND l.rank <= coalesce(nullif(current_setting('pgqueue.before', true), '')::integer, 32767)
@@ -33,7 +33,7 @@ WITH lane AS MATERIALIZED (
 ), picked AS MATERIALIZED (
     SELECT available.ctid FROM lane CROSS JOIN LATERAL (
         SELECT j.ctid FROM pgqueue.job_available j
-        WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
+        WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND j.pos <= lane.upto
           AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NULL
         ORDER BY j.pos NULLS FIRST LIMIT lane.most FOR UPDATE SKIP LOCKED
     ) AS available LIMIT %(n)s::integer

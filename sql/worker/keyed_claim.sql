@@ -27,9 +27,9 @@ FROM (SELECT (
 WITH table_of_locks AS MATERIALIZED (
     SELECT current_setting('max_locks_per_transaction')::bigint * current_setting('max_connections')::bigint / 8 AS eighth
 ), lane AS MATERIALIZED (
-    SELECT l.queue, l.rank, l.after, l.place
-    FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[])
-         WITH ORDINALITY AS l (queue, rank, after, place)
+    SELECT l.queue, l.rank, l.after, l.upto, l.place
+    FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[], %(uptos)s::bigint[])
+         WITH ORDINALITY AS l (queue, rank, after, upto, place)
     WHERE NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
       AND l.rank <= coalesce(nullif(current_setting('pgqueue.before', true), '')::integer, 32767)
     ORDER BY l.place
@@ -39,7 +39,7 @@ WITH table_of_locks AS MATERIALIZED (
         SELECT j.id, j.rank, CASE WHEN NOT j.holds THEN j.lock_key END AS lock_key,
                coalesce(j.limit_key, j.rate_key) IS NULL AS alone
         FROM pgqueue.job_available j
-        WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
+        WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND j.pos <= lane.upto
           AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NOT NULL
         ORDER BY j.pos NULLS FIRST
         LIMIT %(n)s::integer
@@ -61,9 +61,9 @@ FROM first WHERE alone AND pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hasht
 -- where it is. One row if there were any: how many, their keys with those ids that may be skipped, the keys of which one has a
 -- limit above 1, and the lowest rank and the lowest id of any, as a JSON object.
 WITH lane AS MATERIALIZED (
-    SELECT l.queue, l.rank, l.after, l.place
-    FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[])
-         WITH ORDINALITY AS l (queue, rank, after, place)
+    SELECT l.queue, l.rank, l.after, l.upto, l.place
+    FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[], %(uptos)s::bigint[])
+         WITH ORDINALITY AS l (queue, rank, after, upto, place)
     WHERE NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
       AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE)
       AND l.rank <= coalesce(nullif(current_setting('pgqueue.before', true), '')::integer, 32767)
@@ -73,7 +73,7 @@ WITH lane AS MATERIALIZED (
     FROM lane CROSS JOIN LATERAL (
         SELECT j.ctid, j.rate_key IS NOT NULL OR NOT j.holds AND coalesce(j.lock_key, j.limit_key) IS NOT NULL AS keyed
         FROM pgqueue.job_available j
-        WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
+        WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND j.pos <= lane.upto
           AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NOT NULL
         ORDER BY j.pos NULLS FIRST
         LIMIT %(n)s::integer
@@ -117,9 +117,9 @@ HAVING count(*) > 0;
 -- and what is deleted is inserted, or the statement raises.
 -- The ORDER BY in `lane` must be there: a hashed anti-join turns the lanes round.
 WITH lane AS MATERIALIZED (
-    SELECT l.queue, l.rank, l.after, l.most, l.place
-    FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[], %(mosts)s::integer[])
-         WITH ORDINALITY AS l (queue, rank, after, most, place)
+    SELECT l.queue, l.rank, l.after, l.upto, l.most, l.place
+    FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[], %(uptos)s::bigint[], %(mosts)s::integer[])
+         WITH ORDINALITY AS l (queue, rank, after, upto, most, place)
     WHERE NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
       AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE)
       AND l.rank <= coalesce(nullif(current_setting('pgqueue.before', true), '')::integer, 32767)
@@ -130,7 +130,7 @@ WITH lane AS MATERIALIZED (
         SELECT j.ctid, j.id,
                CASE WHEN NOT j.holds AND coalesce(j.limit_key, j.rate_key) IS NULL THEN j.lock_key END AS lock_key
         FROM pgqueue.job_available j
-        WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
+        WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND j.pos <= lane.upto
           AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NOT NULL
         ORDER BY j.pos NULLS FIRST
         LIMIT lane.most

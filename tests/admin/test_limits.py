@@ -856,7 +856,8 @@ async def test_a_claim_costs_the_same_however_many_wait_for_a_limit(desks: Desks
         asked = desk.fetcher._asked(desk.fetcher._shares()[0], desk.fetcher.plain)
         claim = {
             "queues": [queue for queue, _, _ in asked.lanes], "ranks": [rank for _, rank, _ in asked.lanes],
-            "afters": [0] * len(asked.lanes), "mosts": [10] * len(asked.lanes), "worker_id": desk.worker_id, "claim": 1,
+            "afters": [0] * len(asked.lanes), "uptos": [2**63 - 1] * len(asked.lanes),
+            "mosts": [10] * len(asked.lanes), "worker_id": desk.worker_id, "claim": 1,
             "n": 10,
         }  # fmt: skip
         with eyes.conn.transaction(force_rollback=True):

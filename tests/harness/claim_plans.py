@@ -10,7 +10,7 @@ import psycopg
 from workers import Eyes, Taker
 
 from pgqueue.database import statements
-from pgqueue.worker.fetch.fetcher import NO_RANK, RANKS
+from pgqueue.worker.fetch.fetcher import NO_END, NO_RANK, RANKS
 from pgqueue.worker.fetch.poison_jobs import MORE_CRASHES, ONE_CRASH
 from pgqueue.worker.fetch.watermark import Watermark
 
@@ -24,7 +24,9 @@ def put(eyes: Eyes, task: str, *, queue: str = "default", priority: int = 5, num
     eyes.do(INSERT, task, queue, priority, priority, number)
 
 
-def explain(conn: psycopg.Connection, taker: Taker, afters: int = 0, n: int = 100, queues: int = 2) -> dict[str, Any]:
+def explain(
+    conn: psycopg.Connection, taker: Taker, afters: int = 0, n: int = 100, queues: int = 2, uptos: int = NO_END
+) -> dict[str, Any]:
     """The plan of the claim, run as a fetch runs it; rolled back."""
     names = ["default", *(f"q{number}" for number in range(queues - 1))]
     lanes = [(queue, rank) for rank in (ONE_CRASH, MORE_CRASHES, *RANKS) for queue in names]
@@ -32,6 +34,7 @@ def explain(conn: psycopg.Connection, taker: Taker, afters: int = 0, n: int = 10
         "queues": [queue for queue, _ in lanes],
         "ranks": [rank for _, rank in lanes],
         "afters": [afters] * len(lanes),
+        "uptos": [uptos] * len(lanes),
         "mosts": [n] * len(lanes),
         "worker_id": taker.worker_id,
         "claim": 1,
@@ -67,7 +70,7 @@ async def beside(
         cursor = taker.fetcher.watermark._cursors["default", 11, False]
         return buffers(explain(conn, taker, afters=cursor, n=10, queues=1))
 
-    taker.fetcher.watermark = Watermark(zero_every=1e9)
+    taker.fetcher.watermark = Watermark(sweep_every=1e9)
     await pass_jobs(5_000)
     eyes.do("VACUUM (INDEX_CLEANUP ON) pgqueue.job_available")
     put(eyes, "x", number=100)

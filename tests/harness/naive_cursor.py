@@ -24,8 +24,5 @@ class NaiveCursor(Watermark):
     def start_at_zero(self) -> None:
         """It has no such thing."""
 
-    def _zero_is_due(self, now: float) -> bool:
-        return False
-
     def next_look(self, now: float) -> float | None:
         return now + 0.05

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from pgqueue.jobs.job import Lane
+from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, PassedOver
 from pgqueue.worker.fetch.watermark import Reading, Watermark
 
 Steps = Generator[None, None, None]
@@ -28,7 +29,7 @@ POLL = 1.0
 class World:
     """What may happen in a schedule; the last group holds the mistakes a naive watermark makes."""
 
-    zero_every: float = math.inf
+    sweep_every: float = math.inf
     deaths: bool = False  # claimers that die in mid-claim and never return
     cancels: bool = False  # rows locked by somebody who rolls back
     rewinds: bool = False  # failover to a standby that has not seen everything
@@ -40,6 +41,8 @@ class World:
     paused_is_exhausted: bool = False
     failed_is_processed: bool = False
     probe_stores_head: bool = False
+    passed_forgotten: bool = False
+    read_once: bool = False
     unasked_stay_exhausted: bool = False
     paused_is_empty: bool = False
 
@@ -149,6 +152,7 @@ class Postgres:
 class Worker:
     mark: Watermark
     mortal: bool
+    over: PassedOver = field(default_factory=PassedOver)
     woken: bool = False
     dead: bool = False
     fetches: int = 0
@@ -174,7 +178,7 @@ class Schedule:
         self.patience = self.dice.choice((0.0, 0.2))  # transactions that stay open
         self.server = 0  # raised by a failover: steps of a transaction of the old server come to nothing
         workers = range(self.dice.choice((1, 2, 3)))
-        self.workers = [Worker(Watermark(world.zero_every), mortal=world.deaths and i > 0) for i in workers]
+        self.workers = [Worker(Watermark(world.sweep_every), mortal=world.deaths and i > 0) for i in workers]
         self.others: list[tuple[float, Steps]] = []
 
     def run(self) -> Outcome:
@@ -220,17 +224,23 @@ class Schedule:
         """Poll, and look when asked to, until every probe says that there is nothing; when was the last row found?"""
         found_at = self.now
         living = [worker for worker in self.workers if not worker.dead]
-        end = self.now + (30 if self.world.zero_every == math.inf else 2 * self.world.zero_every)
+        exact = self.world.sweep_every == math.inf
+        end = self.now + (30 if exact else 3 * self.world.sweep_every * len(self.lanes))
         while self.now < end:
             left = len(self.db.waiting())
             active = [self._turn_alone(worker) for worker in living]
             if len(self.db.waiting()) < left:
                 found_at = self.now
-            if not any(active) and self.world.zero_every == math.inf:
+            looks = [look for worker in living for look in self._looks(worker)]
+            if not any(active) and exact and min(looks) == math.inf:
                 break
-            looks = [worker.mark.next_look(self.now) for worker in living]
-            self.now = min(self.now + POLL, *(look for look in looks if look is not None and look > self.now), end)
+            self.now = min(self.now + POLL, *(look for look in looks if look > self.now), end)
         return found_at
+
+    def _looks(self, worker: Worker) -> list[float]:
+        look = worker.mark.next_look(self.now)
+        queues = {queue for queue, _, _ in self.lanes}
+        return [math.inf if look is None else look, worker.over.next_look(queues), worker.over.next_reading()]
 
     def _turn_alone(self, worker: Worker) -> bool:
         before = worker.fetches
@@ -321,12 +331,29 @@ class Schedule:
     def _turn(self, worker: Worker) -> Steps:
         """One wake or poll. Clears the wake before it looks."""
         woken, worker.woken = worker.woken, False
-        if not woken and self._skips(worker):
+        self._read(worker)
+        due = worker.over.next_look({queue for queue, _, _ in self.lanes}) <= self.now
+        if not woken and not due and self._skips(worker):
             worker.skipped += 1
             return
         for keyed in self._order():
             while (yield from self._fetch(worker, keyed)):
                 pass
+
+    def _read(self, worker: Worker) -> None:
+        """Read the ranges that are due, without locks: what is visible, locked or not."""
+        ranges = worker.over.to_read(self.now)
+        rows = self.db.waiting()
+        found = [
+            (index, row.pos)
+            for index, one in enumerate(ranges)
+            for row in rows
+            if row.lane == one.lane and one.low < row.pos <= one.high
+        ]
+        if ranges:
+            worker.over.read(ranges, found[: POSITIONS_MOST + 1], self.now, 0.0)
+        if self.world.read_once:  # and what was asked for once is not read again
+            worker.over._passed = [one for one in worker.over._passed if not one.delay]
 
     def _skips(self, worker: Worker) -> bool:
         db = self.db
@@ -358,7 +385,13 @@ class Schedule:
         head, xid, snapshot = 0, 0, ""
         paused: frozenset[str] = frozenset()
         taken: dict[Lane, tuple[int, int]] = {}
+        for lane, to in worker.over.falls(self.now).items():
+            mark.fall(lane, to)
         starts = mark.starts(lanes, self.now)
+        alone = worker.over.due(dict(zip(lanes, starts, strict=True)), self.now)
+        places = [(lane, pos - 1, pos, 1) for lane, pos in sorted(alone)]
+        places += [(lane, start, 2**63, limit) for lane, start, limit in zip(lanes, starts, limits, strict=True)]
+        places.sort(key=lambda place: lanes.index(place[0]))
         looked: list[Lane] = []
         for step in self.world.order.split():
             match step:
@@ -371,18 +404,19 @@ class Schedule:
                     xid = db.begin()
                 case "claim":
                     paused = frozenset(db.paused)
-                    yield from self._claim(db, xid, lanes, starts, limits, n, paused, taken)
+                    yield from self._claim(db, xid, places, n, paused, taken)
             yield
             if self.others and self.dice.random() < 0.2:  # a slow network: much happens between two statements
                 yield from self._linger(12)
         if server != self.server:
             mark.forget()
+            worker.over.forget()
             return False
         if worker.mortal and self.others and self.dice.random() < 0.2:
             worker.dead = True
             self._join(self._vanish(db, xid))
             return False
-        failed = (self.others or self.world.zero_every == math.inf) and self.dice.random() < self.trouble
+        failed = (self.others or self.world.sweep_every == math.inf) and self.dice.random() < self.trouble
         if failed:
             db.rollback(xid)
         else:
@@ -390,6 +424,7 @@ class Schedule:
             yield
         if self.others and self.dice.random() < self.trouble / 2:
             mark.forget()  # the answer was lost
+            worker.over.forget()
         if server != self.server or (failed and not self.world.failed_is_processed):
             return False
         opened = [lane for lane in lanes if self.world.paused_is_exhausted or lane[0] not in paused]
@@ -398,6 +433,11 @@ class Schedule:
         again = mark.fetched(reading, lanes, limits, opened, taken, n, self.now, 0.001, len(self.workers), looked)
         if self.world.unasked_stay_exhausted:
             mark._exhausted |= before.difference(lanes)
+        if not self.world.passed_forgotten:
+            worker.over.asked(alone, self.now)
+            for lane, start, cursor in zip(lanes, starts, mark.cursors(lanes), strict=True):
+                if cursor > start:
+                    worker.over.passed(lane, start, cursor, self.now)
         worker.lowered += again
         return again or (not self.others and self._full(lanes, limits, n, taken))
 
@@ -422,23 +462,21 @@ class Schedule:
         self,
         db: Postgres,
         xid: int,
-        lanes: list[Lane],
-        starts: list[int],
-        limits: list[int],
+        places: list[tuple[Lane, int, int, int]],
         n: int,
         paused: frozenset[str],
         taken: dict[Lane, tuple[int, int]],
     ) -> Steps:
-        """The claim statement: its snapshot, then lane by lane; others act in between."""
+        """The claim statement: its snapshot, then place by place; others act in between."""
         moment = db.moment
         yield
-        for lane, start, limit in zip(lanes, starts, limits, strict=True):
+        for lane, after, upto, limit in places:
             if lane[0] in paused:
                 continue
             room = min(limit, n - sum(gave for gave, _ in taken.values()))
-            ahead = (row for row in db.rows if row.lane == lane and row.pos > start)
-            for gave, row in zip(range(room), (row for row in ahead if db.lock(row, xid, moment)), strict=False):
-                taken[lane] = (gave + 1, row.pos)
+            ahead = (row for row in db.rows if row.lane == lane and after < row.pos <= upto)
+            for _, row in zip(range(room), (row for row in ahead if db.lock(row, xid, moment)), strict=False):
+                taken[lane] = (taken.get(lane, (0, 0))[0] + 1, row.pos)
             yield
 
 

@@ -91,7 +91,7 @@ async def bursts(dsn: str, number: int) -> list[tuple[float, float]]:
     """
     waits, random = list[tuple[float, float]](), Random(5)
     async with work(dsn, notes, poll=60.0) as worker:
-        worker._fetcher.watermark._zero_every = 1e9
+        worker._fetcher.watermark._sweep_every = 1e9
         await until(lambda: worker._fetcher.fetches >= 1)
         async with await psycopg.AsyncConnection.connect(dsn) as conn:
             for _ in range(number):
@@ -134,7 +134,7 @@ def test_a_standstill_is_forgiven_where_it_was_and_nowhere_else() -> None:
 @pytest.mark.promise("F05", "F21")
 async def test_what_was_enqueued_during_work_and_committed_late_is_started_at_once(dsn: str, eyes: Eyes) -> None:
     async with work(dsn, notes, poll=60.0) as worker:
-        worker._fetcher.watermark._zero_every = 1e9
+        worker._fetcher.watermark._sweep_every = 1e9
         done = 0
 
         async def once() -> float:

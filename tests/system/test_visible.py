@@ -22,7 +22,7 @@ from noted_jobs import notes as flow_notes
 from workers import Eyes, Stalls, until, wait_until, work, workers
 
 import pgqueue
-from pgqueue.worker.fetch.watermark import ZERO_EVERY, ZERO_MOST
+from pgqueue.worker.fetch.passed_over import ASK_MOST, PassedOver
 
 __all__ = ["anew"]
 
@@ -46,7 +46,7 @@ def greets(user: int) -> str:
 """
 notes = pgqueue.remote("visible.notes")
 greets = pgqueue.remote("visible.greets")
-LATEST = ZERO_MOST + 30  # seconds; a start at zero that took long may let the next one wait so long
+LATEST = 10 * ASK_MOST  # seconds
 
 # Before the commit ---------------------------------------------------------------------------------------------------
 
@@ -155,12 +155,12 @@ ORDINARY = re.compile(r"\S+ \S+ \d+ (DEBUG|INFO) ")
 
 
 @asynccontextmanager
-async def pair(dsn: str, zero_every: float) -> AsyncIterator[None]:
-    """Two workers whose poll is no help, and who look at everything anew only so often (seconds)."""
+async def pair(dsn: str) -> AsyncIterator[None]:
+    """Two workers whose poll is no help, and that never start at zero again."""
     async with work(dsn, flow_notes, poll=60.0) as one, work(dsn, flow_notes, poll=60.0) as two:
         for worker in one, two:
-            worker._fetcher.watermark._zero_every = zero_every
-            worker._fetcher.watermark._zero_due = monotonic() + zero_every
+            worker._fetcher.watermark._sweep_every = 1e9
+            worker._fetcher.watermark._sweep_due = 1e9
         yield
 
 
@@ -175,7 +175,7 @@ async def open_for(seconds: float, dsn: str, patience: float = 30.0) -> tuple[li
     """A transaction enqueues now and then and stays open while other jobs pass by; who of all was not started, and how
     long after its commit those of the transaction were."""
     async with (
-        pair(dsn, zero_every=1e9),
+        pair(dsn),
         await psycopg.AsyncConnection.connect(dsn, autocommit=True) as others,
         await psycopg.AsyncConnection.connect(dsn) as late,
     ):
@@ -215,6 +215,7 @@ async def test_the_naive_cursor_never_finds_the_jobs_of_a_transaction_open_for_l
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgqueue.worker.fetch.fetcher.Watermark", NaiveCursor)
+    monkeypatch.setattr(PassedOver, "passed", lambda *what: None)
     left, _ = await open_for(0.5, dsn, patience=1.0)
     assert len(left) > 0
 
@@ -239,10 +240,10 @@ def withdraw(dsn: str, rounds: int, seed: int) -> int:
     return undone
 
 
-async def cancels_undone(rounds: int, dsn: str, zero_every: float, patience: float) -> list[int]:
+async def cancels_undone(rounds: int, dsn: str, patience: float) -> list[int]:
     """Who was left behind, while three applications cancel what waits, and roll back."""
     jobs: list[int] = []
-    async with pair(dsn, zero_every), await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+    async with pair(dsn), await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
         undoing = asyncio.gather(*[asyncio.to_thread(withdraw, dsn, rounds, seed) for seed in range(3)])
         while not undoing.done():
             made = await pgqueue.aenqueue_many(conn, [flow_notes.new() for _ in range(200)])
@@ -258,15 +259,10 @@ async def cancels_undone(rounds: int, dsn: str, zero_every: float, patience: flo
 
 @pytest.mark.second
 @pytest.mark.promise("F21")
-@pytest.mark.parametrize(("rounds", "zero_every"), [(15, 0.3), pytest.param(500, ZERO_EVERY, marks=pytest.mark.long)])
-async def test_jobs_whose_cancel_was_rolled_back_are_all_worked(
-    rounds: int, zero_every: float, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They were locked when the cursor passed them: a start at zero finds them, however rarely it comes."""
-    if zero_every < ZERO_EVERY:
-        monkeypatch.setattr("pgqueue.worker.fetch.watermark.ZERO_SHARE", 1)
-        monkeypatch.setattr("pgqueue.worker.fetch.watermark.ZERO_DEAR_SHARE", 4)
-    assert await cancels_undone(rounds, dsn, zero_every, LATEST) == []
+@pytest.mark.parametrize("rounds", [15, pytest.param(500, marks=pytest.mark.long)])
+async def test_jobs_whose_cancel_was_rolled_back_are_all_worked(rounds: int, dsn: str, eyes: Eyes) -> None:
+    """They were locked when the cursor passed them: what was passed is read again."""
+    assert await cancels_undone(rounds, dsn, LATEST) == []
     await until(lambda: eyes.states().keys() == {"completed"})
     assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == eyes.one("SELECT count(*) FROM pgqueue.job_signal") == 0
 
@@ -277,4 +273,5 @@ async def test_the_naive_cursor_never_finds_jobs_whose_cancel_was_rolled_back(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgqueue.worker.fetch.fetcher.Watermark", NaiveCursor)
-    assert len(await cancels_undone(10, dsn, 1e9, 1.0)) > 0
+    monkeypatch.setattr(PassedOver, "passed", lambda *what: None)
+    assert len(await cancels_undone(10, dsn, 1.0)) > 0

@@ -865,7 +865,6 @@ def test_a_job_that_another_session_has_locked_is_passed_over(
         assert drain(conn).completed == 1
 
 
-
 @pytest.mark.parametrize("alone", [False, True], ids=["given", "own"])
 def test_a_transactional_task_writes_on_the_connection_of_the_drain(
     conn: psycopg.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch, alone: bool

@@ -165,7 +165,7 @@ async def test_a_full_queue_does_not_keep_the_others_from_being_asked_nor_makes_
     busy = [waits.using(queue="a", priority=priority).new("a") for priority in (0, 5, 9) for _ in range(4)]
     put(dsn, *busy)
     async with work(dsn, *ALL, queues=["a:2", "b:1"], poll=60.0) as worker:
-        worker._fetcher.watermark._zero_every = 1e9
+        worker._fetcher.watermark._sweep_every = 1e9
         for _ in range(2):
             await stage.started.get()
         put(dsn, says.using(queue="b").new("b"))

@@ -43,7 +43,7 @@ import msgspec
 import psycopg
 
 from pgqueue.database.backoff import jittered, persist, wait
-from pgqueue.database.sessions import Session
+from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Row, Statement, integers, texts
 from pgqueue.jobs.job import Job, Lane
 from pgqueue.jobs.keys import LOCK
@@ -51,6 +51,7 @@ from pgqueue.worker.claims import Claims
 from pgqueue.worker.concurrency.holder_cursors import Starts
 from pgqueue.worker.concurrency.waiter_cursors import Fronts, Place
 from pgqueue.worker.fetch.keyed_claim import KeyedClaim, Parked
+from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, Passed, PassedOver
 from pgqueue.worker.fetch.watermark import Reading, Watermark
 
 log = logging.getLogger("pgqueue")
@@ -61,6 +62,7 @@ SOON = 0.01
 # Outcomes not yet written down: past this, taking more would only grow what a crash repeats.
 UNWRITTEN_MOST = 5_000
 NO_RANK, ANY_RANK = -32768, 32767
+NO_END = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,21 @@ class Asked:
 
     lanes: list[Lane]
     mosts: list[int]
+    starts: list[int] = field(default_factory=list)
+    """Behind which position each lane is asked."""
+    passed_over: list[tuple[Lane, int]] = field(default_factory=list)
+    """Positions at or before the start of their lane, asked for by themselves."""
+
+    def places(self) -> list[tuple[Lane, int, int, int]]:
+        """What the claim is asked for, in order: (lane, behind which position, up to which, how many)."""
+        alone: defaultdict[Lane, list[int]] = defaultdict(list)
+        for lane, pos in sorted(self.passed_over):
+            alone[lane].append(pos)
+        places: list[tuple[Lane, int, int, int]] = []
+        for lane, start, most in zip(self.lanes, self.starts, self.mosts, strict=True):
+            places += [(lane, pos - 1, pos, 1) for pos in alone[lane]]
+            places.append((lane, start, NO_END, most))
+        return places
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +190,7 @@ class Fetcher:
         fronts: Fronts | None = None,
     ) -> None:
         self.watermark = Watermark()
+        self.passed_over = PassedOver()
         self.plain, self.keyed = Kind(False, "fetch_reading"), Kind(True, "keyed_claim_reading")
         self.fetches = 0
         self.asking: tuple[Sequence[str], int] = ((), 0)
@@ -230,7 +248,8 @@ class Fetcher:
         for share in self._shares()[:1]:
             for kind in (self.plain, self.keyed):
                 asked = self._asked(share, kind)
-                await self._claim(kind, asked, [0] * len(asked.lanes), 0, 0)
+                asked.starts = [0] * len(asked.lanes)
+                await self._claim(kind, asked, 0, 0)
 
     async def run(self) -> None:
         """Fetch until `quiet`; the database being away is waited out."""
@@ -244,9 +263,9 @@ class Fetcher:
             # One pool at a time: together, each lane of a pool could give that pool's whole room.
             share = hungry[next(self._pool_turns) % len(hungry)]
             await (self._fetch_alone(share) if share.alone else self._fetch(share, self._next_kind(share)))
-        elif await wait(self._wake, self._patience() if roomy else None):
+        elif await wait(self._wake, self._patience(roomy) if roomy else None):
             self._wake.clear()
-        elif self._wanted() <= 0:
+        elif self._wanted(roomy) <= 0:
             self._unknown()
         else:
             await self._look(roomy)
@@ -269,14 +288,16 @@ class Fetcher:
                 return
         self._deliver([])
 
-    def _patience(self) -> float:
+    def _patience(self, roomy: Sequence[Share]) -> float:
         """Seconds until the next look without a wake."""
-        return spaced(max(self._wanted(), SOON), self._poll)
+        reading = max(self.passed_over.next_reading() - monotonic(), SOON)
+        return min(spaced(max(self._wanted(roomy), SOON), self._poll), reading)
 
-    def _wanted(self) -> float:
-        """Seconds until the watermark wants a fetch: a start at zero, or a cursor it has lowered."""
-        look = self.watermark.next_look(now := monotonic())
-        return inf if look is None else look - now
+    def _wanted(self, roomy: Sequence[Share]) -> float:
+        """Seconds until a fetch is wanted: a start at zero, a cursor that fell, a row that was passed over."""
+        queues = {queue for share in roomy if not share.alone for queue in share.queues}
+        look, now = self.watermark.next_look(monotonic()), monotonic()
+        return min(inf if look is None else look, self.passed_over.next_look(queues)) - now
 
     def _unknown(self) -> None:
         """There may be more of both kinds."""
@@ -286,7 +307,7 @@ class Fetcher:
     async def _look(self, roomy: Sequence[Share]) -> None:
         """A poll: fetch both kinds, unless one cheap read-only statement proves that there is nothing."""
         link = self._session.link
-        [(head, snapshot, paused)], *_ = await self._session.run(link.statement("fetch_probe"), *self._beside())
+        [[(head, snapshot, paused)]] = await self._send(link.statement("fetch_probe"))
         kinds = (self.plain, self.keyed)
         lanes = [lane for share in roomy for kind in kinds for lane in self._asked(share, kind).lanes]
         known = self._session.generation == self._generation
@@ -300,15 +321,15 @@ class Fetcher:
         turn, other = self._turns[share.queues[0]], self.keyed if kind is self.plain else self.plain
         beyond = turn.beyond if turn.next is kind else NO_RANK
         kind.known.update(share.queues)
-        if beyond == NO_RANK and not share.alone:
+        if beyond == NO_RANK and not share.alone and not self._due(other.lanes(asked.lanes)):
             other.known.update(share.queues)  # unless the reading sees one, or news come meanwhile
         if await self._session.ready() != self._generation:
             self._begin_anew()
         claim = self.claims.begin()
-        starts = self.watermark.starts(asked.lanes, monotonic())
+        self._begin(asked, monotonic())
         self.asking = (share.queues, n)
         try:
-            claimed = await self._claim(kind, asked, starts, n, claim, beyond=beyond)
+            claimed = await self._claim(kind, asked, n, claim, beyond=beyond)
         except psycopg.errors.UniqueViolation:
             self._forget()
             await self._refuse_doubles()
@@ -335,6 +356,7 @@ class Fetcher:
             self._live_workers(),
             claimed.empty if beyond == NO_RANK else (),
         )
+        self._has_passed(asked, monotonic())
         if repeat:
             self._unknown()
         if claimed.more(n) or share.alone:
@@ -346,6 +368,26 @@ class Fetcher:
             jobs.sort(key=lambda job: (places[job.queue, job.rank, kind.keyed], job.pos, job.id))
             self._deliver(jobs)
         return bool(jobs)
+
+    def _begin(self, asked: Asked, now: float) -> None:
+        """Settle where the claim of these lanes begins."""
+        for lane, to in self.passed_over.falls(now).items():
+            self.watermark.fall(lane, to)
+        asked.starts = self.watermark.starts(asked.lanes, now)
+        asked.passed_over = self._due(asked.lanes)
+
+    def _due(self, lanes: Sequence[Lane]) -> list[tuple[Lane, int]]:
+        """The positions of these lanes that have to be asked for by themselves now."""
+        if not self.passed_over.remembers:
+            return []
+        return self.passed_over.due(dict(zip(lanes, self.watermark.cursors(lanes), strict=True)), monotonic())
+
+    def _has_passed(self, asked: Asked, now: float) -> None:
+        """A claim was committed: what its cursors have passed is read once more."""
+        self.passed_over.asked(asked.passed_over, now)
+        for lane, start, cursor in zip(asked.lanes, asked.starts, self.watermark.cursors(asked.lanes), strict=True):
+            if cursor > start:
+                self.passed_over.passed(lane, start, cursor, now)
 
     def _take_turns(self, share: Share, kind: Kind, other: Kind, turn: Turn, asked: Asked, claimed: Claimed) -> None:
         """What a claim of one kind means for the next one."""
@@ -369,11 +411,13 @@ class Fetcher:
     def _forget(self) -> None:
         """What a claim has taken is unknown: both kinds begin anew."""
         self.watermark.forget()
+        self.passed_over.forget()
         self._unknown()
 
     def _begin_anew(self) -> None:
         """On a new connection, to a server that perhaps has forgotten what this worker completed."""
         self.watermark.forget()
+        self.passed_over.forget()
         if self._generation:
             self._in_doubt()
         self._generation = self._session.generation
@@ -396,25 +440,39 @@ class Fetcher:
             [1 if rank in suspects else share.room for rank in ranks for _ in queues],
         )
 
-    async def _claim(
-        self, kind: Kind, asked: Asked, starts: list[int], n: int, claim: int, *, beyond: int = NO_RANK
-    ) -> Claimed:
+    async def _send(self, *statements: Statement[Any], on: int | None = None) -> list[Any]:
+        """Send these in one transaction, with a reading of passed ranges if one is due, and what others ask beside."""
+        ranges = self.passed_over.to_read(monotonic())
+        beside = [_passed_over(self._session.link, ranges)] if ranges else []
+        answers = await self._session.run(*statements, *beside, *self._beside(), on=on)
+        if ranges:
+            seconds = self._session.took * self._live_workers()
+            self.passed_over.read(ranges, answers[len(statements)], monotonic(), seconds)
+        return answers[: len(statements)]
+
+    async def _claim(self, kind: Kind, asked: Asked, n: int, claim: int, *, beyond: int = NO_RANK) -> Claimed:
         other = (self.keyed if kind is self.plain else self.plain).lanes(asked.lanes)
-        lanes = {
-            "queues": texts(queue for queue, _, _ in asked.lanes),
-            "ranks": integers(rank for _, rank, _ in asked.lanes),
-        }
         reading = self._session.link.statement(
-            kind.reading, **lanes, others=integers(self.watermark.cursors(other)), beyond=beyond
+            kind.reading,
+            queues=texts(queue for queue, _, _ in asked.lanes),
+            ranks=integers(rank for _, rank, _ in asked.lanes),
+            others=integers(self.watermark.cursors(other)),
+            beyond=beyond,
         )
-        lanes["afters"] = integers(starts)
-        how = {"mosts": integers(asked.mosts), "worker_id": self._worker_id(), "claim": claim, "n": n}
+        places = asked.places()
+        lanes = {
+            "queues": texts(queue for (queue, _, _), *_ in places),
+            "ranks": integers(rank for (_, rank, _), *_ in places),
+            "afters": integers(after for _, after, _, _ in places),
+            "uptos": integers(upto for _, _, upto, _ in places),
+        }
+        how = {"mosts": integers(most for *_, most in places), "worker_id": self._worker_id(), "claim": claim, "n": n}
         send = self._claim_plain if kind is self.plain else self._claim_keyed
         [(head, xid, snapshot, rank, *_, paused)], first, jobs, blocked = await send(reading, asked, lanes, how)
         end = next((index for index, lane in enumerate(other) if lane[1] == rank), len(other))
         return Claimed(
             reading=Reading(head, xid, snapshot),
-            scanned={asked.lanes[place - 1] for place in msgspec.json.decode(first[5], type=list[int])},
+            scanned={places[place - 1][0] for place in msgspec.json.decode(first[5], type=list[int])},
             taken=_taken(kind, jobs, blocked),
             jobs=jobs,
             blocked=sum(count for _, _, count, _ in blocked),
@@ -426,7 +484,7 @@ class Fetcher:
         self, reading: Statement[Any], asked: Asked, lanes: dict[str, str], how: dict[str, Any]
     ) -> Answer:
         claim = self._session.link.statement("fetch_claim", **lanes, **how)
-        read, [first, *rows], *_ = await self._session.run(reading, claim, *self._beside())
+        read, [first, *rows] = await self._send(reading, claim)
         return read, first, [Job(row, how["claim"]) for row in rows], ()
 
     async def _claim_keyed(
@@ -439,13 +497,12 @@ class Fetcher:
         fronts = self._fronts.known(LOCK)
         cursors = {"starts": self._starts.often(), "lines": _lines(fronts)}
         claim = link.statement("keyed_claim_move", **lanes, **how, **cursors)
-        read, *answers = await self._session.run(reading, *ahead, claim, *self._beside(), on=on)
-        first, *rows = answers[len(ahead)]
+        read, *answers, [first, *rows] = await self._send(reading, *ahead, claim, on=on)
         if jobs := [Job(row, how["claim"]) for row in rows]:
             self._holding(jobs)
             self._given(first, jobs, fronts)
         parked = Parked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Parked)
-        keys, singly, lowest = self.keyed_claim.brought(answers[: len(ahead)], parked, len(jobs))
+        keys, singly, lowest = self.keyed_claim.brought(answers, parked, len(jobs))
         if keys:
             self._parked(keys, singly, lowest)
         return read, first, jobs, parked.lanes
@@ -471,6 +528,19 @@ class Fetcher:
 def _lines(cursors: Mapping[str, Place]) -> str:
     """Where lines begin, as a claim wants it: a JSON object by lock."""
     return msgspec.json.encode({key.removeprefix(LOCK): place for key, place in cursors.items()}).decode()
+
+
+def _passed_over(link: Link, ranges: Sequence[Passed]) -> Statement[list[tuple[int, int]]]:
+    """Which rows lie in these ranges."""
+    return link.statement(
+        "passed_over",
+        queues=texts(one.lane[0] for one in ranges),
+        ranks=integers(one.lane[1] for one in ranges),
+        keyed=integers(int(one.lane[2]) for one in ranges),
+        lows=integers(one.low for one in ranges),
+        highs=integers(one.high for one in ranges),
+        most=POSITIONS_MOST + 1,
+    )
 
 
 def _taken(

@@ -28,8 +28,9 @@ By 3 a floor depends on nothing but the id: it is the head of the youngest fetch
 a lower one. So no floor is stored per id (between xmax and w there may be a million of them): the pairs (w, h) of the
 fetches are the steps of a function, and of all ids that have ended only the oldest matters.
 
-Row locks obey none of this. A row skipped because its locker *then* rolled back (a claimer that died, a cancel undone)
-was visible, and is behind us. Hence the start at zero now and then: dear, so rationed, but it finds everything.
+Row locks obey none of this: a row that was locked was visible, and is behind the cursor when its lock is rolled back.
+`passed_over` finds such rows. Behind it stands a sweep that trusts no proof: once a minute one lane starts at zero, but
+all workers together never spend more than 1 % of a core on that. A rescue has all lanes start at zero at once.
 """
 
 from __future__ import annotations
@@ -41,12 +42,9 @@ from dataclasses import dataclass
 
 from pgqueue.jobs.job import Lane
 
-ZERO_EVERY = 5.0  # seconds between starts at zero, at least
-ZERO_MOST = 300.0  # but no later: one slow answer must not cancel the sweep
-ZERO_SHARE = 100  # and at least so many times what one costs the fleet: about 1 % of one core for all workers together
-# Up to four times as rare where one takes so long: jobs that come meanwhile wait for it. With 1 % of the time they were
-# the last percentile of all (58 and 71 ms beside an old snapshot that 1.5 million jobs had passed, 7 without; now 8).
-ZERO_DEAR_SHARE, ZERO_DEAR = 400, 0.2
+SWEEP_EVERY = 60.0  # seconds between two lanes that start at zero, at least
+SWEEP_MOST = 3_600.0  # but no later: one slow answer must not cancel the sweep
+SWEEP_SHARE = 100  # and at least so many times what one costs the fleet: 1 % of one core for all workers together
 LOOK_AGAIN = 0.010  # seconds; without it one fetch was followed by a chain of 139 (other workers' fetches have ids too)
 MOST_FLOORS = 1_000
 
@@ -72,11 +70,11 @@ class Watermark:
 
     __slots__ = (
         "_cursors", "_exhausted", "_floor_heads", "_floor_xids", "_head", "_in_flight", "_listed", "_look_at", "_owed",
-        "_repeated", "_xid", "_xmax", "_zero_asked", "_zero_cost", "_zero_due", "_zero_every", "_zero_from",
+        "_repeated", "_sweep_due", "_sweep_every", "_swept", "_xid", "_xmax", "_zero_asked",
     )  # fmt: skip
 
-    def __init__(self, zero_every: float = ZERO_EVERY) -> None:
-        self._zero_every = zero_every
+    def __init__(self, sweep_every: float = SWEEP_EVERY) -> None:
+        self._sweep_every = sweep_every
         self.forget()
 
     def forget(self) -> None:
@@ -92,8 +90,9 @@ class Watermark:
         self._repeated = False
         self._look_at = math.inf
         self._zero_asked = True
-        self._zero_from = self._zero_due = self._zero_cost = 0.0
-        self._owed: set[Lane] = set()
+        self._swept: dict[Lane, float] = {}  # when the lane last started at zero
+        self._sweep_due = 0.0  # when the next lane is to start at zero
+        self._owed: set[Lane] = set()  # lanes that started at zero and have not been scanned since
 
     def start_at_zero(self) -> None:
         """Let the next claim look at everything: a rescue has freed rows we may have passed while they were locked."""
@@ -103,12 +102,23 @@ class Watermark:
         """Return for each lane the position the next claim must look behind; 0 where it must look at everything."""
         for lane in lanes:
             if lane not in self._cursors:
-                self._cursors[lane] = 0
-                self._owed.add(lane)
-        if self._zero_is_due(now):
-            self._begin_at_zero(now)
+                self._begin_at_zero(lane, now)
+        if self._zero_asked:
+            self._zero_asked = False
+            self._sweep_due = now + self._sweep_every
+            for lane in self._cursors:
+                self._begin_at_zero(lane, now)
+        elif now >= self._sweep_due:
+            self._sweep_due = now + self._sweep_every
+            self._begin_at_zero(min(_both_kinds(lanes), key=lambda lane: self._swept.get(lane, -math.inf)), now)
         self._in_flight = True
         return [self._cursors[lane] for lane in lanes]
+
+    def fall(self, lane: Lane, to: int) -> None:
+        """Let the next claim of this lane look behind this position, if it would look behind a higher one."""
+        if self._cursors.get(lane, 0) > to:
+            self._cursors[lane] = to
+            self._exhausted.discard(lane)
 
     def cursors(self, lanes: Sequence[Lane]) -> list[int]:
         """Return for each lane how far it has been looked at; no claim begins with this."""
@@ -159,12 +169,13 @@ class Watermark:
                 self._cursors[lane] = reading.head
                 self._exhausted.add(lane)
             elif count:
-                self._cursors[lane] = min(highest, reading.head)  # above h no floor would guard it
+                # Above h no floor would guard it; and a row that was passed over lies behind the cursor.
+                self._cursors[lane] = max(self._cursors[lane], min(highest, reading.head))
         for lane in lowered:
             self._cursors[lane] = floor
         self._exhausted.difference_update(lowered)
 
-        self._count_zero_scan([*(lanes[i] for i in reached), *looked], scan_seconds, live_workers)
+        self._count_sweep({lanes[i] for i in reached}.union(looked), now, scan_seconds * live_workers)
         self._remember(reading.head, reading.xid, xmax, listed)
         return self._repeat(bool(lowered), full, now)
 
@@ -172,15 +183,16 @@ class Watermark:
         """Return whether a probe proves that a fetch of these lanes would find nothing. Stores nothing."""
         return (
             reading.head == self._head
-            and not self._zero_is_due(now)
+            and not self._zero_asked
+            and now < self._sweep_due
             and all(lane[0] in paused or lane in self._exhausted for lane in lanes)
             and self._oldest_ended(*_parse(reading.snapshot)) is None
         )
 
     def next_look(self, now: float) -> float | None:
         """Return when, not before `now`, a fetch is wanted even if no wake and no poll comes; None if never."""
-        at = now if self._zero_asked else max(now, min(self._look_at, self._zero_due))
-        return None if at == math.inf else at
+        at = min(self._look_at, self._sweep_due)
+        return now if self._zero_asked else None if at == math.inf else max(now, at)
 
     # Ids and floors
 
@@ -237,26 +249,23 @@ class Watermark:
 
     # Starts at zero
 
-    def _zero_is_due(self, now: float) -> bool:
-        return self._zero_asked or now >= self._zero_due
+    def _begin_at_zero(self, lane: Lane, now: float) -> None:
+        """A claim that does not reach the lane leaves its cursor there, and the scan is still owed."""
+        self._cursors[lane] = 0
+        self._exhausted.discard(lane)  # should this claim fail, no probe may skip its repetition
+        self._owed.add(lane)
+        self._swept[lane] = now
 
-    def _begin_at_zero(self, now: float) -> None:
-        """Send all lanes to zero, asked or not; one that the claim does not reach stays there and owes its scan."""
-        self._cursors = dict.fromkeys(self._cursors, 0)
-        self._owed = set(self._cursors)
-        self._exhausted = set()  # should this claim fail, no probe may skip its repetition
-        self._zero_asked = False
-        self._zero_from, self._zero_due, self._zero_cost = now, now + self._zero_every, 0.0
-
-    def _count_zero_scan(self, reached: list[Lane], seconds: float, live_workers: int) -> None:
-        """The dearest scan since the last start at zero, not the latest, says when the next is due."""
+    def _count_sweep(self, reached: set[Lane], now: float, fleet_seconds: float) -> None:
+        """A dear scan from zero puts off the next sweep."""
         if not self._owed.isdisjoint(reached):
-            self._owed.difference_update(reached)
-            self._zero_cost = max(self._zero_cost, seconds)
-            dear = min(1.0, self._zero_cost / ZERO_DEAR)
-            share = ZERO_SHARE + (ZERO_DEAR_SHARE - ZERO_SHARE) * dear
-            wait = min(share * self._zero_cost * live_workers, ZERO_MOST)
-            self._zero_due = max(self._zero_due, self._zero_from + wait)
+            self._sweep_due = max(self._sweep_due, now + min(SWEEP_SHARE * fleet_seconds, SWEEP_MOST))
+        self._owed -= reached
+
+
+def _both_kinds(lanes: Sequence[Lane]) -> list[Lane]:
+    """These lanes and those of the other kind: a reading looks at these, and their sweep is part of it."""
+    return [(queue, rank, keyed) for keyed in (False, True) for queue, rank, _ in lanes]
 
 
 def _parse(snapshot: str) -> tuple[int, list[int]]:

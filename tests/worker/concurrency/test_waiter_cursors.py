@@ -476,7 +476,7 @@ def move(conn: psycopg.Connection, desk: Desk, place: Place) -> int:
 
 def claim(conn: psycopg.Connection, desk: Desk, lines: dict[str, Place]) -> int:
     """Pages that a claim of the one available job, which needs "a", touches; where holders begin it knows."""
-    lanes = {"queues": ["default"], "ranks": [11], "afters": [0], "n": 1}
+    lanes = {"queues": ["default"], "ranks": [11], "afters": [0], "uptos": [2**63 - 1], "n": 1}
     reading = {"queues": ["default"], "ranks": [11], "others": [0], "beyond": NO_RANK}
     conn.execute(text("keyed_claim_reading", "pgqueue").encode(), reading)
     conn.execute(text("keyed_claim_lock", "pgqueue").encode(), {**lanes, "workers": 1})

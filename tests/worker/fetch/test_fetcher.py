@@ -16,7 +16,7 @@ from workers import Eyes, Taker, until
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
 from pgqueue.worker.fetch.fetcher import Share, spaced
-from pgqueue.worker.fetch.watermark import ZERO_EVERY, ZERO_SHARE, Watermark
+from pgqueue.worker.fetch.watermark import SWEEP_SHARE, Watermark
 
 HAND = "INSERT INTO pgqueue.job ({}) VALUES ({})"
 
@@ -246,7 +246,7 @@ async def test_a_connection_that_others_lost_begins_at_zero_too_and_all_held_is_
 @pytest.mark.promise("F05")
 async def test_news_during_a_fetch_lead_to_another_fetch(dsn: str, eyes: Eyes) -> None:
     taker = Taker(dsn)
-    taker.fetcher.watermark = Watermark(zero_every=1e9)
+    taker.fetcher.watermark = Watermark(sweep_every=1e9)
     claim = taker.fetcher._claim
     jobs: list[str] = []
     fetched = asyncio.Event()
@@ -274,7 +274,7 @@ async def test_a_lowered_cursor_is_looked_at_again_soon_whatever_the_poll(dsn: s
     """Two transactions end one fetch apart: the second time a cursor falls no fetch is repeated at once, and the wake
     of that commit has been used up."""
     taker = Taker(dsn)
-    taker.fetcher.watermark = Watermark(zero_every=1e9)
+    taker.fetcher.watermark = Watermark(sweep_every=1e9)
     taker.fetcher._poll = 60.0
     with psycopg.connect(dsn) as one, psycopg.connect(dsn) as two:
         one.execute("INSERT INTO pgqueue.job (task) VALUES ('one')")
@@ -295,9 +295,9 @@ async def test_a_lowered_cursor_is_looked_at_again_soon_whatever_the_poll(dsn: s
 
 
 @pytest.mark.promise("F09")
-def test_an_idle_worker_looks_twice_between_starts_at_zero_and_never_more_than_two_polls_apart() -> None:
+def test_an_idle_worker_looks_twice_before_a_fetch_in_five_seconds_and_never_more_than_two_polls_apart() -> None:
     for _ in range(200):
-        left, pauses = ZERO_EVERY, list[float]()
+        left, pauses = 5.0, list[float]()
         while left > 0:
             pauses.append(spaced(left, 1.0))
             left -= pauses[-1]
@@ -402,8 +402,9 @@ async def test_a_held_transaction_changes_nothing_in_what_a_claim_reads(
 
 @pytest.mark.promise("F21")
 async def test_a_wait_for_the_sessions_turn_does_not_count_as_the_cost_of_a_scan(dsn: str, eyes: Eyes) -> None:
-    """Duties share the connection. A hundred times their time, and the start at zero would be put off for minutes."""
+    """Duties share the connection. A hundred times their time, and the sweep would be put off for minutes."""
     taker = Taker(dsn)
+    taker.fetcher.watermark = Watermark(sweep_every=0.01)
     slow = Statement("SELECT pg_sleep(0.4)", {}, lambda rows: None)
     fetching = asyncio.ensure_future(taker.fetch())
     await asyncio.sleep(0)  # it connects, and has the turn
@@ -411,7 +412,7 @@ async def test_a_wait_for_the_sessions_turn_does_not_count_as_the_cost_of_a_scan
     await asyncio.gather(fetching, taker.session.run(slow))
     assert monotonic() - began >= 0.4
     wanted = taker.fetcher.watermark.next_look(now := monotonic())
-    assert wanted is not None and wanted - now < 0.4 * ZERO_SHARE
+    assert wanted is not None and wanted - now < 0.4 * SWEEP_SHARE
     await taker.close()
 
 
@@ -419,7 +420,7 @@ async def test_a_wait_for_the_sessions_turn_does_not_count_as_the_cost_of_a_scan
 async def test_a_probe_on_a_new_connection_does_not_trust_what_the_old_one_had_seen(dsn: str, eyes: Eyes) -> None:
     """A server that crashed or failed over has forgotten the last claims, which are not durable: rows lie behind."""
     taker = Taker(dsn)
-    taker.fetcher.watermark = Watermark(zero_every=1e9)
+    taker.fetcher.watermark = Watermark(sweep_every=1e9)
     taker.fetcher._poll = 0.02
     jobs: list[str] = []
     taker.fetcher._deliver = lambda found: jobs.extend(names(found))
