@@ -95,7 +95,7 @@ def test_the_databases_clock_decides_what_is_due(
 def test_a_batch_may_mix_everything_and_answers_in_order(conn: psycopg.Connection[Any]) -> None:
     def job(number: int) -> NewJob[Any]:
         options: dict[str, Any] = {"queue": f"q{number % 3}", "priority": number % 10}
-        options |= {"delay": number} if number % 4 == 1 else {}
+        options |= {"delay": 3600 + number} if number % 4 == 1 else {}
         options |= {"run_at": datetime(2020 + number % 30, 1, 1, tzinfo=UTC)} if number % 4 == 2 else {}
         options |= {"headers": {"n": number}} if number % 5 == 0 else {}
         options |= {"retry": number} if number % 7 == 1 else {}
