@@ -9,6 +9,10 @@ A job the statement did not end is looked up: gone means that somebody else was 
 outcome is dropped and counted, unless an earlier try of ours had ended it and only the answer was lost; still there
 means that its row is locked, and it goes with the next flush. So a stranger who locks a row delays that row only.
 
+The rows of plain jobs are hardly ever locked, and a lock before the DELETE costs a record of the log. So many plain
+jobs at once are deleted without it, by a statement that fails if it meets another lock. The server has then undone the
+transaction. The same flush goes again with the statement that skips locked rows, and so do all of the next second.
+
 An outcome that the server refuses to store (a number that its JSON has not, a text that is too long) harms its own job
 only: a flush that is refused is tried again with half as many, until that one is alone, and then ends as failed. What
 does not get through in time goes in smaller flushes, too.
@@ -46,6 +50,8 @@ FLUSH_MOST = 2_000
 # How long the end of a transactional job may wait to be told, where nobody waits for it.
 CALM_SECONDS = 0.005
 LOCKED_PAUSE = 0.05
+# So long after a lock was met every row is locked before it is deleted: meeting one costs 20 ms and a new connection.
+CAREFUL_SECONDS = 1.0
 # Jobs with successors that want a key which somebody is just taking: so many are tried at once, each costs the flush
 # 5 ms and the server's log a line, and so long is the pause between two tries in the end.
 BUSY_MOST, BUSY_PAUSE = 4, 1.0
@@ -89,6 +95,7 @@ class Completer:
         self._waiting: deque[Ended] = deque()
         self._in_flight: list[Ended] = []
         self._locked: list[Ended] = []
+        self._careful_until = 0.0
         self._busy: list[Ended] = []
         self._busy_at = 0.0
         self._patience = LOCKED_PAUSE
@@ -211,12 +218,18 @@ class Completer:
 
     async def _end(self, batch: list[Ended], rest: list[Ended]) -> bool:
         """End these; the `rest` is in flight then. False: nothing was ended, and it is all to be tried again."""
-        endings = self._endings.many(batch, self._worker_id())
+        careful = monotonic() < self._careful_until
+        endings = self._endings.many(batch, self._worker_id(), careful=careful)
         messages: list[Statement[Any]] = [ending for ending, _ in endings]
         if self._tidies and (release := self._endings.release(batch)) is not None:
             messages.append(release)
         try:
             answers = await self._session.run(*messages) if messages else []
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            if careful:
+                raise
+            self._careful_until = monotonic() + CAREFUL_SECONDS
+            return False
         except psycopg.errors.InsufficientPrivilege:
             if len(messages) == len(endings):
                 raise
@@ -251,6 +264,7 @@ class Completer:
         self._unsure &= locked | {job.id for job, _ in rest}
         self._in_flight = rest
         if locked:  # beside those that an earlier part of the same flush has left
+            self._careful_until = monotonic() + CAREFUL_SECONDS
             self._locked += [entry for entry in batch if entry[0].id in locked]
         for job, outcome in batch:
             if outcome.__class__ is Handed and job not in left:  # its handler's transaction did not commit

@@ -37,6 +37,7 @@ from pgqueue.jobs.outcomes import (
 from pgqueue.testing import Clock
 from pgqueue.worker.complete import completer
 from pgqueue.worker.complete.completer import FLUSH_MOST
+from pgqueue.worker.complete.outcome_sql import UNLOCKED_LEAST
 
 BROKEN = Problem("failed", "ValueError", "no", "Traceback …")
 INTERRUPTED = interrupted("its worker stopped")
@@ -153,6 +154,107 @@ async def test_what_one_part_of_a_flush_could_not_end_is_not_forgotten_for_what_
     conn.rollback()
     await asyncio.wait_for(desk.completer.flushed(), 30.0)
     assert {eyes.state(job.id) for job in jobs} == {"completed"}
+
+
+def noted(desk: Desk) -> list[tuple[str, str]]:
+    """From now on: by which statement each flush ended plain jobs, and what came of it."""
+    run, found = desk.session.run, list[tuple[str, str]]()
+    plain = {statements.text(name, "pgqueue"): name for name in ("complete_plain", "complete_plain_unlocked")}
+
+    async def noting(*messages: Any, **options: Any) -> list[Any]:
+        name = next((plain[message.sql] for message in messages if message.sql in plain), None)
+        try:
+            answers = await run(*messages, **options)
+        except psycopg.Error as error:
+            found.append((name or "", type(error).__name__))
+            raise
+        if name:
+            found.append((name, "ended"))
+        return answers
+
+    desk.session.run = noting  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.promise("F23")
+async def test_many_jobs_are_ended_without_locks_until_a_lock_is_met_and_then_again(
+    desk: Desk, conn: psycopg.Connection, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One flush finds out. As long as the lock is there, and a moment longer, no other flush waits for it."""
+    monkeypatch.setattr(completer, "CAREFUL_SECONDS", 0.5)
+    flushes = noted(desk)
+    await desk.end(*[COMPLETED] * (UNLOCKED_LEAST - 1))
+    await desk.end(*[COMPLETED] * UNLOCKED_LEAST)
+    assert flushes == [("complete_plain", "ended"), ("complete_plain_unlocked", "ended")]
+    flushes.clear()
+    locked, *others = await desk.jobs(3 * UNLOCKED_LEAST)
+    conn.execute("SELECT FROM pgqueue.job WHERE id = %s FOR UPDATE", [locked.id])
+    for job in (locked, *others[:UNLOCKED_LEAST]):
+        desk.completer.finish(job, COMPLETED)
+    await until(lambda: desk.completer._locked)
+    assert flushes[:2] == [("complete_plain_unlocked", "LockNotAvailable"), ("complete_plain", "ended")]
+    await asyncio.sleep(0.6)  # longer than it is careful after it has met a lock
+    for job in others[UNLOCKED_LEAST:]:
+        desk.completer.finish(job, COMPLETED)
+    await until(lambda: {job.id for job in others} <= set(desk.written))
+    assert eyes.state(locked.id) == "running"
+    conn.rollback()
+    await asyncio.wait_for(desk.completer.flushed(), 30)
+    assert {flush for flush in flushes[1:]} == {("complete_plain", "ended")}
+    await asyncio.sleep(0.6)
+    await desk.end(*[COMPLETED] * UNLOCKED_LEAST)
+    assert flushes[-1] == ("complete_plain_unlocked", "ended")
+    assert desk.completer.fenced == 0
+    assert {state for (state,) in eyes.all("SELECT state FROM pgqueue.job")} == {"completed"}
+    assert len(desk.written) == len(set(desk.written))
+
+
+@pytest.mark.promise("F01", "F23", "L15")
+@pytest.mark.parametrize("given_away", [False, True])
+async def test_a_flush_that_met_a_lock_ends_whatever_else_was_in_it_once(
+    desk: Desk, conn: psycopg.Connection, eyes: Eyes, given_away: bool
+) -> None:
+    """Its first try is undone as a whole, with what its other statements have done."""
+    jobs = await desk.jobs(UNLOCKED_LEAST + 5)
+    outcomes: list[Outcome] = [Completed(None, (AFTER,)), Completed("1"), Retried(9, BROKEN), Failed("error", BROKEN)]
+    outcomes += [COMPLETED] * (len(jobs) - 4)
+    conn.execute("DELETE FROM pgqueue.job_running WHERE id = %s", [jobs[-1].id])
+    flushes = noted(desk)
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        desk.completer.finish(job, outcome)
+    await until(lambda: len(desk.written) == len(jobs) - 1)
+    assert flushes[0] == ("complete_plain_unlocked", "LockNotAvailable")
+    (conn.commit if given_away else conn.rollback)()
+    await asyncio.wait_for(desk.completer.flushed(), 30)
+    assert desk.completer.fenced == given_away
+    done = len(jobs) - 2 - given_away
+    assert eyes.states() == {"completed": done, "scheduled": 1, "failed": 1, "available": 1}
+    assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == 2
+    assert sorted(desk.written) == [job.id for job in jobs]
+
+
+async def test_a_lock_that_stays_in_the_way_whatever_is_tried_is_waited_out(
+    desk: Desk, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A table is locked, say. The first try is followed by another at once, each other one by a pause."""
+    jobs = await desk.jobs(UNLOCKED_LEAST)
+    run, tried = desk.session.run, list[str]()
+
+    async def refused(*messages: Any, **options: Any) -> list[Any]:
+        tried.append(messages[0].sql)
+        if len(tried) <= 3:
+            raise psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")
+        return await run(*messages, **options)
+
+    desk.session.run = refused  # type: ignore[method-assign]
+    for job in jobs:
+        desk.completer.finish(job, COMPLETED)
+    await asyncio.wait_for(desk.completer.flushed(), 30)
+    names = ("complete_plain_unlocked", *["complete_plain"] * 3)
+    assert tried == [statements.text(name, "pgqueue") for name in names]
+    assert caplog.text.count("trying again in") == 2
+    assert eyes.states() == {"completed": len(jobs)}
+    assert desk.completer.fenced == 0
 
 
 @pytest.mark.promise("F01")
@@ -541,6 +643,7 @@ def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
     "name",
     [
         "complete_plain",
+        "complete_plain_unlocked",
         "complete_result",
         "complete_retry",
         "complete_fail",
@@ -562,7 +665,7 @@ def test_a_plan_made_for_an_empty_table_reads_by_id_when_it_is_full_and_was_neve
             [scan] = [node for node in prepared.plan(number) if "Tid" not in node["Node Type"] and "Index Name" in node]
             assert (scan["Index Name"], scan["Node Type"]) == ("job_running_id", "Index Scan")
             assert "id = " in scan["Index Cond"]
-            assert scan["Actual Loops"] == (1 if name == "complete_plain" else number)
+            assert scan["Actual Loops"] == (1 if name.startswith("complete_plain") else number)
             read[number] = scan["Shared Hit Blocks"] + scan["Shared Read Blocks"]
         assert {node["Node Type"] for node in prepared.plan(500)} <= {"Index Scan", "Tid Scan", "ModifyTable"}
     assert read[500] <= 4 * 500
@@ -574,6 +677,7 @@ def test_a_plan_made_for_an_empty_table_reads_by_id_when_it_is_full_and_was_neve
     "name",
     [
         "complete_plain",
+        "complete_plain_unlocked",
         "complete_result",
         "complete_retry",
         "complete_fail",
@@ -590,6 +694,6 @@ def test_no_statistics_can_make_a_flush_read_the_table(name: str, dsn: str, eyes
         prepared = Prepared(conn, name)
         eyes.do(RUNNING, 5_000)
         eyes.do("ANALYZE pgqueue.job_running")
-        joined = name != "complete_plain"
-        [scan] = prepared.under("Limit" if joined else "LockRows", 500)
-        assert (scan["Index Name"], scan["Actual Loops"]) == ("job_running_id", 500 if joined else 1)
+        each = not name.startswith("complete_plain")
+        [scan] = prepared.under("Limit", 500) if each else [n for n in prepared.plan(500) if "Index Name" in n]
+        assert (scan["Index Name"], scan["Actual Loops"]) == ("job_running_id", 500 if each else 1)
