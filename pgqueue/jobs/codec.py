@@ -200,7 +200,7 @@ class Codec:
 
 
 def keywords_only(task: str) -> Codec:
-    """Return the codec of a task whose function is not here: any keywords, plain JSON values.
+    """Return the codec of a task that has no function here: any keywords, plain JSON values.
 
     >>> keywords_only("billing.charge").encode((), {"customer": 7})
     '{"customer":7}'
@@ -309,7 +309,7 @@ def _default(parameter: inspect.Parameter) -> Any:
 
 
 def _dump(values: dict[str, Any], what: str, item: str) -> bytes:
-    """Encode an object whose values fit, and refuse what PostgreSQL's jsonb would refuse."""
+    """Encode an object with values that fit, and refuse what PostgreSQL's jsonb would refuse."""
     try:
         raw = _encode(values)
     except _LATE_ERRORS as error:

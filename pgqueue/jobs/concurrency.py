@@ -32,7 +32,7 @@ class Lock:
     """At most `limit` jobs of one key run at the same time, over all workers and all tasks of the schema.
 
     `key` is a template of the task's parameters, such as "account:{account_id}", or a function of those parameters it
-    names; a parameter that is None, and a function that returns None, mean no lock. What becomes of a job whose key
+    names; a parameter that is None, and a function that returns None, mean no lock. What becomes of a job if its key
     has no room: "wait" (default) lets it wait, first come first served; "skip" ends it as skipped; "once" ends it as
     skipped if a job of the same task waits for the key already, which will run after it. A job that waits for its
     next attempt has given its key up, unless `hold_on_retry`. Raises InvalidOption for what cannot work.
@@ -72,7 +72,7 @@ class Limit:
     """At most `n` jobs of the tasks with this limit run at the same time, over all workers.
 
     Tasks that give the same `name` share it; without one it is the task's own, under the task's name. `n` is what holds
-    until somebody sets another number: `pgqueue limits set NAME N`. Raises InvalidOption for what cannot work.
+    until an operator sets another number: `pgqueue limits set NAME N`. Raises InvalidOption for what cannot work.
 
     >>> Limit(5, name="warehouse").n
     5
@@ -106,7 +106,7 @@ class Rate:
     evenly; `burst` is how many may start at once after a rest. In any window of one period no more than
     count + burst - 1 jobs start. With a `key`, a template of the task's parameters or a function of them as in `Lock`,
     each key has its own rate; None means that no rate holds for that job. Tasks that give the same `name` share the
-    rate; without one it is the task's own. It holds until somebody sets another: `pgqueue limits set NAME 50/minute`.
+    rate; without one it is the task's own. It holds until it is set anew: `pgqueue limits set NAME 50/minute`.
     Raises InvalidOption for what cannot work.
 
     >>> Rate("100/minute", key="customer:{customer_id}", name="mail.api").period

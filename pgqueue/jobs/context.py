@@ -1,6 +1,6 @@
-"""What whoever runs a job lends to its handler: behind every method of `Job` that does something.
+"""What the runner of a job lends to its handler: behind every method of `Job` that does something.
 
-A worker lends what stands in `means`, `pgqueue.testing` some of it, and where nobody runs the job all of it refuses.
+A worker lends what stands in `means`, `pgqueue.testing` some of it. Where the job is not run, all of it refuses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AnySource = Callable[[Any], Iterable[tuple[Any, T]] | AsyncIterable[tuple[Any, T
 
 
 class Means:
-    """What whoever runs a job lends to its handler: behind every method of `Job` that does something.
+    """What the runner of a job lends to its handler: behind every method of `Job` that does something.
 
     These here refuse: a worker, and `pgqueue.testing`, lend more.
     """
@@ -48,14 +48,14 @@ class Means:
         raise self._refusal(job, "acomplete()")
 
     def checkpoint(self, job: Job) -> None:
-        """Nobody can stop it here."""
+        """Nothing can stop the job here."""
 
     def stopping(self, job: Job) -> bool:
         """Nor is it told."""
         return False
 
     def progress(self, job: Job, done: float, total: float | None) -> None:
-        """Nobody looks here."""
+        """Nothing shows it here."""
 
     def iterate(self, job: Job, source: Source[Any], size: int) -> Iterator[list[Any]]:
         raise self._refusal(job, "iterate()")

@@ -3,7 +3,7 @@
 Used by declarations, by rows of `pgqueue.schedule` (`parse`), and by the service that makes ticks (`pending`). Pure:
 it asks no clock but once, to refuse a line that never fires. What a cron line means, also where a zone's clocks are
 turned, is cronsim's to say. Every time here is UTC, and each tick is later than the one before. cronsim and zoneinfo
-(20 ms) are imported by who declares a cron line, not by who enqueues.
+(20 ms) are imported when a cron line is declared or read, not for an enqueue.
 """
 
 from __future__ import annotations
@@ -154,8 +154,9 @@ def tick_of(headers: Mapping[str, Any]) -> datetime | None:
 
 
 def pending(when: When, due: datetime, now: datetime, most: int) -> tuple[list[datetime], datetime | None]:
-    """The ticks to make, at most `most`, of a schedule whose next one is `due`, not later than `now`; and its next.
+    """The ticks to make, at most `most`, and the schedule's next tick after them.
 
+    `due` is its next tick before them, not later than `now`.
     With "all" there may be more of them than `most`: the next one then is not later than `now` either. The others make
     the last one that is not later than `now`, "none" only if that was not missed.
     """

@@ -70,7 +70,7 @@ running_job: ContextVar[Job | None] = ContextVar("pgqueue_job", default=None)
 
 
 def current_job() -> Job:
-    """Return the job whose handler is running here; RuntimeError outside of one.
+    """Return the job that is running here; RuntimeError outside of a handler.
 
     Works in async and sync handlers, in what they call, and in tasks and `asyncio.to_thread` calls they start; a bare
     `threading.Thread` does not inherit it.
@@ -111,13 +111,13 @@ class Job:
         self.crashes: int = row[9]
         """How many workers have died under it."""
         self.means = NOTHING
-        """Set by whoever runs it."""
+        """Set by what runs the job: a worker or `pgqueue.testing`."""
         self.start_by: float | None = None
         """Until when it may start, by `monotonic`, if it was let in under a rate; then STARTED or TOO_LATE."""
         self.began: float
         """Set when it begins to run, by `perf_counter`."""
         self.started: datetime | None = None
-        """The same as a time, when somebody has asked for it."""
+        """The same as a time; None until `started_at` is first read."""
         self.ended: object
         """Set when its transaction has been committed, to the outcome that was written in it."""
         self.written = False
@@ -161,7 +161,7 @@ class Job:
     def cancelled(self) -> bool:
         """Whether it was told to stop: cancelled, timed out, or its worker stops or lost it. Then `checkpoint` leaves.
 
-        No I/O, from any thread. False in a handler that nobody can stop, as in tests.
+        No I/O, from any thread. False in a handler that cannot be stopped, as in tests.
         """
         return self.means.stopping(self)
 
@@ -287,7 +287,7 @@ class Job:
 
         What it raises stops the handler as anywhere else: let it pass. For long loops: in threads that the handler has
         started (nothing is raised in those by itself), after what swallows exceptions, where stopping is convenient.
-        No I/O, 0.12 µs. An async handler must give the loop a turn now and then, else nobody can tell it anything.
+        No I/O, 0.12 µs. An async handler must give the loop a turn now and then, else no order to stop can reach it.
         """
         self.means.checkpoint(self)
 
@@ -361,7 +361,7 @@ def own_timeout(job: Job) -> float | None:
 
 
 def timed_of(jobs: Iterable[Job]) -> list[Job]:
-    """Those whose headers say how long they may run. Asked of every job that is claimed, too."""
+    """Those with a timeout of their own in their headers. Asked of every job that is claimed, too."""
     return [job for job in jobs if job._row[14] is not None and TIMEOUT in job._row[14]]
 
 

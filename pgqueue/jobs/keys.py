@@ -26,7 +26,7 @@ class Keys(msgspec.Struct, frozen=True):
     debounce_max: float | None = None  # seconds from the first enqueue
 
     def names(self) -> list[str]:
-        """As they stand in `pgqueue.unique_key`, in the order in which everybody takes them."""
+        """As they stand in `pgqueue.unique_key`, in the order in which every enqueue takes them."""
         given = (("idempotency", self.idempotency), ("unique", self.unique))
         return [f"{kind}:{key}" for kind, key in given if key is not None]
 

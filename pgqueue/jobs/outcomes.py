@@ -77,7 +77,7 @@ RESULT_MOST = 1 << 20  # bytes
 UNKNOWN_FIRST, UNKNOWN_MOST, UNKNOWN_DAY = 10.0, 300.0, 86_400.0
 
 UNSTORABLE = "Unstorable"
-"""The error type of an attempt whose outcome the server refused."""
+"""The error type of an attempt if the server refused its outcome."""
 
 ASKS = (Snooze, Retry, Cancel, Fail)
 

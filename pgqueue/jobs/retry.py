@@ -4,7 +4,7 @@ A policy belongs to the code (`@task(retry=…)`), not to the row: the executor 
 deploy changes the waits of jobs that already wait for their turn. Pure arithmetic; knows no clock and no database.
 
 The default gives up after ten attempts, 7 to 15 hours after the first: long enough to outlive an outage and be seen by
-somebody in the morning. Jitter only shortens a wait, by up to half: jobs that failed together do not return together.
+a person in the morning. Jitter only shortens a wait, by up to half: jobs that failed together do not return together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_ATTEMPTS = 32_767
 """The most attempts a job can have (the column is a smallint)."""
 
 MAX_SECONDS = 100 * 365 * 86_400
-"""The longest wait anybody can ask for: 100 years keep every time inside what Python and PostgreSQL can write."""
+"""The longest wait that can be asked for: 100 years keep every time inside what Python and PostgreSQL can write."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -122,7 +122,7 @@ class RetryPolicy:
     def _longest(self, attempt: int) -> float:
         try:
             return min(self.most, self.first * self.factor ** (attempt - 1))
-        except OverflowError:  # 3.0 ** 700 is no float; nor would anybody wait for it
+        except OverflowError:  # 3.0 ** 700 is no float; and no job waits for so long
             return self.most if self.first else 0.0
 
 

@@ -1,7 +1,7 @@
 """What a declaration says about unique keys: `Unique`, and the keys of one call.
 
 Used by tasks, which check it at declaration and render the key at enqueue. Decides what the key is and what it means;
-never asks whether somebody has it: that is `unique_enqueue`'s.
+never asks whether a job holds it: that is `unique_enqueue`'s.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ ON_DUPLICATE = ("return", "raise", "replace")
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """At most one job of a key, over all tasks of the schema: who enqueues another is given the one there is.
+    """At most one job of a key, over all tasks of the schema: a second enqueue is given the job there is.
 
     `key` is a template of the task's parameters, such as "invoice:{order_id}", or a function of those parameters it
     names; a parameter that is None, and a function that returns None, mean no key. `hold` is how long the key is held:
     "pending" until the job starts, "live" until it has ended in whatever way, a number of seconds (or a timedelta) so
-    long after its end. `on_duplicate` is what who comes second gets: "return" the handle of the job that holds the key;
-    "raise" DuplicateJob; "replace" that handle, and the job, if it has not started, becomes what he asked for.
+    long after its end. `on_duplicate` is what a second enqueue gets: "return" the handle of the job that holds the key;
+    "raise" DuplicateJob; "replace" that handle, and the job, if it has not started, becomes what the second one says.
     `debounce` lets the job start so many seconds after the last enqueue, which replaces it, and at most `debounce_max`
     seconds after the first. Default of `hold` is "live"; "pending" for "replace" and `debounce`. Raises InvalidOption.
 
