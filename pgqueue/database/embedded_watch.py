@@ -19,13 +19,13 @@ import sys
 
 
 def main(directory: str, server: int, stop: list[str], account: list[int] | None, remove: list[str]) -> None:
-    """Wait until nobody uses `directory`, then stop the server (as `account`) and remove what shall not remain."""
+    """Wait until no process uses `directory`, then stop the server (as `account`) and remove what shall not remain."""
     while True:
         with open(os.path.join(directory, "users.lock"), "rb") as users:
             fcntl.flock(users, fcntl.LOCK_EX)
         if not os.path.exists(users.name):
             return  # the last user has removed it all
-        # Let go before the door is taken: whoever starts takes the door first, then the users' lock.
+        # Let go before the door is taken: a process that starts takes the door first, then the users' lock.
         with open(os.path.join(directory, "door.lock"), "rb") as door, open(users.name, "rb") as again:
             fcntl.flock(door, fcntl.LOCK_EX)
             running = postmaster(os.path.join(directory, "data"))
@@ -42,8 +42,8 @@ def main(directory: str, server: int, stop: list[str], account: list[int] | None
 def postmaster(data: str) -> int | None:
     """The pid of the server that runs on this data directory.
 
-    The pid in a dead server's file may be somebody else's by now, whom `pg_ctl stop` would interrupt: so it counts only
-    if that process is a server started for this directory.
+    The pid in a dead server's file may be another process's by now, which `pg_ctl stop` would interrupt. So it counts
+    only if that process is a server started for this directory.
     """
     try:
         with open(os.path.join(data, "postmaster.pid"), encoding="utf-8") as file:
@@ -81,6 +81,6 @@ def _stop(command: list[str], directory: str, account: list[int] | None) -> None
 
 
 if __name__ == "__main__":
-    if os.fork() == 0:  # nobody's child: whoever started it need not wait for it
+    if os.fork() == 0:  # orphaned soon: the process that started it need not wait for its end
         os.setsid()
         main(**json.loads(sys.argv[1]))

@@ -84,8 +84,8 @@ def migrate(
     """Apply the files the database lacks and return them; [] when it lacks none.
 
     Safe from many processes at once (they wait up to `wait` seconds for each other) and while workers work: a file
-    that cannot get a table's lock within `lock_timeout` seconds lets go and tries again, 5 times; then Error says who
-    has it. On a connection with an open transaction it becomes part of that transaction.
+    that cannot get a table's lock within `lock_timeout` seconds lets go and tries again, 5 times; then Error names
+    its holders. On a connection with an open transaction it becomes part of that transaction.
     """
     schema = config.config(schema=schema).schema
     with _connected(target) as conn:
@@ -134,7 +134,7 @@ def require(conn: Connection, schema: str) -> Standing:
 
 
 def as_sql(schema: str, from_version: int = 0) -> str:
-    """Return the files after `from_version` as one script, for who applies schemas by hand or by another tool.
+    """Return the files after `from_version` as one script, to apply a schema by hand or by another tool.
 
     Has no BEGIN and no COMMIT: run it in one transaction (`psql -1 -f`, Alembic's `op.execute`, Django's `RunSQL`).
     """
@@ -184,7 +184,7 @@ def _patiently(conn: Connection, schema: str, file: Migration, lock_timeout: flo
                     "Nothing was changed; end that session (SELECT pg_terminate_backend(pid)) or try later"
                 ) from error
             _log.warning("migration %s: no lock within %g s, trying again. %s", file, lock_timeout, held)
-            # Those who queued up behind us go first.
+            # The sessions that queued up behind us go first.
             time.sleep(lock_timeout / 10 * random.uniform(0.5, 1.5))
         except errors.InsufficientPrivilege as error:
             raise Error(_forbidden(conn, schema, file, error)) from error
@@ -218,7 +218,7 @@ def _apply(conn: Connection, schema: str, file: Migration, lock_timeout: float, 
 
 def _read(conn: Connection, schema: str) -> tuple[Applied, ...]:
     with _cursor(conn) as cursor:
-        # Asked of the catalogs, which anybody may read: to_regclass() fails for who may not use the schema.
+        # Asked of the catalogs, which every role may read: to_regclass() fails for a role that may not use the schema.
         there = cursor.execute(
             "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
             "WHERE n.nspname = %s AND c.relname = 'migration' AND c.relkind = 'r'",
@@ -233,7 +233,7 @@ def _read(conn: Connection, schema: str) -> tuple[Applied, ...]:
 
 
 # The sessions that have been in a transaction at least as long as we waited, and hold a lock on something of the
-# schema, or the lock of another migration. Asked after our own wait ended, so somebody may have gone meanwhile.
+# schema, or the lock of another migration. Asked after our own wait ended, so a session may have gone meanwhile.
 _HOLDERS = """
 SELECT coalesce('pid ' || a.pid, 'a prepared transaction (see pg_prepared_xacts)')
        || coalesce(' (' || nullif(a.application_name, '') || ', ' || a.usename || ', ' || a.state || ' since '
@@ -257,18 +257,18 @@ ORDER BY 1
 
 
 def _holders(conn: Connection, schema: str, seconds: float) -> str:
-    """Who holds the schema's locks, in words for the person who must decide about it."""
+    """The holders of the schema's locks, in words for the operator that must decide about them."""
     parameters = {"schema": schema, "lock": _lock_name(schema), "seconds": seconds}
     with conn.transaction(), _cursor(conn) as cursor:
         found = [str(who) for (who,) in cursor.execute(_HOLDERS, parameters)]
-    return "; ".join(found) or "Whoever held it has gone since"
+    return "; ".join(found) or "Its holder has gone since"
 
 
 def _forbidden(conn: Connection, schema: str, file: Migration, error: psycopg.Error) -> str:
     role, database = conn.info.user, conn.info.dbname
     return (
         f"migration {file}: role {role!r} may not change schema {schema!r} of database {database!r} "
-        f"({error.diag.message_primary}). Run it as the schema's owner; who may create it needs "
+        f"({error.diag.message_primary}). Run it as the schema's owner; to create the schema takes "
         f'GRANT CREATE ON DATABASE "{database}" TO "{role}". `{_command(schema)} --sql` prints what to apply by hand'
     )
 

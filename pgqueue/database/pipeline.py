@@ -7,8 +7,8 @@ Parameters travel as text and without a type: every statement of ours says itsel
 So one text has one plan, whatever the values. With `prepares` it is parsed once on each connection, under our name.
 
 Why answers cannot be mixed up: the answers to a pipeline end with its sync, and are read up to it, also if a statement
-failed; whoever is kept from reading so far (he was cancelled, the link broke) leaves a connection that is closed, so
-there is no next message on it. Who waits for an answer on a connection that somebody closes is woken with an error.
+failed. If a call cannot read so far (it was cancelled, the link broke), it closes the connection, so there is no next
+message on it. If the connection is closed while a call waits for an answer, that call is woken with an error.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ class Wire(AsyncConnection[Any]):
         return 2
 
     async def close(self) -> None:
-        """Close it; who waits for an answer gets an OperationalError."""
+        """Close it; a call that waits for an answer gets an OperationalError."""
         waiting = self._waiting
         if waiting is not None and not waiting.done():
             waiting.set_exception(OperationalError("the connection was closed before the answer had come"))
-        self._unwatch()  # before its number is somebody else's
+        self._unwatch()  # before another file has its number
         await super().close()
 
     async def _answer(self, parts: int) -> list[Row]:
@@ -177,7 +177,7 @@ def _wake(waiting: asyncio.Future[None]) -> None:
 
 @cache
 def compiled(sql: str) -> tuple[bytes, tuple[str, ...]]:
-    """The statement with the server's places ($1) instead of psycopg's (`%(name)s`), and whose they are."""
+    """The statement with the server's places ($1) instead of psycopg's (`%(name)s`), and the names that have them."""
     text, names = placed(sql)
     return text.encode(), names
 

@@ -8,8 +8,8 @@ A connection that breaks with a message under way leaves a session in the server
 went dead, and the server waits for the COMMIT, for hours, with our rows locked (no timeout of its own counts in the
 middle of a pipeline); or it has all of the message, and commits it when it comes to it. So such a session is *left*:
 before anything else is sent, on whichever session of this worker, it is ended, and waited for. Then what it was doing
-is committed or undone, and whoever asks what became of it gets an answer that holds; nobody waits for its locks. That
-takes a way past poolers: a session that is not ours alone is not ended.
+is committed or undone: a question about its outcome gets an answer that holds, and no session waits for its locks.
+That takes a way past poolers: a session that is not ours alone is not ended.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Link:
     schema: str
     prepare: bool = True
     left: set[Identity] = field(default_factory=set, compare=False, repr=False)
-    """Sessions of this worker whose connection broke with something under way, and that have not been ended yet."""
+    """Sessions of this worker that lost their connection with something under way, and have not been ended yet."""
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         """The named statement of `sql/` with its parameters; its answer is the rows as they come."""
@@ -63,7 +63,8 @@ class Link:
 class Session:
     """One connection of a worker. `run` sends statements as one transaction in one round trip.
 
-    `opened` is awaited for each new connection before it is used: others must know whose it is before it holds a lock.
+    `opened` is awaited for each new connection before it is used: other workers must know its session before
+    it holds a lock.
     """
 
     def __init__(self, link: Link, name: str, opened: Callable[[], Awaitable[object]] | None = None) -> None:
@@ -116,7 +117,7 @@ class Session:
                 self.ended += 1
 
     async def _exchange(self, connection: Wire, messages: Sequence[Statement[Any]], after: Any) -> list[Any]:
-        identity = self.identity  # not there any more when somebody closes us meanwhile
+        identity = self.identity  # not there any more if `close` is called meanwhile
         self.sent = monotonic()
         self._noted.clear()
         try:
@@ -157,7 +158,7 @@ class Session:
             loop.remove_reader(file)
 
     async def rest(self) -> None:
-        """Give the connection back to the server for now; not in the middle of somebody's message."""
+        """Give the connection back to the server for now; not in the middle of a message."""
         async with self._turn:
             await self.close()
 
@@ -185,7 +186,7 @@ class Session:
                     self._connection.keeps = bool(kept)
                 if self._opened is not None:
                     await self._opened()
-            except BaseException:  # else whoever comes next would use it half-way through, and unknown to others
+            except BaseException:  # else the next call would use it half set up, and unknown to others
                 await self.close()
                 raise
         return self._connection
@@ -245,7 +246,7 @@ async def send(
 
 
 def hang_up(conn: AsyncConnection[Any] | Connection[Any]) -> None:
-    """Break a connection from outside: whoever waits for it, in whatever thread, gets an OperationalError at once."""
+    """Break a connection from outside: a call that waits for it, in any thread, gets an OperationalError at once."""
     with (
         suppress(OSError, OperationalError),
         _socket(conn) as link,

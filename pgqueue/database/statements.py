@@ -19,7 +19,7 @@ R = TypeVar("R")
 Row = tuple[Any, ...]
 
 NO_STATEMENTS = ("migrations", "grants")
-"""The folders of `sql/` whose files hold no named statements."""
+"""The folders of `sql/` with files that hold no named statements."""
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 # Wherever SQL of ours can name the schema. Not every `pgqueue`: a message that says "run `pgqueue migrate`" stays.
