@@ -74,7 +74,7 @@ def enqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle
 
         pgqueue.enqueue_many(conn, [remind.new(user) for user in users] + [report.new()])
 
-    All or none: a job that is refused refuses the batch, before anything is sent. Only a duplicate whose task says
+    All or none: a job that is refused refuses the batch, before anything is sent. Only a duplicate of a task with
     on_duplicate="raise" is found out after the others are in: roll back if they are not wanted.
     """
     batch = _checked(jobs)

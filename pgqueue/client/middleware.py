@@ -117,7 +117,7 @@ def on_start(function: S) -> S:
 
 
 def on_finish(function: F) -> F:
-    """Call this function with every job whose handler was started and with a `JobOutcome`, whatever became of it.
+    """If a job's handler was started, call this function with the job and a `JobOutcome`, whatever became of it.
 
     Once per start, after the outcome has been decided and handed on to be written, in the place where the job ran; but
     on the loop if it was taken away from a handler that does not stop. Quick and no `async def`, as `on_start`. What it
@@ -148,7 +148,7 @@ def middleware(function: M) -> M:
 
 def _plain(what: str, function: Hook) -> Hook:
     if inspect.iscoroutinefunction(function):
-        raise InvalidOption(f"@pgqueue.{what}: {_name(function)} is async, and nobody would await it: use a plain def")
+        raise InvalidOption(f"@pgqueue.{what}: {_name(function)} is async, and would never be awaited: use a plain def")
     return function
 
 
@@ -179,7 +179,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 @dataclass(slots=True)
 class Begun:
-    """A job whose handler was started: when, and the context in which `on_finish` is called."""
+    """The start of a job's handler: when, and the context in which `on_finish` is called."""
 
     at: float
     context: Context
@@ -223,7 +223,7 @@ class Hooks:
         return finish_and_tell
 
     def finished(self, job: Job, outcome: Outcome) -> None:
-        """Call `on_finish` for a job whose handler was started, once."""
+        """Call `on_finish` for a job, once, if its handler was started."""
         begun = self._begun.pop(job, None)
         if begun is not None and self.on_finish:
             told = JobOutcome.of(written_in(job, outcome), perf_counter() - begun.at)

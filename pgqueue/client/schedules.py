@@ -2,9 +2,9 @@
 
     pgqueue.schedules.add(conn, "report:7", Cron("0 6 * * MON", tz="Europe/Berlin"), report, account=7)
 
-Called by applications and by the CLI, inside the caller's transaction, on any kind of connection; `spec` by whoever
-declares a schedule in code. The jobs are made by the ticks of the leading worker, which hears of every change here by
-NOTIFY and looks now and then. Never makes a tick.
+Called by applications and by the CLI, inside the caller's transaction, on any kind of connection; `spec` by the tasks
+that declare a schedule in code. The jobs are made by the ticks of the leading worker, which hears of every change here
+by NOTIFY and looks now and then. Never makes a tick.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def add(conn: object, name: str, when: When, task: Any, /, *args: Any, **kwargs:
     """Add a schedule, or change the one of this name that was added before; whether it is new.
 
     Each tick enqueues this call of `task`: a task, also `task.using(…)`, or the name of one that lives elsewhere, with
-    keyword arguments only. Its first tick is the first after now; one whose line stays the same keeps its next time.
+    keyword arguments only. Its first tick is the first after now; one with its line unchanged keeps its next time.
     Raises InvalidArguments or InvalidOption before anything is sent; ScheduleDeclared if code declares this name.
     """
     return drivers.run(conn, _adding(name, when, _new(task, args, kwargs)))

@@ -1,30 +1,30 @@
-"""Enqueue with unique keys: one job per key, and whoever asks for another is told which job that is.
+"""Enqueue with unique keys: one job per key, and an enqueue of another is told which job that is.
 
 Called by `enqueue` for batches in which a job has a key. One statement inserts the keys and the jobs that won all of
-theirs (`unique_enqueue`); only losers pay a second one, which reads who holds the key (`unique_enqueue_judge`). If
-nobody does any more, it has removed that row, and the first is sent again for those jobs. Never commits, opens no
-connection.
+theirs (`unique_enqueue`). Only losers pay a second one, which reads which job holds the key (`unique_enqueue_judge`).
+If no job holds it any more, that one has removed the row, and the first is sent again for the losers. Never commits,
+opens no connection.
 
 Why at most one job holds a key:
 
 1. A job has a key if its row in `unique_key` is there and `key_state` says that it holds. The row is written by the
-   transaction that makes the job, and the primary key admits one: who comes second waits for that transaction. If it
-   commits he reads a row that is committed; if it rolls back his own goes in.
-2. A row is removed only by its version, by who has read in one snapshot both the row and the state of its job, and
-   found that it does not hold. A job that has ended lives again by `retry` alone, and that writes the row anew: so it
-   wins, or it finds that another has won.
-3. After a removal nobody has the key, not even who removed it: he sends the insert again, and may lose.
+   transaction that makes the job, and the primary key admits one: a second insert waits for that transaction. If it
+   commits, the second caller reads a row that is committed; if it rolls back, the second row goes in.
+2. A row is removed only by its version, by a statement that has read in one snapshot both the row and the state of its
+   job, and found that it does not hold. A job that has ended lives again by `retry` alone, and that writes the row
+   anew: so it wins, or it finds that another has won.
+3. After a removal no job has the key, not even the one to be enqueued: its insert is sent again, and may lose.
 
-Who looks first and inserts then, without the constraint, makes two (tests/client/test_unique_enqueue.py shows it).
-Who lets the insert fail, and catches that, has lost his transaction, and fills the server's log. ON CONFLICT DO UPDATE
+A look before the insert, without the constraint, makes two jobs (tests/client/test_unique_enqueue.py shows it).
+An insert that fails, and is caught, costs the caller's transaction, and fills the server's log. ON CONFLICT DO UPDATE
 would lock the winner's row for as long as the loser's transaction, and leave a dead version for each loser.
 
-Everybody takes his keys in the order of their bytes, so two batches cannot wait for each other's. Only keys taken in
+Every batch takes its keys in the order of their bytes, so two batches cannot wait for each other's. Only keys taken in
 several calls of one transaction, or taken over from a job that ended in this very moment, can deadlock; PostgreSQL ends
 that.
 
 A key that is held only until its job starts (`pending`) says "a job is to come, and it will see what you have written".
-So the loser locks that job's row: claims pass over it until his transaction has ended.
+So the loser locks that job's row: claims pass over it until the loser's transaction has ended.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ NOTES = {
     "back and try again in a new transaction",
     "40P01": "two transactions each waited for a unique key of the other; roll back and try again; give all keys to "
     "one enqueue_many, or always in the same order",
-    "55P03": "another transaction has just taken one of these unique keys and is still open, so nobody knows yet "
-    "whether its job will exist; roll back (or to a savepoint) and try again. The wait is bounded by lock_timeout, by "
-    "5 s if that is 0",
+    "55P03": "another transaction has just taken one of these unique keys and is still open, so it is not known "
+    "yet whether its job will exist; roll back (or to a savepoint) and try again. The wait is bounded by lock_timeout, "
+    "by 5 s if that is 0",
     "42883": "if this is one of pgqueue's, the schema of this database is older than this pgqueue; run `pgqueue "
     "migrate --check` to see what it lacks, then `pgqueue migrate`",
 }
@@ -75,7 +75,7 @@ async def aenqueue(conn: object, jobs: Sequence[NewJob[Any]]) -> list[JobHandle[
 
 
 def following(jobs: Sequence[NewJob[Any]], *, schema: str, notify: bool) -> Statement[None]:
-    """The one statement that makes successors of these; those whose key is held are not made, and that is logged."""
+    """The one statement that makes successors of these; if its key is held, one is not made, and that is logged."""
 
     def read(rows: list[Row]) -> None:
         for task, holder in json.loads(rows[0][0] or "[]"):
@@ -86,7 +86,7 @@ def following(jobs: Sequence[NewJob[Any]], *, schema: str, notify: bool) -> Stat
 
 
 def impatient(schema: str) -> Statement[None]:
-    """What makes the statements after it, in their transaction, wait for next to nobody."""
+    """What lets the statements after it, in their transaction, wait for a lock for 5 ms at most."""
     return Statement(text("unique_enqueue_impatient", schema), {}, lambda rows: None)
 
 
@@ -118,7 +118,7 @@ def _enqueueing(jobs: Sequence[NewJob[Any]]) -> Steps[list[JobHandle[Any]]]:
 def _among_themselves(
     lost: list[Placed], made: dict[int, NewJob[Any]], handles: dict[int, JobHandle[Any]]
 ) -> list[Placed]:
-    """Answer those that lost to a job of their own batch, but who would change it; the others."""
+    """Answer the jobs that lost to one of their own batch; the others, and those that would change it."""
     mine = {name: place for place, job in made.items() if job.keys for name in job.keys.names()}
     others: list[Placed] = []
     for place, job in lost:
@@ -131,7 +131,7 @@ def _among_themselves(
 
 
 def _losing(lost: list[Placed], handles: dict[int, JobHandle[Any]]) -> Steps[list[Placed]]:
-    """Find out who has the keys, and answer; those that nobody has any more are to be tried again."""
+    """Find the holders of the keys, and answer; the jobs to try again: without a holder, or with one on the move."""
     schema, _ = client()
     names = sorted({name for _, job in lost for name in _keys(job).names()})
     replaced = sorted({name for _, job in lost if _keys(job).on_duplicate == "replace" for name in _keys(job).names()})
@@ -154,7 +154,7 @@ def _losing(lost: list[Placed], handles: dict[int, JobHandle[Any]]) -> Steps[lis
 
 
 def _replacing(replacing: list[tuple[int, Placed]], handles: dict[int, JobHandle[Any]]) -> Steps[list[Placed]]:
-    """Change the jobs that have the keys, each to what the last of those who ask says; those that were on the move."""
+    """Change the holders, each to what the last of its losers says; the losers of those that were on the move."""
     schema, notify = client()
     last = {holder: job for holder, (_, job) in replacing}
     jobs = list(last.values())

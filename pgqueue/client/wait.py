@@ -1,11 +1,13 @@
 """Waiting for the end of a job, on a connection of its own: told by NOTIFY, and looking.
 
-Used by JobHandle. Who waits says so with a row in `job_waiter`; whoever ends that job, in whatever way, finds the row
-and notifies the channel of this one job. Without waiters nobody notifies: a transaction with a NOTIFY holds a lock of
-the whole database while it commits, and completions wait for the disk there. The order is: row committed, LISTEN, look.
-An end that commits before the look is seen by it; one that commits after, and whose statement saw the row, is heard.
-The one left over, whose statement began before the row was there, is found by looking again, as is every end where
-LISTEN is of no use: behind a pooler, on a standby, without the right to write that row, with `notify=False`.
+Used by JobHandle. A wait says so with a row in `job_waiter`. The statement that ends the job, in whatever way, finds
+the row and notifies the channel of this one job. Without waiters nothing is notified: a transaction with a NOTIFY holds
+a lock of the whole database while it commits, and completions wait for the disk there.
+
+The order is: row committed, LISTEN, look. An end that commits before the look is seen by it. An end that commits after
+is heard, if its statement saw the row. If its statement began before the row was there, it is found by looking again.
+So is every end where LISTEN is of no use: behind a pooler, on a standby, without the right to write that row, with
+`notify=False`.
 
 A connection that breaks, or that does not answer, is replaced as long as there is time: the job goes on, so does the
 wait. Never changes a job.
@@ -32,9 +34,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("pgqueue")
 
 LOOK_FIRST, LOOK_MOST, LOOK_FACTOR = 0.005, 0.25, 1.4
-"""Seconds between looks of one whom nobody tells: at first, at most; and how they grow."""
+"""Seconds between looks of a wait that does not listen: at first, at most; and how they grow."""
 TOLD_FIRST, TOLD_MOST, TOLD_FACTOR = 0.01, 1.0, 3.0
-"""The same for one who listens: he looks for the hint he missed, most likely in the first moment."""
+"""The same for a wait that listens: it looks in case it missed the hint, most likely in the first moment."""
 CONNECT_FIRST, CONNECT_MOST, CONNECT_FACTOR = 0.05, 2.0, 2.0
 """The same between attempts to connect again."""
 ANSWER_SECONDS = 10.0
@@ -192,7 +194,7 @@ def see(wait: Wait) -> Outcome:
 
 async def asee(wait: Wait) -> Outcome:
     """The end of the job, waited for on this loop."""
-    import asyncio  # not at the top: whoever only enqueues, or asks for --help, need not pay 27 ms
+    import asyncio  # not at the top: a process that only enqueues, or shows --help, need not pay 27 ms
 
     import psycopg
 
@@ -267,7 +269,7 @@ async def _aplay(conn: psycopg.AsyncConnection[Any], wait: Wait) -> Outcome:
 async def _aanswer(
     conn: psycopg.AsyncConnection[Any], wait: Wait, asking: Coroutine[Any, Any, Any], steps: Steps | None = None
 ) -> Any:
-    """The answer. Who is cancelled meanwhile reads it all the same, and the steps take note of it: a row that is ours.
+    """The answer. If the wait is cancelled meanwhile, it is read all the same, and the steps note a row of ours.
 
     To cancel the query would leave open whether the server has run it, and its answer, if it has, unread.
     """
@@ -290,7 +292,7 @@ async def _aanswer(
 
 @contextmanager
 def _bounded(conn: psycopg.Connection[Any], wait: Wait) -> Iterator[None]:
-    """Without an answer in time the connection is broken: an OperationalError for who waits for it."""
+    """Without an answer in time the connection is broken: an OperationalError for the call that waits for it."""
     from threading import Timer
 
     from pgqueue.database.sessions import hang_up
