@@ -17,9 +17,9 @@ whole restart back, and nothing of the old has been touched. A new restart takes
 5. What `broke` (it died while it starts, or soon after) is replaced later and later; what left by itself, or died after
 it had worked, is replaced at once, whatever else is broken. The pauses begin anew when a process has worked for a while
 that was started after the last one broke: others that work prove nothing about what is started now.
-6. Nobody who is needed waits for `gap`: it only parts the beginnings of those that take over from others that work, at
-most `together` of them within it, and lets each work for so long before it counts in 1. A process that begins is slow:
-but for what it did before it announced itself (`Worker.warm`), nothing is planned or cached.
+6. No process that is needed waits for `gap`. It only parts the beginnings of those that take over from others that
+work: at most `together` of them begin within it, and each works for so long before it counts in 1. A process that
+begins is slow: but for what it did before it announced itself (`Worker.warm`), nothing is planned or cached.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Fleet:
         self.children[number].move(State.RUNNING, now)
 
     def leaves(self, number: int, why: str) -> None:
-        """It takes no more jobs by its own decision, or somebody else's."""
+        """It takes no more jobs by its own decision, or another process's."""
         child = self.children[number]
         if child.state is State.RUNNING:
             child.unfit = why

@@ -4,9 +4,10 @@ Every message listens, beats and reads what is new, so nothing is lost by a brok
 quick, and without one orders are found with the next beat. The database being away changes nothing for the processes:
 they are kept, and what was to be said is said when it is back.
 
-A worker whose process has ended is rescued at once, without waiting for its lease. That is safe because `waitpid` has
-said so: it cannot claim or complete any more, except by a message that the server had already; so its sessions are
-ended first, and its row is locked against that claim (`rescue`). One that had beaten at the last moment is read again.
+If a worker's process has ended, the worker is rescued at once, without waiting for its lease. That is safe because
+`waitpid` has said so: it cannot claim or complete any more, except by a message that the server had already. So its
+sessions are ended first, and its row is locked against that claim (`rescue`). One that had beaten at the last moment is
+read again.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class Orders:
             [rows] = await self._session.run(self._statement("orders_dead", workers=asked))
             for worker_id, beat in rows:
                 await self._rescue.rescue(worker_id, beat, "has no process any more")
-            # Those that were read are looked at again, until nobody finds them alive.
+            # Those that were read are looked at again, until none of them is found alive.
             self._dead.difference_update(set(asked) - {worker_id for worker_id, _ in rows})
 
     async def _pause(self) -> None:

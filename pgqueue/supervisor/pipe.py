@@ -1,7 +1,7 @@
 """The pipe between the supervisor and a worker process: one JSON object per line, in both directions.
 
-From the process: `announce` (ready to take jobs; who it is), `running`, `vitals` (how it is, once a second), `quiet`
-(takes no more), `empty` (nothing runs, about to leave), `failed` (why it could not start).
+From the process: `announce` (ready to take jobs; which worker it is), `running`, `vitals` (how it is, once a second),
+`quiet` (takes no more), `empty` (nothing runs, about to leave), `failed` (why it could not start).
 To it: `work`, `quiet`, `stop` (with its grace), `place` (for its title), `over` (its memory limit).
 An end of file says that the other one is gone. Either may be of another version: what is not known is passed over.
 """
@@ -40,7 +40,7 @@ class Pipe:
         return cls(*await asyncio.open_connection(sock=end))
 
     def say(self, say: str, **facts: object) -> None:
-        """Send a message; if the other one is gone, nobody hears it."""
+        """Send a message; it is lost if the other end is gone."""
         if not self._writer.is_closing():
             self._writer.write(line(say, **facts))
 

@@ -243,7 +243,7 @@ class Keeper:
             process.vitals = message
             child.busy = int(message["busy"])
             if message["state"] == "quiet" and child.state is State.RUNNING:
-                self.fleet.leaves(child.number, "it was told so by somebody else")  # or has decided so itself
+                self.fleet.leaves(child.number, "it was told so by another process")  # or has decided so itself
                 self._wake.set()
         if said == "vitals":
             if self._inspector.worn(process):

@@ -14,13 +14,13 @@ from time import monotonic, monotonic_ns
 
 
 class Systemd:
-    """Speaks to whoever started us, if that is systemd."""
+    """Speaks to the process that started us, if that is systemd."""
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
         self._address = environ.pop("NOTIFY_SOCKET", "")
         usec, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", str(os.getpid()))
         self.every = int(usec) / 2e6 if usec.isdigit() and pid == str(os.getpid()) else None
-        """Seconds between signs of life; None: nobody waits for any."""
+        """Seconds between signs of life; None: none is waited for."""
         self._due = 0.0
         self._status = ""
 

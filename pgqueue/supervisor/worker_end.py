@@ -1,7 +1,7 @@
 """A supervised worker process's own end of the pipe: announces, waits to be let work, says how it is, does as told.
 
 Used by the process around the worker (`pgqueue work`). When the supervisor is gone, however it went, the worker takes
-no more jobs, finishes what it has and leaves: whoever starts another supervisor starts other workers with it.
+no more jobs, finishes what it has and leaves: a new supervisor starts new workers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Leash:
         await self._let_work.wait()
         worker.begin()
         self._title()
-        await worker.seen()  # first: whoever counts in the database must not find too few
+        await worker.seen()  # first: a count in the database must not find too few
         self._pipe.say("running", **self._vitals())
 
     def empty(self) -> None:
