@@ -1,4 +1,4 @@
-"""What `restart`, `quiet` and `scale` share: whom to tell, and waiting until it is done."""
+"""What `restart`, `quiet` and `scale` share: which supervisors to tell, and waiting until it is done."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 LOOK_SECONDS = 0.2
 
 
-def whom(command: F) -> F:
+def targets(command: F) -> F:
     """Add --host, --supervisor and --wait."""
     command = click.option("--wait", is_flag=True, help="Until it is done; exit code 1 if it cannot be.")(command)
     command = click.option("--supervisor", metavar="ID", type=int, help="Only this one; `pgqueue workers` shows them.")(
@@ -29,7 +29,7 @@ def whom(command: F) -> F:
 
 
 def tell(kind: Kind, *, host: str | None, supervisor: int | None, wait: bool, size: int | None = None) -> None:
-    """Give the order, and say who was told; with `wait` what has become of it."""
+    """Give the order, and print which supervisors were told; with `wait` what has become of it."""
     from pgqueue.admin import workers
 
     with connected(kind) as conn:

@@ -55,7 +55,7 @@ def _dotted(path: str) -> str:
 
 
 def _failed(module: str, directory: Path, error: BaseException) -> click.UsageError:
-    """The error of the module itself: what, and on which line of whose file."""
+    """The error of the module itself: what, and on which line of which file."""
     what = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     # The line may be one that names the database.
     return click.UsageError(safe(f"module {module} (in {directory}) fails when imported: {what}{_line(error)}"))

@@ -21,7 +21,7 @@ def command(ready: bool, host: str | None, as_json: bool) -> None:
     """Tell whether a worker of this host lives.
 
     Exit code 0, else 1. It lives while it has given a sign of life within its lease. With --ready it must take jobs:
-    started, connected, its tasks imported, not quiet. A supervisor whose workers were all told to be quiet is well,
+    started, connected, its tasks imported, not quiet. If all its workers were told to be quiet, a supervisor is well
     and not ready. What this host or container did before it was started anew does not count. One row is read.
 
     \b

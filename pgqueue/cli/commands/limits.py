@@ -1,4 +1,4 @@
-"""`pgqueue limits`: what each limit and each rate allows, who runs and who waits; `pgqueue limits set NAME VALUE`."""
+"""`pgqueue limits`: what each limit and rate allows, how many jobs run and wait; `pgqueue limits set NAME VALUE`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ UNDECLARED = "undeclared"
 @database
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Show limits and rates: what each allows, and who waits for it.
+    """Show limits and rates: what each allows, and how many jobs wait for it.
 
     How many jobs of each limit may run at once, and do; how many of each rate may start in a period.
 
     AT ONCE is what holds now: `20 (code: 10)` was set by hand where the code says 10; `undeclared`: jobs wait for what
     no worker has declared, until one does; these come first. HELD jobs have the limit and do not run: they wait for a
     slot, a rate or their retry.
-    WAITED is how long the first in line has waited. A rate with keys has a line for each key that somebody waits for.
+    WAITED is how long the first in line has waited. A rate with keys has a line for each key that jobs wait for.
 
     \b
     Examples:
@@ -69,8 +69,8 @@ def change(name: str, value: str, as_json: bool) -> None:
     From now on VALUE jobs of that limit run at once, or start at the rate VALUE.
 
     It holds for all workers, whatever their code declares, until it is set again; `default` gives it back to the code,
-    a limit and a rate of that name both. A larger number lets those in that wait at once; a smaller one stops nobody,
-    and lets nobody in until enough have ended; 0 lets nobody in. Exit code 1 if there is no such limit or rate.
+    a limit and a rate of that name both. A larger number lets waiting jobs in at once; a smaller one stops no job,
+    and lets none in until enough have ended; 0 lets none in. Exit code 1 if there is no such limit or rate.
 
     \b
     Examples:
@@ -149,7 +149,7 @@ def _rates(found: Sequence[RateInfo]) -> Iterator[str]:
 
 
 def _urgent(found: Sequence[Shown]) -> list[Shown]:
-    """Those that need somebody come first."""
+    """Those that need an operator come first."""
     return sorted(found, key=lambda each: (not each.undeclared, each.name))
 
 

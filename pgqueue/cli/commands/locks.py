@@ -1,4 +1,4 @@
-"""`pgqueue locks`: who holds a key and who waits for it; `pgqueue locks release KEY`: take it away."""
+"""`pgqueue locks`: which jobs hold a key, and how many wait for it; `pgqueue locks release KEY`: take it away."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     elif found:
         click.echo("\n".join(_screen(found)))
     else:
-        click.echo("No key is held, and nobody waits for one.")
+        click.echo("No key is held, and no job waits for one.")
 
 
 @command.command("release")
@@ -96,7 +96,7 @@ def _said(key: str, done: Released, kept: Sequence[str]) -> Iterator[str]:
     if done.ids:
         yield f"{plain(key)}: taken from job {', '.join(map(str, done.ids))}"
     elif not kept:
-        yield f"{plain(key)}: nobody holds it"
+        yield f"{plain(key)}: no job holds it"
     yield from map(plain, kept)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from pgqueue.cli.options import database
-from pgqueue.cli.orders import tell, whom
+from pgqueue.cli.orders import targets, tell
 
 
 @click.command("restart")
-@whom
+@targets
 @database
 def command(host: str | None, supervisor: int | None, wait: bool) -> None:
     """Replace the worker processes, new ones first.

@@ -30,7 +30,7 @@ def command(
     """Run failed or cancelled jobs again.
 
     By ID, or all that fit --state, --queue and --task; then you are asked first. They are available at once, and
-    their attempts count on, with at least one more. A completed job is run with --again only, as a new job whose
+    their attempts count on, with at least one more. A completed job is run with --again only, as a new job: its
     headers name the old. Exit code 1: one of the IDs could not be retried, or you said no.
 
     \b

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from pgqueue.cli.options import database
-from pgqueue.cli.orders import tell, whom
+from pgqueue.cli.orders import targets, tell
 
 
 @click.command("scale")
 @click.argument("size", metavar="N", type=click.IntRange(1, 1000))
-@whom
+@targets
 @database
 def command(size: int, host: str | None, supervisor: int | None, wait: bool) -> None:
     """Let each supervisor keep N worker processes.

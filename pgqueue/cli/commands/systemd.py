@@ -19,7 +19,7 @@ Wants=network-online.target
 [Service]
 Type=notify
 NotifyAccess=main
-# PGQUEUE_DSN=postgresql://… stands there, and nobody sees it in the process list.
+# PGQUEUE_DSN=postgresql://… stands there, where the process list does not show it.
 EnvironmentFile={environment}
 WorkingDirectory={directory}
 ExecStart={command}

@@ -1,8 +1,8 @@
 """`pgqueue demo`: a small shop on a real PostgreSQL, one worker killed on the way, and the account at the end.
 
 Called by the CLI. Starts the embedded server in a directory of its own, migrates, starts two workers (`pgqueue work`,
-as anybody would) and two producers whose transactions take orders (some roll back), kills the busier worker with
--9, waits until no job is left and settles the account from the shop's own tables. Touches no database but its own.
+as an operator would) and two producers, which take orders in transactions (some roll back), kills the busier worker
+with -9, waits until no job is left and settles the account from the shop's own tables. Touches no database but its own.
 
 Nothing is left behind, however it ends: what it started is stopped on the way out, and if the demo itself is killed
 with -9, its workers see their stdin end and the server's watchman sees its user gone.
@@ -88,7 +88,7 @@ def _play(dsn: str, directory: Path, seconds: float, say: Teller, stack: ExitSta
     """The play in its order: workers, orders, a kill in the middle, no more orders, an empty queue, the account."""
     from pgqueue.cli.demo import (
         shop,
-    )  # declares tasks and a lifespan, which nobody should have for importing this module
+    )  # declares tasks and a lifespan, which an import of this module should not do
 
     conn = stack.enter_context(psycopg.connect(dsn, autocommit=True))
     conn.execute(TABLES.encode())
@@ -145,7 +145,7 @@ class Watch:
             self._pause.wait(min(LOOK_SECONDS, max(0.0, until - monotonic())))
 
     def kill_the_busier(self) -> None:
-        """kill -9, by the pid we started, of the worker that has more jobs running. Nobody starts it again."""
+        """kill -9, by the pid we started, of the worker that has more jobs running. It is not started again."""
         worker_id, pid, _ = _one_row(self._conn, BUSIEST)
         worker = self._workers[pid]
         worker.process.kill()

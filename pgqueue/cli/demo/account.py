@@ -1,7 +1,7 @@
 """The demo's account: the shop's two tables, and whether what stands in them balances.
 
 Which runs there should be is known from the orders, which there were from the notes the handlers left, one row per run.
-So the verdict believes nobody's bookkeeping; that pgqueue's own agrees is one more line of it.
+So the verdict believes no bookkeeping; that pgqueue's own agrees is one more line of it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Account:
 def settle(
     conn: psycopg.Connection[Any], tasks: Sequence[str], *, committed: int, rolled_back: int, completed: int
 ) -> Account:
-    """The account of a shop whose every order has one job of each of these tasks."""
+    """The account of a shop where every order has one job of each of these tasks."""
     row = conn.execute(SETTLE, [list(tasks)]).fetchone()
     assert row is not None
     found, jobs, run, twice, lost, without = row

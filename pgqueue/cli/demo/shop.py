@@ -52,7 +52,7 @@ async def resources() -> AsyncIterator[Resources]:
 
 
 def _end_with_the_demo() -> None:
-    """Its end of our stdin is closed, by its death at the latest: there is nobody left to work for."""
+    """Its end of our stdin is closed, by its death at the latest: there is nothing left to work for."""
     os._exit(1)
 
 
