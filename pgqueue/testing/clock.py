@@ -3,7 +3,7 @@
 On a connection inside a transaction only that transaction sees it; on one in autocommit mode the whole database does, a
 worker too. The function as it was is put back at the end. Touches no other clock: neither Python's nor PostgreSQL's.
 
-Who turns it makes the ticks of schedules on the way, as the worker that leads would: in its statements, in the same
+A turn makes the ticks of schedules on the way, as the worker that leads would: in its statements, in the same
 transaction, by `catch_up`.
 """
 
@@ -76,7 +76,7 @@ class Clock:
         return await aplay(self._conn, self._tick(_aware(moment)))
 
     def turn(self, moment: datetime) -> Steps[datetime]:
-        """The steps that set it, and make no ticks; for those who are taking steps already."""
+        """The steps that set it, and make no ticks; for a caller that is taking steps already."""
         self._entered()
         yield Command(in_schema(_NOW.format(moment.isoformat()), config().schema))
         self._now = moment

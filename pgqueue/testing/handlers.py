@@ -102,7 +102,7 @@ async def acall(job: Job, task: Task[..., Any] | None, conn: object, worker_id: 
 
 
 def _kept(outcome: Outcome, what: object) -> bool:
-    """Whether what a transactional task wrote stays: not if its result cannot be stored, which nobody asked for."""
+    """Whether what a transactional task wrote stays: not if its result cannot be stored, an end it did not ask for."""
     return isinstance(outcome, Completed) or isinstance(what, Snooze | Retry | Cancel | Fail)
 
 

@@ -28,7 +28,7 @@ def declare() -> Steps[None]:
 def tick() -> Steps[None]:
     """Make every tick that is due; nothing where nothing is."""
     if tasks.scheduled(tasks.declared()):
-        yield from declare()  # after a turn of more than ten minutes nobody seems to declare them
+        yield from declare()  # after a turn of more than ten minutes no worker seems to declare them
     while True:
         now, found = ticks.schedules((yield _statement("ticks_read")))
         due = [each for each in found if each.next_at is not None and each.next_at <= now]
@@ -37,7 +37,7 @@ def tick() -> Steps[None]:
             moves = json.dumps([each.said() for each in batch])
             [(names, *_)] = yield _statement("ticks_make", moves=moves, notify=False)
             moved += len(json.loads(names))
-        if not moved:  # somebody else holds them
+        if not moved:  # another session holds them
             return
 
 

@@ -22,7 +22,7 @@ Params = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A statement whose rows, if there are any, are not read: SAVEPOINT, or what no driver could read."""
+    """A statement that gives no rows, or none that are read: SAVEPOINT, or what no driver could read."""
 
     sql: str
     params: Params | None = None

@@ -1,4 +1,4 @@
-"""Which jobs wait to be run, and assertions about them whose messages show what was there instead.
+"""Which jobs wait to be run, and assertions about them: their messages show what was there instead.
 
 Arguments are compared as the handler would be given them: decoded by the task's annotations, defaults filled in. Only
 the arguments that are named are compared.
