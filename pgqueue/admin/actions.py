@@ -3,7 +3,7 @@
 Called by applications and by the CLI, which is a thin skin over these. Everything happens inside the caller's
 transaction, on any connection, and with its COMMIT or not at all. Never commits, never opens a connection.
 
-A job may move while somebody asks for it: be promoted, claimed, completed. So 0 rows never mean "no such job": a
+A job may move while it is asked for: be promoted, claimed, completed. So 0 rows never mean "no such job": a
 generator (`cancelling`, `retrying`) says which statement to send next, looks at what came back, and asks again, in a
 new snapshot, for what was on the move.
 """
@@ -21,7 +21,7 @@ from pgqueue.database.steps import Steps, adrive, drive
 from pgqueue.errors import Error, InvalidOption, JobNotFound
 
 BATCH = 1_000
-"""How many jobs one statement changes; where each statement is a transaction, nobody waits long for a row."""
+"""How many jobs one statement changes; where each statement is a transaction, no session waits long for a row."""
 ROUNDS = 100
 """How often a job may be on the move each time we look; each takes a claim or a promotion at that very moment."""
 REASON_MOST = 500  # characters
@@ -167,8 +167,8 @@ def retry(
     `limit` of them. In statements of 1,000 jobs: on a connection in autocommit mode each is a transaction.
 
     A job keeps its id and its attempts, and is allowed one more at least; its crashes and its reason are forgotten, a
-    deadline that has passed is dropped. A completed one is run only with `again`, as a new job whose headers name the
-    old as `retry_of`, without its unique keys; a filter must name its state, too. A dead job with a unique key takes it
+    deadline that has passed is dropped. A completed one is run only with `again`, as a new job (its headers name the
+    old as `retry_of`) without its unique keys; a filter must name its state, too. A dead job with a unique key takes it
     again. One answer for each job, in order: `retried`, `again` (see `.new`), `completed`, `alive` (see `.state`),
     `held` (see `.holder`: that job has the key).
 
@@ -277,7 +277,7 @@ def _settling(name: str, ids: Iterable[int], params: Mapping[str, object], judge
 
 
 def _batches(ids: Iterable[int]) -> Iterator[list[int]]:
-    """In the order of ids, each once: whoever else changes jobs by hand locks them in the same order."""
+    """In the order of ids, each once: every other change by hand locks them in the same order."""
     ordered = sorted(set(ids))
     for first in range(0, len(ordered), BATCH):
         yield ordered[first : first + BATCH]

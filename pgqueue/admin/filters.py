@@ -1,6 +1,6 @@
 """Which jobs `cancel` and `retry` are meant for: those of some ids, or all that fit a filter.
 
-Checked before anything is sent. A filter says at least one thing: nobody means all jobs by leaving everything out, and
+Checked before anything is sent. A filter says at least one thing: to leave everything out never means all jobs, and
 an empty list of ids is no filter. Only finds, never changes a job.
 """
 

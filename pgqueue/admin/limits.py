@@ -1,10 +1,10 @@
 """What people see of limits and rates, and set by hand: how many jobs of each may run at once, or start in a period,
-who runs and who waits.
+how many run and how many wait.
 
 Called by the CLI, inside the caller's transaction, on any connection. A limit is a row that every admit reads, so a
-change needs no worker to be told; that it is told all the same makes it quick. Whoever waits is let in by a sweep,
-which counts as always; nobody is stopped: a smaller limit lets nobody in until enough have ended. With rates it is the
-same: whoever lets somebody start reads the row.
+change needs no worker to be told; that it is told all the same makes it quick. Waiting jobs are let in by a sweep,
+which counts as always. No job is stopped: a smaller limit lets none in until enough have ended. With rates it is the
+same: every statement that lets a job start reads the row.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ LIMIT_MOST = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class LimitInfo:
-    """A limit: `n` jobs at once (None: nobody has said how many, so nobody is let in), `declared` by the code (None: it
+    """A limit: `n` jobs at once (None: neither declared nor set, so none is let in), `declared` by the code (None: it
     is not), other than that only if it was set `by_hand`. `running` jobs run under it, `held` have it and wait for a
     slot, a rate or their retry; `waiting` wait for it (10,001: more than 10,000), the first of them for `waited`
-    seconds. `undeclared`: jobs wait for it, and nobody has declared or set it."""
+    seconds. `undeclared`: jobs wait for it, and it is neither declared nor set."""
 
     name: str
     n: int | None
@@ -53,10 +53,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class RateInfo:
-    """A rate: what may start (`rate`, such as 100/minute; None: nobody has said, so nobody may), `burst` at once,
+    """A rate: what may start (`rate`, such as 100/minute; None: not declared, so no job may), `burst` at once,
     `declared` by the code (None: it is not), other than that only if it was set `by_hand`. `waiting` jobs wait, in so
     many `lines` (one for each key), the first of them for `waited` seconds; of very many lines 1,000 are looked at.
-    `undeclared`: jobs wait for it, and nobody has declared it."""
+    `undeclared`: jobs wait for it, and no worker has declared it."""
 
     name: str
     rate: str | None
@@ -71,8 +71,8 @@ class RateInfo:
 
 @dataclass(frozen=True, slots=True)
 class Undeclared:
-    """A `limit` or a `rate` (`kind`) that `waiting` jobs wait for (10,001: more than 10,000), and nobody has declared
-    or set: none of them is let in."""
+    """A `limit` or a `rate` (`kind`) that `waiting` jobs wait for (10,001: more than 10,000), and that is
+    neither declared nor set: none of them is let in."""
 
     kind: str
     name: str
@@ -90,7 +90,7 @@ class Pace:
 
 
 def undeclared(conn: object) -> list[Undeclared]:
-    """What jobs wait for that nobody has declared, by name; of very many keys of rates 1,000 are looked at."""
+    """What jobs wait for and is neither declared nor set, by name; of very many keys of rates 1,000 are looked at."""
     schema, _ = client()
     params = {"after": FIRST_RATE, "n": KEYS_MOST}
     return drivers.run(conn, Statement(text("limits_undeclared", schema), params, lambda rows: unknown(rows[0][0])))
@@ -102,7 +102,7 @@ def unknown(found: str) -> list[Undeclared]:
 
 
 def rates(conn: object) -> list[RateInfo]:
-    """Every rate that was declared, or that somebody waits for, by name."""
+    """Every rate that was declared, or that jobs wait for, by name."""
     schema, _ = client()
     return drivers.run(conn, Statement(text("limits_list_rates", schema), {}, _rates_listed))
 
@@ -139,7 +139,7 @@ def shown(count: int, period: float) -> str:
 
 
 def limits(conn: object) -> list[LimitInfo]:
-    """Every limit that was declared or set, or that somebody waits for, by name."""
+    """Every limit that was declared or set, or that jobs wait for, by name."""
     schema, _ = client()
     return drivers.run(conn, Statement(text("limits_list", schema), {}, _listed))
 
@@ -147,8 +147,8 @@ def limits(conn: object) -> list[LimitInfo]:
 def change(conn: object, name: str, n: int | None) -> Setting:
     """Let `n` jobs of this limit run at once from now on, whatever the code declares; None: what the code declares.
 
-    0 lets nobody in any more. Raises InvalidOption for a number that cannot be; LimitNotFound if no worker has declared
-    the limit and no job waits for it, or nobody has declared what it is to be again.
+    0 lets no job in any more. Raises InvalidOption for a number that cannot be; LimitNotFound if no worker has declared
+    the limit and no job waits for it, or what it is to be again is not declared.
     """
     if not name.isprintable():
         raise InvalidOption(f"limit {name!r:.80}: use a name of printable text")

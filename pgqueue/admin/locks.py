@@ -1,9 +1,9 @@
-"""What people see of keys, and do to them by hand: who holds one, who waits, take it away.
+"""What people see of keys, and do to them by hand: which jobs hold one, how many wait, take it away.
 
 Called by the CLI, inside the caller's transaction, on any connection. Releasing is safe because truth is rows: it only
 moves holders that do not run; the next in line is let in by a sweep, which counts as always. A job that runs keeps its
-key as long as it runs, whatever anybody says: stop it (`cancel`), then it gives the key up itself. One whose worker is
-known to be dead is given back as rescue does it, and is a holder that waits then.
+key as long as it runs, whatever is ordered: stop it (`cancel`), then it gives the key up itself. If its worker is known
+to be dead, the job is given back as rescue does it, and is a holder that waits then.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class LockInfo:
-    """A key with those who hold it. `waiting` jobs wait for it (10,001: more than 10,000); `next` is the first of them
-    and has waited for `waited` seconds."""
+    """A key with the jobs that hold it. `waiting` jobs wait for it (10,001: more than 10,000); `next` is the first of
+    them and has waited for `waited` seconds."""
 
     key: str
     holders: tuple[Holder, ...]
@@ -71,7 +71,7 @@ def locks(conn: object, key: str | None = None) -> list[LockInfo]:
 
 
 def release(conn: object, key: str) -> Released:
-    """Take a key from its holders that do not run, and from those whose workers are known to be dead."""
+    """Take a key from its holders that do not run, and from those of workers that are known to be dead."""
     schema, notify = client()
     releasing = Statement(text("locks_release", schema), {"key": check_key(key), "notify": notify}, _released)
     done = drivers.run(conn, releasing)

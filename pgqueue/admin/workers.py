@@ -1,4 +1,4 @@
-"""What people ask of supervisors and workers: who works on what; restart, quiet, scale.
+"""What people ask of supervisors and workers: which worker runs what; restart, quiet, scale.
 
 Called by the CLI, from anywhere: an order is a row and a NOTIFY, so it reaches a supervisor in another container, too.
 Each is one statement on the connection given. Does nothing itself: supervisors do what they are told.
@@ -32,8 +32,8 @@ class RunningJob:
 
 @dataclass(frozen=True, slots=True)
 class WorkerNow:
-    """A worker process as of its last beat, `beat_age` seconds ago. `rss` in bytes; `lost` are slots whose handler does
-    not stop."""
+    """A worker process as of its last beat, `beat_age` seconds ago. `rss` in bytes; `lost` are slots with a handler
+    that does not stop."""
 
     id: int
     host: str
@@ -64,8 +64,8 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What has become of an order; `problem` says why it could not be carried out, `alive` whether somebody still
-    can."""
+    """What has become of an order; `problem` says why it could not be carried out, `alive` whether its
+    supervisor still can."""
 
     order: int
     done: bool
@@ -81,7 +81,7 @@ def workers(conn: object, *, host: str | None = None) -> list[WorkerNow]:
 def tell(
     conn: object, kind: Kind, *, size: int | None = None, host: str | None = None, supervisor: int | None = None
 ) -> list[Told]:
-    """Give an order to all supervisors, those of a host, or one; who was told. It is heard when this is committed."""
+    """Give an order to all supervisors, those of a host, or one; those told. It is heard when this is committed."""
     params = {"kind": kind, "size": size, "host": host, "supervisor": supervisor, "notify": config().notify}
     sql = text("workers_tell", config().schema)
     return drivers.run(conn, Statement(sql, params, lambda rows: [Told(*row) for row in rows]))
@@ -95,7 +95,7 @@ def answers(conn: object, orders: list[int]) -> list[Answer]:
 
 def everybody(host: str | None, schema: str) -> Statement[list[WorkerNow]]:
     """Ask for the workers of a host, or all."""
-    import msgspec  # only here: who gives an order does without
+    import msgspec  # only here: an order does without
 
     params = {"host": host, "n": JOBS_MOST}
     return Statement(
