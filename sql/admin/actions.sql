@@ -3,7 +3,7 @@
 -- name: actions_cancel
 -- Waiting jobs end as cancelled, running ones are asked to; a row for each id: its state as this statement's snapshot had it
 -- (NULL: in none), and whether it was cancelled here. A waiting one that was not is on the move, and to be asked for anew.
--- Waits for whoever has the row just now, in the order of ids; locks no running row. A sweep hears of keys that were held.
+-- Waits for transactions that have a row just now, in the order of ids; locks no running row. A sweep hears of keys that were held.
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
 ), seen AS MATERIALIZED (

@@ -2,8 +2,8 @@
 
 -- name: limits_set
 -- Set a limit by hand (n), or let it be again what the code declares (NULL). Holds from this transaction's COMMIT on: a sweep hears
--- of it and lets in who may come. No row: nobody has declared a limit of this name and nobody waits for it, or nobody has
--- declared what it is to be again. Else what it allows now, what the code declares, and whether that was set by hand.
+-- of it and lets in the jobs that may come. No row: the limit was neither declared nor set, and no job waits for it or runs under
+-- it; or what it is to be again is not declared. Else what it allows now, what the code declares, and whether that was set by hand.
 WITH changed AS (
     INSERT INTO pgqueue.key_limit AS l (name, n, set_at)
     SELECT %(name)s::text, coalesce(%(n)s::integer, 0), pgqueue.now()
@@ -18,7 +18,7 @@ WITH changed AS (
 SELECT n, declared, by_hand, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.:control', 'sweep')::text END FROM changed;
 
 -- name: limits_list
--- Every limit that was declared or set, or that somebody waits for (1,000 of these), by name, as a JSON array. Jobs are counted up to 10,001.
+-- Every limit that was declared or set, or that jobs wait for (1,000 of these), by name, as a JSON array. Jobs are counted up to 10,001.
 WITH RECURSIVE walked (key, place) AS (
     (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > 'limit' ORDER BY b.key LIMIT 1)
     UNION ALL
@@ -50,7 +50,7 @@ SELECT coalesce(json_agg(to_json(listed) ORDER BY name), '[]')::text FROM listed
 
 -- name: limits_set_rate
 -- Set a rate by hand, or let it be again what the code declares (both NULL). Holds from this transaction's COMMIT on; workers hear of it.
--- No row: nobody has declared a rate of this name, or nobody has declared what it is to be again. Else what it allows now, its
+-- No row: no worker has declared a rate of this name, or what it is to be again is not declared. Else what it allows now, its
 -- burst, what the code declares, and whether that was set by hand.
 WITH changed AS (
     UPDATE pgqueue.key_rate r
@@ -64,7 +64,7 @@ SELECT count, period, burst, declared_count, declared_period, by_hand,
 FROM changed;
 
 -- name: limits_list_rates
--- Every rate that was declared, or that somebody waits for (of 1,000 keys that are waited for), by name, as a JSON array. Waiting jobs
+-- Every rate that was declared, or that jobs wait for (of 1,000 keys that are waited for), by name, as a JSON array. Waiting jobs
 -- are counted up to 10,001 for each key.
 WITH RECURSIVE walked (key, place) AS (
     (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > 'rate' ORDER BY b.key LIMIT 1)
@@ -90,7 +90,7 @@ WITH RECURSIVE walked (key, place) AS (
 SELECT coalesce(json_agg(to_json(listed) ORDER BY name), '[]')::text FROM listed;
 
 -- name: limits_undeclared
--- Limits and rates that somebody waits for and that nobody has declared or set: nobody is let in. Of the first n keys of limits, and of
+-- Limits and rates that jobs wait for and that are neither declared nor set: no job is let in. Of the first n keys of limits, and of
 -- n keys of rates after `after` ('rate:' for the first). One row: as a JSON array of {kind, name, waiting} (counted up to 10,001), and the
 -- last key of rates looked at (NULL: there are no more).
 WITH RECURSIVE walked (kind, key, place) AS (

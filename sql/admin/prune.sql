@@ -1,5 +1,5 @@
 -- name: prune_readers
--- The sessions that hold a lock on the leaf which a ring would empty next: who to wait for, or to end.
+-- The sessions that hold a lock on the leaf which a ring would empty next: what to wait for, or to end.
 SELECT a.pid, coalesce(nullif(a.application_name, ''), 'unnamed'), a.usename::text, coalesce(a.state, 'unknown'),
        extract(epoch FROM pgqueue.now() - a.xact_start)::float8
 FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid

@@ -2,7 +2,7 @@
 
 -- name: workers_tell
 -- Give an order to the supervisors of this host (NULL: of all), or to this one (NULL: all), that have beaten within a
--- minute. Answers who was told.
+-- minute. One row for each that was told.
 WITH told AS (
     INSERT INTO pgqueue.supervisor_order (supervisor_id, kind, size)
     SELECT s.id, %(kind)s::text, %(size)s::integer FROM pgqueue.supervisor s

@@ -55,7 +55,7 @@ SELECT
 FROM added
 
 -- name: enqueue_many_later
--- The same for a batch in which some have a time to start, a deadline or a lock (its key as JSON: it may have line breaks): those whose time has come, or that have none, are available.
+-- The same for a batch in which some have a time to start, a deadline or a lock (its key as JSON: it may have line breaks): those with a time that has come, or with none, are available.
 WITH added AS (
     INSERT INTO pgqueue.job (
         state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,

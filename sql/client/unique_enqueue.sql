@@ -1,12 +1,12 @@
--- Jobs with unique keys. The primary key of `unique_key` decides: who inserts the row has the key, in the statement that inserts
--- the job. Whether a row that is there still holds is said by `key_state`, which looks at the job it names. Everybody takes keys in
--- the order of their bytes, and removes a row by its version: one that was removed and written anew meanwhile stays.
+-- Jobs with unique keys. The primary key of `unique_key` decides: a job has the key if its row goes in, by the statement that
+-- inserts the job. Whether a row that is there still holds is said by `key_state`, which looks at the job it names. Every statement
+-- takes keys in the order of their bytes, and removes a row by its version: one that was removed and written anew meanwhile stays.
 -- While a statement waits for a transaction that is just taking the same key, it is bounded by the session's lock_timeout, by 5 s
 -- if that has none; afterwards the setting is as it was.
 
 -- name: unique_enqueue
 -- A batch of jobs of which some have unique keys (as JSON: they may have line breaks), in the columns of `enqueue_many_later`: those
--- whose keys were all free, and those without. One row: the ids in the lines' order, NULL for a job that was not inserted.
+-- with keys that were all free, and those without. One row: the ids in the lines' order, NULL for a job that was not inserted.
 WITH patience AS MATERIALIZED (
     SELECT asked.patience, set_config('lock_timeout', CASE asked.patience WHEN '0' THEN '5s' ELSE asked.patience END, true)
     FROM current_setting('lock_timeout') AS asked (patience)
@@ -91,15 +91,15 @@ SELECT
     (SELECT set_config('lock_timeout', patience.patience, true) FROM patience);
 
 -- name: unique_enqueue_judge
--- Of keys that were not free: who holds them; a leftover is removed. As a JSON array, for each that is held: the key, the job, and
+-- Of keys that were not free: the jobs that hold them; a leftover is removed. As a JSON array, for each that is held: the key, the job, and
 -- whether that has never started (see `judge_keys`).
 SELECT pgqueue.judge_keys(
     ARRAY(SELECT json_array_elements_text(%(keys)s::text::json)), ARRAY(SELECT json_array_elements_text(%(replaced)s::text::json)));
 
 -- name: unique_enqueue_replace
 -- Jobs that have never started become what these lines say (as `unique_enqueue`, with the job's id), in one move: they keep their
--- ids, their keys and the time of their first enqueue, and start at the latest so many seconds after that. One whose time has come
--- keeps its turn: it goes to the front of its lane. One row: the ids of those that were changed; the others are on the move.
+-- ids, their keys and the time of their first enqueue, and start at the latest so many seconds after that. If its time has come, a
+-- job keeps its turn: it goes to the front of its lane. One row: the ids of those that were changed; the others are on the move.
 WITH asked AS MATERIALIZED (
     SELECT
         line.holder::bigint AS id,
@@ -166,7 +166,7 @@ WITH asked AS MATERIALIZED (
     FROM judged WHERE later
     RETURNING id
 ), told AS (
-    -- One that held a key has given it up, and whoever waits for that is let in by a sweep.
+    -- A job that held a key has given it up; a sweep lets in the jobs that wait for it.
     SELECT pg_notify('pgqueue.' || channel, what)::text AS done
     FROM (
         SELECT queue::text AS channel, '' AS what FROM now_available
@@ -178,12 +178,12 @@ WITH asked AS MATERIALIZED (
 SELECT ARRAY(SELECT id FROM now_available UNION ALL SELECT id FROM now_scheduled), (SELECT count(done) FROM told);
 
 -- name: unique_enqueue_impatient
--- For the rest of this transaction: wait 5 ms at most for whoever has a key or a row.
+-- For the rest of this transaction: wait 5 ms at most for a transaction that has a key or a row.
 SELECT pg_catalog.set_config('lock_timeout', '5ms', true);
 
 -- name: unique_enqueue_following
 -- The successors of a job, in its transaction, some with unique keys; the lines as of `unique_enqueue`. One statement whatever it
--- finds: one whose key is held is not made, and no more is said than which job holds it. One row: those as a JSON array of
+-- finds: if its key is held, a successor is not made, and no more is said than which job holds it. One row: those as a JSON array of
 -- [task, holder].
 WITH asked AS MATERIALIZED (
     SELECT

@@ -1,4 +1,4 @@
--- How one waits for the end of a job: looks how it stands, and says that he waits.
+-- A wait for the end of a job: it looks how the job stands, and says that it waits.
 
 -- name: wait_outcome
 -- How the job stands: state, result, reason, and of a failed one what its last attempt said. No row: no job.
@@ -19,12 +19,12 @@ SELECT pg_backend_pid() = %(pid)s::integer AND current_setting('transaction_read
                     AND has_table_privilege(to_regclass('pgqueue.job_waiter'), 'DELETE'), false);
 
 -- name: wait_begin
--- Say that somebody waits for the end of the job: who ends it, and sees this row, will tell. Answers the number of the row.
--- Not worth a flush to disk: without the row the waiter finds out by looking.
+-- Say that a wait for the end of the job has begun: a statement that ends it, and sees this row, will tell.
+-- Answers the number of the row. Not worth a flush to disk: without the row the waiter finds out by looking.
 INSERT INTO pgqueue.job_waiter (job_id) VALUES (%(id)s::bigint)
 RETURNING waiter, set_config('synchronous_commit', 'off', true);
 
 -- name: wait_leave
--- Nobody waits any more. Loses nothing if it is lost: the sweep finds the row.
+-- The wait is over. Loses nothing if it is lost: the sweep finds the row.
 DELETE FROM pgqueue.job_waiter WHERE waiter = %(waiter)s::bigint
 RETURNING set_config('synchronous_commit', 'off', true);

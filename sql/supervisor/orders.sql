@@ -28,7 +28,7 @@ WHERE supervisor_id = %(id)s::bigint AND done_at IS NULL AND id <> ALL (%(known)
 RETURNING id, kind, size;
 
 -- name: orders_done
--- This order is carried out, or cannot be (`problem`). Says so to whoever waits.
+-- This order is carried out, or cannot be (`problem`). Says so on `:ordered` to sessions that listen there.
 WITH done AS (
     UPDATE pgqueue.supervisor_order SET done_at = pgqueue.now(), problem = %(problem)s::text
     WHERE id = %(id)s::bigint AND done_at IS NULL
@@ -51,5 +51,5 @@ WITH gone AS (
 DELETE FROM pgqueue.supervisor_order WHERE pgqueue.now() - created_at > interval '1 day';
 
 -- name: orders_dead
--- Of these workers, whose processes have ended: those that nobody has rescued yet, with the last beat of each.
+-- Of these workers (their processes have ended): those that are not rescued yet, with the last beat of each.
 SELECT id, beat FROM pgqueue.worker WHERE id = ANY (%(workers)s::bigint[]) AND dead_at IS NULL ORDER BY id;

@@ -17,7 +17,7 @@ SELECT (extract(epoch FROM min(run_at)) * 1000000)::bigint
 FROM pgqueue.job_scheduled WHERE id = ANY (%(ids)s::bigint[]);
 
 -- name: drain_parked
--- The locks that somebody waits for, 64 at most; the queues of who waits; and how many wait.
+-- The locks that jobs wait for, 64 at most; the queues of all waiting jobs; and how many jobs wait.
 SELECT coalesce((SELECT array_agg(key) FROM (SELECT DISTINCT key FROM pgqueue.job_blocked WHERE starts_with(key, 'lock:')
                                              ORDER BY key LIMIT 64) AS keys), '{}'),
        coalesce(array_agg(DISTINCT queue::text), '{}'), count(*)
