@@ -85,6 +85,7 @@ async def claim(dsn: str, k: int, jobs: int, queues: list[str]) -> dict[str, flo
     fetcher = Fetcher(
         session,
         lambda: worker_id,
+        tasks=["bench.noop"],
         shares=lambda: [Share(queues, k)],
         deliver=deliver,
         suspects=lambda: (),

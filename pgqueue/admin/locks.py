@@ -82,7 +82,9 @@ def release(conn: object, key: str) -> Released:
     if not dead:
         return done
     after = drivers.run(conn, releasing)
-    return Released(done.ids + after.ids, after.running)
+    # Rescue takes the key itself from a job whose task no live worker knows.
+    rescued = {job.id for job in done.running if job.dead}.difference(job.id for job in after.running)
+    return Released(tuple(sorted({*done.ids, *after.ids, *rescued})), after.running)
 
 
 def sentence(job: Running) -> str:

@@ -149,10 +149,20 @@ class QueueInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class UnknownTask:
+    """A task of which `jobs` wait in a queue that is served, by workers that do not know it."""
+
+    queue: str
+    task: str
+    jobs: Count
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """A worker process; `dead` when it was declared so or has not beaten for three of its leases. Ages in seconds.
 
-    `lost` are slots in which a handler goes on that did not stop at its timeout.
+    `lost` are slots in which a handler goes on that did not stop at its timeout. `tasks` is how many names of tasks it
+    takes jobs of, aliases too; None: it is of a version before that says nothing of its tasks.
     """
 
     id: int
@@ -164,13 +174,17 @@ class WorkerInfo:
     running: int
     lost: int
     queues: tuple[str, ...]
+    tasks: int | None
     started_at: datetime
     beat_age: float
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How everything stands at one moment. At most 1,000 queues and the newest 1,000 workers."""
+    """How everything stands at one moment. At most 1,000 queues and the newest 1,000 workers.
+
+    `unknown` are tasks of which jobs wait, and that no live worker of their queue knows; the most frequent first.
+    """
 
     database: str
     schema: str
@@ -179,6 +193,7 @@ class Status:
     at: datetime
     states: Mapping[str, Count]
     queues: tuple[QueueInfo, ...]
+    unknown: tuple[UnknownTask, ...]
     workers: tuple[WorkerInfo, ...]
 
 

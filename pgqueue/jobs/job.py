@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from math import isfinite
-from time import perf_counter, time
+from time import perf_counter
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import msgspec
@@ -334,11 +334,6 @@ class Job:
             conn = await job.aconnection()
         """
         return self.means.aiterate(self, source, _size(size))
-
-    def age(self) -> float:
-        """Seconds since it was enqueued, by this machine's clock."""
-        # Not by datetime: a row written by hand can hold a time that Python has not, infinity for one.
-        return time() - _EPOCH.timestamp() - float(self._row[11]) / 1e6
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.task} attempt {self.attempt}>"

@@ -73,8 +73,6 @@ def _text(reason: str, what: str) -> str:
 MESSAGE_MOST = 2_000  # characters
 TRACEBACK_MOST = 20_000  # characters
 RESULT_MOST = 1 << 20  # bytes
-# A name no process here knows: another version may. Ask again after 10 s, later less often; give up after a day.
-UNKNOWN_FIRST, UNKNOWN_MOST, UNKNOWN_DAY = 10.0, 300.0, 86_400.0
 
 UNSTORABLE = "Unstorable"
 """The error type of an attempt if the server refused its outcome."""
@@ -273,15 +271,6 @@ def unstorable(outcome: Outcome, why: str) -> Outcome | None:
 def interrupted(why: str) -> Released:
     """What a run becomes that its worker stopped for a reason of the worker's own."""
     return Released(Problem("interrupted", None, why))
-
-
-def unknown(job: Job) -> Outcome:
-    """What an unknown task name becomes: postponed, so that a rolling deploy loses nothing; failed after a day."""
-    message = f"no task named {job.task!r} is imported by this worker"
-    if job.age() > UNKNOWN_DAY:
-        return Failed("refused", Problem("refused", None, message))
-    delay = min(UNKNOWN_MOST, max(UNKNOWN_FIRST, job.age() / 2))
-    return Retried(delay, Problem("unknown", None, message), spent=False)
 
 
 def _cause(ask: Retry | Fail) -> tuple[str, str, str | None]:

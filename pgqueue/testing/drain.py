@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -35,7 +36,6 @@ from pgqueue.jobs.outcomes import (
     Snooze,
     given,
 )
-from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.testing.clock import Clock
 from pgqueue.testing.handlers import Ran
 from pgqueue.testing.steps import Call, Command, Steps, aplay, play
@@ -57,10 +57,10 @@ class Drained:
     """What a drain did. `retried` counts attempts that will be made again, `cancelled` and `failed` are ends.
 
     `errors` are the exceptions that handlers raised (but for Snooze and Cancel), also those of attempts that were made
-    again, each with a note of its job.
+    again, each with a note of its job. `unknown` are the names of tasks that are not imported: their jobs are left.
 
     >>> Drained(completed=2)
-    Drained(completed=2, retried=0, failed=0, cancelled=0, errors=())
+    Drained(completed=2, retried=0, failed=0, cancelled=0, errors=(), unknown=())
     """
 
     completed: int = 0
@@ -68,12 +68,14 @@ class Drained:
     failed: int = 0
     cancelled: int = 0
     errors: tuple[BaseException, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     def check(self) -> Drained:
-        """Raise the first exception that a handler raised, or Error if a job did not complete; else return this."""
+        """Raise the first exception that a handler raised, or Error if a job that is due did not complete; else return
+        this."""
         if self.errors:
             raise self.errors[0]
-        if self.retried or self.failed or self.cancelled:
+        if self.retried or self.failed or self.cancelled or self.unknown:
             raise Error(f"not every job completed: {self}; why says pgqueue.find(conn)")
         return self
 
@@ -106,8 +108,8 @@ class _Account:
     def attempts(self) -> int:
         return sum(self.counts.values())
 
-    def closed(self) -> Drained:
-        return Drained(**self.counts, errors=tuple(self.errors))
+    def closed(self, unknown: Iterable[str]) -> Drained:
+        return Drained(**self.counts, errors=tuple(self.errors), unknown=tuple(unknown))
 
 
 def drain(conn: object = None, clock: Clock | None = None, *, most: int = MOST) -> Drained:
@@ -174,7 +176,8 @@ def _drain(clock: Clock | None, most: int, *, alone: bool) -> Steps[Drained]:
                 yield from _give_back(job, worker_id)
             raise
     yield _statement("registration_leave", worker_id=worker_id)
-    return account.closed()
+    [(unknown,)] = yield _statement("drain_unknown", tasks=list(tasks.registry))
+    return account.closed(unknown)
 
 
 def _in_transaction(alone: bool) -> Steps[None]:
@@ -231,7 +234,8 @@ def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
         job = yield from _claimed(worker_id, claim)
         if job is not None:
             return job
-        yield Command(text("drain_pass", config().schema), {"worker_id": worker_id, "claim": claim})
+        passing = {"worker_id": worker_id, "claim": claim, "tasks": list(tasks.registry)}
+        yield Command(text("drain_pass", config().schema), passing)
         job = yield from _claimed(worker_id, claim)
         if job is not None:
             return job
@@ -240,7 +244,8 @@ def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
 
 def _fetch(worker_id: int, claim: int) -> Steps[None]:
     """Claim the most urgent job, plain or with keys; one with keys may be blocked instead."""
-    [(queues, keyed)] = yield _statement("drain_queues")
+    known = list(tasks.registry)
+    [(queues, keyed)] = yield _statement("drain_queues", tasks=known)
     lanes = [(queue, rank) for rank in (-2, -1, *RANKS) for queue in queues]
     params: dict[str, object] = {
         "queues": [queue for queue, _ in lanes],
@@ -248,6 +253,7 @@ def _fetch(worker_id: int, claim: int) -> Steps[None]:
         "afters": [0] * len(lanes),
         "uptos": [2**63 - 1] * len(lanes),
         "mosts": [1] * len(lanes),
+        "tasks": known,
         "worker_id": worker_id,
         "claim": claim,
         "n": 1,
@@ -270,6 +276,7 @@ def _admit(worker_id: int, claim: int, keys: list[str], queues: list[str]) -> Co
         "queues": queues,
         "pools": [1] * len(queues),
         "slots": [1],
+        "tasks": list(tasks.registry),
         "worker_id": worker_id,
         "claim": claim,
         "notify": False,
@@ -284,13 +291,13 @@ def _claimed(worker_id: int, claim: int) -> Steps[Job | None]:
 
 def _attempt(job: Job, worker_id: int, alone: bool) -> Steps[Ran]:
     """Call the handler, with middleware and hooks, and say what became of the job."""
-    task, hooks = tasks.find(job.task), declared()
-    ran = yield from _in_savepoint(job, task and hooks.hooked(task), worker_id, alone)
+    hooks = declared()
+    ran = yield from _in_savepoint(job, hooks.hooked(tasks.registry[job.task]), worker_id, alone)
     hooks.finished(job, ran[0])
     return ran
 
 
-def _in_savepoint(job: Job, task: Task[..., Any] | None, worker_id: int, alone: bool) -> Steps[Ran]:
+def _in_savepoint(job: Job, task: Task[..., Any], worker_id: int, alone: bool) -> Steps[Ran]:
     """Kept if the handler returned, rolled back if it raised."""
     if alone:
         ran: Ran = yield Call(job, task, worker_id, alone)
@@ -302,8 +309,7 @@ def _in_savepoint(job: Job, task: Task[..., Any] | None, worker_id: int, alone: 
             yield Command("RELEASE SAVEPOINT pgqueue_job")
             return outcome, error
         except Exception as broken:  # the handler went on after an error in its SQL: nothing it wrote can be kept
-            retry = RetryPolicy() if task is None else task.retry
-            outcome, error = given(job, retry, broken, raised=True), broken
+            outcome, error = given(job, task.retry, broken, raised=True), broken
     yield Command("ROLLBACK TO SAVEPOINT pgqueue_job")
     yield Command("RELEASE SAVEPOINT pgqueue_job")
     return outcome, error
@@ -333,6 +339,7 @@ def _register() -> Statement[int]:
         "host": socket.gethostname(),
         "version_tag": "testing",
         "queues": [],
+        "tasks": [],
     }
     return Statement(text("registration_register", config().schema), params, lambda rows: int(rows[0][0]))
 

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 from pgqueue.client.middleware import Hooks, declared
 from pgqueue.client.tasks import Task
 from pgqueue.jobs.job import Job, NewJob, running_job
-from pgqueue.jobs.outcomes import LATE, Cancel, Completed, Fail, Outcome, Retry, Snooze, given, unknown
+from pgqueue.jobs.outcomes import LATE, Cancel, Completed, Fail, Outcome, Retry, Snooze, given
 from pgqueue.testing.context import Lent
 
 P = ParamSpec("P")
@@ -68,10 +68,10 @@ async def arun(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     return gave[0]  # type: ignore[no-any-return]
 
 
-def call(job: Job, task: Task[..., Any] | None, conn: object, worker_id: int, *, alone: bool) -> Ran:
-    """Run the job here to its outcome, with the drain's connection; None: no task of this name is imported."""
-    if job.late or task is None:
-        return (LATE if job.late else unknown(job)), None
+def call(job: Job, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool) -> Ran:
+    """Run the job here to its outcome, with the drain's connection."""
+    if job.late:
+        return LATE, None
     job.means = lent = Lent(task, conn, worker_id, alone=alone)
     try:
         what = _run_here(task, job)
@@ -83,10 +83,10 @@ def call(job: Job, task: Task[..., Any] | None, conn: object, worker_id: int, *,
         return given(job, task.retry, error, raised=True), error
 
 
-async def acall(job: Job, task: Task[..., Any] | None, conn: object, worker_id: int, *, alone: bool) -> Ran:
+async def acall(job: Job, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool) -> Ran:
     """`call` from a running loop."""
-    if job.late or task is None:
-        return (LATE if job.late else unknown(job)), None
+    if job.late:
+        return LATE, None
     job.means = lent = Lent(task, conn, worker_id, alone=alone)
     test = asyncio.current_task()
     try:

@@ -33,7 +33,7 @@ class Call:
     """Run the handler of this job; the answer is a `handlers.Ran`."""
 
     job: Job
-    task: Task[..., Any] | None
+    task: Task[..., Any]
     worker_id: int
     alone: bool
 

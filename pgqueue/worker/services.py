@@ -43,6 +43,7 @@ from pgqueue.worker.leader.election import Election
 from pgqueue.worker.leader.pruner import Maintenance
 from pgqueue.worker.leader.scheduler import Scheduler
 from pgqueue.worker.leader.ticks import CHANGED, Ticks
+from pgqueue.worker.leader.unknown_tasks import UnknownTasks
 from pgqueue.worker.liveness.heartbeat import Heartbeat, Identity
 from pgqueue.worker.liveness.lease_guard import LostLease
 from pgqueue.worker.liveness.loop_monitor import BLOCKED_SECONDS, Pulse
@@ -85,7 +86,7 @@ class Wiring(Meeting, ABC):
     # Building --------------------------------------------------------------------------------------------------------
 
     def _check_and_register(self) -> None:
-        self.worker_id = enter(self._link, self.settings)
+        self.worker_id = enter(self._link, self.settings, self._tasks)
 
     def _build(self) -> None:
         settings = self.settings
@@ -106,6 +107,7 @@ class Wiring(Meeting, ABC):
             self._keys,
             lambda: self.worker_id,
             claims=claims,
+            tasks=self._tasks,
             slots=self._slots,
             deliver=self._let_in,
             done=self._admitted,
@@ -117,6 +119,7 @@ class Wiring(Meeting, ABC):
             self._pace,
             lambda: self.worker_id,
             claims=claims,
+            tasks=self._tasks,
             free=self._free,
             reserve=self._reserve,
             deliver=self._start_rated,
@@ -136,6 +139,7 @@ class Wiring(Meeting, ABC):
         self._fetcher = Fetcher(
             self._take,
             lambda: self.worker_id,
+            tasks=self._tasks,
             shares=self._shares,
             deliver=self._deliver,
             suspects=lambda: self._suspects.ranks(idle=not self._held),
@@ -225,9 +229,18 @@ class Wiring(Meeting, ABC):
         self._isolation = Isolation(
             self._take,
             list(settings.queues),
+            self._tasks,
             leads=self._leads,
             asked=lambda: self._suspects.asked,
             make_way=self._make_way,
+        )
+        self._unknown_tasks = UnknownTasks(
+            self._take,
+            lambda: self.worker_id,
+            fail_after=settings.fail_unknown,
+            version_tag=settings.version_tag,
+            notify=settings.notify,
+            ended=self._sweep.soon,
         )
         self._maintenance = Maintenance(self._take, leads=self._leads, also=self._leftovers)
         self._pulse = Pulse(self._loop, min(BLOCKED_SECONDS, settings.lease / 3))
@@ -280,6 +293,7 @@ class Wiring(Meeting, ABC):
         await self._rescue.strays()
         await self._signals.settle()
         await self._progress.sweep()
+        await self._unknown_tasks.look()
         if self._leads():
             await self._warner.look()
 

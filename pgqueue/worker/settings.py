@@ -37,6 +37,7 @@ class Settings:
     lease: float
     version_tag: str
     pool_size: int | None
+    fail_unknown: float
 
     @property
     def lent(self) -> int:
@@ -63,6 +64,7 @@ def settle(
     lease: float,
     version_tag: str | None,
     pool_size: int | None,
+    fail_unknown: float,
 ) -> Settings:
     """Check a worker's arguments against the configuration. Raises NotConfigured or InvalidOption."""
     settled = config(dsn=dsn, listen_dsn=listen_dsn, schema=schema)
@@ -78,6 +80,7 @@ def settle(
         lease=at_least("lease", lease, LEASE_LEAST),
         version_tag=version_tag or metadata.version(distribution.NAME),
         pool_size=None if pool_size is None else at_least("pool_size", pool_size, 1),
+        fail_unknown=at_least("fail_unknown", fail_unknown, 0.0),
     )
 
 

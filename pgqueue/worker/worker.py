@@ -53,8 +53,8 @@ class Worker(Wiring):
     imported task names. `concurrency` is how many jobs run at once. `tasks` defaults to all that are declared.
     `lease` (seconds) is how long this worker may give no sign of life before its jobs are given to others; `poll`
     (seconds) how often it looks without being told. `pool_size` is how many connections sync handlers are lent at once
-    at most, and async ones as many; default: one for each slot. Jobs of any name are taken from its queues; one whose
-    task is not imported here is put back.
+    at most, and async ones as many; default: one for each slot. Only jobs of its tasks are taken from its queues. The
+    worker that leads fails a job whose task no live worker has known for `fail_unknown` seconds.
 
     Raises NotConfigured without a DSN, SchemaMissing, SchemaBehind or SchemaTooNew when the database does not fit.
 
@@ -75,6 +75,7 @@ class Worker(Wiring):
         lease: float = 15.0,
         version_tag: str | None = None,
         pool_size: int | None = None,
+        fail_unknown: float = 86_400.0,
     ) -> None:
         named = by_name(tasks)
         settings = settle(
@@ -88,6 +89,7 @@ class Worker(Wiring):
             lease=lease,
             version_tag=version_tag,
             pool_size=pool_size,
+            fail_unknown=fail_unknown,
         )
         super().__init__(settings, named)
         self._prepared = self._stopping = False

@@ -72,7 +72,8 @@ FROM (SELECT found.*, (SELECT to_json(p) FROM pgqueue.job_progress p
 -- How everything stands, as one JSON object: states, queues, workers. A partition of up to 10,000 rows is counted. A
 -- larger one is estimated from about 300 of its blocks, always the same ones: unlike the planner's statistics this is
 -- true to what is there now, whether or not anybody has run ANALYZE. Of a large `available` the smallest queues are
--- counted exactly, by their index, until 200,000 rows have been read.
+-- counted exactly, by their index, until 200,000 rows have been read. Jobs of unknown tasks are looked for among the first
+-- 10,000 of each lane and of those that are blocked, 100,000 in all: workers take everything else from there.
 WITH RECURSIVE counted AS MATERIALIZED (
     SELECT 'available' AS part, state, queue, count(*) AS n
     FROM (SELECT state, queue FROM pgqueue.job_available LIMIT 10001) AS j GROUP BY state, queue
@@ -167,13 +168,40 @@ WITH RECURSIVE counted AS MATERIALIZED (
         ) AS j
     ) AS c
 ), worker AS MATERIALIZED (
-    SELECT id, host, pid, version_tag, concurrency, cardinality(running) AS running, lost, queues, started_at,
+    SELECT id, host, pid, version_tag, concurrency, cardinality(running) AS running, lost, queues, cardinality(tasks) AS tasks, started_at,
            extract(epoch FROM pgqueue.now() - beat_at)::float8 AS beat_age,
            CASE WHEN dead_at IS NOT NULL OR beat_at < pgqueue.now() - 3 * lease THEN 'dead' ELSE state END AS state
     FROM pgqueue.worker ORDER BY id DESC LIMIT 1000
 ), served AS (
     SELECT unnest(queues) AS queue, count(*) AS workers FROM worker
     WHERE state IN ('starting', 'running') GROUP BY 1
+), pair AS MATERIALIZED (
+    -- What live workers take. One that says nothing of its tasks is of the version before and may know any: ''.
+    SELECT DISTINCT q.queue, t.task
+    FROM (SELECT DISTINCT w.queues, w.tasks FROM pgqueue.worker w
+          WHERE w.id = ANY (ARRAY(SELECT id FROM worker WHERE state IN ('starting', 'running')))) AS alike
+    CROSS JOIN unnest(alike.queues) AS q (queue)
+    CROSS JOIN unnest(coalesce(alike.tasks, ARRAY[''])) AS t (task)
+), first AS MATERIALIZED (
+    SELECT j.* FROM (
+        SELECT j.queue, j.task, lane.rank
+        FROM (SELECT queue FROM waiting WHERE queue IN (SELECT queue FROM pair EXCEPT SELECT queue FROM pair WHERE task = '')) AS w
+        CROSS JOIN generate_series(-2, 19) AS lane (rank)
+        CROSS JOIN LATERAL (
+            SELECT j.queue, j.task FROM pgqueue.job_available j
+            WHERE j.queue = w.queue AND j.rank = lane.rank::smallint ORDER BY j.pos LIMIT 10001
+        ) AS j
+        UNION ALL
+        (SELECT b.queue, b.task, NULL FROM pgqueue.job_blocked b ORDER BY b.id LIMIT 10001)
+    ) AS j LIMIT 100000
+), unknown AS (
+    SELECT queue, task, json_build_object('n', sum(n)::bigint, 'exact', bool_and(of_lane <= 10000 AND of_all < 100000)) AS jobs
+    FROM (SELECT queue, task, count(*) AS n, sum(count(*)) OVER (PARTITION BY rank, CASE WHEN rank IS NOT NULL THEN queue END) AS of_lane,
+                 sum(count(*)) OVER () AS of_all
+          FROM first GROUP BY queue, task, rank) AS j
+    WHERE NOT ((queue, task) IN (SELECT queue, task FROM pair) OR (queue, '') IN (SELECT queue, task FROM pair))
+      AND (queue IN (SELECT queue FROM pair)) IS TRUE
+    GROUP BY queue, task ORDER BY sum(n) DESC, queue, task LIMIT 1000
 ), queue AS (
     SELECT name,
            json_build_object('n', coalesce(available.n, 0), 'exact', coalesce(available.exact, true)) AS available,
@@ -210,5 +238,6 @@ SELECT json_build_object(
     'at', pgqueue.now(),
     'states', (SELECT json_object_agg(state, json_build_object('n', n, 'exact', exact)) FROM state),
     'queues', (SELECT coalesce(json_agg(to_json(queue) ORDER BY name), '[]') FROM queue),
+    'unknown', (SELECT coalesce(json_agg(to_json(unknown)), '[]') FROM unknown),
     'workers', (SELECT coalesce(json_agg(to_json(worker) ORDER BY id), '[]') FROM worker)
 )::text;

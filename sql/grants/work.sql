@@ -17,6 +17,7 @@ GRANT SELECT, UPDATE (bin, since) ON pgqueue.ring TO :"role";
 GRANT SELECT, INSERT, UPDATE ON pgqueue.key_limit, pgqueue.key_rate TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.limiter TO :"role";
 GRANT SELECT, UPDATE (done_at) ON pgqueue.duty TO :"role";
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.unknown_task TO :"role";
 GRANT TRUNCATE ON
     pgqueue.job_done_0, pgqueue.job_done_1, pgqueue.job_done_2, pgqueue.job_done_3, pgqueue.job_done_4,
     pgqueue.job_done_5, pgqueue.job_done_6, pgqueue.job_done_7, pgqueue.job_dead_0, pgqueue.job_dead_1,

@@ -1,15 +1,23 @@
 -- What pgqueue.testing asks beside the statements of the worker, in the transaction of a test.
 
 -- name: drain_queues
--- The queues that have available jobs, as one array; and whether the most urgent job that can be had has keys. Locks that job, as the
--- claim after it does: a job that another session has locked is passed over by both.
+-- The queues that have available jobs of these tasks, as one array; and whether the most urgent of them that can be had has keys. Locks
+-- that job, as the claim after it does: a job that another session has locked is passed over by both.
 WITH first AS MATERIALIZED (
     SELECT coalesce(a.lock_key, a.limit_key, a.rate_key) IS NOT NULL AS keyed
     FROM pgqueue.job_available a
-    WHERE NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = a.queue AND q.paused_at IS NOT NULL)
+    WHERE (a.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+      AND NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = a.queue AND q.paused_at IS NOT NULL)
     ORDER BY a.rank, a.pos LIMIT 1 FOR UPDATE OF a SKIP LOCKED
 )
 SELECT coalesce(array_agg(DISTINCT queue::text), '{}'), (SELECT keyed FROM first) FROM pgqueue.job_available;
+
+-- name: drain_unknown
+-- The tasks of available and blocked jobs that are none of these, in open queues.
+SELECT coalesce(array_agg(DISTINCT j.task::text), '{}')
+FROM pgqueue.job j
+WHERE j.state IN ('available', 'blocked') AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS NOT TRUE
+  AND NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL);
 
 -- name: drain_due
 -- When the first of these scheduled jobs is due, in microseconds since 1970; NULL when none of them is scheduled.
@@ -24,10 +32,10 @@ SELECT coalesce((SELECT array_agg(key) FROM (SELECT DISTINCT key FROM pgqueue.jo
 FROM pgqueue.job_blocked;
 
 -- name: drain_pass
--- Take the most urgent of the jobs that wait for a limit or a rate, whatever these allow: one job at a time is below any limit.
+-- Take the most urgent of the jobs of these tasks that wait for a limit or a rate, whatever these allow: one job at a time is below any limit.
 WITH picked AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_blocked b
-    WHERE NOT starts_with(b.key, 'lock:')
+    WHERE NOT starts_with(b.key, 'lock:') AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
       AND NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = b.queue AND q.paused_at IS NOT NULL)
     ORDER BY b.rank, b.id LIMIT 1
     FOR UPDATE SKIP LOCKED

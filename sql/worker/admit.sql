@@ -39,7 +39,7 @@ CROSS JOIN (
 
 -- name: admit_next
 -- The same as `admit_move` for the usual case, at half its price: with these keys locked, let in here the first in the line of
--- each that has room, if it needs nothing more, is no suspect, and one of our `slots` is left for it. Skips nobody.
+-- each that has room, if it needs nothing more, is no suspect, is of our `tasks`, and one of our `slots` is left for it. Skips nobody.
 -- Where the limit is 1, those next in the line come in with it, so many `behind` by pool, up to the first that is not of the same
 -- kind: they will run after it here, one at a time (see chains.py). They do not hold the key; it is in their `key`, and in `rank` and
 -- `id` is their order.
@@ -58,13 +58,13 @@ WITH me AS MATERIALIZED (
         AS wanted (key, after, rank, id)
     CROSS JOIN LATERAL (
         SELECT b.ctid, b.id, b.rank, b.queue, coalesce(b.lock_limit, 1) AS most,
-               b.crashes = 0 AND coalesce(b.limit_key, b.rate_key) IS NULL AS plain
+               b.crashes = 0 AND coalesce(b.limit_key, b.rate_key) IS NULL AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AS plain
         FROM pgqueue.job_blocked b
         WHERE b.key = wanted.key AND (b.rank, b.id) > (wanted.rank, wanted.id) AND NOT b.holds
           AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-          AND (b.queue = ANY (%(queues)s::text[])
-               OR EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
-                                                         AND b.queue = ANY (w.queues)))
+          AND (b.queue = ANY (%(queues)s::text[]) AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+               OR (b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+               OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
         ORDER BY b.rank, b.id LIMIT 1
         FOR UPDATE SKIP LOCKED
     ) AS first
@@ -101,7 +101,7 @@ WITH me AS MATERIALIZED (
         FROM (
             SELECT b.ctid, b.id, b.rank,
                    b.queue = placed.queue AND coalesce(b.lock_limit, 1) = 1 AND (b.on_locked IN ('skip', 'once')) IS NOT TRUE AND b.crashes = 0
-                       AND coalesce(b.limit_key, b.rate_key) IS NULL AS alike
+                       AND coalesce(b.limit_key, b.rate_key) IS NULL AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AS alike
             FROM pgqueue.job_blocked b
             WHERE b.key = placed.key AND (b.rank, b.id) > (placed.rank, placed.id) AND NOT b.holds
             ORDER BY b.rank, b.id LIMIT CASE WHEN placed.here THEN coalesce(placed.behind, 0) ELSE 0 END
@@ -158,7 +158,7 @@ FROM shown WHERE NOT (SELECT so FROM large);
 -- name: admit_move
 -- With these keys locked: count the holders of each, and let in as many of those that wait for it, in (rank, id) order, as
 -- its limit allows: here to this worker (`queues` with the place of their pool, `slots` by pool), the rest to the front of
--- their lanes as granted. Heads of queues that are paused or that nobody serves are passed over. A head with a smaller limit
+-- their lanes as granted. Heads of queues that are paused, or of tasks that no live worker of their queue knows, are passed over. A head with a smaller limit
 -- of its own holds up those behind it. Those that need a limit or a rate, too, wait for that next, and keep the lock.
 -- Then, of the jobs `fresh` (and, if `heads` says so, of the first of each line) that have never started and found no room:
 -- `skip` ends as skipped; `once` too, if another job of its task waits for the key that way, which will run after it.
@@ -177,9 +177,9 @@ WITH me AS MATERIALIZED (
         SELECT coalesce(b.lock_limit, 1) AS most FROM pgqueue.job_blocked b
         WHERE b.key = wanted.key AND (b.rank, b.id) > (wanted.rank, wanted.id) AND NOT b.holds
           AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-          AND (b.queue = ANY (%(queues)s::text[])
-               OR EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
-                                                         AND b.queue = ANY (w.queues)))
+          AND (b.queue = ANY (%(queues)s::text[]) AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+               OR (b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+               OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
         ORDER BY b.rank, b.id LIMIT 1
     ) AS head
     CROSS JOIN LATERAL (
@@ -202,13 +202,14 @@ WITH me AS MATERIALIZED (
 ), head AS MATERIALIZED (
     SELECT line.key, line.n, b.*
     FROM line CROSS JOIN LATERAL (
-        SELECT b.ctid, b.id, b.rank, b.queue, b.lock_limit, b.crashes, coalesce(b.limit_key, b.rate_key) IS NOT NULL AS more
+        SELECT b.ctid, b.id, b.rank, b.queue, b.lock_limit,
+               b.crashes = 0 AND coalesce(b.limit_key, b.rate_key) IS NULL AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AS plain
         FROM pgqueue.job_blocked b
         WHERE b.key = line.key AND (b.rank, b.id) > (line.rank, line.id) AND NOT b.holds
           AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-          AND (b.queue = ANY (%(queues)s::text[])
-               OR EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
-                                                         AND b.queue = ANY (w.queues)))
+          AND (b.queue = ANY (%(queues)s::text[]) AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+               OR (b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+               OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
         ORDER BY b.rank, b.id LIMIT line.most - line.n
         FOR UPDATE SKIP LOCKED
     ) AS b
@@ -217,8 +218,8 @@ WITH me AS MATERIALIZED (
     FROM (SELECT head.*, row_number() OVER (PARTITION BY key ORDER BY rank, id) AS nth FROM head) AS numbered
 ), admitted AS MATERIALIZED (
     -- A suspect is granted: its lane sees to it that it comes alone.
-    SELECT f.ctid, f.id, f.rank, f.key, f.crashes = 0 AND NOT f.more AND coalesce(
-               row_number() OVER (PARTITION BY mine.pool, f.crashes = 0 AND NOT f.more ORDER BY f.rank, f.id)
+    SELECT f.ctid, f.id, f.rank, f.key, f.plain AND coalesce(
+               row_number() OVER (PARTITION BY mine.pool, f.plain ORDER BY f.rank, f.id)
                <= (%(slots)s::integer[])[mine.pool], false) AS here
     FROM fitting f
     LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = f.queue
@@ -386,10 +387,11 @@ RETURNING id;
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), served AS MATERIALIZED (
-    -- The open queues that somebody serves: with our own slots, and with what others had free at their last beats.
-    SELECT known.queue, sum(known.free)::integer AS free, max(mine.pool) AS pool,
-           coalesce((%(slots)s::integer[])[max(mine.pool)], 0) AS slots
-    FROM (
+    -- The open queues that a worker serves, with what others had free there at their last beats. Ours twice: for jobs of our tasks, with
+    -- our own slots; and for those of tasks that only others know.
+    SELECT open.queue, open.free, open.pool IS NOT NULL AS shared, kind.ours, CASE WHEN kind.ours THEN open.pool END AS pool,
+           CASE WHEN kind.ours THEN coalesce((%(slots)s::integer[])[open.pool], 0) ELSE 0 END AS slots
+    FROM (SELECT known.queue, sum(known.free)::integer AS free, max(mine.pool) AS pool FROM (
         SELECT unnest(w.queues) AS queue, CASE WHEN w.state = 'running' AND w.id <> %(worker_id)s::bigint
                THEN greatest(0, w.concurrency - w.lost - cardinality(w.running)) ELSE 0 END AS free
         FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
@@ -398,7 +400,8 @@ WITH me AS MATERIALIZED (
     ) AS known
     LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = known.queue
     WHERE NOT known.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-    GROUP BY known.queue
+    GROUP BY known.queue) AS open
+    JOIN (VALUES (true), (false)) AS kind (ours) ON NOT kind.ours OR open.pool IS NOT NULL
 ), line AS MATERIALIZED (
     SELECT wanted.*, l.n - held.n AS room, held.lowest
     FROM me CROSS JOIN unnest(%(keys)s::text[], %(afters)s::bigint[], %(ranks)s::smallint[], %(ids)s::bigint[])
@@ -426,7 +429,9 @@ WITH me AS MATERIALIZED (
     -- By queue, so that those who can go are not looked for behind those who cannot; suspects by themselves for the same reason.
     -- One more of each than can go now: those of other queues who come after that one are not to pass it.
     -- Granted suspects do not count for others: who runs one takes no other, and has slots for those.
-    SELECT line.key, line.room, served.pool, served.slots, served.free, reach.most,
+    -- Jobs of tasks that only others know are looked for among the first of a queue of ours, eight for each that may go, not behind
+    -- all of ours: the workers that know them look further.
+    SELECT line.key, line.room, served.ours, served.pool, served.slots, served.free AS free_at_most, reach.most,
            CASE WHEN b.rank < 0 THEN granted.suspects ELSE granted.n END AS granted, b.*
     FROM line CROSS JOIN served
     CROSS JOIN LATERAL (
@@ -434,44 +439,65 @@ WITH me AS MATERIALIZED (
         FROM (
             SELECT a.rank FROM pgqueue.job_available a
             WHERE a.limit_key = substr(line.key, 7) AND a.holds AND a.queue || '' = served.queue  -- a lane may be long
+              AND ((a.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AND served.shared) = served.ours
               AND coalesce(a.hold_pos, 9223372036854775807) > line.after LIMIT 2 * greatest(1, served.free)
         ) AS one
     ) AS granted
     CROSS JOIN LATERAL (SELECT greatest(1, served.slots + served.free - granted.n, served.slots) AS most) AS reach
+    LEFT JOIN LATERAL (
+        SELECT b.rank, b.id FROM pgqueue.job_blocked b
+        WHERE served.shared AND NOT served.ours
+          AND substr(b.key, 7) = substr(line.key, 7) AND left(b.key, 6) = 'limit:' AND b.queue = served.queue
+          AND (b.rank, b.id) > (line.rank, line.id)
+        ORDER BY b.rank, b.id OFFSET 8 * least(line.room, 25) LIMIT 1
+    ) AS far ON true
     CROSS JOIN LATERAL (
         SELECT * FROM (
-            SELECT b.ctid, b.id, b.rank, b.queue, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
+            SELECT b.ctid, b.id, b.rank, b.queue, b.task, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
             WHERE substr(b.key, 7) = substr(line.key, 7) AND left(b.key, 6) = 'limit:' AND b.queue = served.queue AND b.rank >= 0
-              AND (b.rank, b.id) > (line.rank, line.id)
+              AND (b.rank, b.id) > (line.rank, line.id) AND (b.rank, b.id) < (coalesce(far.rank, 32767), coalesce(far.id, 0))
+              AND CASE WHEN (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AND served.shared THEN served.ours
+                       ELSE NOT served.ours AND ((b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+                                                 OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)) END
             ORDER BY b.rank, b.id LIMIT least(line.room, reach.most + 1)
             FOR UPDATE SKIP LOCKED
         ) AS ordinary
         UNION ALL
         SELECT * FROM (
-            SELECT b.ctid, b.id, b.rank, b.queue, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
+            SELECT b.ctid, b.id, b.rank, b.queue, b.task, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
             WHERE substr(b.key, 7) = substr(line.key, 7) AND left(b.key, 6) = 'limit:' AND b.queue = served.queue AND b.rank < 0
+              AND CASE WHEN (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AND served.shared THEN served.ours
+                       ELSE NOT served.ours AND ((b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+                                                 OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)) END
             ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.free - granted.suspects))
             FOR UPDATE SKIP LOCKED
         ) AS suspect
     ) AS b
+), able AS MATERIALIZED (
+    -- How many slots those others had free that know the task.
+    SELECT one.queue, one.task, sum(greatest(0, w.concurrency - w.lost - cardinality(w.running)))::integer AS free
+    FROM (SELECT DISTINCT queue, task FROM head WHERE free_at_most > 0) AS one
+    JOIN pgqueue.worker w ON one.queue = ANY (w.queues) AND coalesce(one.task = ANY (w.tasks), w.tasks IS NULL)
+    WHERE w.dead_at IS NULL AND w.state = 'running' AND w.id <> %(worker_id)s::bigint
+    GROUP BY one.queue, one.task
 ), turned AS MATERIALIZED (
     -- `beyond`: the one more. `pool`, `other`: whose slots are the same, as far as we know. A suspect is granted: its lane sees to it
     -- that it comes alone.
-    SELECT head.*, rank < 0 AS alone, CASE WHEN pool IS NULL THEN queue END AS other,
-           row_number() OVER (PARTITION BY key, queue, rank < 0 ORDER BY rank, id) > most AS beyond,
+    SELECT head.*, coalesce(able.free, 0) AS free, rank < 0 AS alone, CASE WHEN pool IS NULL THEN head.queue END AS other,
+           row_number() OVER (PARTITION BY key, head.queue, ours, rank < 0 ORDER BY rank, id) > most AS beyond,
            crashes = 0 AND NOT more
            AND row_number() OVER (PARTITION BY pool, crashes = 0 AND NOT more ORDER BY rank, id) <= slots AS here
-    FROM head
+    FROM head LEFT JOIN able ON able.queue = head.queue AND able.task = head.task
 ), judged AS MATERIALIZED (
     -- `late`: nobody has a slot for it, or for one before it that waits for the same ones. Who goes on to a rate needs one later.
     SELECT turned.*, free = 0 AND CASE WHEN alone THEN slots = 0 ELSE
                          bool_or(free = 0 AND NOT (here OR more)) OVER (PARTITION BY key, pool, other, alone ORDER BY rank, id) END AS late,
-           here OR more OR row_number() OVER (PARTITION BY key, queue, alone, here OR more ORDER BY rank, id)
-               <= greatest((alone OR NOT bool_or(here) OVER (PARTITION BY key, queue))::integer, free) - granted AS fits
+           here OR more OR row_number() OVER (PARTITION BY key, queue, ours, alone, here OR more ORDER BY rank, id)
+               <= greatest((alone OR NOT bool_or(here) OVER (PARTITION BY key, queue, ours))::integer, free) - granted AS fits
     FROM turned
 ), fitting AS MATERIALIZED (
     -- Nobody passes anybody of his queue, nor, if he has a slot of ours to wait for, who waits for those before him.
-    SELECT judged.*, bool_and(fits) OVER (PARTITION BY key, queue, alone ORDER BY rank, id)
+    SELECT judged.*, bool_and(fits) OVER (PARTITION BY key, queue, ours, alone ORDER BY rank, id)
            AND (slots = 0 OR NOT late OR bool_and(fits OR free > 0) OVER (PARTITION BY key, pool, other, alone ORDER BY rank, id)) AS goes
     FROM judged
 ), lined AS MATERIALIZED (
@@ -485,8 +511,8 @@ WITH me AS MATERIALIZED (
 ), admitted AS MATERIALIZED (
     SELECT ctid, id, key, here FROM lined WHERE place <= room AND NOT after
 ), seen AS MATERIALIZED (
-    SELECT judged.*, bool_and(gone) OVER (PARTITION BY key, queue ORDER BY rank, id) AS before
-    FROM (SELECT head.key, head.queue, head.rank, head.id, head.id = ANY (ARRAY(SELECT id FROM admitted)) AS gone
+    SELECT judged.*, bool_and(gone) OVER (PARTITION BY key, queue, ours ORDER BY rank, id) AS before
+    FROM (SELECT head.key, head.queue, head.ours, head.rank, head.id, head.id = ANY (ARRAY(SELECT id FROM admitted)) AS gone
           FROM turned AS head WHERE NOT head.alone) AS judged
 ), taken AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM admitted))
@@ -547,7 +573,7 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
             SELECT key, sum(n) AS n, min(place) AS place FROM (
                 SELECT key, count(*) FILTER (WHERE before) AS n,
                        coalesce(max(ARRAY[rank::bigint, id]) FILTER (WHERE before), min(ARRAY[rank::bigint, id - 1])) AS place
-                FROM seen GROUP BY key, queue
+                FROM seen GROUP BY key, queue, ours
             ) AS by_queue GROUP BY key
         ) AS left_behind)::text;
 

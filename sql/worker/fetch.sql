@@ -1,7 +1,7 @@
 -- name: fetch_reading
 -- What the watermark needs to know before a claim of plain jobs, in this order: the statement's snapshot is taken first, then
 -- the head of the position sequence is read, then this transaction takes its own id. Then the rank of the most urgent of these lanes,
--- `beyond` one, of jobs with keys that has one behind its cursor, NULL if none has: the claim asks no lane of a lower priority.
+-- `beyond` one, of jobs with keys that has one of these `tasks` behind its cursor, NULL if none has: the claim asks no lane of a lower priority.
 -- For this transaction only: a lost claim is simply available again, so it need not be durable.
 SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0), pg_current_xact_id()::text::int8,
        pg_current_snapshot()::text, other.rank,
@@ -14,12 +14,13 @@ FROM (SELECT (
       AND NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
       AND EXISTS (SELECT FROM pgqueue.job_available j WHERE j.queue = l.queue AND j.rank = l.rank AND j.pos > l.after
                                                         AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NOT NULL
+                                                        AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
                     ORDER BY j.pos NULLS FIRST OFFSET 0)
     ORDER BY l.place LIMIT 1) AS rank OFFSET 0
 ) AS other;
 
 -- name: fetch_claim
--- Move up to n available plain jobs of the open lanes to this worker, most urgent lane first. The first row has no id; its args hold
+-- Move up to n available plain jobs of these `tasks` in the open lanes to this worker, most urgent lane first. The first row has no id; its args hold
 -- the places (from 1) of the lanes that were open. Every condition stands in `lane` and `picked`: what is picked is deleted, and what
 -- is deleted is inserted, or the statement raises. The ORDER BY in `lane` must be there: a hashed anti-join turns the lanes round.
 WITH lane AS MATERIALIZED (
@@ -35,6 +36,7 @@ WITH lane AS MATERIALIZED (
         SELECT j.ctid FROM pgqueue.job_available j
         WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND j.pos <= lane.upto
           AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NULL
+          AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
         ORDER BY j.pos NULLS FIRST LIMIT lane.most FOR UPDATE SKIP LOCKED
     ) AS available LIMIT %(n)s::integer
 ), taken AS (

@@ -1,7 +1,7 @@
 -- name: keyed_claim_reading
 -- What the watermark needs to know before a claim of jobs with keys, in this order: the statement's snapshot is taken first, then
 -- the head of the position sequence is read, then this transaction takes its own id. Then the rank of the most urgent of these lanes,
--- `beyond` one, of plain jobs that has one behind its cursor, NULL if none has: the claim asks no lane of a lower priority.
+-- `beyond` one, of plain jobs that has one of these `tasks` behind its cursor, NULL if none has: the claim asks no lane of a lower priority.
 -- The setting is for this transaction only.
 SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0), pg_current_xact_id()::text::int8,
        pg_current_snapshot()::text, other.rank,
@@ -14,12 +14,13 @@ FROM (SELECT (
       AND NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
       AND EXISTS (SELECT FROM pgqueue.job_available j WHERE j.queue = l.queue AND j.rank = l.rank AND j.pos > l.after
                                                         AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NULL
+                                                        AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
                     ORDER BY j.pos NULLS FIRST OFFSET 0)
     ORDER BY l.place LIMIT 1) AS rank OFFSET 0
 ) AS other;
 
 -- name: keyed_claim_lock
--- Ahead of a claim in the same transaction: lock the keys that the next n available jobs of these lanes need, and leave the
+-- Ahead of a claim in the same transaction: lock the keys that the next n available jobs of these `tasks` and lanes need, and leave the
 -- first job of each to the claim, in a setting of this transaction, unless it has a limit or a rate, too. A key that somebody
 -- has locked is left out: this waits for nobody, so it may lock in any order. All `workers` together take an eighth of the
 -- server's lock table at the most: answers how many entries that is. It must be a statement of its own, before the claim: `free`
@@ -41,6 +42,7 @@ WITH table_of_locks AS MATERIALIZED (
         FROM pgqueue.job_available j
         WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND j.pos <= lane.upto
           AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NOT NULL
+          AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
         ORDER BY j.pos NULLS FIRST
         LIMIT %(n)s::integer
     ) available
@@ -56,7 +58,7 @@ SELECT (SELECT eighth FROM table_of_locks),
 FROM first WHERE alone AND pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended('pgqueue.lock:' || lock_key, 7));
 
 -- name: keyed_claim_park
--- Park those of the next n available jobs of these lanes that need a key, ahead of a claim in the same transaction: so that
+-- Park those of the next n available jobs of these `tasks` and lanes that need a key, ahead of a claim in the same transaction: so that
 -- many of them in a row cost few fetches, and do not count against a claim's n. Locks no other job, and leaves the rest
 -- where it is. One row if there were any: how many, their keys with those ids that may be skipped, the keys of which one has a
 -- limit above 1, and the lowest rank and the lowest id of any, as a JSON object.
@@ -75,6 +77,7 @@ WITH lane AS MATERIALIZED (
         FROM pgqueue.job_available j
         WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND j.pos <= lane.upto
           AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NOT NULL
+          AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
         ORDER BY j.pos NULLS FIRST
         LIMIT %(n)s::integer
     ) available
@@ -105,7 +108,7 @@ FROM (SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait' AND starts_wit
 HAVING count(*) > 0;
 
 -- name: keyed_claim_move
--- Move up to n available jobs with keys of the open lanes, most urgent lane first: to this worker, or, those that need a key that they do
+-- Move up to n available jobs with keys, of these `tasks`, of the open lanes, most urgent lane first: to this worker, or, those that need a key that they do
 -- not hold and that is not `free`, to job_blocked, where they wait until `admit` lets them in: for the first they lack of lock,
 -- limit and rate. Who `holds` has lock and limit; a rate is never held, only passed, so each job under one waits for it.
 -- The holders of a lock are read behind the hold_pos that `starts`, a JSON object, has for its key (see holder_cursors.py),
@@ -132,6 +135,7 @@ WITH lane AS MATERIALIZED (
         FROM pgqueue.job_available j
         WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND j.pos <= lane.upto
           AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NOT NULL
+          AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
         ORDER BY j.pos NULLS FIRST
         LIMIT lane.most
         FOR UPDATE SKIP LOCKED

@@ -1,5 +1,5 @@
 -- name: passed_over
--- Which rows lie in ranges that claims have passed: each with the number of its range (from 0) and its position, in order, up to `most`.
+-- Which rows of these tasks lie in ranges that claims have passed: each with the number of its range (from 0) and its position, in order, up to `most`.
 -- Read-only, and without locks: a row that is locked is exactly what is looked for. Each half states the condition of its index.
 SELECT passed.place, available.pos
 FROM (SELECT l.queue, l.rank, l.keyed, l.low, l.high, l.number - 1 AS place
@@ -10,11 +10,13 @@ CROSS JOIN LATERAL (
     (SELECT j.pos FROM pgqueue.job_available j
      WHERE NOT passed.keyed AND j.queue = passed.queue AND j.rank = passed.rank AND j.pos > passed.low AND j.pos <= passed.high
        AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NULL
+       AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
      ORDER BY j.pos NULLS FIRST LIMIT %(most)s::integer)
     UNION ALL
     (SELECT j.pos FROM pgqueue.job_available j
      WHERE passed.keyed AND j.queue = passed.queue AND j.rank = passed.rank AND j.pos > passed.low AND j.pos <= passed.high
        AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NOT NULL
+       AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
      ORDER BY j.pos NULLS FIRST LIMIT %(most)s::integer)
 ) AS available
 LIMIT %(most)s::integer;

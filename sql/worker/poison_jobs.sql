@@ -1,11 +1,13 @@
 -- name: poison_jobs_waiting
--- The suspect of two crashes or more that has waited longest in these queues, and the rate it waits for, if it does (those that are
+-- The suspect of two crashes or more, of these `tasks`, that has waited longest in these queues, and the rate it waits for, if it does (those that are
 -- available come first). Of those that wait for a rate only one whose rate is declared and lets somebody in within so many seconds.
 -- One index entry per queue, and one for each suspect that waits for another rate; no lock.
 SELECT waiting.id, waiting.key
 FROM unnest(%(queues)s::text[]) AS queue (name)
 CROSS JOIN LATERAL (
-    (SELECT a.id, a.pos, NULL AS key FROM pgqueue.job_available a WHERE a.queue = queue.name AND a.rank = -1 ORDER BY a.pos LIMIT 1)
+    (SELECT a.id, a.pos, NULL AS key FROM pgqueue.job_available a
+     WHERE a.queue = queue.name AND a.rank = -1 AND (a.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+     ORDER BY a.pos LIMIT 1)
     UNION ALL
     (SELECT b.id, NULL, b.key FROM pgqueue.job_blocked b
      CROSS JOIN LATERAL (
@@ -16,6 +18,7 @@ CROSS JOIN LATERAL (
          WHERE p.name = split_part(substr(b.key, 6), ':', 1)
      ) AS r
      WHERE b.queue = queue.name AND b.crashes > 1 AND starts_with(b.key, 'rate:')
+       AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
        AND NOT EXISTS (SELECT FROM pgqueue.limiter l WHERE l.key = substr(b.key, 6)
                                                        AND l.next_at > pgqueue.now() + make_interval(secs => r.depth + %(seconds)s::float8))
      ORDER BY b.id LIMIT 1)

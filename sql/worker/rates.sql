@@ -16,14 +16,14 @@ CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true) OFFSET 0) A
 -- name: rates_move
 -- With these keys locked: let in as many of those that wait for each, in (rank, id) order, as its rate allows now and as there are
 -- free slots here (`queues` with the place of their pool, `slots` by pool; with `spare` more of a rate so fast that it is no loss if
--- they come too late), and charge the rate for them. Jobs of paused queues and of others' queues are passed over; so are
+-- they come too late), and charge the rate for them. Jobs of paused queues, of others' queues and of tasks that are not among `tasks` are passed over; so are
 -- suspects of other ranks than `suspects`, of which at most one is let in, and all but suspects if not `ordinary`. A time beyond
 -- what the rate could have set (it was changed, or the clock was) is cut down. The time before the search decides how many, the time
 -- after it is charged and answered.
 -- One row: that time; and as JSON for each key that has a rate [key, how many were let in, seconds until the next may be,
--- seconds after which they are too late to start, whether somebody is left whom we could take, whether the first who is left is
--- one of another worker's queue, who had let in last if he could have taken the first that is left, whether suspects of
--- our queues are left].
+-- seconds after which they are too late to start, whether a job is left that we could take, whether the first that is left is
+-- one that only another worker takes, which worker had let in last if it could have taken the first of ours that is left, whether
+-- suspects of our queues and tasks are left].
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), clock AS MATERIALIZED (
@@ -56,6 +56,7 @@ WITH me AS MATERIALIZED (
         SELECT * FROM (
             SELECT b.ctid, b.id, b.rank, b.crashes FROM pgqueue.job_blocked b
             WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND b.rank >= 0
+              AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
             ORDER BY b.rank, b.id
             LIMIT CASE WHEN %(ordinary)s::boolean THEN least(limiter.room, mine.slots + mine.spare) ELSE 0 END
             FOR UPDATE SKIP LOCKED
@@ -64,7 +65,7 @@ WITH me AS MATERIALIZED (
         SELECT suspect.* FROM unnest(%(suspects)s::integer[]) AS lane (rank) CROSS JOIN LATERAL (
             SELECT b.ctid, b.id, b.rank, b.crashes FROM pgqueue.job_blocked b
             WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue
-              AND b.rank BETWEEN lane.rank AND lane.rank
+              AND b.rank BETWEEN lane.rank AND lane.rank AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
             ORDER BY b.rank, b.id LIMIT least(limiter.room, 1)
             FOR UPDATE SKIP LOCKED
         ) AS suspect
@@ -85,29 +86,31 @@ WITH me AS MATERIALIZED (
     WHERE f.crashes > 1 OR NOT EXISTS (SELECT FROM fitting g WHERE g.crashes > 1)
 ), others AS MATERIALIZED (
     SELECT DISTINCT served.queue FROM pgqueue.worker w CROSS JOIN unnest(w.queues) AS served (queue)
-    WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running') AND NOT served.queue = ANY (%(queues)s::text[])
+    WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
       AND NOT served.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
 ), rest AS MATERIALIZED (
     -- IS NOT TRUE: so the ids of those let in are hashed, not compared one by one with each that is left.
     SELECT limiter.key, (SELECT count(*) FROM admitted a WHERE a.key = limiter.key) AS taken,
            ours.id IS NOT NULL AS remains,
            theirs.id IS NOT NULL AND (ours.id IS NULL OR (theirs.rank, theirs.id) < (ours.rank, ours.id)) AS elsewhere,
-           CASE WHEN EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = limiter.worker_id AND ours.queue = ANY (w.queues))
+           CASE WHEN EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = limiter.worker_id AND ours.queue = ANY (w.queues)
+                                                            AND coalesce(ours.task = ANY (w.tasks), w.tasks IS NULL))
                 THEN limiter.worker_id END AS rival,
            EXISTS (
                SELECT FROM mine CROSS JOIN LATERAL (
                    SELECT FROM pgqueue.job_blocked b
                    WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND b.rank < 0
+                     AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
                      AND (b.id IN (SELECT id FROM admitted)) IS NOT TRUE
                    ORDER BY b.rank, b.id LIMIT 1
                ) AS b
            ) AS suspects
     FROM limiter
     LEFT JOIN LATERAL (
-        SELECT b.rank, b.id, mine.queue FROM mine CROSS JOIN unnest(%(suspects)s::integer[] || 0) AS lane (rank)
+        SELECT b.rank, b.id, mine.queue, b.task FROM mine CROSS JOIN unnest(%(suspects)s::integer[] || 0) AS lane (rank)
         CROSS JOIN LATERAL (
-            SELECT b.id, b.rank FROM pgqueue.job_blocked b
-            WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue
+            SELECT b.id, b.rank, b.task FROM pgqueue.job_blocked b
+            WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
               AND b.rank BETWEEN lane.rank AND CASE lane.rank WHEN 0 THEN 32767 ELSE lane.rank END
               AND (b.id IN (SELECT id FROM admitted)) IS NOT TRUE
             ORDER BY b.rank, b.id LIMIT 1
@@ -115,11 +118,15 @@ WITH me AS MATERIALIZED (
         ORDER BY b.rank, b.id LIMIT 1
     ) AS ours ON true
     LEFT JOIN LATERAL (
+        -- Among the first 100 of each queue: it only says that others should be told, and not behind all of ours.
         SELECT b.* FROM others CROSS JOIN LATERAL (
-            SELECT b.rank, b.id FROM pgqueue.job_blocked b
+            SELECT b.rank, b.id, b.queue, b.task FROM pgqueue.job_blocked b
             WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = others.queue
-            ORDER BY b.rank, b.id LIMIT 1
+            ORDER BY b.rank, b.id LIMIT 100
         ) AS b
+        WHERE NOT (b.queue = ANY (%(queues)s::text[]) AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE)
+          AND ((b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+               OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
         ORDER BY b.rank, b.id LIMIT 1
     ) AS theirs ON true
 ), moment AS MATERIALIZED (
@@ -170,14 +177,13 @@ ORDER BY r.rank, r.id;
 
 -- name: rates_overdue
 -- Of these keys those that could have let somebody in for longer than so many seconds, or whose time is beyond what the rate could have
--- set, and that somebody waits for whose queue is open and served; and whether the first of them is not of our queues, or a suspect, whom
+-- set, and that a job waits for whose queue is open and whose task a live worker of it knows; and whether the first of them is not of our queues and tasks, or a suspect, whom
 -- others may be free for. Locks nothing, decides nothing.
 WITH served AS MATERIALIZED (
-    SELECT DISTINCT known.queue FROM pgqueue.worker w CROSS JOIN unnest(w.queues) AS known (queue)
-    WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
-      AND NOT known.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+    SELECT DISTINCT known.queue FROM pgqueue.served() AS known
+    WHERE NOT known.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
 )
-SELECT asked.key, head.crashes > 0 OR NOT head.queue = ANY (%(queues)s::text[])
+SELECT asked.key, head.crashes > 0 OR NOT (head.queue = ANY (%(queues)s::text[]) AND (head.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE)
 FROM unnest(%(keys)s::text[]) AS asked (key)
 CROSS JOIN LATERAL (
     SELECT t.gap, (p.burst - 1) * t.gap + t.early AS depth
@@ -191,8 +197,10 @@ LEFT JOIN LATERAL (
 ) AS l ON true
 CROSS JOIN LATERAL (
     SELECT b.* FROM served CROSS JOIN LATERAL (
-        SELECT b.rank, b.id, b.queue, b.crashes FROM pgqueue.job_blocked b
+        SELECT b.rank, b.id, b.queue, b.task, b.crashes FROM pgqueue.job_blocked b
         WHERE substr(b.key, 6) = asked.key AND left(b.key, 5) = 'rate:' AND b.queue = served.queue
+          AND ((b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+               OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
         ORDER BY b.rank, b.id LIMIT 1
     ) AS b
     ORDER BY b.rank, b.id LIMIT 1

@@ -1,8 +1,8 @@
 -- name: registration_register
--- A new worker process: an id that was never used before and never will be again.
-INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state)
+-- A new worker process: an id that was never used before and never will be again; and the names of the tasks that it knows.
+INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks, state)
 VALUES (make_interval(secs => %(lease)s::float8), %(pid)s::integer, %(concurrency)s::integer, %(host)s::text,
-        %(version_tag)s::text, %(queues)s::text[], 'starting')
+        %(version_tag)s::text, %(queues)s::text[], %(tasks)s::text[], 'starting')
 RETURNING id;
 
 -- name: registration_leave

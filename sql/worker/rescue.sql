@@ -29,7 +29,7 @@ WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint;
 -- the last beat carries a crash; so do, of those claimed since, as many as the worker had slots: they start in this order,
 -- and a killer may need only milliseconds. But of the suspects of one claim only the worst had started, the first of them,
 -- and beside one with two crashes nothing (poison_jobs.py). With the third crash it is failed. Those that were to run behind a holder
--- of their lock go to the front of its line; of a chain only the first that is left can have started (chains.py). Answers
+-- of their lock go to the front of its line, and so do holders of a key whose task no live worker knows; of a chain only the first that is left can have started (chains.py). Answers
 -- how many were moved.
 WITH dead_worker AS MATERIALIZED (
     SELECT id, running, beat_at, concurrency, version_tag FROM pgqueue.worker WHERE id = %(worker_id)s::bigint
@@ -49,7 +49,12 @@ WITH dead_worker AS MATERIALIZED (
         OR (%(first)s::boolean AND lost.started_at > w.beat_at AND NOT later
             AND row_number() OVER (ORDER BY later, lost.claim, lost.crashes DESC, lost.rank, lost.id) <= w.concurrency
             AND (row_number() OVER together = 1 OR lost.crashes = 0 AND max(lost.crashes) OVER together < 2)),
-        false) AS started
+        false) AS started,
+        CASE WHEN lost.key IS NULL AND lost.holds
+                  AND NOT ((lost.queue, lost.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+                           OR (lost.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+             THEN coalesce('lock:' || lost.lock_key, 'limit:' || lost.limit_key, 'rate:' || lost.rate_key)
+             ELSE lost.key END AS waits_for
     FROM placed AS lost LEFT JOIN dead_worker w ON true
     WINDOW together AS (PARTITION BY lost.claim ORDER BY lost.crashes DESC, lost.id)
 ), noted AS (
@@ -84,7 +89,7 @@ WITH dead_worker AS MATERIALIZED (
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
-    FROM judged WHERE NOT (started AND crashes >= 2) AND key IS NULL
+    FROM judged WHERE NOT (started AND crashes >= 2) AND waits_for IS NULL
     ORDER BY id
     RETURNING queue
 ), parked AS (
@@ -92,11 +97,11 @@ WITH dead_worker AS MATERIALIZED (
         state, key, rank, crashes, attempt,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'blocked', key, CASE crashes + started::integer WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
+    SELECT 'blocked', waits_for, CASE crashes + started::integer WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
         crashes + started::integer, attempt - CASE WHEN started THEN 0 ELSE 1 END,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM judged WHERE NOT (started AND crashes >= 2) AND key IS NOT NULL
+    FROM judged WHERE NOT (started AND crashes >= 2) AND waits_for IS NOT NULL
 ), told AS (
     SELECT pg_notify('pgqueue.' || queue, 'zero')::text AS done
     FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q

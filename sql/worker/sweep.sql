@@ -10,36 +10,37 @@ RETURNING EXISTS (SELECT FROM pgqueue.job_blocked)
        OR EXISTS (SELECT FROM pgqueue.job_available a WHERE a.holds AND a.limit_key IS NOT NULL);
 
 -- name: sweep_park
--- Jobs that hold a key and cannot go on, because their queue is paused or nobody serves it, wait again for the first of their keys,
+-- Jobs that hold a key and cannot go on, because their queue is paused or no live worker there knows their task, wait again for the first of their keys,
 -- before all who have not had it; others may have those. Granted ones, and those that hold a lock while they wait for a limit, or either
 -- while they wait for a rate. One whose queue only has no slot free stays. Answers the keys.
-WITH RECURSIVE holding (queue) AS (
-    (SELECT b.queue FROM pgqueue.job_blocked b WHERE b.holds AND b.queue <> '' ORDER BY b.queue LIMIT 1)
+WITH RECURSIVE holding (queue, task) AS (
+    (SELECT b.queue, b.task FROM pgqueue.job_blocked b WHERE b.holds AND b.queue <> '' ORDER BY b.queue, b.task LIMIT 1)
     UNION ALL
-    SELECT (SELECT b.queue FROM pgqueue.job_blocked b WHERE b.holds AND b.queue <> '' AND b.queue > h.queue ORDER BY b.queue LIMIT 1)
-    FROM holding h WHERE h.queue IS NOT NULL
+    SELECT after.queue, after.task FROM holding h CROSS JOIN LATERAL (
+        SELECT b.queue, b.task FROM pgqueue.job_blocked b
+        WHERE b.holds AND b.queue <> '' AND (b.queue, b.task) > (h.queue, h.task) ORDER BY b.queue, b.task LIMIT 1
+    ) AS after
 ), closed AS MATERIALIZED (
-    SELECT h.queue FROM holding h
-    WHERE h.queue IS NOT NULL
-      AND (EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = h.queue AND q.paused_at IS NOT NULL)
-           OR NOT EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
-                                                         AND h.queue = ANY (w.queues)))
+    SELECT h.queue, h.task FROM holding h
+    WHERE h.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+       OR NOT ((h.queue, h.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+               OR (h.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
 ), found AS MATERIALIZED (
-    (SELECT a.ctid, a.queue FROM pgqueue.job_available a WHERE a.holds AND a.lock_key IS NOT NULL)
+    (SELECT a.ctid, a.queue, a.task FROM pgqueue.job_available a WHERE a.holds AND a.lock_key IS NOT NULL)
     UNION ALL
-    (SELECT a.ctid, a.queue FROM pgqueue.job_available a WHERE a.holds AND a.limit_key IS NOT NULL AND a.lock_key IS NULL)
+    (SELECT a.ctid, a.queue, a.task FROM pgqueue.job_available a WHERE a.holds AND a.limit_key IS NOT NULL AND a.lock_key IS NULL)
 ), idle AS MATERIALIZED (
     SELECT a.ctid FROM pgqueue.job_available a
     WHERE a.ctid = ANY (ARRAY(
         SELECT found.ctid FROM found
-        WHERE NOT (NOT found.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-                   AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
-                                                              AND found.queue = ANY (w.queues)))
+        WHERE found.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+           OR NOT ((found.queue, found.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+                   OR (found.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
         LIMIT %(n)s::integer))
     FOR UPDATE SKIP LOCKED
 ), stuck AS MATERIALIZED (
     SELECT b.ctid FROM closed CROSS JOIN LATERAL (
-        SELECT b.ctid FROM pgqueue.job_blocked b WHERE b.queue = closed.queue AND b.holds AND b.queue <> ''
+        SELECT b.ctid FROM pgqueue.job_blocked b WHERE b.queue = closed.queue AND b.task = closed.task AND b.holds AND b.queue <> ''
         LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
     ) AS b
 ), granted AS (
@@ -86,8 +87,8 @@ WITH RECURSIVE walked (key, place) AS (
         FROM pgqueue.job_blocked b
         WHERE b.key = walked.key
           AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-          AND EXISTS (SELECT FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
-                                                     AND b.queue = ANY (w.queues))
+          AND ((b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+               OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
         ORDER BY b.rank, b.id LIMIT 1
     ) AS head ON true
     LEFT JOIN LATERAL (

@@ -821,7 +821,7 @@ async def test_an_admit_costs_the_same_however_many_wait(desks: Desks, eyes: Eye
     desk = desks()
     params = {
         "keys": ["limit:k"], "afters": [0], "ranks": [-32768], "ids": [0], "queues": ["default"],
-        "pools": [1], "slots": [1], "worker_id": desk.worker_id, "claim": 1, "notify": False,
+        "pools": [1], "slots": [1], "worker_id": desk.worker_id, "claim": 1, "notify": False, "tasks": ["x"],
     }  # fmt: skip
     blocked = (
         "INSERT INTO pgqueue.job_blocked (state, task, key, limit_key, lock_key, holds) "
@@ -858,7 +858,7 @@ async def test_a_claim_costs_the_same_however_many_wait_for_a_limit(desks: Desks
             "queues": [queue for queue, _, _ in asked.lanes], "ranks": [rank for _, rank, _ in asked.lanes],
             "afters": [0] * len(asked.lanes), "uptos": [2**63 - 1] * len(asked.lanes),
             "mosts": [10] * len(asked.lanes), "worker_id": desk.worker_id, "claim": 1,
-            "n": 10,
+            "n": 10, "tasks": ["x"],
         }  # fmt: skip
         with eyes.conn.transaction(force_rollback=True):
             for setting in ("enable_seqscan", "enable_bitmapscan"):

@@ -45,10 +45,11 @@ def fill(conn: Conn, n: int, queue: str = "'q' || g % 3") -> None:
 def register(conn: Conn, *queues: str, age: float = 0, lease: float = 15, **columns: object) -> int:
     """A worker that has beaten `age` seconds ago."""
     row = conn.execute(
-        "INSERT INTO pgqueue.worker (lease, beat_at, pid, concurrency, host, version_tag, queues, state, dead_at) "
-        "VALUES (make_interval(secs => %s), pgqueue.now() - make_interval(secs => %s), 1, 10, 'host', '1', %s, %s, %s) "
+        "INSERT INTO pgqueue.worker "
+        "(lease, beat_at, pid, concurrency, host, version_tag, queues, state, dead_at, tasks) VALUES "
+        "(make_interval(secs => %s), pgqueue.now() - make_interval(secs => %s), 1, 10, 'host', '1', %s, %s, %s, %s) "
         "RETURNING id",
-        [lease, age, list(queues), columns.get("state", "running"), columns.get("dead_at")],
+        [lease, age, list(queues), columns.get("state", "running"), columns.get("dead_at"), columns.get("tasks")],
     ).fetchone()
     assert row is not None
     return int(row[0])
@@ -274,6 +275,39 @@ def test_a_queue_nobody_serves_is_marked(conn: Conn) -> None:
     register(conn, "quiet", state="quiet")
     marked = {queue.name: queue.unserved for queue in pgqueue.queues(conn)}
     assert marked == {"served": False, "idle": False, "late": True, "gone": True, "quiet": True, "alone": True}
+
+
+@pytest.mark.promise("F18")
+def test_jobs_of_tasks_that_no_live_worker_of_their_queue_knows_are_counted(conn: Conn) -> None:
+    register(conn, "q", tasks=["known", "alias"])
+    register(conn, "q", tasks=["gone"], dead_at=datetime.now(UTC))
+    register(conn, "second", tasks=["elsewhere"])
+    for task, number in (("other.ping", 3), ("known", 2), ("alias", 1), ("gone", 2), ("elsewhere", 1)):
+        for priority in range(number):
+            add(conn, task, queue="q", priority=priority)
+    add(conn, "other.ping", queue="q", state="blocked", key="lock:k", lock_key="k")
+    add(conn, "elsewhere", queue="second")
+    add(conn, "anything", queue="alone")
+    found = {(each.queue, each.task): each.jobs for each in queries.status(conn).unknown}
+    assert found == {
+        ("q", "other.ping"): queries.Count(4),
+        ("q", "gone"): queries.Count(2),
+        ("q", "elsewhere"): queries.Count(1),
+    }
+    assert [worker.tasks for worker in queries.status(conn).workers] == [2, 1, 1]
+    register(conn, "q")
+    assert queries.status(conn).unknown == (), "a worker of the version before may know them all"
+    assert queries.status(conn).workers[-1].tasks is None
+
+
+@pytest.mark.promise("F18")
+def test_a_few_unknown_jobs_before_a_long_backlog_are_named_all_the_same(conn: Conn) -> None:
+    register(conn, "q", tasks=["t"])
+    for _ in range(14):
+        add(conn, "other.ping", queue="q")
+    fill(conn, 60_000, queue="'q'")
+    [found] = queries.status(conn).unknown
+    assert (found.task, found.jobs) == ("other.ping", queries.Count(14, False))
 
 
 def test_the_lease_decides_how_long_a_silence_is_death(conn: Conn) -> None:

@@ -141,6 +141,46 @@ def test_status_tells_of_limits_and_rates_that_nobody_has_declared(conn: Conn, d
     ]
 
 
+@pytest.mark.promise("F18")
+def test_status_names_tasks_that_no_live_worker_knows(conn: Conn, dsn: str) -> None:
+    assert "knows" not in pgqueue("status", dsn=dsn).stdout
+    assert json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["unknown"] == []
+    conn.execute(
+        "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks) "
+        "VALUES ('15 s', 77, 10, 'here', '1', '{default}', '{mine,mine.old}')"
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.job (task) SELECT unnest(array_fill('other.ping'::text, ARRAY[13])) "
+        "UNION ALL SELECT unnest('{mine,mine.old,other.pong}'::text[])"
+    )
+    conn.commit()
+    lines = pgqueue("status", dsn=dsn).stdout.splitlines()
+    assert "14 jobs of tasks no live worker knows: other.ping 13, other.pong 1" in lines
+    status = json.loads(pgqueue("status", "--json", dsn=dsn).stdout)
+    assert status["unknown"] == [
+        {"queue": "default", "task": "other.ping", "jobs": {"n": 13, "exact": True}},
+        {"queue": "default", "task": "other.pong", "jobs": {"n": 1, "exact": True}},
+    ]
+    assert [worker["tasks"] for worker in status["workers"]] == [2]
+
+
+@pytest.mark.promise("F18")
+def test_status_says_of_which_workers_the_tasks_are_unknown(conn: Conn, dsn: str) -> None:
+    for host, tasks in (("before", None), ("after", ["t", "u"])):
+        conn.execute(
+            "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks) "
+            "VALUES ('15 s', 77, 10, %s, '1', '{default}', %s)",
+            (host, tasks),
+        )
+    conn.execute("INSERT INTO pgqueue.job (task) VALUES ('other.ping')")
+    conn.commit()
+    lines = pgqueue("status", dsn=dsn).stdout.splitlines()
+    [before] = [line.split() for line in lines if "before:77" in line]
+    [after] = [line.split() for line in lines if "after:77" in line]
+    assert (before[-2:], after[-2:]) == (["unknown", "default"], ["2", "default"])
+    assert not [line for line in lines if "no live worker knows" in line], "the one of the version before may"
+
+
 def test_status_of_an_empty_database_says_what_to_do(dsn: str) -> None:
     done = pgqueue("status", dsn=dsn)
     assert "pgqueue enqueue" in done.stdout and "pgqueue work" in done.stdout
@@ -156,6 +196,7 @@ def test_status_as_json_has_everything(full: Conn, dsn: str) -> None:
         "at",
         "states",
         "queues",
+        "unknown",
         "workers",
         "undeclared",
     }

@@ -36,12 +36,14 @@ def explain(
         "afters": [afters] * len(lanes),
         "uptos": [uptos] * len(lanes),
         "mosts": [n] * len(lanes),
+        "tasks": sorted(taker.tasks),
         "worker_id": taker.worker_id,
         "claim": 1,
         "n": n,
     }
     conn.execute(statements.text("sessions_settings", "pgqueue"))
-    reading = {"queues": params["queues"], "ranks": params["ranks"], "others": [0] * len(lanes), "beyond": NO_RANK}
+    reading = {"others": [0] * len(lanes), "beyond": NO_RANK}
+    reading |= {name: params[name] for name in ("queues", "ranks", "tasks")}
     conn.execute(statements.text("fetch_reading", "pgqueue"), reading)
     [[plan]] = conn.execute(
         f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statements.text('fetch_claim', 'pgqueue')}", params

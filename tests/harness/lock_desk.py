@@ -16,7 +16,7 @@ from workers import Eyes, Taker
 
 from pgqueue.database import sessions
 from pgqueue.database.sessions import Link, Session
-from pgqueue.database.statements import Statement, integers
+from pgqueue.database.statements import Statement, integers, texts
 from pgqueue.jobs.job import Job
 from pgqueue.worker.concurrency.chains import Chains
 from pgqueue.worker.concurrency.semaphores import Slots
@@ -28,8 +28,14 @@ from pgqueue.worker.fetch.keyed_claim import KEYED_CLAIMS
 class Desk(Taker):
     """Fetches and admits when told, with `room` for so many, so many `behind` each holder; nothing runs by itself."""
 
-    def __init__(self, dsn: str, queues: tuple[str, ...] = ("default",), link: Link | None = None) -> None:
-        super().__init__(dsn, queues)
+    def __init__(
+        self,
+        dsn: str,
+        queues: tuple[str, ...] = ("default",),
+        link: Link | None = None,
+        tasks: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(dsn, queues, tasks=tasks)
         self.link = self.session.link = link or self.link
         self.keys = Session(self.link, "admit")
         self.slots, self.asked, self.behind = 1000, 0, 0
@@ -38,6 +44,7 @@ class Desk(Taker):
             self.keys,
             lambda: self.worker_id,
             claims=self.fetcher.claims,
+            tasks=self.tasks,
             slots=lambda: [Slots(self.queues, self.slots, self.asked, behind=self.behind)],
             deliver=self._came,
             done=lambda: None,
@@ -46,6 +53,10 @@ class Desk(Taker):
         )
         self.sweeping = Sweep(self.session, found=self.admit.swept)
         self.fetcher._parked, self.fetcher._fronts = self.admit.parked, self.admit.fronts
+
+    def know(self) -> None:
+        super().know()
+        self.admit._moves._tasks = texts(self.tasks)
 
     def _came(self, jobs: list[Job]) -> None:
         self.chains.add(jobs)

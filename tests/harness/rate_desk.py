@@ -11,7 +11,7 @@ from typing import Any
 from workers import Eyes, Taker
 
 from pgqueue.database.sessions import Link, Session
-from pgqueue.database.statements import Statement
+from pgqueue.database.statements import Statement, texts
 from pgqueue.jobs.concurrency import Rate
 from pgqueue.jobs.job import Job
 from pgqueue.worker.concurrency.rate_limiter import Free, Rates
@@ -22,8 +22,14 @@ RATED = "INSERT INTO pgqueue.key_rate (name, count, period, burst, set_at) VALUE
 class Pacer(Taker):
     """Fetches, sweeps and asks when told, with `slots` for so many; nothing runs by itself."""
 
-    def __init__(self, dsn: str, queues: tuple[str, ...] = ("default",), link: Link | None = None) -> None:
-        super().__init__(dsn, queues)
+    def __init__(
+        self,
+        dsn: str,
+        queues: tuple[str, ...] = ("default",),
+        link: Link | None = None,
+        tasks: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(dsn, queues, tasks=tasks)
         self.pace = Session(link or self.link, "rates")
         self.slots = 1000
         self.suspects: Sequence[int] = (-2, -1)
@@ -32,6 +38,7 @@ class Pacer(Taker):
             self.pace,
             lambda: self.worker_id,
             claims=self.fetcher.claims,
+            tasks=self.tasks,
             free=lambda: Free([(self.queues, self.slots, 0)], self.suspects, self.ordinary),
             reserve=lambda places: None,
             deliver=self.let_in,
@@ -39,6 +46,10 @@ class Pacer(Taker):
             notify=True,
         )
         self.fetcher._parked = lambda keys, singly, lowest: self.rates.told(keys)
+
+    def know(self) -> None:
+        super().know()
+        self.rates._tasks = texts(self.tasks)
 
     def let_in(self, jobs: list[Job]) -> None:
         self.jobs.extend(jobs)

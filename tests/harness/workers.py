@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
@@ -30,6 +30,7 @@ import psycopg
 from pgqueue.client.tasks import Task
 from pgqueue.database import migrations
 from pgqueue.database.sessions import Link, Session
+from pgqueue.database.statements import texts
 from pgqueue.jobs.job import Job
 from pgqueue.worker.fetch.fetcher import Fetcher, Kind, Share
 from pgqueue.worker.fetch.poison_jobs import MORE_CRASHES, ONE_CRASH
@@ -368,14 +369,32 @@ class Eyes:
         self.conn.close()
 
 
-class Taker:
-    """The taking half of a worker, step by step: registered, with a fetcher, nothing running by itself."""
+SOME_TASKS = (
+    "x", "a", "b", "c", "k", "t", "plain", "keyed", "late", "waits", "neighbour", "double", "one", "two", "again",
+    "between",
+)  # fmt: skip
+"""What tests call a task that nothing runs."""
 
-    def __init__(self, dsn: str, queues: tuple[str, ...] = ("default",), lease: float = 15.0) -> None:
+
+class Taker:
+    """The taking half of a worker, step by step: registered, with a fetcher, nothing running by itself.
+
+    It takes jobs of `tasks`; without any named of every task that it finds, and its row says nothing of them.
+    """
+
+    def __init__(
+        self, dsn: str, queues: tuple[str, ...] = ("default",), lease: float = 15.0, tasks: Sequence[str] | None = None
+    ) -> None:
         self.link = Link(dsn, "pgqueue")
         self.session = Session(self.link, "fetch")
         with psycopg.connect(dsn) as conn:
-            self.worker_id = register(conn, "pgqueue", lease=lease, concurrency=1, version_tag="t", queues=list(queues))
+            self.worker_id = register(
+                conn, "pgqueue", lease=lease, concurrency=1, version_tag="t", queues=list(queues), tasks=tasks or ()
+            )
+            if tasks is None:
+                conn.execute("UPDATE pgqueue.worker SET tasks = NULL WHERE id = %s", [self.worker_id])
+        self.tasks = set(SOME_TASKS if tasks is None else tasks)
+        self._finds = tasks is None
         self.queues = queues
         self.jobs: list[Job] = []
         self.doubts = 0
@@ -383,6 +402,7 @@ class Taker:
         self.fetcher = Fetcher(
             self.session,
             lambda: self.worker_id,
+            tasks=self.tasks,
             shares=lambda: [Share(queues, self.room)],
             deliver=self.jobs.extend,
             suspects=lambda: (ONE_CRASH, MORE_CRASHES) if self.suspect_free else (),
@@ -406,9 +426,17 @@ class Taker:
 
     def _kinds(self) -> list[Kind]:
         with psycopg.connect(self.link.dsn) as conn:
-            keyed = "SELECT DISTINCT coalesce(lock_key, limit_key, rate_key) IS NOT NULL FROM pgqueue.job_available"
-            there = {with_keys for (with_keys,) in conn.execute(keyed).fetchall()}
+            keyed = "SELECT coalesce(lock_key, limit_key, rate_key) IS NOT NULL, task FROM pgqueue.job_available"
+            found = conn.execute(f"{keyed} GROUP BY 1, 2".encode()).fetchall()
+        there = {with_keys for with_keys, _ in found}
+        if self._finds and not self.tasks.issuperset(names := {task for _, task in found}):
+            self.tasks |= names
+            self.know()
         return [kind for kind in (self.fetcher.plain, self.fetcher.keyed) if kind.keyed in (there or {False})]
+
+    def know(self) -> None:
+        """Take jobs of `tasks` from now on."""
+        self.fetcher._tasks = texts(self.tasks)
 
     async def close(self) -> None:
         await self.session.close()

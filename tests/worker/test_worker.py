@@ -12,7 +12,7 @@ import pytest
 from workers import Eyes, Taker, apply_ddl, until, work
 
 import pgqueue
-from pgqueue.client.tasks import task
+from pgqueue.client.tasks import _declare, task
 from pgqueue.database import sessions
 from pgqueue.errors import InvalidOption, NotConfigured, SchemaMissing
 from pgqueue.jobs.job import Job
@@ -235,18 +235,48 @@ async def test_a_failing_job_is_tried_as_often_as_it_may_be_and_then_dead(dsn: s
 
 
 @pytest.mark.promise("F18")
-async def test_an_unknown_task_is_put_back_with_its_reason_and_fails_after_a_day(dsn: str, eyes: Eyes) -> None:
-    put(dsn, pgqueue.remote("of.another.version").new(a=1))
-    eyes.do("INSERT INTO pgqueue.job (task, enqueued_at) VALUES ('forgotten', now() - interval '24 hours 1 second')")
-    async with work(dsn, *ALL):
-        await until(lambda: eyes.states() == {"scheduled": 1, "failed": 1})
-    [(attempt, reason, wait)] = eyes.all(
-        "SELECT attempt, reason, extract(epoch FROM run_at - pgqueue.now())::float8 FROM pgqueue.job_scheduled"
-    )
-    assert attempt == 0
-    assert "no task named 'of.another.version'" in reason
-    assert 0 < wait <= 300
-    assert eyes.all("SELECT task, reason FROM pgqueue.job_dead") == [("forgotten", "refused")]
+async def test_an_unknown_task_stays_available_and_fails_when_no_worker_has_known_it_for_long(
+    dsn: str, eyes: Eyes
+) -> None:
+    put(dsn, pgqueue.remote("of.another.version").new(a=1), says.new("neighbour"))
+    async with work(dsn, *ALL) as worker:
+        await until(eyes.done(1))
+        await worker._unknown_tasks.look()
+        assert eyes.states() == {"available": 1, "completed": 1}
+    assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == 0
+    async with work(dsn, *ALL, fail_unknown=0.0):
+        await until(lambda: eyes.states() == {"failed": 1, "completed": 1})
+    assert eyes.all("SELECT task, reason, attempt FROM pgqueue.job_dead") == [("of.another.version", "refused", 0)]
+    [message] = eyes.all("SELECT message FROM pgqueue.attempt")
+    assert message == ("no task named 'of.another.version' is imported by any worker",)
+
+
+@pytest.mark.promise("F18")
+async def test_two_codebases_on_one_queue_run_side_by_side(dsn: str, eyes: Eyes) -> None:
+    """Without delay: by taking and giving back what is unknown it took 10 to 46 s."""
+
+    async def nothing() -> None: ...
+
+    here, there = (_declare(nothing, {"name": f"worker.{side}", "aliases": [f"{side}.old"]}) for side in ("a", "b"))
+    async with work(dsn, here), work(dsn, there):
+        for _ in range(20):
+            names = ("worker.a", "worker.b", "a.old", "b.old", "worker.b", "worker.a")
+            put(dsn, *(pgqueue.remote(name).new() for name in names))
+        await until(eyes.done(120), 20.0)
+    assert eyes.one("SELECT last_value FROM pgqueue.job_pos_seq") == 120, "each was available once"
+    assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == 0
+    sides = "SELECT count(DISTINCT worker_id), count(*) FROM pgqueue.job_done GROUP BY task IN ('worker.a', 'a.old')"
+    assert eyes.one("SELECT max(extract(epoch FROM started_at - enqueued_at))::float8 FROM pgqueue.job_done") < 5.0
+    assert eyes.all(sides) == [(1, 60), (1, 60)]
+    assert eyes.one("SELECT count(DISTINCT worker_id) FROM pgqueue.job_done") == 2
+
+
+@pytest.mark.promise("F18")
+async def test_a_worker_says_which_tasks_it_knows(dsn: str, eyes: Eyes) -> None:
+    async def nothing() -> None: ...
+
+    async with work(dsn, _declare(nothing, {"name": "worker.here", "aliases": ["worker.old"]})):
+        assert eyes.all("SELECT tasks FROM pgqueue.worker") == [(["worker.here", "worker.old"],)]
 
 
 @pytest.mark.promise("F18")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import click
@@ -13,16 +15,17 @@ import click
 from pgqueue.admin.queries import STATES
 from pgqueue.cli.database import reading
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.tables import plain, span, table
+from pgqueue.cli.tables import plain, short, span, table, width
 
 if TYPE_CHECKING:
     from pgqueue.admin.limits import Undeclared
-    from pgqueue.admin.queries import Count, QueueInfo, Status, WorkerInfo
+    from pgqueue.admin.queries import Count, QueueInfo, Status, UnknownTask, WorkerInfo
 
 WATCH_SECONDS = 2.0
 QUEUES_MOST = 40
 WORKERS_MOST = 40
 UNDECLARED_MOST = 10
+UNKNOWN_MOST, NAME_MOST = 10, 60
 
 
 @click.command("status")
@@ -34,7 +37,7 @@ def command(watch: bool, as_json: bool) -> None:
 
     Numbers up to 10,000 are counted; larger ones are estimates, marked ~. A queue is NOT SERVED when no worker that
     takes jobs names it and has given a sign of life within three of its leases. Jobs wait for an UNDECLARED limit or
-    rate until a worker declares it; those are named, too.
+    rate until a worker declares it; those are named, too. So are tasks that no live worker of their queue knows.
 
     \b
     Examples:
@@ -100,6 +103,7 @@ def _screen(status: Status, undeclared: Sequence[Undeclared] | None) -> Iterator
     yield from _states(status)
     yield ""
     yield from _queues(status.queues)
+    yield from _unknown(status.unknown)
     yield from _undeclared(undeclared)
     yield ""
     yield from _workers(status.workers)
@@ -126,6 +130,22 @@ def _queues(queues: Sequence[QueueInfo]) -> Iterator[str]:
     yield from table(heads, rows, right="AVAILABLE SCHEDULED BLOCKED RUNNING OLDEST WORKERS", gives="QUEUE")
     if len(queues) > QUEUES_MOST:
         yield f"… and {len(queues) - QUEUES_MOST} more queues; --json prints all"
+
+
+def _unknown(unknown: Sequence[UnknownTask]) -> Iterator[str]:
+    if not unknown:
+        return
+    yield ""
+    names: Counter[str] = Counter()
+    for each in unknown:
+        names[each.task] += each.jobs.n
+    least = "" if all(each.jobs.exact for each in unknown) else "at least "
+    jobs = "1 job" if names.total() == 1 else f"{names.total():,} jobs"
+    most = [f"{short(plain(name), NAME_MOST)} {number:,}" for name, number in names.most_common(UNKNOWN_MOST)]
+    if (rest := len(names) - UNKNOWN_MOST) > 0:
+        most.append("1 more task" if rest == 1 else f"{rest} more tasks")
+    line = f"{least}{jobs} of tasks no live worker knows: {', '.join(most)}"
+    yield from wrap(line, width(), subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _undeclared(undeclared: Sequence[Undeclared] | None) -> Iterator[str]:
@@ -168,11 +188,12 @@ def _workers(workers: Sequence[WorkerInfo]) -> Iterator[str]:
             f"{worker.running}/{worker.concurrency}",
             f"{span(worker.beat_age)} ago",
             worker.version_tag,
+            "unknown" if worker.tasks is None else worker.tasks,
             ",".join(worker.queues),
         ]
         for worker in alive_first[:WORKERS_MOST]
     ]
-    heads = ["WORKER", "PROCESS", "STATE", "BUSY", "BEAT", "VERSION", "QUEUES"]
-    yield from table(heads, rows, right="WORKER BUSY BEAT", gives="QUEUES PROCESS VERSION")
+    heads = ["WORKER", "PROCESS", "STATE", "BUSY", "BEAT", "VERSION", "TASKS", "QUEUES"]
+    yield from table(heads, rows, right="WORKER BUSY BEAT TASKS", gives="QUEUES PROCESS VERSION")
     if len(workers) > WORKERS_MOST:
         yield f"… and {len(workers) - WORKERS_MOST} more workers; --json prints all"

@@ -47,6 +47,13 @@ LEVELS = ("debug", "info", "warning", "error")
     type=click.IntRange(1),
     help="Connections that handlers are lent at once, sync and async ones each [one for each slot].",
 )
+@click.option(
+    "--fail-unknown",
+    type=Duration(),
+    default="24h",
+    show_default=True,
+    help="Fail a job whose task no live worker has known for so long.",
+)
 @click.option("--poll", type=Duration(least=0.01), default="1s", show_default=True, help="Look without being told.")
 @click.option(
     "--lease",
@@ -96,6 +103,7 @@ def command(
     supervised: int | None,
     listen_dsn: str | None,
     pool_size: int | None,
+    fail_unknown: float,
     poll: float,
     lease: float,
     grace: float,
@@ -151,7 +159,7 @@ def command(
     with on_leash(supervised) as leash:
         import_tasks(modules, directory)
         how: dict[str, Any] = {"queues": _names(queues), "concurrency": concurrency, "poll": poll, "lease": lease}
-        how |= {"version_tag": version_tag, "pool_size": pool_size}
+        how |= {"version_tag": version_tag, "pool_size": pool_size, "fail_unknown": fail_unknown}
         worker = _worker(given(ctx), listen_dsn, how)
     code = serve(worker, grace, stuck, leash)
     sys.stderr.flush()

@@ -56,7 +56,7 @@ import psycopg
 
 from pgqueue.database.backoff import persist, wait
 from pgqueue.database.sessions import Session
-from pgqueue.database.statements import integers
+from pgqueue.database.statements import integers, texts
 from pgqueue.jobs.job import STARTED, Job
 from pgqueue.jobs.keys import RATE
 from pgqueue.worker.claims import Claims
@@ -126,8 +126,8 @@ NOBODY = (0, 0.0, 0.0, False, False, None, False)
 
 
 class Rates:
-    """Keeps the lines moving. `free` says what may start here now, `reserve` keeps a slot of these pools free that is
-    free next, `deliver` receives what shall start at once."""
+    """Keeps the lines moving. `free` says what of `tasks` may start here now, `reserve` keeps a slot of these pools
+    free that is free next, `deliver` receives what shall start at once."""
 
     def __init__(
         self,
@@ -135,6 +135,7 @@ class Rates:
         worker_id: Callable[[], int],
         *,
         claims: Claims,
+        tasks: Iterable[str],
         free: Callable[[], Free],
         reserve: Callable[[set[int]], None],
         deliver: Callable[[list[Job]], None],
@@ -146,6 +147,7 @@ class Rates:
         self._session = session
         self._worker_id = worker_id
         self._claims = claims
+        self._tasks = texts(tasks)
         self._free = free
         self._reserve = reserve
         self._deliver = deliver
@@ -323,6 +325,7 @@ class Rates:
                     spare=[spare for _, _, spare in free.pools],
                     most=min(self._most, sum(slots + spare for _, slots, spare in free.pools)),
                     suspects=integers(free.suspects),
+                    tasks=self._tasks,
                     ordinary=free.ordinary,
                     worker_id=worker_id,
                     claim=claim,
@@ -416,7 +419,9 @@ class Rates:
         queues = self._free().queues
         for first in range(0, len(swept), SWEPT_MOST):
             some = swept[first : first + SWEPT_MOST]
-            overdue = self._session.link.statement("rates_overdue", keys=some, queues=queues, seconds=OVERDUE_SECONDS)
+            overdue = self._session.link.statement(
+                "rates_overdue", keys=some, queues=queues, tasks=self._tasks, seconds=OVERDUE_SECONDS
+            )
             [rows] = await self._session.run(overdue)
             for key, others in rows:
                 if others:

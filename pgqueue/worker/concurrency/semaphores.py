@@ -47,16 +47,22 @@ class Moved:
 
 
 class Moves:
-    """Makes the moves of one worker, on one session. `slots` says where a job may run here now."""
+    """Makes the moves of one worker, on one session. `slots` says where a job of its `tasks` may run here now."""
 
     def __init__(
-        self, session: Session, worker_id: Callable[[], int], slots: Callable[[], list[Slots]], notify: bool
+        self,
+        session: Session,
+        worker_id: Callable[[], int],
+        tasks: Iterable[str],
+        slots: Callable[[], list[Slots]],
+        notify: bool,
     ) -> None:
         self.starts, self.fronts = Starts(), Fronts()
         self.given: dict[tuple[str, ...], int] = {}
         """How many slots of these queues the move under way may fill."""
         self._session = session
         self._worker_id = worker_id
+        self._tasks = texts(tasks)
         self._slots = slots
         self._notify = notify
 
@@ -191,6 +197,7 @@ class Moves:
             pools=integers(place for place, pool in enumerate(pools, 1) for _ in pool.queues),
             slots=integers(given),
             behind=integers(pool.behind for pool in pools),
+            tasks=self._tasks,
             worker_id=self._worker_id(),
             claim=claim,
             notify=self._notify,

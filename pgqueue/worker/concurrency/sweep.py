@@ -4,8 +4,8 @@ The quick way is that who frees a key admits the next. It misses: an admit insid
 one that met a head locked by a cancel that was then rolled back, one that was never made because its process died, a
 queue that was paused and is open again. So every few seconds one worker of all (whoever changes the row of the duty
 first) walks the distinct keys of job_blocked, by jumping along their index, and names those with room to admit. It
-also parks again what was granted to queues that are paused now or have no worker any more, so that others get their
-keys.
+also parks again what was granted to queues that are paused now, and to tasks that no live worker of their queue knows
+any more, so that others get their keys.
 
 Who has admitted something, or found somebody waiting, asks every few seconds, until it finds nobody or another was
 faster, who then goes on asking: while keys are in use somebody sweeps. Whoever leads asks three times more seldom
@@ -115,7 +115,10 @@ class Sweep:
             link.statement("sweep_park", n=KEYS_MOST), link.statement("sweep_keys", after="", n=KEYS_MOST)
         )
         if parked:
-            log.info("%d keys were granted to queues that are paused or not served; others get them", len(parked))
+            log.info(
+                "%d keys were granted to jobs of paused queues, or of tasks that no worker takes; others get them",
+                len(parked),
+            )
         self._tell([*keys, *[key for (key,) in parked]])
         while after is not None:
             [[(keys, after)]] = await self._session.run(link.statement("sweep_keys", after=after, n=KEYS_MOST))

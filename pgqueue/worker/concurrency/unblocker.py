@@ -80,8 +80,8 @@ def held(job: Job) -> list[str]:
 
 
 class Admit:
-    """Keeps the keys busy. `slots` says where a job may run here now, `deliver` receives those that shall; `rated` is
-    told which rates somebody waits for."""
+    """Keeps the keys busy. `slots` says where a job of `tasks` may run here now, `deliver` receives those that shall;
+    `rated` is told which rates somebody waits for."""
 
     def __init__(
         self,
@@ -89,6 +89,7 @@ class Admit:
         worker_id: Callable[[], int],
         *,
         claims: Claims,
+        tasks: Iterable[str],
         slots: Callable[[], list[Slots]],
         deliver: Callable[[list[Job]], None],
         done: Callable[[], None],
@@ -99,7 +100,7 @@ class Admit:
         self.admits = self.skipped = 0
         """How many admits this worker has made, and how many jobs were skipped in them."""
         self._session = session
-        self._moves = Moves(session, worker_id, slots, notify)
+        self._moves = Moves(session, worker_id, tasks, slots, notify)
         self.fronts = self._moves.fronts
         self._claims = claims
         self._slots = slots

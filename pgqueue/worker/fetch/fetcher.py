@@ -167,13 +167,17 @@ def spaced(wanted: float, poll: float) -> float:
 
 
 class Fetcher:
-    """Keeps the executor supplied. `news` and `roomier` wake it; `deliver` receives what it claimed."""
+    """Keeps the executor supplied with jobs of `tasks`. `news` and `roomier` wake it; `deliver` receives what it took.
+
+    Jobs of other tasks stay where they are: they are for other workers, and the cursors of this one may pass them.
+    """
 
     def __init__(
         self,
         session: Session,
         worker_id: Callable[[], int],
         *,
+        tasks: Iterable[str],
         shares: Callable[[], list[Share]],
         deliver: Callable[[list[Job]], None],
         suspects: Callable[[], Sequence[int]],
@@ -197,6 +201,7 @@ class Fetcher:
         """The queues a claim under way asks, and for how many jobs."""
         self._session = session
         self._worker_id = worker_id
+        self._tasks = texts(tasks)
         self._shares = shares
         self._deliver = deliver
         self._suspects = suspects
@@ -443,7 +448,7 @@ class Fetcher:
     async def _send(self, *statements: Statement[Any], on: int | None = None) -> list[Any]:
         """Send these in one transaction, with a reading of passed ranges if one is due, and what others ask beside."""
         ranges = self.passed_over.to_read(monotonic())
-        beside = [_passed_over(self._session.link, ranges)] if ranges else []
+        beside = [_passed_over(self._session.link, ranges, self._tasks)] if ranges else []
         answers = await self._session.run(*statements, *beside, *self._beside(), on=on)
         if ranges:
             seconds = self._session.took * self._live_workers()
@@ -458,6 +463,7 @@ class Fetcher:
             ranks=integers(rank for _, rank, _ in asked.lanes),
             others=integers(self.watermark.cursors(other)),
             beyond=beyond,
+            tasks=self._tasks,
         )
         places = asked.places()
         lanes = {
@@ -465,6 +471,7 @@ class Fetcher:
             "ranks": integers(rank for (_, rank, _), *_ in places),
             "afters": integers(after for _, after, _, _ in places),
             "uptos": integers(upto for _, _, upto, _ in places),
+            "tasks": self._tasks,
         }
         how = {"mosts": integers(most for *_, most in places), "worker_id": self._worker_id(), "claim": claim, "n": n}
         send = self._claim_plain if kind is self.plain else self._claim_keyed
@@ -530,8 +537,8 @@ def _lines(cursors: Mapping[str, Place]) -> str:
     return msgspec.json.encode({key.removeprefix(LOCK): place for key, place in cursors.items()}).decode()
 
 
-def _passed_over(link: Link, ranges: Sequence[Passed]) -> Statement[list[tuple[int, int]]]:
-    """Which rows lie in these ranges."""
+def _passed_over(link: Link, ranges: Sequence[Passed], tasks: str) -> Statement[list[tuple[int, int]]]:
+    """Which rows of these tasks lie in these ranges."""
     return link.statement(
         "passed_over",
         queues=texts(one.lane[0] for one in ranges),
@@ -540,6 +547,7 @@ def _passed_over(link: Link, ranges: Sequence[Passed]) -> Statement[list[tuple[i
         lows=integers(one.low for one in ranges),
         highs=integers(one.high for one in ranges),
         most=POSITIONS_MOST + 1,
+        tasks=tasks,
     )
 
 

@@ -14,6 +14,7 @@ from time import monotonic
 
 from pgqueue.database.backoff import persist
 from pgqueue.database.sessions import Session
+from pgqueue.database.statements import texts
 from pgqueue.jobs.job import Job
 
 log = logging.getLogger("pgqueue")
@@ -126,6 +127,7 @@ class Isolation:
         self,
         session: Session,
         queues: list[str],
+        tasks: Iterable[str],
         *,
         leads: Callable[[], bool],
         asked: Callable[[], int],
@@ -133,6 +135,7 @@ class Isolation:
     ) -> None:
         self._session = session
         self._queues = queues
+        self._tasks = texts(tasks)
         self._leads = leads
         self._asked = asked
         self._asked_before = -1
@@ -156,7 +159,7 @@ class Isolation:
         # For one whose rate stays closed until we would have given up, way is made in vain. Not "closed now": a rate
         # that many wait for is open for moments only.
         look = self._session.link.statement(
-            "poison_jobs_waiting", queues=self._queues, seconds=patience + CLOSED_SECONDS
+            "poison_jobs_waiting", queues=self._queues, tasks=self._tasks, seconds=patience + CLOSED_SECONDS
         )
         [rows] = await self._session.run(look)
         waiting, rate = rows[0] if rows else (None, None)

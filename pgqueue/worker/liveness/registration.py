@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg
@@ -16,8 +17,8 @@ from pgqueue.worker.settings import Settings
 log = logging.getLogger("pgqueue")
 
 
-def enter(link: Link, settings: Settings) -> int:
-    """Check the schema and enter a new worker process with these settings. Raises what `migrations.require` raises."""
+def enter(link: Link, settings: Settings, tasks: Iterable[str]) -> int:
+    """Check the schema and enter a new worker process with these tasks. Raises what `migrations.require` raises."""
     with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
         migrations.require(conn, link.schema)
         return register(
@@ -27,6 +28,7 @@ def enter(link: Link, settings: Settings) -> int:
             concurrency=settings.concurrency,
             version_tag=settings.version_tag,
             queues=list(settings.queues),
+            tasks=tasks,
         )
 
 
@@ -40,7 +42,14 @@ def withdraw(link: Link, worker_id: int) -> None:
 
 
 def register(
-    conn: psycopg.Connection[Any], schema: str, *, lease: float, concurrency: int, version_tag: str, queues: list[str]
+    conn: psycopg.Connection[Any],
+    schema: str,
+    *,
+    lease: float,
+    concurrency: int,
+    version_tag: str,
+    queues: list[str],
+    tasks: Iterable[str],
 ) -> int:
     """Enter a new worker process; its id was never used before and never will be again."""
     row = conn.execute(
@@ -52,6 +61,7 @@ def register(
             "host": socket.gethostname(),
             "version_tag": version_tag,
             "queues": queues,
+            "tasks": sorted(tasks),
         },
     ).fetchone()
     assert row is not None, "INSERT … RETURNING answers a row"

@@ -24,7 +24,7 @@ from typing import Any
 from pgqueue.client.tasks import Task
 from pgqueue.jobs.context import Means
 from pgqueue.jobs.job import Job, fields, late_of, running_job
-from pgqueue.jobs.outcomes import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted, unknown
+from pgqueue.jobs.outcomes import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted
 from pgqueue.worker.concurrency.chains import Chains
 from pgqueue.worker.run.run import Interrupted, Run, in_time
 from pgqueue.worker.run.running_jobs import Gate, Over
@@ -242,7 +242,7 @@ class Executor(Gate):
 
     # On the loop -----------------------------------------------------------------------------------------------------
 
-    async def _run(self, pool: Pool, run: Run, job: Job, task: Task[..., Any] | None) -> None:
+    async def _run(self, pool: Pool, run: Run, job: Job, task: Task[..., Any]) -> None:
         """Run this job, then waiting ones, until the turn ends, nothing is left, or a handler changed the context or
         cancelled us: the next one shall not feel it."""
         clean, me, running, finish = contextvars.copy_context(), run.task, self.running, self._finish
@@ -275,9 +275,7 @@ class Executor(Gate):
             if len(pool.waiting) == pool.prefetch // 2:
                 self._low()
 
-    async def _call(self, job: Job, task: Task[..., Any] | None) -> Outcome:
-        if task is None:
-            return unknown(job)
+    async def _call(self, job: Job, task: Task[..., Any]) -> Outcome:
         if job.start_by is not None and not in_time(job):
             return RELEASED
         token = running_job.set(job)
@@ -314,7 +312,7 @@ class Executor(Gate):
 
     # In threads ------------------------------------------------------------------------------------------------------
 
-    def _run_in_thread(self, pool: Pool, run: Run, task: Task[..., Any] | None) -> bool:
+    def _run_in_thread(self, pool: Pool, run: Run, task: Task[..., Any]) -> bool:
         """Run this job, then waiting ones, until nothing is left; False if something was raised in this thread."""
         me, job = threading.get_ident(), run.job
         while job is not None:
@@ -342,7 +340,7 @@ class Executor(Gate):
         self._run_gone(run)
         self._slot_freed(pool)
 
-    def _call_thread(self, run: Run, me: int, job: Job, task: Task[..., Any] | None) -> Outcome:
+    def _call_thread(self, run: Run, me: int, job: Job, task: Task[..., Any]) -> Outcome:
         """Call the handler where it can be stopped: from the moment the run names its thread until it names no job."""
         outcome: Outcome = RELEASED
         try:
@@ -359,9 +357,7 @@ class Executor(Gate):
         except Interrupted:  # Python 3.13 may raise it a step later than 3.11, so here; there is no second one
             return run.settle(outcome)
 
-    def _call_sync(self, job: Job, task: Task[..., Any] | None) -> Outcome:
-        if task is None:
-            return unknown(job)
+    def _call_sync(self, job: Job, task: Task[..., Any]) -> Outcome:
         if job.start_by is not None and not in_time(job):
             return RELEASED
         running_job.set(job)

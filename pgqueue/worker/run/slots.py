@@ -21,8 +21,8 @@ PREFETCH_MOST = 2000
 # So many may come in behind a job with a lock, in its chain.
 BEHIND_MOST = 7
 
-Entry = tuple[Job, Task[..., Any] | None]
-"""A claimed job and its task; None: no task of this name is imported here."""
+Entry = tuple[Job, Task[..., Any]]
+"""A claimed job and its task."""
 
 
 class Pool:
@@ -141,9 +141,9 @@ class Pool:
         self.behind = min(int(wanted), 2 * jobs, BEHIND_MOST)
 
 
-def runs_on_loop(task: Task[..., Any] | None) -> bool:
+def runs_on_loop(task: Task[..., Any]) -> bool:
     """Whether its runs are on the loop; else they are in a thread."""
-    return task is None or task.is_async
+    return task.is_async
 
 
 def pools(queues: Mapping[str, int | None], concurrency: int) -> list[Pool]:

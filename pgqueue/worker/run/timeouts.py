@@ -67,8 +67,8 @@ class Timekeeper:
 
     def given(self, jobs: Sequence[Job]) -> list[Entry]:
         """These jobs with their tasks, watched if they have a timeout."""
-        find = self.tasks.get
-        entries: list[Entry] = [(job, find(job.task)) for job in jobs]
+        tasks = self.tasks
+        entries: list[Entry] = [(job, tasks[job.task]) for job in jobs]
         if timed := timed_of(jobs):
             theirs = set(timed)
             return [(job, self._watching(task) if job in theirs else task) for job, task in entries]
@@ -79,9 +79,9 @@ class Timekeeper:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _watching(self, task: Task[..., Any] | None) -> Task[..., Any] | None:
+    def _watching(self, task: Task[..., Any]) -> Task[..., Any]:
         """This task for a job with a timeout of its own."""
-        if task is None or task.timeout is not None:
+        if task.timeout is not None:
             return task
         if task.name not in self._own:
             self._own[task.name] = self._watched(task)

@@ -354,7 +354,7 @@ async def test_under_a_snapshot_the_past_of_a_key_is_not_read_again(
             params = {
                 "keys": ["lock:a"], "queues": ["default"], "pools": [1], "slots": [1], "worker_id": desk.worker_id,
                 "claim": 1, "afters": [starts.after("lock:a") if remembers else 0], "ranks": [rank], "ids": [job_id],
-                "behind": [0],
+                "behind": [0], "tasks": ["x"],
             }  # fmt: skip
             costs.append(read(conn, "admit_next", params))
     assert (costs[1] <= 1.5 * costs[0]) is remembers, costs
@@ -387,6 +387,7 @@ async def test_under_a_snapshot_the_past_of_a_limit_is_not_read_again(
                 params = {
                     "keys": ["limit:k"], "queues": ["default"], "pools": [1], "slots": [1], "worker_id": desk.worker_id,
                     "claim": 1, "afters": [after], "ranks": [rank], "ids": [job_id], "notify": False,
+                    "tasks": ["x"],
                 }  # fmt: skip
                 costs.append(read(conn, statement, params))
             else:
@@ -429,7 +430,7 @@ async def test_under_a_snapshot_grants_of_long_ago_are_not_read_again(
         params = {
             "keys": ["lock:a"], "queues": ["default"], "pools": [1], "slots": [1], "worker_id": desk.worker_id,
             "claim": 1, "ranks": [FRONT[0]], "ids": [FRONT[1]], "fresh": [], "heads": False, "notify": False,
-            "behind": [0],
+            "behind": [0], "tasks": ["x"],
         }  # fmt: skip
         await desk.complete(*desk.jobs)
         knowing, naive = (read(conn, statement, params | {"afters": [begin]}) for begin in (after, 0))

@@ -112,6 +112,7 @@ class RatedDesk(Desk):
             self.pace,
             lambda: self.worker_id,
             claims=self.fetcher.claims,
+            tasks=self.tasks,
             free=lambda: Free([(self.queues, self.slots, 0)], (-2, -1)),
             reserve=lambda places: None,
             deliver=self._let_in,

@@ -195,7 +195,7 @@ async def test_what_waits_at_hand_too_long_goes_back_unspent_and_is_charged_agai
 
 
 def test_a_job_that_must_start_in_time_waits_before_others_and_behind_those_that_came_before_it() -> None:
-    def job(number: int, start_by: float | None = None) -> tuple[Job, None]:
+    def job(number: int, start_by: float | None = None) -> tuple[Job, Any]:
         row = (number, 0, 11, "default", "x", "{}", 1, 5, 1, 0, 0, 0, 0, None, None, None, None, None, None)
         made = Job(row, 1)
         made.start_by = start_by
@@ -721,6 +721,7 @@ async def test_an_ask_costs_the_same_however_many_wait_ahead_who_cannot_go(
     params = {
         "keys": ["k"], "queues": ["default", "paused"], "pools": [1, 1], "slots": [1], "spare": [0], "most": 1,
         "suspects": [], "ordinary": True, "worker_id": pacer.worker_id, "claim": 1,
+        "tasks": ["x"],
     }  # fmt: skip
     eyes.do(WAITING, "default", 11, 0, remain)
     pages = []

@@ -507,7 +507,7 @@ async def test_an_admit_costs_the_same_however_many_keys_and_waiting_jobs_there_
     params = {
         "keys": ["lock:mine"], "afters": [0], "ranks": [-32768], "ids": [0], "fresh": [], "heads": True,
         "queues": ["default"], "pools": [1], "slots": [1],
-        "worker_id": desk.worker_id, "claim": 1, "notify": False,
+        "worker_id": desk.worker_id, "claim": 1, "notify": False, "tasks": ["x"],
     }  # fmt: skip
     blocked = (
         "INSERT INTO pgqueue.job_blocked (state, task, key, lock_key) SELECT 'blocked', 'x', 'lock:' || k, k "

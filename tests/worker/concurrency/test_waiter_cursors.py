@@ -470,14 +470,15 @@ def move(conn: psycopg.Connection, desk: Desk, place: Place) -> int:
     params = {
         "keys": ["lock:a"], "afters": [10**9], "ranks": [place[0]], "ids": [place[1]], "fresh": [], "heads": False,
         "queues": ["default"], "pools": [1], "slots": [1], "worker_id": desk.worker_id, "claim": 1, "notify": False,
+        "tasks": ["x"],
     }  # fmt: skip
     return pages(conn, "admit_move", params)
 
 
 def claim(conn: psycopg.Connection, desk: Desk, lines: dict[str, Place]) -> int:
     """Pages that a claim of the one available job, which needs "a", touches; where holders begin it knows."""
-    lanes = {"queues": ["default"], "ranks": [11], "afters": [0], "uptos": [2**63 - 1], "n": 1}
-    reading = {"queues": ["default"], "ranks": [11], "others": [0], "beyond": NO_RANK}
+    lanes = {"queues": ["default"], "ranks": [11], "afters": [0], "uptos": [2**63 - 1], "n": 1, "tasks": ["x"]}
+    reading = {"queues": ["default"], "ranks": [11], "others": [0], "beyond": NO_RANK, "tasks": ["x"]}
     conn.execute(text("keyed_claim_reading", "pgqueue").encode(), reading)
     conn.execute(text("keyed_claim_lock", "pgqueue").encode(), {**lanes, "workers": 1})
     params = {

@@ -150,7 +150,14 @@ async def test_all_workers_together_have_an_eighth_of_the_lock_table(
 ) -> None:
     put(eyes, *"abcdefghij")
     share = eighth(eyes)
-    lanes = {"queues": ["default"] * 20, "ranks": list(RANKS), "afters": [0] * 20, "uptos": [2**63 - 1] * 20, "n": 100}
+    lanes = {
+        "queues": ["default"] * 20,
+        "ranks": list(RANKS),
+        "afters": [0] * 20,
+        "uptos": [2**63 - 1] * 20,
+        "n": 100,
+        "tasks": ["x"],
+    }
     said = conn.execute(text("keyed_claim_lock", "pgqueue").encode(), {**lanes, "workers": share // 3}).fetchone()
     assert said is not None and said[0] == share
     assert eyes.one("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'") == 3
@@ -238,9 +245,17 @@ async def test_a_free_key_is_looked_up_whatever_waits_for_others(
     eyes.do("ANALYZE pgqueue.job_blocked, pgqueue.job_available")
     put(eyes, *(f"k{n}" for n in range(50)))
     desk = desks()
-    lanes = {"queues": ["default"] * 20, "ranks": list(RANKS), "afters": [0] * 20, "uptos": [2**63 - 1] * 20, "n": 50}
+    lanes = {
+        "queues": ["default"] * 20,
+        "ranks": list(RANKS),
+        "afters": [0] * 20,
+        "uptos": [2**63 - 1] * 20,
+        "n": 50,
+        "tasks": ["x"],
+    }
     conn.execute(text("sessions_settings", "pgqueue").encode())
     reading = {"queues": lanes["queues"], "ranks": lanes["ranks"], "others": [0] * 20, "beyond": NO_RANK}
+    reading |= {"tasks": lanes["tasks"]}
     conn.execute(text("keyed_claim_reading", "pgqueue").encode(), reading)
     conn.execute(text("keyed_claim_lock", "pgqueue").encode(), {**lanes, "workers": 1})
     claim = {

@@ -154,7 +154,8 @@ async def test_way_is_made_for_one_that_waits_for_a_rate_only_if_that_lets_it_in
     session = sessions.Session(sessions.Link(dsn, "pgqueue"), "isolation")
 
     async def waiting() -> int | None:
-        [rows] = await session.run(session.link.statement("poison_jobs_waiting", queues=["a"], seconds=60.0))
+        look = session.link.statement("poison_jobs_waiting", queues=["a"], tasks=["x"], seconds=60.0)
+        [rows] = await session.run(look)
         return rows[0][0] if rows else None
 
     eyes.do(

@@ -90,7 +90,9 @@ class Beats:
     def __init__(self, dsn: str, lease: float) -> None:
         self.link = Link(dsn, "pgqueue")
         with psycopg.connect(dsn) as conn:
-            self.worker_id = register(conn, "pgqueue", lease=lease, concurrency=3, version_tag="v", queues=["a", "b"])
+            self.worker_id = register(
+                conn, "pgqueue", lease=lease, concurrency=3, version_tag="v", queues=["a", "b"], tasks=["t"]
+            )
         self.dead: list[tuple[int, int]] = []
         self.declared = threading.Event()
         self.again = threading.Event()
@@ -187,7 +189,7 @@ def test_who_finds_its_row_marked_or_gone_says_so_once_and_beats_no_more(dsn: st
 @pytest.mark.second
 def test_a_dead_one_is_seen_by_all_who_live_and_reported_until_it_is_marked(dsn: str, eyes: Eyes) -> None:
     with psycopg.connect(dsn) as conn:
-        silent = register(conn, "pgqueue", lease=1.0, concurrency=1, version_tag="v", queues=["a"])
+        silent = register(conn, "pgqueue", lease=1.0, concurrency=1, version_tag="v", queues=["a"], tasks=["t"])
     with beating(dsn) as one, beating(dsn) as two:
         wait_until(lambda: (silent, 0) in one.dead and (silent, 0) in two.dead, 30.0)
         seen = len(one.dead)

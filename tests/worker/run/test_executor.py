@@ -341,33 +341,6 @@ async def test_arguments_that_cannot_be_decoded_are_a_failed_attempt() -> None:
             assert outcome.problem.traceback is None
 
 
-@pytest.mark.promise("F18")
-@pytest.mark.parametrize(
-    ("age", "least", "most"),
-    [(0, 10, 10), (60, 29, 31), (599, 290, 300), (86_000, 300, 300), (-86_000, 10, 10)],
-)
-async def test_an_unknown_task_is_put_back_without_spending_the_attempt(age: float, least: float, most: float) -> None:
-    outcome = await Bench().run("nobody.knows", age=age)
-    assert isinstance(outcome, Retried)
-    assert least <= outcome.delay <= most
-    assert not outcome.spent
-    assert outcome.problem.message == "no task named 'nobody.knows' is imported by this worker"
-
-
-@pytest.mark.promise("F18")
-async def test_an_unknown_task_fails_after_a_day_and_never_hurts_the_executor() -> None:
-    bench = Bench(plain, slots=1)
-    outcome = await bench.run("nobody.knows", age=86_500)
-    assert isinstance(outcome, Failed)
-    assert outcome.reason == "refused"
-    for micros in (-(2**63), 2**63 - 1, -200_000_000_000_000_000):  # ±infinity, 4713 BC
-        job = bench.job("nobody.knows")
-        job._row = (*job._row[:11], micros, *job._row[12:])
-        bench.executor.offer(bench.pool, [job])
-        assert isinstance(await bench.outcome(job.id), Retried | Failed)
-    assert await bench.run(plain) is COMPLETED
-
-
 @pytest.mark.parametrize(
     ("policy", "attempt", "max_attempts", "again"),
     [

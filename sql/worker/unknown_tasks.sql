@@ -1,0 +1,70 @@
+-- Jobs of tasks that no live worker of their queue knows. They stay available, or blocked; no worker is there to end them. A queue
+-- that no worker serves is left alone: `status` says so, and a worker may come.
+
+-- name: unknown_tasks_look
+-- Look at the next n available and blocked jobs behind this id. Note the tasks that no live worker knows. Of their jobs end those that are
+-- past their deadline (cancelled), and fail those that have been due, and their task unknown, for so many seconds. Waits for no lock of a job.
+-- Answers the last id (NULL: no job is left), how many jobs were looked at, and how many of them were ended.
+WITH looked AS MATERIALIZED (
+    SELECT j.id, j.queue, j.task, j.enqueued_at, j.run_at, j.deadline FROM pgqueue.job j
+    WHERE j.state IN ('available', 'blocked') AND j.id > %(after)s::bigint
+    ORDER BY j.id LIMIT %(n)s::integer
+), unknown AS MATERIALIZED (
+    SELECT l.* FROM looked l
+    WHERE NOT ((l.queue, l.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+               OR (l.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+      AND (l.queue IN (SELECT s.queue FROM pgqueue.served() AS s)) IS TRUE
+), seen AS (
+    INSERT INTO pgqueue.unknown_task AS t (queue, task, since, seen_at)
+    SELECT each.queue, each.task, pgqueue.now(), pgqueue.now()
+    FROM (SELECT DISTINCT u.queue, u.task FROM unknown u) AS each ORDER BY each.queue, each.task
+    ON CONFLICT (queue, task) DO UPDATE SET seen_at = excluded.seen_at
+    RETURNING t.queue, t.task, t.since
+), judged AS MATERIALIZED (
+    SELECT u.id, u.deadline <= pgqueue.now() IS TRUE AS late
+    FROM unknown u LEFT JOIN seen ON seen.queue = u.queue AND seen.task = u.task
+    WHERE u.deadline <= pgqueue.now()
+       OR greatest(seen.since, u.enqueued_at, u.run_at) <= pgqueue.now() - make_interval(secs => %(seconds)s::float8)
+), waiting AS MATERIALIZED (
+    SELECT a.ctid FROM pgqueue.job_available a WHERE a.id = ANY (ARRAY(SELECT id FROM judged)) FOR UPDATE SKIP LOCKED
+), stuck AS MATERIALIZED (
+    SELECT b.ctid FROM pgqueue.job_blocked b WHERE b.id = ANY (ARRAY(SELECT id FROM judged)) FOR UPDATE SKIP LOCKED
+), available AS (
+    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM waiting)) RETURNING *
+), blocked AS (
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM stuck)) RETURNING *
+), ended AS MATERIALIZED (
+    SELECT e.*, judged.late FROM (TABLE available UNION ALL TABLE blocked) AS e JOIN judged ON judged.id = e.id
+), noted AS (
+    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
+    SELECT id, attempt, %(worker_id)s::bigint, pgqueue.now(), pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+        CASE WHEN late THEN 'cancelled' ELSE 'refused' END,
+        CASE WHEN late THEN 'deadline' ELSE concat('no task named ', quote_literal(task), ' is imported by any worker') END, %(version_tag)s::text
+    FROM ended
+), dead AS (
+    INSERT INTO pgqueue.job_dead (
+        state, finished_at, bin, reason, version_tag,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    SELECT CASE WHEN late THEN 'cancelled' ELSE 'failed' END, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'),
+        CASE WHEN late THEN 'deadline' ELSE 'refused' END, %(version_tag)s::text,
+        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
+        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    FROM ended
+    RETURNING id
+), told AS (
+    SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text AS done
+    FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM dead))
+)
+SELECT (SELECT max(id) FROM looked), (SELECT count(*) FROM looked), (SELECT count(*) FROM dead), (SELECT count(done) FROM told);
+
+-- name: unknown_tasks_forget
+-- Forget the tasks that a live worker knows again, and those of which no job has been seen for so many seconds. Answers how many.
+WITH gone AS (
+    DELETE FROM pgqueue.unknown_task t
+    WHERE (t.queue, t.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+       OR (t.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+       OR t.seen_at < (SELECT pgqueue.now()) - make_interval(secs => %(seconds)s::float8)
+    RETURNING t.task
+)
+SELECT count(*) FROM gone;

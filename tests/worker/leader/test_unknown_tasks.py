@@ -1,0 +1,210 @@
+"""Jobs of tasks that no live worker knows: they wait a day, then fail; past their deadline they end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+import pytest
+from statement_plans import buffers
+from workers import Eyes
+
+from pgqueue.database.sessions import Link, Session
+from pgqueue.database.statements import text
+from pgqueue.testing import Clock
+from pgqueue.worker.leader import unknown_tasks
+from pgqueue.worker.leader.unknown_tasks import UnknownTasks
+from pgqueue.worker.liveness.registration import register
+
+DAY = 86_400.0
+
+
+class Bench:
+    """The duty of a worker that knows the task `mine`, and a clock to turn."""
+
+    def __init__(self, dsn: str, eyes: Eyes, clock: Clock) -> None:
+        self.dsn, self.eyes, self.clock = dsn, eyes, clock
+        self.session = Session(Link(dsn, "pgqueue"), "maintain")
+        self.ended = 0
+        self.worker_id = self.worker("mine")
+        self.duty = self.new()
+
+    def new(self, fail_after: float = DAY) -> UnknownTasks:
+        return UnknownTasks(
+            self.session,
+            lambda: self.worker_id,
+            fail_after=fail_after,
+            version_tag="v",
+            notify=True,
+            ended=self._ended,
+        )
+
+    def worker(self, *tasks: str, queue: str = "default") -> int:
+        with psycopg.connect(self.dsn) as conn:
+            return register(conn, "pgqueue", lease=15.0, concurrency=1, version_tag="v", queues=[queue], tasks=tasks)
+
+    def _ended(self) -> None:
+        self.ended += 1
+
+    def moment(self, interval: str) -> Any:
+        return self.eyes.one("SELECT pgqueue.now() + %s::interval", interval)
+
+    def later(self, interval: str) -> None:
+        self.clock.set(self.moment(interval))
+
+    async def look(self) -> None:
+        self.duty._due = 0.0
+        await self.duty.look()
+
+    def put(self, task: str, **columns: Any) -> int:
+        columns = {"task": task} | columns
+        places = ", ".join(["%s"] * len(columns))
+        insert = f"INSERT INTO pgqueue.job ({', '.join(columns)}) VALUES ({places}) RETURNING id"  # noqa: S608
+        found: int = self.eyes.one(insert, *columns.values())
+        return found
+
+
+@pytest.fixture
+async def bench(dsn: str, eyes: Eyes) -> AsyncIterator[Bench]:
+    with Clock(eyes.conn) as clock:
+        made = Bench(dsn, eyes, clock)
+        yield made
+        await made.session.close()
+
+
+@pytest.mark.promise("F18")
+async def test_what_no_live_worker_has_known_for_a_day_is_failed_with_its_reason(bench: Bench, eyes: Eyes) -> None:
+    unknown, blocked = bench.put("other.ping"), bench.put("other.ping", state="blocked", key="lock:k", lock_key="k")
+    aged = bench.put("other.ping", enqueued_at=bench.moment("-3 days"))
+    mine = bench.put("mine")
+    await bench.look()
+    bench.later("23 hours 59 minutes")
+    young = bench.put("other.ping")
+    await bench.look()
+    assert eyes.states() == {"available": 4, "blocked": 1}, (
+        "not by the age of a job alone: its worker may have been away"
+    )
+    bench.later("2 minutes")
+    await bench.look()
+    assert sorted(eyes.all("SELECT id, state, reason FROM pgqueue.job_dead")) == [
+        (id, "failed", "refused") for id in sorted((unknown, blocked, aged))
+    ]
+    message = "no task named 'other.ping' is imported by any worker"
+    assert eyes.all("SELECT DISTINCT outcome, message, attempt, worker_id FROM pgqueue.attempt") == [
+        ("refused", message, 0, bench.worker_id)
+    ]
+    assert eyes.state(mine) == eyes.state(young) == "available"
+    assert bench.ended == 1
+    bench.later("24 hours")
+    await bench.look()
+    assert eyes.state(young) == "failed"
+
+
+@pytest.mark.promise("F18")
+async def test_a_task_that_a_worker_has_known_meanwhile_has_a_day_from_then_on(bench: Bench, eyes: Eyes) -> None:
+    unknown = bench.put("other.ping")
+    await bench.look()
+    bench.later("20 hours")
+    other = bench.worker("other.ping")
+    await bench.look()
+    assert eyes.one("SELECT count(*) FROM pgqueue.unknown_task") == 0
+    eyes.do("DELETE FROM pgqueue.worker WHERE id = %s", other)
+    await bench.look()
+    bench.later("20 hours")
+    await bench.look()
+    assert eyes.state(unknown) == "available"
+    bench.later("5 hours")
+    await bench.look()
+    assert eyes.state(unknown) == "failed"
+
+
+@pytest.mark.promise("F18")
+@pytest.mark.parametrize("naive", [False, True])
+async def test_a_worker_of_the_version_before_may_know_it(bench: Bench, eyes: Eyes, naive: bool) -> None:
+    unknown = bench.put("other.ping")
+    before = bench.worker()
+    if not naive:  # who takes it for one that knows nothing fails jobs that it runs
+        eyes.do("UPDATE pgqueue.worker SET tasks = NULL WHERE id = %s", before)
+    for _ in range(3):
+        await bench.look()
+        bench.later("13 hours")
+    assert (eyes.state(unknown) == "available") is not naive
+
+
+@pytest.mark.promise("F18")
+async def test_a_queue_that_no_worker_serves_and_a_worker_of_another_queue(bench: Bench, eyes: Eyes) -> None:
+    """In the one its worker may come; in the other one nobody runs it although its name is known somewhere."""
+    bench.worker("elsewhere", queue="second")
+    alone, beside = bench.put("elsewhere", queue="third"), bench.put("elsewhere")
+    for _ in range(3):
+        await bench.look()
+        bench.later("13 hours")
+    assert (eyes.state(alone), eyes.state(beside)) == ("available", "failed")
+
+
+async def test_past_its_deadline_it_is_cancelled_as_one_that_is_claimed_too_late(bench: Bench, eyes: Eyes) -> None:
+    late, known = (bench.put(task, deadline=bench.moment("1 hour")) for task in ("other.ping", "mine"))
+    await bench.look()
+    assert eyes.states() == {"available": 2}
+    bench.later("61 minutes")
+    await bench.look()
+    assert eyes.all("SELECT id, state, reason FROM pgqueue.job_dead") == [(late, "cancelled", "deadline")]
+    assert eyes.all("SELECT job_id, outcome, message FROM pgqueue.attempt") == [(late, "cancelled", "deadline")]
+    assert eyes.state(known) == "available", "whoever claims it ends it"
+
+
+async def test_who_waits_for_it_is_told(bench: Bench, eyes: Eyes, dsn: str) -> None:
+    job = bench.put("other.ping")
+    bench.duty = bench.new(fail_after=0.0)
+    with psycopg.connect(dsn, autocommit=True) as heard:
+        heard.execute(f'LISTEN "pgqueue.:ended.{job}"')
+        eyes.do("INSERT INTO pgqueue.job_waiter (job_id) VALUES (%s)", job)
+        await bench.look()
+        assert [each.channel for each in heard.notifies(timeout=5, stop_after=1)] == [f"pgqueue.:ended.{job}"]
+
+
+async def test_a_round_goes_on_where_the_one_before_stopped(
+    bench: Bench, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unknown_tasks, "LOOKED_MOST", 10)
+    monkeypatch.setattr(unknown_tasks, "LOOK_SECONDS", 1e-9)
+    bench.duty = bench.new(fail_after=0.0)
+    eyes.do(
+        "INSERT INTO pgqueue.job (task) "
+        "SELECT CASE WHEN n <= 15 THEN 'mine' ELSE 'other' END FROM generate_series(1, 25) n"
+    )
+
+    async def one() -> int:
+        await bench.look()
+        found: int = eyes.one("SELECT count(*) FROM pgqueue.job_dead")
+        return found
+
+    found = [await one() for _ in range(8)]
+    assert sorted(found) == found
+    assert found[-1] == 10
+
+
+@pytest.mark.promise("F07")
+async def test_a_look_reads_what_it_looks_at_and_hashes_what_is_served(
+    bench: Bench, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    params = {"after": 0, "n": 100, "seconds": DAY, "worker_id": 1, "version_tag": "v", "notify": False}
+    costs: list[int] = []
+    plan: list[dict[str, Any]] = []
+    for number in (200, 20_000):
+        eyes.do("INSERT INTO pgqueue.job (task) SELECT 'mine' FROM generate_series(1, %s)", number)
+        eyes.do(
+            "INSERT INTO pgqueue.job_blocked (state, task, key, lock_key) "
+            "SELECT 'blocked', 'mine', 'lock:k', 'k' FROM generate_series(1, %s)",
+            number,
+        )
+        eyes.do("ANALYZE")
+        cost, plan = buffers(conn, text("unknown_tasks_look", "pgqueue"), params)
+        costs.append(cost)
+    assert costs[1] <= 2 * costs[0], costs
+    judged = [
+        str(node["Filter"]) for node in plan if "task" in str(node.get("Filter")) and node["Node Type"] == "CTE Scan"
+    ]
+    assert judged
+    assert all("hashed SubPlan" in each for each in judged), judged
