@@ -853,7 +853,7 @@ async def test_a_claim_costs_the_same_however_many_wait_for_a_limit(desks: Desks
             number,
         )
         eyes.do("INSERT INTO pgqueue.job_available (task) SELECT 'x' FROM generate_series(1, 10)")
-        asked = desk.fetcher._asked(desk.fetcher._shares()[0], desk.fetcher.plain)
+        asked = desk.fetcher._asked(desk.fetcher._shares()[0], desk.fetcher.kinds.plain)
         claim = {
             "queues": [queue for queue, _, _ in asked.lanes], "ranks": [rank for _, rank, _ in asked.lanes],
             "afters": [0] * len(asked.lanes), "uptos": [2**63 - 1] * len(asked.lanes),

@@ -32,7 +32,8 @@ from pgqueue.database import migrations
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import texts
 from pgqueue.jobs.job import Job
-from pgqueue.worker.fetch.fetcher import Fetcher, Kind, Share
+from pgqueue.worker.fetch.fetcher import Fetcher, Share
+from pgqueue.worker.fetch.kinds import Kind
 from pgqueue.worker.fetch.poison_jobs import MORE_CRASHES, ONE_CRASH
 from pgqueue.worker.liveness.registration import register
 from pgqueue.worker.worker import Worker
@@ -417,8 +418,8 @@ class Taker:
         self.jobs.clear()
         self.room = room
         kinds = self._kinds()
-        if self.fetcher.plain not in kinds:
-            self.fetcher.plain.known.update(self.queues)  # as after a fetch that found none
+        if self.fetcher.kinds.plain not in kinds:
+            self.fetcher.kinds.plain.known.update(self.queues)  # as after a fetch that found none
         for kind in kinds:
             if len(self.jobs) < room or not room:
                 await self.fetcher._fetch(Share(self.queues, room - len(self.jobs)), kind)
@@ -432,7 +433,9 @@ class Taker:
         if self._finds and not self.tasks.issuperset(names := {task for _, task in found}):
             self.tasks |= names
             self.know()
-        return [kind for kind in (self.fetcher.plain, self.fetcher.keyed) if kind.keyed in (there or {False})]
+        return [
+            kind for kind in (self.fetcher.kinds.plain, self.fetcher.kinds.keyed) if kind.keyed in (there or {False})
+        ]
 
     def know(self) -> None:
         """Take jobs of `tasks` from now on."""

@@ -4,19 +4,8 @@ Part of the flow between notifier and executor: woken by the notifier, by room, 
 one round trip, one READ COMMITTED transaction: a reading (snapshot, head, own id, in this order), then the claim. It
 never waits for jobs inside the database, and never decides what a job means.
 
-Jobs are of two kinds, plain ones and those with keys (a lock, a limit, a rate). Each kind has lanes and a claim of its
-own; a fetch asks one kind. The watermark is one: what a reading learns of transactions lowers the cursors of both. So
-the claim of a plain job knows nothing of keys, and no plain job waits behind jobs that need one. How the kinds go
-together:
-
-1. Each reading also looks for the most urgent lane of the *other* kind that has a job behind its cursor. The claim then
-   asks no lane of a lower priority. So priority is strict over what the reading saw.
-2. The lanes before that one have no job in the reading's own snapshot. So their cursors move to its head, as if they
-   had been asked: it sees locked rows, too. If the reading saw no job at all, the other kind need not be asked.
-3. Where a claim was held back and took nothing, the other kind is asked next. What that has passed over is locked: the
-   next reading looks beyond its ranks, and moves no cursor. So no kind starves, and both come to rest.
-4. Within a priority the kinds take turns. After a claim of jobs with keys plain jobs come first for as long as it took:
-   it may take forty times as long as a claim of a few plain jobs.
+Jobs are of two kinds, plain ones and those with keys. A fetch asks one kind; which one `kinds` says. The watermark is
+one: what a reading learns of transactions lowers the cursors of both.
 
 A job that needs a key and does not hold it is blocked by the claim and comes back through the unblocker: it took no
 slot, so the fetch is repeated.
@@ -51,6 +40,7 @@ from pgqueue.worker.claims import Claims
 from pgqueue.worker.concurrency.holder_cursors import Starts
 from pgqueue.worker.concurrency.waiter_cursors import Fronts, Place
 from pgqueue.worker.fetch.keyed_claim import KeyedClaim, Parked
+from pgqueue.worker.fetch.kinds import NO_RANK, Kind, Kinds
 from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, Passed, PassedOver
 from pgqueue.worker.fetch.watermark import Reading, Watermark
 
@@ -61,7 +51,6 @@ RANKS = tuple(range(20))
 SOON = 0.01
 # Outcomes not yet written down: past this, taking more would only grow what a crash repeats.
 UNWRITTEN_MOST = 5_000
-NO_RANK, ANY_RANK = -32768, 32767
 NO_END = 2**63 - 1
 
 
@@ -125,37 +114,6 @@ Answer = tuple[list[Row], Row, list[Job], Sequence[tuple[str, int, int, int]]]
 lanes in which it has blocked jobs."""
 
 
-@dataclass(slots=True, eq=False)
-class Kind:
-    """Plain jobs, or jobs with keys."""
-
-    keyed: bool
-    reading: str
-    """The statement that is sent before a claim of this kind."""
-    known: set[str] = field(default_factory=set)
-    """Queues that have no more of this kind, as far as this worker knows."""
-
-    def lanes(self, lanes: Iterable[Lane]) -> list[Lane]:
-        """The lanes of this kind of the same queues and ranks."""
-        return [(queue, rank, self.keyed) for queue, rank, _ in lanes]
-
-
-@dataclass(slots=True)
-class Turn:
-    """Which kind is next, for queues that share slots and may have jobs of both."""
-
-    next: Kind | None = None
-    """The kind that must be asked next: because the other was held back for its sake, or because it was itself."""
-    held_back: bool = False
-    """Whether the last claim left lanes out for the sake of the other kind, and took nothing."""
-    beyond: int = NO_RANK
-    """The reading before `next` looks beyond this rank: up to there the other kind was just asked, and gave nothing."""
-    keyed_wait: bool = False
-    """Whether the last reading before a claim of plain jobs saw one with keys."""
-    plain_until: float = 0.0
-    """Until then plain jobs come first: for as long as the last claim of jobs with keys has taken."""
-
-
 def spaced(wanted: float, poll: float) -> float:
     """Seconds until the next look, where a fetch is wanted in `wanted`: then, if that is near; else in a poll or more.
 
@@ -195,7 +153,7 @@ class Fetcher:
     ) -> None:
         self.watermark = Watermark()
         self.passed_over = PassedOver()
-        self.plain, self.keyed = Kind(False, "fetch_reading"), Kind(True, "keyed_claim_reading")
+        self.kinds = Kinds()
         self.fetches = 0
         self.asking: tuple[Sequence[str], int] = ((), 0)
         """The queues a claim under way asks, and for how many jobs."""
@@ -220,7 +178,6 @@ class Fetcher:
         self._pool_turns = itertools.count()
         # One for each pool: a common one would come to the same queue each time where the other pools' number fits.
         self._queue_turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-        self._turns: defaultdict[str, Turn] = defaultdict(Turn)
         self._generation = 0
         self._quiet = False
 
@@ -228,7 +185,7 @@ class Fetcher:
         """Something may have become available; `zero`: even behind the watermark (a rescue freed rows)."""
         if zero:
             self.watermark.start_at_zero()
-        self._unknown()
+        self.kinds.unknown()
         self._wake.set()
 
     def roomier(self) -> None:
@@ -237,8 +194,7 @@ class Fetcher:
 
     def hungry(self, queues: Iterable[str]) -> bool:
         """Whether there may be jobs in these queues that it has not taken for want of room."""
-        queues = list(queues)
-        return not (self.plain.known.issuperset(queues) and self.keyed.known.issuperset(queues))
+        return self.kinds.hungry(list(queues))
 
     def quiet(self) -> None:
         """Take no more; `run` returns when the fetch under way has been answered."""
@@ -251,7 +207,7 @@ class Fetcher:
         A claim's first time takes the server ten times as long, and the jobs it takes wait for it.
         """
         for share in self._shares()[:1]:
-            for kind in (self.plain, self.keyed):
+            for kind in (self.kinds.plain, self.kinds.keyed):
                 asked = self._asked(share, kind)
                 asked.starts = [0] * len(asked.lanes)
                 await self._claim(kind, asked, 0, 0)
@@ -267,28 +223,21 @@ class Fetcher:
             self._wake.clear()
             # One pool at a time: together, each lane of a pool could give that pool's whole room.
             share = hungry[next(self._pool_turns) % len(hungry)]
-            await (self._fetch_alone(share) if share.alone else self._fetch(share, self._next_kind(share)))
+            await (
+                self._fetch_alone(share)
+                if share.alone
+                else self._fetch(share, self.kinds.next(share.queues, monotonic()))
+            )
         elif await wait(self._wake, self._patience(roomy) if roomy else None):
             self._wake.clear()
         elif self._wanted(roomy) <= 0:
-            self._unknown()
+            self.kinds.unknown()
         else:
             await self._look(roomy)
 
-    def _next_kind(self, share: Share) -> Kind:
-        """Which kind to ask of these queues."""
-        turn = self._turns[share.queues[0]]
-        if self.plain.known.issuperset(share.queues):
-            return self.keyed
-        if self.keyed.known.issuperset(share.queues):
-            return self.plain
-        if turn.next is not None:
-            return turn.next
-        return self.keyed if turn.keyed_wait and monotonic() >= turn.plain_until else self.plain
-
     async def _fetch_alone(self, share: Share) -> None:
         """Ask both kinds for a poison job that must run alone: that neither has one is an answer, too."""
-        for kind in (self.plain, self.keyed):
+        for kind in (self.kinds.plain, self.kinds.keyed):
             if await self._fetch(share, kind) is not False:
                 return
         self._deliver([])
@@ -304,27 +253,21 @@ class Fetcher:
         look, now = self.watermark.next_look(monotonic()), monotonic()
         return min(inf if look is None else look, self.passed_over.next_look(queues)) - now
 
-    def _unknown(self) -> None:
-        """There may be more of both kinds."""
-        self.plain.known.clear()
-        self.keyed.known.clear()
-
     async def _look(self, roomy: Sequence[Share]) -> None:
         """A poll: fetch both kinds, unless one cheap read-only statement proves that there is nothing."""
         link = self._session.link
         [[(head, snapshot, paused)]] = await self._send(link.statement("fetch_probe"))
-        kinds = (self.plain, self.keyed)
+        kinds = (self.kinds.plain, self.kinds.keyed)
         lanes = [lane for share in roomy for kind in kinds for lane in self._asked(share, kind).lanes]
         known = self._session.generation == self._generation
         if not known or not self.watermark.idle(Reading(head, None, snapshot), frozenset(paused), lanes, monotonic()):
-            self._unknown()
+            self.kinds.unknown()
 
     async def _fetch(self, share: Share, kind: Kind) -> bool | None:
         """Ask these queues for jobs of this kind, and deliver them; whether there were any, None if it is not known."""
         asked = self._asked(share, kind, next(self._queue_turns[share.queues[0]]))
-        n = share.room if kind is self.plain else self.keyed_claim.room(share.room, self._live_workers())
-        turn, other = self._turns[share.queues[0]], self.keyed if kind is self.plain else self.plain
-        beyond = turn.beyond if turn.next is kind else NO_RANK
+        n = share.room if kind is self.kinds.plain else self.keyed_claim.room(share.room, self._live_workers())
+        other, beyond = self.kinds.other(kind), self.kinds.beyond(kind, share.queues)
         kind.known.update(share.queues)
         if beyond == NO_RANK and not share.alone and not self._due(other.lanes(asked.lanes)):
             other.known.update(share.queues)  # unless the reading sees one, or news come meanwhile
@@ -363,11 +306,13 @@ class Fetcher:
         )
         self._has_passed(asked, monotonic())
         if repeat:
-            self._unknown()
+            self.kinds.unknown()
         if claimed.more(n) or share.alone:
             kind.known.difference_update(share.queues)
         kind.known -= self._short_of_limit(asked, claimed.taken, n)
-        self._take_turns(share, kind, other, turn, asked, claimed)
+        self.kinds.claimed(
+            kind, share.queues, asked.lanes, claimed.taken, claimed.other, monotonic(), self._session.took
+        )
         if jobs := claimed.jobs:
             places = {lane: place for place, lane in enumerate(asked.lanes)}
             jobs.sort(key=lambda job: (places[job.queue, job.rank, kind.keyed], job.pos, job.id))
@@ -394,30 +339,11 @@ class Fetcher:
             if cursor > start:
                 self.passed_over.passed(lane, start, cursor, now)
 
-    def _take_turns(self, share: Share, kind: Kind, other: Kind, turn: Turn, asked: Asked, claimed: Claimed) -> None:
-        """What a claim of one kind means for the next one."""
-        bound = ANY_RANK if claimed.other is None else claimed.other | 1  # both ranks of its priority
-        left_out = any(rank > bound for _, rank, _ in asked.lanes)
-        lowest = min([rank for _, rank, _ in claimed.taken], default=None)
-        for_other = turn.held_back and turn.next is kind
-        turn.next, turn.held_back, turn.beyond = None, left_out and lowest is None, NO_RANK
-        if for_other:
-            turn.next, turn.beyond = other, bound if lowest is None else (lowest & ~1) - 1
-        elif turn.held_back:
-            turn.next = other
-        turn.keyed_wait = kind is self.plain and claimed.other is not None
-        if kind is self.keyed:
-            turn.plain_until = monotonic() + self._session.took
-        if claimed.other is not None:
-            other.known.difference_update(share.queues)
-        if left_out:
-            kind.known.difference_update(share.queues)
-
     def _forget(self) -> None:
         """What a claim has taken is unknown: both kinds begin anew."""
         self.watermark.forget()
         self.passed_over.forget()
-        self._unknown()
+        self.kinds.unknown()
 
     def _begin_anew(self) -> None:
         """On a new connection, to a server that perhaps has forgotten what this worker completed."""
@@ -456,7 +382,7 @@ class Fetcher:
         return answers[: len(statements)]
 
     async def _claim(self, kind: Kind, asked: Asked, n: int, claim: int, *, beyond: int = NO_RANK) -> Claimed:
-        other = (self.keyed if kind is self.plain else self.plain).lanes(asked.lanes)
+        other = self.kinds.other(kind).lanes(asked.lanes)
         reading = self._session.link.statement(
             kind.reading,
             queues=texts(queue for queue, _, _ in asked.lanes),
@@ -474,7 +400,7 @@ class Fetcher:
             "tasks": self._tasks,
         }
         how = {"mosts": integers(most for *_, most in places), "worker_id": self._worker_id(), "claim": claim, "n": n}
-        send = self._claim_plain if kind is self.plain else self._claim_keyed
+        send = self._claim_plain if kind is self.kinds.plain else self._claim_keyed
         [(head, xid, snapshot, rank, *_, paused)], first, jobs, blocked = await send(reading, asked, lanes, how)
         end = next((index for index, lane in enumerate(other) if lane[1] == rank), len(other))
         return Claimed(
@@ -499,7 +425,7 @@ class Fetcher:
     ) -> Answer:
         link, on = self._session.link, self._session.lasting
         self._starts.on(on)
-        alone = self.plain.known.issuperset(queue for queue, _, _ in asked.lanes)
+        alone = self.kinds.plain.known.issuperset(queue for queue, _, _ in asked.lanes)
         ahead = self.keyed_claim.statements(link, lanes, how["n"], self._worker_id(), self._live_workers(), alone=alone)
         fronts = self._fronts.known(LOCK)
         cursors = {"starts": self._starts.often(), "lines": _lines(fronts)}

@@ -26,7 +26,8 @@ from pgqueue.worker.concurrency.waiter_cursors import (
     Fronts,
     Place,
 )
-from pgqueue.worker.fetch.fetcher import NO_RANK, _lines
+from pgqueue.worker.fetch.fetcher import _lines
+from pgqueue.worker.fetch.kinds import NO_RANK
 
 __all__ = ["desks"]
 

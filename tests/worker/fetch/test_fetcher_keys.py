@@ -13,8 +13,9 @@ from workers import Eyes, until
 
 from pgqueue.database.sessions import Link
 from pgqueue.database.statements import text
-from pgqueue.worker.fetch.fetcher import NO_RANK, RANKS
+from pgqueue.worker.fetch.fetcher import RANKS
 from pgqueue.worker.fetch.keyed_claim import KEYED_CLAIMS, KEYED_LEAST, KEYED_MOST
+from pgqueue.worker.fetch.kinds import NO_RANK
 
 HOLDERS = {
     "running": "INSERT INTO pgqueue.job_running (state, task, lock_key, holds, worker_id, claim, started_at) "

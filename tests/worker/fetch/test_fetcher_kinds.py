@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -13,7 +14,8 @@ from workers import Eyes, Taker
 
 from pgqueue.database.sessions import Link
 from pgqueue.database.statements import Statement
-from pgqueue.worker.fetch.fetcher import Kind, Share
+from pgqueue.worker.fetch.fetcher import Share
+from pgqueue.worker.fetch.kinds import Kind
 
 ALL = 1000
 HALF_AND_HALF = """
@@ -202,15 +204,15 @@ async def test_what_comes_more_urgent_is_seen_by_the_next_reading(desk: Desk, ey
     keyed(eyes, 30, priority=5)
     plain(eyes, 30, priority=1)
     fetcher.news()
-    await fetcher._fetch(share, fetcher.keyed)
+    await fetcher._fetch(share, fetcher.kinds.keyed)
     assert desk.jobs == []
-    await fetcher._fetch(share, fetcher._next_kind(share))
+    await fetcher._fetch(share, fetcher.kinds.next(share.queues, monotonic()))
     assert {job.priority for job in desk.jobs} == {1}
     [urgent] = keyed(eyes, 1, priority=0)
     fetcher.news()
     desk.jobs.clear()
     for _ in range(2):
-        await fetcher._fetch(share, fetcher._next_kind(share))
+        await fetcher._fetch(share, fetcher.kinds.next(share.queues, monotonic()))
     assert desk.jobs[0].id == urgent
 
 

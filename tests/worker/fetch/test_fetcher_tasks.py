@@ -136,7 +136,7 @@ async def test_an_unknown_job_at_the_head_of_one_kind_does_not_hold_the_other_ba
 ) -> None:
     """The first fetch of the kind that is not in front: the naive reading has it ask no lane of a lower priority."""
     desk = desks(link)
-    kind = desk.fetcher.plain if keyed_first else desk.fetcher.keyed
+    kind = desk.fetcher.kinds.plain if keyed_first else desk.fetcher.kinds.keyed
     put(eyes, "other", priority=0, lock=keyed_first)
     mine = put(eyes, "mine", priority=9, lock=not keyed_first)
     desk.fetcher.keyed_claim.left = 10
@@ -156,7 +156,7 @@ async def test_a_reading_passes_jobs_with_keys_of_other_tasks_once(desks: Desks,
     desk.room = 10
     await desk.fetcher._step()
     assert desk.fetcher.watermark.cursors([("default", 11, True)]) == [70]
-    assert desk.fetcher.keyed.known == {"default"}
+    assert desk.fetcher.kinds.keyed.known == {"default"}
 
 
 @pytest.mark.promise("F18")

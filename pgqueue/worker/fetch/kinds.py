@@ -1,0 +1,129 @@
+"""Plain jobs and jobs with keys (a lock, a limit, a rate): which kind a fetch asks, and what is known of the other.
+
+Part of the fetch, asked by the fetcher before and after each claim. Decides by what it is told: it does no I/O and has
+no clock (`now` is any monotonic time in seconds).
+
+Each kind has lanes and a claim of its own; a fetch asks one kind. So the claim of a plain job knows nothing of keys. No
+plain job waits behind jobs that need one. How the kinds go together:
+
+1. Each reading also looks for the most urgent lane of the *other* kind that has a job behind its cursor. The claim then
+   asks no lane of a lower priority. So priority is strict over what the reading saw.
+2. The lanes before that one have no job in the reading's own snapshot. So their cursors move to its head, as if they
+   had been asked: it sees locked rows, too. If the reading saw no job at all, the other kind need not be asked.
+3. Where a claim was held back and took nothing, the other kind is asked next. What that has passed over is locked: the
+   next reading looks beyond its ranks, and moves no cursor. So no kind starves, and both come to rest.
+4. Within a priority the kinds take turns. After a claim of jobs with keys plain jobs come first for as long as it took:
+   it may take forty times as long as a claim of a few plain jobs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pgqueue.jobs.job import Lane
+
+NO_RANK, ANY_RANK = -32768, 32767
+"""Below and above all ranks."""
+
+
+@dataclass(slots=True, eq=False)
+class Kind:
+    """Plain jobs, or jobs with keys."""
+
+    keyed: bool
+    reading: str
+    """The statement that is sent before a claim of this kind."""
+    known: set[str] = field(default_factory=set)
+    """Queues that have no more of this kind, as far as this worker knows."""
+
+    def lanes(self, lanes: Iterable[Lane]) -> list[Lane]:
+        """The lanes of this kind of the same queues and ranks."""
+        return [(queue, rank, self.keyed) for queue, rank, _ in lanes]
+
+
+@dataclass(slots=True)
+class Turn:
+    """Which kind is next, for queues that share slots and may have jobs of both."""
+
+    next: Kind | None = None
+    """The kind that must be asked next: because the other was held back for its sake, or because it was itself."""
+    held_back: bool = False
+    """Whether the last claim left lanes out for the sake of the other kind, and took nothing."""
+    beyond: int = NO_RANK
+    """The reading before `next` looks beyond this rank: up to there the other kind was just asked, and gave nothing."""
+    keyed_wait: bool = False
+    """Whether the last reading before a claim of plain jobs saw one with keys."""
+    plain_until: float = 0.0
+    """Until then plain jobs come first: for as long as the last claim of jobs with keys has taken."""
+
+
+class Kinds:
+    """What one worker knows of both kinds, by the queues that share slots."""
+
+    def __init__(self) -> None:
+        self.plain, self.keyed = Kind(False, "fetch_reading"), Kind(True, "keyed_claim_reading")
+        self._turns: defaultdict[str, Turn] = defaultdict(Turn)
+
+    def other(self, kind: Kind) -> Kind:
+        """The one that is not this one."""
+        return self.keyed if kind is self.plain else self.plain
+
+    def hungry(self, queues: Collection[str]) -> bool:
+        """Whether there may be jobs in these queues that were not taken for want of room."""
+        return not (self.plain.known.issuperset(queues) and self.keyed.known.issuperset(queues))
+
+    def unknown(self) -> None:
+        """There may be more of both kinds in all queues."""
+        self.plain.known.clear()
+        self.keyed.known.clear()
+
+    def next(self, queues: Sequence[str], now: float) -> Kind:
+        """Which kind to ask of these queues."""
+        turn = self._turns[queues[0]]
+        if self.plain.known.issuperset(queues):
+            return self.keyed
+        if self.keyed.known.issuperset(queues):
+            return self.plain
+        if turn.next is not None:
+            return turn.next
+        return self.keyed if turn.keyed_wait and now >= turn.plain_until else self.plain
+
+    def beyond(self, kind: Kind, queues: Sequence[str]) -> int:
+        """Return the rank beyond which the reading before this claim looks at the other kind; `NO_RANK`: at all."""
+        turn = self._turns[queues[0]]
+        return turn.beyond if turn.next is kind else NO_RANK
+
+    def claimed(
+        self,
+        kind: Kind,
+        queues: Sequence[str],
+        asked: Collection[Lane],
+        taken: Collection[Lane],
+        other_rank: int | None,
+        now: float,
+        seconds: float,
+    ) -> None:
+        """A claim of this kind was committed; it took so many seconds.
+
+        `asked`: the lanes it was sent with; `taken`: those that gave rows; `other_rank`: of the most urgent lane of the
+        other kind that the reading saw a job in.
+        """
+        turn, other = self._turns[queues[0]], self.other(kind)
+        bound = ANY_RANK if other_rank is None else other_rank | 1  # both ranks of its priority
+        left_out = any(rank > bound for _, rank, _ in asked)
+        lowest = min([rank for _, rank, _ in taken], default=None)
+        for_other = turn.held_back and turn.next is kind
+        turn.next, turn.held_back, turn.beyond = None, left_out and lowest is None, NO_RANK
+        if for_other:
+            turn.next, turn.beyond = other, bound if lowest is None else (lowest & ~1) - 1
+        elif turn.held_back:
+            turn.next = other
+        turn.keyed_wait = kind is self.plain and other_rank is not None
+        if kind is self.keyed:
+            turn.plain_until = now + seconds
+        if other_rank is not None:
+            other.known.difference_update(queues)
+        if left_out:
+            kind.known.difference_update(queues)
