@@ -28,7 +28,7 @@ UNDECLARED = "undeclared"
 @database
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Show limits and rates: what each allows, and how many jobs wait for it.
+    """Show limits and rates: what each allows, and which jobs wait.
 
     How many jobs of each limit may run at once, and do; how many of each rate may start in a period.
 
