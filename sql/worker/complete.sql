@@ -1,5 +1,5 @@
 -- All statements here end running jobs by their fence (id, worker, claim). They answer NULL when every job was ended, else the ids
--- that were. Each waits for no lock: a job whose row is locked or gone is left out.
+-- that were. Each waits for no lock: if its row is locked or gone, a job is left out.
 -- Two ways of finding the rows, both by the index on ids, whatever statistics say:
 -- * `complete_plain` asks for `id = ANY`, and compares the pairs (id, claim) in a condition. IS TRUE keeps that condition from
 --   becoming a join, which might read the table.
@@ -7,11 +7,11 @@
 --   into a join that reads the table (measured after an ANALYZE under an old snapshot: 2,700 jobs/s instead of 60,000).
 -- `worker_id + 0` and `claim + 0` are no conditions for the index of those (on a table never analysed: 2,500 jobs/s; planned while
 -- the table was empty, just vacuumed: that index was read as a whole).
--- Who waits for the result of a job that ends here is told: asked by id, by the index, for this is the one way that costs
--- nothing when nobody waits, and no more while an old snapshot keeps what those before have left (measured with 100,000 dead
--- rows: "is there anybody at all?" took 20 ms a statement).
--- The row of a job that came in behind another one of its lock says when that was, not when it began: how long `ago` that is says
--- who ended it. For other jobs it is NULL, and without any the array is empty.
+-- The waiters for the result of a job that ends here are told. They are asked for by id, by the index: this is the one way that
+-- costs nothing when there are none, and no more while an old snapshot keeps the dead rows of earlier waiters (measured with
+-- 100,000 dead rows: "is there any waiter at all?" took 20 ms a statement).
+-- The row of a job that came in behind another one of its lock says when that was, not when it began. How long `ago` it began is
+-- said by the worker that ended it. For other jobs it is NULL, and without any the array is empty.
 
 -- name: complete_plain
 -- Jobs that succeeded without a result: to history. The shortest way, for most jobs take it. Right because:
@@ -112,7 +112,7 @@ FROM done;
 -- Jobs that succeeded and have enqueued successors: to history, each with its result if it has one; and the successors of
 -- those that were ended, of no other, become jobs. Of those runs: a worker that was taken for dead may have been given its own job
 -- again, and end both runs with one flush; only one of them is fenced in. Successors with unique keys go another way
--- (`completer`): whoever takes a key may have to wait, and what waits here keeps a whole flush waiting.
+-- (`completer`): to take a key may be to wait, and what waits here keeps a whole flush waiting.
 WITH picked AS MATERIALIZED (
     SELECT r.ctid, r.id, mine.result, mine.ago
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(results)s::text[], %(agos)s::float8[])
@@ -205,7 +205,7 @@ SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text
 FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = %(id)s::bigint;
 
 -- name: complete_mine
--- Whether a job is still this run's, after its transaction broke off: waits for whoever has its row locked, so for that
+-- Whether a job is still this run's, after its transaction broke off: waits while its row is locked, so for that
 -- transaction to end. No row: it has been ended, by that transaction or by another worker.
 SELECT id FROM pgqueue.job_running
 WHERE id = %(id)s::bigint AND claim + 0 = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
@@ -393,7 +393,7 @@ SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_a
 FROM (SELECT id FROM available UNION ALL SELECT id FROM parked) AS given_back;
 
 -- name: complete_missing
--- Of jobs that could not be ended just now: those that are still ours. Somebody holds their row; the next flush tries again.
+-- Of jobs that could not be ended just now: those that are still ours. Their rows are locked; the next flush tries again.
 SELECT r.id
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
 CROSS JOIN LATERAL (
@@ -403,7 +403,7 @@ CROSS JOIN LATERAL (
 ) AS r;
 
 -- name: complete_settled
--- Of jobs that are ours no more: those that an earlier try of ours ended, whose answer was lost. History says so, or the
+-- Of jobs that are ours no more: those that an earlier try of ours ended, though its answer was lost. History says so, or the
 -- row of the attempt. `worker_ids`: we may have been taken for dead meanwhile, and have another id.
 SELECT mine.id
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(attempts)s::smallint[]) AS mine (id, claim, attempt)
@@ -445,7 +445,7 @@ RETURNING id;
 
 -- name: complete_release_keys
 -- Jobs with these keys have just been completed, in this transaction or before: their keys are free, or expire so long after their
--- end. Only tidies up: whoever wants the key judges for himself. Waits for nobody, and leaves alone what is not completed.
+-- end. Only tidies up: an enqueue that wants the key judges for itself. Waits for no lock, and leaves alone what is not completed.
 WITH picked AS MATERIALIZED (
     SELECT k.ctid, k.hold
     FROM unnest(%(keys)s::text[], %(ids)s::bigint[]) AS mine (key, id)

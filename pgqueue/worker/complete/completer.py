@@ -5,9 +5,10 @@ is one transaction that ends the jobs by their fence (id, worker, claim). It bat
 the larger the batch. Durable: a job that is reported as done here has been flushed to disk by the server (its
 synchronous_commit).
 
-A job the statement did not end is looked up: gone means that somebody else was given it (rescue) and this run's
-outcome is dropped and counted, unless an earlier try of ours had ended it and only the answer was lost; still there
-means that its row is locked, and it goes with the next flush. So a stranger who locks a row delays that row only.
+A job that the statement did not end is looked up. If its row is gone, the job was given to another worker (rescue), and
+this run's outcome is dropped and counted; unless an earlier try of ours had ended it and only the answer was lost. If
+the row is still there, it is locked, and the job goes with the next flush. So a foreign lock on a row delays that row
+only.
 
 The rows of plain jobs are hardly ever locked, and a lock before the DELETE costs a record of the log. So many plain
 jobs at once are deleted without it, by a statement that fails if it meets another lock. The server has then undone the
@@ -17,11 +18,11 @@ An outcome that the server refuses to store (a number that its JSON has not, a t
 only: a flush that is refused is tried again with half as many, until that one is alone, and then ends as failed. What
 does not get through in time goes in smaller flushes, too.
 
-A job whose successors want unique keys is ended in a transaction of its own, after the others: to take a key is to wait
-for whoever is just taking it, and to have a part of what one asked for is to give it back.
+If the successors of a job want unique keys, it is ended in a transaction of its own, after the others. To take a key is
+to wait for another transaction that is just taking it; and a successor that got a part of its keys gives that back.
 
 A transactional job is written down already when it comes here; only others have to hear that it is over. If it holds no
-key, nobody waits for that: such jobs wake the loop once in `CALM_SECONDS`, not each by itself.
+key, nothing waits for that: such jobs wake the loop once in `CALM_SECONDS`, not each by itself.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ from pgqueue.worker.complete.outcome_sql import LOST, Ended, Endings
 log = logging.getLogger("pgqueue")
 
 FLUSH_MOST = 2_000
-# How long the end of a transactional job may wait to be told, where nobody waits for it.
+# How long the end of a transactional job may wait to be told, where nothing waits for it.
 CALM_SECONDS = 0.005
 LOCKED_PAUSE = 0.05
 # So long after a lock was met every row is locked before it is deleted: meeting one costs 20 ms and a new connection.
 CAREFUL_SECONDS = 1.0
-# Jobs with successors that want a key which somebody is just taking: so many are tried at once, each costs the flush
-# 5 ms and the server's log a line, and so long is the pause between two tries in the end.
+# Jobs with successors that want a key which another transaction is just taking: so many are tried at once, each costs
+# the flush 5 ms and the server's log a line, and so long is the pause between two tries in the end.
 BUSY_MOST, BUSY_PAUSE = 4, 1.0
 IDLE_SECONDS = 30.0
 # What the server says of contents that it cannot store, whatever is tried again.
@@ -76,7 +77,7 @@ class Completer:
         kept: Callable[[Sequence[Job]], None] = lambda jobs: None,
     ) -> None:
         self.fenced = 0
-        """Outcomes dropped because the job had been given to somebody else."""
+        """Outcomes dropped because the job had been given to another worker."""
         self.ended = 0
         """How many jobs have left here: it moves, also where there was nothing to send."""
         self._session = session
@@ -90,7 +91,7 @@ class Completer:
         self._wake = asyncio.Event()
         self._signalled = False
         self._calm = False
-        """Whether the loop looks soon by itself: it has just seen some for whom nobody waits."""
+        """Whether the loop looks soon by itself: it has just seen jobs that nothing waits for."""
         # Never replaced, only emptied from the left: a thread may be in the middle of an append.
         self._waiting: deque[Ended] = deque()
         self._in_flight: list[Ended] = []
@@ -140,7 +141,7 @@ class Completer:
                 await self._session.rest()  # an idle worker has three connections, not four
                 await self._wake.wait()
             self._wake.clear()
-            self._signalled = self._calm = False  # before it is looked: who comes later gives a signal
+            self._signalled = self._calm = False  # before the look: an outcome that comes later gives a signal
             waiting = self._waiting
             self._in_flight = self._locked + [waiting.popleft() for _ in range(min(len(waiting), FLUSH_MOST))]
             self._locked = []
@@ -172,7 +173,8 @@ class Completer:
 
     async def _end_alone(self, entries: list[Ended], later: list[Ended]) -> None:
         """One after the other, each in its own transaction, for it may wait for a key; those that would wait for long
-        are tried again with a later flush, the others first. So whoever keeps a key open delays those who want it."""
+        are tried again with a later flush, the others first. So a key that is kept open delays the jobs that want it.
+        """
         busy: list[Ended] = []
         refused: list[Ended] = []
         tried = 0
@@ -240,7 +242,7 @@ class Completer:
             [doubles] = await self._session.run(self._about("complete_refuse_doubles", [job for job, _ in batch]))
             if doubles:
                 log.error("jobs %s ran, and waited too: the second rows are failed: refused", doubles)
-            else:  # an index of somebody's own
+            else:  # an index that is not ours
                 self._make_smaller(batch, rest, error)
             return False
         except BaseException as error:
@@ -319,7 +321,7 @@ class Completer:
 
 
 def _nobody_waits(job: Job, outcome: Outcome) -> bool:
-    """Whether nothing has to be done at once for this job's end: it is written, lets nobody in, and was no suspect."""
+    """Whether nothing has to be done at once for this job's end: it is written, has no key, and was no suspect."""
     if outcome is not WRITTEN or job.crashes:
         return False
     keys = job.lock_key, job.limit_key, job.rate_key, job.unique_key, job.idempotency_key
@@ -338,7 +340,7 @@ def _refused(error: BaseException) -> bool:
 
 
 def _otherwise(job: Job, outcome: Outcome, error: BaseException) -> Outcome:
-    """How a job ends whose outcome is refused; raises the error if that was tried already."""
+    """How a job ends if its outcome is refused; raises the error if that was tried already."""
     instead = unstorable(outcome, str(error).strip().splitlines()[0])
     if instead is None:
         raise error

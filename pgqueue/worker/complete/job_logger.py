@@ -1,6 +1,6 @@
 """What is logged of jobs, on the logger `pgqueue.job`.
 
-An attempt that did not succeed is told once, by the completer, whom all outcomes reach. What begins and what ends well
+An attempt that did not succeed is told once, by the completer, which all outcomes reach. What begins and what ends well
 is told only where that logger is enabled for DEBUG when the worker starts, and then by hooks: else it costs a job
 nothing.
 """
@@ -33,7 +33,7 @@ def report(job: Job, outcome: Outcome) -> None:
 
 
 def with_lines(hooks: Hooks) -> Hooks:
-    """These hooks, and lines for what begins and for what ends well, if anybody listens."""
+    """These hooks, and lines for what begins and for what ends well, if the logger takes them."""
     if not log.isEnabledFor(logging.DEBUG):
         return hooks
     return replace(hooks, on_start=(_started, *hooks.on_start), on_finish=(_finished, *hooks.on_finish))

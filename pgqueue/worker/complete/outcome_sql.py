@@ -138,7 +138,7 @@ class Endings:
 
     def alone(self, job: Job, done: Completed, worker_id: int) -> list[Statement[Any]]:
         """The statements that complete one job in a transaction of its own, for its successors want keys: as `within`,
-        but they wait 5 ms at most for whoever is just taking one."""
+        but they wait 5 ms at most for a transaction that is just taking one."""
         release = self.release([(job, done)])
         return [impatient(self.schema), *self.within(job, done, worker_id), *([] if release is None else [release])]
 
@@ -216,7 +216,7 @@ class Endings:
 
 
 def _ago(job: Job) -> float | None:
-    """How many seconds ago a job has begun whose row does not say so; None if it does, or it has not begun."""
+    """How many seconds ago a job has begun, if its row does not say so; None if it does, or it has not begun."""
     began = getattr(job, "began", None) if job.chained else None
     return None if began is None else perf_counter() - began
 
