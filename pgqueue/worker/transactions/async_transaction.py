@@ -88,7 +88,7 @@ class AsyncWork(Attempt):
             await left
 
     def leave(self) -> Coroutine[Any, Any, None] | None:
-        """`undo` in two steps: from now on nobody sees this transaction; what is returned undoes it."""
+        """`undo` in two steps: from now on this transaction is not seen any more; what is returned undoes it."""
         conn, self._conn, committed = self._conn, None, self._committed
         self._committing = self._committed = False
         self.ending = 0.0

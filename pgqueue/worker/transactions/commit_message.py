@@ -1,6 +1,6 @@
 """The messages that begin and end a transaction of a handler: as few as can be, in threads one call of libpq each.
 
-Used by `handler_connection`, whose connections send them; why their statements may go together stands there.
+Used by the connections of `handler_connection`, which send them; why their statements may go together stands there.
 
 A message is text with several statements, for libpq has one call that sends it and waits for all its answers, and that
 lets go of the interpreter once. A pipeline is some forty calls, each of which may hand the interpreter to another
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from psycopg import ConnectionInfo
     from psycopg.pq.abc import PGconn, PGresult
 
-# Longer than this no handler waits for a row lock that somebody holds, unless it says so itself (SET LOCAL).
+# Longer than this no handler waits for a row lock of another session, unless it says so itself (SET LOCAL).
 LOCK_SECONDS = 10
 
 BEGIN = b"BEGIN; SET LOCAL lock_timeout = '%ds'" % LOCK_SECONDS
@@ -56,7 +56,7 @@ class Prepared:
         sql, self.names = placed(self.source)
         self.statements = (sql.encode(), UNLOCK)
         self.usable = True
-        """Whether nobody has dropped them unseen."""
+        """Whether none of them was dropped unseen."""
 
     def completes(self, statement: Statement[Any]) -> bool:
         """Whether this is the statement that was prepared, and can go as text."""

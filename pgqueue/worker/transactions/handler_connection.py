@@ -1,7 +1,7 @@
-"""The connections that handlers get, of both kinds: whose transaction only the worker begins and ends.
+"""The connections that handlers get, of both kinds: only the worker begins and ends their transactions.
 
 BEGIN and the end of a transaction go straight through libpq: for a transactional job they are two of three messages,
-and whatever a cursor or a block of `conn.transaction()` does for everybody else costs more there than the round trip.
+and whatever a cursor or a block of `conn.transaction()` does for general use costs more there than the round trip.
 
 The end is one message of several statements: the completion, COMMIT, and what clears the session. The server leaves out
 whatever follows an error in a message. So COMMIT runs only if the completion has, as if a client had waited for each
@@ -13,17 +13,17 @@ of the completion, of COMMIT or of what follows a COMMIT that took place; some e
 connection is closed, and `in_doubt` finds out.
 
 Where the next job is at hand, BEGIN for it is the *ahead* part of the same message: behind a COMMIT of what clears, for
-that must not be undone with it. A handler whose transaction is there already waits for one message less. A
+that must not be undone with it. If its transaction is there already, a handler waits for one message less. A
 transaction takes no snapshot and no lock before its first statement, and nothing is prepared in it; only its `now()`
-is older: that of the message's arrival, for all of the message. So nobody gets it whose claim had not been answered
-when it was sent (his `now()` would lie before what led to him), nor later than `AHEAD_SECONDS` after it was sent: then
-it is begun anew, in one message. Nor does a second transaction of one job get it. A session that has died in that time
-is found out by the handler's first statement, and costs an attempt.
+is older: that of the message's arrival, for all of the message. So a job gets it only if its claim had been answered
+when the message was sent (else `now()` would lie before what led to the job), and not later than `AHEAD_SECONDS` after
+it was sent. Otherwise the transaction is begun anew, in one message. A second transaction of one job never gets it. A
+session that has died in that time is found out by the handler's first statement, and costs an attempt.
 
 The completion is prepared when the connection is made, under a name of ours. Handlers can drop it. psycopg does so for
 them: after a DROP, an ALTER or a rollback to a savepoint it drops all statements of the session. We are told
 (`_deallocate`), and from there on this connection sends the completion by itself, which needs no name, until it has
-ended a few transactions undisturbed and prepares again. If somebody drops it unseen, by a DEALLOCATE inside a function,
+ended a few transactions undisturbed and prepares again. If it is dropped unseen, by a DEALLOCATE inside a function,
 the completion that needs it fails: nothing was committed, so the job runs again as after any abort of the database, and
 this worker's connections use no such names any more.
 """
@@ -63,13 +63,13 @@ from pgqueue.worker.transactions.commit_message import (
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
-# So old a transaction that was begun ahead may be when a handler gets it: so much less than the start of his job its
-# now() may say.
+# So old a transaction that was begun ahead may be when a handler gets it: so long before the start of the job its now()
+# may lie.
 AHEAD_SECONDS = 0.05
 # After so long a connection goes back to its pool, which looks after it, before a transaction is begun on it again.
 OUT_SECONDS = 60.0
-# So many transactions a connection ends without the names it lost before it prepares again: who rolls back to a
-# savepoint in every job would pay for that each time.
+# So many transactions a connection ends without the names it lost before it prepares again: handlers that roll back to
+# a savepoint in every job would pay for that each time.
 UNDISTURBED = 5
 UNKNOWN = "26000"
 """The SQLSTATE of a name that no statement has (any more)."""
@@ -103,7 +103,7 @@ class _Both:
     info: ConnectionInfo
 
     own = False
-    """Whether its session is nobody else's."""
+    """Whether its session is ours alone."""
     kept = False
     prepared: Prepared | None = None
     """What completes a job in one message; None behind a pooler, and where nothing is prepared."""
@@ -114,7 +114,7 @@ class _Both:
     undisturbed = 0
     """How many transactions were ended while it was not."""
     ahead: Ahead | None = None
-    """The transaction that it is in, if nobody's job is."""
+    """The transaction that it is in, if that was begun ahead and no job has it yet."""
     out_since = 0.0
     """When its pool gave it away."""
     place: object | None = None
@@ -133,7 +133,7 @@ class _Both:
         return not self.ready and again and self._can_prepare() and self.ahead is None
 
     def _can_prepare(self) -> bool:
-        """Whether names are used on this connection, and nobody has dropped one unseen."""
+        """Whether names are used on this connection, and none was dropped unseen."""
         return self.prepared is not None and self.prepared.usable
 
     def _next(self, settled: int | None) -> Ahead | None:
@@ -181,10 +181,10 @@ class _Both:
 
 
 class Borrowed(_Both, Connection[Any]):
-    """A connection whose transaction only the worker begins and ends: `commit` and `rollback` raise meanwhile."""
+    """A connection on which only the worker begins and ends a transaction: `commit` and `rollback` raise meanwhile."""
 
     def leave(self) -> None:
-        """Undo a transaction that was begun ahead and that nobody wants."""
+        """Undo a transaction that was begun ahead and that no job wants."""
         self.ahead = None
         try:
             self._say(ROLLBACK)
@@ -219,9 +219,9 @@ class Borrowed(_Both, Connection[Any]):
         super().rollback()
 
     def close(self) -> None:
-        """Close it, from any thread; who waits for an answer gets an OperationalError.
+        """Close it, from any thread; a thread that waits for an answer gets an OperationalError.
 
-        libpq waits in `exec_` without the interpreter: nobody may free what it reads before it has come back.
+        libpq waits in `exec_` without the interpreter: what it reads must not be freed before it has come back.
         """
         if not self.lock.acquire(blocking=False):
             hang_up(self)  # only then: the server logs a client that goes without a word in a transaction
@@ -272,7 +272,7 @@ class AsyncBorrowed(_Both, AsyncConnection[Any]):
     """The same for the loop."""
 
     async def leave(self) -> None:
-        """Undo a transaction that was begun ahead and that nobody wants."""
+        """Undo a transaction that was begun ahead and that no job wants."""
         self.ahead = None
         try:
             await self._say(ROLLBACK)
@@ -338,7 +338,7 @@ class AsyncBorrowed(_Both, AsyncConnection[Any]):
 
 
 class answered:
-    """Closes the connection where not everything was answered that was sent: nobody knows what the server has done."""
+    """Closes the connection where not everything was answered that was sent: what the server has done is unknown."""
 
     __slots__ = ("_conn",)
 

@@ -1,20 +1,20 @@
 """Connections for handlers: lent for one transaction each, from a pool for threads and a pool for the loop.
 
-A pool is opened when somebody first asks: a worker whose tasks want no connection has none. Each connection is made
-known to the others (`listed`) before a handler gets it, so that whoever rescues us can end it: a stopped process would
-keep its row locks for ever. One that broke on our side stays known until its session has been ended: the server may
-not have noticed, and the next attempt would run into its locks.
+A pool is opened when a connection is first asked for: if the tasks of a worker want none, it has none. Each connection
+is made known to the other workers (`listed`) before a handler gets it, so that a worker that rescues our jobs can end
+it: a stopped process would keep its row locks for ever. One that broke on our side stays known until its session has
+been ended: the server may not have noticed, and the next attempt would run into its locks.
 
 A handler leaves nothing behind in a session: settings, cursors, channels, temporary tables and advisory locks are
 cleared in the message that commits (`prepared`); a connection that did not commit is closed. One on which that message
 has begun a transaction ahead stays here for the next job, not in its pool; if none comes, that is undone. Behind a
-transaction pooler a session is nobody's own, so there is nothing to clear, and a name in pg_stat_activity that is not
-ours to end.
+transaction pooler a session belongs to no connection alone, so there is nothing to clear, and a name in
+pg_stat_activity that is not ours to end.
 
-Where there are to be fewer connections than slots, who asks waits for a place first (`permits`). One job never has two:
-its transactions come one after another, and who settles a COMMIT without an answer keeps the place of that one. So
-whoever has a place waits for nobody else's. Those that were begun ahead are in nobody's place; where they would be one
-too many, they are undone for who comes.
+Where there are to be fewer connections than slots, a job waits for a place first (`permits`). One job never has two:
+its transactions come one after another, and a job that settles a COMMIT without an answer keeps the place of that one.
+So a job that has a place waits for no other. A connection with a transaction begun ahead has no place. If it would be
+one too many, that transaction is undone for the job that comes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from pgqueue.worker.transactions.permits import Places
 if TYPE_CHECKING:
     from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed
 
-# Longer than this nobody waits in a pool: there is a connection for each slot, or one has a place, so the database is
-# away. For a place one waits as long as others have theirs and one's own job may run: that ends it, no time of ours.
+# Longer than this no job waits in a pool: there is a connection for each slot, or the job has a place, so the database
+# is away. For a place a job waits as long as others have theirs and it may run: that ends the wait, no time of ours.
 GET_SECONDS = 30.0
 IDLE_SECONDS = 60.0
 # So long a transaction may stand there without a job; and so long a stop waits for those that are being undone.
@@ -73,7 +73,7 @@ class Lender:
         self._naming = threading.Lock()
         self._known: WeakKeyDictionary[object, Identity] = WeakKeyDictionary()
         self._orphans: set[Identity] = set()
-        """Sessions whose connection broke: the server may not know."""
+        """Sessions of connections that broke: the server may not know."""
         self._sync: ConnectionPool[Borrowed] | None = None
         self._async: AsyncConnectionPool[AsyncBorrowed] | None = None
         self._ahead: list[Borrowed] = []
@@ -85,8 +85,9 @@ class Lender:
     def take(self, *, begun: bool = False, look: Callable[[], object] | None = None, settles: bool = False) -> Borrowed:
         """A connection for a thread, in autocommit mode; psycopg's errors if the database is away.
 
-        With `begun` it may be in a transaction that was begun ahead; who has it then begins one, and knows what to do.
-        While all are lent it waits, and calls `look` now and then, which may raise; not who `settles`, and has a place.
+        With `begun` it may be in a transaction that was begun ahead; its `begin` is called then, and knows what to do.
+        While all are lent it waits, and calls `look` now and then, which may raise. With `settles` the job has a place
+        already, and does not wait for one.
         """
         if self._places is None or settles:
             return self._take(begun)
@@ -107,7 +108,7 @@ class Lender:
 
     def _take(self, begun: bool) -> Borrowed:
         if begun and not self._orphans and (conn := _last(self._ahead)) is not None:
-            return conn  # orphans are ended in nobody's transaction
+            return conn  # orphans are ended in no job's transaction
         if (self._orphans or _crowded(self._places, self._ahead)) and (conn := _last(self._ahead)) is not None:
             self._back(conn)  # there may be none left in the pool
         try:
@@ -150,7 +151,7 @@ class Lender:
 
     @contextmanager
     def kept(self, conn: Borrowed | AsyncBorrowed) -> Iterator[None]:
-        """Who gives this connection back keeps its place meanwhile."""
+        """Within this block the connection can be given back, and its place is kept meanwhile."""
         with _vacating(conn, self._aplaces if isinstance(conn, AsyncConnection) else self._places):
             yield
 
@@ -175,7 +176,7 @@ class Lender:
         if (self._orphans or _crowded(self._aplaces, self._aahead)) and (conn := _last(self._aahead)) is not None:
             await self._aback(conn)
         if self._async is None:
-            from psycopg_pool import AsyncConnectionPool  # with the first who asks: most workers are never asked
+            from psycopg_pool import AsyncConnectionPool  # with the first request: most workers are never asked
 
             pool = AsyncConnectionPool(connection_class=AsyncBorrowed, configure=self._aconfigure, **self._pool())
             self._async = pool
@@ -207,11 +208,12 @@ class Lender:
                 self._aahead.append(conn)
 
     def identity(self, conn: object) -> Identity | None:
-        """(pid, backend_start) of a connection that is nobody else's."""
+        """(pid, backend_start) of a connection, if its session is ours alone."""
         return self._known.get(conn)
 
     def identities(self) -> list[Identity]:
-        """The sessions there are, for the beat; called from its thread. What was begun for nobody is undone."""
+        """The sessions there are, for the beat; called from its thread. A transaction that was begun ahead, and that no
+        job has come for, is undone."""
         if (self._ahead or self._aahead) and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._leave_idle)
         with self._naming:
@@ -232,7 +234,7 @@ class Lender:
             raise PoolTimeout(said) from error
 
     def _tidy(self, conn: Borrowed | AsyncBorrowed) -> None:
-        """Whoever has it next did not ask for dicts; and a session that we did not end ourselves may go on."""
+        """The next job did not ask for dicts; and a session that we did not end ourselves may go on."""
         conn.kept = False
         conn.row_factory = tuple_row
         conn.cursor_factory = AsyncCursor if isinstance(conn, AsyncConnection) else Cursor
@@ -263,7 +265,7 @@ class Lender:
                 self._sync.putconn(conn)
 
     def _leave_idle(self) -> None:
-        """Put back connections whose transaction was begun long ago, for a job that has not come."""
+        """Put back connections on which a transaction was begun long ago, for a job that has not come."""
         for leaving in (
             *(asyncio.to_thread(self._back, conn) for conn in _taken_out(self._ahead)),
             *(self._aback(conn) for conn in _taken_out(self._aahead)),
@@ -275,7 +277,7 @@ class Lender:
     def _back(self, conn: Borrowed) -> None:
         try:
             conn.leave()
-        finally:  # who is stopped meanwhile wanted a connection for his own job: this one is nobody's
+        finally:  # a run that is stopped meanwhile wanted a connection for its own job: this one is no job's
             self.give(conn)
 
     async def _aback(self, conn: AsyncBorrowed) -> None:
@@ -339,7 +341,7 @@ def _last(conns: list[C]) -> C | None:
 @contextmanager
 def _vacating(conn: Borrowed | AsyncBorrowed, places: Places | None) -> Iterator[None]:
     """Give up the place it has, last of all, so that the next one finds a connection; but none that it has by then:
-    once it is back another may have it already, with a place of his own."""
+    once it is back another job may have it already, with a place of its own."""
     place, conn.place = conn.place, None
     try:
         yield
@@ -349,7 +351,7 @@ def _vacating(conn: Borrowed | AsyncBorrowed, places: Places | None) -> Iterator
 
 
 def _crowded(places: Places | None, ahead: Sequence[object]) -> bool:
-    """Whether who has just got a place finds none in the pool, because of those that were begun ahead."""
+    """Whether a job that has just got a place finds none in the pool, because of those that were begun ahead."""
     return places is not None and places.taken + len(ahead) > places.number
 
 

@@ -1,8 +1,8 @@
-"""Finds out whether a COMMIT took place whose answer was lost.
+"""Finds out whether a COMMIT without an answer took place.
 
-Used by the transactions of handlers (`transaction`). The old session is ended, if it is ours to end; then the job's
-running row is locked on a new connection, which waits until whoever has it locked, the old transaction, has ended; then
-what that transaction would have written is looked for, in a statement of its own, so that it is seen. The database
+Used by the transactions of handlers (`transaction`). The old session is ended, if it is ours to end. Then the job's
+running row is locked on a new connection, which waits while the old transaction has it locked, until that has ended.
+Then what that transaction would have written is looked for, in a statement of its own, so that it is seen. The database
 being away is waited out: until this is known the run is not over.
 """
 

@@ -10,9 +10,9 @@ are one transaction. (1) Between two runs: the append locks the running row of i
 if there is none. To give the job to another run that row has to be deleted, so whatever an old run commits is
 committed before the next run is claimed, and that run reads the last cursor after it was claimed. (2) Inside one run,
 also one that the executor repeats in place under the same claim: the number n is the primary key, so no n is committed
-twice; and the next n is begun only when the last is known to be committed. A COMMIT whose answer was lost is settled
+twice; and the next n is begun only when the last is known to be committed. A COMMIT without an answer is settled
 first (`in_doubt`): the running row is locked on a new connection, so the old transaction has ended; then the row n is
-there or it is not. (3) Nobody stops a run between the append and the answer to its COMMIT: the run is sealed. Neither
+there or it is not. (3) A run is not stopped between the append and the answer to its COMMIT: it is sealed. Neither
 of the two suffices: without the fence a late run could append a number that was thrown away meanwhile; without the key
 a repeated run could read the cursor just before a COMMIT without an answer takes place.
 
@@ -112,8 +112,8 @@ class Place:
 
 
 class Lending(Protocol):
-    """Who lends what batches are committed by (`work.Work`, on the loop `awork.AsyncWork`): a worker's transactions, or
-    a drain."""
+    """Lends what batches are committed by (`work.Work`, on the loop `awork.AsyncWork`): a worker's transactions, or a
+    drain."""
 
     def lend(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
     def alend(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
@@ -142,12 +142,12 @@ class Iterations:
         return _Loop(self._abatches(place, source, size), lambda: self._leave(place))
 
     def left(self, job: Job) -> str | None:
-        """Why this job, whose handler has returned, is not complete; None if it is."""
+        """Why this job is not complete although its handler has returned; None if it is."""
         place = self.places.get(job)
         return None if place is None else place.left
 
     def drop(self, jobs: Iterable[Job]) -> list[int]:
-        """These jobs have ended, or are to run anew: whatever they have open still is undone. Who of them iterated."""
+        """These jobs have ended, or are to run anew: what they have open is undone. The ids of those that iterated."""
         if not self.places:
             return []
         dropped = [self.places.pop(job) for job in self.places.keys() & set(jobs)]
@@ -192,7 +192,7 @@ class Iterations:
         """The loop is over, if it has begun: its connection goes back to its pool. Safe to repeat."""
         if place.work is None:
             return
-        with suppress(Interrupted):  # nobody hears what is raised in a generator that is being closed
+        with suppress(Interrupted):  # what is raised in a generator that is being closed is not heard
             place.work.undo()
         place.end()
         self._transactions.take_back(place.job, place.work)
@@ -219,7 +219,7 @@ class Iterations:
                     self._transactions.take_back(job, work)
 
     def _leave(self, place: Place) -> None:
-        """The loop was left, so what its batch has begun is nobody's any more."""
+        """The loop was left, so what its batch has begun is undone."""
         if not place.over and place.work is not None:
             self._transactions.leave(place.work)
             place.end()

@@ -1,12 +1,12 @@
-"""Places: how many connections may be lent at once where they are fewer than slots, and who waits for one.
+"""Places: how many connections may be lent at once where they are fewer than slots, and which jobs wait for one.
 
-Used by the lender of handlers' connections, one for its pool of each kind. First come, first served. Who has a place
+Used by the lender of handlers' connections, one for its pool of each kind. First come, first served. A job with a place
 gets a connection as soon as there is one, so what is waited for in the pool itself is the database only, and what is
 waited for here is other handlers only. That is normal, and has no end of its own: it is the job's timeout that says how
 long is too long. So a wait ends when its job is to stop: on the loop by cancellation; a thread, into which nothing is
 raised while it takes a connection, looks for itself.
 
-A place is given up once, by whoever comes first: with the connection, or when a job is taken from its handler, which
+A place is given up once, with what comes first: the connection is given back, or a job is taken from its handler, which
 may have that connection for as long as it hangs.
 """
 
@@ -48,7 +48,7 @@ class Places:
         return place
 
     async def atake(self) -> object:
-        """A place, on the loop; whoever is cancelled waits no more."""
+        """A place, on the loop; a task that is cancelled waits no more."""
         given = asyncio.Event()
         place = self._ask(given.set)
         try:

@@ -1,8 +1,8 @@
-"""A SQLAlchemy session inside a transaction that is somebody else's: `job.session()`.
+"""A SQLAlchemy session inside a transaction that it does not own: `job.session()`.
 
 SQLAlchemy is imported only when a handler asks. The engine is made once per worker, knows one trick, and owns nothing:
-its "driver connection" is the job's psycopg connection behind a face whose transactions are savepoints, because the
-worker alone ends the transaction they are in.
+its "driver connection" is the job's psycopg connection behind a face that makes savepoints of its transactions, because
+the worker alone ends the transaction they are in.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _session_class() -> type[Session]:
     from sqlalchemy.orm import Session
 
     class JobSession(Session):
-        """A session whose transaction is ended by the worker, together with the job's completion."""
+        """A session in a transaction that the worker ends, together with the job's completion."""
 
         face: Face
 

@@ -8,10 +8,10 @@ Why the effect happens once. The completion is a statement of the same transacti
 committed or neither is. It deletes the row of `job_running` that only this run's fence (id, worker, claim) names: if
 rescue has given the job to others it finds none and raises, and a transaction in which a statement has failed cannot
 commit, whatever this process does next. Two runs of one job cannot both commit: both would have to delete the same
-row. What is left is a COMMIT whose answer was lost: it is settled by locking the row on a new connection, which waits
+row. What is left is a COMMIT without an answer: it is settled by locking the row on a new connection, which waits
 for the old transaction to end. The row is gone: it was committed (history says so; else the job was given to others).
 The row is there: it was not committed, nor ever will be, and the attempt has failed like any other. Until that is
-known the run is not over, so nobody writes another outcome.
+known the run is not over, so no other outcome is written.
 
 One attempt may have several transactions, one after another: `keep` commits what was written so far and the job goes on
 (see `iteration`, which says why that is right).
@@ -53,8 +53,8 @@ LONG_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What the transactions of one worker have in common. `seal` and `aseal` are the executor's: from there on nobody
-    stops the job, or, with `reopens`, not until `unseal`; they raise if somebody has."""
+    """What the transactions of one worker have in common. `seal` and `aseal` are the executor's: from there on the
+    job is not stopped, or, with `reopens`, not until `unseal`; they raise if it was stopped before."""
 
     lender: Lender
     endings: Endings
@@ -63,7 +63,7 @@ class Around:
     aseal: Callable[..., Awaitable[None]]
     unseal: Callable[[Job], None]
     hold: Callable[..., AbstractContextManager[None]]
-    """In a thread: nothing is raised into it meanwhile; who stops the job is heard afterwards."""
+    """In a thread: nothing is raised into it meanwhile; a stop of the job is heard afterwards."""
     stops: Callable[[Job], None] = lambda job: None
     """Raises what stops this job, if it was told to."""
     ahead: Callable[[bool], int | None] = lambda is_async: None
@@ -80,7 +80,7 @@ class Attempt:
         self.ending = 0.0
         """When it began to commit, by this process's clock; 0 if it does not."""
         self.over = False
-        """The run is over, so no transaction begins any more: nobody would end it."""
+        """The run is over, so no transaction begins any more: nothing would end it."""
         self._conn: Any = None
         self._first = True
         """Whether no transaction has begun yet."""
@@ -169,7 +169,7 @@ class Attempt:
         return 0.0 < self.ending < monotonic() - ROUND_TRIP_SECONDS
 
     def cut(self) -> None:
-        """End the session of the transaction there is now, from any thread; whoever uses it gets an error."""
+        """End the session of the transaction there is now, from any thread; what uses it gets an error."""
         conn = self._conn
         if conn is not None:
             hang_up(conn)
@@ -277,7 +277,7 @@ class Work(Attempt):
 
     def _settle(self, conn: Borrowed, error: psycopg.Error, done: Statement[Any]) -> list[bool]:
         questions = self._questions(conn, error, done)
-        with self._home.lender.kept(conn):  # nobody may stop us now: who asks must not wait for other handlers
+        with self._home.lender.kept(conn):  # the run cannot be stopped now: its questions must not wait for others
             self.undo()  # its room in the pool is needed to ask
             return settle(error, self._home.lender, questions)
 
@@ -294,7 +294,7 @@ class Work(Attempt):
         self.over = True
         if not self._finished:
             self.undo()
-            self._finished = True  # who asks after that sees that it is over
+            self._finished = True  # a thread that asks after that sees that it is over
 
     def undo(self) -> None:
         """Give the connection back: after a commit as it is, else closed. In every case the last step; safe to repeat.
@@ -343,7 +343,7 @@ class Work(Attempt):
         if isinstance(outcome, Completed):
             self._commit_with(conn, self._within(outcome), completes=True)
             return
-        send(conn, self.statement("complete_mine"))  # waits for who has it locked; the next statement would not
+        send(conn, self.statement("complete_mine"))  # waits while the row is locked; the next statement would not
         ending = self._ending(outcome)
         if ending.read(send(conn, ending).fetchall()) is not None:
             raise lost(self._job)
@@ -360,7 +360,7 @@ class Work(Attempt):
 
 
 def ended_before(job: Job) -> Error:
-    """What is raised in whom a run has left behind, and who asks for its connection."""
+    """What is raised in a thread or task that a run has left behind, and that asks for its connection."""
     return Error(
         f"job {job.id} ({job.task}): its run is over, and so is its transaction; "
         "wait for your threads and tasks before the handler returns",
@@ -369,7 +369,7 @@ def ended_before(job: Job) -> Error:
 
 
 def lost(job: Job) -> JobLost:
-    """What is raised in a run whose job is somebody else's by now."""
+    """What is raised in a run if its job was given to another worker meanwhile."""
     return JobLost(
         f"job {job.id} ({job.task}) was given to another worker meanwhile; nothing of this attempt was committed",
         job_id=job.id,

@@ -4,7 +4,7 @@ Used by the worker: `transactional` puts the transaction (`transaction`) into th
 A handler asks for its connection by `job.connection` or `await job.aconnection()`; only then is one taken from the pool
 and a transaction begun. A handler that never asks is completed like any other.
 
-Nobody stops a run from the moment it begins to commit: no job is committed and cancelled both.
+A run is not stopped from the moment it begins to commit: no job is committed and cancelled both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ W = TypeVar("W", Work, AsyncWork)
 
 
 class Transactions:
-    """Runs transactional tasks of one worker, and knows which transaction is whose."""
+    """Runs transactional tasks of one worker, and knows which transaction is which job's."""
 
     def __init__(self, around: Around) -> None:
         self._around = around
@@ -71,7 +71,7 @@ class Transactions:
     def lend(self, job: Job, begin: Callable[[Work], object]) -> Work:
         """What an iteration commits its batches by. A job that is not transactional has it until `take_back`.
 
-        `begin` is told before it can be asked for, so that whoever is stopped at any step knows what to take back.
+        `begin` is told before it can be asked for, so that an iteration stopped at any step knows what to take back.
         """
         work = self._open.get(job)
         if work is None and not _on_a_loop():
@@ -125,7 +125,7 @@ class Transactions:
             self.drop(job, work)
 
     def leave(self, work: AsyncWork) -> None:
-        """Undo what this has begun; nobody sees it any more. From any thread."""
+        """Undo what this has begun; it is not seen any more. From any thread."""
         left = work.leave()
         if left is not None:
             self._loop.call_soon_threadsafe(self._undo, left)
