@@ -1,5 +1,5 @@
 -- name: heartbeat_beat
--- Raise our counter, say what we run (NULL: only which sessions we have), and read everybody's counter. Our own row is
+-- Raise our counter, say what we run (NULL: only which sessions we have), and read the counters of all workers. Our own row is
 -- missing from the answer when we have been declared dead.
 WITH mine AS (
     UPDATE pgqueue.worker

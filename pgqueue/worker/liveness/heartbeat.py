@@ -2,9 +2,9 @@
 others'.
 
 A thread, because a handler that blocks the loop is no death; a counter, because clocks of machines differ and step.
-Nobody is judged by a time that stands in the database: a judge has to *see* the same count for a whole lease of its
+No worker is judged by a time that stands in the database: a judge has to *see* the same count for a whole lease of its
 own monotonic clock, in at least three reads none of which came late, while its own beats went through. So a stopped
-server, a failover, a suspended judge or a stepped clock kills nobody, and a job is never judged by how long it runs.
+server, a failover, a suspended judge or a stepped clock kills no worker; and a job is never judged by how long it runs.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Judge:
     def observe(self, beats: Iterable[tuple[int, int, float]], now: float) -> list[tuple[int, int]]:
         """Take the (worker id, beat, lease seconds) just read; answer the dead as (worker id, beat).
 
-        Reads that came too late (half our own lease after the one before) start the observation anew: whoever was
-        suspended or cut off has not watched.
+        Reads that came too late (half our own lease after the one before) start the observation anew: a judge
+        that was suspended or cut off has not watched.
         """
         gap = 0.0 if self._last is None else now - self._last
         self._last = now
@@ -123,10 +123,10 @@ class Heartbeat:
         return monotonic() - self.last_beat > LATE * self._lease
 
     async def listed(self, most: float = LISTED_SECONDS) -> bool:
-        """Beat at once, so that whoever rescues us can end the sessions we have now; waits for that at most so long.
-        Whether they can.
+        """Beat at once, so that a rescue of our jobs can end the sessions we have now; waits for that at most so long.
+        Whether it can.
 
-        The completer does not wait: outcomes held back hide who was running when the process dies.
+        The completer does not wait: outcomes held back hide which jobs were running when the process dies.
         """
         if self._stop.is_set():
             return False

@@ -5,10 +5,10 @@ Only such tasks pay: `guarded` puts the guard into their call path when the work
 handler runs, and one thread for the whole worker watches the lease: a thread, because the event loop may be blocked and
 the beat's own thread may hang on a dead link.
 
-Why a handler has left before anybody else can start its job. Let L be the lease, and s the moment when the last beat
+Why a handler has left before its job can be started elsewhere. Let L be the lease, and s the moment when the last beat
 that was answered was sent.
 1. Others are given the job only after a judge has seen our counter stand still for L by its own clock (`heartbeat`).
-   That beat raised it after s, one whose answer was lost raised it later still: nobody starts the job before s + L.
+   That beat raised it after s, one without an answer raised it later still: no other run starts before s + L.
 2. At s + 0.8 L this thread wakes, by a clock and nothing else, and stops every listed job.
 3. A job that starts is listed first, and looks at the clock then. So at s + 0.8 L it is listed, or it looks later than
    that, and does not start.
@@ -111,7 +111,7 @@ class LostLease:
 
     def _sleep_past(self, beat: float) -> None:
         while self._last_beat() == beat and not self._closed.wait(self._lease / 10):
-            """Until beats go through again: who starts meanwhile sees that himself."""
+            """Until beats go through again: a job that starts meanwhile looks at the clock itself."""
 
     def _stop_all(self, why: str) -> None:
         running = list(self._running)

@@ -1,4 +1,4 @@
-"""Whether the event loop still turns, and who holds it if not.
+"""Whether the event loop still turns, and which job holds it if not.
 
 Asked by the heartbeat's thread twice per threshold; the loop answers with its next turn. A handler that blocks the loop
 is no death and keeps its job, but everything else in the process stands still, so it is named while it does so. Costs
@@ -37,7 +37,7 @@ class Pulse:
         self._named: int | None = None
 
     def look(self) -> None:
-        """Ask for a turn; if the one asked for before has not come for too long, say who is in the way."""
+        """Ask for a turn; if the one asked for before has not come for too long, name the job in the way."""
         now, before = monotonic(), self._looked_at
         self._looked_at = now
         if self.turns == self._asked:
@@ -79,7 +79,7 @@ class Pulse:
 
 
 def _job_of(frame: FrameType | None) -> Job | None:
-    """The job whose handler is on this stack: it was called by a function of ours that knows it as `job`."""
+    """The job with its handler on this stack: it was called by a function of ours that knows the job as `job`."""
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("pgqueue.") and isinstance(frame.f_locals.get("job"), Job):
             found: Job = frame.f_locals["job"]

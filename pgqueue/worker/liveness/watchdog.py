@@ -1,4 +1,4 @@
-"""Ends a process that has seized up, so that whoever started it starts another: its jobs go to others.
+"""Ends a process that has seized up, so that what started it starts another: its jobs go to other workers.
 
 A thread beside the worker of `pgqueue work`; an application that embeds a `Worker` may start one of its own. Two things
 must move: the event loop, always, and the completer, while it has outcomes to write (a failed try moves, too: an outage
