@@ -7,7 +7,7 @@ SELECT pg_try_advisory_lock(hashtextextended('pgqueue.leader', 7));
 SELECT true;
 
 -- name: election_free
--- Whether nobody holds the leader's lock. Holds it itself for no longer than this line, and shared: who asks at the same time
--- is not in the way of another who does.
+-- Whether no session holds the leader's lock. Holds it itself for no longer than this line, and shared: sessions that ask at the
+-- same time are not in each other's way.
 SELECT CASE WHEN pg_try_advisory_lock_shared(hashtextextended('pgqueue.leader', 7))
             THEN pg_advisory_unlock_shared(hashtextextended('pgqueue.leader', 7)) ELSE false END;

@@ -28,7 +28,7 @@ WITH picked AS MATERIALIZED (
 SELECT (SELECT count(*) FROM available), (SELECT count(done) FROM told);
 
 -- name: scheduler_next
--- Whether something due is left (somebody holds it, or it became due just now); seconds until the earliest that is not,
+-- Whether something due is left (its row is locked, or it became due just now); seconds until the earliest that is not,
 -- NULL when there is none; and the time the next walk may start from: a minute ago, for transactions that commit late.
 WITH clock AS MATERIALIZED (SELECT pgqueue.now() AS now)
 SELECT EXISTS (SELECT FROM pgqueue.job_scheduled

@@ -1,4 +1,4 @@
--- What whoever makes ticks asks and says: which schedules there are, when they tick next, and the ticks themselves.
+-- What a worker that makes ticks asks and says: which schedules there are, when they tick next, and the ticks themselves.
 -- Times travel as microseconds since 1970 where they are read, as texts where they are written: any driver does that.
 
 -- name: ticks_declare
@@ -10,7 +10,7 @@ RETURNING worker_id;
 
 -- name: ticks_settle
 -- Make the schedules what live code declares: of workers that disagree the one that was started last is right, and `own`
--- (NULL: nothing) before all of them. Says of each, every few minutes, that it is declared still. A row that somebody has locked
+-- (NULL: nothing) before all of them. Says of each, every few minutes, that it is declared still. A row that is locked
 -- waits for the next time. A new line has no next time yet. Forgets what workers declared that are gone. Answers how many
 -- schedules are new or were changed.
 WITH clock AS MATERIALIZED (
@@ -97,7 +97,7 @@ SELECT coalesce(json_agg(name), '[]')::text FROM placed;
 
 -- name: ticks_make
 -- Make the ticks of schedules that are still as they were read, and due: one row of `tick` and one available job for each, and
--- the schedule's next time. Nothing for a schedule that somebody else has moved, has locked, or that must not tick; nothing
+-- the schedule's next time. Nothing for a schedule that was moved meanwhile, is locked, or must not tick; nothing
 -- for a time that is a job already. Answers the schedules that were moved, how many jobs there are, and the time now.
 WITH clock AS MATERIALIZED (
     SELECT pgqueue.now() AS now
@@ -147,7 +147,7 @@ SELECT (SELECT coalesce(json_agg(name), '[]')::text FROM moved), (SELECT count(*
 FROM clock;
 
 -- name: ticks_overdue
--- Whether a tick is so late that whoever should make it does not.
+-- Whether a tick is so late that the worker that should make it does not.
 SELECT EXISTS (
     SELECT FROM pgqueue.schedule s CROSS JOIN (SELECT pgqueue.now() AS now) AS clock
     WHERE s.next_at < clock.now - interval '5 seconds' AND s.paused_at IS NULL AND s.refused IS NULL

@@ -1,4 +1,4 @@
-"""Which worker leads: the one whose listening session holds the advisory lock of the schema.
+"""Which worker leads: the one with the listening session that holds the advisory lock of the schema.
 
 Leadership is an optimisation only. Every duty is safe when two workers do it, and a worker that finds a duty overdue
 does it. The lock lives as long as the notifier's session, so `Election` never opens a connection of its own: the

@@ -1,9 +1,9 @@
 """Keeps history bounded: advances the rings, throwing away their oldest leaf. Runs in the worker that leads, and in
-`prune`. In the worker it also forgets those who waited for a job and died, and keys of rates that are at rest, and
+`prune`. In the worker it also forgets waiters that have died, and keys of rates that are at rest, and
 removes unique keys that are left over.
 
 Advancing is one transaction inside the database that either truncates the next leaf and moves to it, or does neither.
-It waits 50 ms at most for a reader of history, so that nobody queues behind it; then it tries again in the next
+It waits 50 ms at most for a reader of history, so that no session queues behind it; then it tries again in the next
 round.
 """
 
@@ -54,7 +54,7 @@ class Maintenance:
     async def round(self) -> float:
         """One round; the seconds until the next one, soon where a reader was in the way.
 
-        Who does not lead does it too, but seldom: the leader's loop may hang while its heartbeat goes on.
+        A worker that does not lead does it too, but seldom: the leader's loop may hang while its heartbeat goes on.
         """
         if not self._leads() and monotonic() < self._others_at:
             return jittered(ROUND_SECONDS)

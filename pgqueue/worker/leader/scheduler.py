@@ -21,7 +21,7 @@ log = logging.getLogger("pgqueue")
 
 BATCH = 500
 LOOK_SECONDS = 15.0
-# A due row that somebody holds: asked for again soon at first, for most are let go at once, then once a second.
+# A due row that is locked: asked for again soon at first, for most are let go at once, then once a second.
 LOCKED_FIRST, LOCKED_MOST = 0.01, 1.0
 # Starts at zero, as the watermark's: this far apart at least, and at least so many times as long as one takes; but no
 # later, for one slow answer must not put off what only they find.
@@ -71,7 +71,7 @@ class Scheduler:
     async def _overdue(self) -> bool:
         """Whether something due lies about: the leader's loop may hang while its session keeps the lead.
 
-        Asks for the ticks along with it: who does not lead sends nothing for them.
+        Asks for the ticks along with it: a worker that does not lead sends nothing for them.
         """
         self._after = EVER
         link = self._session.link
@@ -110,7 +110,7 @@ class Scheduler:
         return max(0.0, min(wanted, LOOK_SECONDS if due is None else due, self._patience(late)))
 
     def _patience(self, late: bool) -> float:
-        """How long to leave alone what is due and was not moved: somebody holds its row, or it became due just now."""
+        """How long to leave alone what is due and was not moved: its row is locked, or it became due just now."""
         pause = self._locked if late else LOOK_SECONDS
         self._locked = min(LOCKED_MOST, 2 * self._locked) if late else LOCKED_FIRST
         return pause

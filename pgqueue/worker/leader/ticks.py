@@ -2,12 +2,13 @@
 
     declaration -settle-> schedule -read-> what is due -make-> tick, job, next time
 
-Why each (schedule, time) is a job once, whoever makes ticks, and how many do. A tick is one statement, one transaction:
-it locks the schedule's row, compares its next time and its line with what was read, inserts the job, and sets the next
-time. Of two that read the same time one gets the row (SKIP LOCKED: the other does not wait, and reads anew), or the
-other finds the time moved; a kill before the COMMIT leaves the row as it was, one after it the job. The time moves
-forward only, but for a line that was changed, a row that was removed and added anew, and a clock that has stepped back:
-for these (schedule, time) is a primary key besides, which a second job of that time would have to get past.
+Why each (schedule, time) is a job once, whichever workers make ticks, and how many. A tick is one statement and one
+transaction: it locks the schedule's row, compares its next time and its line with what was read, inserts the job, and
+sets the next time. Of two that read the same time one gets the row (SKIP LOCKED: the other does not wait, and reads
+anew), or the other finds the time moved; a kill before the COMMIT leaves the row as it was, one after it the job. The
+time moves forward only, but for a line that was changed, a row that was removed and added anew, and a clock that has
+stepped back: for these (schedule, time) is a primary key besides, which a second job of that time would have to get
+past.
 
 Why none is left out. What was read is only a hint of when to wake: changes are told by NOTIFY, all rows are read anew
 every 15 s, so that a lost notification or a clock that was set costs no more than that. The next time is computed from
@@ -47,10 +48,10 @@ BATCH = 500
 """How many ticks one transaction makes at most: so many jobs come at once of however long an outage."""
 LOOK_SECONDS = 15.0
 NONE_TIMES = 4
-"""So much longer is a leader's pause while there is no schedule at all: who adds the first one notifies."""
+"""So much longer is a leader's pause while there is no schedule at all: adding the first one notifies."""
 SETTLE_SECONDS, PRUNE_SECONDS = 60.0, 300.0
 PRUNED_MOST = 20_000
-# A row that somebody holds: asked for again soon at first, for most are let go at once, then once a second.
+# A row that is locked: asked for again soon at first, for most are let go at once, then once a second.
 LOCKED_FIRST, LOCKED_MOST = 0.01, 1.0
 # By so much the database's clock may differ from what it was to be by now: more, and it was set.
 STEP_SECONDS = 5.0
@@ -129,7 +130,7 @@ class Ticks:
         self._wake.set()
 
     def overdue(self) -> None:
-        """A tick is overdue, and whoever leads does not make it."""
+        """A tick is overdue, and the leader does not make it."""
         self._asked = True
         self.news()
 
