@@ -1,4 +1,4 @@
--- What was asked of running jobs: read by the worker that runs them, and seen to by whoever comes where it came too late.
+-- What was asked of running jobs: read by the worker that runs them; where it came too late, seen to by any worker.
 
 -- name: cancellation_read
 -- What was asked of the jobs this worker runs. From the few requests to the jobs, never through all that the worker runs.
@@ -11,7 +11,7 @@ WHERE s.kind = 'cancel'
 ORDER BY s.job_id, s.created_at;
 
 -- name: cancellation_settle
--- Up to n requests whose job runs no longer: a job that waits (its attempt failed, or its worker died, before the request was
+-- Up to n requests to jobs that run no longer: a job that waits (its attempt failed, or its worker died, before the request was
 -- read) is cancelled; requests to what has ended are deleted. One snapshot, in which a job is in one place or has ended; one
 -- that is on the move stays for the next time. Answers how many jobs were cancelled, and how many requests deleted.
 WITH late AS MATERIALIZED (

@@ -21,7 +21,7 @@ WHERE p.job_id = ANY (%(ids)s::bigint[])
   AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = p.job_id OFFSET 0);
 
 -- name: progress_sweep
--- The same for what workers that died have left: at most n rows that nobody has touched for a minute.
+-- The same for what workers that died have left: at most n rows that were not touched for a minute.
 DELETE FROM pgqueue.job_progress
 WHERE job_id = ANY (ARRAY(
     SELECT p.job_id FROM pgqueue.job_progress p
@@ -30,7 +30,7 @@ WHERE job_id = ANY (ARRAY(
     LIMIT %(n)s::integer));
 
 -- name: progress_sweep_cursors
--- The same for up to n jobs after this id, whoever ran them; and for those that history has forgotten. A job is in one
+-- The same for up to n jobs after this id, whichever worker ran them; and for those that history has forgotten. A job is in one
 -- partition in every snapshot, so one that is nowhere is gone for good. Answers the last id it has looked at, NULL at the end.
 WITH RECURSIVE known AS (
     SELECT min(job_id) AS job_id FROM pgqueue.job_cursor WHERE job_id > %(after)s::bigint

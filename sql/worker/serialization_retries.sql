@@ -1,6 +1,6 @@
 -- name: serialization_retries_note
 -- Append that the database aborted this run and that it is to be made again: if the job is ours still, and has fewer than
--- `most` such rows. Answers how many it had before; no row means that it is somebody else's now.
+-- `most` such rows. Answers how many it had before; no row means that the job is not ours any more.
 WITH mine AS MATERIALIZED (
     SELECT r.id, r.attempt, r.worker_id, r.started_at FROM pgqueue.job_running r
     WHERE r.id = %(id)s::bigint AND r.claim + 0 = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint

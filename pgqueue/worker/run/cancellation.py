@@ -56,7 +56,7 @@ class Signals:
         await persist(self._step, name="signals")
 
     async def settle(self) -> None:
-        """See to requests whose job runs no longer."""
+        """See to requests to jobs that run no longer."""
         link = self._session.link
         [[(cancelled, deleted)]] = await self._session.run(link.statement("cancellation_settle", n=SETTLED_MOST))
         if cancelled:

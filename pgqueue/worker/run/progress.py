@@ -1,9 +1,9 @@
 """Writes down what handlers say of how far they are (`job.progress`), and tidies up after jobs that leave such rows.
 
-A handler only puts two numbers into a dict; once a second, if somebody has said something, one statement writes the
-last of all jobs of this worker, by their fence. Nobody says anything: no statement. Jobs that are over are named by
+A handler only puts two numbers into a dict; once a second, if one has said something, one statement writes the
+last of all jobs of this worker, by their fence. If none says anything: no statement. Jobs that are over are named by
 the worker (`over`), in one call per flush of the completer; their rows go with the next statement, so completions pay
-nothing. What a dead worker leaves is found by maintenance (`sweep`). A row that is left is shown to nobody: control
+nothing. What a dead worker leaves is found by maintenance (`sweep`). A row that is left is never shown: control
 shows only what was said since the job was claimed.
 """
 
@@ -27,7 +27,7 @@ Said = tuple[float, float | None]
 
 class Progress:
     """Takes what jobs say, from any thread. `holds` says whether a job is this worker's still; `iterated` is told which
-    jobs are over, and says who of them has gone through an iteration."""
+    jobs are over, and says which of them have gone through an iteration."""
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
 """A run: one task on the loop, or one thread, that works off jobs one after another; and how it is stopped inside one.
 
-Used by the executor only. A run costs a job that nobody stops two attributes. Stopping is the rare case, so it bears
-the waiting: whoever stops a thread holds the run's lock, and a thread that has left its handler looks whether somebody
-wanted it, and only then takes the lock, too.
+Used by the executor only. A run costs a job that is not stopped two attributes. Stopping is the rare case, so it bears
+the waiting: the call that stops a thread holds the run's lock. A thread that has left its handler looks whether it was
+told to stop, and only then takes the lock, too.
 
 A run that is about to commit is *sealed*: under the same lock (on the loop: in one step) it either finds a verdict, and
-stops, or nobody gives one any more. So a job is never committed and stopped both. Where the run goes on after the
+stops, or none is given any more. So a job is never committed and stopped both. Where the run goes on after the
 commit (a batch of an iteration), the seal *reopens*: a verdict given meanwhile is kept, and found at the unseal.
 
 An exception raised into a thread can land in a destructor or the callback of a weak reference. There the interpreter
@@ -115,11 +115,11 @@ class Run:
         return self.verdict[1]
 
     def seal(self, job: Job, *, reopens: bool = False) -> bool:
-        """In the run itself: from now on nobody stops `job`. False if somebody did before; it must not commit then."""
+        """In the run itself: nothing stops `job` any more. False if it was stopped before; it must not commit then."""
         if self.lock is None:
             self.sealed, self.reopens = None if self.told(job) else job, reopens
             return self.sealed is job
-        with self.lock:  # whoever is about to raise into us has done so
+        with self.lock:  # a call that was about to raise into us has done so
             if self.verdict is None:
                 self.sealed, self.reopens = job, reopens
                 return True
@@ -128,7 +128,7 @@ class Run:
         return False
 
     def unseal(self, job: Job) -> bool:
-        """In the run itself: `job` can be stopped again. False if somebody wanted to meanwhile; it must stop then."""
+        """In the run itself: `job` can be stopped again. False if it was told to stop meanwhile; it must stop then."""
         if self.lock is None:
             self.sealed = None
             return not self.told(job)
@@ -137,12 +137,12 @@ class Run:
             return self.verdict is None
 
     def hold(self, job: Job) -> bool:
-        """In the thread of the run: from now on nothing is raised into it; who stops `job` is heard at the unseal.
+        """In the thread of the run: from now on nothing is raised into it; a stop of `job` is heard at the unseal.
 
         Unlike `seal` it holds for a job that was stopped before, too. False: it is sealed already, and stays so.
         """
         assert self.lock is not None
-        with self.lock:  # whoever is about to raise into us has done so
+        with self.lock:  # a call that was about to raise into us has done so
             if self.sealed is job:
                 return False
             self.sealed, self.reopens = job, True
@@ -157,7 +157,7 @@ class Run:
         return self.condemned(job) or (self.task is not None and self.task.cancelling() > 0)
 
     def condemned(self, job: Job) -> bool:
-        """Whether somebody stopped `job` before its handler was called."""
+        """Whether `job` was stopped before its handler was called."""
         return self.verdict is not None and self.verdict[0] is job
 
     def settle(self, outcome: Outcome) -> Outcome:
@@ -167,13 +167,13 @@ class Run:
         """
         assert self.lock is not None
         try:
-            with self.lock:  # whoever is about to raise into us has done so
+            with self.lock:  # a call that was about to raise into us has done so
                 if self.verdict is None:
                     return outcome
             _take_back()
         except Interrupted:
             pass  # it came after the handler had returned
-        with self.lock:  # whoever takes the job away has done so, or sees that we have left
+        with self.lock:  # a call that takes the job away has done so, or sees that we have left
             self.stopped = self.verdict is not None
             _raised.pop(threading.get_ident(), None)
         return outcome if self.verdict is None or outcome is WRITTEN else self.verdict[1]

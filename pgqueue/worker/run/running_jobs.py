@@ -45,7 +45,7 @@ class Gate:
         raise Interrupted if run is None or run.task is None else asyncio.CancelledError
 
     def seal(self, job: Job, *, reopens: bool = False) -> None:
-        """From here on nobody stops this job any more: it is about to commit. In the thread of its sync handler.
+        """From here on this job is not stopped any more: it is about to commit. In the thread of its sync handler.
 
         Raises Interrupted if it was told to stop before: then it must not commit. Nothing else is raised into it later.
         A seal that `reopens` is followed by `unseal`.
@@ -62,14 +62,14 @@ class Gate:
             raise asyncio.CancelledError  # it had come, and been swallowed
 
     def unseal(self, job: Job) -> None:
-        """The job can be stopped again; raises, as `checkpoint` does, if somebody wanted to. In the run itself."""
+        """The job can be stopped again; raises, as `checkpoint` does, if it was told to stop. In the run itself."""
         run = self.run_of(job)
         if run is not None:
             run.unseal(job)
         self.checkpoint(job)
 
     def hold(self, job: Job, *, leaving: bool = False) -> Held:
-        """Nothing is raised into the thread of this sync job meanwhile; who stops it then is heard afterwards.
+        """Nothing is raised into the thread of this sync job meanwhile; a stop in that time is heard afterwards.
 
         For steps that must not be left half-way: taking a connection from its pool, giving it back. With `leaving` it
         is not heard here: the handler is on its way out, and the executor asks how the job ends.
@@ -108,7 +108,7 @@ class Held:
 
 
 class Over(Means):
-    """What is left when the run is over, to whoever has kept the job (a thread or a task of the handler's, a handler it
+    """What is left when the run is over, to what has kept the job (a thread or a task of the handler's, a handler it
     was taken away from): what would be dropped without a word says so."""
 
     over = True

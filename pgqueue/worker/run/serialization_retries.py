@@ -3,7 +3,7 @@ failure, a lock not got in time. Such an abort is no failure of the handler, so 
 
 Called by the executor with what a handler raised, in its exception path only; a thread asks through the loop. Every
 abort is a row in `attempt`, appended by one statement that also reads the fence: so the ten a job has are counted over
-all its claims and workers, and a job that was given to somebody else while it ran is not run again here. What a pause
+all its claims and workers, and a job that was given to another worker while it ran is not run again here. What a pause
 waits for is the other side of the conflict; it ends early when the job is to stop, or the worker to take no more.
 
 Never decides what a failure becomes: with the ten used up, or the database away, the abort is one (`outcome.given`).
@@ -56,7 +56,7 @@ def sqlstate(error: BaseException) -> str | None:
 def _attribute(error: BaseException, name: str) -> object:
     try:
         return getattr(error, name, None)
-    except Exception:  # a property of somebody's exception that fails is none
+    except Exception:  # a property of a foreign exception that fails is none
         return None
 
 
@@ -128,7 +128,7 @@ class Aborts:
     def _noting_ended(self, noting: asyncio.Future[int | None]) -> None:
         self._noting.discard(noting)
         if not noting.cancelled():
-            noting.exception()  # whoever waited for it has seen it
+            noting.exception()  # the call that waited for it has seen it
 
     async def _note(self, job: Job, error: BaseException) -> int | None:
         what = problem("aborted", error)

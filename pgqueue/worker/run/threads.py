@@ -1,6 +1,6 @@
 """The threads in which sync handlers run: made when they are needed, kept for the next job, all of them daemons.
 
-Used by the executor only, which says what is to be done in them. A thread whose handler hangs is left behind; it dies
+Used by the executor only, which says what is to be done in them. If its handler hangs, a thread is left behind; it dies
 with the process. Knows nothing of jobs and of stopping them.
 """
 
@@ -36,7 +36,7 @@ class Threads:
         self._inbox.put((args, done))
 
     def call_loop(self, callback: Callable[..., object], *args: Any) -> None:
-        """Run `callback` on the loop; a thread that outlived its worker has nobody to tell."""
+        """Run `callback` on the loop; not if the thread has outlived its worker, and the loop is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, *args)
 
