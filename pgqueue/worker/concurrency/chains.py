@@ -5,19 +5,19 @@ the jobs of a key are short, an admit therefore lets in several of its line at o
 the holder, the others *behind* it, in `job_running` as well, and in the hands of the same worker. They are its chain.
 
 Why never two of them run at once. A chain is in one process, and `next` gives out one for each end of the one before,
-after that has been committed. Whoever admits counts every row of the key in `job_running`, those behind, too: as long
-as one of a chain is left nobody else comes in. Only jobs with the limit 1 are chained.
+after that has been committed. Every admit counts every row of the key in `job_running`, those behind, too: as long as
+one of a chain is left no other job comes in. Only jobs with the limit 1 are chained.
 
 Why the end of the one before must have freed the key. One that is given back, or keeps its key until its next
 attempt, still holds it, elsewhere; one that was taken from us, because we seemed dead, is in other hands. Then the
-chain is `cut`: what is left of it goes back to its line, before all others, and nobody comes in before that holder
+chain is `cut`: what is left of it goes back to its line, before all others, and no job comes in before that holder
 has ended.
 
 Why nothing is lost with the process. Those behind do not `hold` the key; in their rows it is what they wait for.
-Rescue, and whoever else moves them, puts them back into the line by that. Of a chain only the first that is left can
+Rescue, and whatever else moves them, puts them back into the line by that. Of a chain only the first that is left can
 have started: the ends of all before it are committed.
 
-Why nobody waits long for it. Only short jobs have others behind them, 50 ms of work. What has not started a second
+Why no job waits long for it. Only short jobs have others behind them, 50 ms of work. What has not started a second
 after it came in goes back to its line, behind whatever is more urgent there by then.
 
 Decides only; called on the loop.
@@ -37,7 +37,7 @@ Chain = deque[Job]
 
 
 class Chains:
-    """Who comes after whom in this worker."""
+    """Which job comes after which in this worker."""
 
     def __init__(self) -> None:
         self._behind: dict[Job, Chain] = {}
@@ -64,7 +64,7 @@ class Chains:
         return [job for chain in self._behind.values() for job in chain]
 
     def next(self, ended: Job) -> Job | None:
-        """This one has ended, and with it its hold on the key: who runs now, if anybody comes after it."""
+        """This one has ended, and with it its hold on the key: the job that runs now, if one comes after it."""
         chain = self._behind.pop(ended, None)
         if not chain:
             return None

@@ -3,7 +3,7 @@
 Not before: a process that is started and found to be broken, or that waits beside the old ones, changes nothing. What
 people have set by hand stays. Where workers of two versions declare different numbers, the last one started decides.
 
-And says in the log what jobs wait for that nobody has declared: they would wait without a word.
+And says in the log what jobs wait for that is not declared: they would wait without a word.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pgqueue.jobs.concurrency import Rate
 log = logging.getLogger("pgqueue")
 
 PATIENCE_SECONDS = 30.0
-"""So long nobody says that something is undeclared: who enqueues is often deployed before the workers."""
+"""So long nothing is said of what is undeclared: code that enqueues is often deployed before the workers."""
 AGAIN_SECONDS = 600.0
 
 
@@ -107,7 +107,7 @@ class Declarer:
 
 
 class Warner:
-    """Warns of limits and rates that jobs wait for and nobody has declared: of each once in ten minutes."""
+    """Warns of limits and rates that jobs wait for and that are not declared: of each once in ten minutes."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -1,21 +1,23 @@
 """Where to begin to read the holders of a key: behind those that have gone.
 
-An index keeps the entries of deleted rows until vacuum may remove them, and it may not while anybody holds a snapshot
-from before. Who reads the rows of a key from the first one then reads all that ever went before. So a worker remembers
-for each key of a lock that it gives where to begin, by what it has seen when it gave it last. (Who waits: see fronts.)
+An index keeps the entries of deleted rows until vacuum may remove them, and it may not while a transaction holds a
+snapshot from before. A statement that reads the rows of a key from the first one then reads all that ever went before.
+So a worker remembers for each key of a lock that it gives where to begin, by what it has seen when it gave it last.
+(For the jobs that wait: see waiter_cursors.)
 
 Why holders are exact. A row that enters a table as a holder draws a `hold_pos` from one sequence, whichever the table
-is. When somebody who has locked a key (see admit) counts its holders and finds none, anywhere, no transaction under way
-can become one: a holder is made only under that lock, and a holder that is being moved (claimed, rescued, put back) is
-still seen where it was. So whatever holds the key from then on draws later than that, and what has a lower number is
-gone for ever. The number of the row that was let in at that moment, less one, is where to begin; so is any lower one,
-and one number, the lowest, does for all that were let in by one statement. Where others held a lock before nothing is
-learned.
+is. When a transaction that has locked a key (see admit) counts its holders and finds none, anywhere, no transaction
+under way can make one: a holder is made only under that lock, and a holder that is being moved (claimed, rescued, put
+back) is still seen where it was. So whatever holds the key from then on draws later than that, and what has a lower
+number is gone for ever. The number of the row that was let in at that moment, less one, is where to begin; so is any
+lower one, and one number, the lowest, does for all that were let in by one statement. Where others held a lock before
+nothing is learned.
 
-A limit is seldom held by nobody. But when all its holders were counted, what has a lower number than the oldest of them
-is gone as well: whoever is let in later draws a higher one than all of them, and so does each of them when it is moved;
-until that is committed it is seen where it was, with the number it had there. So a limit is read from its oldest holder
-on: one that runs for very long has the others that came and went beside it read again, where there is a snapshot.
+A limit is seldom without a holder. But when all its holders were counted, what has a lower number than the oldest of
+them is gone as well. A job that is let in later draws a higher number than all of them, and so does each of them when
+it is moved. Until that is committed it is seen where it was, with the number it had there. So a limit is read from its
+oldest holder on: one that runs for very long has the others that came and went beside it read again, where there is a
+snapshot.
 
 A server that others took over from may have lost the last of a sequence, and begin again below. So what was learned
 holds on one connection only, to one server process: statements are sent with the connection they were made for
@@ -33,7 +35,7 @@ import msgspec
 KEYS_MOST = 4_096
 """Of so many keys it is remembered where their holders begin, and of as many that were given before them."""
 SENT_MOST, SENT_LEAST = 256, 8
-"""So many of them go with a claim, which does not know whose keys it will meet: those given so often at least."""
+"""So many of them go with a claim, which does not know the keys it will meet: those given so often at least."""
 
 
 class Starts:
@@ -68,7 +70,7 @@ class Starts:
         return msgspec.json.encode(self._often).decode() if self._often else "{}"
 
     def given(self, keys: Iterable[str], lowest: int) -> None:
-        """These, which nobody held, were given to jobs that have `lowest` as their `hold_pos` or more."""
+        """These, which no job held, were given to jobs that have `lowest` as their `hold_pos` or more."""
         if self._on is None:
             return
         self._drawn(lowest)
@@ -80,8 +82,8 @@ class Starts:
         self._age()
 
     def beside(self, oldest: Iterable[tuple[str, int]], lowest: int | None) -> None:
-        """Of these limits all holders were counted, and the oldest have these `hold_pos`; those of whom one was let in
-        now have `lowest` or more."""
+        """Of these limits all holders were counted, and the oldest have these `hold_pos`; jobs that were let in now
+        have `lowest` or more."""
         if self._on is None:
             return
         if lowest is not None:

@@ -1,18 +1,18 @@
-"""Finds the keys that somebody waits for and nobody holds: what makes waiting for a key safe, whatever was missed.
+"""Finds the keys that a job waits for and no job holds: what makes waiting for a key safe, whatever was missed.
 
-The quick way is that who frees a key admits the next. It misses: an admit inside a transaction with an old snapshot,
-one that met a head locked by a cancel that was then rolled back, one that was never made because its process died, a
-queue that was paused and is open again. So every few seconds one worker of all (whoever changes the row of the duty
-first) walks the distinct keys of job_blocked, by jumping along their index, and names those with room to admit. It
-also parks again what was granted to queues that are paused now, and to tasks that no live worker of their queue knows
-any more, so that others get their keys.
+The quick way is that the worker that frees a key admits the next job. It misses: an admit inside a transaction with an
+old snapshot, one that met a head locked by a cancel that was then rolled back, one that was never made because its
+process died, a queue that was paused and is open again. So every few seconds one worker of all (the first to change the
+row of the duty) walks the distinct keys of job_blocked, by jumping along their index, and names those with room to
+admit. It also blocks again what was granted to queues that are paused now, and to tasks that no live worker of their
+queue knows any more, so that other jobs get their keys.
 
-Who has admitted something, or found somebody waiting, asks every few seconds, until it finds nobody or another was
-faster, who then goes on asking: while keys are in use somebody sweeps. Whoever leads asks three times more seldom
-even if nobody seems to use keys, and all others now and then, for the one whose turn it is may have died, and the
-leader may hang; so that a fleet with nothing to do sends next to nothing.
+If a worker has admitted something, or found a job waiting, it asks every few seconds. It stops when it finds none, or
+when another worker was faster, which then goes on asking: while keys are in use a worker sweeps. If keys do not seem to
+be in use, the leader still asks, three times more seldom, and all others now and then; for the worker that is to sweep
+may have died, and the leader may hang. So a fleet with nothing to do sends next to nothing.
 
-Only looks and names: it takes no key's lock, and lets nobody in.
+Only looks and names: it takes no key's lock, and lets no job in.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ class Sweep:
         if self._told:
             self._told = False
             if not await self.sweep(AT_ONCE_SECONDS):
-                await asyncio.sleep(2 * AT_ONCE_SECONDS)  # who has swept just now may have looked before it happened
+                await asyncio.sleep(2 * AT_ONCE_SECONDS)  # a sweep just now may have looked before it happened
                 await self.sweep(AT_ONCE_SECONDS)
         elif monotonic() >= self._due():
             self._last, self._seldom = monotonic(), jittered(OTHERS_TIMES * self._every)
             await self.sweep(0.9 * self._every)
 
     async def sweep(self, seconds: float = 0.0) -> bool:
-        """Sweep, unless somebody has done it in the last `seconds`."""
+        """Sweep, unless a worker has done it in the last `seconds`."""
         link = self._session.link
         self._keyed = False  # before we look: what comes into use meanwhile counts
         [due] = await self._session.run(link.statement("sweep_due", seconds=seconds))

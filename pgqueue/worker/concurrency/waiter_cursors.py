@@ -1,22 +1,23 @@
-"""Where to begin to read who is in line for a key: behind those of its line that have gone.
+"""Where to begin to read the line of jobs for a key: behind those of the line that have gone.
 
-As with holders (see holder_cursors), an index keeps the entries of those that were let in for as long as somebody holds
-a snapshot from before, and a line is read by each admit of its key, and by each claim that meets a job of it. So a
-worker remembers where the last one stood whom it let in, and reads on from there.
+As with holders (see holder_cursors), an index keeps the entries of jobs that were let in for as long as a transaction
+holds a snapshot from before; and a line is read by each admit of its key, and by each claim that meets a job of it. So
+a worker remembers the place of the last job that it let in, and reads on from there.
 
-Why that may be wrong for a moment, and for how long: anybody may park a job in front of those that wait. So it is done
-for lines only from which many are let in, and many a second (`BUSY_TAKEN`, `BUSY_RATE`); not past what this worker
+Why that may be wrong for a moment, and for how long: any worker may park a job in front of those that wait. So it is
+done for lines only from which many are let in, and many a second (`BUSY_TAKEN`, `BUSY_RATE`); not past what this worker
 parks itself; for `LINE_SECONDS`, then the line is read from its front once; and a line that seems to be at its end
-while there is room is read from its front before that is believed. So nobody is left behind, and all it changes is
-this: of such a key, a job that another worker has parked before those that wait is seen a second later at most, and who
-is let in meanwhile runs before it.
+while there is room is read from its front before that is believed. So no job is left behind, and all it changes is
+this: of such a key, a job that another worker has parked before those that wait is seen a second later at most, and
+jobs that are let in meanwhile run before it.
 
 Where reading from the front has become slow (`SLOW_SECONDS` for a line, the quickest of several; it takes some hundred
-dead entries), so are the looks that ask whether anybody waits, and each end of a job makes some. Then they, too, begin
-behind those that have gone, and all do so of any line; and whoever finds nobody so comes back to it a second after,
-unless it was read from its front meanwhile; or at once, when it leaves. That second is all it costs.
+dead entries), so are the looks that ask whether a job waits, and each end of a job makes some. Then the looks, too,
+begin behind the jobs that have gone, and all reads do so of any line. If a read finds no job so, the worker comes back
+to the line a second after, unless it was read from its front meanwhile; or at once, when the worker leaves. That second
+is all it costs.
 
-Nothing is decided here about who may hold a key: that is counted, under its lock.
+Nothing is decided here about which job may hold a key: that is counted, under its lock.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ FRONT: Place = (-32768, 0)
 """Before any row of a line."""
 
 KEYS_MOST = 4_096
-"""Of so many lines it is remembered who was let in last."""
+"""Of so many lines it is remembered which job was let in last."""
 SENT_MOST = 256
-"""So many of them, those let in from last, go with a claim, which does not know whose keys it will meet."""
+"""So many of them, those let in from last, go with a claim, which does not know the keys it will meet."""
 BUSY_TAKEN, BUSY_RATE, LINE_SECONDS = 100, 10, 1.0
 """A line that so many came from, and so many in the last second, is busy; for so long it is not read from the front."""
 SLOW_SECONDS, SLOW_LOOKS = 50e-6, 8
@@ -45,9 +46,9 @@ SLOW_SECONDS, SLOW_LOOKS = 50e-6, 8
 
 @dataclass(slots=True)
 class Line:
-    """Where the last one stood who was let in; when the line was read from its front, and whether it has to be until it
-    is known who was found there; how many were let in, how many of them lately, and since when that is; the first place
-    that was parked at since it was read last."""
+    """The place of the last job that was let in; when the line was read from its front, and whether it has to be until
+    it is known what was found there; how many were let in, how many of them lately, and since when that is; the first
+    place that was parked at since it was read last."""
 
     last: Place
     looked: float
@@ -69,7 +70,7 @@ class Fronts:
         """The one let in from last is the last."""
 
     def behind(self, key: str) -> Place:
-        """Behind which place an admit is to read the line of this key now; whoever asks does read it."""
+        """Behind which place an admit is to read the line of this key now; the caller does read it."""
         now = monotonic()
         line = self._lines.get(key) or self._new(key, now)
         line.parked = None
@@ -92,7 +93,7 @@ class Fronts:
         return line
 
     def ahead(self, key: str) -> Place:
-        """The same for a look, whether anybody waits."""
+        """The same for a look whether a job waits."""
         return self.behind(key) if self.slow else FRONT
 
     def known(self, kind: str) -> dict[str, Place]:
@@ -106,9 +107,9 @@ class Fronts:
         return not line.anew and (self.slow or line.taken >= BUSY_TAKEN)
 
     def let_in(self, key: str, place: Place, number: int = 1) -> None:
-        """The first in this line, so many, were up to this place when it was read (`behind`), and have gone."""
+        """The first `number` jobs in this line, when it was read (`behind`), were up to this place, and have gone."""
         line = self._lines.pop(key, None)
-        if line is None:  # put out since then: nobody knows what was parked meanwhile
+        if line is None:  # put out since then: it is not known what was parked meanwhile
             line = self._new(key, monotonic())
         else:
             self._lines[key] = line
@@ -118,7 +119,7 @@ class Fronts:
         line.lately += number
 
     def empty(self, keys: Iterable[str], at: float) -> None:
-        """Statements that were sent at that time have read these lines from their fronts and found nobody."""
+        """Statements that were sent at that time have read these lines from their fronts and found no job."""
         for key in keys if self._lines else ():
             line = self._lines.get(key)
             if line is not None and at >= line.looked:
@@ -135,20 +136,20 @@ class Fronts:
                 line.anew = line.anew or lowest <= line.last
 
     def ended(self, key: str) -> bool:
-        """An admit that did not read this line from its front has found nobody in it. Whether another shall read it
+        """An admit that did not read this line from its front has found no job in it. Whether another shall read it
         from there at once; else that is due in a while."""
         if not self.slow:
             self.doubt(key)
         return not self.slow
 
     def doubt(self, key: str) -> None:
-        """Somebody may be in this line in front of whom we know: it is to be read from its front."""
+        """A job may be in this line in front of those we know: it is to be read from its front."""
         line = self._lines.get(key)
         if line is not None:
             line.anew = True
 
     def read_since(self, key: str, at: float) -> bool:
-        """Whether this line was read from its front after that time, and it is known who was found there."""
+        """Whether this line was read from its front after that time, and it is known what was found there."""
         line = self._lines.get(key)
         return line is not None and line.looked > at and not line.anew
 
