@@ -1,6 +1,6 @@
 """Numbers of claims: which are still to be answered. Shared by all that give jobs to this worker, fetcher and admit.
 
-A row in job_running with a number up to `settled` that this worker does not know is one whose answer was lost.
+If this worker does not know a row in job_running with a number up to `settled`, the answer with that row was lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Claims:
 
     def begin(self) -> int:
         """The next number."""
-        self._open.add(self._last + 1)  # first: who looks from a thread meanwhile takes none for answered
+        self._open.add(self._last + 1)  # first: a thread that looks meanwhile takes none for answered
         self._last += 1
         return self._last
 

@@ -1,4 +1,4 @@
-"""Where the services of one worker meet: who has room for how many jobs, who is told of those that come and go.
+"""Where the services of one worker meet: what has room for how many jobs, what is told of those that come and go.
 
 The lower half of `services`. The fetcher, admit and the rates ask for the room of the executor's pools, and deliver
 jobs there; a slot that one of them has asked for is no room for the others. `_held` is what we have claimed and not yet
@@ -55,7 +55,7 @@ class Meeting:
         self._ended_jobs = 0
         self._suspects = Suspects()
         self._way_for: str | None = None
-        """The rate that the suspect waits for to whom way is made."""
+        """The rate that a suspect waits for, while way is made for that one."""
 
     # Room ------------------------------------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class Meeting:
             jobs = []
         for job in jobs:
             self._held[job.id] = job
-        # A fetch was under way when we were told to take no more; or it brought suspects, who come one at a time.
+        # A fetch was under way when we were told to take no more; or it brought suspects, which come one at a time.
         kept = self._suspects.keep(jobs, idle=len(self._held) == len(jobs)) if self._state == "running" else []
         if len(kept) < len(jobs):
             self._give_back(set(jobs).difference(kept))
@@ -137,7 +137,7 @@ class Meeting:
         self._rates.roomier()  # it was the fetcher's turn
 
     def _by_pool(self, jobs: list[Job]) -> list[tuple[Pool, list[Job]]]:
-        """These jobs with the pools whose slots they use."""
+        """These jobs with the pools of the slots that they use."""
         pools = self._executor.pools
         if len(pools) == 1:
             return [(pools[0], jobs)] if jobs else []
@@ -227,10 +227,10 @@ class Meeting:
         return rest
 
     def _cut(self, jobs: Iterable[Job]) -> None:
-        """These are not ours any more, and their locks, if they have any, not free: nobody goes on after them."""
+        """These are not ours any more, and their locks, if they have any, not free: no job goes on after them."""
         for job in jobs:
             if job.lock_key is not None:
-                self._admit.put_back(job)  # again, if it was in a chain: somebody may have looked before it was there
+                self._admit.put_back(job)  # again, if it was in a chain: a look may have come before it was there
                 self._give_back(self._executor.chains.cut(job))
 
     def _shorten(self, chains: Iterable[Chain]) -> None:
