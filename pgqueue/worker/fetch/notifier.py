@@ -4,10 +4,10 @@ The connection is in autocommit mode and does nothing else, so that it never hol
 half-open socket says nothing; it reconnects with jitter for ever; and each (re)LISTEN is followed by a fetch, for
 what was missed meanwhile. The ping is also where leadership is tried for (`leader.election`). So others must know the
 session before it may hold the lock, or listen (`listed`; a worker that was taken for dead waits for its new row): a
-leader that was stopped, not killed, would lead for ever, and nobody could end its session; and who listens and does not
-read keeps the server from forgetting any notification since, until its queue is full and whoever notifies cannot
-commit. One whose connection broke is *left* (see sessions): its lock is free as soon as any session of this worker has
-sent its next message.
+leader that was stopped, not killed, would lead for ever, and no worker could end its session. A session that listens
+and does not read keeps the server from forgetting any notification since, until its queue is full and transactions that
+notify cannot commit. If its connection broke, a session is *left* (see sessions): its lock is free as soon as any
+session of this worker has sent its next message.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PING_ANSWER_SECONDS = 10.0
 
 class Notifier:
     """Listens for some queues; calls `heard(channel, payload)` for each notification, and with "" after each LISTEN.
-    `listed` waits until our `identity` is known to those who would rescue us, and says whether it is."""
+    `listed` waits until our `identity` is known to the workers that would rescue us, and says whether it is."""
 
     def __init__(
         self,

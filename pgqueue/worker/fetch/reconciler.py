@@ -1,6 +1,6 @@
 """Compares what this worker holds with what the database says it holds, and hands back what it does not know.
 
-A claim whose answer was lost (the connection broke between COMMIT and the rows) has moved jobs to this worker that it
+A claim without an answer (the connection broke between COMMIT and the rows) has moved jobs to this worker that it
 never heard of. After every such doubt, and once a minute, the rows in job_running are compared. Only claims that are
 settled count: one in flight will still be answered.
 
@@ -8,7 +8,7 @@ Why what is lost is found soon, not within the minute. The look comes after what
 sessions that broke off: they have been ended when its message is sent (see sessions), so the claim is committed, and
 seen, or never will be. What it cannot decide on or not hand back, it looks for again after a second, until nothing of
 the kind is left: a row of a claim that is not settled because an older one, of another service, waits for its answer
-over a wire that is dead, too; a row that somebody has locked.
+over a wire that is dead, too; a row that is locked.
 """
 
 from __future__ import annotations
