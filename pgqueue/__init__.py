@@ -146,7 +146,7 @@ _MODULES = {"schedules": "client.schedules"}
 
 
 def __getattr__(name: str) -> Any:
-    """Each name comes at its first use: who enqueues needs no worker, and a probe (`pgqueue health`) hardly any."""
+    """Each name comes at its first use: an enqueue needs no worker, and a probe (`pgqueue health`) hardly any."""
     if name in _PLACE:
         found = getattr(import_module(f"{__name__}.{_PLACE[name]}"), name)
         globals()[name] = found

@@ -1,7 +1,7 @@
 """Where the database is and how pgqueue speaks to it: one frozen `Config`, asked for at every door.
 
 Each value comes from the argument of the call, else `pgqueue.configure(...)`, else the environment, else the default.
-The client side, the worker and the CLI ask here; nobody else reads PGQUEUE_* variables. Never connects, never prints a
+The client side, the worker and the CLI ask here; nothing else reads PGQUEUE_* variables. Never connects, never prints a
 password.
 """
 
@@ -164,7 +164,7 @@ def check_schema(schema: str) -> str:
 
 
 def _named(**values: str | bool | None) -> dict[str, str | bool]:
-    """What somebody has said something about; an empty text says nothing."""
+    """The values that were given; an empty text says nothing."""
     return {name: value for name, value in values.items() if value is not None and value != ""}
 
 

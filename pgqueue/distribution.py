@@ -1,6 +1,6 @@
 """What pgqueue is called where it is installed: the distribution's name, which is not the import name.
 
-Used by whoever asks for our version or names an extra. A constant, held to pyproject.toml by a test: to look it up,
+Used by code that asks for our version or names an extra. A constant, held to pyproject.toml by a test: to look it up,
 every distribution there is would be read (90 ms for 60 of them), and one installed as editable would not be found.
 """
 

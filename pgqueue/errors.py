@@ -88,4 +88,4 @@ class ResultTimeout(Error, TimeoutError):
 
 
 class JobLost(Error):
-    """The job was handed to somebody else meanwhile: this run's outcome is dropped (fenced)."""
+    """The job was handed to another worker meanwhile: this run's outcome is dropped (fenced)."""
