@@ -293,9 +293,9 @@ class Wiring(Meeting, ABC):
         await self._rescue.strays()
         await self._signals.settle()
         await self._progress.sweep()
-        await self._unknown_tasks.look()
         if self._leads():
             await self._warner.look()
+        await self._unknown_tasks.look()
 
     def _leads(self) -> bool:
         """Without a connection for LISTEN nobody can hold the leader's lock: then everybody does the duties."""

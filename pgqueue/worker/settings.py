@@ -20,6 +20,7 @@ from pgqueue.jobs.validation import check_queue
 N = TypeVar("N", int, float)
 
 POLL_LEAST, LEASE_LEAST = 0.01, 1.0  # seconds
+FAIL_UNKNOWN_MOST = 100 * 366 * 86_400.0  # seconds: a database knows no time much further back
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def settle(
         lease=at_least("lease", lease, LEASE_LEAST),
         version_tag=version_tag or metadata.version(distribution.NAME),
         pool_size=None if pool_size is None else at_least("pool_size", pool_size, 1),
-        fail_unknown=at_least("fail_unknown", fail_unknown, 0.0),
+        fail_unknown=min(at_least("fail_unknown", fail_unknown, 0.0), FAIL_UNKNOWN_MOST),
     )
 
 

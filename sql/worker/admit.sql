@@ -169,6 +169,8 @@ FROM shown WHERE NOT (SELECT so FROM large);
 -- and no room left, and of each that somebody has left the line of, as a JSON array: [key, how many, rank and id of the last one].
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
+), known AS MATERIALIZED (
+    SELECT s.queue, s.task FROM pgqueue.served() AS s
 ), line AS MATERIALIZED (
     SELECT wanted.key, wanted.rank, wanted.id, held.n, head.most
     FROM me CROSS JOIN unnest(%(keys)s::text[], %(afters)s::bigint[], %(ranks)s::smallint[], %(ids)s::bigint[])
@@ -178,8 +180,8 @@ WITH me AS MATERIALIZED (
         WHERE b.key = wanted.key AND (b.rank, b.id) > (wanted.rank, wanted.id) AND NOT b.holds
           AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
           AND (b.queue = ANY (%(queues)s::text[]) AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
-               OR (b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
-               OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+               OR (b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
+               OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k))
         ORDER BY b.rank, b.id LIMIT 1
     ) AS head
     CROSS JOIN LATERAL (
@@ -208,8 +210,8 @@ WITH me AS MATERIALIZED (
         WHERE b.key = line.key AND (b.rank, b.id) > (line.rank, line.id) AND NOT b.holds
           AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
           AND (b.queue = ANY (%(queues)s::text[]) AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
-               OR (b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
-               OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+               OR (b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
+               OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k))
         ORDER BY b.rank, b.id LIMIT line.most - line.n
         FOR UPDATE SKIP LOCKED
     ) AS b
@@ -376,7 +378,7 @@ RETURNING id;
 -- lanes: of each queue as many as others have slots for by their last beats, but one always, unless one comes in here or is granted
 -- and not taken yet. No more, so that an urgent job that comes later does not find the whole limit in the hands of those that wait for a slot.
 -- Those for whom nobody has one hold up nobody who can go: they get the last places, in their order, with those behind them who need
--- the same slots after a rate. Of its queue nobody is passed; but while one is granted and not taken, those of its queue that find no
+-- the same slots after a rate. Of its queue no job is passed, of tasks that only others know none of its queue and task; but while one is granted and not taken, those of its queue that find no
 -- slot may be passed by those of another one. Suspects come before all others, if a slot of their queue is free. A limit that nobody
 -- has declared lets nobody in.
 -- Holders are read behind the hold_pos that is `after` for the key (see holder_cursors.py), its line behind (rank, id) (see waiter_cursors.py), but
@@ -386,21 +388,23 @@ RETURNING id;
 -- line, rank and id of the last one before whom all have].
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
+), known AS MATERIALIZED (
+    SELECT s.queue, s.task FROM pgqueue.served() AS s
 ), served AS MATERIALIZED (
     -- The open queues that a worker serves, with what others had free there at their last beats. Ours twice: for jobs of our tasks, with
     -- our own slots; and for those of tasks that only others know.
     SELECT open.queue, open.free, open.pool IS NOT NULL AS shared, kind.ours, CASE WHEN kind.ours THEN open.pool END AS pool,
            CASE WHEN kind.ours THEN coalesce((%(slots)s::integer[])[open.pool], 0) ELSE 0 END AS slots
-    FROM (SELECT known.queue, sum(known.free)::integer AS free, max(mine.pool) AS pool FROM (
+    FROM (SELECT each.queue, sum(each.free)::integer AS free, max(mine.pool) AS pool FROM (
         SELECT unnest(w.queues) AS queue, CASE WHEN w.state = 'running' AND w.id <> %(worker_id)s::bigint
                THEN greatest(0, w.concurrency - w.lost - cardinality(w.running)) ELSE 0 END AS free
         FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
         UNION ALL
         SELECT unnest(%(queues)s::text[]), 0
-    ) AS known
-    LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = known.queue
-    WHERE NOT known.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-    GROUP BY known.queue) AS open
+    ) AS each
+    LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = each.queue
+    WHERE NOT each.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+    GROUP BY each.queue) AS open
     JOIN (VALUES (true), (false)) AS kind (ours) ON NOT kind.ours OR open.pool IS NOT NULL
 ), line AS MATERIALIZED (
     SELECT wanted.*, l.n - held.n AS room, held.lowest
@@ -457,8 +461,8 @@ WITH me AS MATERIALIZED (
             WHERE substr(b.key, 7) = substr(line.key, 7) AND left(b.key, 6) = 'limit:' AND b.queue = served.queue AND b.rank >= 0
               AND (b.rank, b.id) > (line.rank, line.id) AND (b.rank, b.id) < (coalesce(far.rank, 32767), coalesce(far.id, 0))
               AND CASE WHEN (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AND served.shared THEN served.ours
-                       ELSE NOT served.ours AND ((b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
-                                                 OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)) END
+                       ELSE NOT served.ours AND ((b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
+                                                 OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k)) END
             ORDER BY b.rank, b.id LIMIT least(line.room, reach.most + 1)
             FOR UPDATE SKIP LOCKED
         ) AS ordinary
@@ -467,8 +471,8 @@ WITH me AS MATERIALIZED (
             SELECT b.ctid, b.id, b.rank, b.queue, b.task, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
             WHERE substr(b.key, 7) = substr(line.key, 7) AND left(b.key, 6) = 'limit:' AND b.queue = served.queue AND b.rank < 0
               AND CASE WHEN (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AND served.shared THEN served.ours
-                       ELSE NOT served.ours AND ((b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
-                                                 OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)) END
+                       ELSE NOT served.ours AND ((b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
+                                                 OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k)) END
             ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.free - granted.suspects))
             FOR UPDATE SKIP LOCKED
         ) AS suspect
@@ -481,9 +485,10 @@ WITH me AS MATERIALIZED (
     WHERE w.dead_at IS NULL AND w.state = 'running' AND w.id <> %(worker_id)s::bigint
     GROUP BY one.queue, one.task
 ), turned AS MATERIALIZED (
-    -- `beyond`: the one more. `pool`, `other`: whose slots are the same, as far as we know. A suspect is granted: its lane sees to it
+    -- `kin`: of the tasks that only others know each waits by itself, for each has its own workers. `beyond`: the one more. `pool`, `other`: whose slots are the same, as far as we know. A suspect is granted: its lane sees to it
     -- that it comes alone.
     SELECT head.*, coalesce(able.free, 0) AS free, rank < 0 AS alone, CASE WHEN pool IS NULL THEN head.queue END AS other,
+           CASE WHEN NOT ours THEN head.task END AS kin,
            row_number() OVER (PARTITION BY key, head.queue, ours, rank < 0 ORDER BY rank, id) > most AS beyond,
            crashes = 0 AND NOT more
            AND row_number() OVER (PARTITION BY pool, crashes = 0 AND NOT more ORDER BY rank, id) <= slots AS here
@@ -492,12 +497,12 @@ WITH me AS MATERIALIZED (
     -- `late`: nobody has a slot for it, or for one before it that waits for the same ones. Who goes on to a rate needs one later.
     SELECT turned.*, free = 0 AND CASE WHEN alone THEN slots = 0 ELSE
                          bool_or(free = 0 AND NOT (here OR more)) OVER (PARTITION BY key, pool, other, alone ORDER BY rank, id) END AS late,
-           here OR more OR row_number() OVER (PARTITION BY key, queue, ours, alone, here OR more ORDER BY rank, id)
+           here OR more OR row_number() OVER (PARTITION BY key, queue, ours, kin, alone, here OR more ORDER BY rank, id)
                <= greatest((alone OR NOT bool_or(here) OVER (PARTITION BY key, queue, ours))::integer, free) - granted AS fits
     FROM turned
 ), fitting AS MATERIALIZED (
     -- Nobody passes anybody of his queue, nor, if he has a slot of ours to wait for, who waits for those before him.
-    SELECT judged.*, bool_and(fits) OVER (PARTITION BY key, queue, ours, alone ORDER BY rank, id)
+    SELECT judged.*, bool_and(fits) OVER (PARTITION BY key, queue, ours, kin, alone ORDER BY rank, id)
            AND (slots = 0 OR NOT late OR bool_and(fits OR free > 0) OVER (PARTITION BY key, pool, other, alone ORDER BY rank, id)) AS goes
     FROM judged
 ), lined AS MATERIALIZED (

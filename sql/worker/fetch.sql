@@ -1,23 +1,28 @@
 -- name: fetch_reading
--- What the watermark needs to know before a claim of plain jobs, in this order: the statement's snapshot is taken first, then
--- the head of the position sequence is read, then this transaction takes its own id. Then the rank of the most urgent of these lanes,
--- `beyond` one, of jobs with keys that has one of these `tasks` behind its cursor, NULL if none has: the claim asks no lane of a lower priority.
--- For this transaction only: a lost claim is simply available again, so it need not be durable.
-SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0), pg_current_xact_id()::text::int8,
-       pg_current_snapshot()::text, other.rank,
-       set_config('pgqueue.before', coalesce((other.rank | 1)::text, ''), true), -- both ranks of its priority
-       set_config('synchronous_commit', 'off', true), ARRAY(SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL)
-FROM (SELECT (
-    SELECT l.rank
+-- What the watermark needs to know before a claim of plain jobs, in this order: the statement's snapshot is taken first, then the head
+-- of the position sequence is read, then this transaction takes its own id. Then the most urgent of these lanes, `beyond` a rank,
+-- of jobs with keys that has one of these `tasks` behind its cursor: its rank, its place (from 1), and the position of the first of them; NULL if
+-- none has. The claim asks no lane of a lower priority. Last the paused queues. The settings are for this transaction only.
+WITH lane AS MATERIALIZED (
+    SELECT l.queue, l.rank, l.after, l.place
     FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(others)s::bigint[]) WITH ORDINALITY AS l (queue, rank, after, place)
     WHERE l.rank > %(beyond)s::integer
       AND NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
-      AND EXISTS (SELECT FROM pgqueue.job_available j WHERE j.queue = l.queue AND j.rank = l.rank AND j.pos > l.after
-                                                        AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NOT NULL
-                                                        AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
-                    ORDER BY j.pos NULLS FIRST OFFSET 0)
-    ORDER BY l.place LIMIT 1) AS rank OFFSET 0
-) AS other;
+    ORDER BY l.place
+), other AS MATERIALIZED (
+    SELECT lane.rank, lane.place, waiting.pos FROM lane CROSS JOIN LATERAL (
+        SELECT j.pos FROM pgqueue.job_available j
+        WHERE j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after
+          AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NOT NULL
+          AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+        ORDER BY j.pos NULLS FIRST LIMIT 1
+    ) AS waiting LIMIT 1
+)
+SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0), pg_current_xact_id()::text::int8,
+       pg_current_snapshot()::text, other.rank, other.place, other.pos,
+       set_config('pgqueue.before', coalesce((other.rank | 1)::text, ''), true), -- both ranks of its priority
+       set_config('synchronous_commit', 'off', true), ARRAY(SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL)
+FROM (SELECT 1) AS always LEFT JOIN other ON true;
 
 -- name: fetch_claim
 -- Move up to n available plain jobs of these `tasks` in the open lanes to this worker, most urgent lane first. The first row has no id; its args hold

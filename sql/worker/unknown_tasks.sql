@@ -1,5 +1,6 @@
 -- Jobs of tasks that no live worker of their queue knows. They stay available, or blocked; no worker is there to end them. A queue
--- that no worker serves is left alone: `status` says so, and a worker may come.
+-- that no worker serves, or that is paused, is left alone: `status` says so, and a worker may come. If no look was made for a day,
+-- because all workers were stopped, the time begins anew.
 
 -- name: unknown_tasks_look
 -- Look at the next n available and blocked jobs behind this id. Note the tasks that no live worker knows. Of their jobs end those that are
@@ -14,11 +15,14 @@ WITH looked AS MATERIALIZED (
     WHERE NOT ((l.queue, l.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
                OR (l.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
       AND (l.queue IN (SELECT s.queue FROM pgqueue.served() AS s)) IS TRUE
+      AND NOT l.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
 ), seen AS (
     INSERT INTO pgqueue.unknown_task AS t (queue, task, since, seen_at)
     SELECT each.queue, each.task, pgqueue.now(), pgqueue.now()
     FROM (SELECT DISTINCT u.queue, u.task FROM unknown u) AS each ORDER BY each.queue, each.task
-    ON CONFLICT (queue, task) DO UPDATE SET seen_at = excluded.seen_at
+    ON CONFLICT (queue, task) DO UPDATE
+        SET seen_at = excluded.seen_at,
+            since = CASE WHEN t.seen_at < excluded.seen_at - interval '1 day' THEN excluded.since ELSE t.since END
     RETURNING t.queue, t.task, t.since
 ), judged AS MATERIALIZED (
     SELECT u.id, u.deadline <= pgqueue.now() IS TRUE AS late
@@ -59,12 +63,13 @@ WITH looked AS MATERIALIZED (
 SELECT (SELECT max(id) FROM looked), (SELECT count(*) FROM looked), (SELECT count(*) FROM dead), (SELECT count(done) FROM told);
 
 -- name: unknown_tasks_forget
--- Forget the tasks that a live worker knows again, and those of which no job has been seen for so many seconds. Answers how many.
+-- Forget the tasks that a live worker knows again, and those that the last whole walk over all jobs, begun at `walked`, has not seen (NULL:
+-- none of these). Answers the time now, and how many were forgotten. Times are seconds since 1970.
 WITH gone AS (
     DELETE FROM pgqueue.unknown_task t
     WHERE (t.queue, t.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
        OR (t.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
-       OR t.seen_at < (SELECT pgqueue.now()) - make_interval(secs => %(seconds)s::float8)
+       OR t.seen_at < to_timestamp(%(walked)s::float8)
     RETURNING t.task
 )
-SELECT count(*) FROM gone;
+SELECT extract(epoch FROM pgqueue.now())::float8, (SELECT count(*) FROM gone);

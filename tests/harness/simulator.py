@@ -392,7 +392,7 @@ class Schedule:
         places = [(lane, pos - 1, pos, 1) for lane, pos in sorted(alone)]
         places += [(lane, start, 2**63, limit) for lane, start, limit in zip(lanes, starts, limits, strict=True)]
         places.sort(key=lambda place: lanes.index(place[0]))
-        looked: list[Lane] = []
+        looked: dict[Lane, int | None] = {}
         for step in self.world.order.split():
             match step:
                 case "snapshot":
@@ -430,7 +430,8 @@ class Schedule:
         opened = [lane for lane in lanes if self.world.paused_is_exhausted or lane[0] not in paused]
         reading = self.world.reads(Reading(head, xid, snapshot))
         before = mark._exhausted
-        again = mark.fetched(reading, lanes, limits, opened, taken, n, self.now, 0.001, len(self.workers), looked)
+        upto = {lane: head if pos is None else min(pos - 1, head) for lane, pos in looked.items()}
+        again = mark.fetched(reading, lanes, limits, opened, taken, n, self.now, 0.001, len(self.workers), upto)
         if self.world.unasked_stay_exhausted:
             mark._exhausted |= before.difference(lanes)
         if not self.world.passed_forgotten:
@@ -441,17 +442,22 @@ class Schedule:
         worker.lowered += again
         return again or (not self.others and self._full(lanes, limits, n, taken))
 
-    def _look(self, mark: Watermark, lanes: list[Lane]) -> list[Lane]:
-        """The reading: the lanes of the other kind before the first one with a row behind its cursor, locked or not."""
-        empty, rows = [], self.db.waiting()
+    def _look(self, mark: Watermark, lanes: list[Lane]) -> dict[Lane, int | None]:
+        """The reading: the lanes of the other kind up to the first one with a row behind its cursor, locked or not.
+
+        Of that one the position of the row; of those before it None.
+        """
+        looked: dict[Lane, int | None] = {}
         for lane, after in zip(lanes, mark.cursors(lanes), strict=True):
             if lane[0] in self.db.paused:
-                empty += [lane] if self.world.paused_is_empty else []
-            elif any(row.lane == lane and row.pos > after for row in rows):
+                looked |= {lane: None} if self.world.paused_is_empty else {}
+                continue
+            looked[lane] = min(
+                (row.pos for row in self.db.waiting() if row.lane == lane and row.pos > after), default=None
+            )
+            if looked[lane] is not None:
                 break
-            else:
-                empty.append(lane)
-        return empty
+        return looked
 
     def _full(self, lanes: list[Lane], limits: list[int], n: int, taken: dict[Lane, tuple[int, int]]) -> bool:
         """Whether more may wait: a worker that has nothing else to do takes it as soon as it has run what it took."""

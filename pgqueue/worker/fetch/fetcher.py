@@ -101,8 +101,8 @@ class Claimed:
     """How many jobs it has blocked."""
     other: int | None
     """The rank of the most urgent lane of the other kind that had a job; None if none had."""
-    empty: list[Lane]
-    """The lanes of the other kind in which the reading saw no job."""
+    looked: dict[Lane, int]
+    """How far the reading has looked at lanes of the other kind, and seen no job."""
 
     def more(self, n: int) -> bool:
         """Whether there may be more: it has given all of n."""
@@ -302,7 +302,7 @@ class Fetcher:
             monotonic(),
             self._session.took,
             self._live_workers(),
-            claimed.empty if beyond == NO_RANK else (),
+            claimed.looked if beyond == NO_RANK else {},
         )
         self._has_passed(asked, monotonic())
         if repeat:
@@ -401,8 +401,12 @@ class Fetcher:
         }
         how = {"mosts": integers(most for *_, most in places), "worker_id": self._worker_id(), "claim": claim, "n": n}
         send = self._claim_plain if kind is self.kinds.plain else self._claim_keyed
-        [(head, xid, snapshot, rank, *_, paused)], first, jobs, blocked = await send(reading, asked, lanes, how)
-        end = next((index for index, lane in enumerate(other) if lane[1] == rank), len(other))
+        [(head, xid, snapshot, rank, place, pos, *_, paused)], first, jobs, blocked = await send(
+            reading, asked, lanes, how
+        )
+        looked = {lane: head for lane in other[: len(other) if place is None else place - 1] if lane[0] not in paused}
+        if place is not None:
+            looked[other[place - 1]] = min(pos - 1, head)
         return Claimed(
             reading=Reading(head, xid, snapshot),
             scanned={places[place - 1][0] for place in msgspec.json.decode(first[5], type=list[int])},
@@ -410,7 +414,7 @@ class Fetcher:
             jobs=jobs,
             blocked=sum(count for _, _, count, _ in blocked),
             other=rank,
-            empty=[lane for lane in other[:end] if lane[0] not in paused],
+            looked=looked,
         )
 
     async def _claim_plain(

@@ -8,8 +8,9 @@ plain job waits behind jobs that need one. How the kinds go together:
 
 1. Each reading also looks for the most urgent lane of the *other* kind that has a job behind its cursor. The claim then
    asks no lane of a lower priority. So priority is strict over what the reading saw.
-2. The lanes before that one have no job in the reading's own snapshot. So their cursors move to its head, as if they
-   had been asked: it sees locked rows, too. If the reading saw no job at all, the other kind need not be asked.
+2. The lanes before that one have no job in the reading's own snapshot, and that one none before the job. So their
+   cursors move to its head and to that job, as if they had been asked: it sees locked rows, too. If the reading saw no
+   job at all, the other kind need not be asked.
 3. Where a claim was held back and took nothing, the other kind is asked next. What that has passed over is locked: the
    next reading looks beyond its ranks, and moves no cursor. So no kind starves, and both come to rest.
 4. Within a priority the kinds take turns. After a claim of jobs with keys plain jobs come first for as long as it took:

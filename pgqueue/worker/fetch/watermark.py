@@ -135,13 +135,13 @@ class Watermark:
         now: float,
         scan_seconds: float,
         live_workers: int,
-        looked: Collection[Lane] = (),
+        looked: Mapping[Lane, int] | None = None,
     ) -> bool:
         """Process the answer of a committed fetch; True if it should be repeated at once.
 
         `lanes` in the order asked, each with its limit (`n` if it has none of its own); `open`: those not paused;
         `taken`: how many rows a lane gave, parked ones too, and the highest position of them; `n`: asked in total.
-        `looked`: lanes that were not asked, and in which the reading has seen no row, in the snapshot it answers.
+        `looked`: lanes that were not asked, and up to where the reading has seen no row of them, in its own snapshot.
         """
         assert reading.xid is not None, "a probe is not a fetch"
         if not self._in_flight or self._went_backwards(reading.head, reading.xid):
@@ -159,9 +159,11 @@ class Watermark:
         # then draws its positions above this head.
         same = reading.head == self._head
         self._exhausted = self._exhausted.difference(lanes) if same else set()
-        for lane in looked:
-            self._cursors[lane] = reading.head
-            self._exhausted.add(lane)
+        looked = looked or {}
+        for lane, upto in looked.items():
+            self._cursors[lane] = max(upto, self._cursors.get(lane, 0))
+            if upto == reading.head:
+                self._exhausted.add(lane)
         for i in reached:
             lane = lanes[i]
             count, highest = taken.get(lane, (0, 0))

@@ -5,9 +5,9 @@ deploy, the other codebase on the same queue. `pgqueue status` names it meanwhil
 worker that leads does.
 
 A task counts as unknown while no live worker of the queue has it among its tasks. A worker of the version before says
-nothing of its tasks: it may know all of them. Since when a task is unknown is a row of `unknown_task`, written when a
-look finds it, removed when a worker knows it again. A job is failed only after it has been due, and its task unknown,
-for the whole time.
+nothing of its tasks: it may know all of them. Since when a task is unknown is a row of `unknown_task`. A look that
+finds the task writes it. It is removed when a worker knows the task again, or when a whole walk has seen no job of it.
+A job is failed only after it has been due, and its task unknown, for the whole time. A paused queue is left alone.
 
 A look walks the waiting jobs by id, some at a time, and goes on in the next round where it stopped. It takes a quarter
 of a percent of the time, however many jobs wait.
@@ -51,6 +51,9 @@ class UnknownTasks:
         self._notify = notify
         self._ended = ended
         self._after = 0
+        """The id behind which the walk over all jobs goes on; 0: a new one begins."""
+        self._walked: float | None = None
+        """When the last whole walk began, by the database, in seconds since 1970; None: there was none yet."""
         self._due = 0.0
 
     async def look(self) -> None:
@@ -64,7 +67,11 @@ class UnknownTasks:
 
     async def _round(self) -> None:
         link, until = self._session.link, monotonic() + LOOK_SECONDS
-        await self._session.run(link.statement("unknown_tasks_forget", seconds=self._fail_after))
+        begins = self._after == 0
+        forget = link.statement("unknown_tasks_forget", walked=self._walked if begins else None)
+        [[(now, _)]] = await self._session.run(forget)
+        if begins:
+            self._walked = now
         ended, spent = 0, self._session.took
         while True:
             look = link.statement(

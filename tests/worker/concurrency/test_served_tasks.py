@@ -16,7 +16,9 @@ from pgqueue.database.sessions import Link
 from pgqueue.database.statements import Statement
 from pgqueue.worker.liveness.rescue import Rescue
 
-SERVED = re.compile(r"\((\w+)\.queue, \w+\.task\) IN \(SELECT s\.queue, s\.task FROM pgqueue\.served\(\) AS s\)")
+SERVED = re.compile(
+    r"\((\w+)\.queue, \w+\.task\) IN \(SELECT (\w)\.queue, \2\.task FROM (?:pgqueue\.served\(\)|known) AS \2\)"
+)
 
 
 class ByQueue(Link):
@@ -292,3 +294,20 @@ async def test_the_sweep_names_a_line_only_if_a_live_worker_knows_a_task_of_it(
         ("k", True),
         ("l", True),
     ]
+
+
+@pytest.mark.promise("L08")
+async def test_of_tasks_that_others_know_one_that_finds_no_slot_holds_up_its_own_task_only(
+    desks: Desks, eyes: Eyes
+) -> None:
+    """The workers of one task are full, and in its line lie jobs of another one whose worker is idle."""
+    allow(eyes, 10)
+    full = [waiting(eyes, "b", "limit:k") for _ in range(3)]
+    free = waiting(eyes, "c", "limit:k")
+    ours, theirs, idle = desks("a"), desks("b"), desks("c")
+    beats(eyes, theirs, 0)
+    beats(eyes, idle, 10)
+    for _ in range(2):
+        ours.admit.parked({"limit:k": ()})
+        await ours.let_in()
+    assert {id for (id,) in eyes.all("SELECT id FROM pgqueue.job_available WHERE holds")} == {full[0], free}

@@ -143,7 +143,7 @@ class Fetcher:
         listed: Sequence[int] = (),
         seconds: float = 0.0,
         workers: int = 1,
-        looked: Sequence[Lane] = (),
+        looked: Mapping[Lane, int] | None = None,
     ) -> bool:
         self.mark.starts(lanes, self.now)
         self.xid += 100
@@ -324,15 +324,22 @@ def test_a_lane_whose_claim_began_below_the_floor_need_not_fall(fetcher: Fetcher
 
 def test_a_lane_that_was_looked_at_is_exhausted_at_the_head(fetcher: Fetcher) -> None:
     fetcher.fetch(50, [A, B])
-    fetcher.fetch(90, [A], looked=[B])
+    fetcher.fetch(90, [A], looked={B: 90})
     assert fetcher.starts(A, B) == [90, 90]
     assert fetcher.idle(90, [A, B])
 
 
+def test_a_lane_in_which_a_job_was_seen_is_looked_at_up_to_that(fetcher: Fetcher) -> None:
+    fetcher.fetch(50, [A, B])
+    fetcher.fetch(90, [A], looked={B: 69})
+    assert fetcher.starts(A, B) == [90, 69]
+    assert not fetcher.idle(90, [A, B])
+
+
 def test_a_lane_that_was_looked_at_falls_to_the_floors_like_any_other(fetcher: Fetcher) -> None:
     fetcher.fetch(50, [A, B])
-    fetcher.fetch(90, [A], listed=[150], looked=[B])
-    fetcher.fetch(95, [A], looked=[B])
+    fetcher.fetch(90, [A], listed=[150], looked={B: 90})
+    fetcher.fetch(95, [A], looked={B: 95})
     assert fetcher.starts(A, B) == [50, 50]
     assert not fetcher.idle(95, [A, B])
 
@@ -487,9 +494,9 @@ def test_one_lane_a_minute_starts_at_zero_idle_or_not(fetcher: Fetcher) -> None:
 
 
 def test_the_sweep_comes_to_lanes_of_the_other_kind_and_a_reading_is_enough(fetcher: Fetcher) -> None:
-    fetcher.fetch(10, [A], looked=[K])
+    fetcher.fetch(10, [A], looked={K: 10})
     fetcher.now = SWEEP_EVERY
-    fetcher.fetch(10, [A], looked=[K])
+    fetcher.fetch(10, [A], looked={K: 10})
     assert (fetcher.mark._swept[A], K in fetcher.mark._swept) == (0.0, True), "the one that was never swept"
     assert fetcher.mark.cursors([K]) == [10]
     assert fetcher.idle(10, [A, K])

@@ -208,3 +208,48 @@ async def test_a_look_reads_what_it_looks_at_and_hashes_what_is_served(
     ]
     assert judged
     assert all("hashed SubPlan" in each for each in judged), judged
+
+
+@pytest.mark.promise("F18")
+@pytest.mark.parametrize("walk", [1, 5_000])
+async def test_a_time_that_is_shorter_than_the_time_between_two_looks_counts(
+    bench: Bench, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, walk: int
+) -> None:
+    """Also where a walk over all jobs takes several looks."""
+    monkeypatch.setattr(unknown_tasks, "LOOKED_MOST", walk)
+    monkeypatch.setattr(unknown_tasks, "LOOK_SECONDS", 0.0)
+    bench.duty = bench.new(fail_after=30.0)
+    for _ in range(3):
+        bench.put("other.ping")
+    for _ in range(9):
+        await bench.look()
+        bench.later("60 seconds")
+    assert eyes.states() == {"failed": 3}
+
+
+@pytest.mark.promise("F18")
+async def test_a_paused_queue_is_left_alone_and_the_time_begins_anew_when_it_is_open(bench: Bench, eyes: Eyes) -> None:
+    bench.put("other.ping", deadline=bench.moment("1 hour"))
+    late = bench.put("other.ping")
+    await bench.look()
+    eyes.do("INSERT INTO pgqueue.queue (name, paused_at) VALUES ('default', pgqueue.now())")
+    for _ in range(30):
+        bench.later("1 hour")
+        await bench.look()
+    assert eyes.states() == {"available": 2}
+    eyes.do("UPDATE pgqueue.queue SET paused_at = NULL")
+    await bench.look()
+    assert eyes.states() == {"available": 1, "cancelled": 1}
+    for _ in range(25):
+        bench.later("1 hour")
+        await bench.look()
+    assert eyes.state(late) == "failed"
+
+
+@pytest.mark.promise("F18")
+async def test_after_a_stop_of_all_workers_for_days_nothing_fails_at_once(bench: Bench, eyes: Eyes) -> None:
+    bench.put("other.ping")
+    await bench.look()
+    bench.later("3 days")
+    await bench.look()
+    assert eyes.states() == {"available": 1}
