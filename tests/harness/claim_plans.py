@@ -61,7 +61,7 @@ def buffers(plan: dict[str, Any]) -> int:
 async def beside(
     holding: AbstractContextManager[object], taker: Taker, eyes: Eyes, conn: psycopg.Connection
 ) -> tuple[int, int, int]:
-    """The buffers a claim of 10 jobs reads: before, while that is held over 30,000 jobs, and then without a cursor."""
+    """The buffers a claim of 10 jobs reads: before, while that is held over 60,000 jobs, and then without a cursor."""
 
     async def pass_jobs(number: int) -> None:
         for _ in range(number // 1000):
@@ -80,7 +80,7 @@ async def beside(
     without = cost()
     assert len(await taker.fetch(1000)) == 100
     with holding:
-        await pass_jobs(30_000)
+        await pass_jobs(60_000)
         eyes.do("VACUUM (INDEX_CLEANUP ON) pgqueue.job_available")
         put(eyes, "x", number=100)
         return without, cost(), buffers(explain(conn, taker, n=10, queues=1))

@@ -364,8 +364,8 @@ async def test_a_fetch_under_way_when_it_gets_quiet_is_handed_back(dsn: str, eye
     async with work(dsn, *ALL) as worker:
         real = worker._fetcher._claim
 
-        async def quiet_meanwhile(*args: Any) -> Any:
-            answer = await real(*args)
+        async def quiet_meanwhile(*args: Any, **how: Any) -> Any:
+            answer = await real(*args, **how)
             if answer.jobs:
                 worker.quiet()
             return answer

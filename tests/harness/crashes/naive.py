@@ -23,13 +23,13 @@ def delete_then_insert() -> None:
     """Jobs are taken out in one transaction and put in by the next: in between they are in memory only."""
     real = Fetcher._claim
 
-    async def claim(self: Fetcher, *args: Any) -> Any:
+    async def claim(self: Fetcher, *args: Any, **how: Any) -> Any:
         [rows] = await self._session.run(Statement(TAKE_OUT, {}, list))
         if rows:
             await self._session.run(Statement(PUT_IN, {"rows": rows[0][0]}, list))
-        return await real(self, *args)
+        return await real(self, *args, **how)
 
-    Fetcher._claim = claim  # type: ignore[method-assign,assignment]
+    Fetcher._claim = claim  # type: ignore[method-assign]
 
 
 TAKE_OUT = """WITH out AS (
@@ -44,8 +44,8 @@ def completed_when_claimed() -> None:
     """Jobs are done with as soon as somebody has them, before they have run."""
     real = Fetcher._claim
 
-    async def claim(self: Fetcher, *args: Any) -> Any:
-        claimed = await real(self, *args)
+    async def claim(self: Fetcher, *args: Any, **how: Any) -> Any:
+        claimed = await real(self, *args, **how)
         if jobs := claimed.jobs:
             ids, claims = (integers(getattr(job, name) for job in jobs) for name in ("id", "claim"))
             params = {"ids": ids, "claims": claims, "worker_id": self._worker_id()}
@@ -53,7 +53,7 @@ def completed_when_claimed() -> None:
             await self._session.run(self._session.link.statement("complete_plain", **params))
         return claimed
 
-    Fetcher._claim = claim  # type: ignore[method-assign,assignment]
+    Fetcher._claim = claim  # type: ignore[method-assign]
 
 
 def enqueue_by_itself() -> None:

@@ -94,8 +94,8 @@ def stopping_put(self, message):
             stop(here)
     return parts
 
-async def stopping_claim(self, *args):
-    answer = await claim(self, *args)
+async def stopping_claim(self, *args, **how):
+    answer = await claim(self, *args, **how)
     stop("committed")
     return answer
 
