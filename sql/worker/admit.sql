@@ -39,7 +39,7 @@ CROSS JOIN (
 
 -- name: admit_next
 -- The same as `admit_move` for the usual case, at half its price: with these keys locked, let in here the first in the line of
--- each that has room, if it needs nothing more, is no suspect, is of our `tasks`, and one of our `slots` is left for it. Skips nobody.
+-- each that has room, if it needs nothing more, is no suspect, is of our `tasks`, and one of our `slots` is left for it. Skips no job.
 -- Where the limit is 1, those next in the line come in with it, so many `behind` by pool, up to the first that is not of the same
 -- kind: they will run after it here, one at a time (see chains.py). They do not hold the key; it is in their `key`, and in `rank` and
 -- `id` is their order.

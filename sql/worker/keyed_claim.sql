@@ -26,8 +26,8 @@ FROM (SELECT 1) AS always LEFT JOIN other ON true;
 
 -- name: keyed_claim_lock
 -- Ahead of a claim in the same transaction: lock the keys that the next n available jobs of these `tasks` and lanes need, and leave the
--- first job of each to the claim, in a setting of this transaction, unless it has a limit or a rate, too. A key that somebody
--- has locked is left out: this waits for nobody, so it may lock in any order. All `workers` together take an eighth of the
+-- first job of each to the claim, in a setting of this transaction, unless it has a limit or a rate, too. A key that another
+-- session has locked is left out: this waits for no lock, so it may lock in any order. All `workers` together take an eighth of the
 -- server's lock table at the most: answers how many entries that is. It must be a statement of its own, before the claim: `free`
 -- counts in a snapshot from after these locks.
 WITH table_of_locks AS MATERIALIZED (
@@ -58,7 +58,7 @@ WITH table_of_locks AS MATERIALIZED (
     LIMIT greatest(1, (SELECT eighth FROM table_of_locks) / %(workers)s::integer)
 )
 SELECT (SELECT eighth FROM table_of_locks),
-       -- not the text itself: nobody reads it on the other side
+       -- not the text itself: the worker does not read it
        pg_catalog.set_config('pgqueue.locked', coalesce(pg_catalog.array_agg(id)::pg_catalog.text, ''), true) IS NOT NULL
 FROM first WHERE alone AND pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended('pgqueue.lock:' || lock_key, 7));
 
@@ -115,7 +115,7 @@ HAVING count(*) > 0;
 -- name: keyed_claim_move
 -- Move up to n available jobs with keys, of these `tasks`, of the open lanes, most urgent lane first: to this worker, or, those that need a key that they do
 -- not hold and that is not `free`, to job_blocked, where they wait until `admit` lets them in: for the first they lack of lock,
--- limit and rate. Who `holds` has lock and limit; a rate is never held, only passed, so each job under one waits for it.
+-- limit and rate. A job that `holds` has lock and limit; a rate is never held, only passed, so each job under one waits for it.
 -- The holders of a lock are read behind the hold_pos that `starts`, a JSON object, has for its key (see holder_cursors.py),
 -- its line behind the [rank, id] that `lines` has (see waiter_cursors.py).
 -- The first row has no id. Its pos is the lowest hold_pos of those that have a lock, its queue the locks that came with the job,
@@ -147,7 +147,7 @@ WITH lane AS MATERIALIZED (
     ) available
     LIMIT %(n)s::integer
 ), free AS MATERIALIZED (
-    -- Jobs whose keys `keyed_claim_lock` has locked, nobody holds, and nobody waits for: they need not be parked. Each key is looked up
+    -- Jobs whose keys `keyed_claim_lock` has locked, and that no job holds or waits for: they need not be blocked. Each key is looked up
     -- by itself (OFFSET 0), and so is each id (IS TRUE): joined, a planner may read all of job_blocked, or compare each with each.
     SELECT j.id
     FROM picked AS j

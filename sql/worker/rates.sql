@@ -177,8 +177,8 @@ ORDER BY r.rank, r.id;
 
 -- name: rates_overdue
 -- Of these keys those that could have let somebody in for longer than so many seconds, or whose time is beyond what the rate could have
--- set, and that a job waits for whose queue is open and whose task a live worker of it knows; and whether the first of them is not of our queues and tasks, or a suspect, whom
--- others may be free for. Locks nothing, decides nothing.
+-- set, and that a job waits for whose queue is open and whose task a live worker of it knows; and whether the first of them is not of our queues and tasks, or a suspect, which
+-- other workers may be free for. Locks nothing, decides nothing.
 WITH served AS MATERIALIZED (
     SELECT DISTINCT known.queue FROM pgqueue.served() AS known
     WHERE NOT known.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))

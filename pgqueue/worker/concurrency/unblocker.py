@@ -81,7 +81,7 @@ def held(job: Job) -> list[str]:
 
 class Admit:
     """Keeps the keys busy. `slots` says where a job of `tasks` may run here now, `deliver` receives those that shall;
-    `rated` is told which rates somebody waits for."""
+    `rated` is told which rates jobs wait for."""
 
     def __init__(
         self,

@@ -54,6 +54,8 @@ class UnknownTasks:
         """The id behind which the walk over all jobs goes on; 0: a new one begins."""
         self._walked: float | None = None
         """When the last whole walk began, by the database, in seconds since 1970; None: there was none yet."""
+        self._begun: float | None = None
+        """The same of the walk under way."""
         self._due = 0.0
 
     async def look(self) -> None:
@@ -71,7 +73,7 @@ class UnknownTasks:
         forget = link.statement("unknown_tasks_forget", walked=self._walked if begins else None)
         [[(now, _)]] = await self._session.run(forget)
         if begins:
-            self._walked = now
+            self._begun = now
         ended, spent = 0, self._session.took
         while True:
             look = link.statement(
@@ -87,7 +89,10 @@ class UnknownTasks:
             self._after = last if looked == LOOKED_MOST else 0
             ended += gone
             spent += self._session.took
-            if looked < LOOKED_MOST or monotonic() >= until:
+            if looked < LOOKED_MOST:
+                self._walked = self._begun
+                break
+            if monotonic() >= until:
                 break
         self._due = monotonic() + DEAR_SHARE * spent
         if ended:

@@ -1,4 +1,4 @@
-"""Who gets a key is judged by task, too: what no live worker knows keeps no key and holds up no line."""
+"""Which job gets a key is judged by task, too: what no live worker knows keeps no key and holds up no line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVED = re.compile(
 
 
 class ByQueue(Link):
-    """What a naive worker sends: who serves the queue serves all that is in it."""
+    """What a naive worker sends: a worker of the queue serves all that is in it."""
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         made = super().statement(name, **params)

@@ -1,4 +1,4 @@
-"""A claim takes only jobs of tasks that its worker knows; the others stay, and are in nobody's way."""
+"""A claim takes only jobs of tasks that its worker knows; the others stay, and are in no job's way."""
 
 from __future__ import annotations
 

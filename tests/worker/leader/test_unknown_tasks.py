@@ -124,7 +124,7 @@ async def test_a_task_that_a_worker_has_known_meanwhile_has_a_day_from_then_on(b
 async def test_a_worker_of_the_version_before_may_know_it(bench: Bench, eyes: Eyes, naive: bool) -> None:
     unknown = bench.put("other.ping")
     before = bench.worker()
-    if not naive:  # who takes it for one that knows nothing fails jobs that it runs
+    if not naive:  # a look that takes it for one that knows nothing fails jobs that it runs
         eyes.do("UPDATE pgqueue.worker SET tasks = NULL WHERE id = %s", before)
     for _ in range(3):
         await bench.look()
@@ -134,7 +134,7 @@ async def test_a_worker_of_the_version_before_may_know_it(bench: Bench, eyes: Ey
 
 @pytest.mark.promise("F18")
 async def test_a_queue_that_no_worker_serves_and_a_worker_of_another_queue(bench: Bench, eyes: Eyes) -> None:
-    """In the one its worker may come; in the other one nobody runs it although its name is known somewhere."""
+    """In the one its worker may come; in the other one no worker runs it although its name is known somewhere."""
     bench.worker("elsewhere", queue="second")
     alone, beside = bench.put("elsewhere", queue="third"), bench.put("elsewhere")
     for _ in range(3):
@@ -151,7 +151,7 @@ async def test_past_its_deadline_it_is_cancelled_as_one_that_is_claimed_too_late
     await bench.look()
     assert eyes.all("SELECT id, state, reason FROM pgqueue.job_dead") == [(late, "cancelled", "deadline")]
     assert eyes.all("SELECT job_id, outcome, message FROM pgqueue.attempt") == [(late, "cancelled", "deadline")]
-    assert eyes.state(known) == "available", "whoever claims it ends it"
+    assert eyes.state(known) == "available", "the worker that claims it ends it"
 
 
 async def test_who_waits_for_it_is_told(bench: Bench, eyes: Eyes, dsn: str) -> None:
@@ -253,3 +253,27 @@ async def test_after_a_stop_of_all_workers_for_days_nothing_fails_at_once(bench:
     bench.later("3 days")
     await bench.look()
     assert eyes.states() == {"available": 1}
+
+
+@pytest.mark.promise("F18")
+async def test_a_walk_that_failed_forgets_no_task(bench: Bench, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time goes on: only a walk that came to its end says that a task has no more jobs."""
+    bench.duty = bench.new(fail_after=3600.0)
+    job = bench.put("other.ping")
+    await bench.look()
+    real = bench.session.run
+
+    async def fails(*messages: Any, **how: Any) -> Any:
+        if "looked AS" in messages[0].sql:
+            raise psycopg.OperationalError("away")
+        return await real(*messages, **how)
+
+    for _ in range(3):
+        bench.later("15 minutes")
+        monkeypatch.setattr(bench.session, "run", fails)
+        with pytest.raises(psycopg.OperationalError):
+            await bench.look()
+    monkeypatch.setattr(bench.session, "run", real)
+    bench.later("16 minutes")
+    await bench.look()
+    assert eyes.state(job) == "failed"

@@ -113,7 +113,7 @@ async def test_nothing_of_a_session_is_left_to_who_gets_its_next_transaction(
 
 
 def test_nobody_gets_one_that_was_begun_before_he_was_claimed() -> None:
-    """His now() would lie before the commit of who has enqueued him."""
+    """Its now() would lie before the commit that enqueued the job."""
     ahead = Ahead(settled=5)
     assert ahead.suits(5)
     assert not ahead.suits(6)
@@ -298,7 +298,7 @@ async def test_who_asks_what_became_of_a_commit_does_so_in_nobodys_transaction(
 async def test_nothing_is_prepared_in_a_transaction_that_was_begun_ahead(
     dsn: str, accounts: Eyes, said: list[bytes], on_loop: bool
 ) -> None:
-    """It would have its snapshot, and whoever asks for an isolation could not have it any more."""
+    """It would have its snapshot, and a handler that asks for an isolation could not have it any more."""
     serializable = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"
     refused = "UPDATE account SET balance = -1"
 
