@@ -88,7 +88,7 @@ async def claim(dsn: str, k: int, jobs: int, queues: list[str]) -> dict[str, flo
         tasks=["bench.noop"],
         shares=lambda: [Share(queues, k)],
         deliver=deliver,
-        suspects=lambda: (),
+        poison=lambda: (),
         live_workers=lambda: 1,
         in_doubt=lambda: None,
         poll=1.0,

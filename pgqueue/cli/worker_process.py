@@ -24,7 +24,7 @@ from pgqueue.cli.exit_codes import DEADLINE, DONE, INTERRUPTED, code_of, line_of
 from pgqueue.client import tasks
 from pgqueue.config import config, safe
 from pgqueue.database import migrations
-from pgqueue.supervisor.worker_end import Leash
+from pgqueue.supervisor.worker_end import WorkerEnd
 from pgqueue.worker.liveness.watchdog import Watchdog
 from pgqueue.worker.worker import Worker
 
@@ -34,21 +34,23 @@ IDLE_CONNECTIONS = 3
 
 
 @contextmanager
-def on_leash(fd: int | None) -> Iterator[Leash | None]:
+def worker_end_of(fd: int | None) -> Iterator[WorkerEnd | None]:
     """The pipe to our supervisor, if there is one; it is told what goes wrong here."""
-    leash = None if fd is None else Leash(fd)
+    worker_end = None if fd is None else WorkerEnd(fd)
     try:
-        yield leash
+        yield worker_end
     except Exception as error:
-        if leash is not None:
-            leash.failed(safe(error.format_message() if isinstance(error, click.ClickException) else line_of(error)))
+        if worker_end is not None:
+            worker_end.failed(
+                safe(error.format_message() if isinstance(error, click.ClickException) else line_of(error))
+            )
         raise
 
 
-def serve(worker: Worker, grace: float, stuck: float, leash: Leash | None = None) -> int:
+def serve(worker: Worker, grace: float, stuck: float, worker_end: WorkerEnd | None = None) -> int:
     """Run the worker until a signal, or until its start or a service fails for good; the exit code.
 
-    On a `leash` it belongs to a supervisor: it waits to be let work, and is told to stop there, too.
+    With a `worker_end` it belongs to a supervisor: it waits to be let work, and is told to stop there, too.
     """
     try:
         with connected("work") as conn:
@@ -58,38 +60,40 @@ def serve(worker: Worker, grace: float, stuck: float, leash: Leash | None = None
         # the interpreter's last look takes 50 ms of CPU at the end of a process, beside those that work.
         gc.freeze()
         with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(_serve(worker, grace, stuck, facts | {"loop": name}, leash))
+            return runner.run(_serve(worker, grace, stuck, facts | {"loop": name}, worker_end))
     except Exception as error:
         code = code_of(error)
         if code is None:
             raise
         # By the log, so that a log of JSON stays one.
         log.critical("%s", safe(line_of(error)))
-        if leash is not None:
-            leash.failed(safe(line_of(error)))
+        if worker_end is not None:
+            worker_end.failed(safe(line_of(error)))
         return code
 
 
-async def _serve(worker: Worker, grace: float, stuck: float, facts: dict[str, Any], leash: Leash | None) -> int:
+async def _serve(
+    worker: Worker, grace: float, stuck: float, facts: dict[str, Any], worker_end: WorkerEnd | None
+) -> int:
     signals = Signals(asyncio.get_running_loop(), worker.quiet)
-    if leash is not None:
-        leash.stop = signals.stop
-    started = asyncio.create_task(worker.start() if leash is None else leash.start(worker))
+    if worker_end is not None:
+        worker_end.stop = signals.stop
+    started = asyncio.create_task(worker.start() if worker_end is None else worker_end.start(worker))
     await _first(started, signals.received)
     if not started.done():
         started.cancel()
         await asyncio.wait([started])
         return DEADLINE if await worker.stop(signals.grace or 0.0) else DONE  # it may just have begun
     started.result()
-    first = leash is None or leash.first
+    first = worker_end is None or worker_end.first
     log.log(logging.INFO if first else logging.DEBUG, _banner(facts), extra=facts | {"worker_id": worker.worker_id})
     Watchdog(worker.completing, stuck).start()
     ended = asyncio.create_task(worker.run())
     await _first(ended, signals.received)
     if ended.done():
         await _give_up(worker, grace)
-        if leash is not None:
-            leash.empty()
+        if worker_end is not None:
+            worker_end.empty()
         ended.result()
         return DONE
     ended.cancel()
@@ -100,8 +104,8 @@ async def _serve(worker: Worker, grace: float, stuck: float, facts: dict[str, An
     if left:
         log.error("%d jobs were still running after %g s and are given back", left, grace)
         return DEADLINE
-    if leash is not None:
-        leash.empty()
+    if worker_end is not None:
+        worker_end.empty()
     log.info("stopped in order")
     return DONE
 

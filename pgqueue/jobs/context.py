@@ -19,7 +19,7 @@ Source = Callable[[Any], Iterable[tuple[Any, T]]]
 AnySource = Callable[[Any], Iterable[tuple[Any, T]] | AsyncIterable[tuple[Any, T]]]
 
 
-class Means:
+class JobContext:
     """What the runner of a job lends to its handler: behind every method of `Job` that does something.
 
     These here refuse: a worker, and `pgqueue.testing`, lend more.
@@ -79,4 +79,4 @@ class Means:
         return Error(f"{where}: there is no job.{what} here; a worker has it, or pgqueue.testing.drain")
 
 
-NOTHING = Means()
+NO_CONTEXT = JobContext()

@@ -1,6 +1,6 @@
 """What pgqueue itself writes into a job's headers: how long an attempt may run, where its enqueuer has said so.
 
-Tasks write it when a job is made, the timekeeper reads it when one is to run. A header, and no column: only jobs that
+Tasks write it when a job is made, `timeouts` reads it when one is to run. A header, and no column: only jobs that
 have it pay for it. The others under a reserved name are `pgqueue:tick` and `pgqueue:schedule` (timing). Any enqueuer
 may write any of them, from SQL for one, so what is read here is checked.
 """

@@ -23,7 +23,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 import msgspec
 
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
-from pgqueue.jobs.context import NOTHING, AnySource, Source
+from pgqueue.jobs.context import NO_CONTEXT, AnySource, Source
 from pgqueue.jobs.cron import tick_of
 from pgqueue.jobs.headers import TIMEOUT, timeout_of
 from pgqueue.jobs.keys import Keys
@@ -90,8 +90,24 @@ class Job:
     """
 
     __slots__ = (
-        "_row", "args", "attempt", "began", "claim", "crashes", "ended", "id", "max_attempts", "means", "pos", "queue",
-        "rank", "start_by", "started", "successors", "task", "written",
+        "_row",
+        "args",
+        "attempt",
+        "began",
+        "claim",
+        "context",
+        "crashes",
+        "ended",
+        "id",
+        "max_attempts",
+        "pos",
+        "queue",
+        "rank",
+        "start_by",
+        "started",
+        "successors",
+        "task",
+        "written",
     )  # fmt: skip
 
     def __init__(self, row: tuple[Any, ...], claim: int) -> None:
@@ -110,7 +126,7 @@ class Job:
         """How many attempts the enqueuer allowed; None: as the task's retry policy says."""
         self.crashes: int = row[9]
         """How many workers have died under it."""
-        self.means = NOTHING
+        self.context = NO_CONTEXT
         """Set by what runs the job: a worker or `pgqueue.testing`."""
         self.start_by: float | None = None
         """Until when it may start, by `monotonic`, if it was let in under a rate; then STARTED or TOO_LATE."""
@@ -128,7 +144,7 @@ class Job:
     @property
     def resources(self) -> Any:
         """What the worker's lifespan yielded; None without one."""
-        return self.means.resources
+        return self.context.resources
 
     @property
     def priority(self) -> int:
@@ -163,7 +179,7 @@ class Job:
 
         No I/O, from any thread. False in a handler that cannot be stopped, as in tests.
         """
-        return self.means.stopping(self)
+        return self.context.stopping(self)
 
     @property
     def late(self) -> bool:
@@ -226,15 +242,15 @@ class Job:
         pool and begun when it is first asked for. commit() and rollback() on it raise; savepoints
         (`with job.connection.transaction():`) are free. In an async handler: `await job.aconnection()`.
         """
-        return self.means.connection(self)
+        return self.context.connection(self)
 
     async def aconnection(self) -> Any:
         """`connection` for async handlers: a psycopg AsyncConnection inside the attempt's transaction."""
-        return await self.means.aconnection(self)
+        return await self.context.aconnection(self)
 
     def session(self) -> Any:
         """A SQLAlchemy Session on `connection`; flushed before the job's completion is written and committed."""
-        return self.means.session(self)
+        return self.context.session(self)
 
     def enqueue(self, task: Enqueueable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Enqueue a successor: it is written by the statement that completes this job, and exists if that commits.
@@ -249,8 +265,8 @@ class Job:
             raise InvalidArguments(
                 f"{task!r} is not a task: declare it with @pgqueue.task, or use pgqueue.remote(name)"
             )
-        if self.means.over:
-            raise self.means._refusal(self, "enqueue()")
+        if self.context.over:
+            raise self.context._refusal(self, "enqueue()")
         if self.written:
             raise Error(f"job {self.id} ({self.task}): enqueue before job.complete(conn): that writes the successors")
         new = make(*args, **kwargs)
@@ -270,12 +286,12 @@ class Job:
         the attempt has failed. Raises JobLost, and the transaction cannot commit any more, if the job was given to
         another worker meanwhile; Error if there is no transaction, because the connection is in autocommit mode.
         """
-        self.means.complete(self, conn)
+        self.context.complete(self, conn)
         self._hand_over()
 
     async def acomplete(self, conn: object) -> None:
         """`complete` on an async connection."""
-        await self.means.acomplete(self, conn)
+        await self.context.acomplete(self, conn)
         self._hand_over()
 
     def _hand_over(self) -> None:
@@ -289,7 +305,7 @@ class Job:
         started (nothing is raised in those by itself), after what swallows exceptions, where stopping is convenient.
         No I/O, 0.12 µs. An async handler must give the loop a turn now and then, else no order to stop can reach it.
         """
-        self.means.checkpoint(self)
+        self.context.checkpoint(self)
 
     def progress(self, done: float, total: float | None = None) -> None:
         """Say how far the job is; shown by `pgqueue jobs` and `JobInfo.progress` while it runs.
@@ -304,7 +320,7 @@ class Job:
                 raise InvalidOption(f"progress {number!r}: use a finite number, 0 or more")
         if total is not None and done > total:
             raise InvalidOption(f"progress {done!r} of {total!r}: done cannot be more than the total")
-        self.means.progress(self, done, total)
+        self.context.progress(self, done, total)
 
     def iterate(self, source: Source[T], size: int = 100) -> Iterator[list[T]]:
         """Go through a long list in batches, each one transaction; after a crash or a deploy, go on after the last.
@@ -325,7 +341,7 @@ class Job:
         `source` end. Once per job: a second iteration raises Error. The task need not be transactional; if it is, what
         follows the loop is one more transaction, and `job.connection` must not be used before the loop.
         """
-        return self.means.iterate(self, source, _size(size))
+        return self.context.iterate(self, source, _size(size))
 
     def aiterate(self, source: AnySource[T], size: int = 100) -> AsyncIterator[list[T]]:
         """`iterate` for async handlers; `source` may give an async iterable.
@@ -333,7 +349,7 @@ class Job:
         async for batch in job.aiterate(users, size=500):
             conn = await job.aconnection()
         """
-        return self.means.aiterate(self, source, _size(size))
+        return self.context.aiterate(self, source, _size(size))
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.task} attempt {self.attempt}>"

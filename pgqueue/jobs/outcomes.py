@@ -187,7 +187,7 @@ def _given(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome:
         case Completed() | Retried() | Failed() | Cancelled() | Released() | Written() | Handed():
             return what  # what wraps the handler has decided
         case value:
-            if (left := job.means.left(job)) is not None:
+            if (left := job.context.left(job)) is not None:
                 return failed(job, retry, Error(left, job_id=job.id))
             done = completed(value)
             if job.successors and isinstance(done, Completed):

@@ -1,8 +1,8 @@
-"""Orders: the supervisor's one connection to the database, and which of its orders are being carried out.
+"""Orders: what the supervisor says to the database and hears from it, over one connection.
 
-Every message listens, beats and reads what is new, so nothing is lost by a broken connection; NOTIFY only makes it
-quick, and without one orders are found with the next beat. The database being away changes nothing for the processes:
-they are kept, and what was to be said is said when it is back.
+Every message listens, sends the heartbeat and reads what is new, so nothing is lost by a broken connection; NOTIFY only
+makes it quick, and without one orders are found with the next heartbeat. The database being away changes nothing for
+the processes: they are kept, and what was to be said is said when it is back.
 
 If a worker's process has ended, the worker is rescued at once, without waiting for its lease. That is safe because
 `waitpid` has said so: it cannot claim or complete any more, except by a message that the server had already. So its
@@ -16,7 +16,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,6 @@ from psycopg import sql
 from pgqueue.database.backoff import Backoff
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Statement
-from pgqueue.supervisor.fleet import Fleet
-from pgqueue.supervisor.pipe import Message
 from pgqueue.worker.liveness.rescue import Rescue
 
 log = logging.getLogger("pgqueue")
@@ -34,7 +32,7 @@ log = logging.getLogger("pgqueue")
 
 ORDERS = ":orders"
 """The channel on which supervisors hear that there is an order."""
-BEAT_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
 OUTAGE_MOST = 5.0
 
 
@@ -48,8 +46,8 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How the supervisor stands, and the ids of its workers."""
+class SupervisorStatus:
+    """What the database is told of the supervisor, with the ids of its workers."""
 
     size: int
     active: int
@@ -59,27 +57,33 @@ class Standing:
 
 
 class Orders:
-    """Speaks to the database over one session; `told` gets each order once, `standing` is asked before each beat."""
+    """Speaks to the database over one session; `told` gets each order once, `status` is asked before each heartbeat."""
 
     def __init__(
-        self, link: Link, *, listen: bool, notify: bool, told: Callable[[Order], None], standing: Callable[[], Standing]
+        self,
+        link: Link,
+        *,
+        listen: bool,
+        notify: bool,
+        told: Callable[[Order], None],
+        status: Callable[[], SupervisorStatus],
     ) -> None:
         self.id: int | None = None
         """Of our row."""
         self._session = Session(link, "supervisor")
         self._rescue = Rescue(self._session, notify=notify, rescued=lambda: None)
         self._listen, self._notify = listen, notify
-        self._told, self._standing = told, standing
+        self._told, self._status = told, status
         self._dead: set[int] = set()
         self._known: set[int] = set()
         """Orders that were told, and are not written down as done."""
         self._done: dict[int, str | None] = {}
         self._wake = asyncio.Event()
-        self._said: Standing | None = None
+        self._said: SupervisorStatus | None = None
 
-    def news(self) -> None:
-        """How we stand has changed, or may have."""
-        if self._standing() != self._said:
+    def status_changed(self) -> None:
+        """The supervisor's status has changed, or may have."""
+        if self._status() != self._said:
             self._wake.set()
 
     def dead(self, workers: Iterable[int]) -> None:
@@ -123,12 +127,12 @@ class Orders:
         await self._give_back()
         if self.id is None:
             await self._register()
-        self._said = standing = self._standing()
+        self._said = status = self._status()
         outcomes = self._outcomes()
-        also = {"problem": standing.problem, "workers": list(standing.workers)}
-        beat = self._statement("orders_beat", id=self.id, **_row(standing), **also)
+        also = {"problem": status.problem, "workers": list(status.workers)}
+        heartbeat = self._statement("orders_heartbeat", id=self.id, **_row(status), **also)
         orders = self._statement("orders_read", id=self.id, known=list(self._known))
-        *_, rows, new = await self._session.run(*self._listening(), *outcomes, beat, orders)
+        *_, rows, new = await self._session.run(*self._listening(), *outcomes, heartbeat, orders)
         for statement in outcomes:
             self._written(statement)
         if not rows:
@@ -144,7 +148,7 @@ class Orders:
         self._known.discard(order)
 
     async def _register(self) -> None:
-        about = {"host": socket.gethostname(), "pid": os.getpid(), **_row(self._standing())}
+        about = {"host": socket.gethostname(), "pid": os.getpid(), **_row(self._status())}
         [[(self.id,)], _] = await self._session.run(
             self._statement("orders_register", **about), self._statement("orders_forget")
         )
@@ -168,7 +172,7 @@ class Orders:
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._wake.wait())]
         if self._listen:
             waits.append(asyncio.ensure_future(self._session.stirs()))
-        await asyncio.wait(waits, timeout=BEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         for each in waits:
             each.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
@@ -183,61 +187,5 @@ class Orders:
         return self._session.link.statement(name, **params)
 
 
-def _row(standing: Standing) -> dict[str, object]:
-    return {"size": standing.size, "active": standing.active, "state": standing.state}
-
-
-class Desk:
-    """Takes orders. `told` does as an order says, and gives the generation of a restart."""
-
-    def __init__(self, *, told: Callable[[Order], int], standing: Callable[[], Standing]) -> None:
-        self._told, self._standing = told, standing
-        self._orders: Orders | None = None
-        self._open: dict[int, tuple[Order, int]] = {}
-
-    def open(self, where: Message, serve: Callable[[Coroutine[Any, Any, None]], object]) -> None:
-        """Connect to the database that a process has named, unless it was done."""
-        if self._orders is None:
-            link = Link(where["listen_dsn"] or where["dsn"], where["schema"], where["prepare"])
-            how = {"listen": where["listen_dsn"] is not None, "notify": where["notify"]}
-            self._orders = Orders(link, told=self._take, standing=self._standing, **how)
-            serve(self._orders.run())
-
-    def dead(self, workers: Iterable[int]) -> None:
-        """The process of these workers has ended: rescue them."""
-        if self._orders is not None:
-            self._orders.dead(workers)
-
-    def news(self) -> None:
-        """How we stand may have changed."""
-        if self._orders is not None:
-            self._orders.news()
-
-    def answer(self, fleet: Fleet, *, empty: bool) -> None:
-        """Say which orders are carried out; `empty`: there is no process any more."""
-        for number, (order, generation) in list(self._open.items()):
-            over, problem = _outcome(order, generation, fleet, empty)
-            if over and self._orders is not None:
-                del self._open[number]
-                self._orders.done(number, problem)
-
-    async def leave(self) -> None:
-        """Sign off."""
-        if self._orders is not None:
-            await self._orders.leave()
-
-    def _take(self, order: Order) -> None:
-        self._open[order.id] = (order, self._told(order))
-
-
-def _outcome(order: Order, generation: int, fleet: Fleet, empty: bool) -> tuple[bool, str | None]:
-    """Whether it is over, and what was in the way."""
-    if order.kind == "quiet":
-        return (empty, None) if fleet.quieted else (True, "a restart came in between")
-    if order.kind == "restart" and fleet.wanted < generation:
-        return True, f"taken back: {fleet.problem or 'told to be quiet'}"
-    if fleet.quieted:
-        return True, None if order.kind == "scale" else "told to be quiet"
-    if order.kind == "scale":
-        return fleet.settled() or fleet.size != order.size, None
-    return fleet.in_effect(generation), None
+def _row(status: SupervisorStatus) -> dict[str, object]:
+    return {"size": status.size, "active": status.active, "state": status.state}

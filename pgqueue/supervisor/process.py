@@ -64,7 +64,7 @@ class Process:
             said(self, message)
 
 
-class Nursery:
+class ProcessStarter:
     """Starts processes with this command line."""
 
     def __init__(self, arguments: Sequence[str]) -> None:

@@ -34,7 +34,7 @@ class Terms:
     reload: Path | None = None
 
 
-class Inspector:
+class Recycling:
     """Looks at processes on these terms."""
 
     def __init__(self, terms: Terms, fleet: Fleet) -> None:

@@ -18,11 +18,12 @@ from typing import Any
 
 from pgqueue.database.backoff import wait, within
 from pgqueue.supervisor.fleet import Action, Child, End, Fleet, Quiet, Spawn, State, Work
-from pgqueue.supervisor.orders import Desk, Order, Standing
+from pgqueue.supervisor.open_orders import OpenOrders
+from pgqueue.supervisor.orders import Order, SupervisorStatus
 from pgqueue.supervisor.pipe import Message
-from pgqueue.supervisor.process import Nursery, Process
+from pgqueue.supervisor.process import Process, ProcessStarter
 from pgqueue.supervisor.process_title import show, supervisor_title
-from pgqueue.supervisor.recycling import Inspector, Terms
+from pgqueue.supervisor.recycling import Recycling, Terms
 from pgqueue.supervisor.reloader import watch
 from pgqueue.supervisor.systemd import Systemd
 
@@ -41,16 +42,16 @@ LEAVE_SECONDS = 5.0
 LAST_SECONDS = 20.0
 
 
-class Keeper:
+class Supervisor:
     """Keeps processes on these terms."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
         self.fleet = Fleet(terms.size, together=max(1, _cpus() // 2), gap=GAP_SECONDS)
-        self._nursery = Nursery(terms.arguments)
+        self._starter = ProcessStarter(terms.arguments)
         self._processes: dict[int, Process] = {}
-        self._inspector = Inspector(terms, self.fleet)
-        self._desk = Desk(told=self._told, standing=self._standing)
+        self._recycling = Recycling(terms, self.fleet)
+        self._open_orders = OpenOrders(told=self._told, status=self._status)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wake = asyncio.Event()
         self._systemd = Systemd()
@@ -77,10 +78,10 @@ class Keeper:
     async def _round(self) -> None:
         dying = self._reap()
         if self._deadline is None:
-            self._inspector.look(self._processes.values(), monotonic())
+            self._recycling.look(self._processes.values(), monotonic())
             if not dying:  # else the fleet would count them; we are woken as soon as it knows
                 await self._do(self.fleet.decide(monotonic()))
-            self._desk.answer(self.fleet, empty=not self._processes)
+            self._open_orders.answer(self.fleet, empty=not self._processes)
         else:
             self._finish(self._deadline)
         self._show()
@@ -90,7 +91,7 @@ class Keeper:
         if self._deadline is not None:
             return LOOK_SECONDS
         now = monotonic()
-        due = min(self.fleet.due(now), self._inspector.due) - now
+        due = min(self.fleet.due(now), self._recycling.due) - now
         return min(due, LOOK_SECONDS) if due > 0 else LOOK_SECONDS
 
     def _serve(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -197,7 +198,7 @@ class Keeper:
 
     async def _start(self, child: Child) -> None:
         try:
-            process = await self._nursery.start(child)
+            process = await self._starter.start(child)
         except OSError as error:  # no memory, no process, no program just now
             log.error("process %d: cannot be started: %s", child.number, error)
             self.fleet.died(child.number, monotonic(), f"a process cannot be started: {error}")
@@ -246,13 +247,13 @@ class Keeper:
                 self.fleet.leaves(child.number, "it was told so by another process")  # or has decided so itself
                 self._wake.set()
         if said == "vitals":
-            if self._inspector.worn(process):
+            if self._recycling.worn(process):
                 self._wake.set()
             return
         if said == "announce":
             process.workers.add(int(message["worker"]))
             self._announced = True
-            self._desk.open(message, self._serve)
+            self._open_orders.connect(message, self._serve)
             self.fleet.announced(child.number)
         elif said == "empty":
             self.fleet.leaves(child.number, "nothing runs in it any more")  # it may have had no time to say it is quiet
@@ -284,7 +285,7 @@ class Keeper:
         self.fleet.died(child.number, monotonic(), how)
         if restarting and not self.fleet.restarting:
             log.error("the restart is taken back: %s; the old processes go on", how)
-        self._desk.dead(process.workers)
+        self._open_orders.dead(process.workers)
         if not self._announced and not expected:
             self._code = process.code if (process.code or 0) > 0 else 1
             self._kill_all()
@@ -292,10 +293,10 @@ class Keeper:
             self._left = True
         self._wake.set()
 
-    def _standing(self) -> Standing:
+    def _status(self) -> SupervisorStatus:
         fleet = self.fleet
         workers = (max(process.workers) for process in self._processes.values() if process.workers)
-        return Standing(fleet.size, fleet.active, self._state(), fleet.problem or None, tuple(sorted(workers)))
+        return SupervisorStatus(fleet.size, fleet.active, self._state(), fleet.problem or None, tuple(sorted(workers)))
 
     def _state(self) -> str:
         if self._deadline is not None:
@@ -325,7 +326,7 @@ class Keeper:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._desk.leave()
+        await self._open_orders.leave()
 
     def _show(self) -> None:
         fleet = self.fleet
@@ -344,7 +345,7 @@ class Keeper:
         title = supervisor_title(fleet.active, fleet.size, self._state())
         self._systemd.status(title.removeprefix("pgqueue: "))
         show(title)
-        self._desk.news()
+        self._open_orders.status_changed()
 
 
 def _cpus() -> int:
@@ -354,5 +355,5 @@ def _cpus() -> int:
 def keep(terms: Terms) -> int:
     """Keep worker processes on these terms until told to end; the exit code."""
     with suppress(KeyboardInterrupt):
-        return asyncio.run(Keeper(terms).run())
+        return asyncio.run(Supervisor(terms).run())
     return INTERRUPTED

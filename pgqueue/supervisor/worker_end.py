@@ -25,7 +25,7 @@ log = logging.getLogger("pgqueue")
 VITALS_SECONDS = 1.0
 
 
-class Leash:
+class WorkerEnd:
     """Our end of the pipe with this file descriptor. `stop` is called with the grace that the supervisor gives us."""
 
     def __init__(self, fd: int) -> None:

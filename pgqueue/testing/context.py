@@ -15,15 +15,15 @@ from psycopg.pq import TransactionStatus
 from pgqueue.client.tasks import Task
 from pgqueue.config import config
 from pgqueue.errors import Error
-from pgqueue.jobs.context import AnySource, Means, Source
+from pgqueue.jobs.context import AnySource, JobContext, Source
 from pgqueue.jobs.job import Job
 from pgqueue.testing.batches import Batches
-from pgqueue.worker.complete.outcome_sql import Endings
+from pgqueue.worker.complete.outcome_sql import OutcomeSql
 from pgqueue.worker.transactions import sqlalchemy
 from pgqueue.worker.transactions.iteration import Iterations
 
 
-class Lent(Means):
+class DrainContext(JobContext):
     """The means of one job in a drain; `end` or `aend` when its handler is done."""
 
     def __init__(self, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool) -> None:
@@ -31,42 +31,42 @@ class Lent(Means):
         self.worker_id = worker_id
         self.alone = alone
         """Whether the drain has a connection of its own."""
-        self.lends = self.spoilt = False
+        self.iterating = self.spoilt = False
         """To an iteration, too; what one has left behind is to be undone."""
         self._iterations = Iterations(
-            Batches(self), Endings(config().schema, "testing", notify=False), lambda job: None
+            Batches(self), OutcomeSql(config().schema, "testing", notify=False), lambda job: None
         )
         self._task = task
         self._given = conn
-        self._lent: Any = None
+        self._conn: Any = None
         self._block: Any = None
         self._session: Any = None
 
     def connection(self, job: Job) -> Any:
         if self._block is None:
             conn = _below(self._given)
-            if not ((self._task.transactional or self.lends) and isinstance(conn, Connection)):
+            if not ((self._task.transactional or self.iterating) and isinstance(conn, Connection)):
                 raise self._refusal(job, "connection")
             if conn.info.transaction_status == TransactionStatus.IDLE:
                 conn.execute("SELECT 1")  # so that the block is a savepoint: the drain commits, together with the end
             self._block = conn.transaction()
             self._block.__enter__()
-            self._lent = conn
-        return self._lent
+            self._conn = conn
+        return self._conn
 
     async def aconnection(self, job: Job) -> Any:
         if self.spoilt:
             await self.aend(kept=False)
         if self._block is None:
             conn = await _abelow(self._given)
-            if not ((self._task.transactional or self.lends) and isinstance(conn, AsyncConnection)):
+            if not ((self._task.transactional or self.iterating) and isinstance(conn, AsyncConnection)):
                 raise self._refusal(job, "aconnection()")
             if conn.info.transaction_status == TransactionStatus.IDLE:
                 await conn.execute("SELECT 1")
             self._block = conn.transaction()
             await self._block.__aenter__()
-            self._lent = conn
-        return self._lent
+            self._conn = conn
+        return self._conn
 
     def session(self, job: Job) -> Any:
         if self._session is None:

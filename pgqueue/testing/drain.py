@@ -39,7 +39,7 @@ from pgqueue.jobs.outcomes import (
 from pgqueue.testing.clock import Clock
 from pgqueue.testing.handlers import Ran
 from pgqueue.testing.steps import Call, Command, Steps, aplay, play
-from pgqueue.worker.complete.outcome_sql import Endings
+from pgqueue.worker.complete.outcome_sql import OutcomeSql
 from pgqueue.worker.concurrency.waiter_cursors import FRONT
 from pgqueue.worker.fetch.fetcher import RANKS
 from pgqueue.worker.leader.scheduler import BATCH, EVER
@@ -226,11 +226,11 @@ def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
         job = yield from _claimed(worker_id, claim)
         if job is not None:
             return job
-        [(keys, queues, number)] = yield _statement("drain_parked")
+        [(keys, queues, number)] = yield _statement("drain_blocked")
         if number == waiting:  # nothing came to those that wait already
             return None
         yield _statement("drain_lock", keys=keys)
-        yield _admit(worker_id, claim, keys, queues)
+        yield _unblocker(worker_id, claim, keys, queues)
         job = yield from _claimed(worker_id, claim)
         if job is not None:
             return job
@@ -239,7 +239,7 @@ def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
         job = yield from _claimed(worker_id, claim)
         if job is not None:
             return job
-        [(_, _, waiting)] = yield _statement("drain_parked")
+        [(_, _, waiting)] = yield _statement("drain_blocked")
 
 
 def _fetch(worker_id: int, claim: int) -> Steps[None]:
@@ -264,7 +264,7 @@ def _fetch(worker_id: int, claim: int) -> Steps[None]:
         yield Command(text("fetch_claim", config().schema), params)
 
 
-def _admit(worker_id: int, claim: int, keys: list[str], queues: list[str]) -> Command:
+def _unblocker(worker_id: int, claim: int, keys: list[str], queues: list[str]) -> Command:
     """Let one of those in that wait for these keys."""
     params = {
         "keys": keys,
@@ -281,7 +281,7 @@ def _admit(worker_id: int, claim: int, keys: list[str], queues: list[str]) -> Co
         "claim": claim,
         "notify": False,
     }
-    return Command(text("admit_move", config().schema), params)
+    return Command(text("unblock_move", config().schema), params)
 
 
 def _claimed(worker_id: int, claim: int) -> Steps[Job | None]:
@@ -355,5 +355,5 @@ def _ending(job: Job, outcome: Outcome, worker_id: int) -> Statement[None]:
     return Statement(ending.sql, ending.params, read)
 
 
-def _endings() -> Endings:
-    return Endings(config().schema, "testing", notify=False, array=list, holding=tasks.holding(tasks.registry))
+def _endings() -> OutcomeSql:
+    return OutcomeSql(config().schema, "testing", notify=False, array=list, holding=tasks.holding(tasks.registry))

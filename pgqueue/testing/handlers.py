@@ -22,7 +22,7 @@ from pgqueue.client.middleware import Hooks, declared
 from pgqueue.client.tasks import Task
 from pgqueue.jobs.job import Job, NewJob, running_job
 from pgqueue.jobs.outcomes import LATE, Cancel, Completed, Fail, Outcome, Retry, Snooze, given
-from pgqueue.testing.context import Lent
+from pgqueue.testing.context import DrainContext
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,7 +72,7 @@ def call(job: Job, task: Task[..., Any], conn: object, worker_id: int, *, alone:
     """Run the job here to its outcome, with the drain's connection."""
     if job.late:
         return LATE, None
-    job.means = lent = Lent(task, conn, worker_id, alone=alone)
+    job.context = lent = DrainContext(task, conn, worker_id, alone=alone)
     try:
         what = _run_here(task, job)
         outcome = given(job, task.retry, what)
@@ -87,7 +87,7 @@ async def acall(job: Job, task: Task[..., Any], conn: object, worker_id: int, *,
     """`call` from a running loop."""
     if job.late:
         return LATE, None
-    job.means = lent = Lent(task, conn, worker_id, alone=alone)
+    job.context = lent = DrainContext(task, conn, worker_id, alone=alone)
     test = asyncio.current_task()
     try:
         what = await _run_there(task, job)

@@ -23,7 +23,7 @@ class Claims:
         """Its answer has been processed or given up."""
         self._open.discard(claim)
 
-    def forget(self) -> None:
+    def void_all(self) -> None:
         """All numbers so far are void: claims of a worker that was taken for dead; what they bring is others'."""
         self._void = self._last
 

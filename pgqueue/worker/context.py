@@ -9,24 +9,24 @@ from typing import Any
 from pgqueue.database import drivers
 from pgqueue.database.statements import Statement
 from pgqueue.errors import Error
-from pgqueue.jobs.context import AnySource, Means, Source
+from pgqueue.jobs.context import AnySource, JobContext, Source
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import Completed
-from pgqueue.worker.complete.outcome_sql import LOST, Endings
+from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
 from pgqueue.worker.run.serialization_retries import sqlstate
 from pgqueue.worker.transactions.iteration import Iterations
 from pgqueue.worker.transactions.transaction import lost
-from pgqueue.worker.transactions.transactional import Transactions
+from pgqueue.worker.transactions.transactional import Transactional
 
 
-class WorkerMeans(Means):
+class WorkerContext(JobContext):
     """The means of one worker."""
 
     def __init__(
         self,
-        transactions: Transactions,
+        transactions: Transactional,
         iterations: Iterations,
-        endings: Endings,
+        endings: OutcomeSql,
         worker_id: Callable[[], int],
         *,
         stops: Callable[[Job], None],

@@ -1,6 +1,6 @@
 """Where the services of one worker meet: what has room for how many jobs, what is told of those that come and go.
 
-The lower half of `services`. The fetcher, admit and the rates ask for the room of the executor's pools, and deliver
+The lower half of `services`. The fetcher, admit and the rates ask for the room of the executor's groups, and deliver
 jobs there; a slot that one of them has asked for is no room for the others. `_held` is what we have claimed and not yet
 written down: the truth is in the database, and reconciliation hands back what we do not know of.
 """
@@ -18,106 +18,108 @@ from pgqueue.jobs.outcomes import RELEASED
 from pgqueue.worker.claims import Claims
 from pgqueue.worker.complete.completer import Completer
 from pgqueue.worker.concurrency.chains import LONGEST_SECONDS, Chain
-from pgqueue.worker.concurrency.rate_limiter import Free, Rates
+from pgqueue.worker.concurrency.rate_limiter import Free, RateLimiter
 from pgqueue.worker.concurrency.semaphores import Slots
 from pgqueue.worker.concurrency.sweep import Sweep
-from pgqueue.worker.concurrency.unblocker import Admit
+from pgqueue.worker.concurrency.unblocker import Unblocker
 from pgqueue.worker.fetch.fetcher import UNWRITTEN_MOST, Fetcher, Share
-from pgqueue.worker.fetch.poison_jobs import Suspects
+from pgqueue.worker.fetch.poison_jobs import PoisonJobs
 from pgqueue.worker.liveness.heartbeat import Heartbeat
 from pgqueue.worker.run.executor import Executor
 from pgqueue.worker.run.progress import Progress
-from pgqueue.worker.run.slots import Pool, Turns
+from pgqueue.worker.run.slots import SlotGroup, SlotTurns
 from pgqueue.worker.settings import Settings
 
 log = logging.getLogger("pgqueue")
 
 
-class Meeting:
+class HeldJobs:
     """The room there is in this worker, and the jobs it holds."""
 
     _loop: asyncio.AbstractEventLoop
-    _admit: Admit
+    _unblocker: Unblocker
     _claims: Claims
     _completer: Completer
     _executor: Executor
     _fetcher: Fetcher
     _heartbeat: Heartbeat
     _progress: Progress
-    _rates: Rates
+    _rates: RateLimiter
     _sweep: Sweep
-    _turns: Mapping[Sequence[str], Turns]
+    _turns: Mapping[Sequence[str], SlotTurns]
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._state = "starting"
         self._held: dict[int, Job] = {}
         self._ended_jobs = 0
-        self._suspects = Suspects()
+        self._poison_jobs = PoisonJobs()
         self._way_for: str | None = None
-        """The rate that a suspect waits for, while way is made for that one."""
+        """The rate that a poison job waits for, while way is made for that one."""
 
     # Room ------------------------------------------------------------------------------------------------------------
 
     def _shares(self) -> list[Share]:
-        if self._suspects.alone or self._completer.unwritten() > UNWRITTEN_MOST or self._heartbeat.late():
+        if self._poison_jobs.alone or self._completer.unwritten() > UNWRITTEN_MOST or self._heartbeat.late():
             return []
-        if self._suspects.making_way:
+        if self._poison_jobs.draining:
             return [] if self._held or self._way_for else [Share(list(self.settings.queues), 1, alone=True)]
-        return [Share(pool.queues, self._room(pool)) for pool in self._executor.pools]
+        return [Share(group.queues, self._room(group)) for group in self._executor.groups]
 
-    def _room(self, pool: Pool) -> int:
+    def _room(self, group: SlotGroup) -> int:
         """What the fetcher may ask for: not what an admit under way was given, nor what one is about to want."""
-        room = max(0, pool.room() - pool.reserved - self._admit.given(pool.queues))
-        ours = room > 0 and self._turns[pool.queues].fetchers
-        return room - min(self._admit.pending, room - ours)
+        room = max(0, group.room() - group.reserved - self._unblocker.slots_promised(group.queues))
+        ours = room > 0 and self._turns[group.queues].fetchers
+        return room - min(self._unblocker.pending, room - ours)
 
     def _slots(self) -> list[Slots]:
         """Where admit may put jobs: what a fetch under way has asked for is taken, and the next one has its share."""
         if self._state != "running" or self._heartbeat.late():
             return []
-        if self._suspects.alone or self._suspects.making_way:
-            return [Slots(pool.queues, 0) for pool in self._executor.pools]
+        if self._poison_jobs.alone or self._poison_jobs.draining:
+            return [Slots(group.queues, 0) for group in self._executor.groups]
         queues, asked = self._fetcher.asking
         found = []
-        for pool in self._executor.pools:
-            coming = asked if pool.queues[0] in queues else 0
-            free = max(0, pool.asked() - pool.reserved - coming)
+        for group in self._executor.groups:
+            coming = asked if group.queues[0] in queues else 0
+            free = max(0, group.asked() - group.reserved - coming)
             left = 0
-            if self._fetcher.hungry(pool.queues):  # half, the last one in turn
-                left = free // 2 if free != 1 else int(self._turns[pool.queues].fetchers)
-            found.append(Slots(pool.queues, free, coming, left, pool.behind))
+            if self._fetcher.hungry(group.queues):  # half, the last one in turn
+                left = free // 2 if free != 1 else int(self._turns[group.queues].fetchers)
+            found.append(Slots(group.queues, free, coming, left, group.behind))
         return found
 
     def _free(self) -> Free:
         """What may start at once, under a rate. One slot is left for the fetcher if it is its turn."""
-        pools, slots = self._executor.pools, self._slots()
+        groups, slots = self._executor.groups, self._slots()
         if not slots:
             return Free([])
-        if self._suspects.making_way:
+        if self._poison_jobs.draining:
             nobody = not self._held
-            return Free([(pool.queues, int(nobody), 0) for pool in pools], self._suspects.ranks(idle=nobody), False)
+            return Free(
+                [(group.queues, int(nobody), 0) for group in groups], self._poison_jobs.ranks(idle=nobody), False
+            )
         coming_for, coming = self._fetcher.asking
         found = []
-        for pool in pools:
-            left = self._admit.pending + self._turns[pool.queues].fetchers
-            left += coming if pool.queues[0] in coming_for else 0
-            now = 0 if self._suspects.alone else max(pool.reserved and pool.free(), pool.free() - left)
-            found.append((pool.queues, now, max(0, pool.asked() - now - left)))
-        return Free(found, self._suspects.ranks(idle=not self._held and not coming))
+        for group in groups:
+            left = self._unblocker.pending + self._turns[group.queues].fetchers
+            left += coming if group.queues[0] in coming_for else 0
+            now = 0 if self._poison_jobs.alone else max(group.reserved and group.free(), group.free() - left)
+            found.append((group.queues, now, max(0, group.asked() - now - left)))
+        return Free(found, self._poison_jobs.ranks(idle=not self._held and not coming))
 
     def _reserve(self, places: set[int]) -> None:
-        pools = enumerate(self._executor.pools, 1)
-        theirs = {place for place, pool in pools if self._turns[pool.queues].fetchers}
+        groups = enumerate(self._executor.groups, 1)
+        theirs = {place for place, group in groups if self._turns[group.queues].fetchers}
         self._executor.reserve(places - theirs if self._state == "running" else ())
 
     def _make_way(self, wanted: bool, rate: str | None) -> None:
-        if wanted is not self._suspects.making_way:
-            self._suspects.making_way = wanted
+        if wanted is not self._poison_jobs.draining:
+            self._poison_jobs.draining = wanted
             self._way_for = rate
-            self._fetcher.news()
+            self._fetcher.wake()
             if wanted and rate:
-                self._rates.told([rate], anew=True)
+                self._rates.wanted([rate], anew=True)
 
     # Jobs that come and go ------------------------------------------------------------------------------------------
 
@@ -127,21 +129,21 @@ class Meeting:
             jobs = []
         for job in jobs:
             self._held[job.id] = job
-        # A fetch was under way when we were told to take no more; or it brought suspects, which come one at a time.
-        kept = self._suspects.keep(jobs, idle=len(self._held) == len(jobs)) if self._state == "running" else []
+        # A fetch was under way when we were told to take no more; or it brought poison jobs, which come one at a time.
+        kept = self._poison_jobs.keep(jobs, idle=len(self._held) == len(jobs)) if self._state == "running" else []
         if len(kept) < len(jobs):
             self._give_back(set(jobs).difference(kept))
-        for pool, mine in self._by_pool(kept):
-            pool.adapt(pool.prefetch // 2 if let_in else 0)
-            self._executor.offer(pool, mine, first=first)
-        self._rates.roomier()  # it was the fetcher's turn
+        for group, mine in self._by_pool(kept):
+            group.adapt(group.prefetch // 2 if let_in else 0)
+            self._executor.offer(group, mine, first=first)
+        self._rates.slots_freed()  # it was the fetcher's turn
 
-    def _by_pool(self, jobs: list[Job]) -> list[tuple[Pool, list[Job]]]:
-        """These jobs with the pools of the slots that they use."""
-        pools = self._executor.pools
-        if len(pools) == 1:
-            return [(pools[0], jobs)] if jobs else []
-        return [(pool, mine) for pool in pools if (mine := [job for job in jobs if job.queue in pool.queues])]
+    def _by_pool(self, jobs: list[Job]) -> list[tuple[SlotGroup, list[Job]]]:
+        """These jobs with the groups of the slots that they use."""
+        groups = self._executor.groups
+        if len(groups) == 1:
+            return [(groups[0], jobs)] if jobs else []
+        return [(group, mine) for group in groups if (mine := [job for job in jobs if job.queue in group.queues])]
 
     def _let_in(self, jobs: list[Job]) -> None:
         """Admits bring few at a time: they make no measure of how many to have at hand."""
@@ -154,16 +156,16 @@ class Meeting:
         self._took(firsts)
 
     def _took(self, jobs: Iterable[Job]) -> None:
-        """Lines have had slots of the pools of these jobs."""
+        """Lines have had slots of the groups of these jobs."""
         queues = {job.queue for job in jobs}
-        for pool in self._executor.pools:
-            if queues.intersection(pool.queues):
-                self._turns[pool.queues].taken()
+        for group in self._executor.groups:
+            if queues.intersection(group.queues):
+                self._turns[group.queues].taken()
 
     def _answered(self) -> None:
         """A fetch has been answered: what it has left is there for others."""
-        self._admit.fetched()
-        self._rates.roomier()
+        self._unblocker.fetched()
+        self._rates.slots_freed()
 
     def _start_rated(self, jobs: list[Job]) -> None:
         """They start before what waits at hand; one that cannot goes back when it would be too late."""
@@ -172,42 +174,42 @@ class Meeting:
             self._executor.reserve(())
             last = max(job.start_by or 0.0 for job in jobs)
             self._loop.call_later(max(0.0, last - monotonic()), self._take_back, jobs)
-        self._admit.holding(jobs)
-        way = self._suspects.making_way
+        self._unblocker.holding(jobs)
+        way = self._poison_jobs.draining
         self._deliver(jobs, let_in=True, first=True)
-        self._fetcher.news() if way else self._fetcher.roomier()
+        self._fetcher.wake() if way else self._fetcher.slots_freed()
 
     def _take_back(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             if (job.start_by or STARTED) > STARTED:  # its turn has not come
-                found = [pool.remove(job.id) for pool in self._executor.pools]
+                found = [group.remove(job.id) for group in self._executor.groups]
                 self._give_back([waiting for waiting in found if waiting is not None])
 
     def _rated(self, keys: Iterable[str]) -> None:
-        self._rates.told(keys)
-        self._sweep.keyed()
+        self._rates.wanted(keys)
+        self._sweep.keys_in_use()
 
     def _swept(self, keys: Iterable[str]) -> None:
         rates = [key for key in keys if key.startswith(RATE)]
         self._rates.swept(rates)
-        self._admit.swept(set(keys).difference(rates))
+        self._unblocker.swept(set(keys).difference(rates))
 
-    def _admitted(self) -> None:
-        self._fetcher.roomier()
-        self._sweep.keyed()
+    def _unblocked(self) -> None:
+        self._fetcher.slots_freed()
+        self._sweep.keys_in_use()
 
     def _written(self, jobs: Sequence[Job]) -> None:
         self._ended_jobs += len(jobs)
         for job in jobs:
             if self._held.get(job.id) is job:
                 del self._held[job.id]
-        self._progress.over(jobs)
-        self._admit.ended(self._go_on(jobs))
-        if self._suspects.making_way or any([pool.low() for pool in self._executor.pools]):
-            self._fetcher.roomier()
-        self._rates.roomier()
-        if self._suspects.ended(jobs):
-            self._fetcher.news()
+        self._progress.ended(jobs)
+        self._unblocker.ended(self._go_on(jobs))
+        if self._poison_jobs.draining or any([group.low() for group in self._executor.groups]):
+            self._fetcher.slots_freed()
+        self._rates.slots_freed()
+        if self._poison_jobs.ended(jobs):
+            self._fetcher.wake()
 
     def _go_on(self, ended: Sequence[Job]) -> Sequence[Job]:
         """Where another one comes after one of these in its chain, that has the lock now, and starts. The rest."""
@@ -220,17 +222,19 @@ class Meeting:
             if after is None:
                 rest.append(job)
             else:
-                self._admit.passed_on(job, after)
+                self._unblocker.handed_on(job, after)
                 started.append(after)
-        for pool, mine in self._by_pool(started):
-            self._executor.offer(pool, mine)
+        for group, mine in self._by_pool(started):
+            self._executor.offer(group, mine)
         return rest
 
     def _cut(self, jobs: Iterable[Job]) -> None:
         """These are not ours any more, and their locks, if they have any, not free: no job goes on after them."""
         for job in jobs:
             if job.lock_key is not None:
-                self._admit.put_back(job)  # again, if it was in a chain: a look may have come before it was there
+                self._unblocker.blocked_again(
+                    job
+                )  # again, if it was in a chain: a look may have come before it was there
                 self._give_back(self._executor.chains.cut(job))
 
     def _shorten(self, chains: Iterable[Chain]) -> None:
@@ -238,11 +242,11 @@ class Meeting:
         self._give_back(self._executor.chains.shorten(chains))
 
     def _roomier(self) -> None:
-        self._rates.roomier()
-        self._fetcher.roomier()
+        self._rates.slots_freed()
+        self._fetcher.slots_freed()
 
     def _give_back(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             if job.chained:
-                self._admit.put_back(job)
+                self._unblocker.blocked_again(job)
             self._completer.finish(job, RELEASED)

@@ -28,42 +28,42 @@ from pgqueue.database.sessions import Link, Session
 from pgqueue.worker.claims import Claims
 from pgqueue.worker.complete.completer import Completer
 from pgqueue.worker.complete.job_logger import with_lines
-from pgqueue.worker.complete.outcome_sql import Endings
-from pgqueue.worker.concurrency.declared_limits import Declarer, Warner, limits_of, rates_of
-from pgqueue.worker.concurrency.rate_limiter import HANDED, Rates
+from pgqueue.worker.complete.outcome_sql import OutcomeSql
+from pgqueue.worker.concurrency.declared_limits import DeclaredLimits, UndeclaredLimits, limits_of, rates_of
+from pgqueue.worker.concurrency.rate_limiter import HANDED, RateLimiter
 from pgqueue.worker.concurrency.sweep import SWEEP, Sweep
-from pgqueue.worker.concurrency.unblocker import Admit
-from pgqueue.worker.context import WorkerMeans
+from pgqueue.worker.concurrency.unblocker import Unblocker
+from pgqueue.worker.context import WorkerContext
 from pgqueue.worker.fetch.fetcher import Fetcher
 from pgqueue.worker.fetch.notifier import CONTROL, LED, PING_ANSWER_SECONDS, SCHEDULED, Notifier
-from pgqueue.worker.fetch.poison_jobs import Isolation
+from pgqueue.worker.fetch.poison_jobs import PoisonDrain
 from pgqueue.worker.fetch.reconciler import Reconciler
-from pgqueue.worker.held_jobs import Meeting
+from pgqueue.worker.held_jobs import HeldJobs
 from pgqueue.worker.leader.election import Election
-from pgqueue.worker.leader.pruner import Maintenance
+from pgqueue.worker.leader.pruner import Pruner
 from pgqueue.worker.leader.scheduler import Scheduler
 from pgqueue.worker.leader.ticks import CHANGED, Ticks
 from pgqueue.worker.leader.unknown_tasks import UnknownTasks
 from pgqueue.worker.liveness.heartbeat import Heartbeat, Identity
-from pgqueue.worker.liveness.lease_guard import LostLease
-from pgqueue.worker.liveness.loop_monitor import BLOCKED_SECONDS, Pulse
+from pgqueue.worker.liveness.lease_guard import LeaseGuard
+from pgqueue.worker.liveness.loop_monitor import BLOCKED_SECONDS, LoopMonitor
 from pgqueue.worker.liveness.registration import enter
 from pgqueue.worker.liveness.rescue import Rescue
-from pgqueue.worker.run.cancellation import SIGNAL, Signals
+from pgqueue.worker.run.cancellation import SIGNAL, Cancellation
 from pgqueue.worker.run.executor import Executor
 from pgqueue.worker.run.progress import Progress
-from pgqueue.worker.run.serialization_retries import Aborts
-from pgqueue.worker.run.slots import Turns, pools
+from pgqueue.worker.run.serialization_retries import SerializationRetries
+from pgqueue.worker.run.slots import SlotTurns, slot_groups
 from pgqueue.worker.settings import Settings
-from pgqueue.worker.transactions.handler_pool import Lender
+from pgqueue.worker.transactions.handler_pool import HandlerPool
 from pgqueue.worker.transactions.iteration import Iterations
-from pgqueue.worker.transactions.transaction import Around
-from pgqueue.worker.transactions.transactional import Transactions
+from pgqueue.worker.transactions.transaction import TransactionServices
+from pgqueue.worker.transactions.transactional import Transactional
 
 log = logging.getLogger("pgqueue")
 
 
-class Wiring(Meeting, ABC):
+class Services(HeldJobs, ABC):
     """The services of one worker, made by `_build`, and the callbacks through which they meet."""
 
     _link: Link
@@ -94,7 +94,7 @@ class Wiring(Meeting, ABC):
         self._give = Session(self._link, "complete", lambda: self._heartbeat.listed(0.0))
         self._keys = Session(self._link, "admit", lambda: self._heartbeat.listed())
         self._pace = Session(self._link, "rates", lambda: self._heartbeat.listed())
-        self._endings = Endings(settings.schema, settings.version_tag, settings.notify, holding=holding(self._tasks))
+        self._endings = OutcomeSql(settings.schema, settings.version_tag, settings.notify, holding=holding(self._tasks))
         self._completer = Completer(
             self._give,
             lambda: self.worker_id,
@@ -103,19 +103,19 @@ class Wiring(Meeting, ABC):
             kept=self._cut,
         )
         self._claims = claims = Claims()
-        self._admit = Admit(
+        self._unblocker = Unblocker(
             self._keys,
             lambda: self.worker_id,
             claims=claims,
             tasks=self._tasks,
             slots=self._slots,
             deliver=self._let_in,
-            done=self._admitted,
+            done=self._unblocked,
             in_doubt=lambda: self._reconciler.doubt(),
             notify=settings.notify,
             rated=self._rated,
         )
-        self._rates = Rates(
+        self._rates = RateLimiter(
             self._pace,
             lambda: self.worker_id,
             claims=claims,
@@ -127,14 +127,14 @@ class Wiring(Meeting, ABC):
             notify=settings.notify,
         )
         self._sweep = Sweep(self._take, found=self._swept, leads=self._leads)
-        self._declarer = Declarer(
+        self._declarer = DeclaredLimits(
             self._take,
             limits=self._limits,
             rates=self._paces,
-            changed=self._sweep.soon,
+            changed=self._sweep.sweep_soon,
             notify=settings.notify,
         )
-        self._warner = Warner(self._take)
+        self._warner = UndeclaredLimits(self._take)
         self._election = Election(self._link)
         self._fetcher = Fetcher(
             self._take,
@@ -142,35 +142,35 @@ class Wiring(Meeting, ABC):
             tasks=self._tasks,
             shares=self._shares,
             deliver=self._deliver,
-            suspects=lambda: self._suspects.ranks(idle=not self._held),
+            poison=lambda: self._poison_jobs.ranks(idle=not self._held),
             live_workers=lambda: 1 + self._heartbeat.judge.live(),
             in_doubt=lambda: self._reconciler.doubt(),
             poll=settings.poll,
             claims=claims,
-            parked=self._admit.parked,
-            holding=self._admit.claimed,
+            blocked=self._unblocker.blocked,
+            holding=self._unblocker.granted,
             answered=self._answered,
-            beside=self._election.asks,
-            fronts=self._admit.fronts,
+            beside=self._election.statements,
+            fronts=self._unblocker.waiter_cursors,
         )
-        slots = pools(settings.queues, settings.concurrency)
+        slots = slot_groups(settings.queues, settings.concurrency)
         hungry, fetches = self._fetcher.hungry, lambda: self._fetcher.fetches
-        self._turns = {pool.queues: Turns(fetches, partial(hungry, pool.queues)) for pool in slots}
-        self._lender = Lender(
+        self._turns = {pool.queues: SlotTurns(fetches, partial(hungry, pool.queues)) for pool in slots}
+        self._lender = HandlerPool(
             self._link, sum(pool.slots for pool in slots), lambda: self._heartbeat.listed(), size=settings.pool_size
         )
-        around = Around(
+        around = TransactionServices(
             self._lender,
             self._endings,
             lambda: self.worker_id,
-            lambda job, **how: self._executor.seal(job, **how),
-            lambda job, **how: self._executor.aseal(job, **how),
-            lambda job: self._executor.unseal(job),
-            lambda job, **how: self._executor.hold(job, **how),
+            lambda job, **how: self._executor.uninterruptible(job, **how),
+            lambda job, **how: self._executor.auninterruptible(job, **how),
+            lambda job: self._executor.interruptible(job),
+            lambda job, **how: self._executor.shield(job, **how),
             lambda job: self._executor.checkpoint(job),
             self._settled_if_next,
         )
-        self._transactions = transactions = Transactions(around)
+        self._transactions = transactions = Transactional(around)
         iterations = Iterations(transactions, self._endings, lambda job: self._executor.checkpoint(job))
         self._progress = Progress(
             self._take,
@@ -178,17 +178,17 @@ class Wiring(Meeting, ABC):
             holds=lambda job: self._held.get(job.id) is job,
             iterated=iterations.drop,
         )
-        self._means = WorkerMeans(
+        self._means = WorkerContext(
             transactions,
             iterations,
             self._endings,
             lambda: self.worker_id,
             stops=lambda job: self._executor.checkpoint(job),
             stopping=lambda job: self._executor.stopping(job),
-            says=self._progress.say,
+            says=self._progress.report,
         )
         hooks = with_lines(declared())
-        self._lost_lease = LostLease(
+        self._lost_lease = LeaseGuard(
             settings.lease,
             last_beat=lambda: self._heartbeat.last_beat,
             stop=lambda job, outcome: self._executor.interrupt_run(job, outcome),
@@ -200,9 +200,9 @@ class Wiring(Meeting, ABC):
             low=self._roomier,
             half_lost=self.quiet,
             means=self._means,
-            aborts=Aborts(self._give, lambda: self.worker_id, version_tag=settings.version_tag),
+            aborts=SerializationRetries(self._give, lambda: self.worker_id, version_tag=settings.version_tag),
         )
-        self._signals = Signals(self._take, lambda: self.worker_id, self._held.__len__, self._executor.interrupt)
+        self._signals = Cancellation(self._take, lambda: self.worker_id, self._held.__len__, self._executor.interrupt)
         self._notifier = Notifier(
             replace(self._link, dsn=embedded.resolve(settings.listen_dsn or settings.dsn)),
             list(settings.queues),
@@ -218,7 +218,7 @@ class Wiring(Meeting, ABC):
             leads=self._leads,
         )
         self._scheduler = Scheduler(self._take, notify=settings.notify, leads=self._leads, overdue=self._ticks.overdue)
-        self._rescue = Rescue(self._take, notify=settings.notify, rescued=self._rescued, acted=self._election.seek)
+        self._rescue = Rescue(self._take, notify=settings.notify, rescued=self._rescued, acted=self._election.try_now)
         self._reconciler = Reconciler(
             self._take,
             lambda: self.worker_id,
@@ -226,12 +226,12 @@ class Wiring(Meeting, ABC):
             knows=self._knows,
             notify=settings.notify,
         )
-        self._isolation = Isolation(
+        self._isolation = PoisonDrain(
             self._take,
             list(settings.queues),
             self._tasks,
             leads=self._leads,
-            asked=lambda: self._suspects.asked,
+            asked=lambda: self._poison_jobs.asked,
             make_way=self._make_way,
         )
         self._unknown_tasks = UnknownTasks(
@@ -240,10 +240,10 @@ class Wiring(Meeting, ABC):
             fail_after=settings.fail_unknown,
             version_tag=settings.version_tag,
             notify=settings.notify,
-            ended=self._sweep.soon,
+            ended=self._sweep.sweep_soon,
         )
-        self._maintenance = Maintenance(self._take, leads=self._leads, also=self._leftovers)
-        self._pulse = Pulse(self._loop, min(BLOCKED_SECONDS, settings.lease / 3))
+        self._maintenance = Pruner(self._take, leads=self._leads, also=self._leftovers)
+        self._pulse = LoopMonitor(self._loop, min(BLOCKED_SECONDS, settings.lease / 3))
         self._heartbeat = self._new_heartbeat()
 
     def _new_heartbeat(self) -> Heartbeat:
@@ -258,7 +258,7 @@ class Wiring(Meeting, ABC):
             sessions=self._identities,
             dead=lambda dead: call(self._seen_dead, dead),
             declared_dead=lambda: call(self._declared_dead),
-            again=lambda: call(self._fetcher.roomier),
+            again=lambda: call(self._fetcher.slots_freed),
             pulse=self._pulse,
         )
 
@@ -266,28 +266,28 @@ class Wiring(Meeting, ABC):
 
     def _heard(self, channel: str, payload: str) -> None:
         if channel == SCHEDULED and payload == CHANGED:
-            self._ticks.news()
+            self._ticks.wake()
         elif channel == SCHEDULED:
-            self._scheduler.news()
+            self._scheduler.wake()
         elif channel == LED:
-            self._scheduler.news()
-            self._ticks.news()
-            self._sweep.news()
-            self._maintenance.news()
+            self._scheduler.wake()
+            self._ticks.wake()
+            self._sweep.wake()
+            self._maintenance.wake()
         elif channel == CONTROL and payload == SIGNAL:
-            self._signals.news()
+            self._signals.wake()
         elif channel == CONTROL and payload == SWEEP:
-            self._sweep.soon()
+            self._sweep.sweep_soon()
         elif channel == CONTROL and payload.startswith(HANDED):
-            self._rates.handed(payload.removeprefix(HANDED))
+            self._rates.handed_on(payload.removeprefix(HANDED))
         elif channel == CONTROL or not channel:
-            self._signals.news()
-            self._sweep.soon()
-            self._fetcher.news()
-            self._scheduler.news()
-            self._ticks.news()
+            self._signals.wake()
+            self._sweep.sweep_soon()
+            self._fetcher.wake()
+            self._scheduler.wake()
+            self._ticks.wake()
         else:
-            self._fetcher.news(zero=payload == "zero")
+            self._fetcher.wake(zero=payload == "zero")
 
     async def _leftovers(self) -> None:
         await self._rescue.strays()
@@ -303,7 +303,7 @@ class Wiring(Meeting, ABC):
 
     def _settled_if_next(self, is_async: bool) -> int | None:
         """The claims that have been answered, if a transactional job of this kind is about to run."""
-        for pool in self._executor.pools:
+        for pool in self._executor.groups:
             task = pool.next()
             if task is not None and task.transactional and task.is_async is is_async:
                 return self._claims.settled
@@ -317,8 +317,8 @@ class Wiring(Meeting, ABC):
     # Death, ours and others' -----------------------------------------------------------------------------------------
 
     def _rescued(self) -> None:
-        self._fetcher.news(zero=True)
-        self._sweep.soon()
+        self._fetcher.wake(zero=True)
+        self._sweep.sweep_soon()
 
     def _seen_dead(self, dead: list[tuple[int, int]]) -> None:
         self._serve(self._rescue.seen(dead, leads=self._leads()), "rescue")
@@ -330,12 +330,12 @@ class Wiring(Meeting, ABC):
                 "worker %d was taken for dead (no sign of life for its lease); its jobs run elsewhere", self.worker_id
             )
             self._lost_lease.lost()
-            self._claims.forget()  # one may be under way still, and its answer come when we have another id
+            self._claims.void_all()  # one may be under way still, and its answer come when we have another id
             dropped = self._executor.hand_back()
             for job in dropped:
                 self._held.pop(job.id, None)
-            self._suspects.ended(dropped)
-            self._admit.ended(dropped)
+            self._poison_jobs.ended(dropped)
+            self._unblocker.ended(dropped)
             self._serve(self._register_anew(), "register")
 
     async def _register_anew(self) -> None:
@@ -344,8 +344,8 @@ class Wiring(Meeting, ABC):
         await persist(register, name="register", until=lambda: self.worker_id != old)
         self._heartbeat = self._new_heartbeat()
         self._heartbeat.start()
-        self._fetcher.news(zero=True)
-        self._ticks.news()
+        self._fetcher.wake(zero=True)
+        self._ticks.wake()
 
     def _knows(self, job_id: int, claim: int) -> bool:
         job = self._held.get(job_id)

@@ -21,7 +21,7 @@ from pgqueue.database.sessions import Link
 from pgqueue.database.statements import integers
 from pgqueue.jobs.job import Job, fields
 from pgqueue.worker.liveness.registration import withdraw
-from pgqueue.worker.services import Wiring
+from pgqueue.worker.services import Services
 from pgqueue.worker.settings import by_name, settle
 
 log = logging.getLogger("pgqueue")
@@ -46,7 +46,7 @@ class Vitals:
     ended: int
 
 
-class Worker(Wiring):
+class Worker(Services):
     """A worker inside this process: takes jobs of its queues and runs them, until it is stopped.
 
     `queues` is a sequence of names, each with slots of its own if written `name:slots`; default: every queue an
@@ -161,7 +161,7 @@ class Worker(Wiring):
         self._fetching = self._serve(self._fetcher.run(), "fetcher")
         self._writing = self._serve(self._completer.run(), "completer")
         services: list[Any] = [self._scheduler, self._maintenance, self._reconciler, self._signals]
-        services += [self._admit, self._sweep, self._ticks, self._declarer, self._rates]
+        services += [self._unblocker, self._sweep, self._ticks, self._declarer, self._rates]
         for service in [
             *services,
             self._isolation,
@@ -195,7 +195,7 @@ class Worker(Wiring):
         """Take no more jobs, hand back those that have not started; `run` returns when what runs has ended."""
         if self._state == "running":
             self._state = "quiet"
-            self._heartbeat.soon()
+            self._heartbeat.beat_soon()
             self._fetcher.quiet()
             self._give_back(self._executor.hand_back())
             self._serve(self._drain(), "drain")
@@ -206,7 +206,7 @@ class Worker(Wiring):
 
     def vitals(self) -> Vitals:
         """How it is just now."""
-        slots = sum(pool.slots for pool in self._executor.pools)
+        slots = sum(pool.slots for pool in self._executor.groups)
         return Vitals(
             self.worker_id, self._state, len(self._executor.running), slots, self._executor.lost, self._ended_jobs
         )
@@ -254,7 +254,7 @@ class Worker(Wiring):
         self._give_back(self._executor.hand_back())
         left = await self._wait_for_jobs(deadline)
         await within(self._completer.flushed(), FLUSH_SECONDS)
-        await within(self._admit.idle(), HAND_ON_SECONDS)
+        await within(self._unblocker.idle(), HAND_ON_SECONDS)
         await self._leave()
         return left
 

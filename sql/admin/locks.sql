@@ -3,7 +3,7 @@
 -- name: locks_list
 -- Keys with the jobs that hold them and how many wait, as a JSON array, the longest lines first: all that are held or waited for,
 -- 1,000 of either at most. Lines are counted up to 10,001. Of a chain (see chains.py) the first that is left holds the key, the
--- others wait, before all that are parked.
+-- others wait, before all that are blocked.
 WITH RECURSIVE walked (key, place) AS (
     (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > 'lock' ORDER BY b.key LIMIT 1)
     UNION ALL
@@ -73,7 +73,7 @@ WITH granted AS MATERIALIZED (
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), from_later AS (
     DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM later)) RETURNING *
-), parked AS (
+), blocked AS (
     INSERT INTO pgqueue.job_blocked (
         state, key, rank,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
@@ -94,7 +94,7 @@ WITH granted AS MATERIALIZED (
     FROM from_later
     RETURNING id
 ), released AS (
-    SELECT id FROM parked UNION ALL SELECT id FROM put_off
+    SELECT id FROM blocked UNION ALL SELECT id FROM put_off
 ), told AS (
     SELECT pg_notify('pgqueue.:control', 'sweep')::text AS done WHERE %(notify)s::boolean
 )

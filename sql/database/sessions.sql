@@ -5,7 +5,7 @@
 -- One plan per statement, made without looking at values: planning by value probes the ends of indexes, and those are
 -- where a queue's dead rows lie. And by index, whatever statistics say: a table that was empty is full a second later.
 -- Never compiled: up to PostgreSQL 17 what must be scanned all the same is priced at 1e10, so a server with JIT (on by
--- default) would compile heartbeats, probes and admissions at each run: 0.1 s of CPU for a heartbeat, 3.5 s for `admit_move`.
+-- default) would compile heartbeats, probes and admissions at each run: 0.1 s of CPU for a heartbeat, 3.5 s for `unblock_move`.
 SELECT pg_catalog.set_config('search_path', '', true),
        pg_catalog.set_config('lock_timeout', '2s', true),
        pg_catalog.set_config('statement_timeout', '30s', true),

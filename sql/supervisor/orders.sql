@@ -6,7 +6,7 @@ INSERT INTO pgqueue.supervisor (host, pid, size, active, state)
 VALUES (%(host)s::text, %(pid)s::integer, %(size)s::integer, %(active)s::integer, %(state)s::text)
 RETURNING id;
 
--- name: orders_beat
+-- name: orders_heartbeat
 -- How a supervisor stands, and which workers are its own. No row: it was forgotten, and registers anew.
 WITH mine AS (
     UPDATE pgqueue.supervisor

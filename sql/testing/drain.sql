@@ -24,7 +24,7 @@ WHERE j.state IN ('available', 'blocked') AND (j.task IN (SELECT unnest(%(tasks)
 SELECT (extract(epoch FROM min(run_at)) * 1000000)::bigint
 FROM pgqueue.job_scheduled WHERE id = ANY (%(ids)s::bigint[]);
 
--- name: drain_parked
+-- name: drain_blocked
 -- The locks that jobs wait for, 64 at most; the queues of all waiting jobs; and how many jobs wait.
 SELECT coalesce((SELECT array_agg(key) FROM (SELECT DISTINCT key FROM pgqueue.job_blocked WHERE starts_with(key, 'lock:')
                                              ORDER BY key LIMIT 64) AS keys), '{}'),
@@ -52,7 +52,7 @@ SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), leas
 FROM taken;
 
 -- name: drain_lock
--- As `admit_lock`, without a change of settings: the transaction is a test's.
+-- As `unblock_lock`, without a change of settings: the transaction is a test's.
 SELECT count(pg_advisory_xact_lock(hashed.hash)::text)
 FROM (SELECT DISTINCT hashtextextended('pgqueue.' || asked.key, 7) AS hash
       FROM unnest(%(keys)s::text[]) AS asked (key) ORDER BY hash LIMIT 64) AS hashed;

@@ -324,7 +324,7 @@ WITH ended AS (
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
     FROM ended WHERE key IS NULL
     RETURNING id, queue
-), parked AS (
+), blocked AS (
     INSERT INTO pgqueue.job_blocked (
         state, key, rank, attempt,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
@@ -340,7 +340,7 @@ WITH ended AS (
 )
 SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
        (SELECT count(done) FROM told)
-FROM (SELECT id FROM available UNION ALL SELECT id FROM parked) AS given_back;
+FROM (SELECT id FROM available UNION ALL SELECT id FROM blocked) AS given_back;
 
 -- name: complete_interrupt
 -- Jobs that were stopped in the middle for a reason of their worker's own (a shutdown, a lost lease): as the one before;
@@ -374,7 +374,7 @@ WITH picked AS MATERIALIZED (
         lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
     FROM ended WHERE key IS NULL
     RETURNING id, queue
-), parked AS (
+), blocked AS (
     INSERT INTO pgqueue.job_blocked (
         state, key, rank, attempt,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
@@ -390,7 +390,7 @@ WITH picked AS MATERIALIZED (
 )
 SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
        (SELECT count(done) FROM told)
-FROM (SELECT id FROM available UNION ALL SELECT id FROM parked) AS given_back;
+FROM (SELECT id FROM available UNION ALL SELECT id FROM blocked) AS given_back;
 
 -- name: complete_missing
 -- Of jobs that could not be ended just now: those that are still ours. Their rows are locked; the next flush tries again.

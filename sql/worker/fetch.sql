@@ -80,7 +80,7 @@ SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
        ARRAY(SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL);
 
 -- name: fetch_refuse_doubles
--- After a claim met an id that is running or parked already (rows restored or inserted with ids of their own): put the second
+-- After a claim met an id that is running or blocked already (rows restored or inserted with ids of their own): put the second
 -- row aside as failed, so that it harms only itself. Answers their ids.
 WITH double AS (
     DELETE FROM pgqueue.job_available a

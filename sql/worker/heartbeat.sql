@@ -1,4 +1,4 @@
--- name: heartbeat_beat
+-- name: heartbeat_write
 -- Raise our counter, say what we run (NULL: only which sessions we have), and read the counters of all workers. Our own row is
 -- missing from the answer when we have been declared dead.
 WITH mine AS (

@@ -62,8 +62,8 @@ SELECT (SELECT eighth FROM table_of_locks),
        pg_catalog.set_config('pgqueue.locked', coalesce(pg_catalog.array_agg(id)::pg_catalog.text, ''), true) IS NOT NULL
 FROM first WHERE alone AND pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended('pgqueue.lock:' || lock_key, 7));
 
--- name: keyed_claim_park
--- Park those of the next n available jobs of these `tasks` and lanes that need a key, ahead of a claim in the same transaction: so that
+-- name: keyed_claim_block
+-- Block those of the next n available jobs of these `tasks` and lanes that need a key, ahead of a claim in the same transaction: so that
 -- many of them in a row cost few fetches, and do not count against a claim's n. Locks no other job, and leaves the rest
 -- where it is. One row if there were any: how many, their keys with those ids that may be skipped, the keys of which one has a
 -- limit above 1, and the lowest rank and the lowest id of any, as a JSON object.
@@ -91,7 +91,7 @@ WITH lane AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM seen WHERE keyed)) FOR UPDATE SKIP LOCKED
 ), taken AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
-), parked AS (
+), blocked AS (
     INSERT INTO pgqueue.job_blocked (
         state, key, holds, hold_pos,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
@@ -109,7 +109,7 @@ SELECT json_build_object(
     'lowest', json_build_array(min(lowest_rank), min(lowest_id)))::text
 FROM (SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait' AND starts_with(key, 'lock:')) AS ids, count(*) AS n,
              bool_or(lock_limit > 1) AS several, min(rank) AS lowest_rank, min(id) AS lowest_id
-      FROM parked GROUP BY key) AS keys
+      FROM blocked GROUP BY key) AS keys
 HAVING count(*) > 0;
 
 -- name: keyed_claim_move
@@ -119,7 +119,7 @@ HAVING count(*) > 0;
 -- The holders of a lock are read behind the hold_pos that `starts`, a JSON object, has for its key (see holder_cursors.py),
 -- its line behind the [rank, id] that `lines` has (see waiter_cursors.py).
 -- The first row has no id. Its pos is the lowest hold_pos of those that have a lock, its queue the locks that came with the job,
--- as a JSON array. Its args hold the places (from 1) of the lanes that were open; its headers, if jobs were parked,
+-- as a JSON array. Its args hold the places (from 1) of the lanes that were open; its headers, if jobs were blocked,
 -- what each lane gave of them [queue, rank, how many, highest pos], their keys with those ids that may be skipped, the keys of
 -- which one has a limit above 1, and the lowest rank and the lowest id of any. Every condition stands in `lane` and `picked`: what is picked is deleted,
 -- and what is deleted is inserted, or the statement raises.
@@ -184,7 +184,7 @@ WITH lane AS MATERIALIZED (
         lock_key, lock_limit, on_locked, limit_key, rate_key, true, unique_key, idempotency_key
     FROM taken WHERE runs
     RETURNING hold_pos
-), parked AS (
+), blocked AS (
     INSERT INTO pgqueue.job_blocked (
         state, key, holds, hold_pos,
         id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
@@ -200,18 +200,18 @@ WITH lane AS MATERIALIZED (
 SELECT NULL::bigint, started.hold_pos, NULL::smallint,
        (SELECT json_agg(lock_key) FROM taken WHERE holds AND lock_key IS NOT NULL AND runs)::text, NULL::text,
        (SELECT coalesce(json_agg(place), '[]') FROM lane)::text,
-       CASE WHEN (SELECT count(*) FROM picked) <> started.n + (SELECT count(*) FROM parked)
+       CASE WHEN (SELECT count(*) FROM picked) <> started.n + (SELECT count(*) FROM blocked)
             THEN pgqueue.refuse('a claim deleted jobs it did not start') END::smallint,
        NULL::smallint, NULL::smallint, NULL::smallint, NULL::smallint,
        NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
-       CASE WHEN EXISTS (SELECT FROM parked) THEN json_build_object(
+       CASE WHEN EXISTS (SELECT FROM blocked) THEN json_build_object(
             'lanes', (SELECT json_agg(json_build_array(queue, rank, n, pos)) FROM (
                 SELECT queue, rank, count(*) AS n, max(pos) AS pos FROM taken WHERE NOT runs GROUP BY queue, rank) AS lanes),
             'keys', (SELECT json_object_agg(key, coalesce(ids, '{}')) FROM (
                 SELECT key, array_agg(id) FILTER (WHERE on_locked <> 'wait' AND starts_with(key, 'lock:')) AS ids
-                FROM parked GROUP BY key) AS keys),
-            'several', (SELECT json_agg(DISTINCT key) FROM parked WHERE lock_limit > 1),
-            'lowest', (SELECT json_build_array(min(rank), min(id)) FROM parked))::text END,
+                FROM blocked GROUP BY key) AS keys),
+            'several', (SELECT json_agg(DISTINCT key) FROM blocked WHERE lock_limit > 1),
+            'lowest', (SELECT json_build_array(min(rank), min(id)) FROM blocked))::text END,
        NULL::text, NULL::text, NULL::text, NULL::text
 FROM (SELECT count(*) AS n, min(hold_pos) AS hold_pos FROM running) AS started
 UNION ALL

@@ -1,7 +1,7 @@
 -- name: poison_jobs_waiting
--- The suspect of two crashes or more, of these `tasks`, that has waited longest in these queues, and the rate it waits for, if it does (those that are
+-- The poison job of two crashes or more, of these `tasks`, that has waited longest in these queues, and the rate it waits for, if it does (those that are
 -- available come first). Of those that wait for a rate only one whose rate is declared and lets somebody in within so many seconds.
--- One index entry per queue, and one for each suspect that waits for another rate; no lock.
+-- One index entry per queue, and one for each poison job that waits for another rate; no lock.
 SELECT waiting.id, waiting.key
 FROM unnest(%(queues)s::text[]) AS queue (name)
 CROSS JOIN LATERAL (

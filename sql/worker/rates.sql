@@ -17,13 +17,13 @@ CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true) OFFSET 0) A
 -- With these keys locked: let in as many of those that wait for each, in (rank, id) order, as its rate allows now and as there are
 -- free slots here (`queues` with the place of their pool, `slots` by pool; with `spare` more of a rate so fast that it is no loss if
 -- they come too late), and charge the rate for them. Jobs of paused queues, of others' queues and of tasks that are not among `tasks` are passed over; so are
--- suspects of other ranks than `suspects`, of which at most one is let in, and all but suspects if not `ordinary`. A time beyond
+-- poison jobs of other ranks than `poison`, of which at most one is let in, and all but poison jobs if not `ordinary`. A time beyond
 -- what the rate could have set (it was changed, or the clock was) is cut down. The time before the search decides how many, the time
 -- after it is charged and answered.
 -- One row: that time; and as JSON for each key that has a rate [key, how many were let in, seconds until the next may be,
 -- seconds after which they are too late to start, whether a job is left that we could take, whether the first that is left is
 -- one that only another worker takes, which worker had let in last if it could have taken the first of ours that is left, whether
--- suspects of our queues and tasks are left].
+-- poison jobs of our queues and tasks are left].
 WITH me AS MATERIALIZED (
     SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
 ), clock AS MATERIALIZED (
@@ -48,7 +48,7 @@ WITH me AS MATERIALIZED (
         FROM clock CROSS JOIN pgqueue.limiter l WHERE l.key = asked.key LIMIT 1
     ) AS l ON true
 ), head AS MATERIALIZED (
-    -- By queue, so that those who can go are not looked for behind those who cannot; suspects by themselves for the same reason
+    -- By queue, so that those who can go are not looked for behind those who cannot; poison jobs by themselves for the same reason
     -- (BETWEEN: of one rank, any index on ids has the order that is asked for).
     SELECT limiter.key, limiter.room, limiter.gap < 0.002 AS fast, mine.pool, mine.slots, mine.spare, b.*
     FROM limiter JOIN mine ON mine.slots > 0
@@ -62,13 +62,13 @@ WITH me AS MATERIALIZED (
             FOR UPDATE SKIP LOCKED
         ) AS ordinary
         UNION ALL
-        SELECT suspect.* FROM unnest(%(suspects)s::integer[]) AS lane (rank) CROSS JOIN LATERAL (
+        SELECT poison_job.* FROM unnest(%(poison)s::integer[]) AS lane (rank) CROSS JOIN LATERAL (
             SELECT b.ctid, b.id, b.rank, b.crashes FROM pgqueue.job_blocked b
             WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue
               AND b.rank BETWEEN lane.rank AND lane.rank AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
             ORDER BY b.rank, b.id LIMIT least(limiter.room, 1)
             FOR UPDATE SKIP LOCKED
-        ) AS suspect
+        ) AS poison_job
     ) AS b
 ), first AS MATERIALIZED (
     SELECT * FROM (SELECT head.*, row_number() OVER (PARTITION BY key ORDER BY rank, id) AS turn FROM head) AS numbered
@@ -80,7 +80,7 @@ WITH me AS MATERIALIZED (
         FROM first
     ) AS numbered
     WHERE place <= slots + CASE WHEN fast AND crashes = 0 THEN spare ELSE 0 END AND (crashes = 0 OR nth = 1)
-), admitted AS MATERIALIZED (
+), unblocked AS MATERIALIZED (
     -- Beside one that must run alone there is nobody.
     SELECT f.ctid, f.id, f.key FROM fitting f
     WHERE f.crashes > 1 OR NOT EXISTS (SELECT FROM fitting g WHERE g.crashes > 1)
@@ -90,7 +90,7 @@ WITH me AS MATERIALIZED (
       AND NOT served.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
 ), rest AS MATERIALIZED (
     -- IS NOT TRUE: so the ids of those let in are hashed, not compared one by one with each that is left.
-    SELECT limiter.key, (SELECT count(*) FROM admitted a WHERE a.key = limiter.key) AS taken,
+    SELECT limiter.key, (SELECT count(*) FROM unblocked a WHERE a.key = limiter.key) AS taken,
            ours.id IS NOT NULL AS remains,
            theirs.id IS NOT NULL AND (ours.id IS NULL OR (theirs.rank, theirs.id) < (ours.rank, ours.id)) AS elsewhere,
            CASE WHEN EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = limiter.worker_id AND ours.queue = ANY (w.queues)
@@ -101,18 +101,18 @@ WITH me AS MATERIALIZED (
                    SELECT FROM pgqueue.job_blocked b
                    WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND b.rank < 0
                      AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
-                     AND (b.id IN (SELECT id FROM admitted)) IS NOT TRUE
+                     AND (b.id IN (SELECT id FROM unblocked)) IS NOT TRUE
                    ORDER BY b.rank, b.id LIMIT 1
                ) AS b
-           ) AS suspects
+           ) AS poison
     FROM limiter
     LEFT JOIN LATERAL (
-        SELECT b.rank, b.id, mine.queue, b.task FROM mine CROSS JOIN unnest(%(suspects)s::integer[] || 0) AS lane (rank)
+        SELECT b.rank, b.id, mine.queue, b.task FROM mine CROSS JOIN unnest(%(poison)s::integer[] || 0) AS lane (rank)
         CROSS JOIN LATERAL (
             SELECT b.id, b.rank, b.task FROM pgqueue.job_blocked b
             WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
               AND b.rank BETWEEN lane.rank AND CASE lane.rank WHEN 0 THEN 32767 ELSE lane.rank END
-              AND (b.id IN (SELECT id FROM admitted)) IS NOT TRUE
+              AND (b.id IN (SELECT id FROM unblocked)) IS NOT TRUE
             ORDER BY b.rank, b.id LIMIT 1
         ) AS b
         ORDER BY b.rank, b.id LIMIT 1
@@ -133,7 +133,7 @@ WITH me AS MATERIALIZED (
     -- Looked at when all is found: however long that took, nobody is late for it.
     SELECT CASE WHEN found.n >= 0 THEN pgqueue.now() END AS now FROM clock CROSS JOIN (SELECT count(*) AS n FROM rest) AS found
 ), charge AS MATERIALIZED (
-    SELECT limiter.*, moment.now, rest.taken, rest.remains, rest.elsewhere, rest.rival, rest.suspects,
+    SELECT limiter.*, moment.now, rest.taken, rest.remains, rest.elsewhere, rest.rival, rest.poison,
            greatest(0, least(limiter.depth + limiter.gap,
                coalesce(limiter.ahead - extract(epoch FROM moment.now - clock.now)::float8, 0))) AS base
     FROM limiter JOIN rest ON rest.key = limiter.key CROSS JOIN clock CROSS JOIN moment
@@ -144,7 +144,7 @@ WITH me AS MATERIALIZED (
     FROM charge c WHERE c.taken > 0 OR c.beyond
     ON CONFLICT (key) DO UPDATE SET next_at = excluded.next_at, worker_id = excluded.worker_id
 ), taken AS (
-    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM admitted))
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM unblocked))
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), running AS (
@@ -158,11 +158,11 @@ WITH me AS MATERIALIZED (
     FROM taken
     RETURNING id
 )
-SELECT CASE WHEN (SELECT count(*) FROM admitted) <> (SELECT count(*) FROM running)
+SELECT CASE WHEN (SELECT count(*) FROM unblocked) <> (SELECT count(*) FROM running)
             THEN to_timestamp(pgqueue.refuse('a rate let jobs in that it did not move'))
             ELSE (SELECT now FROM moment) END,
        (SELECT coalesce(json_agg(json_build_array(c.key, c.taken, greatest(c.base + c.taken * c.gap - c.depth, 0), c.late, c.remains,
-            c.elsewhere, c.rival, c.suspects)), '[]')::text FROM charge c);
+            c.elsewhere, c.rival, c.poison)), '[]')::text FROM charge c);
 
 -- name: rates_read
 -- The jobs that were let in by this claim, in the columns of a claim, the most urgent and oldest first. In a transaction of its own:
@@ -177,7 +177,7 @@ ORDER BY r.rank, r.id;
 
 -- name: rates_overdue
 -- Of these keys those that could have let somebody in for longer than so many seconds, or whose time is beyond what the rate could have
--- set, and that a job waits for whose queue is open and whose task a live worker of it knows; and whether the first of them is not of our queues and tasks, or a suspect, which
+-- set, and that a job waits for whose queue is open and whose task a live worker of it knows; and whether the first of them is not of our queues and tasks, or a poison job, which
 -- other workers may be free for. Locks nothing, decides nothing.
 WITH served AS MATERIALIZED (
     SELECT DISTINCT known.queue FROM pgqueue.served() AS known
@@ -212,7 +212,7 @@ WHERE coalesce(l.ahead <= r.depth - %(seconds)s::float8 OR l.ahead > r.depth + r
 SELECT pg_notify('pgqueue.:control', 'rates ' || %(keys)s::text)::text;
 
 -- name: rates_refuse_doubles
--- After a rate met an id that is running already (rows restored or inserted by hand): put the parked row aside as failed, so that it
+-- After a rate met an id that is running already (rows restored or inserted by hand): put the blocked row aside as failed, so that it
 -- harms only itself. Answers their ids.
 WITH double AS (
     DELETE FROM pgqueue.job_blocked b WHERE b.id = ANY (ARRAY(SELECT id FROM pgqueue.job_running)) RETURNING b.*

@@ -27,7 +27,7 @@ WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint;
 -- name: rescue_jobs
 -- Give up to n jobs of a dead worker back to the front of their lanes, the first claimed first. A job that was running at
 -- the last beat carries a crash; so do, of those claimed since, as many as the worker had slots: they start in this order,
--- and a killer may need only milliseconds. But of the suspects of one claim only the worst had started, the first of them,
+-- and a killer may need only milliseconds. But of the poison jobs of one claim only the worst had started, the first of them,
 -- and beside one with two crashes nothing (poison_jobs.py). With the third crash it is failed. Those that were to run behind a holder
 -- of their lock go to the front of its line, and so do holders of a key whose task no live worker knows; of a chain only the first that is left can have started (chains.py). Answers
 -- how many were moved.
@@ -92,7 +92,7 @@ WITH dead_worker AS MATERIALIZED (
     FROM judged WHERE NOT (started AND crashes >= 2) AND waits_for IS NULL
     ORDER BY id
     RETURNING queue
-), parked AS (
+), blocked AS (
     INSERT INTO pgqueue.job_blocked (
         state, key, rank, crashes, attempt,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,

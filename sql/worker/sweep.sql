@@ -9,7 +9,7 @@ RETURNING EXISTS (SELECT FROM pgqueue.job_blocked)
        OR EXISTS (SELECT FROM pgqueue.job_available a WHERE a.holds AND a.lock_key IS NOT NULL)
        OR EXISTS (SELECT FROM pgqueue.job_available a WHERE a.holds AND a.limit_key IS NOT NULL);
 
--- name: sweep_park
+-- name: sweep_block
 -- Jobs that hold a key and cannot go on, because their queue is paused or no live worker there knows their task, wait again for the first of their keys,
 -- before all who have not had it; others may have those. Granted ones, and those that hold a lock while they wait for a limit, or either
 -- while they wait for a rate. One whose queue only has no slot free stays. Answers the keys.
@@ -51,7 +51,7 @@ WITH RECURSIVE holding (queue, task) AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM stuck))
     RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-), parked AS (
+), blocked AS (
     INSERT INTO pgqueue.job_blocked (
         state, key, rank,
         id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
@@ -63,9 +63,9 @@ WITH RECURSIVE holding (queue, task) AS (
     FROM (TABLE granted UNION ALL TABLE waiting) AS moved
     RETURNING lock_key, limit_key
 )
-SELECT 'lock:' || lock_key FROM parked WHERE lock_key IS NOT NULL
+SELECT 'lock:' || lock_key FROM blocked WHERE lock_key IS NOT NULL
 UNION
-SELECT 'limit:' || limit_key FROM parked WHERE limit_key IS NOT NULL;
+SELECT 'limit:' || limit_key FROM blocked WHERE limit_key IS NOT NULL;
 
 -- name: sweep_keys
 -- The next n keys somebody waits for, after this one, by jumping along their index: locks and limits that seem to have room, locks

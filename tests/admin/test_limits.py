@@ -164,7 +164,7 @@ async def test_who_has_no_slot_stays_behind_where_the_line_begins_to_be_read(des
         await free.complete(*jobs)
         came += [job.id for job in await free.let_in()]
     assert came == ids
-    place = free.admit.fronts.behind("limit:k")
+    place = free.admit.waiter_cursors.position("limit:k")
     assert FRONT < place < (11, waits)
 
 
@@ -279,7 +279,7 @@ async def test_a_suspect_that_is_granted_and_may_not_run_yet_holds_up_nobody_of_
     await worker.take()
     assert holders(eyes) == [(suspect, "available")]
     plain, rated = (limited(eyes, 1, rate_key=rate)[0] for rate in (None, "x"))
-    worker.fetcher._suspects = lambda: ()
+    worker.fetcher._poison_ranks = lambda: ()
     await worker.park()
     eyes.do("UPDATE pgqueue.worker SET state = 'running', concurrency = 1 WHERE id = %s", worker.worker_id)
     await sweeper.sweep()
@@ -329,11 +329,11 @@ async def test_who_goes_on_to_a_rate_is_not_held_up_by_the_backlog_of_another_wo
 
 def test_locks_that_are_wanted_all_the_time_do_not_keep_a_limit_waiting(desks: Desks, dsn: str) -> None:
     admit = Desk(dsn).admit
-    admit.parked({"lock:a": (), "limit:k": ()})
+    admit.blocked({"lock:a": (), "limit:k": ()})
     asked = []
     for _ in range(3):
         asked.append([*admit._some_wanted()])
-        admit.parked({"lock:a": ()})
+        admit.blocked({"lock:a": ()})
     assert asked == [["lock:a"], ["limit:k"], ["lock:a"]]
 
 
@@ -359,7 +359,7 @@ async def test_a_job_that_was_granted_and_is_taken_makes_room_for_another_grant(
     await desk.take()
     [job] = await desk.park(1)
     assert job.id == first
-    desk.admit.claimed([job])
+    desk.admit.granted([job])
     await desk.let_in()
     assert holders(eyes) == [(first, "running"), (second, "available")]
 
@@ -438,7 +438,7 @@ async def test_who_needs_a_rate_too_goes_on_to_its_line_with_the_limit(desks: De
     [only_rate] = limited(eyes, 1, limit_key=None, rate_key="r")
     told: list[str] = []
     desk = desks()
-    desk.admit._rated = told.extend
+    desk.admit._rate_wanted = told.extend
     assert await desk.take() == []
     assert parked(eyes) == [
         (ids[0], "rate:r:1", True), (ids[1], "rate:r:1", True), (ids[2], "limit:k", True), (only_rate, "rate:r", False),
@@ -831,8 +831,8 @@ async def test_an_admit_costs_the_same_however_many_wait(desks: Desks, eyes: Eye
     for number in (100, 20_000):
         eyes.do(blocked, number)
         eyes.do("ANALYZE")
-        for name in ("admit_limits", "sweep_keys", "sweep_park"):
-            given = params if name == "admit_limits" else {"after": "", "n": 1000}
+        for name in ("unblock_limits", "sweep_keys", "sweep_block"):
+            given = params if name == "unblock_limits" else {"after": "", "n": 1000}
             cost, plan = buffers(conn, text(name, "pgqueue"), given)
             costs.setdefault(name, []).append(cost)
             kinds = {node["Node Type"] for node in plan if node.get("Relation Name") == "job_blocked"}

@@ -537,7 +537,7 @@ async def test_resuming_a_queue_lets_in_who_waited_there(dsn: str, eyes: Eyes, c
         conn.commit()
         gate.set()
         await until(eyes.done(1))
-        await until(lambda: not worker._admit.pending)
+        await until(lambda: not worker._unblocker.pending)
         assert states(eyes) == ["completed", "blocked"]
         worker._sweep._last = monotonic() + 60  # what lets it in is the resume
         pgqueue.resume(conn, "default")

@@ -104,14 +104,14 @@ async def test_of_two_deployments_the_one_that_was_started_last_is_right_as_long
             await until(lambda: lines() == "every 7200")
             # a worker of the old code that settles again changes nothing
             old._ticks._settle_at = 0.0
-            old._ticks.news()
+            old._ticks.wake()
             assert await until(lambda: old._ticks._settle_at > 0)
             assert lines() == "every 7200"
 
         # The new one has left: whoever leads then finds what lives, when it settles next.
         def settled() -> bool:
             old._ticks._settle_at = 0.0
-            old._ticks.news()
+            old._ticks.wake()
             return bool(lines() == "every 3600")
 
         await until(settled)

@@ -20,16 +20,16 @@ from pgqueue.database.statements import _files, home, names, text
 NAMES = [name for name in names() if _files()[home(name)].parent.name != "testing"]
 ELSE = {
     "locks_release", "workers_list",  # by hand: as many jobs as run
-    "admit_refuse_doubles", "complete_refuse_doubles", "rates_refuse_doubles",  # after somebody restored a row
+    "unblock_refuse_doubles", "complete_refuse_doubles", "rates_refuse_doubles",  # after somebody restored a row
     "actions_cancel", "queries_find",  # in sessions that are not ours
 }  # fmt: skip
 """They may read as they like."""
 SCANS = {"Seq Scan", "Index Scan", "Index Only Scan"}
 WHOLE = {
     "queries_find", "queries_status", "locks_list",  # pages, for people: with a LIMIT, or a sample
-    "admit_refuse_doubles", "fetch_refuse_doubles", "rates_refuse_doubles", "scheduler_refuse_doubles",  # see above
+    "unblock_refuse_doubles", "fetch_refuse_doubles", "rates_refuse_doubles", "scheduler_refuse_doubles",  # see above
     "cancellation_read", "cancellation_settle", "rescue_strays",  # as many as somebody cancels, as many as run
-    "sweep_due", "sweep_park",  # whether there is any at all; those that hold a key and wait
+    "sweep_due", "sweep_block",  # whether there is any at all; those that hold a key and wait
     "pruner_waiters", "progress_sweep", "pruner_rates",  # tidy up, once a minute or an hour
 }  # fmt: skip
 """They read an index, or a table, from its beginning."""

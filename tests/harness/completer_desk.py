@@ -15,7 +15,7 @@ from pgqueue.jobs.outcomes import (
     Outcome,
 )
 from pgqueue.worker.complete.completer import Completer
-from pgqueue.worker.complete.outcome_sql import Endings
+from pgqueue.worker.complete.outcome_sql import OutcomeSql
 
 
 class Desk:
@@ -24,7 +24,7 @@ class Desk:
     def __init__(self, taker: Taker, eyes: Eyes) -> None:
         self.taker, self.eyes = taker, eyes
         self.session = Session(taker.link, "complete")
-        endings = Endings(taker.link.schema, "v1", notify=True)
+        endings = OutcomeSql(taker.link.schema, "v1", notify=True)
         self.completer = Completer(self.session, lambda: taker.worker_id, endings, written=self._written)
         self.written: list[int] = []
         self.messages = 0
@@ -41,7 +41,7 @@ class Desk:
     async def jobs(self, number: int) -> list[Job]:
         """So many running jobs."""
         self.eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, %s)", number)
-        self.taker.fetcher.news(zero=True)
+        self.taker.fetcher.wake(zero=True)
         return await self.taker.fetch(number)
 
     async def end(self, *outcomes: Outcome) -> list[Job]:

@@ -9,14 +9,14 @@ from typing import Any
 
 from pgqueue.client.tasks import Task, task
 from pgqueue.database.sessions import Link, Session
-from pgqueue.jobs.context import Means
+from pgqueue.jobs.context import JobContext
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import (
     Outcome,
 )
 from pgqueue.worker.run.executor import Executor
-from pgqueue.worker.run.serialization_retries import Aborts
-from pgqueue.worker.run.slots import Pool
+from pgqueue.worker.run.serialization_retries import SerializationRetries
+from pgqueue.worker.run.slots import SlotGroup
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -25,7 +25,7 @@ class Bench:
     """An executor with made-up jobs; `outcomes` are what it reported, in order."""
 
     def __init__(self, *tasks: Task[..., Any], slots: int = 2) -> None:
-        self.pool = Pool(["default"], slots)
+        self.pool = SlotGroup(["default"], slots)
         self.outcomes: dict[int, Outcome] = {}
         self.order: list[int] = []
         self.lows = self.halves = 0
@@ -36,8 +36,8 @@ class Bench:
             finish=self._finish,
             low=self._low,
             half_lost=self._half,
-            aborts=Aborts(Session(Link("", "pgqueue"), "bench"), lambda: 1, version_tag=""),
-            means=Means("the lifespan's"),
+            aborts=SerializationRetries(Session(Link("", "pgqueue"), "bench"), lambda: 1, version_tag=""),
+            means=JobContext("the lifespan's"),
         )
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()

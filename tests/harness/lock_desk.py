@@ -21,7 +21,7 @@ from pgqueue.jobs.job import Job
 from pgqueue.worker.concurrency.chains import Chains
 from pgqueue.worker.concurrency.semaphores import Slots
 from pgqueue.worker.concurrency.sweep import Sweep
-from pgqueue.worker.concurrency.unblocker import Admit, held
+from pgqueue.worker.concurrency.unblocker import Unblocker, held
 from pgqueue.worker.fetch.keyed_claim import KEYED_CLAIMS
 
 
@@ -40,7 +40,7 @@ class Desk(Taker):
         self.keys = Session(self.link, "admit")
         self.slots, self.asked, self.behind = 1000, 0, 0
         self.chains = Chains()
-        self.admit = Admit(
+        self.admit = Unblocker(
             self.keys,
             lambda: self.worker_id,
             claims=self.fetcher.claims,
@@ -52,11 +52,11 @@ class Desk(Taker):
             notify=True,
         )
         self.sweeping = Sweep(self.session, found=self.admit.swept)
-        self.fetcher._parked, self.fetcher._fronts = self.admit.parked, self.admit.fronts
+        self.fetcher._blocked, self.fetcher._waiter_cursors = self.admit.blocked, self.admit.waiter_cursors
 
     def know(self) -> None:
         super().know()
-        self.admit._moves._tasks = texts(self.tasks)
+        self.admit._semaphores._tasks = texts(self.tasks)
 
     def _came(self, jobs: list[Job]) -> None:
         self.chains.add(jobs)
@@ -92,11 +92,11 @@ class Desk(Taker):
         self.admit.holding(job for job in jobs if not job.chained)
         if keeping:
             for job in jobs:
-                self.admit.put_back(job)
+                self.admit.blocked_again(job)
             await self.put_back([after for job in jobs for after in self.chains.cut(job)])
         nexts = {job: after for job in jobs if (after := self.chains.next(job)) is not None}
         for before, after in nexts.items():
-            self.admit.passed_on(before, after)
+            self.admit.handed_on(before, after)
         self.admit.ended(job for job in jobs if job not in nexts)
         self.jobs.extend(nexts.values())
         return list(nexts.values())
@@ -104,7 +104,7 @@ class Desk(Taker):
     async def put_back(self, jobs: list[Job]) -> None:
         """Give back what is behind others."""
         for job in jobs:
-            self.admit.put_back(job)
+            self.admit.blocked_again(job)
         if jobs:
             await self.end("complete_release", jobs, keeping=True)
 
@@ -133,7 +133,7 @@ class Unlocked(Link):
     """What a naive admit sends: it does not lock its keys before it counts."""
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
-        if name == "admit_lock":
+        if name == "unblock_lock":
             return super().statement("sessions_settings")
         return super().statement(name, **params)
 
@@ -143,11 +143,11 @@ class OneStatement(Link):
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         made = super().statement(name, **params)
-        if name == "admit_lock":
+        if name == "unblock_lock":
             return super().statement("sessions_settings")
-        if name not in ("admit_move", "admit_next", "admit_limits"):
+        if name not in ("unblock_move", "unblock_next", "unblock_limits"):
             return made
-        lock = super().statement("admit_lock").sql.rstrip().rstrip(";")
+        lock = super().statement("unblock_lock").sql.rstrip().rstrip(";")
         first = "me AS MATERIALIZED ("
         sql = made.sql.replace(f"WITH {first}", f"WITH locked AS MATERIALIZED ({lock}), {first}", 1).replace(
             "w.dead_at IS NULL FOR KEY SHARE", "w.dead_at IS NULL AND (SELECT count FROM locked) >= 0 FOR KEY SHARE", 1
@@ -170,7 +170,7 @@ class LastFirst(Link):
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         made = super().statement(name, **params)
-        if name != "admit_limits":
+        if name != "unblock_limits":
             return made
         sql = made.sql.replace("ORDER BY late, rank, id) AS place", "ORDER BY late, rank, id DESC) AS place")
         assert sql != made.sql
@@ -262,7 +262,7 @@ async def racing(
         desk.slots, desk.behind = 1, behind
         while holders.ran < rounds and all(holders.most[key] <= most[key] for key in most):
             claimed = await desk.park(1)
-            desk.admit.parked(dict.fromkeys(most, ()))
+            desk.admit.blocked(dict.fromkeys(most, ()))
             running = claimed + await desk.let_in()
             while running:
                 holders.begin(job := running.pop())
@@ -291,7 +291,7 @@ async def rush(dsn: str, eyes: Eyes, *, claimers: int, rounds: int, limit: int, 
 
     async def ask(desk: Desk) -> None:
         desk.slots = limit
-        desk.admit.parked({"lock:k": ()})
+        desk.admit.blocked({"lock:k": ()})
         running.extend((desk, job) for job in await desk.let_in())
 
     try:

@@ -14,7 +14,7 @@ from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Statement, texts
 from pgqueue.jobs.concurrency import Rate
 from pgqueue.jobs.job import Job
-from pgqueue.worker.concurrency.rate_limiter import Free, Rates
+from pgqueue.worker.concurrency.rate_limiter import Free, RateLimiter
 
 RATED = "INSERT INTO pgqueue.key_rate (name, count, period, burst, set_at) VALUES (%s, %s, %s, %s, pgqueue.now())"
 
@@ -34,7 +34,7 @@ class Pacer(Taker):
         self.slots = 1000
         self.suspects: Sequence[int] = (-2, -1)
         self.ordinary = True
-        self.rates = Rates(
+        self.rates = RateLimiter(
             self.pace,
             lambda: self.worker_id,
             claims=self.fetcher.claims,
@@ -45,7 +45,7 @@ class Pacer(Taker):
             in_doubt=self._doubt,
             notify=True,
         )
-        self.fetcher._parked = lambda keys, singly, lowest: self.rates.told(keys)
+        self.fetcher._blocked = lambda keys, singly, lowest: self.rates.wanted(keys)
 
     def know(self) -> None:
         super().know()
@@ -60,7 +60,7 @@ class Pacer(Taker):
     async def ask(self, *keys: str) -> list[int]:
         """Ask for these keys, and those that are due; who was let in."""
         self.jobs.clear()
-        self.rates.told(keys, anew=True)
+        self.rates.wanted(keys, anew=True)
         await self.rates._step()
         return [job.id for job in self.jobs]
 

@@ -406,7 +406,7 @@ class Taker:
             tasks=self.tasks,
             shares=lambda: [Share(queues, self.room)],
             deliver=self.jobs.extend,
-            suspects=lambda: (ONE_CRASH, MORE_CRASHES) if self.suspect_free else (),
+            poison=lambda: (ONE_CRASH, MORE_CRASHES) if self.suspect_free else (),
             live_workers=lambda: 1,
             in_doubt=self._doubt,
             poll=1.0,

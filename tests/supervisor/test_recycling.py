@@ -9,12 +9,12 @@ import pytest
 
 from pgqueue.supervisor import recycling
 from pgqueue.supervisor.fleet import Child, Fleet, State
-from pgqueue.supervisor.recycling import BOOT_SECONDS, Inspector, Terms
+from pgqueue.supervisor.recycling import BOOT_SECONDS, Recycling, Terms
 
 
 @dataclass
 class Looked:
-    """A process as the inspector sees it."""
+    """A process as the recycling sees it."""
 
     child: Child
     pid: int = 1
@@ -34,12 +34,12 @@ class Looked:
         self.killed = True
 
 
-def make(monkeypatch: pytest.MonkeyPatch, **terms: Any) -> tuple[Inspector, Any, list[int]]:
-    """An inspector, a process of it that runs, and the sizes it is weighed at."""
+def make(monkeypatch: pytest.MonkeyPatch, **terms: Any) -> tuple[Recycling, Any, list[int]]:
+    """A recycling, a process of it that runs, and the sizes it is weighed at."""
     fleet, sizes, child = Fleet(1), [100], Child(1, 1, state=State.RUNNING)
     fleet.children[1] = child
     monkeypatch.setattr(recycling, "rss", lambda pid: sizes[-1])
-    return Inspector(Terms(1, (), **terms), fleet), Looked(child), sizes
+    return Recycling(Terms(1, (), **terms), fleet), Looked(child), sizes
 
 
 @pytest.mark.promise("S13")

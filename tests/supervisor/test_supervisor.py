@@ -1,4 +1,4 @@
-"""What the keeper makes of decisions and of what happens meanwhile, with processes that exist in the test only."""
+"""What the supervisor makes of decisions and of what happens meanwhile, with processes that exist in the test only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from workers import until
 from pgqueue.supervisor import supervisor as keeping
 from pgqueue.supervisor.fleet import YOUNG_SECONDS, Child, State
 from pgqueue.supervisor.recycling import Terms
-from pgqueue.supervisor.supervisor import DEADLINE, DONE, GAP_SECONDS, INTERRUPTED, LOOK_SECONDS, Keeper
+from pgqueue.supervisor.supervisor import DEADLINE, DONE, GAP_SECONDS, INTERRUPTED, LOOK_SECONDS, Supervisor
 
 
 class Made:
-    """A process as the keeper sees it: it says and does what the test lets it."""
+    """A process as the supervisor sees it: it says and does what the test lets it."""
 
     def __init__(self, child: Child) -> None:
         self.child, self.pid = child, 1000 + child.number
@@ -76,16 +76,16 @@ class Made:
 
 
 class Kept:
-    """A keeper and its processes. Those are made at once, or when the test opens the `door`."""
+    """A supervisor and its processes. Those are made at once, or when the test opens the `door`."""
 
     def __init__(self, size: int, **terms: Any) -> None:
-        self.keeper = Keeper(Terms(size, (), **terms))
+        self.supervisor = Supervisor(Terms(size, (), **terms))
         self.all: list[Made] = []
         self.door = asyncio.Event()
         self.door.set()
         self.asked = 0
-        self.keeper._nursery = self  # type: ignore[assignment]
-        self.keeper._desk.open = lambda *_: None  # type: ignore[method-assign]
+        self.supervisor._starter = self  # type: ignore[assignment]
+        self.supervisor._open_orders.connect = lambda *_: None  # type: ignore[method-assign]
 
     async def start(self, child: Child) -> Made:
         self.asked += 1
@@ -94,9 +94,9 @@ class Kept:
         return self.all[-1]
 
     async def rest(self, rounds: int = 3) -> None:
-        """Let the keeper go round, and everything happen that needs no time."""
+        """Let the supervisor go round, and everything happen that needs no time."""
         for _ in range(rounds):
-            await self.keeper._round()
+            await self.supervisor._round()
             for _ in range(20):
                 await asyncio.sleep(0)
 
@@ -117,7 +117,7 @@ class Kept:
     async def shut(self) -> asyncio.Task[None]:
         """A round that stands before the closed door."""
         self.door.clear()
-        standing = asyncio.ensure_future(self.keeper._round())
+        standing = asyncio.ensure_future(self.supervisor._round())
         for _ in range(20):
             await asyncio.sleep(0)
         assert not standing.done()
@@ -130,9 +130,9 @@ async def made() -> AsyncIterator[list[Kept]]:
     all_made: list[Kept] = []
     yield all_made
     for kept in all_made:
-        for task in list(kept.keeper._tasks):
+        for task in list(kept.supervisor._tasks):
             task.cancel()
-        await asyncio.gather(*kept.keeper._tasks, return_exceptions=True)
+        await asyncio.gather(*kept.supervisor._tasks, return_exceptions=True)
 
 
 # Decisions, and what happens meanwhile -------------------------------------------------------------------------------
@@ -144,17 +144,17 @@ async def test_one_that_dies_while_another_is_started_does_not_end_the_superviso
     kept = Kept(2)
     made.append(kept)
     first, second = await kept.ready()
-    keeper = kept.keeper
-    keeper.fleet.scale(3)
+    supervisor = kept.supervisor
+    supervisor.fleet.scale(3)
     await kept.rest()
     kept.all[2].announces()
     await kept.rest()
     kept.all[2].says("running")
     await kept.rest()
     kept.all[2].child.since -= 60.0
-    keeper.fleet.unfit(first.child.number, "fat")
-    keeper.fleet.unfit(second.child.number, "fat")
-    keeper.fleet.size = 2
+    supervisor.fleet.unfit(first.child.number, "fat")
+    supervisor.fleet.unfit(second.child.number, "fat")
+    supervisor.fleet.size = 2
     round_ = await kept.shut()
     assert first.told[-1] == "quiet", "it waits for nothing: nothing may come between the decision and the deed"
     first.dies(-9)
@@ -165,7 +165,7 @@ async def test_one_that_dies_while_another_is_started_does_not_end_the_superviso
     kept.door.set()
     await round_
     await kept.rest()
-    assert keeper._code is None
+    assert supervisor._code is None
     assert [one.child.state for one in kept.all[2:]] == [State.RUNNING, State.STARTING]
     assert "quiet" not in kept.all[2].told
 
@@ -176,7 +176,7 @@ async def test_nothing_is_decided_as_long_as_one_that_has_ended_still_counts(mad
     kept = Kept(2)
     made.append(kept)
     first, second = await kept.ready()
-    fleet = kept.keeper.fleet
+    fleet = kept.supervisor.fleet
     fleet.unfit(first.child.number, "fat")
     await kept.rest()
     kept.all[2].announces()
@@ -187,7 +187,7 @@ async def test_nothing_is_decided_as_long_as_one_that_has_ended_still_counts(mad
     assert fleet.active == 3
     kept.all[2].child.since -= 60.0
     second.dies(-9)  # before the next look
-    await kept.keeper._round()
+    await kept.supervisor._round()
     assert first.told == ["work"] and fleet.active == 3
     await kept.rest()
     assert first.child.state is State.RUNNING and fleet.active == 2 and kept.asked == 4
@@ -198,21 +198,21 @@ async def test_one_that_was_being_started_when_we_were_told_to_stop_is_stopped_t
     kept = Kept(3)
     made.append(kept)
     round_ = await kept.shut()
-    keeper = kept.keeper
+    supervisor = kept.supervisor
     if stop == "the first failed":
-        keeper._code = 2
+        supervisor._code = 2
     else:
-        keeper._stop("SIGTERM")
+        supervisor._stop("SIGTERM")
         if stop == "twice":
-            keeper._stop("SIGTERM")
+            supervisor._stop("SIGTERM")
     kept.door.set()
     await round_
     assert kept.asked == 1, "no other is started"
     assert kept.all[0].told == ["kill"]
     if stop == "once":
         await kept.rest()
-        assert not keeper._processes
-    assert keeper._code == {"once": DONE, "twice": INTERRUPTED, "the first failed": 2}[stop]
+        assert not supervisor._processes
+    assert supervisor._code == {"once": DONE, "twice": INTERRUPTED, "the first failed": 2}[stop]
 
 
 async def test_one_that_cannot_be_made_is_tried_again(made: list[Kept], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,8 +225,8 @@ async def test_one_that_cannot_be_made_is_tried_again(made: list[Kept], monkeypa
 
     monkeypatch.setattr(kept, "start", refused)
     await kept.rest(2)
-    assert kept.asked == 2 and not kept.keeper.fleet.children and kept.keeper.fleet.not_before > monotonic()
-    assert 0 < kept.keeper._pause() < LOOK_SECONDS, "as soon as it may be tried again"
+    assert kept.asked == 2 and not kept.supervisor.fleet.children and kept.supervisor.fleet.not_before > monotonic()
+    assert 0 < kept.supervisor._pause() < LOOK_SECONDS, "as soon as it may be tried again"
 
 
 # When it looks -------------------------------------------------------------------------------------------------------
@@ -240,26 +240,26 @@ async def test_memory_is_looked_at_as_often_as_was_said_below_a_second_too(
     kept = Kept(1, memory_limit=1, check_every=every)
     made.append(kept)
     monkeypatch.setattr("pgqueue.supervisor.recycling.rss", lambda pid: 0)
-    assert kept.keeper._pause() == LOOK_SECONDS
+    assert kept.supervisor._pause() == LOOK_SECONDS
     await kept.rest()
-    assert most * 0.5 < kept.keeper._pause() <= most
-    kept.keeper._inspector.due = monotonic() + 0.01
-    kept.keeper._stop("SIGTERM")
-    assert kept.keeper._pause() == LOOK_SECONDS, "at the end nothing is weighed"
+    assert most * 0.5 < kept.supervisor._pause() <= most
+    kept.supervisor._recycling.due = monotonic() + 0.01
+    kept.supervisor._stop("SIGTERM")
+    assert kept.supervisor._pause() == LOOK_SECONDS, "at the end nothing is weighed"
 
 
 async def test_it_goes_on_as_soon_as_the_next_may_take_over(made: list[Kept]) -> None:
     kept = Kept(1)
     made.append(kept)
     await kept.ready(since=GAP_SECONDS / 2)
-    assert 0 < kept.keeper._pause() <= GAP_SECONDS / 2
+    assert 0 < kept.supervisor._pause() <= GAP_SECONDS / 2
 
 
 async def test_without_a_memory_limit_nothing_is_looked_at_more_often(made: list[Kept]) -> None:
     kept = Kept(1, check_every=0.1)
     made.append(kept)
     await kept.rest()
-    assert kept.keeper._pause() == LOOK_SECONDS
+    assert kept.supervisor._pause() == LOOK_SECONDS
 
 
 # What they say -------------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ async def test_one_that_is_killed_as_soon_as_it_works_is_replaced_later_and_late
         await kept.rest()
         assert kept.asked == asked
         kept.all = kept.all[-1:]
-    assert kept.keeper.fleet.not_before > monotonic()
+    assert kept.supervisor.fleet.not_before > monotonic()
     assert [record.levelname for record in caplog.records].count("ERROR") == 2
 
 
@@ -307,7 +307,7 @@ async def test_one_that_is_quiet_when_it_says_that_it_works_does_not_count(made:
     await kept.rest()
     kept.all[0].says("running", state="quiet")
     await kept.rest()
-    assert kept.all[0].child.state is State.QUIET and kept.keeper.fleet.active == 0 and kept.asked == 2
+    assert kept.all[0].child.state is State.QUIET and kept.supervisor.fleet.active == 0 and kept.asked == 2
 
 
 async def test_one_that_is_done_and_does_not_go_is_ended(made: list[Kept], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ async def test_the_supervisor_ends_with_the_code_of_the_first_one_if_that_does_n
     await kept.rest()
     kept.all[0].dies(2)
     await kept.rest()
-    assert kept.keeper._code == 2 and kept.all[1].told == ["kill"]
+    assert kept.supervisor._code == 2 and kept.all[1].told == ["kill"]
 
 
 @pytest.mark.promise("S01")
@@ -339,16 +339,16 @@ async def test_at_the_end_those_at_work_have_the_grace_and_the_others_go_at_once
     kept = Kept(1, grace=7.0)
     made.append(kept)
     [busy] = await kept.ready()
-    kept.keeper.fleet.restart()
+    kept.supervisor.fleet.restart()
     await kept.rest()
     _, starting = kept.all
-    kept.keeper._stop("SIGTERM")
+    kept.supervisor._stop("SIGTERM")
     assert busy.told == ["work", "stop"] and starting.told == ["kill"]
     await kept.rest()
-    assert kept.keeper._code is None and kept.asked == 2
-    kept.keeper._deadline = monotonic() - 1.0
+    assert kept.supervisor._code is None and kept.asked == 2
+    kept.supervisor._deadline = monotonic() - 1.0
     await kept.rest()
-    assert busy.told[-1] == "kill" and kept.keeper._code == DEADLINE
+    assert busy.told[-1] == "kill" and kept.supervisor._code == DEADLINE
 
 
 async def test_the_young_and_the_old_are_told_apart_by_what_the_fleet_says(made: list[Kept]) -> None:

@@ -28,7 +28,7 @@ from pgqueue.database.sessions import Link, Session
 from pgqueue.jobs.outcomes import COMPLETED, Completed
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.testing import Clock, assert_enqueued, drain, run
-from pgqueue.worker.leader.pruner import Maintenance
+from pgqueue.worker.leader.pruner import Pruner
 
 __all__ = ["role"]  # a fixture
 
@@ -406,7 +406,7 @@ async def sweep(dsn: str) -> None:
     async def nothing() -> None: ...
 
     session = Session(Link(dsn, "pgqueue"), "maintain")
-    await Maintenance(session, leads=lambda: True, also=nothing).round()
+    await Pruner(session, leads=lambda: True, also=nothing).round()
     await session.close()
 
 

@@ -314,7 +314,7 @@ async def test_a_row_with_the_id_of_another_is_put_aside_wherever_they_meet(dsn:
 async def test_quiet_hands_back_what_has_not_started_and_runs_the_rest_to_its_end(dsn: str, eyes: Eyes) -> None:
     ids = put(dsn, *[waits.new("x") for _ in range(6)])
     async with work(dsn, *ALL, concurrency=2) as worker:
-        worker._executor.pools[0].prefetch = 4  # as if the jobs before had been quick
+        worker._executor.groups[0].prefetch = 4  # as if the jobs before had been quick
         for _ in range(2):
             await stage.started.get()
         await until(lambda: eyes.states() == {"running": 6})
@@ -528,7 +528,7 @@ async def test_an_error_that_does_not_pass_ends_run_with_it(dsn: str, eyes: Eyes
     async with work(dsn, *ALL) as worker:
         running = asyncio.ensure_future(worker.run())
         await asyncio.to_thread(apply_ddl, dsn, "DROP SCHEMA pgqueue CASCADE")
-        worker._fetcher.news()
+        worker._fetcher.wake()
         with pytest.raises(psycopg.errors.UndefinedTable):
             await asyncio.wait_for(running, 30)
         assert await worker.stop(1.0) == 0
@@ -547,7 +547,7 @@ async def test_half_a_worker_gives_no_sign_of_life_and_another_runs_its_jobs(dsn
             raise ZeroDivisionError("a bug")
 
         worker._scheduler._promote = broken  # type: ignore[method-assign]
-        worker._scheduler.news()
+        worker._scheduler.wake()
         with pytest.raises(ZeroDivisionError):
             await asyncio.wait_for(worker.run(), 30)
         assert worker._state == "quiet"

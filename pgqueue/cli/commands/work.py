@@ -154,14 +154,14 @@ def command(
         raise click.exceptions.Exit(keep(terms))
 
     from pgqueue.cli.task_modules import import_tasks
-    from pgqueue.cli.worker_process import on_leash, serve
+    from pgqueue.cli.worker_process import serve, worker_end_of
 
-    with on_leash(supervised) as leash:
+    with worker_end_of(supervised) as worker_end:
         import_tasks(modules, directory)
         how: dict[str, Any] = {"queues": _names(queues), "concurrency": concurrency, "poll": poll, "lease": lease}
         how |= {"version_tag": version_tag, "pool_size": pool_size, "fail_unknown": fail_unknown}
         worker = _worker(given(ctx), listen_dsn, how)
-    code = serve(worker, grace, stuck, leash)
+    code = serve(worker, grace, stuck, worker_end)
     sys.stderr.flush()
     raise click.exceptions.Exit(code)
 

@@ -43,7 +43,7 @@ from pgqueue.database.statements import Row, Statement, integers
 from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import COMPLETED, WRITTEN, Completed, Handed, Outcome, Released, Retried, unstorable
 from pgqueue.worker.complete.job_logger import report
-from pgqueue.worker.complete.outcome_sql import LOST, Ended, Endings
+from pgqueue.worker.complete.outcome_sql import LOST, Ended, OutcomeSql
 
 log = logging.getLogger("pgqueue")
 
@@ -71,7 +71,7 @@ class Completer:
         self,
         session: Session,
         worker_id: Callable[[], int],
-        endings: Endings,
+        endings: OutcomeSql,
         *,
         written: Callable[[Sequence[Job]], None],
         kept: Callable[[Sequence[Job]], None] = lambda jobs: None,
@@ -321,7 +321,7 @@ class Completer:
 
 
 def _nobody_waits(job: Job, outcome: Outcome) -> bool:
-    """Whether nothing has to be done at once for this job's end: it is written, has no key, and was no suspect."""
+    """Whether nothing has to be done at once for this job's end: it is written, has no key, and was no poison job."""
     if outcome is not WRITTEN or job.crashes:
         return False
     keys = job.lock_key, job.limit_key, job.rate_key, job.unique_key, job.idempotency_key

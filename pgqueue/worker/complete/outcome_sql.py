@@ -32,7 +32,7 @@ from pgqueue.jobs.outcomes import (
 )
 
 Ended = tuple[Job, Outcome]
-Ending = Statement[list[int] | None]
+OutcomeStatement = Statement[list[int] | None]
 """It answers None if all its jobs were ended, else the ids of those that were."""
 
 LOST = "PGQ01"
@@ -43,7 +43,7 @@ UNLOCKED_LEAST = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Endings:
+class OutcomeSql:
     """Makes the statements of one worker: for its schema, with its tag, with NOTIFY or without."""
 
     schema: str
@@ -54,7 +54,9 @@ class Endings:
     holding: frozenset[str] = frozenset()
     """The tasks that keep their keys while they wait for another attempt."""
 
-    def many(self, batch: Sequence[Ended], worker_id: int, *, careful: bool = True) -> list[tuple[Ending, list[Job]]]:
+    def many(
+        self, batch: Sequence[Ended], worker_id: int, *, careful: bool = True
+    ) -> list[tuple[OutcomeStatement, list[Job]]]:
         """The statements that end these jobs, each with its jobs; none for jobs that are written already.
 
         If not `careful`, they may fail with LockNotAvailable where a row is locked.
@@ -86,7 +88,7 @@ class Endings:
                     released.append(job)
                 case Released():
                     interrupted.append((job, outcome))
-        made: list[tuple[Ending, list[Job]]] = []
+        made: list[tuple[OutcomeStatement, list[Job]]] = []
         if plain:
             name = "complete_plain" if careful or len(plain) < UNLOCKED_LEAST else "complete_plain_unlocked"
             made.append((self._ends(name, plain, worker_id), plain))
@@ -113,7 +115,7 @@ class Endings:
             outcome = outcome.otherwise
         return isinstance(outcome, Released) or (isinstance(outcome, Retried) and job.task in self.holding)
 
-    def one(self, job: Job, outcome: Outcome, worker_id: int) -> Ending:
+    def one(self, job: Job, outcome: Outcome, worker_id: int) -> OutcomeStatement:
         """The statement that ends this job so."""
         assert outcome is not WRITTEN
         [(ending, _)] = self.many([(job, outcome)], worker_id)
@@ -156,7 +158,7 @@ class Endings:
         ids = {"worker_ids": self.array([worker_id])}
         return Statement(text(name, self.schema), self._fence(jobs, worker_id) | ids | params, list)
 
-    def _with_successors(self, ends: Sequence[tuple[Job, Completed]], worker_id: int) -> Ending:
+    def _with_successors(self, ends: Sequence[tuple[Job, Completed]], worker_id: int) -> OutcomeStatement:
         return self._ends_each(
             "complete_successors",
             [job for job, _ in ends],
@@ -165,7 +167,7 @@ class Endings:
             **_columns([(job, new) for job, done in ends for new in done.successors]),
         )
 
-    def _retry(self, retried: Sequence[tuple[Job, Retried]], worker_id: int) -> Ending:
+    def _retry(self, retried: Sequence[tuple[Job, Retried]], worker_id: int) -> OutcomeStatement:
         return self._ends_each(
             "complete_retry",
             [job for job, _ in retried],
@@ -177,7 +179,7 @@ class Endings:
             **_problems([again for _, again in retried]),
         )
 
-    def _fail(self, failed: Sequence[tuple[Job, Failed | Cancelled]], worker_id: int) -> Ending:
+    def _fail(self, failed: Sequence[tuple[Job, Failed | Cancelled]], worker_id: int) -> OutcomeStatement:
         return self._ends_each(
             "complete_fail",
             [job for job, _ in failed],
@@ -187,7 +189,7 @@ class Endings:
             **_problems([end for _, end in failed]),
         )
 
-    def _interrupt(self, interrupted: Sequence[tuple[Job, Released]], worker_id: int) -> Ending:
+    def _interrupt(self, interrupted: Sequence[tuple[Job, Released]], worker_id: int) -> OutcomeStatement:
         problems = [end.problem for _, end in interrupted if end.problem is not None]
         return self._ends_each(
             "complete_interrupt",
@@ -197,12 +199,12 @@ class Endings:
             messages=[problem.message for problem in problems],
         )
 
-    def _ends_each(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> Ending:
+    def _ends_each(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> OutcomeStatement:
         """`_ends` for a statement that notes when each has begun."""
         agos = [_ago(job) for job in jobs] if any(job.chained for job in jobs) else []
         return self._ends(name, jobs, worker_id, agos=agos, **params)
 
-    def _ends(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> Ending:
+    def _ends(self, name: str, jobs: Sequence[Job], worker_id: int, **params: object) -> OutcomeStatement:
         return Statement(text(name, self.schema), self._fence(jobs, worker_id) | params, _ended)
 
     def _fence(self, jobs: Sequence[Job], worker_id: int) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """What runs here one after the other: behind a job that holds a lock, those of its line that came in with it.
 
 An admit of one job costs a round trip, a lock, a plan, a count of the holders; moving the row is a fifth of it. Where
-the jobs of a key are short, an admit therefore lets in several of its line at once (`admit_next`): the first one as
+the jobs of a key are short, an admit therefore lets in several of its line at once (`unblock_next`): the first one as
 the holder, the others *behind* it, in `job_running` as well, and in the hands of the same worker. They are its chain.
 
 Why never two of them run at once. A chain is in one process, and `next` gives out one for each end of the one before,

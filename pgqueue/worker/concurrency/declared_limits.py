@@ -59,7 +59,7 @@ def rates_of(tasks: Iterable[Task[..., Any]]) -> dict[str, Rate]:
     return rates
 
 
-class Declarer:
+class DeclaredLimits:
     """Writes `limits` and `rates` down, by name; `changed` is called if that has made a difference."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Declarer:
             self._changed()
 
 
-class Warner:
+class UndeclaredLimits:
     """Warns of limits and rates that jobs wait for and that are not declared: of each once in ten minutes."""
 
     def __init__(self, session: Session) -> None:

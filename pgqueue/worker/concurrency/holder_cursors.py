@@ -38,7 +38,7 @@ SENT_MOST, SENT_LEAST = 256, 8
 """So many of them go with a claim, which does not know the keys it will meet: those given so often at least."""
 
 
-class Starts:
+class HolderCursors:
     """What one session remembers of the keys it gives."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Starts:
         """The same of the keys that were given often, as a JSON object."""
         return msgspec.json.encode(self._often).decode() if self._often else "{}"
 
-    def given(self, keys: Iterable[str], lowest: int) -> None:
+    def granted(self, keys: Iterable[str], lowest: int) -> None:
         """These, which no job held, were given to jobs that have `lowest` as their `hold_pos` or more."""
         if self._on is None:
             return
@@ -81,7 +81,7 @@ class Starts:
             after[key] = start
         self._age()
 
-    def beside(self, oldest: Iterable[tuple[str, int]], lowest: int | None) -> None:
+    def counted(self, oldest: Iterable[tuple[str, int]], lowest: int | None) -> None:
         """Of these limits all holders were counted, and the oldest have these `hold_pos`; jobs that were let in now
         have `lowest` or more."""
         if self._on is None:

@@ -32,7 +32,7 @@ hand may be too late: it goes back, and costs as much again. So as many are let 
 have left when they come, as quickly as the jobs of the answer before have started. While more than half as many wait at
 hand, no key is asked for.
 
-Why nobody waits for ever. Who parks a job remembers its line (`told`), and forgets it when the database says that none
+Why nobody waits for ever. Who blocks a job remembers its line (`told`), and forgets it when the database says that none
 is left whom it could take. What is lost (the process dies, a head was locked) the sweep finds: it names all lines, and
 those that could have moved for half a second are remembered here, or other workers are told. So are they if we have no
 slot for a tenth of a second. Who finds that another worker was faster comes later and later, up to 5 s, so that few ask
@@ -69,11 +69,11 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Queues that share slots, how many of those are free, and how many jobs more could be at hand; `suspects` are the
+    """Queues that share slots, how many of those are free, and how many jobs more could be at hand; `poison` are the
     ranks of those that may be run now."""
 
     pools: Sequence[tuple[Sequence[str], int, int]]
-    suspects: Sequence[int] = ()
+    poison: Sequence[int] = ()
     ordinary: bool = True
 
     @property
@@ -90,7 +90,7 @@ class Free:
 
 
 @dataclass(slots=True)
-class Line:
+class RateWaiters:
     """What we remember of a key: when it may be asked for, which pools had no slot for it, and who was faster."""
 
     at: float
@@ -125,7 +125,7 @@ NOBODY = (0, 0.0, 0.0, False, False, None, False)
 """What is answered, in effect, of a key without a rate."""
 
 
-class Rates:
+class RateLimiter:
     """Keeps the lines moving. `free` says what of `tasks` may start here now, `reserve` keeps a slot of these pools
     free that is free next, `deliver` receives what shall start at once."""
 
@@ -142,7 +142,7 @@ class Rates:
         in_doubt: Callable[[], None],
         notify: bool,
     ) -> None:
-        self.asks = self.let_in = 0
+        self.asks = self.started = 0
         """How often this worker has asked, and how many jobs it has let in."""
         self._session = session
         self._worker_id = worker_id
@@ -157,7 +157,7 @@ class Rates:
         self._before: list[Job] = []
         """The jobs of the answer before, which came at `_came`."""
         self._came = 0.0
-        self._lines: dict[str, Line] = {}
+        self._waiters: dict[str, RateWaiters] = {}
         self._times: list[tuple[float, str]] = []
         """A heap of when lines may be asked for; entries that a line's `at` does not confirm are void."""
         self._due: dict[str, float] = {}
@@ -174,17 +174,17 @@ class Rates:
 
     # What others tell ------------------------------------------------------------------------------------------------
 
-    def told(self, keys: Iterable[str], *, anew: bool = False) -> None:
+    def wanted(self, keys: Iterable[str], *, anew: bool = False) -> None:
         """Somebody waits for these rates; `anew`: ask for them whatever we know."""
         now = monotonic()
         for key in [key.removeprefix(RATE) for key in keys]:
             if key in self._asking:
                 self._again.add(key)
-            elif anew or key not in self._lines:
-                self._remember(key, Line(now))
+            elif anew or key not in self._waiters:
+                self._remember(key, RateWaiters(now))
         self._wake.set()
 
-    def handed(self, keys: str) -> None:
+    def handed_on(self, keys: str) -> None:
         """Another worker has no slot for these, a JSON array."""
         try:
             found = msgspec.json.decode(keys, type=list[str])
@@ -193,11 +193,11 @@ class Rates:
             return
         now = monotonic()
         for key in found:
-            line = self._lines.get(key)
+            line = self._waiters.get(key)
             if key in self._asking:
                 self._again.add(key)
             elif key not in self._due and (line is None or line.pushed or line.at > now + LOOK_SECONDS):
-                self._remember(key, Line(now))  # what we knew may be of a rate that was changed
+                self._remember(key, RateWaiters(now))  # what we knew may be of a rate that was changed
         self._wake.set()
 
     def swept(self, keys: Iterable[str]) -> None:
@@ -205,7 +205,7 @@ class Rates:
         self._swept += [key.removeprefix(RATE) for key in keys]
         self._wake.set()
 
-    def roomier(self) -> None:
+    def slots_freed(self) -> None:
         """A slot is free."""
         if self._due:
             self._wake.set()
@@ -221,7 +221,7 @@ class Rates:
         await persist(self._step, name="rates")
 
     async def _step(self) -> None:
-        if not await wait(self._wake, self._patience()) and not self._lines and not self._others:
+        if not await wait(self._wake, self._patience()) and not self._waiters and not self._others:
             await self._session.close()
             await self._wake.wait()
         self._wake.clear()
@@ -235,7 +235,7 @@ class Rates:
                 self._ripen()
         finally:
             self._idle.set()
-        if not self._lines or monotonic() - self._came > KEPT_SECONDS:
+        if not self._waiters or monotonic() - self._came > KEPT_SECONDS:
             self._before = []  # with their arguments
         self._reserve(self._wanted(free))
         await self._hand_on()
@@ -248,7 +248,7 @@ class Rates:
         for key in self._due:
             if wanted >= places:
                 break
-            wanted |= self._lines[key].full or places
+            wanted |= self._waiters[key].full or places
         return wanted
 
     def _patience(self) -> float:
@@ -265,16 +265,16 @@ class Rates:
         return pause
 
     def _valid(self, at: float, key: str) -> bool:
-        line = self._lines.get(key)
+        line = self._waiters.get(key)
         return line is not None and line.at == at and key not in self._due
 
-    def _remember(self, key: str, line: Line) -> None:
-        self._lines[key] = line
+    def _remember(self, key: str, line: RateWaiters) -> None:
+        self._waiters[key] = line
         self._due.pop(key, None)
         heappush(self._times, (line.at, key))
 
     def _forget(self, key: str) -> None:
-        self._lines.pop(key, None)
+        self._waiters.pop(key, None)
         self._due.pop(key, None)
 
     def _ripen(self) -> None:
@@ -290,7 +290,7 @@ class Rates:
         if not self._due or not free.any() or self._supplied():
             return []
         now, roomy = monotonic(), set(range(1, len(free.pools) + 1)) - free.full
-        return [key for key in self._due if self._lines[key].fits(roomy, now)][:KEYS_MOST]
+        return [key for key in self._due if self._waiters[key].fits(roomy, now)][:KEYS_MOST]
 
     # Asking ----------------------------------------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class Rates:
                     slots=[slots for _, slots, _ in free.pools],
                     spare=[spare for _, _, spare in free.pools],
                     most=min(self._most, sum(slots + spare for _, slots, spare in free.pools)),
-                    suspects=integers(free.suspects),
+                    poison=integers(free.poison),
                     tasks=self._tasks,
                     ordinary=free.ordinary,
                     worker_id=worker_id,
@@ -339,12 +339,12 @@ class Rates:
             jobs = [Job(row, claim) for row in rows]
             for job in jobs:
                 job.start_by = at + (found[job.rate_key][2] if job.rate_key in found else 0.0)
-            self.let_in += len(jobs)
+            self.started += len(jobs)
             if jobs:
                 self._adapt(jobs)
             self._note(keys, free, found)
             for key in self._again:
-                self._remember(key, Line(monotonic()))
+                self._remember(key, RateWaiters(monotonic()))
             if jobs or not free.ordinary:
                 self._deliver(jobs)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation):
@@ -387,25 +387,25 @@ class Rates:
         """What becomes of each line: forgotten if nobody is left, else asked for again, when it may move on."""
         now, full, took = monotonic(), free.full, any(taken for taken, *_ in found.values())
         for key in keys:
-            taken, pause, _, remains, elsewhere, last, suspects = found.get(key, NOBODY)
-            before = self._lines.get(key)
+            taken, pause, _, remains, elsewhere, last, poison = found.get(key, NOBODY)
+            before = self._waiters.get(key)
             if elsewhere and taken:  # if we took nobody, who told us of the line has told the others
                 self._others[key] = None
-            if before is None or not (remains or suspects):
+            if before is None or not (remains or poison):
                 self._forget(key)
-            elif not remains:  # suspects that we cannot take now
-                self._remember(key, Line(now + LOOK_SECONDS))
+            elif not remains:  # poison jobs that we cannot take now
+                self._remember(key, RateWaiters(now + LOOK_SECONDS))
             elif pause > 0.0:
                 pushed = self._pushed(before, taken, last)
-                self._remember(key, Line(now + max(pause, PAUSE_LEAST) + pushed, last=last, pushed=pushed))
+                self._remember(key, RateWaiters(now + max(pause, PAUSE_LEAST) + pushed, last=last, pushed=pushed))
             elif taken:  # our slots are the limit: not for each one that is free
-                self._remember(key, Line(now + (SLOT_PAUSE if taken < LET_IN_LEAST else 0.0)))
+                self._remember(key, RateWaiters(now + (SLOT_PAUSE if taken < LET_IN_LEAST else 0.0)))
             elif full or took:
                 before.full, before.asked = full or set(range(1, len(free.pools) + 1)), now
-            else:  # somebody has them locked, or they are suspects of which one is enough
-                self._remember(key, Line(now + LOCKED_SECONDS))
+            else:  # somebody has them locked, or they are poison jobs of which one is enough
+                self._remember(key, RateWaiters(now + LOCKED_SECONDS))
 
-    def _pushed(self, before: Line, taken: int, last: int | None) -> float:
+    def _pushed(self, before: RateWaiters, taken: int, last: int | None) -> float:
         """How much later to come: not at all if we let somebody in, or nobody else who could take ours did."""
         if taken or last is None or last == self._worker_id() or before.last is None:
             return 0.0
@@ -427,7 +427,7 @@ class Rates:
                 if others:
                     self._others[key] = None
                 if key not in self._due:  # somebody of ours may wait behind
-                    self._remember(key, Line(monotonic()))
+                    self._remember(key, RateWaiters(monotonic()))
 
     async def _hand_on(self) -> None:
         """Tell others of the lines we have no slot for, and of those that only others can serve."""

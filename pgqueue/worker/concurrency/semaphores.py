@@ -15,11 +15,11 @@ import msgspec
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers, texts
 from pgqueue.jobs.keys import LIMIT, LOCK
-from pgqueue.worker.concurrency.holder_cursors import Starts
-from pgqueue.worker.concurrency.waiter_cursors import FRONT, Fronts, Place
+from pgqueue.worker.concurrency.holder_cursors import HolderCursors
+from pgqueue.worker.concurrency.waiter_cursors import FRONT, Position, WaiterCursors
 
 Wanted = Mapping[str, tuple[list[int], bool]]
-"""Keys, each with its jobs that were parked just now, and whether the head of its line may have to be skipped."""
+"""Keys, each with its jobs that were blocked just now, and whether the head of its line may have to be skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Slots:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class Unblocked:
     """The rows of those who came in here, those behind others in their chains last, and in order; keys to be asked for
     next, keys that have room, as far as we know, and a line that was not read from its front, and how many jobs were
     skipped."""
@@ -46,7 +46,7 @@ class Moved:
     skipped: int = 0
 
 
-class Moves:
+class Semaphores:
     """Makes the moves of one worker, on one session. `slots` says where a job of its `tasks` may run here now."""
 
     def __init__(
@@ -57,8 +57,8 @@ class Moves:
         slots: Callable[[], list[Slots]],
         notify: bool,
     ) -> None:
-        self.starts, self.fronts = Starts(), Fronts()
-        self.given: dict[tuple[str, ...], int] = {}
+        self.holder_cursors, self.waiter_cursors = HolderCursors(), WaiterCursors()
+        self.slots_promised: dict[tuple[str, ...], int] = {}
         """How many slots of these queues the move under way may fill."""
         self._session = session
         self._worker_id = worker_id
@@ -66,15 +66,15 @@ class Moves:
         self._slots = slots
         self._notify = notify
 
-    async def next(self, asked: Wanted, claim: int) -> Moved:
+    async def unblock_next(self, asked: Wanted, claim: int) -> Unblocked:
         """Let in the next to locks, the short way; who has to go the long way is to be asked for next."""
         keys, on = list(asked), await self._begin()
         afters = self._afters(keys)
-        behind = [self.fronts.behind(key) for key in keys]
+        behind = [self.waiter_cursors.position(key) for key in keys]
         _, [first, *rows] = await self._session.run(
             self._lock(keys),
             self._statement(
-                "admit_next",
+                "unblock_next",
                 keys,
                 claim,
                 afters=afters,
@@ -85,23 +85,23 @@ class Moves:
         came = [(LOCK + row[15], row[19], row[0], row[1]) for row in rows]
         if first[7]:
             came = msgspec.json.decode(first[14])
-            [rows] = await self._session.run(self._read("admit_read", keys, claim, afters=afters))
+            [rows] = await self._session.run(self._read("unblock_read", keys, claim, afters=afters))
             places = {job_id: place for _, _, job_id, place in came}
             rows = [(row[0], places[row[0]], *row[2:]) for row in rows]
         for key, (rank, job_id, place) in _lasts(came).items():
-            self.fronts.let_in(key, (rank, job_id), 1 - place)
+            self.waiter_cursors.unblocked(key, (rank, job_id), 1 - place)
         self._learn(rows, first[1], msgspec.json.decode(first[3]) if first[3] else ())
         longer = msgspec.json.decode(first[5])
         rows.sort(key=lambda row: (-row[1], row[7], row[0]))
-        return Moved(rows, longer, _unsure(keys, behind, {*longer, *(LOCK + row[15] for row in rows)}))
+        return Unblocked(rows, longer, _unsure(keys, behind, {*longer, *(LOCK + row[15] for row in rows)}))
 
-    async def look(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
+    async def find_waiters(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
         """Of these keys those that somebody waits for; and those of whose lines nobody was found, which were not read
         from the front."""
-        behind = [self.fronts.ahead(key) for key in keys]
+        behind = [self.waiter_cursors.position_to_look(key) for key in keys]
         [rows] = await self._session.run(
             self._session.link.statement(
-                "admit_lines",
+                "unblock_waiters",
                 keys=texts(keys),
                 **_places(behind),
                 front=FRONT[0],
@@ -110,12 +110,12 @@ class Moves:
         [(lines, seconds, read)] = rows
         somebody = set(lines)
         unsure = _unsure(keys, behind, somebody)
-        self.fronts.empty(set(keys).difference(somebody, unsure), self._session.sent)
+        self.waiter_cursors.empty(set(keys).difference(somebody, unsure), self._session.sent)
         if read:
-            self.fronts.took(seconds, read)
+            self.waiter_cursors.took(seconds, read)
         return lines, unsure
 
-    async def locks(self, asked: Wanted, claim: int) -> Moved:
+    async def unblock_for_locks(self, asked: Wanted, claim: int) -> Unblocked:
         """Let those in that wait for locks; what they wait for that went on is to be asked for next."""
         keys, on = list(asked), await self._begin()
         afters = self._afters(keys)
@@ -123,7 +123,7 @@ class Moves:
         _, [(_, skipped, _, _, onward, lowest, held, full, gone)], rows = await self._session.run_then(
             self._lock(keys),
             self._statement(
-                "admit_move",
+                "unblock_move",
                 keys,
                 claim,
                 afters=afters,
@@ -131,55 +131,55 @@ class Moves:
                 heads=any(head for _, head in asked.values()),
                 **_places(behind),
             ),
-            then=[self._read("admit_read", keys, claim, afters=afters)],
+            then=[self._read("unblock_read", keys, claim, afters=afters)],
             on=on,
         )
         for key, number, rank, job_id in msgspec.json.decode(gone) if gone else ():
-            self.fronts.let_in(key, (rank, job_id), number)
+            self.waiter_cursors.unblocked(key, (rank, job_id), number)
         for key in onward:  # in its line those that come from a lock may stand in front of others
-            self.fronts.doubt(key)
+            self.waiter_cursors.doubt(key)
         self._learn(rows, lowest, held)
-        return Moved(rows, onward, _unsure(keys, behind, set(full)), len(skipped))
+        return Unblocked(rows, onward, _unsure(keys, behind, set(full)), len(skipped))
 
-    async def limits(self, asked: Wanted, claim: int) -> Moved:
+    async def unblock_for_limits(self, asked: Wanted, claim: int) -> Unblocked:
         """The same for limits. Those that went on took no slot, so there may be more of them; and the statement keeps
         some back until it is asked again, but never without letting one go on: so the key is to be asked for next."""
         keys, on = list(asked), await self._begin()
         behind = self._behind(asked)
         _, [(_, onward, _, _, lowest, oldest, ended, gone)], rows = await self._session.run_then(
             self._lock(keys),
-            self._statement("admit_limits", keys, claim, afters=self._afters(keys), **_places(behind)),
-            then=[self._read("admit_read_limits", keys, claim)],
+            self._statement("unblock_limits", keys, claim, afters=self._afters(keys), **_places(behind)),
+            then=[self._read("unblock_read_limits", keys, claim)],
             on=on,
         )
         for key, number, rank, job_id in msgspec.json.decode(gone) if gone else ():
-            self.fronts.let_in(key, (rank, job_id), number)
-        self.starts.beside(msgspec.json.decode(oldest) if oldest else (), lowest)
-        return Moved(rows, [*onward, *keys] if onward else [], _unsure(keys, behind, set(keys).difference(ended)))
+            self.waiter_cursors.unblocked(key, (rank, job_id), number)
+        self.holder_cursors.counted(msgspec.json.decode(oldest) if oldest else (), lowest)
+        return Unblocked(rows, [*onward, *keys] if onward else [], _unsure(keys, behind, set(keys).difference(ended)))
 
     async def _begin(self) -> int | None:
         """Connect. What the next statements have to be sent on, because something learned on it goes with them."""
         await self._session.ready()
         on = self._session.lasting
-        self.starts.on(on)
+        self.holder_cursors.on(on)
         return on
 
-    def _behind(self, asked: Wanted) -> list[Place]:
+    def _behind(self, asked: Wanted) -> list[Position]:
         """Behind whom the lines of these keys are to be read."""
         for key, (_, head) in asked.items():
             if head:  # the sweep has seen somebody: perhaps where nobody else looks
-                self.fronts.doubt(key)
-        return [self.fronts.behind(key) for key in asked]
+                self.waiter_cursors.doubt(key)
+        return [self.waiter_cursors.position(key) for key in asked]
 
     def _learn(self, rows: list[Row], lowest: int | None, held: Collection[str]) -> None:
         if lowest is not None:
-            self.starts.given({LOCK + row[15] for row in rows}.difference(held), lowest)
+            self.holder_cursors.granted({LOCK + row[15] for row in rows}.difference(held), lowest)
 
     def _lock(self, keys: list[str]) -> Statement[Any]:
-        return self._session.link.statement("admit_lock", keys=texts(keys))
+        return self._session.link.statement("unblock_lock", keys=texts(keys))
 
     def _afters(self, keys: list[str]) -> str:
-        return integers(map(self.starts.after, keys))
+        return integers(map(self.holder_cursors.after, keys))
 
     def _read(self, name: str, keys: list[str], claim: int, **more: Any) -> Statement[Any]:
         return self._session.link.statement(name, keys=texts(keys), claim=claim, worker_id=self._worker_id(), **more)
@@ -189,7 +189,7 @@ class Moves:
         # A lock that has been asked for has one to come, who would hold it without a slot; of a limit as many as may.
         sure = 0 if keys[0].startswith(LIMIT) else len(keys)
         given = [pool.free - max(0, min(pool.left, pool.free - sure)) for pool in pools]
-        self.given = {tuple(pool.queues): slots for pool, slots in zip(pools, given, strict=True)}
+        self.slots_promised = {tuple(pool.queues): slots for pool, slots in zip(pools, given, strict=True)}
         return self._session.link.statement(
             name,
             keys=texts(keys),
@@ -205,7 +205,7 @@ class Moves:
         )
 
 
-def _places(behind: Sequence[Place]) -> dict[str, str]:
+def _places(behind: Sequence[Position]) -> dict[str, str]:
     """Behind whom lines are to be read, as statements want it."""
     return {"ranks": integers(rank for rank, _ in behind), "ids": integers(job_id for _, job_id in behind)}
 
@@ -215,6 +215,6 @@ def _lasts(came: Iterable[tuple[str, int, int, int]]) -> dict[str, tuple[int, in
     return {key: (rank, job_id, place) for key, rank, job_id, place in sorted(came, key=lambda one: -one[3])}
 
 
-def _unsure(keys: Iterable[str], behind: Iterable[Place], sure: Collection[str]) -> list[str]:
+def _unsure(keys: Iterable[str], behind: Iterable[Position], sure: Collection[str]) -> list[str]:
     """The keys for which somebody may be left in front of those who were seen; not those that are `sure`."""
     return [key for key, place in zip(keys, behind, strict=True) if place != FRONT and key not in sure]

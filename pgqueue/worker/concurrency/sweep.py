@@ -7,7 +7,7 @@ row of the duty) walks the distinct keys of job_blocked, by jumping along their 
 admit. It also blocks again what was granted to queues that are paused now, and to tasks that no live worker of their
 queue knows any more, so that other jobs get their keys.
 
-If a worker has admitted something, or found a job waiting, it asks every few seconds. It stops when it finds none, or
+If a worker has unblocked something, or found a job waiting, it asks every few seconds. It stops when it finds none, or
 when another worker was faster, which then goes on asking: while keys are in use a worker sweeps. If keys do not seem to
 be in use, the leader still asks, three times more seldom, and all others now and then; for the worker that is to sweep
 may have died, and the leader may hang. So a fleet with nothing to do sends next to nothing.
@@ -62,16 +62,16 @@ class Sweep:
         self._last = -math.inf
         self._seldom = jittered(OTHERS_TIMES * every)
 
-    def soon(self) -> None:
+    def sweep_soon(self) -> None:
         """Something has happened that may have freed keys without an admit."""
         self._told = True
         self._wake.set()
 
-    def news(self) -> None:
+    def wake(self) -> None:
         """This worker leads now: how long to wait is decided anew."""
         self._wake.set()
 
-    def keyed(self) -> None:
+    def keys_in_use(self) -> None:
         """Keys are in use here."""
         if not self._keyed:
             self._keyed = True
@@ -111,15 +111,15 @@ class Sweep:
         if not due[0][0]:
             return True
         self._keyed = True
-        parked, [(keys, after)] = await self._session.run(
-            link.statement("sweep_park", n=KEYS_MOST), link.statement("sweep_keys", after="", n=KEYS_MOST)
+        blocked, [(keys, after)] = await self._session.run(
+            link.statement("sweep_block", n=KEYS_MOST), link.statement("sweep_keys", after="", n=KEYS_MOST)
         )
-        if parked:
+        if blocked:
             log.info(
                 "%d keys were granted to jobs of paused queues, or of tasks that no worker takes; others get them",
-                len(parked),
+                len(blocked),
             )
-        self._tell([*keys, *[key for (key,) in parked]])
+        self._tell([*keys, *[key for (key,) in blocked]])
         while after is not None:
             [[(keys, after)]] = await self._session.run(link.statement("sweep_keys", after=after, n=KEYS_MOST))
             self._tell(keys)

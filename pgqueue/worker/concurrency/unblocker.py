@@ -1,15 +1,15 @@
 """Lets jobs in that wait for a key: told which keys may be free, it asks the database and delivers whom it let in.
 
-The claim parks keyed jobs, but for those whose key is free (see fetcher), and commits; a completion deletes its running
-row, and commits. Each then names the keys here. An admit is one short transaction: lock the keys, and in a second
-statement count and move.
+The claim blocks keyed jobs, but for those whose key is free (see fetcher), and commits; a completion deletes its
+running row, and commits. Each then names the keys here. An admit is one short transaction: lock the keys, and in a
+second statement count and move.
 
 A job has at most one lock, one limit and one rate, and gets them in this order, one at a time: who gets a lock is moved
 to the line of the limit in the transaction of the lock, and the limit is asked in the next one. Nobody waits for a lock
 while holding a limit, so no two can wait for each other. Rates are not for here: `rated` is told of them.
 
-Why a limit is never exceeded. A row becomes a holder of its key only in `admit_move` and `admit_next`, for limits in
-`admit_limits`, and in a claim that has locked the key first (`keyed_claim_lock`): a transaction that has the key's
+Why a limit is never exceeded. A row becomes a holder of its key only in `unblock_move` and `unblock_next`, for limits
+in `unblock_limits`, and in a claim that has locked the key first (`keyed_claim_lock`): a transaction that has the key's
 advisory lock. Its snapshot is taken after it has the lock, so it sees what every earlier admit of the key has
 committed: the lock is given away after the commit is visible. All other moves (claim of a granted job, rescue, release,
 a retry that keeps its key, promotion, going on from one line to the next) are one transaction that deletes one row of a
@@ -18,14 +18,14 @@ are at least those there are. Counting in the statement that takes the lock, or 
 would each exceed limit 1 at once. Where the rows that are counted begin, so that those that have gone are not read
 again, is for `holder_cursors`.
 
-What is asked for. Who parks a job asks for its key, and so does who ends a holder of it. Two asks are saved, and both
+What is asked for. Who blocks a job asks for its key, and so does who ends a holder of it. Two asks are saved, and both
 are hints only:
-- A key that one of our own jobs holds, and for which we have parked only such as cannot be beside that one (limit 1)
-  and are not to be skipped, is not asked for before that job has ended. What is parked was committed before we know of
+- A key that one of our own jobs holds, and for which we have blocked only such as cannot be beside that one (limit 1)
+  and are not to be skipped, is not asked for before that job has ended. What is blocked was committed before we know of
   it, so the ask after that end sees it; and a job whose end is known before that is ours no more. Where the first in
-  line may be beside a holder, whoever has parked that one asks.
-- A key of which we know no line is looked up first (`admit_lines`), many at once: most keys have none.
-One with a line goes the short way, `admit_next`, when its holder has ended here, or when all that was parked has the
+  line may be beside a holder, whoever has blocked that one asks.
+- A key of which we know no line is looked up first (`unblock_waiters`), many at once: most keys have none.
+One with a line goes the short way, `unblock_next`, when its holder has ended here, or when all that was blocked has the
 limit 1: the first of the line comes in here, if that is all there is to do. If it is not, the key goes the long way
 after it.
 
@@ -54,7 +54,7 @@ from pgqueue.database.sessions import Session
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.keys import LIMIT, LOCK, RATE
 from pgqueue.worker.claims import Claims
-from pgqueue.worker.concurrency.semaphores import Moved, Moves, Slots
+from pgqueue.worker.concurrency.semaphores import Semaphores, Slots, Unblocked
 from pgqueue.worker.concurrency.waiter_cursors import LINE_SECONDS
 
 log = logging.getLogger("pgqueue")
@@ -69,8 +69,8 @@ RESERVED_SECONDS = 0.1
 """How long slots are kept free for whom an admit under way may bring; a stuck one must not starve other jobs."""
 
 Wanted = dict[str, tuple[list[int], bool]]
-"""Keys, each with its jobs that were parked just now, and whether the head of its line may have to be skipped."""
-Move = Callable[[Wanted, int], Coroutine[Any, Any, Moved]]
+"""Keys, each with its jobs that were blocked just now, and whether the head of its line may have to be skipped."""
+Move = Callable[[Wanted, int], Coroutine[Any, Any, Unblocked]]
 
 
 def held(job: Job) -> list[str]:
@@ -79,7 +79,7 @@ def held(job: Job) -> list[str]:
     return keys if job.limit_key is None else [*keys, LIMIT + job.limit_key]
 
 
-class Admit:
+class Unblocker:
     """Keeps the keys busy. `slots` says where a job of `tasks` may run here now, `deliver` receives those that shall;
     `rated` is told which rates jobs wait for."""
 
@@ -97,22 +97,22 @@ class Admit:
         notify: bool,
         rated: Callable[[Iterable[str]], None] = lambda keys: None,
     ) -> None:
-        self.admits = self.skipped = 0
+        self.moves = self.skipped = 0
         """How many admits this worker has made, and how many jobs were skipped in them."""
         self._session = session
-        self._moves = Moves(session, worker_id, tasks, slots, notify)
-        self.fronts = self._moves.fronts
+        self._semaphores = Semaphores(session, worker_id, tasks, slots, notify)
+        self.waiter_cursors = self._semaphores.waiter_cursors
         self._claims = claims
         self._slots = slots
         self._deliver = deliver
         self._done = done
         self._in_doubt = in_doubt
-        self._rated = rated
+        self._rate_wanted = rated
         self._wake = asyncio.Event()
         self._freed: dict[str, None] = {}
         self._followed: dict[str, None] = {}
         """Locks of which a holder has ended here, while somebody was in line: they go the short way."""
-        self._lines: set[str] = set()
+        self._with_waiters: set[str] = set()
         """Keys that had somebody in line when we last saw: a hint, it saves a look."""
         self._wanted: Wanted = {}
         self._asking: Wanted = {}
@@ -123,7 +123,7 @@ class Admit:
         """How many jobs that run here hold these keys, as far as we know. No Counter: that takes 0.7 µs a job more."""
         self._chained = False
         """Whether anybody has come in behind another one."""
-        self._cut: set[str] = set()
+        self._cut_short: set[str] = set()
         """Limits that were asked for while a fetch had its hand on slots."""
         self._unsure: dict[str, tuple[float, float]] = {}
         """Keys of whose lines nobody was found, not read from the front; when that was for the first time, and last."""
@@ -131,7 +131,7 @@ class Admit:
 
     # What others tell ------------------------------------------------------------------------------------------------
 
-    def parked(
+    def blocked(
         self,
         keys: Mapping[str, Collection[int]],
         singly: Collection[str] = (),
@@ -140,12 +140,12 @@ class Admit:
         """Jobs now wait for these keys; those of these ids may have to be skipped. All that wait for the keys `singly`
         have the limit 1; none has a lower rank, or a lower id, than `lowest`."""
         if lowest is not None:
-            self.fronts.parked(keys, lowest)
+            self.waiter_cursors.blocked(keys, lowest)
         if not (self._wanted or self._followed or self._asking):
             self._since = monotonic()
         for key, fresh in keys.items():
             if key.startswith(LOCK):
-                self._lines.add(key)
+                self._with_waiters.add(key)
                 if key in singly and not fresh:  # the first in line is all that may come in
                     if key not in self._ours and key not in self._wanted:
                         self._followed[key] = None
@@ -175,18 +175,18 @@ class Admit:
                 for key in keys:
                     ours[key] = ours.get(key, 0) + 1
 
-    def claimed(self, jobs: Iterable[Job]) -> None:
+    def granted(self, jobs: Iterable[Job]) -> None:
         """These were granted what they hold, and run here now: of a limit, others may be granted it in their places."""
         jobs = list(jobs)
         self.holding(jobs)
         if limits := {LIMIT + job.limit_key: () for job in jobs if job.limit_key is not None}:
-            self.parked(limits)
+            self.blocked(limits)
 
     def fetched(self) -> None:
         """A fetch has been answered: what it had asked for and not got is free for limits again."""
-        if self._cut:
-            self.parked(dict.fromkeys(self._cut, ()))
-            self._cut.clear()
+        if self._cut_short:
+            self.blocked(dict.fromkeys(self._cut_short, ()))
+            self._cut_short.clear()
 
     def ended(self, jobs: Iterable[Job]) -> None:
         """These jobs are not ours any more, and that is committed: their keys may be free."""
@@ -200,7 +200,7 @@ class Admit:
                     ours[key] = left
                 else:
                     del ours[key]
-                if key in self._lines:
+                if key in self._with_waiters:
                     self._follow(key)
                 else:
                     self._freed[key] = None
@@ -210,14 +210,14 @@ class Admit:
         if self.wants:
             self._wake.set()
 
-    def passed_on(self, before: Job, after: Job) -> None:
+    def handed_on(self, before: Job, after: Job) -> None:
         """This job is not ours any more, and what it held has one that came in behind it."""
         if keys := self._holding.pop(before, None):
             self._holding[after] = keys
 
-    def put_back(self, job: Job) -> None:
+    def blocked_again(self, job: Job) -> None:
         """This one stands in its line again, or is about to, before others."""
-        self.fronts.doubt(f"{LOCK}{job.lock_key}")
+        self.waiter_cursors.doubt(f"{LOCK}{job.lock_key}")
 
     def _follow(self, key: str) -> None:
         """A holder of this key has ended, and somebody is in line."""
@@ -231,11 +231,11 @@ class Admit:
         """For how many jobs slots should be kept free, because an admit is about to want them."""
         return len(self._wanted) + len(self._followed) if monotonic() - self._since < RESERVED_SECONDS else 0
 
-    def given(self, queues: Sequence[str]) -> int:
+    def slots_promised(self, queues: Sequence[str]) -> int:
         """How many slots of these queues an admit under way may fill."""
         if not self._asking or monotonic() - self._since >= RESERVED_SECONDS:
             return 0
-        return self._moves.given.get(tuple(queues), 0)
+        return self._semaphores.slots_promised.get(tuple(queues), 0)
 
     async def idle(self) -> None:
         """Wait until nothing is left to ask for; nobody comes back later."""
@@ -252,7 +252,7 @@ class Admit:
 
     def _tell_rates(self, keys: Iterable[str]) -> None:
         if rates := [key for key in keys if key.startswith(RATE)]:
-            self._rated(rates)
+            self._rate_wanted(rates)
 
     # Admitting -------------------------------------------------------------------------------------------------------
 
@@ -273,18 +273,20 @@ class Admit:
             self._wake.clear()
         while self.wants:
             if self._freed:
-                await self._look()
+                await self._look_up_freed()
             if some := self._some_followed():
-                await self._ask(some, self._moves.next)
+                await self._ask(some, self._semaphores.unblock_next)
                 if some := self._some_wanted(LOCK):  # what it left, before the limits that the same ends have freed
-                    await self._ask(some, self._moves.locks)
+                    await self._ask(some, self._semaphores.unblock_for_locks)
             if some := self._some_wanted():
-                await self._ask(some, self._limits if next(iter(some)).startswith(LIMIT) else self._moves.locks)
+                await self._ask(
+                    some, self._limits if next(iter(some)).startswith(LIMIT) else self._semaphores.unblock_for_locks
+                )
         self._idle.set()
 
     def _some_followed(self) -> Wanted:
         """Some keys that may go the short way; not those that have to go the long one anyhow."""
-        most = min(KEYS_MOST, max(HALF_LEAST, (len(self._lines) + 1) // 2))
+        most = min(KEYS_MOST, max(HALF_LEAST, (len(self._with_waiters) + 1) // 2))
         some = [key for key in self._followed if key not in self._wanted][:most]
         if len(some) < most:
             self._followed.clear()
@@ -303,7 +305,7 @@ class Admit:
         self._asking = some
         self._since = monotonic()
         try:
-            await self._admit(some, move)
+            await self._unblock(some, move)
         except BaseException:
             self._wanted = some | self._wanted
             raise
@@ -311,18 +313,18 @@ class Admit:
             self._asking = {}
             self._done()
 
-    async def _look(self) -> None:
+    async def _look_up_freed(self) -> None:
         """Of the keys that were freed, those that somebody waits for are wanted: most keys have no line."""
         some = dict.fromkeys(list(self._freed)[:FREED_MOST])
         for key in some:
             del self._freed[key]  # before: it may be freed once more while we look
         try:
-            found, unsure = await self._moves.look(list(some))
+            found, unsure = await self._semaphores.find_waiters(list(some))
         except BaseException:
             self._freed |= some
             raise
         for key in found:
-            self._lines.add(key)
+            self._with_waiters.add(key)
             self._follow(key)
         self._come_back_to(unsure)
 
@@ -343,33 +345,33 @@ class Admit:
         for key, (first, last) in list(self._unsure.items()):
             if first <= until:
                 del self._unsure[key]
-                if not self.fronts.read_since(key, last):
-                    self.fronts.doubt(key)
+                if not self.waiter_cursors.read_since(key, last):
+                    self.waiter_cursors.doubt(key)
                     self._freed[key] = None
                     self._wake.set()
         if self._unsure:
             soon = min(first for first, _ in self._unsure.values()) - until
             self._timer = asyncio.get_running_loop().call_later(soon, self._come_back)
 
-    async def _admit(self, asked: Wanted, move: Move) -> None:
+    async def _unblock(self, asked: Wanted, move: Move) -> None:
         try:
             await self._try(asked, move)
         except psycopg.errors.LockNotAvailable:
             if len(asked) > 1:
                 keys = list(asked)
                 for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
-                    await self._admit({key: asked[key] for key in half}, move)
+                    await self._unblock({key: asked[key] for key in half}, move)
             else:
                 log.warning("key %s: somebody has held it for a second; the sweep comes back to it", *asked)
         except psycopg.errors.UniqueViolation:
-            [doubles] = await self._session.run(self._session.link.statement("admit_refuse_doubles"))
+            [doubles] = await self._session.run(self._session.link.statement("unblock_refuse_doubles"))
             log.error("jobs %s run, and waited for a key too: the second rows are failed: refused", doubles)
 
     async def _try(self, asked: Wanted, move: Move) -> None:
         claim = self._claims.begin()
         try:
             moved = await move(asked, claim)
-            self.admits += 1
+            self.moves += 1
             self.skipped += moved.skipped
             jobs = [Job(row, claim) for row in moved.rows]
             if jobs:
@@ -378,9 +380,9 @@ class Admit:
                 self.holding(firsts)
                 self._deliver(jobs)
             if moved.onward:
-                self.parked(dict.fromkeys(moved.onward, ()))
-            again = [key for key in moved.unsure if self.fronts.ended(key)]
-            self._lines.difference_update(set(asked).difference(self._ours, moved.onward, again))
+                self.blocked(dict.fromkeys(moved.onward, ()))
+            again = [key for key in moved.unsure if self.waiter_cursors.ended(key)]
+            self._with_waiters.difference_update(set(asked).difference(self._ours, moved.onward, again))
             for key in again:
                 self._follow(key)
             self._come_back_to(set(moved.unsure).difference(again))
@@ -392,11 +394,11 @@ class Admit:
         finally:
             self._claims.end(claim)
 
-    async def _limits(self, asked: Wanted, claim: int) -> Moved:
+    async def _limits(self, asked: Wanted, claim: int) -> Unblocked:
         """Ask for limits; once more, when a fetch is answered, for what got less because of it."""
         if any(pool.asked or pool.left for pool in self._slots()):
-            self._cut.update(asked)  # before: the fetch may be answered meanwhile
-        moved = await self._moves.limits(asked, claim)
-        if len(moved.rows) < sum(self._moves.given.values()):
-            self._cut.difference_update(asked)
+            self._cut_short.update(asked)  # before: the fetch may be answered meanwhile
+        moved = await self._semaphores.unblock_for_limits(asked, claim)
+        if len(moved.rows) < sum(self._semaphores.slots_promised.values()):
+            self._cut_short.difference_update(asked)
         return moved

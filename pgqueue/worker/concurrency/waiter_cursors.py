@@ -4,11 +4,11 @@ As with holders (see holder_cursors), an index keeps the entries of jobs that we
 holds a snapshot from before; and a line is read by each admit of its key, and by each claim that meets a job of it. So
 a worker remembers the place of the last job that it let in, and reads on from there.
 
-Why that may be wrong for a moment, and for how long: any worker may park a job in front of those that wait. So it is
+Why that may be wrong for a moment, and for how long: any worker may block a job in front of those that wait. So it is
 done for lines only from which many are let in, and many a second (`BUSY_TAKEN`, `BUSY_RATE`); not past what this worker
-parks itself; for `LINE_SECONDS`, then the line is read from its front once; and a line that seems to be at its end
+blocks itself; for `LINE_SECONDS`, then the line is read from its front once; and a line that seems to be at its end
 while there is room is read from its front before that is believed. So no job is left behind, and all it changes is
-this: of such a key, a job that another worker has parked before those that wait is seen a second later at most, and
+this: of such a key, a job that another worker has blocked before those that wait is seen a second later at most, and
 jobs that are let in meanwhile run before it.
 
 Where reading from the front has become slow (`SLOW_SECONDS` for a line, the quickest of several; it takes some hundred
@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from itertools import islice
 from time import monotonic
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 """(rank, id) in a line."""
 
-FRONT: Place = (-32768, 0)
+FRONT: Position = (-32768, 0)
 """Before any row of a line."""
 
 KEYS_MOST = 4_096
@@ -45,94 +45,94 @@ SLOW_SECONDS, SLOW_LOOKS = 50e-6, 8
 
 
 @dataclass(slots=True)
-class Line:
+class WaiterCursor:
     """The place of the last job that was let in; when the line was read from its front, and whether it has to be until
     it is known what was found there; how many were let in, how many of them lately, and since when that is; the first
-    place that was parked at since it was read last."""
+    place that was blocked at since it was read last."""
 
-    last: Place
+    last: Position
     looked: float
     anew: bool = True
     taken: int = 0
     lately: int = 0
     since: float = 0.0
-    parked: Place | None = None
+    blocked: Position | None = None
 
 
-class Fronts:
+class WaiterCursors:
     """What one worker remembers of the lines that it lets in from."""
 
     def __init__(self) -> None:
         self.slow = False
         """Whether reading lines from their fronts is slow."""
         self._times: deque[float] = deque(maxlen=SLOW_LOOKS)
-        self._lines: dict[str, Line] = {}
+        self._cursors: dict[str, WaiterCursor] = {}
         """The one let in from last is the last."""
 
-    def behind(self, key: str) -> Place:
+    def position(self, key: str) -> Position:
         """Behind which place an admit is to read the line of this key now; the caller does read it."""
         now = monotonic()
-        line = self._lines.get(key) or self._new(key, now)
-        line.parked = None
+        line = self._cursors.get(key) or self._new(key, now)
+        line.blocked = None
         if now - line.looked >= LINE_SECONDS:
             line.looked, line.anew = now, True
         self._judge(line, now)
         return line.last if self._from_last(line) else FRONT
 
-    def _judge(self, line: Line, now: float) -> None:
+    def _judge(self, line: WaiterCursor, now: float) -> None:
         """One from which few were let in lately is not busy any more."""
         if now - line.since >= LINE_SECONDS:
             line.taken = line.taken if line.lately >= BUSY_RATE else 0
             line.lately, line.since = 0, now
 
-    def _new(self, key: str, now: float) -> Line:
-        """From before the line is read, so that what we park meanwhile is not forgotten."""
-        if len(self._lines) >= KEYS_MOST:
-            del self._lines[next(iter(self._lines))]
-        line = self._lines[key] = Line(FRONT, now, since=now)
+    def _new(self, key: str, now: float) -> WaiterCursor:
+        """From before the line is read, so that what we block meanwhile is not forgotten."""
+        if len(self._cursors) >= KEYS_MOST:
+            del self._cursors[next(iter(self._cursors))]
+        line = self._cursors[key] = WaiterCursor(FRONT, now, since=now)
         return line
 
-    def ahead(self, key: str) -> Place:
+    def position_to_look(self, key: str) -> Position:
         """The same for a look whether a job waits."""
-        return self.behind(key) if self.slow else FRONT
+        return self.position(key) if self.slow else FRONT
 
-    def known(self, kind: str) -> dict[str, Place]:
+    def known(self, kind: str) -> dict[str, Position]:
         """The same for claims, which may read any line of this kind, of those not to be read from the front."""
         since = monotonic() - LINE_SECONDS
-        last = islice(((key, line) for key, line in reversed(self._lines.items()) if key.startswith(kind)), SENT_MOST)
+        last = islice(((key, line) for key, line in reversed(self._cursors.items()) if key.startswith(kind)), SENT_MOST)
         sure = ((key, line) for key, line in last if self._from_last(line) and line.looked > since)
         return {key: line.last for key, line in sure if line.last != FRONT}
 
-    def _from_last(self, line: Line) -> bool:
+    def _from_last(self, line: WaiterCursor) -> bool:
         return not line.anew and (self.slow or line.taken >= BUSY_TAKEN)
 
-    def let_in(self, key: str, place: Place, number: int = 1) -> None:
+    def unblocked(self, key: str, place: Position, number: int = 1) -> None:
         """The first `number` jobs in this line, when it was read (`behind`), were up to this place, and have gone."""
-        line = self._lines.pop(key, None)
-        if line is None:  # put out since then: it is not known what was parked meanwhile
+        line = self._cursors.pop(key, None)
+        if line is None:  # put out since then: it is not known what was blocked meanwhile
             line = self._new(key, monotonic())
         else:
-            self._lines[key] = line
-            line.anew = line.parked is not None and line.parked <= place
+            self._cursors[key] = line
+            line.anew = line.blocked is not None and line.blocked <= place
         line.last = place
         line.taken += number
         line.lately += number
 
     def empty(self, keys: Iterable[str], at: float) -> None:
         """Statements that were sent at that time have read these lines from their fronts and found no job."""
-        for key in keys if self._lines else ():
-            line = self._lines.get(key)
+        for key in keys if self._cursors else ():
+            line = self._cursors.get(key)
             if line is not None and at >= line.looked:
                 line.looked = at
-                line.anew = line.parked is not None and line.parked <= line.last
+                line.anew = line.blocked is not None and line.blocked <= line.last
                 self._judge(line, at)
 
-    def parked(self, keys: Iterable[str], lowest: Place) -> None:
-        """We have parked jobs of these keys, none of a lower rank or a lower id than these two."""
+    def blocked(self, keys: Iterable[str], lowest: Position) -> None:
+        """We have blocked jobs of these keys, none of a lower rank or a lower id than these two."""
         for key in keys:
-            line = self._lines.get(key)
+            line = self._cursors.get(key)
             if line is not None:
-                line.parked = lowest if line.parked is None else min(lowest, line.parked)
+                line.blocked = lowest if line.blocked is None else min(lowest, line.blocked)
                 line.anew = line.anew or lowest <= line.last
 
     def ended(self, key: str) -> bool:
@@ -144,13 +144,13 @@ class Fronts:
 
     def doubt(self, key: str) -> None:
         """A job may be in this line in front of those we know: it is to be read from its front."""
-        line = self._lines.get(key)
+        line = self._cursors.get(key)
         if line is not None:
             line.anew = True
 
     def read_since(self, key: str, at: float) -> bool:
         """Whether this line was read from its front after that time, and it is known what was found there."""
-        line = self._lines.get(key)
+        line = self._cursors.get(key)
         return line is not None and line.looked > at and not line.anew
 
     def took(self, seconds: float, lines: int) -> None:

@@ -37,9 +37,9 @@ from pgqueue.database.statements import Row, Statement, integers, texts
 from pgqueue.jobs.job import Job, Lane
 from pgqueue.jobs.keys import LOCK
 from pgqueue.worker.claims import Claims
-from pgqueue.worker.concurrency.holder_cursors import Starts
-from pgqueue.worker.concurrency.waiter_cursors import Fronts, Place
-from pgqueue.worker.fetch.keyed_claim import KeyedClaim, Parked
+from pgqueue.worker.concurrency.holder_cursors import HolderCursors
+from pgqueue.worker.concurrency.waiter_cursors import Position, WaiterCursors
+from pgqueue.worker.fetch.keyed_claim import Blocked, KeyedClaim
 from pgqueue.worker.fetch.kinds import NO_RANK, Kind, Kinds
 from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, Passed, PassedOver
 from pgqueue.worker.fetch.watermark import Reading, Watermark
@@ -61,7 +61,7 @@ class Share:
     queues: Sequence[str]
     room: int
     alone: bool = False
-    """Ask only for suspects that must run alone; the answer is delivered even if it is empty."""
+    """Ask only for poison jobs that must run alone; the answer is delivered even if it is empty."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Asked:
     passed_over: list[tuple[Lane, int]] = field(default_factory=list)
     """Positions at or before the start of their lane, asked for by themselves."""
 
-    def places(self) -> list[tuple[Lane, int, int, int]]:
+    def ranges(self) -> list[tuple[Lane, int, int, int]]:
         """What the claim is asked for, in order: (lane, behind which position, up to which, how many)."""
         alone: defaultdict[Lane, list[int]] = defaultdict(list)
         for lane, pos in sorted(self.passed_over):
@@ -95,7 +95,7 @@ class Claimed:
     scanned: set[Lane]
     """The lanes it has looked at."""
     taken: dict[Lane, tuple[int, int]]
-    """How many rows each of these gave, parked ones too, and the highest position of them."""
+    """How many rows each of these gave, blocked ones too, and the highest position of them."""
     jobs: list[Job]
     blocked: int
     """How many jobs it has blocked."""
@@ -138,18 +138,18 @@ class Fetcher:
         tasks: Iterable[str],
         shares: Callable[[], list[Share]],
         deliver: Callable[[list[Job]], None],
-        suspects: Callable[[], Sequence[int]],
+        poison: Callable[[], Sequence[int]],
         live_workers: Callable[[], int],
         in_doubt: Callable[[], None],
         poll: float,
         claims: Claims | None = None,
-        parked: Callable[
+        blocked: Callable[
             [Mapping[str, Collection[int]], Collection[str], tuple[int, int] | None], None
         ] = lambda keys, singly, lowest: None,
         holding: Callable[[Sequence[Job]], None] = lambda jobs: None,
         answered: Callable[[], None] = lambda: None,
         beside: Callable[[], Sequence[Statement[Any]]] = lambda: (),
-        fronts: Fronts | None = None,
+        fronts: WaiterCursors | None = None,
     ) -> None:
         self.watermark = Watermark()
         self.passed_over = PassedOver()
@@ -162,33 +162,33 @@ class Fetcher:
         self._tasks = texts(tasks)
         self._shares = shares
         self._deliver = deliver
-        self._suspects = suspects
+        self._poison_ranks = poison
         self._live_workers = live_workers
         self._in_doubt = in_doubt
         self._poll = poll
         self._wake = asyncio.Event()
         self.claims = Claims() if claims is None else claims
-        self._parked = parked
+        self._blocked = blocked
         self._holding = holding
         self._answered = answered
         self._beside = beside
         self.keyed_claim = KeyedClaim()
-        self._starts = Starts()
-        self._fronts = Fronts() if fronts is None else fronts
+        self._holder_cursors = HolderCursors()
+        self._waiter_cursors = WaiterCursors() if fronts is None else fronts
         self._pool_turns = itertools.count()
         # One for each pool: a common one would come to the same queue each time where the other pools' number fits.
         self._queue_turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._generation = 0
         self._quiet = False
 
-    def news(self, zero: bool = False) -> None:
+    def wake(self, zero: bool = False) -> None:
         """Something may have become available; `zero`: even behind the watermark (a rescue freed rows)."""
         if zero:
             self.watermark.start_at_zero()
         self.kinds.unknown()
         self._wake.set()
 
-    def roomier(self) -> None:
+    def slots_freed(self) -> None:
         """The executor has room for more."""
         self._wake.set()
 
@@ -361,14 +361,14 @@ class Fetcher:
             log.error(said, job_id, extra={"job_id": job_id})
 
     def _asked(self, share: Share, kind: Kind, turn: int = 0) -> Asked:
-        """The lanes to ask, most urgent first; queues of one rank take turns; a suspect comes alone."""
+        """The lanes to ask, most urgent first; queues of one rank take turns; a poison job comes alone."""
         turn %= len(share.queues)
         queues = [*share.queues[turn:], *share.queues[:turn]]
-        suspects = self._suspects()
-        ranks = suspects if share.alone else (*suspects, *RANKS)
+        poison = self._poison_ranks()
+        ranks = poison if share.alone else (*poison, *RANKS)
         return Asked(
             [(queue, rank, kind.keyed) for rank in ranks for queue in queues],
-            [1 if rank in suspects else share.room for rank in ranks for _ in queues],
+            [1 if rank in poison else share.room for rank in ranks for _ in queues],
         )
 
     async def _send(self, *statements: Statement[Any], on: int | None = None) -> list[Any]:
@@ -391,7 +391,7 @@ class Fetcher:
             beyond=beyond,
             tasks=self._tasks,
         )
-        places = asked.places()
+        places = asked.ranges()
         lanes = {
             "queues": texts(queue for (queue, _, _), *_ in places),
             "ranks": integers(rank for (_, rank, _), *_ in places),
@@ -428,29 +428,29 @@ class Fetcher:
         self, reading: Statement[Any], asked: Asked, lanes: dict[str, str], how: dict[str, Any]
     ) -> Answer:
         link, on = self._session.link, self._session.lasting
-        self._starts.on(on)
+        self._holder_cursors.on(on)
         alone = self.kinds.plain.known.issuperset(queue for queue, _, _ in asked.lanes)
         ahead = self.keyed_claim.statements(link, lanes, how["n"], self._worker_id(), self._live_workers(), alone=alone)
-        fronts = self._fronts.known(LOCK)
-        cursors = {"starts": self._starts.often(), "lines": _lines(fronts)}
+        fronts = self._waiter_cursors.known(LOCK)
+        cursors = {"starts": self._holder_cursors.often(), "lines": _lines(fronts)}
         claim = link.statement("keyed_claim_move", **lanes, **how, **cursors)
         read, *answers, [first, *rows] = await self._send(reading, *ahead, claim, on=on)
         if jobs := [Job(row, how["claim"]) for row in rows]:
             self._holding(jobs)
             self._given(first, jobs, fronts)
-        parked = Parked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Parked)
-        keys, singly, lowest = self.keyed_claim.brought(answers, parked, len(jobs))
+        blocked = Blocked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Blocked)
+        keys, singly, lowest = self.keyed_claim.handle_answer(answers, blocked, len(jobs))
         if keys:
-            self._parked(keys, singly, lowest)
-        return read, first, jobs, parked.lanes
+            self._blocked(keys, singly, lowest)
+        return read, first, jobs, blocked.lanes
 
-    def _given(self, first: Sequence[Any], jobs: Sequence[Job], fronts: Mapping[str, Place]) -> None:
+    def _given(self, first: Sequence[Any], jobs: Sequence[Job], fronts: Mapping[str, Position]) -> None:
         """Remember where the holders of the locks that this claim has given begin."""
         if first[1] is not None:
             came_with = set(msgspec.json.decode(first[3])) if first[3] else ()
             keys = [key for job in jobs if (key := job.lock_key) is not None and key not in came_with]
-            self._starts.given(keys, first[1])
-            self._fronts.empty((line for key in keys if (line := LOCK + key) not in fronts), self._session.sent)
+            self._holder_cursors.granted(keys, first[1])
+            self._waiter_cursors.empty((line for key in keys if (line := LOCK + key) not in fronts), self._session.sent)
 
     @staticmethod
     def _short_of_limit(asked: Asked, taken: Mapping[Lane, tuple[int, int]], n: int) -> set[str]:
@@ -462,7 +462,7 @@ class Fetcher:
         }
 
 
-def _lines(cursors: Mapping[str, Place]) -> str:
+def _lines(cursors: Mapping[str, Position]) -> str:
     """Where lines begin, as a claim wants it: a JSON object by lock."""
     return msgspec.json.encode({key.removeprefix(LOCK): place for key, place in cursors.items()}).decode()
 

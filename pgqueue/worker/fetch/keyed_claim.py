@@ -13,7 +13,7 @@ Why a claim may take a job of a key:
    job is first, never how many run.
 
 A job that is blocked takes no slot, so the fetch is repeated. Where such jobs stand in long rows for few keys, that
-would be one claim after another for nothing. So the next claim first blocks many of them (`keyed_claim_park`).
+would be one claim after another for nothing. So the next claim first blocks many of them (`keyed_claim_block`).
 
 Decides nothing about a job: what it remembers says only which way the next claim goes.
 """
@@ -29,13 +29,13 @@ from pgqueue.database.sessions import Link
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.keys import RATE
 
-# How many jobs that need a key are parked ahead of a claim, where they stand in long rows: so many to a key, or so many
-# whose keys were not free.
-PARK_MOST, LONG_ROW, ROW_LEAST = 2_000, 4, 32
+# How many jobs that need a key are blocked ahead of a claim, where they stand in long rows: so many to a key, or so
+# many whose keys were not free.
+BLOCK_MOST, LONG_ROW, ROW_LEAST = 2_000, 4, 32
 # So many where plain jobs wait meanwhile: they should not wait for long.
-PARK_FEW = 200
-# While there are jobs with keys, so many to a claim at most; so many if no more can be locked: the rest is parked then,
-# which costs less than small claims do; and for how many claims without any the next still looks for them.
+BLOCK_FEW = 200
+# While there are jobs with keys, so many to a claim at most; so many if no more can be locked: the rest is blocked
+# then, which costs less than small claims do; and for how many claims without any the next still looks for them.
 KEYED_MOST, KEYED_LEAST, KEYED_CLAIMS = 2_000, 32, 16
 
 
@@ -44,8 +44,8 @@ Waiting = tuple[Mapping[str, Collection[int]], Collection[str], tuple[int, int] 
 lowest rank and the lowest id of those who wait."""
 
 
-class Parked(msgspec.Struct):
-    """What a claim has parked: (queue, rank, how many, highest position) of each lane; keys with the ids to be skipped
+class Blocked(msgspec.Struct):
+    """What a claim has blocked: (queue, rank, how many, highest position) of each lane; keys with the ids to be skipped
     if they are held; keys with a limit above 1; the lowest rank and the lowest id."""
 
     lanes: list[tuple[str, int, int, int]]
@@ -57,8 +57,8 @@ class Parked(msgspec.Struct):
         return sum(count for _, _, count, _ in self.lanes)
 
 
-class ParkedAhead(msgspec.Struct):
-    """The same of what was parked ahead of a claim, and how many those were."""
+class BlockedAhead(msgspec.Struct):
+    """The same of what was blocked ahead of a claim, and how many those were."""
 
     n: int
     keys: dict[str, list[int]]
@@ -87,27 +87,27 @@ class KeyedClaim:
     ) -> list[Statement[Any]]:
         """What to send before a claim of n jobs of these lanes; `alone`: no plain jobs wait meanwhile."""
         if self.long_rows:
-            most = PARK_MOST if alone else PARK_FEW
-            return [link.statement("keyed_claim_park", **lanes, worker_id=worker_id, n=most)]
+            most = BLOCK_MOST if alone else BLOCK_FEW
+            return [link.statement("keyed_claim_block", **lanes, worker_id=worker_id, n=most)]
         return [link.statement("keyed_claim_lock", **lanes, n=n, workers=workers)] if self.left else []
 
-    def brought(self, answers: Sequence[Any], parked: Parked, taken: int) -> Waiting:
+    def handle_answer(self, answers: Sequence[Any], blocked: Blocked, taken: int) -> Waiting:
         """What was sent was answered so; the claim has taken so many jobs and blocked some. Keys that jobs wait for."""
         if answers and not self.long_rows:
             [[(self._locks, _)]] = answers
-        if taken or parked.keys:
-            keyed = taken > 0 or any(not key.startswith(RATE) for key in parked.keys)
+        if taken or blocked.keys:
+            keyed = taken > 0 or any(not key.startswith(RATE) for key in blocked.keys)
             self.left = KEYED_CLAIMS if keyed else max(0, self.left - 1)
-        return self._waiting(answers, parked, taken) if parked.keys or answers else ({}, (), None)
+        return self._waiting(answers, blocked, taken) if blocked.keys or answers else ({}, (), None)
 
-    def _waiting(self, answers: Sequence[Any], parked: Parked, taken: int) -> Waiting:
-        keys, several, lowest = parked.keys, set(parked.several or ()), parked.lowest
-        # Where keys were looked for, whoever was parked all the same has others before him: a long row of few keys.
+    def _waiting(self, answers: Sequence[Any], blocked: Blocked, taken: int) -> Waiting:
+        keys, several, lowest = blocked.keys, set(blocked.several or ()), blocked.lowest
+        # Where keys were looked for, whoever was blocked all the same has others before him: a long row of few keys.
         looked = bool(answers) and not self.long_rows
-        many = len(parked) >= LONG_ROW * len(keys) > 0
-        many = many or (looked and len(parked) > max(ROW_LEAST, taken))
+        many = len(blocked) >= LONG_ROW * len(keys) > 0
+        many = many or (looked and len(blocked) > max(ROW_LEAST, taken))
         for (found,) in answers[0] if self.long_rows else ():
-            before = msgspec.json.decode(found, type=ParkedAhead)
+            before = msgspec.json.decode(found, type=BlockedAhead)
             many = before.n >= LONG_ROW * len(before.keys)
             several.update(before.several or ())
             (rank, job_id), other = before.lowest, lowest or before.lowest

@@ -1,8 +1,7 @@
-"""Suspects: jobs whose worker died under them. They run one at a time, so that the third crash names the killer.
+"""Poison jobs: jobs whose worker died under them. They run one at a time, so that the third crash names the killer.
 
-A suspect with one crash runs beside ordinary jobs, but never beside another suspect; one with two crashes runs alone in
-its process. Kept by the worker, asked by the fetcher; decides only, moves nothing.
-"""
+A poison job with one crash runs beside ordinary jobs, but never beside another poison job; one with two crashes runs
+alone in its process. Kept by the worker, asked by the fetcher; decides only, moves nothing."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ ONE_CRASH, MORE_CRASHES = -2, -1
 """The ranks of their lanes."""
 
 
-class Suspects:
-    """The suspects this process holds now: one at most."""
+class PoisonJobs:
+    """The poison jobs this process holds now: one at most."""
 
     def __init__(self) -> None:
         self._held: dict[int, Job] = {}
-        self.making_way = False
+        self.draining = False
         """Whether to fetch nothing until nothing is held, and then only one that must run alone."""
         self.asked = 0
         """How often one that must run alone could be asked for."""
@@ -39,41 +38,41 @@ class Suspects:
         return any(job.crashes > 1 for job in self._held.values())
 
     def ranks(self, *, idle: bool) -> Sequence[int]:
-        """The ranks of suspects to ask for: none beside another one, of two crashes only if nothing else is held."""
+        """The ranks of poison jobs to ask for: none beside another one, of two crashes only if nothing else is held."""
         if self._held:
             return ()
         if not idle:
             return (ONE_CRASH,)
         self.asked += 1
-        return (MORE_CRASHES,) if self.making_way else (ONE_CRASH, MORE_CRASHES)
+        return (MORE_CRASHES,) if self.draining else (ONE_CRASH, MORE_CRASHES)
 
     def keep(self, jobs: list[Job], *, idle: bool = True) -> list[Job]:
-        """What to keep of a fetch: one suspect at most, and beside one with two crashes nothing, nor such a one beside
-        others that are held (not `idle`). The rest goes back.
+        """What to keep of a fetch: one poison job at most, and beside one with two crashes nothing, nor such a one
+        beside others that are held (not `idle`). The rest goes back.
 
         A fetch that brings one with two crashes, or nothing at all, is what way was made for. Should the process die
         before that is written, `rescue_jobs` must know which one it was: most crashes, least id.
         """
-        suspects = [job for job in jobs if job.crashes]
+        poison = [job for job in jobs if job.crashes]
         if not jobs:
-            self.making_way = False
+            self.draining = False
         closed = self.alone
         if closed:
             return []
         if not idle:
             jobs = [job for job in jobs if job.crashes < 2]
-            suspects = [job for job in jobs if job.crashes]
-        if not suspects:
+            poison = [job for job in jobs if job.crashes]
+        if not poison:
             return jobs
-        worst = max(suspects, key=lambda job: (job.crashes, -job.id))
+        worst = max(poison, key=lambda job: (job.crashes, -job.id))
         self._held[worst.id] = worst
         if self.alone:
-            self.making_way = False
+            self.draining = False
         return [worst] if self.alone else [job for job in jobs if job is worst or not job.crashes]
 
     def ended(self, jobs: Iterable[Job]) -> bool:
-        """Whether the suspect we hold was among these: the next one may come. Not a run of it from before we were taken
-        for dead and given it anew."""
+        """Whether the poison job we hold was among these: the next one may come. Not a run of it from before we were
+        taken for dead and given it anew."""
         if not self._held:
             return False
         ours = [job for job in jobs if self._held.get(job.id) is job]
@@ -88,7 +87,7 @@ CLOSED_SECONDS = 60.0
 OPEN_TIMES = 10
 
 
-class Turn:
+class SpareSlot:
     """Decides when to make way for what is waiting. Pure: time is passed in."""
 
     def __init__(self) -> None:
@@ -102,7 +101,7 @@ class Turn:
         """We could ask for such jobs: what waits now, if any, has not waited for us."""
         self._waiting, self._closed_at, self._most = None, None, CLOSED_SECONDS
 
-    def make_way(self, waiting: int | None, patience: float, now: float) -> bool:
+    def drains(self, waiting: int | None, patience: float, now: float) -> bool:
         """Whether to make way for the job `waiting`, the first in its line; None: nothing waits."""
         if waiting is None:
             self.taken()
@@ -119,7 +118,7 @@ class Turn:
         return self._closed_at is not None
 
 
-class Isolation:
+class PoisonDrain:
     """Looks while we are busy. `asked()` counts how often we could ask for such jobs; `make_way` says yes or no, and
     for which rate the job waits, if it does."""
 
@@ -140,7 +139,7 @@ class Isolation:
         self._asked = asked
         self._asked_before = -1
         self._make_way = make_way
-        self._turn = Turn()
+        self._turn = SpareSlot()
         # Not all at once: each that makes way stands still for a while.
         self._slower = random.uniform(2.0, 3.0)
 
@@ -163,4 +162,4 @@ class Isolation:
         )
         [rows] = await self._session.run(look)
         waiting, rate = rows[0] if rows else (None, None)
-        self._make_way(self._turn.make_way(waiting, patience, monotonic()), rate)
+        self._make_way(self._turn.drains(waiting, patience, monotonic()), rate)

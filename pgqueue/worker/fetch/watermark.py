@@ -140,7 +140,7 @@ class Watermark:
         """Process the answer of a committed fetch; True if it should be repeated at once.
 
         `lanes` in the order asked, each with its limit (`n` if it has none of its own); `open`: those not paused;
-        `taken`: how many rows a lane gave, parked ones too, and the highest position of them; `n`: asked in total.
+        `taken`: how many rows a lane gave, blocked ones too, and the highest position of them; `n`: asked in total.
         `looked`: lanes that were not asked, and up to where the reading has seen no row of them, in its own snapshot.
         """
         assert reading.xid is not None, "a probe is not a fetch"

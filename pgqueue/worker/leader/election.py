@@ -41,12 +41,12 @@ class Election:
         """The notifier's session has ended, and with it the lock."""
         self.leads = self._entered = False
 
-    def seek(self) -> None:
+    def try_now(self) -> None:
         """No worker leads, or perhaps none does: try for the lead now."""
         if not self.leads:
             self.sought.set()
 
-    def asks(self) -> list[Statement[None]]:
+    def statements(self) -> list[Statement[None]]:
         """What this worker asks beside something else it sends, once a second: whether the lock is free."""
         if self.leads or not self._entered or monotonic() < self._ask_at:
             return []
@@ -67,4 +67,4 @@ class Election:
 
     def _answered(self, rows: list[tuple[Any, ...]]) -> None:
         if rows[0][0]:
-            self.seek()
+            self.try_now()

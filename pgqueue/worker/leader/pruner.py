@@ -28,7 +28,7 @@ KEYS_MOST, KEYS_SECONDS = 1_000, 1.0
 LIMITERS_MOST, REST_SECONDS = 50_000, 3_600.0
 
 
-class Maintenance:
+class Pruner:
     """The slow round of the leader: rings, and what else is handed in as `also`."""
 
     def __init__(self, session: Session, *, leads: Callable[[], bool], also: Callable[[], Awaitable[None]]) -> None:
@@ -39,7 +39,7 @@ class Maintenance:
         self._keys_after = ""
         self._wake = asyncio.Event()
 
-    def news(self) -> None:
+    def wake(self) -> None:
         """This worker leads now: whatever the last leader left is ours to find, at once."""
         self._wake.set()
 

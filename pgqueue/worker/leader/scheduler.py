@@ -50,7 +50,7 @@ class Scheduler:
         self._locked = LOCKED_FIRST
         self._look_at = monotonic() + jittered(2 * LOOK_SECONDS)
 
-    def news(self) -> None:
+    def wake(self) -> None:
         """Something was scheduled, or this worker leads now."""
         self._wake.set()
 

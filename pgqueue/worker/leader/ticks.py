@@ -124,7 +124,7 @@ class Ticks:
         """How often we were told of changes, and up to which of them what we know was read after."""
         self._locked = LOCKED_FIRST
 
-    def news(self) -> None:
+    def wake(self) -> None:
         """Schedules were changed, this worker leads now, or it has another id."""
         self._told += 1  # no time to look at: the answer of a look under way, which may be older, would overwrite it
         self._wake.set()
@@ -132,7 +132,7 @@ class Ticks:
     def overdue(self) -> None:
         """A tick is overdue, and the leader does not make it."""
         self._asked = True
-        self.news()
+        self.wake()
 
     async def run(self) -> None:
         """Declare, then tick until cancelled."""

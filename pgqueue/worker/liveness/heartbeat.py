@@ -24,7 +24,7 @@ from pgqueue.database import statements
 from pgqueue.database.backoff import Backoff, transient, within
 from pgqueue.database.sessions import Identity as Identity
 from pgqueue.database.sessions import Link, ending, options, own, transaction
-from pgqueue.worker.liveness.loop_monitor import Pulse
+from pgqueue.worker.liveness.loop_monitor import LoopMonitor
 from pgqueue.worker.liveness.memory import rss
 
 log = logging.getLogger("pgqueue")
@@ -92,7 +92,7 @@ class Heartbeat:
         dead: Callable[[list[tuple[int, int]]], object],
         declared_dead: Callable[[], object],
         again: Callable[[], object],
-        pulse: Pulse,
+        pulse: LoopMonitor,
     ) -> None:
         self.judge = Judge(lease)
         self.last_beat = monotonic()
@@ -136,7 +136,7 @@ class Heartbeat:
         self._wake.set()
         return await within(done.wait(), most) and not self._stop.is_set()  # the end of the beats wakes us, too
 
-    def soon(self) -> None:
+    def beat_soon(self) -> None:
         """Beat at once, to say what our state is now; waits for nothing."""
         self._wake.set()
 
@@ -213,7 +213,7 @@ class Heartbeat:
         }
         sent = monotonic()
         with transaction(conn, self._link, pipeline=True):
-            beats = conn.execute(statements.text("heartbeat_beat", self._link.schema), params).fetchall()
+            beats = conn.execute(statements.text("heartbeat_write", self._link.schema), params).fetchall()
         if all(worker_id != self._worker_id for worker_id, _, _ in beats):
             self._declared_dead()
             self._stop.set()

@@ -40,7 +40,7 @@ EDGE = 0.8
 """The part of the lease after which guarded jobs are stopped; from there on a worker takes no jobs, either."""
 
 
-class LostLease:
+class LeaseGuard:
     """Guards jobs over one lease. `last_beat` is when the last beat that went through was sent, by this process's
     clock; `stop` stops a job, from any thread."""
 

@@ -21,7 +21,7 @@ log = logging.getLogger("pgqueue")
 BLOCKED_SECONDS = 1.0
 
 
-class Pulse:
+class LoopMonitor:
     """The turns of one loop; made on its thread, looked at from another one, always the same."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: float = BLOCKED_SECONDS) -> None:

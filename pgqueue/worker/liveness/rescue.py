@@ -119,10 +119,10 @@ class Rescue:
                     link.statement("rescue_jobs", worker_id=worker_id, n=BATCH, first=moved == 0, notify=self._notify)
                 )
             except psycopg.errors.UniqueViolation:
-                available, parked = await self._session.run(
-                    link.statement("fetch_refuse_doubles"), link.statement("admit_refuse_doubles")
+                available, blocked = await self._session.run(
+                    link.statement("fetch_refuse_doubles"), link.statement("unblock_refuse_doubles")
                 )
-                doubles = [*available, *parked]
+                doubles = [*available, *blocked]
                 log.error("jobs %s were running, and waited too: the second rows are failed: refused", doubles)
                 continue
             moved += int(count)

@@ -28,7 +28,7 @@ SOON_FIRST = 0.05
 SETTLED_MOST = 1_000
 
 
-class Signals:
+class Cancellation:
     """Reads requests over the given session; `running` says how many jobs are here, `interrupt` stops one."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Signals:
         """The jobs already stopped, or being stopped, with their claims."""
         self._pause, self._misses = LOOK_SECONDS, 0
 
-    def news(self) -> None:
+    def wake(self) -> None:
         """Something is asked of some job, here or elsewhere."""
         self._wake.set()
 

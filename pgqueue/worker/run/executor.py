@@ -22,16 +22,16 @@ from time import perf_counter
 from typing import Any
 
 from pgqueue.client.tasks import Task
-from pgqueue.jobs.context import Means
+from pgqueue.jobs.context import JobContext
 from pgqueue.jobs.job import Job, fields, late_of, running_job
 from pgqueue.jobs.outcomes import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted
 from pgqueue.worker.concurrency.chains import Chains
 from pgqueue.worker.run.run import Interrupted, Run, in_time
-from pgqueue.worker.run.running_jobs import Gate, Over
-from pgqueue.worker.run.serialization_retries import Aborts, aborted
-from pgqueue.worker.run.slots import Pool, runs_on_loop
+from pgqueue.worker.run.running_jobs import EndedContext, RunningJobs
+from pgqueue.worker.run.serialization_retries import SerializationRetries, aborted
+from pgqueue.worker.run.slots import SlotGroup, runs_on_loop
 from pgqueue.worker.run.threads import Threads
-from pgqueue.worker.run.timeouts import Timekeeper
+from pgqueue.worker.run.timeouts import Timeouts
 
 log = logging.getLogger("pgqueue")
 
@@ -43,31 +43,31 @@ INSIST_FIRST, INSIST_MOST = 0.01, 1.0
 STOPPED = interrupted("its worker was shut down")
 
 
-class Executor(Gate):
+class Executor(RunningJobs):
     """Runs jobs for one worker. `offer` from the fetcher, `finish` to the completer, `low` tells that there is room,
     `half_lost` that half of the slots are lost to handlers that do not stop; `means` is lent to every handler."""
 
     def __init__(
         self,
-        pools: list[Pool],
+        groups: list[SlotGroup],
         tasks: Mapping[str, Task[..., Any]],
         *,
         finish: Callable[[Job, Outcome], None],
         low: Callable[[], None],
         half_lost: Callable[[], None],
-        means: Means,
-        aborts: Aborts,
+        means: JobContext,
+        aborts: SerializationRetries,
     ) -> None:
         super().__init__()
-        self.pools = pools
+        self.groups = groups
         self.chains = Chains()
         self.lost = 0
         """Slots whose handler was to stop and runs on without its job."""
-        self._timekeeper = Timekeeper(tasks, runs=self.runs, interrupt=self.interrupt, abandon=self.abandon)
+        self._timeouts = Timeouts(tasks, runs=self.runs, interrupt=self.interrupt, abandon=self.abandon)
         self._finish, self._low, self._half_lost = finish, low, half_lost
         self._aborts = aborts
-        self.means = means
-        self._over = Over(means)
+        self.job_context = means
+        self._over = EndedContext(means)
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._runs: set[Run] = set()
@@ -76,28 +76,28 @@ class Executor(Gate):
         self._dispatching = False
         self._ended = asyncio.Event()
 
-    def offer(self, pool: Pool, jobs: Sequence[Job], *, first: bool = False) -> None:
+    def offer(self, group: SlotGroup, jobs: Sequence[Job], *, first: bool = False) -> None:
         """Take claimed jobs; they start as slots are free, `first` before others that wait, those past their deadline
         never. Called on the loop."""
         if late := late_of(jobs):
             for job in late:
                 self._finish(job, LATE)
             jobs = [job for job in jobs if not job.late]
-        pool.put(self._timekeeper.given(jobs), first=first)
+        group.put(self._timeouts.with_tasks(jobs), first=first)
         self._dispatch()
 
     def reserve(self, places: Iterable[int]) -> None:
-        """Keep one slot free in these pools, counted from 1, for what `offer` is given as `first`; in no other."""
+        """Keep one slot free in these groups, counted from 1, for what `offer` is given as `first`; in no other."""
         wanted = set(places)
-        for place, pool in enumerate(self.pools, 1):
-            pool.reserved = int(place in wanted)
-            if pool.waiting and not pool.reserved:
+        for place, group in enumerate(self.groups, 1):
+            group.reserved = int(place in wanted)
+            if group.waiting and not group.reserved:
                 self._dispatch_soon()
 
     def hand_back(self) -> list[Job]:
         """Give up all jobs that have not started; the caller releases them. What waits to run again is released."""
         self._aborts.leave_all()
-        return [job for pool in self.pools for job, _ in pool.empty()] + self.chains.empty()
+        return [job for group in self.groups for job, _ in group.empty()] + self.chains.empty()
 
     def interrupt(self, job_id: int, outcome: Outcome) -> bool:
         """Stop this job, which then ends with `outcome`, whatever its handler says; False if it is not here.
@@ -107,7 +107,7 @@ class Executor(Gate):
         lock, ends at once. Only the first call counts: a handler that swallows it runs on, and its job ends with
         `outcome` when it returns. Called on the loop.
         """
-        for remove in (*(pool.remove for pool in self.pools), self.chains.remove):
+        for remove in (*(group.remove for group in self.groups), self.chains.remove):
             waiting = remove(job_id)
             if waiting is not None:
                 self._finish(waiting, outcome)
@@ -145,8 +145,8 @@ class Executor(Gate):
             self._finish(job, outcome)
             self._forget(job, run)
             self._slot_lost(job)
-            job.means = self._over
-            self.means.abandoned(job)
+            job.context = self._over
+            self.job_context.abandoned(job)
 
     def cancel(self) -> None:
         """Stop what runs, for good: it is given back, and noted as interrupted. What is sealed ends as it will. An
@@ -154,7 +154,7 @@ class Executor(Gate):
         self.cancelled = True
         self._aborts.close()
         for run in self._runs:
-            if run.task is not None and run.sealed is not run.job:
+            if run.task is not None and run.sealed_job is not run.job:
                 run.task.cancel()
             elif (job := run.job) is not None:
                 run.interrupt(job, STOPPED if run.task or run.ident else RELEASED)
@@ -171,8 +171,8 @@ class Executor(Gate):
         process."""
         for run in list(self.running.values()):
             if run.job is not None:
-                self.means.abandoned(run.job)
-        self._timekeeper.close()
+                self.job_context.abandoned(run.job)
+        self._timeouts.close()
         self._threads.close()
 
     # Starting runs ---------------------------------------------------------------------------------------------------
@@ -181,33 +181,33 @@ class Executor(Gate):
         """Start one run on the loop, and as many in threads as slots allow; come back next turn while there is more."""
         self._dispatching = False
         self._turn_ends = perf_counter() + TURN_SECONDS
-        for pool in self.pools:
-            while (entry := pool.start()) is not None:
+        for group in self.groups:
+            while (entry := group.start()) is not None:
                 job, task = entry
                 self.running[job.id] = run = Run(job)
                 self._runs.add(run)
                 if runs_on_loop(task):
-                    run.task = self._loop.create_task(self._run(pool, run, job, task), context=self._context.copy())
-                    run.task.add_done_callback(partial(self._run_ended, pool, run))
+                    run.task = self._loop.create_task(self._run(group, run, job, task), context=self._context.copy())
+                    run.task.add_done_callback(partial(self._run_ended, group, run))
                     # The run just made may work off everything in its turn; more runs are started only if it waits.
                     self._dispatch_soon()
                     break
                 run.lock = threading.Lock()
-                self._threads.start(pool, run, task, done=partial(self._thread_done, pool, run))
+                self._threads.start(group, run, task, done=partial(self._thread_done, group, run))
 
-    def _run_ended(self, pool: Pool, run: Run, task: asyncio.Task[None]) -> None:
+    def _run_ended(self, group: SlotGroup, run: Run, task: asyncio.Task[None]) -> None:
         self._run_gone(run)
         job = run.job
         # Before its first step: nobody else saw the job.
         if task.cancelled() and job is not None and self.running.get(job.id) is run:
-            self._finish(job, RELEASED if run.verdict is None else run.verdict[1])
+            self._finish(job, RELEASED if run.stop_outcome is None else run.stop_outcome[1])
             self._forget(job, run)
-            pool.end(0.0)
-            self._slot_freed(pool)
+            group.end(0.0)
+            self._slot_freed(group)
 
     def _slot_lost(self, job: Job) -> None:
         self.lost += 1
-        slots = sum(pool.slots for pool in self.pools)
+        slots = sum(group.slots for group in self.groups)
         said = "job %d (%s) does not stop and is taken away; its handler goes on in a slot that is lost (%d of %d are)"
         log.error(said, job.id, job.task, self.lost, slots, extra=fields(job))
         if 2 * self.lost >= slots:
@@ -232,17 +232,17 @@ class Executor(Gate):
             self._dispatching = True
             self._loop.call_soon(self._dispatch)
 
-    def _slot_freed(self, pool: Pool) -> None:
+    def _slot_freed(self, group: SlotGroup) -> None:
         if not self.running:
             self._ended.set()
-        if pool.waiting:
+        if group.waiting:
             self._dispatch_soon()
-        if pool.low():
+        if group.low():
             self._low()
 
     # On the loop -----------------------------------------------------------------------------------------------------
 
-    async def _run(self, pool: Pool, run: Run, job: Job, task: Task[..., Any]) -> None:
+    async def _run(self, group: SlotGroup, run: Run, job: Job, task: Task[..., Any]) -> None:
         """Run this job, then waiting ones, until the turn ends, nothing is left, or a handler changed the context or
         cancelled us: the next one shall not feel it."""
         clean, me, running, finish = contextvars.copy_context(), run.task, self.running, self._finish
@@ -251,35 +251,35 @@ class Executor(Gate):
             job.began = started = perf_counter()
             outcome = await self._call(job, task)
             now = perf_counter()
-            if run.verdict is not None:
+            if run.stop_outcome is not None:
                 if not run.lost:
-                    self._finish(job, outcome if outcome is WRITTEN else run.verdict[1])
+                    self._finish(job, outcome if outcome is WRITTEN else run.stop_outcome[1])
                     self._forget(job, run)
-                pool.end(now - started)
-                self._slot_freed(pool)
+                group.end(now - started)
+                self._slot_freed(group)
                 return
             finish(job, outcome)
             if running.get(job.id) is run:  # as `_forget` does; a call less for most jobs
                 del running[job.id]
             if now > self._turn_ends or me.cancelling() or contextvars.copy_context() != clean:
-                pool.end(now - started)
-                self._slot_freed(pool)
+                group.end(now - started)
+                self._slot_freed(group)
                 return
-            entry = pool.take(True, now - started)
+            entry = group.take(True, now - started)
             if entry is None:
-                self._slot_freed(pool)
+                self._slot_freed(group)
                 return
             job, task = entry
             run.job = job
             running[job.id] = run
-            if len(pool.waiting) == pool.prefetch // 2:
+            if len(group.waiting) == group.prefetch // 2:
                 self._low()
 
     async def _call(self, job: Job, task: Task[..., Any]) -> Outcome:
         if job.start_by is not None and not in_time(job):
             return RELEASED
         token = running_job.set(job)
-        job.means = self.means
+        job.context = self.job_context
         try:
             args, kwargs = task.codec.decode(job.args)
             value = await (task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs))
@@ -295,7 +295,7 @@ class Executor(Gate):
             abort = error
         finally:
             running_job.reset(token)
-            job.means = self._over
+            job.context = self._over
         return await self._again(job, task, abort)
 
     async def _again(self, job: Job, task: Task[..., Any], abort: BaseException) -> Outcome:
@@ -307,12 +307,12 @@ class Executor(Gate):
             return STOPPED if self.cancelled else given(job, task.retry, error, raised=True)
         if ended is not None:
             return ended
-        self.means.anew(job)
+        self.job_context.anew(job)
         return await self._loop.create_task(self._call(job, task), context=self._context.copy())
 
     # In threads ------------------------------------------------------------------------------------------------------
 
-    def _run_in_thread(self, pool: Pool, run: Run, task: Task[..., Any]) -> bool:
+    def _run_in_thread(self, group: SlotGroup, run: Run, task: Task[..., Any]) -> bool:
         """Run this job, then waiting ones, until nothing is left; False if something was raised in this thread."""
         me, job = threading.get_ident(), run.job
         while job is not None:
@@ -322,35 +322,35 @@ class Executor(Gate):
                 if not run.lost:
                     self._finish(job, outcome)
                     self._forget(job, run)
-                pool.end(perf_counter() - started)
+                group.end(perf_counter() - started)
                 return False
             self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
             self._forget(job, run)
-            entry = pool.take(False, perf_counter() - started)
+            entry = group.take(False, perf_counter() - started)
             if entry is None:
                 break
             job, task = entry
             run.job = job
             self.running[job.id] = run
-            if len(pool.waiting) == pool.prefetch // 2:
+            if len(group.waiting) == group.prefetch // 2:
                 self._threads.call_loop(self._low)
         return True
 
-    def _thread_done(self, pool: Pool, run: Run) -> None:
+    def _thread_done(self, group: SlotGroup, run: Run) -> None:
         self._run_gone(run)
-        self._slot_freed(pool)
+        self._slot_freed(group)
 
     def _call_thread(self, run: Run, me: int, job: Job, task: Task[..., Any]) -> Outcome:
         """Call the handler where it can be stopped: from the moment the run names its thread until it names no job."""
         outcome: Outcome = RELEASED
         try:
             run.ident = me
-            if run.verdict is None or not run.condemned(job):
+            if run.stop_outcome is None or not run.stopped_before(job):
                 outcome = self._context.copy().run(self._call_sync, job, task)
         except Interrupted:
             pass  # the verdict says how it ends
         run.job, run.ident = None, 0
-        if run.verdict is None:
+        if run.stop_outcome is None:
             return outcome
         try:
             return run.settle(outcome)
@@ -361,7 +361,7 @@ class Executor(Gate):
         if job.start_by is not None and not in_time(job):
             return RELEASED
         running_job.set(job)
-        job.means = self.means
+        job.context = self.job_context
         try:
             args, kwargs = task.codec.decode(job.args)
             value = task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs)
@@ -373,12 +373,12 @@ class Executor(Gate):
                 return given(job, task.retry, error, raised=True)
             abort = error
         finally:
-            job.means = self._over
+            job.context = self._over
         self.reopen(job)
         ended = self._wait_for_loop(self._aborts.again(job, task.retry, abort))
         if ended is not None:
             return ended
-        self.means.anew(job)
+        self.job_context.anew(job)
         return self._context.copy().run(self._call_sync, job, task)
 
     def _wait_for_loop(self, deciding: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:

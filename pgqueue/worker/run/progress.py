@@ -54,12 +54,12 @@ class Progress:
         """Jobs that are over and may have rows in `job_cursor`."""
         self._swept_to = 0
 
-    def say(self, job: Job, done: float, total: float | None) -> None:
+    def report(self, job: Job, done: float, total: float | None) -> None:
         """Take what this job says. No I/O but, at most once a second, a signal to the loop."""
         self._said[job] = (done, total)
         self._signal()
 
-    def over(self, jobs: Sequence[Job]) -> None:
+    def ended(self, jobs: Sequence[Job]) -> None:
         """These jobs are not ours any more. Called on the loop."""
         iterated = self._iterated(jobs)
         silent = self._written.intersection(jobs) if self._written else ()

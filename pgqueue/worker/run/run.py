@@ -44,15 +44,15 @@ class Run:
     now if the seal `reopens`. `missed`: what was raised in the thread was lost in a destructor.
     """
 
-    __slots__ = ("ident", "job", "lock", "lost", "missed", "reopens", "sealed", "stopped", "task", "verdict")
+    __slots__ = ("ident", "job", "lock", "lost", "missed", "reopens", "sealed_job", "stop_outcome", "stopped", "task")
 
     def __init__(self, job: Job) -> None:
         self.job: Job | None = job
         self.task: asyncio.Task[None] | None = None
         self.ident = 0
         self.lock: threading.Lock | None = None
-        self.verdict: tuple[Job, Outcome] | None = None
-        self.sealed: Job | None = None
+        self.stop_outcome: tuple[Job, Outcome] | None = None
+        self.sealed_job: Job | None = None
         self.reopens = False
         self.lost = False
         self.missed = False
@@ -62,26 +62,26 @@ class Run:
         """Stop `job` if it is still what runs here; it ends with `outcome`. A second call changes nothing."""
         if self.lock is not None:
             return self._interrupt_thread(self.lock, job, outcome)
-        if self.sealed is job and not self.reopens:
+        if self.sealed_job is job and not self.reopens:
             return False
-        if self.job is job and self.verdict is None and self.task is not None:
-            self.verdict = (job, outcome)
-            if self.sealed is not job:
+        if self.job is job and self.stop_outcome is None and self.task is not None:
+            self.stop_outcome = (job, outcome)
+            if self.sealed_job is not job:
                 self.task.cancel()
         return self.job is job
 
     def _interrupt_thread(self, lock: threading.Lock, job: Job, outcome: Outcome) -> bool:
         with lock:
-            if self.verdict is not None:
-                return self.verdict[0] is job
+            if self.stop_outcome is not None:
+                return self.stop_outcome[0] is job
             # In this order, and the thread in the other: it names no job any more, then looks for a verdict. So either
             # we see that it has gone on, or it sees that we want it and waits for the lock.
-            self.verdict = (job, outcome)
-            if self.job is not job or (self.sealed is job and not self.reopens):
-                self.verdict = None
+            self.stop_outcome = (job, outcome)
+            if self.job is not job or (self.sealed_job is job and not self.reopens):
+                self.stop_outcome = None
                 return False
             # A thread that has not begun looks before it calls the handler; a sealed one when it unseals.
-            if self.ident and self.sealed is not job:
+            if self.ident and self.sealed_job is not job:
                 _listen()
                 _raised[self.ident] = self
                 _raise_in(self.ident, Interrupted)
@@ -95,7 +95,7 @@ class Run:
         with self.lock:
             if self.job is not job or not self.ident:
                 return None
-            if not self.missed or self.sealed is job:
+            if not self.missed or self.sealed_job is job:
                 return False
             self.missed = False
             _raise_in(self.ident, Interrupted)
@@ -109,56 +109,56 @@ class Run:
             return self._lose(job)
 
     def _lose(self, job: Job) -> Outcome | None:
-        if self.job is not job or self.verdict is None or self.lost:
+        if self.job is not job or self.stop_outcome is None or self.lost:
             return None
         self.lost = True
-        return self.verdict[1]
+        return self.stop_outcome[1]
 
-    def seal(self, job: Job, *, reopens: bool = False) -> bool:
+    def uninterruptible(self, job: Job, *, reopens: bool = False) -> bool:
         """In the run itself: nothing stops `job` any more. False if it was stopped before; it must not commit then."""
         if self.lock is None:
-            self.sealed, self.reopens = None if self.told(job) else job, reopens
-            return self.sealed is job
+            self.sealed_job, self.reopens = None if self.stop_asked(job) else job, reopens
+            return self.sealed_job is job
         with self.lock:  # a call that was about to raise into us has done so
-            if self.verdict is None:
-                self.sealed, self.reopens = job, reopens
+            if self.stop_outcome is None:
+                self.sealed_job, self.reopens = job, reopens
                 return True
             self.ident = 0  # nothing more is raised
         _take_back()  # so that it does not come in the middle of the rollback
         return False
 
-    def unseal(self, job: Job) -> bool:
+    def interruptible(self, job: Job) -> bool:
         """In the run itself: `job` can be stopped again. False if it was told to stop meanwhile; it must stop then."""
         if self.lock is None:
-            self.sealed = None
-            return not self.told(job)
+            self.sealed_job = None
+            return not self.stop_asked(job)
         with self.lock:
-            self.sealed = None
-            return self.verdict is None
+            self.sealed_job = None
+            return self.stop_outcome is None
 
-    def hold(self, job: Job) -> bool:
+    def shield(self, job: Job) -> bool:
         """In the thread of the run: from now on nothing is raised into it; a stop of `job` is heard at the unseal.
 
         Unlike `seal` it holds for a job that was stopped before, too. False: it is sealed already, and stays so.
         """
         assert self.lock is not None
         with self.lock:  # a call that was about to raise into us has done so
-            if self.sealed is job:
+            if self.sealed_job is job:
                 return False
-            self.sealed, self.reopens = job, True
-            stopped = self.verdict is not None
+            self.sealed_job, self.reopens = job, True
+            stopped = self.stop_outcome is not None
         if stopped:
             with suppress(Interrupted):  # the verdict says the same
                 _take_back()
         return True
 
-    def told(self, job: Job) -> bool:
+    def stop_asked(self, job: Job) -> bool:
         """Whether `job` was told to stop."""
-        return self.condemned(job) or (self.task is not None and self.task.cancelling() > 0)
+        return self.stopped_before(job) or (self.task is not None and self.task.cancelling() > 0)
 
-    def condemned(self, job: Job) -> bool:
+    def stopped_before(self, job: Job) -> bool:
         """Whether `job` was stopped before its handler was called."""
-        return self.verdict is not None and self.verdict[0] is job
+        return self.stop_outcome is not None and self.stop_outcome[0] is job
 
     def settle(self, outcome: Outcome) -> Outcome:
         """In the thread, out of the handler, with a verdict in sight: how the job ends; `stopped` if by that verdict.
@@ -168,15 +168,15 @@ class Run:
         assert self.lock is not None
         try:
             with self.lock:  # a call that was about to raise into us has done so
-                if self.verdict is None:
+                if self.stop_outcome is None:
                     return outcome
             _take_back()
         except Interrupted:
             pass  # it came after the handler had returned
         with self.lock:  # a call that takes the job away has done so, or sees that we have left
-            self.stopped = self.verdict is not None
+            self.stopped = self.stop_outcome is not None
             _raised.pop(threading.get_ident(), None)
-        return outcome if self.verdict is None or outcome is WRITTEN else self.verdict[1]
+        return outcome if self.stop_outcome is None or outcome is WRITTEN else self.stop_outcome[1]
 
 
 def _take_back() -> None:

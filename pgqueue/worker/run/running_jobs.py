@@ -2,7 +2,7 @@
 
 The executor is one: it lists what runs, and stops it from outside; here is the inside. A handler asks at checkpoints;
 the transactions of handlers `seal` their run before they commit, and `hold` it where they must not be left half-way.
-When the run is over, `Over` is all that its job has left.
+When the run is over, `EndedContext` is all that its job has left.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from threading import get_ident
 from typing import Any
 
 from pgqueue.errors import Error
-from pgqueue.jobs.context import Means
+from pgqueue.jobs.context import JobContext
 from pgqueue.jobs.job import Job
 from pgqueue.worker.run.run import Interrupted, Run
 
 
-class Gate:
+class RunningJobs:
     """The runs there are. Everything here is called in the run itself: in its thread, or in its task on the loop."""
 
     def __init__(self) -> None:
@@ -33,48 +33,48 @@ class Gate:
     def stopping(self, job: Job) -> bool:
         """Whether this job was told to stop, or taken away. From any thread."""
         run = self.run_of(job)
-        return run is None or self.cancelled or run.told(job)
+        return run is None or self.cancelled or run.stop_asked(job)
 
     def checkpoint(self, job: Job) -> None:
         """Raise what stops a handler if this job is `stopping`. Flat, for tight loops: 0.12 µs per step, measured."""
         run = self.running.get(job.id)
-        if run is not None and run.job is job and run.verdict is None and not self.cancelled:
+        if run is not None and run.job is job and run.stop_outcome is None and not self.cancelled:
             if run.task is None or not run.task.cancelling():
                 return
             raise asyncio.CancelledError
         raise Interrupted if run is None or run.task is None else asyncio.CancelledError
 
-    def seal(self, job: Job, *, reopens: bool = False) -> None:
+    def uninterruptible(self, job: Job, *, reopens: bool = False) -> None:
         """From here on this job is not stopped any more: it is about to commit. In the thread of its sync handler.
 
         Raises Interrupted if it was told to stop before: then it must not commit. Nothing else is raised into it later.
         A seal that `reopens` is followed by `unseal`.
         """
         run = self.run_of(job)
-        if run is None or not run.seal(job, reopens=reopens):
+        if run is None or not run.uninterruptible(job, reopens=reopens):
             raise Interrupted
 
-    async def aseal(self, job: Job, *, reopens: bool = False) -> None:
+    async def auninterruptible(self, job: Job, *, reopens: bool = False) -> None:
         """`seal` for an async handler, in its task. Raises CancelledError if it was told to stop before."""
         run = self.run_of(job)
-        if run is None or not run.seal(job, reopens=reopens):
+        if run is None or not run.uninterruptible(job, reopens=reopens):
             await asyncio.sleep(0)  # the cancellation that is on its way comes through here
             raise asyncio.CancelledError  # it had come, and been swallowed
 
-    def unseal(self, job: Job) -> None:
+    def interruptible(self, job: Job) -> None:
         """The job can be stopped again; raises, as `checkpoint` does, if it was told to stop. In the run itself."""
         run = self.run_of(job)
         if run is not None:
-            run.unseal(job)
+            run.interruptible(job)
         self.checkpoint(job)
 
-    def hold(self, job: Job, *, leaving: bool = False) -> Held:
+    def shield(self, job: Job, *, leaving: bool = False) -> Shield:
         """Nothing is raised into the thread of this sync job meanwhile; a stop in that time is heard afterwards.
 
         For steps that must not be left half-way: taking a connection from its pool, giving it back. With `leaving` it
         is not heard here: the handler is on its way out, and the executor asks how the job ends.
         """
-        return Held(self.run_of(job), job, leaving)
+        return Shield(self.run_of(job), job, leaving)
 
     def run_of(self, job: Job) -> Run | None:
         run = self.running.get(job.id)
@@ -84,10 +84,10 @@ class Gate:
         """Its commit has failed, and it runs again: it can be stopped again, too."""
         run = self.run_of(job)
         if run is not None:
-            run.unseal(job)
+            run.interruptible(job)
 
 
-class Held:
+class Shield:
     """What `hold` gives. A class, for it is there twice in each transactional job: a generator costs twice as much."""
 
     __slots__ = ("_job", "_leaving", "_run")
@@ -99,21 +99,21 @@ class Held:
         run = self._run
         # Nothing is raised into a thread that the handler has started; and the handler itself can be stopped while that
         # one waits.
-        if run is not None and (run.lock is None or run.ident != get_ident() or not run.hold(self._job)):
+        if run is not None and (run.lock is None or run.ident != get_ident() or not run.shield(self._job)):
             self._run = None
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self._run is not None and not self._run.unseal(self._job) and kind is None and not self._leaving:
+        if self._run is not None and not self._run.interruptible(self._job) and kind is None and not self._leaving:
             raise Interrupted
 
 
-class Over(Means):
+class EndedContext(JobContext):
     """What is left when the run is over, to what has kept the job (a thread or a task of the handler's, a handler it
     was taken away from): what would be dropped without a word says so."""
 
     over = True
 
-    def __init__(self, before: Means) -> None:
+    def __init__(self, before: JobContext) -> None:
         self._before = before
 
     @property

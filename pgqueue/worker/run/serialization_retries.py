@@ -60,7 +60,7 @@ def _attribute(error: BaseException, name: str) -> object:
         return None
 
 
-class Aborts:
+class SerializationRetries:
     """Notes aborts over the given session, and waits before the job runs again."""
 
     def __init__(self, session: Session, worker_id: Callable[[], int], *, version_tag: str) -> None:

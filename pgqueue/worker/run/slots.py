@@ -1,7 +1,7 @@
 """Slots: how many jobs run at once, which wait at hand for a slot, and how many more to fetch.
 
 Shared by the executor, which fills and frees slots, and the worker, which tells the fetcher how much room there is. One
-pool for the common slots, one for each queue that has slots of its own. Decides numbers only; runs nothing.
+group for the common slots, one for each queue that has slots of its own. Decides numbers only; runs nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Entry = tuple[Job, Task[..., Any]]
 """A claimed job and its task."""
 
 
-class Pool:
+class SlotGroup:
     """Slots shared by some queues: what runs, what waits at hand, and how much more to fetch.
 
     Read and changed from the loop and from threads; `_lock` guards the few lines where that matters.
@@ -146,14 +146,14 @@ def runs_on_loop(task: Task[..., Any]) -> bool:
     return task.is_async
 
 
-def pools(queues: Mapping[str, int | None], concurrency: int) -> list[Pool]:
-    """The common slots, and a pool for each queue that has slots of its own."""
+def slot_groups(queues: Mapping[str, int | None], concurrency: int) -> list[SlotGroup]:
+    """The common slots, and a group for each queue that has slots of its own."""
     common = [name for name, slots in queues.items() if slots is None]
-    own = [Pool([name], slots) for name, slots in queues.items() if slots is not None]
-    return [*([Pool(common, concurrency)] if common else []), *own]
+    own = [SlotGroup([name], slots) for name, slots in queues.items() if slots is not None]
+    return [*([SlotGroup(common, concurrency)] if common else []), *own]
 
 
-class Turns:
+class SlotTurns:
     """`fetches` says how many fetches have been answered, `hungry` whether the fetcher would take more."""
 
     def __init__(self, fetches: Callable[[], int], hungry: Callable[[], bool]) -> None:

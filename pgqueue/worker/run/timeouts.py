@@ -40,7 +40,7 @@ Moment = tuple[float, int, Job, Task[..., Any], float, bool]
 interrupted before."""
 
 
-class Timekeeper:
+class Timeouts:
     """Watches jobs with a timeout. `runs` says whether a job runs still, `interrupt` and `abandon` stop it."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Timekeeper:
         self._next = inf
         self._timer: asyncio.TimerHandle | None = None
 
-    def given(self, jobs: Sequence[Job]) -> list[Entry]:
+    def with_tasks(self, jobs: Sequence[Job]) -> list[Entry]:
         """These jobs with their tasks, watched if they have a timeout."""
         tasks = self.tasks
         entries: list[Entry] = [(job, tasks[job.task]) for job in jobs]

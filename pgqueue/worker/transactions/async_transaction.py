@@ -14,21 +14,21 @@ from pgqueue.database.statements import Row, Statement
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import WRITTEN, Completed, Outcome
 from pgqueue.jobs.retry import RetryPolicy
-from pgqueue.worker.transactions.handler_connection import AsyncBorrowed
+from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection
 from pgqueue.worker.transactions.in_doubt import asend, asettle
-from pgqueue.worker.transactions.transaction import Around, Attempt, ended_before, lost
+from pgqueue.worker.transactions.transaction import AnyTransaction, TransactionServices, ended_before, lost
 
 
-class AsyncWork(Attempt):
+class AsyncTransaction(AnyTransaction):
     """The transaction of one attempt on the loop."""
 
-    _conn: AsyncBorrowed | None
+    _conn: AsyncHandlerConnection | None
 
-    def __init__(self, home: Around, job: Job, *, lent: bool = False) -> None:
+    def __init__(self, home: TransactionServices, job: Job, *, lent: bool = False) -> None:
         super().__init__(home, job, lent=lent)
         self._beginning = asyncio.Lock()
 
-    async def connection(self) -> AsyncBorrowed:
+    async def connection(self) -> AsyncHandlerConnection:
         """The connection; begins the transaction at the first call, whichever of the handler's tasks that is."""
         conn = self._conn
         if conn is None:
@@ -43,7 +43,7 @@ class AsyncWork(Attempt):
         if conn is None or not kept:
             return outcome
         self._open(conn)
-        await self._home.aseal(self._job)
+        await self._home.auninterruptible(self._job)
         self.ending = monotonic()
         try:
             await self._commit(conn, outcome)
@@ -62,28 +62,29 @@ class AsyncWork(Attempt):
         return rows
 
     async def keep(self, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:
-        """`Work.keep`. Nor does a cancellation of the handler's own, of a timeout around the loop, break into it."""
+        """`Transaction.keep`. Nor does a cancellation of the handler's own, of a timeout around the loop, break into
+        it."""
         conn = await self.connection()
-        await self._home.aseal(self._job, reopens=True)
+        await self._home.auninterruptible(self._job, reopens=True)
         self.ending = monotonic()
         try:
             await to_its_end(self._keep(conn, statements, kept))
         finally:
-            self._home.unseal(self._job)
+            self._home.interruptible(self._job)
 
-    async def _settle(self, conn: AsyncBorrowed, error: psycopg.Error, done: Statement[Any]) -> list[bool]:
+    async def _settle(self, conn: AsyncHandlerConnection, error: psycopg.Error, done: Statement[Any]) -> list[bool]:
         questions = self._questions(conn, error, done)
-        with self._home.lender.kept(conn):
+        with self._home.pool.kept(conn):
             await self.undo()
-            return await asettle(error, self._home.lender, questions)
+            return await asettle(error, self._home.pool, questions)
 
     async def finish(self) -> None:
-        """`undo` for good (see `Work.finish`)."""
+        """`undo` for good (see `Transaction.finish`)."""
         self.over = True
         await self.undo()
 
     async def undo(self) -> None:
-        """Give the connection back: after a commit as it is, else closed (see `Work.undo`). The last step."""
+        """Give the connection back: after a commit as it is, else closed (see `Transaction.undo`). The last step."""
         if left := self.leave():
             await left
 
@@ -94,24 +95,24 @@ class AsyncWork(Attempt):
         self.ending = 0.0
         return None if conn is None else self._undo(conn, committed)
 
-    async def _undo(self, conn: AsyncBorrowed, committed: bool) -> None:
+    async def _undo(self, conn: AsyncHandlerConnection, committed: bool) -> None:
         try:
             if not committed:
                 await conn.close()
         finally:
-            await self._home.lender.agive(conn)
+            await self._home.pool.arelease(conn)
             self._look_at_the_clock()
 
-    async def _begin(self) -> AsyncBorrowed:
+    async def _begin(self) -> AsyncHandlerConnection:
         while True:
-            conn = await self._home.lender.atake(begun=self._first)
+            conn = await self._home.pool.aacquire(begun=self._first)
             try:
                 self._look()  # Python 3.11's wait_for, in the pool, may swallow a cancellation
                 await conn.begin(self._job.claim)
             except BaseException as error:
                 dead = conn.closed
                 await conn.close()
-                await self._home.lender.agive(conn)
+                await self._home.pool.arelease(conn)
                 if dead and isinstance(error, psycopg.OperationalError):
                     continue
                 raise
@@ -119,10 +120,10 @@ class AsyncWork(Attempt):
                 self._conn, self._began, self._first = conn, monotonic(), False
                 return conn
             await conn.close()
-            await self._home.lender.agive(conn)
+            await self._home.pool.arelease(conn)
             raise ended_before(self._job)
 
-    async def _commit(self, conn: AsyncBorrowed, outcome: Outcome) -> None:
+    async def _commit(self, conn: AsyncHandlerConnection, outcome: Outcome) -> None:
         if isinstance(outcome, Completed):
             await self._commit_with(conn, self._within(outcome), completes=True)
             return
@@ -133,9 +134,9 @@ class AsyncWork(Attempt):
         await self._commit_with(conn, [])
 
     async def _commit_with(
-        self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]], completes: bool = False
+        self, conn: AsyncHandlerConnection, statements: Sequence[Statement[Any]], completes: bool = False
     ) -> None:
-        settled = self._home.ahead(True) if completes else None
+        settled = self._home.begin_early(True) if completes else None
         along = statements[0] if len(statements) == 1 and conn.can_take(statements[0]) else None
         for statement in statements if along is None else ():
             await asend(conn, statement)
@@ -143,7 +144,9 @@ class AsyncWork(Attempt):
         await conn.end(along, settled)
         self._committed = True
 
-    async def _keep(self, conn: AsyncBorrowed, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:
+    async def _keep(
+        self, conn: AsyncHandlerConnection, statements: Sequence[Statement[Any]], kept: Statement[Any]
+    ) -> None:
         try:
             self._open(conn)
             await self._commit_with(conn, statements)

@@ -48,7 +48,7 @@ OK = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 Answers = Generator[Wait, Ready | int, "list[PGresult]"]
 
 
-class Prepared:
+class CommitMessage:
     """What all connections of one worker prepare: the completion of a job; and `UNLOCK`, for a SELECT is planned."""
 
     def __init__(self, schema: str) -> None:

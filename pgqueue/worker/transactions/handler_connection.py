@@ -54,7 +54,7 @@ from pgqueue.worker.transactions.commit_message import (
     COMMIT,
     OK,
     ROLLBACK,
-    Prepared,
+    CommitMessage,
     answers,
     ending,
     name,
@@ -82,7 +82,7 @@ DROPPED = (
 )
 
 
-class Ahead:
+class BegunEarly:
     """A transaction that was begun ahead: when, and which claims had been answered by then (all up to `settled`)."""
 
     __slots__ = ("at", "settled")
@@ -105,7 +105,7 @@ class _Both:
     own = False
     """Whether its session is ours alone."""
     kept = False
-    prepared: Prepared | None = None
+    prepared: CommitMessage | None = None
     """What completes a job in one message; None behind a pooler, and where nothing is prepared."""
     number = 0
     """How many times that was prepared here."""
@@ -113,11 +113,11 @@ class _Both:
     """Whether it is there."""
     undisturbed = 0
     """How many transactions were ended while it was not."""
-    ahead: Ahead | None = None
+    early: BegunEarly | None = None
     """The transaction that it is in, if that was begun ahead and no job has it yet."""
     out_since = 0.0
     """When its pool gave it away."""
-    place: object | None = None
+    permit: object | None = None
     """Of those there are for handlers, if they are fewer than slots, the one it has (`permits`)."""
     forsaken = False
     """Whether it is only the handler's that its job was taken from."""
@@ -130,22 +130,22 @@ class _Both:
     def _due(self) -> bool:
         """Whether to prepare before the next transaction begins."""
         again = self.number == 0 or self.undisturbed >= UNDISTURBED
-        return not self.ready and again and self._can_prepare() and self.ahead is None
+        return not self.ready and again and self._can_prepare() and self.early is None
 
     def _can_prepare(self) -> bool:
         """Whether names are used on this connection, and none was dropped unseen."""
         return self.prepared is not None and self.prepared.usable
 
-    def _next(self, settled: int | None) -> Ahead | None:
+    def _next(self, settled: int | None) -> BegunEarly | None:
         """What to begin with the end of this one, where a job is at hand."""
         prepares = not self.ready and self._can_prepare()  # soon, in no transaction
         if settled is None or not self.own or prepares or monotonic() - self.out_since > OUT_SECONDS:
             return None
-        return Ahead(settled)
+        return BegunEarly(settled)
 
     def _beginning(self, claim: int) -> bytes | None:
         """What to say to have a transaction for a job of this claim; None if it is there."""
-        ahead, self.ahead = self.ahead, None
+        ahead, self.early = self.early, None
         if ahead is None:
             return BEGIN
         there = ahead.suits(claim) and self.pgconn.transaction_status == TransactionStatus.INTRANS
@@ -180,12 +180,12 @@ class _Both:
         raise error
 
 
-class Borrowed(_Both, Connection[Any]):
+class HandlerConnection(_Both, Connection[Any]):
     """A connection on which only the worker begins and ends a transaction: `commit` and `rollback` raise meanwhile."""
 
     def leave(self) -> None:
         """Undo a transaction that was begun ahead and that no job wants."""
-        self.ahead = None
+        self.early = None
         try:
             self._say(ROLLBACK)
         except Error:
@@ -208,7 +208,7 @@ class Borrowed(_Both, Connection[Any]):
         self.kept = False
         ahead = self._next(settled)
         self._finish(self._ending(statement, ahead is not None))
-        self.ahead = ahead
+        self.early = ahead
 
     def commit(self) -> None:
         _refuse(self, "commit")
@@ -268,12 +268,12 @@ class Borrowed(_Both, Connection[Any]):
         return super()._deallocate(name)
 
 
-class AsyncBorrowed(_Both, AsyncConnection[Any]):
+class AsyncHandlerConnection(_Both, AsyncConnection[Any]):
     """The same for the loop."""
 
     async def leave(self) -> None:
         """Undo a transaction that was begun ahead and that no job wants."""
-        self.ahead = None
+        self.early = None
         try:
             await self._say(ROLLBACK)
         except Error:
@@ -292,7 +292,7 @@ class AsyncBorrowed(_Both, AsyncConnection[Any]):
         self.kept = False
         ahead = self._next(settled)
         await self._finish(self._ending(statement, ahead is not None))
-        self.ahead = ahead
+        self.early = ahead
 
     async def commit(self) -> None:
         _refuse(self, "commit")
@@ -342,7 +342,7 @@ class answered:
 
     __slots__ = ("_conn",)
 
-    def __init__(self, conn: Borrowed | AsyncBorrowed) -> None:
+    def __init__(self, conn: HandlerConnection | AsyncHandlerConnection) -> None:
         self._conn = conn
 
     def __enter__(self) -> None: ...
@@ -365,7 +365,7 @@ def _encoding(info: ConnectionInfo) -> str:
         return "ascii"
 
 
-def _refuse(conn: Borrowed | AsyncBorrowed, what: str) -> None:
+def _refuse(conn: HandlerConnection | AsyncHandlerConnection, what: str) -> None:
     if conn.kept:
         raise ProgrammingError(
             f"explicit {what}() forbidden: the worker ends this transaction, together with the job; "
@@ -373,7 +373,7 @@ def _refuse(conn: Borrowed | AsyncBorrowed, what: str) -> None:
         )
 
 
-def _check(conn: Borrowed | AsyncBorrowed) -> None:
+def _check(conn: HandlerConnection | AsyncHandlerConnection) -> None:
     status = conn.pgconn.transaction_status
     if status != TransactionStatus.INTRANS:  # a COMMIT after a failed statement is a ROLLBACK
         raise InternalError(f"there is nothing to commit: the transaction is {TransactionStatus(status).name}")

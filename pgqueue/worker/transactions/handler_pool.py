@@ -35,9 +35,9 @@ from psycopg.rows import tuple_row
 from pgqueue.database.backoff import to_its_end
 from pgqueue.database.sessions import Link, options
 from pgqueue.database.statements import text
-from pgqueue.worker.transactions.commit_message import Prepared
-from pgqueue.worker.transactions.handler_connection import AsyncBorrowed, Borrowed
-from pgqueue.worker.transactions.permits import Places
+from pgqueue.worker.transactions.commit_message import CommitMessage
+from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, HandlerConnection
+from pgqueue.worker.transactions.permits import Permits
 
 if TYPE_CHECKING:
     from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed
@@ -51,10 +51,10 @@ AHEAD_SECONDS = LEAVE_SECONDS = 1.0
 NAME = "pgqueue job"
 
 Identity = tuple[int, str]
-C = TypeVar("C", Borrowed, AsyncBorrowed)
+C = TypeVar("C", HandlerConnection, AsyncHandlerConnection)
 
 
-class Lender:
+class HandlerPool:
     """Lends connections to handlers, from each pool one for each slot, or `size` if that is less. `listed` waits until
     our sessions are known."""
 
@@ -63,10 +63,10 @@ class Lender:
     ) -> None:
         self._link = link
         self._prepare = 5 if link.prepare else None
-        self._prepared = Prepared(link.schema) if link.prepare else None
+        self._prepared = CommitMessage(link.schema) if link.prepare else None
         self._size = size = slots if size is None else min(size, slots)
-        self._places = Places(size) if size < slots else None
-        self._aplaces = Places(size) if size < slots else None
+        self._permits = Permits(size) if size < slots else None
+        self._apermits = Permits(size) if size < slots else None
         self._listed = listed
         self._loop = asyncio.get_running_loop()
         self._opening = threading.Lock()
@@ -74,30 +74,32 @@ class Lender:
         self._known: WeakKeyDictionary[object, Identity] = WeakKeyDictionary()
         self._orphans: set[Identity] = set()
         """Sessions of connections that broke: the server may not know."""
-        self._sync: ConnectionPool[Borrowed] | None = None
-        self._async: AsyncConnectionPool[AsyncBorrowed] | None = None
-        self._ahead: list[Borrowed] = []
-        self._aahead: list[AsyncBorrowed] = []
+        self._sync: ConnectionPool[HandlerConnection] | None = None
+        self._async: AsyncConnectionPool[AsyncHandlerConnection] | None = None
+        self._early: list[HandlerConnection] = []
+        self._aearly: list[AsyncHandlerConnection] = []
         """Those with a transaction that was begun ahead, the youngest last."""
         self._leaving: set[asyncio.Task[None]] = set()
         self.closed = False
 
-    def take(self, *, begun: bool = False, look: Callable[[], object] | None = None, settles: bool = False) -> Borrowed:
+    def acquire(
+        self, *, begun: bool = False, look: Callable[[], object] | None = None, settles: bool = False
+    ) -> HandlerConnection:
         """A connection for a thread, in autocommit mode; psycopg's errors if the database is away.
 
         With `begun` it may be in a transaction that was begun ahead; its `begin` is called then, and knows what to do.
         While all are lent it waits, and calls `look` now and then, which may raise. With `settles` the job has a place
         already, and does not wait for one.
         """
-        if self._places is None or settles:
+        if self._permits is None or settles:
             return self._take(begun)
-        place = self._places.take(partial(self._still, look))
+        place = self._permits.acquire(partial(self._still, look))
         try:
             conn = self._take(begun)
         except BaseException:
-            self._places.leave(place)
+            self._permits.release(place)
             raise
-        conn.place = place
+        conn.permit = place
         return conn
 
     def _still(self, look: Callable[[], object] | None) -> None:
@@ -106,10 +108,10 @@ class Lender:
         if look is not None:
             look()
 
-    def _take(self, begun: bool) -> Borrowed:
-        if begun and not self._orphans and (conn := _last(self._ahead)) is not None:
+    def _take(self, begun: bool) -> HandlerConnection:
+        if begun and not self._orphans and (conn := _last(self._early)) is not None:
             return conn  # orphans are ended in no job's transaction
-        if (self._orphans or _crowded(self._places, self._ahead)) and (conn := _last(self._ahead)) is not None:
+        if (self._orphans or _crowded(self._permits, self._early)) and (conn := _last(self._early)) is not None:
             self._back(conn)  # there may be none left in the pool
         try:
             conn = (self._sync or self._open()).getconn()
@@ -122,63 +124,65 @@ class Lender:
                 conn.execute(*self._ending(orphan))
                 self._orphans.discard(orphan)
         except BaseException:
-            self.give(conn)
+            self.release(conn)
             raise
         return conn
 
-    def give(self, conn: Borrowed) -> None:
+    def release(self, conn: HandlerConnection) -> None:
         """Take it back; a broken one, or one inside a transaction, is not lent again as it is."""
         assert self._sync is not None
         if conn.forsaken:
             conn.close()
             return
         self._tidy(conn)
-        with _vacating(conn, self._places):
+        with _vacating(conn, self._permits):
             with self._opening:  # so that `close` finds all
-                stays = conn.ahead is not None and not conn.closed and not self.closed
+                stays = conn.early is not None and not conn.closed and not self.closed
                 if stays:
-                    self._ahead.append(conn)
+                    self._early.append(conn)
             if not stays:
                 self._sync.putconn(conn)
 
-    def forsake(self, conn: Borrowed) -> None:
+    def discard(self, conn: HandlerConnection) -> None:
         """The job was taken from the handler that has this, which may hang for ever: it counts no more. On the loop,
         and not while the handler gives it back."""
-        if self._places is not None and self._sync is not None and not self.closed:
-            with _vacating(conn, self._places):
+        if self._permits is not None and self._sync is not None and not self.closed:
+            with _vacating(conn, self._permits):
                 conn.forsaken = True
                 self._sync.resize(0, self._sync.max_size + 1)  # it never comes back
 
     @contextmanager
-    def kept(self, conn: Borrowed | AsyncBorrowed) -> Iterator[None]:
+    def kept(self, conn: HandlerConnection | AsyncHandlerConnection) -> Iterator[None]:
         """Within this block the connection can be given back, and its place is kept meanwhile."""
-        with _vacating(conn, self._aplaces if isinstance(conn, AsyncConnection) else self._places):
+        with _vacating(conn, self._apermits if isinstance(conn, AsyncConnection) else self._permits):
             yield
 
-    async def atake(self, *, begun: bool = False, settles: bool = False) -> AsyncBorrowed:
+    async def aacquire(self, *, begun: bool = False, settles: bool = False) -> AsyncHandlerConnection:
         """A connection for the loop."""
-        if self._aplaces is None or settles:
+        if self._apermits is None or settles:
             return await self._atake(begun)
-        place = await self._aplaces.atake()
+        place = await self._apermits.aacquire()
         try:
             conn = await self._atake(begun)
         except BaseException:
-            self._aplaces.leave(place)
+            self._apermits.release(place)
             raise
-        conn.place = place
+        conn.permit = place
         return conn
 
-    async def _atake(self, begun: bool) -> AsyncBorrowed:
+    async def _atake(self, begun: bool) -> AsyncHandlerConnection:
         if self.closed:
             raise _closed()
-        if begun and not self._orphans and (conn := _last(self._aahead)) is not None:
+        if begun and not self._orphans and (conn := _last(self._aearly)) is not None:
             return conn
-        if (self._orphans or _crowded(self._aplaces, self._aahead)) and (conn := _last(self._aahead)) is not None:
+        if (self._orphans or _crowded(self._apermits, self._aearly)) and (conn := _last(self._aearly)) is not None:
             await self._aback(conn)
         if self._async is None:
             from psycopg_pool import AsyncConnectionPool  # with the first request: most workers are never asked
 
-            pool = AsyncConnectionPool(connection_class=AsyncBorrowed, configure=self._aconfigure, **self._pool())
+            pool = AsyncConnectionPool(
+                connection_class=AsyncHandlerConnection, configure=self._aconfigure, **self._pool()
+            )
             self._async = pool
         if self._async.closed:
             await self._async.open()
@@ -193,19 +197,19 @@ class Lender:
                 await conn.execute(*self._ending(orphan))
                 self._orphans.discard(orphan)
         except BaseException:
-            await self.agive(conn)
+            await self.arelease(conn)
             raise
         return conn
 
-    async def agive(self, conn: AsyncBorrowed) -> None:
+    async def arelease(self, conn: AsyncHandlerConnection) -> None:
         """Take it back. A cancellation meanwhile is raised when it is back: the pool may wait for its own lock."""
         assert self._async is not None
         self._tidy(conn)
-        with _vacating(conn, self._aplaces):
-            if conn.ahead is None or conn.closed or self.closed:
+        with _vacating(conn, self._apermits):
+            if conn.early is None or conn.closed or self.closed:
                 await to_its_end(self._async.putconn(conn))
             else:
-                self._aahead.append(conn)
+                self._aearly.append(conn)
 
     def identity(self, conn: object) -> Identity | None:
         """(pid, backend_start) of a connection, if its session is ours alone."""
@@ -214,7 +218,7 @@ class Lender:
     def identities(self) -> list[Identity]:
         """The sessions there are, for the beat; called from its thread. A transaction that was begun ahead, and that no
         job has come for, is undone."""
-        if (self._ahead or self._aahead) and not self._loop.is_closed():
+        if (self._early or self._aearly) and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._leave_idle)
         with self._naming:
             known = list(self._known.items())
@@ -226,14 +230,14 @@ class Lender:
 
         if isinstance(error, PoolTimeout):
             said = f"no connection for a job within {GET_SECONDS:g} s: the database takes none"
-            if self._places is None:
+            if self._permits is None:
                 said += (
                     f", or all {self._size} (one for each slot) are lent to handlers, of which some were taken away "
                     "and do not stop"
                 )
             raise PoolTimeout(said) from error
 
-    def _tidy(self, conn: Borrowed | AsyncBorrowed) -> None:
+    def _tidy(self, conn: HandlerConnection | AsyncHandlerConnection) -> None:
         """The next job did not ask for dicts; and a session that we did not end ourselves may go on."""
         conn.kept = False
         conn.row_factory = tuple_row
@@ -257,43 +261,43 @@ class Lender:
             )  # over a dead link they last; the pools close anyhow
         if self._async is not None:
             await self._async.close()
-            while (aconn := _last(self._aahead)) is not None:
+            while (aconn := _last(self._aearly)) is not None:
                 await self._async.putconn(aconn)  # closed as it is: the pool is
         if self._sync is not None:
             await asyncio.to_thread(self._sync.close)
-            while (conn := _last(self._ahead)) is not None:
+            while (conn := _last(self._early)) is not None:
                 self._sync.putconn(conn)
 
     def _leave_idle(self) -> None:
         """Put back connections on which a transaction was begun long ago, for a job that has not come."""
         for leaving in (
-            *(asyncio.to_thread(self._back, conn) for conn in _taken_out(self._ahead)),
-            *(self._aback(conn) for conn in _taken_out(self._aahead)),
+            *(asyncio.to_thread(self._back, conn) for conn in _taken_out(self._early)),
+            *(self._aback(conn) for conn in _taken_out(self._aearly)),
         ):
             task = self._loop.create_task(leaving)
             self._leaving.add(task)  # the loop itself keeps no task alive
             task.add_done_callback(self._leaving.discard)
 
-    def _back(self, conn: Borrowed) -> None:
+    def _back(self, conn: HandlerConnection) -> None:
         try:
             conn.leave()
         finally:  # a run that is stopped meanwhile wanted a connection for its own job: this one is no job's
-            self.give(conn)
+            self.release(conn)
 
-    async def _aback(self, conn: AsyncBorrowed) -> None:
+    async def _aback(self, conn: AsyncHandlerConnection) -> None:
         try:
             await conn.leave()
         finally:
-            await self.agive(conn)
+            await self.arelease(conn)
 
-    def _open(self) -> ConnectionPool[Borrowed]:
+    def _open(self) -> ConnectionPool[HandlerConnection]:
         with self._opening:
             if self.closed:
                 raise _closed()
             if self._sync is None:
                 from psycopg_pool import ConnectionPool
 
-                pool = ConnectionPool(connection_class=Borrowed, configure=self._configure, **self._pool())
+                pool = ConnectionPool(connection_class=HandlerConnection, configure=self._configure, **self._pool())
                 pool.open()
                 self._sync = pool
             return self._sync
@@ -310,17 +314,17 @@ class Lender:
             "max_idle": IDLE_SECONDS,
         }
 
-    def _configure(self, conn: Borrowed) -> None:
+    def _configure(self, conn: HandlerConnection) -> None:
         if self._own(conn, conn.execute(text("sessions_identity", self._link.schema)).fetchone()):
             done: Future[object] = asyncio.run_coroutine_threadsafe(_awaited(self._listed), self._loop)
             done.result()
 
-    async def _aconfigure(self, conn: AsyncBorrowed) -> None:
+    async def _aconfigure(self, conn: AsyncHandlerConnection) -> None:
         cursor = await conn.execute(text("sessions_identity", self._link.schema))
         if self._own(conn, await cursor.fetchone()):
             await self._listed()
 
-    def _own(self, conn: Borrowed | AsyncBorrowed, row: tuple[int, str] | None) -> bool:
+    def _own(self, conn: HandlerConnection | AsyncHandlerConnection, row: tuple[int, str] | None) -> bool:
         """Whether the session is ours alone: a pooler gives us a number that is not its backend's."""
         if row is None or row[0] != conn.info.backend_pid:
             return False
@@ -339,18 +343,18 @@ def _last(conns: list[C]) -> C | None:
 
 
 @contextmanager
-def _vacating(conn: Borrowed | AsyncBorrowed, places: Places | None) -> Iterator[None]:
+def _vacating(conn: HandlerConnection | AsyncHandlerConnection, places: Permits | None) -> Iterator[None]:
     """Give up the place it has, last of all, so that the next one finds a connection; but none that it has by then:
     once it is back another job may have it already, with a place of its own."""
-    place, conn.place = conn.place, None
+    place, conn.permit = conn.permit, None
     try:
         yield
     finally:
         if places is not None and place is not None:
-            places.leave(place)
+            places.release(place)
 
 
-def _crowded(places: Places | None, ahead: Sequence[object]) -> bool:
+def _crowded(places: Permits | None, ahead: Sequence[object]) -> bool:
     """Whether a job that has just got a place finds none in the pool, because of those that were begun ahead."""
     return places is not None and places.taken + len(ahead) > places.number
 
@@ -359,7 +363,7 @@ def _taken_out(conns: list[C]) -> list[C]:
     """Those of these that were begun long ago, taken out; another thread may have been quicker."""
     before, found = monotonic() - AHEAD_SECONDS, list[C]()
     for conn in conns[:]:
-        ahead = conn.ahead
+        ahead = conn.early
         if ahead is not None and ahead.at <= before:
             try:
                 conns.remove(conn)

@@ -19,35 +19,35 @@ from psycopg.rows import tuple_row
 
 from pgqueue.database.backoff import Backoff, transient
 from pgqueue.database.statements import Row, Statement
-from pgqueue.worker.transactions.handler_pool import Lender
+from pgqueue.worker.transactions.handler_pool import HandlerPool
 
 
-def settle(error: psycopg.Error, lender: Lender, questions: Sequence[Statement[Any]]) -> list[bool]:
+def settle(error: psycopg.Error, lender: HandlerPool, questions: Sequence[Statement[Any]]) -> list[bool]:
     """Ask on a new connection: of each question whether it answers a row. Raises `error` if the worker ends first."""
     backoff = Backoff()
     while True:
         try:
-            conn = lender.take(settles=True)
+            conn = lender.acquire(settles=True)
             try:
                 return [send(conn, question).fetchone() is not None for question in questions]
             finally:
-                lender.give(conn)
+                lender.release(conn)
         except psycopg.Error as again:
             if lender.closed or not transient(again):
                 raise error from again
             sleep(backoff.pause())
 
 
-async def asettle(error: psycopg.Error, lender: Lender, questions: Sequence[Statement[Any]]) -> list[bool]:
+async def asettle(error: psycopg.Error, lender: HandlerPool, questions: Sequence[Statement[Any]]) -> list[bool]:
     """`settle` on the loop."""
     backoff = Backoff()
     while True:
         try:
-            conn = await lender.atake(settles=True)
+            conn = await lender.aacquire(settles=True)
             try:
                 return [await (await asend(conn, question)).fetchone() is not None for question in questions]
             finally:
-                await lender.agive(conn)
+                await lender.arelease(conn)
         except psycopg.Error as again:
             if lender.closed or not transient(again):
                 raise error from again

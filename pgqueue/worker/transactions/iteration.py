@@ -35,7 +35,7 @@ from pgqueue.database.statements import Row, Statement
 from pgqueue.errors import Error
 from pgqueue.jobs.context import AnySource, Source
 from pgqueue.jobs.job import Job, NewJob, fields
-from pgqueue.worker.complete.outcome_sql import Endings
+from pgqueue.worker.complete.outcome_sql import OutcomeSql
 from pgqueue.worker.run.run import Interrupted
 
 log = logging.getLogger("pgqueue")
@@ -45,10 +45,10 @@ Pair = tuple[Any, Any]
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-class Place:
+class LastCommit:
     """Where one iteration is: the number and the cursor of its last batch. No I/O."""
 
-    def __init__(self, job: Job, endings: Endings) -> None:
+    def __init__(self, job: Job, endings: OutcomeSql) -> None:
         self.job = job
         self.cursor: Any = None
         self.over = self.through = self.dropped = False
@@ -111,13 +111,13 @@ class Place:
         )
 
 
-class Lending(Protocol):
+class TransactionLender(Protocol):
     """Lends what batches are committed by (`work.Work`, on the loop `awork.AsyncWork`): a worker's transactions, or a
     drain."""
 
-    def lend(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
-    def alend(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
-    def take_back(self, job: Job, work: Any) -> None: ...
+    def for_iteration(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
+    def afor_iteration(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
+    def end_iteration(self, job: Job, work: Any) -> None: ...
     def leave(self, work: Any) -> None: ...
     def drop(self, job: Job, work: Any) -> None: ...
 
@@ -125,8 +125,8 @@ class Lending(Protocol):
 class Iterations:
     """The iterations of one worker. `checkpoint` raises if a job was told to stop."""
 
-    def __init__(self, transactions: Lending, endings: Endings, checkpoint: Callable[[Job], None]) -> None:
-        self.places: dict[Job, Place] = {}
+    def __init__(self, transactions: TransactionLender, endings: OutcomeSql, checkpoint: Callable[[Job], None]) -> None:
+        self.places: dict[Job, LastCommit] = {}
         """Of the jobs that have iterated and are not over yet."""
         self._transactions = transactions
         self._endings = endings
@@ -157,21 +157,21 @@ class Iterations:
                 self._transactions.drop(place.job, place.work)
         return [place.job.id for place in dropped]
 
-    def _place(self, job: Job) -> Place:
+    def _place(self, job: Job) -> LastCommit:
         if job in self.places:
             raise Error(
                 f"job {job.id} ({job.task}): it iterates already, or has; a job has one place to go on from. "
                 "Give the second list a job of its own: job.enqueue(…)",
                 job_id=job.id,
             )
-        place = self.places[job] = Place(job, self._endings)
+        place = self.places[job] = LastCommit(job, self._endings)
         return place
 
-    def _batches(self, place: Place, source: Source[Any], size: int) -> Iterator[list[Any]]:
+    def _batches(self, place: LastCommit, source: Source[Any], size: int) -> Iterator[list[Any]]:
         job = place.job
         try:
             try:
-                work = self._transactions.lend(job, place.begin)
+                work = self._transactions.for_iteration(job, place.begin)
                 place.read(work.look(work.statement("iteration_last")))
                 pairs = iter(source(place.cursor))
                 while True:
@@ -188,17 +188,17 @@ class Iterations:
             self._close(place)
         self._checkpoint(job)
 
-    def _close(self, place: Place) -> None:
+    def _close(self, place: LastCommit) -> None:
         """The loop is over, if it has begun: its connection goes back to its pool. Safe to repeat."""
         if place.work is None:
             return
         with suppress(Interrupted):  # what is raised in a generator that is being closed is not heard
             place.work.undo()
         place.end()
-        self._transactions.take_back(place.job, place.work)
+        self._transactions.end_iteration(place.job, place.work)
 
-    async def _abatches(self, place: Place, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
-        job, work = place.job, self._transactions.alend(place.job, place.begin)
+    async def _abatches(self, place: LastCommit, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
+        job, work = place.job, self._transactions.afor_iteration(place.job, place.begin)
         try:
             place.read(await work.look(work.statement("iteration_last")))
             pairs = _aiter(source(place.cursor))
@@ -216,14 +216,14 @@ class Iterations:
                     await work.undo()
                 finally:
                     place.end()
-                    self._transactions.take_back(job, work)
+                    self._transactions.end_iteration(job, work)
 
-    def _leave(self, place: Place) -> None:
+    def _leave(self, place: LastCommit) -> None:
         """The loop was left, so what its batch has begun is undone."""
         if not place.over and place.work is not None:
             self._transactions.leave(place.work)
             place.end()
-            self._transactions.take_back(place.job, place.work)
+            self._transactions.end_iteration(place.job, place.work)
 
 
 class _Loop:

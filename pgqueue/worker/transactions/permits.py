@@ -20,13 +20,13 @@ from collections.abc import Callable
 LOOK_SECONDS = 0.1  # how late a thread that waits hears that its job is to stop
 
 
-class Places:
+class Permits:
     """`number` places, for threads or for the loop."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self._taken: set[object] = set()
-        self._line: deque[tuple[object, Callable[[], object]]] = deque()
+        self._waiting: deque[tuple[object, Callable[[], object]]] = deque()
         self._lock = threading.Lock()
 
     @property
@@ -34,7 +34,7 @@ class Places:
         """How many are taken just now."""
         return len(self._taken)
 
-    def take(self, look: Callable[[], object]) -> object:
+    def acquire(self, look: Callable[[], object]) -> object:
         """A place, in a thread; `look` is called now and then while it waits, and ends the wait if it raises."""
         given = threading.Lock()
         given.acquire()
@@ -43,40 +43,40 @@ class Places:
             while not given.acquire(timeout=LOOK_SECONDS):
                 look()
         except BaseException:
-            self.leave(place)
+            self.release(place)
             raise
         return place
 
-    async def atake(self) -> object:
+    async def aacquire(self) -> object:
         """A place, on the loop; a task that is cancelled waits no more."""
         given = asyncio.Event()
         place = self._ask(given.set)
         try:
             await given.wait()
         except BaseException:
-            self.leave(place)
+            self.release(place)
             raise
         return place
 
-    def leave(self, place: object) -> None:
+    def release(self, place: object) -> None:
         """Give this place up, or one's turn in the line for it; nothing if that was done before."""
         with self._lock:
             if place in self._taken:
                 self._taken.discard(place)
             else:
-                self._line = deque(each for each in self._line if each[0] is not place)
-            while self._line and len(self._taken) < self.number:
-                self._seat(*self._line.popleft())
+                self._waiting = deque(each for each in self._waiting if each[0] is not place)
+            while self._waiting and len(self._taken) < self.number:
+                self._grant(*self._waiting.popleft())
 
     def _ask(self, tell: Callable[[], object]) -> object:
         place = object()
         with self._lock:
             if len(self._taken) < self.number:
-                self._seat(place, tell)
+                self._grant(place, tell)
             else:
-                self._line.append((place, tell))
+                self._waiting.append((place, tell))
         return place
 
-    def _seat(self, place: object, tell: Callable[[], object]) -> None:
+    def _grant(self, place: object, tell: Callable[[], object]) -> None:
         self._taken.add(place)
         tell()

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.orm import Session
 
-    from pgqueue.worker.transactions.handler_connection import Borrowed
+    from pgqueue.worker.transactions.handler_connection import HandlerConnection
 
-_lent: ContextVar[Face] = ContextVar("pgqueue_lent")
+_lent: ContextVar[SavepointConnection] = ContextVar("pgqueue_lent")
 
 
 SAVEPOINT = b"SAVEPOINT pgqueue_session"
@@ -29,7 +29,7 @@ ROLLBACK = b"ROLLBACK TO SAVEPOINT pgqueue_session"
 RELEASE = b"RELEASE SAVEPOINT pgqueue_session"
 
 
-class Face:
+class SavepointConnection:
     """The connection as SQLAlchemy sees it: what it takes for its transaction is a savepoint of the worker's.
 
     So what SQLAlchemy rolls back (at `session.begin()`, after a flush that failed) is rolled back, and nothing else.
@@ -37,7 +37,7 @@ class Face:
 
     _left: bool
 
-    def __init__(self, conn: Borrowed) -> None:
+    def __init__(self, conn: HandlerConnection) -> None:
         object.__setattr__(self, "_conn", conn)
         object.__setattr__(self, "_left", False)
         conn.execute(SAVEPOINT)
@@ -79,12 +79,12 @@ class Face:
         object.__setattr__(self, "_left", True)
 
 
-def session(conn: Borrowed) -> Session:
+def session(conn: HandlerConnection) -> Session:
     """A session on this connection; `finish` it before the transaction ends, and `leave` it afterwards.
 
     commit() and rollback() on it raise; `begin_nested()` is free. ImportError without SQLAlchemy.
     """
-    face = Face(conn)
+    face = SavepointConnection(conn)
     token = _lent.set(face)
     try:
         made: Any = _session_class()(bind=_engine().connect())
@@ -111,7 +111,7 @@ def _session_class() -> type[Session]:
     class JobSession(Session):
         """A session in a transaction that the worker ends, together with the job's completion."""
 
-        face: Face
+        face: SavepointConnection
 
         def commit(self) -> None:
             raise Error("the worker commits this session, together with the job's completion; to write now: flush()")

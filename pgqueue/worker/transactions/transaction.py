@@ -36,10 +36,10 @@ from pgqueue.errors import Error, JobLost
 from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import WRITTEN, Cancel, Completed, Fail, Outcome, Retry, Snooze, given
 from pgqueue.jobs.retry import RetryPolicy
-from pgqueue.worker.complete.outcome_sql import LOST, Ending, Endings
+from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql, OutcomeStatement
 from pgqueue.worker.transactions import sqlalchemy
-from pgqueue.worker.transactions.handler_connection import AsyncBorrowed, Borrowed
-from pgqueue.worker.transactions.handler_pool import Lender
+from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, HandlerConnection
+from pgqueue.worker.transactions.handler_pool import HandlerPool
 from pgqueue.worker.transactions.in_doubt import send, settle
 
 if TYPE_CHECKING:
@@ -52,30 +52,31 @@ LONG_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class TransactionServices:
     """What the transactions of one worker have in common. `seal` and `aseal` are the executor's: from there on the
     job is not stopped, or, with `reopens`, not until `unseal`; they raise if it was stopped before."""
 
-    lender: Lender
-    endings: Endings
+    pool: HandlerPool
+    outcome_sql: OutcomeSql
     worker_id: Callable[[], int]
-    seal: Callable[..., None]
-    aseal: Callable[..., Awaitable[None]]
-    unseal: Callable[[Job], None]
-    hold: Callable[..., AbstractContextManager[None]]
+    uninterruptible: Callable[..., None]
+    auninterruptible: Callable[..., Awaitable[None]]
+    interruptible: Callable[[Job], None]
+    shield: Callable[..., AbstractContextManager[None]]
     """In a thread: nothing is raised into it meanwhile; a stop of the job is heard afterwards."""
-    stops: Callable[[Job], None] = lambda job: None
+    checkpoint: Callable[[Job], None] = lambda job: None
     """Raises what stops this job, if it was told to."""
-    ahead: Callable[[bool], int | None] = lambda is_async: None
+    begin_early: Callable[[bool], int | None] = lambda is_async: None
     """Whether a transaction should begin for the next job, in a thread or on the loop, with the end of this one: the
     claims that have been answered, all up to this one; else None."""
 
 
-class Attempt:
-    """What both kinds of transactions have in common: the decisions. `Work` and `AsyncWork` differ in how they wait."""
+class AnyTransaction:
+    """What both kinds of transactions have in common: the decisions. `Transaction` and `AsyncTransaction` differ in how
+    they wait."""
 
-    def __init__(self, home: Around, job: Job, *, lent: bool = False) -> None:
-        self.lent = lent
+    def __init__(self, home: TransactionServices, job: Job, *, lent: bool = False) -> None:
+        self.for_iteration = lent
         """It is there for an iteration only: the task is not transactional."""
         self.ending = 0.0
         """When it began to commit, by this process's clock; 0 if it does not."""
@@ -103,19 +104,19 @@ class Attempt:
         return outcome, isinstance(outcome, Completed) or isinstance(what, Snooze | Retry | Cancel | Fail)
 
     def _within(self, done: Completed) -> list[Statement[Any]]:
-        return self._home.endings.within(self._job, done, self._worker_id)
+        return self._home.outcome_sql.within(self._job, done, self._worker_id)
 
-    def _ending(self, outcome: Outcome) -> Ending:
-        return self._home.endings.one(self._job, outcome, self._worker_id)
+    def _ending(self, outcome: Outcome) -> OutcomeStatement:
+        return self._home.outcome_sql.one(self._job, outcome, self._worker_id)
 
     def statement(self, name: str, **params: object) -> Statement[list[Row]]:
         """The named statement, with this run's fence."""
         fence = {"id": self._job.id, "claim": self._job.claim, "worker_id": self._worker_id}
-        return Statement(text(name, self._home.endings.schema), fence | params, list)
+        return Statement(text(name, self._home.outcome_sql.schema), fence | params, list)
 
     def _settled(self) -> Statement[list[Row]]:
         attempts = [self._job.attempt]
-        return self._home.endings.about("complete_settled", [self._job], self._worker_id, attempts=attempts)
+        return self._home.outcome_sql.about("complete_settled", [self._job], self._worker_id, attempts=attempts)
 
     def _look_at_the_clock(self) -> None:
         took = monotonic() - self._began
@@ -148,7 +149,7 @@ class Attempt:
         if self._conn is not None and not self._committing and not self._conn.closed:
             self._open(self._conn)
 
-    def _open(self, conn: Borrowed | AsyncBorrowed) -> None:
+    def _open(self, conn: HandlerConnection | AsyncHandlerConnection) -> None:
         """Raise if there is no transaction any more that could be committed with the end."""
         if conn.closed:
             raise psycopg.OperationalError("job.connection is closed: nothing of this attempt is kept")
@@ -162,7 +163,7 @@ class Attempt:
         """While it waits for a connection; on the loop also with one: raise if there is no use in it any more."""
         if self.over:
             raise ended_before(self._job)
-        self._home.stops(self._job)
+        self._home.checkpoint(self._job)
 
     def overdue(self) -> bool:
         """Whether its last messages wait over a dead link."""
@@ -174,7 +175,7 @@ class Attempt:
         if conn is not None:
             hang_up(conn)
 
-    def _known(self, error: psycopg.Error, conn: Borrowed | AsyncBorrowed) -> None:
+    def _known(self, error: psycopg.Error, conn: HandlerConnection | AsyncHandlerConnection) -> None:
         """Raise what prevented the commit, if that is known."""
         if error.sqlstate == LOST:
             raise lost(self._job) from error
@@ -182,7 +183,7 @@ class Attempt:
             raise error  # the server has said no: nothing is committed
 
     def _questions(
-        self, conn: Borrowed | AsyncBorrowed, error: BaseException, done: Statement[Any]
+        self, conn: HandlerConnection | AsyncHandlerConnection, error: BaseException, done: Statement[Any]
     ) -> list[Statement[Any]]:
         """What to ask after a COMMIT without an answer: whether the job is still this run's; whether it is `done`."""
         log.warning(
@@ -192,27 +193,27 @@ class Attempt:
             str(error).strip() or type(error).__name__,
             extra=fields(self._job),
         )
-        pid, backend_start = self._home.lender.identity(conn) or (None, None)
+        pid, backend_start = self._home.pool.identity(conn) or (None, None)
         end = self.statement("transactions_end_session", pid=pid, backend_start=backend_start)
         return [end, self.statement("complete_mine"), done]
 
 
-class Work(Attempt):
+class Transaction(AnyTransaction):
     """The transaction of one attempt in a thread: begun when first asked for."""
 
-    _conn: Borrowed | None
+    _conn: HandlerConnection | None
     _session: Any = None
 
-    def __init__(self, home: Around, job: Job, *, lent: bool = False) -> None:
+    def __init__(self, home: TransactionServices, job: Job, *, lent: bool = False) -> None:
         super().__init__(home, job, lent=lent)
         self._beginning, self._having = Lock(), Lock()
         self._finished = False
 
-    def connection(self) -> Borrowed:
+    def connection(self) -> HandlerConnection:
         """The connection; begins the transaction at the first call, whichever of the handler's threads that is."""
         conn = self._conn
         if conn is None:
-            with self._home.hold(self._job), self._beginning:
+            with self._home.shield(self._job), self._beginning:
                 conn = self._conn or self._begin()
         return conn
 
@@ -232,7 +233,7 @@ class Work(Attempt):
         self._open(conn)
         if self._session is not None:
             self._session.finish()
-        self._home.seal(self._job)
+        self._home.uninterruptible(self._job)
         self.ending = monotonic()
         try:
             self._commit(conn, outcome)
@@ -246,13 +247,13 @@ class Work(Attempt):
         """The rows of a statement that only reads, in a transaction of its own."""
         conn = self.connection()
         rows = send(conn, statement).fetchall()
-        self._home.seal(self._job, reopens=True)
+        self._home.uninterruptible(self._job, reopens=True)
         self.ending = monotonic()
         try:
             self._commit_with(conn, [])
         finally:
             self.undo()
-            self._home.unseal(self._job)
+            self._home.interruptible(self._job)
         return rows
 
     def keep(self, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:
@@ -264,7 +265,7 @@ class Work(Attempt):
         self._open(conn)
         if self._session is not None:
             self._session.finish()
-        self._home.seal(self._job, reopens=True)
+        self._home.uninterruptible(self._job, reopens=True)
         self.ending = monotonic()
         try:
             self._commit_with(conn, statements)
@@ -273,21 +274,21 @@ class Work(Attempt):
             self._kept(error, *self._settle(conn, error, kept))
         finally:
             self.undo()  # after the commit it only gives the connection back
-            self._home.unseal(self._job)
+            self._home.interruptible(self._job)
 
-    def _settle(self, conn: Borrowed, error: psycopg.Error, done: Statement[Any]) -> list[bool]:
+    def _settle(self, conn: HandlerConnection, error: psycopg.Error, done: Statement[Any]) -> list[bool]:
         questions = self._questions(conn, error, done)
-        with self._home.lender.kept(conn):  # the run cannot be stopped now: its questions must not wait for others
+        with self._home.pool.kept(conn):  # the run cannot be stopped now: its questions must not wait for others
             self.undo()  # its room in the pool is needed to ask
-            return settle(error, self._home.lender, questions)
+            return settle(error, self._home.pool, questions)
 
-    def forsake(self) -> None:
+    def discard(self) -> None:
         """`cut` for good: the job was taken from its handler. On the loop; `over` before."""
         with self._having:
             conn = self._conn
             if conn is not None:
                 hang_up(conn)
-                self._home.lender.forsake(conn)
+                self._home.pool.discard(conn)
 
     def finish(self) -> None:
         """`undo` for good. A thread of the handler's that is just asking for a connection gets none."""
@@ -301,7 +302,7 @@ class Work(Attempt):
 
         Closed, and not rolled back: whatever the handler left behind that still has it writes nowhere any more.
         """
-        with self._home.hold(self._job, leaving=True):
+        with self._home.shield(self._job, leaving=True):
             with self._having:
                 conn, session, committed = self._conn, self._session, self._committed
                 self._conn, self._session, self._committing, self._committed = None, None, False, False
@@ -316,18 +317,18 @@ class Work(Attempt):
                     if not committed:
                         conn.close()
                 finally:
-                    self._home.lender.give(conn)
+                    self._home.pool.release(conn)
             self._look_at_the_clock()
 
-    def _begin(self) -> Borrowed:
+    def _begin(self) -> HandlerConnection:
         while True:
-            conn = self._home.lender.take(begun=self._first, look=self._look)
+            conn = self._home.pool.acquire(begun=self._first, look=self._look)
             try:
                 conn.begin(self._job.claim)
             except BaseException as error:
                 dead = conn.closed
                 conn.close()
-                self._home.lender.give(conn)
+                self._home.pool.release(conn)
                 if dead and isinstance(error, psycopg.OperationalError):
                     continue  # it was dead in the pool; with the database away, `take` raises
                 raise
@@ -336,10 +337,10 @@ class Work(Attempt):
                     self._conn, self._began, self._first = conn, monotonic(), False
                     return conn
             conn.close()
-            self._home.lender.give(conn)
+            self._home.pool.release(conn)
             raise ended_before(self._job)
 
-    def _commit(self, conn: Borrowed, outcome: Outcome) -> None:
+    def _commit(self, conn: HandlerConnection, outcome: Outcome) -> None:
         if isinstance(outcome, Completed):
             self._commit_with(conn, self._within(outcome), completes=True)
             return
@@ -349,8 +350,10 @@ class Work(Attempt):
             raise lost(self._job)
         self._commit_with(conn, [])
 
-    def _commit_with(self, conn: Borrowed, statements: Sequence[Statement[Any]], completes: bool = False) -> None:
-        settled = self._home.ahead(False) if completes else None
+    def _commit_with(
+        self, conn: HandlerConnection, statements: Sequence[Statement[Any]], completes: bool = False
+    ) -> None:
+        settled = self._home.begin_early(False) if completes else None
         along = statements[0] if len(statements) == 1 and conn.can_take(statements[0]) else None
         for statement in statements if along is None else ():
             send(conn, statement)

@@ -20,22 +20,22 @@ from pgqueue.client.tasks import Task
 from pgqueue.errors import Error
 from pgqueue.jobs.job import Job, current_job
 from pgqueue.jobs.outcomes import Outcome
-from pgqueue.worker.transactions.async_transaction import AsyncWork
-from pgqueue.worker.transactions.transaction import Around, Work
+from pgqueue.worker.transactions.async_transaction import AsyncTransaction
+from pgqueue.worker.transactions.transaction import Transaction, TransactionServices
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 
-W = TypeVar("W", Work, AsyncWork)
+W = TypeVar("W", Transaction, AsyncTransaction)
 
 
-class Transactions:
+class Transactional:
     """Runs transactional tasks of one worker, and knows which transaction is which job's."""
 
-    def __init__(self, around: Around) -> None:
+    def __init__(self, around: TransactionServices) -> None:
         self._around = around
-        self._open: dict[Job, Work | AsyncWork] = {}
+        self._open: dict[Job, Transaction | AsyncTransaction] = {}
         self._loop = asyncio.get_running_loop()
         self._undoing: set[asyncio.Task[None]] = set()
 
@@ -46,21 +46,21 @@ class Transactions:
     def connection(self, job: Job) -> Connection[Any]:
         """The connection of the job's transaction, which begins here if it has not begun."""
         work = self._open.get(job)
-        if isinstance(work, Work):
+        if isinstance(work, Transaction):
             return work.connection()
         raise _no_connection(job, work, "connection")
 
     async def aconnection(self, job: Job) -> AsyncConnection[Any]:
         """The same for an async handler."""
         work = self._open.get(job)
-        if isinstance(work, AsyncWork):
+        if isinstance(work, AsyncTransaction):
             return await work.connection()
         raise _no_connection(job, work, "aconnection()")
 
     def session(self, job: Job) -> Session:
         """A SQLAlchemy session on that connection."""
         work = self._open.get(job)
-        if isinstance(work, Work):
+        if isinstance(work, Transaction):
             return work.session()
         raise _no_connection(job, work, "session()")
 
@@ -68,49 +68,49 @@ class Transactions:
         """Whether the worker ends the transaction this job is in."""
         return job in self._open
 
-    def lend(self, job: Job, begin: Callable[[Work], object]) -> Work:
+    def for_iteration(self, job: Job, begin: Callable[[Transaction], object]) -> Transaction:
         """What an iteration commits its batches by. A job that is not transactional has it until `take_back`.
 
         `begin` is told before it can be asked for, so that an iteration stopped at any step knows what to take back.
         """
         work = self._open.get(job)
         if work is None and not _on_a_loop():
-            work = Work(self._around, job, lent=True)
-        if not isinstance(work, Work):
+            work = Transaction(self._around, job, lent=True)
+        if not isinstance(work, Transaction):
             raise Error(
                 f"job {job.id} ({job.task}): its handler is async: `async for batch in job.aiterate(…)`", job_id=job.id
             )
         begin(_unused(job, work))
-        if work.lent:
+        if work.for_iteration:
             self._open[job] = work
         return work
 
-    def alend(self, job: Job, begin: Callable[[AsyncWork], object]) -> AsyncWork:
+    def afor_iteration(self, job: Job, begin: Callable[[AsyncTransaction], object]) -> AsyncTransaction:
         """The same for an async handler."""
         work = self._open.get(job)
         if work is None and self._loop is asyncio.get_running_loop():
-            work = AsyncWork(self._around, job, lent=True)
-        if not isinstance(work, AsyncWork):
+            work = AsyncTransaction(self._around, job, lent=True)
+        if not isinstance(work, AsyncTransaction):
             raise Error(f"job {job.id} ({job.task}): its handler is sync: `for batch in job.iterate(…)`", job_id=job.id)
         begin(_unused(job, work))
-        if work.lent:
+        if work.for_iteration:
             self._open[job] = work
         return work
 
-    def take_back(self, job: Job, work: Work | AsyncWork) -> None:
+    def end_iteration(self, job: Job, work: Transaction | AsyncTransaction) -> None:
         """The iteration is over: a job that is not transactional has no connection any more."""
-        if work.lent and self._open.get(job) is work:
+        if work.for_iteration and self._open.get(job) is work:
             work.over = True
             del self._open[job]
 
-    def drop(self, job: Job, work: Work | AsyncWork) -> None:
+    def drop(self, job: Job, work: Transaction | AsyncTransaction) -> None:
         """The job has ended, and its handler goes on, or left its loop lying about: end its session."""
         work.over = True
-        self.take_back(job, work)
-        if isinstance(work, AsyncWork):
+        self.end_iteration(job, work)
+        if isinstance(work, AsyncTransaction):
             self.leave(work)
         else:
-            work.forsake()
+            work.discard()
 
     def cut_overdue(self) -> None:
         """Hang up where a COMMIT waits over a dead link: it is settled on another one. Called with each beat."""
@@ -124,7 +124,7 @@ class Transactions:
         if work is not None:
             self.drop(job, work)
 
-    def leave(self, work: AsyncWork) -> None:
+    def leave(self, work: AsyncTransaction) -> None:
         """Undo what this has begun; it is not seen any more. From any thread."""
         left = work.leave()
         if left is not None:
@@ -140,7 +140,7 @@ class Transactions:
 
         def in_thread(*args: Any, **kwargs: Any) -> Outcome:
             job = current_job()
-            work = self._open[job] = Work(self._around, job)
+            work = self._open[job] = Transaction(self._around, job)
             try:
                 try:
                     try:
@@ -158,7 +158,7 @@ class Transactions:
 
         async def on_loop(*args: Any, **kwargs: Any) -> Outcome:
             job = current_job()
-            work = self._open[job] = AsyncWork(self._around, job)
+            work = self._open[job] = AsyncTransaction(self._around, job)
             try:
                 return await work.end(task.retry, await fn(*args, **kwargs))
             except Exception:
@@ -173,10 +173,10 @@ class Transactions:
         return replace(task, fn=on_loop if task.is_async else in_thread)
 
 
-def _no_connection(job: Job, work: Work | AsyncWork | None, what: str) -> Error:
+def _no_connection(job: Job, work: Transaction | AsyncTransaction | None, what: str) -> Error:
     if work is None:
         why = "declare the task with transactional=True and ask while its handler runs, or ask inside job.iterate"
-    elif isinstance(work, AsyncWork):
+    elif isinstance(work, AsyncTransaction):
         why = "its handler is async: use `await job.aconnection()` (a session is for sync handlers)"
     else:
         why = "its handler is sync: use `job.connection`"

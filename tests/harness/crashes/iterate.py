@@ -15,7 +15,7 @@ from pgqueue.client.tasks import Task, task
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
 from pgqueue.worker.transactions.in_doubt import send
-from pgqueue.worker.transactions.transaction import Work
+from pgqueue.worker.transactions.transaction import Transaction
 
 ITEMS, SIZE = 6, 2
 TABLE = "CREATE TABLE item (place bigserial, token bigint NOT NULL, item integer NOT NULL)"
@@ -52,14 +52,14 @@ TASKS: dict[str, Task[..., Any]] = {
 
 def cursor_afterwards() -> None:
     """The batch is committed, and where to go on is written after it, in a transaction of its own."""
-    real = Work._commit_with
+    real = Transaction._commit_with
 
-    def commit(self: Work, conn: Any, statements: Sequence[Statement[Any]], completes: bool = False) -> None:
+    def commit(self: Transaction, conn: Any, statements: Sequence[Statement[Any]], completes: bool = False) -> None:
         real(self, conn, [])
         for statement in statements:
             send(conn, statement)
 
-    Work._commit_with = commit  # type: ignore[method-assign]
+    Transaction._commit_with = commit  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from psycopg.pq import TransactionStatus
 from pgqueue.database import statements
 from pgqueue.database.pipeline import Wire
 from pgqueue.worker.transactions.commit_message import answers
-from pgqueue.worker.transactions.handler_connection import AsyncBorrowed, Borrowed, answered
+from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, HandlerConnection, answered
 
 LINE_MOST = 40  # points in a line: what several processes write to one pipe stays whole up to 4,096 bytes
 NAMES = {statements.text(name, "pgqueue"): name for name in statements.names()}
@@ -206,11 +206,11 @@ def arm(points: Points) -> None:
         statement.cross("after")
         return found[-1]
 
-    def last(conn: Borrowed, message: bytes) -> Any:
+    def last(conn: HandlerConnection, message: bytes) -> Any:
         with answered(conn):
             return conn.wait(crossing(conn, message))
 
-    async def alast(conn: AsyncBorrowed, message: bytes) -> Any:
+    async def alast(conn: AsyncHandlerConnection, message: bytes) -> Any:
         with answered(conn):
             return await conn.wait(crossing(conn, message))
 
@@ -228,8 +228,8 @@ def arm(points: Points) -> None:
     BaseConnection._exec_command = exec_command  # type: ignore[method-assign,assignment]
     sends("_execute_send")
     sends("_send_query_prepared")
-    Borrowed._last = last  # type: ignore[method-assign,assignment]
-    AsyncBorrowed._last = alast  # type: ignore[method-assign,assignment]
+    HandlerConnection._last = last  # type: ignore[method-assign,assignment]
+    AsyncHandlerConnection._last = alast  # type: ignore[method-assign,assignment]
     psycopg.Connection.pipeline = _no_pipeline  # type: ignore[method-assign,assignment]
     psycopg.AsyncConnection.pipeline = _no_async_pipeline  # type: ignore[method-assign,assignment]
     Wire.ask = _one_by_one  # type: ignore[method-assign,assignment]

@@ -110,7 +110,7 @@ async def test_a_row_keeps_what_it_carries_on_every_way(desk: Desk, eyes: Eyes) 
         eyes.do("TRUNCATE pgqueue.job")
         given = [Jsonb(value) if isinstance(value, dict) else value for value in carried.values()]
         eyes.do(insert.format(names, ", ".join(["%s"] * len(carried))), *given)
-        desk.taker.fetcher.news(zero=True)
+        desk.taker.fetcher.wake(zero=True)
         [job] = await desk.taker.fetch()
         assert job.headers == {"h": "v"} and job.priority == 3 and job.snoozes == 2
         desk.completer.finish(job, outcome)

@@ -26,7 +26,7 @@ from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker.concurrency.chains import Chains
-from pgqueue.worker.held_jobs import Meeting
+from pgqueue.worker.held_jobs import HeldJobs
 from pgqueue.worker.liveness.rescue import Rescue
 
 BEHIND = 3
@@ -79,18 +79,18 @@ async def test_those_next_in_line_come_in_behind_the_first_and_run_one_after_the
     jobs = put(eyes, 6)
     assert await desk.take() == jobs[:1]
     assert running(eyes) == [(jobs[0], True, None)] + [(job, False, "lock:a") for job in jobs[1:4]]
-    admits = desk.admit.admits
+    admits = desk.admit.moves
     for nth in range(3):
         assert ids(await desk.complete(*desk.jobs)) == [jobs[nth + 1]]
         desk.jobs[:] = desk.jobs[1:]
-        assert desk.admit.admits == admits, "nobody was asked for the key"
+        assert desk.admit.moves == admits, "nobody was asked for the key"
     assert await desk.complete(*desk.jobs) == []
     assert ids(await desk.let_in()) == jobs[4:5]
     assert await desk.complete(*desk.jobs) == desk.chains.all() + desk.jobs[1:]
     await desk.complete(*desk.jobs[1:])
     await desk.let_in()
     assert eyes.states() == {"completed": 6}
-    assert (desk.admit._lines, desk.admit._ours, desk.admit._holding) == (set(), {}, {})
+    assert (desk.admit._with_waiters, desk.admit._ours, desk.admit._holding) == (set(), {}, {})
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ async def test_the_first_that_is_of_another_kind_ends_a_chain(desks: Desks, eyes
     first, second = put(eyes, 2)
     put(eyes, 1, **unlike)
     put(eyes, 1)
-    desk.admit.parked({}, ())
+    desk.admit.blocked({}, ())
     await desk.park()
     eyes.do("UPDATE pgqueue.worker SET queues = '{default,other}'")
     desk.admit._wanted.clear()
@@ -163,7 +163,7 @@ class HoldersOnly(Link):
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         made = super().statement(name, **params)
-        if name not in ("admit_next", "admit_move"):
+        if name not in ("unblock_next", "unblock_move"):
             return made
         sql = made.sql.replace("WHERE r.lock_key = substr", "WHERE r.holds AND r.lock_key = substr")
         assert sql != made.sql
@@ -180,7 +180,7 @@ async def test_nobody_comes_in_beside_what_is_left_of_a_chain(
     jobs = put(eyes, 6)
     await desk.take()
     [second] = await desk.complete(*desk.jobs)
-    other.admit.parked({"lock:a": ()})
+    other.admit.blocked({"lock:a": ()})
     came = await other.let_in()
     assert second.id == jobs[1]
     assert 1 + len(came) == most, ids(came)
@@ -394,10 +394,10 @@ class Gates:
 
     async def chain(self, worker: Worker) -> None:
         """Let job 0 end while nothing else is going on: what comes in then are a holder and those behind it."""
-        await until(lambda: self.order and worker._fetcher.asking == ((), 0) and not worker._admit.wants)
+        await until(lambda: self.order and worker._fetcher.asking == ((), 0) and not worker._unblocker.wants)
         assert not worker._executor.chains, "it knows of no short jobs yet"
-        worker._executor.pools[0].adapt = lambda least=0: None  # type: ignore[method-assign]
-        worker._executor.pools[0].behind = BEHIND
+        worker._executor.groups[0].adapt = lambda least=0: None  # type: ignore[method-assign]
+        worker._executor.groups[0].behind = BEHIND
         self.first.set()
         await until(lambda: len(self.order) == 2)
         assert len(worker._executor.chains.all()) == BEHIND
@@ -449,7 +449,7 @@ async def test_jobs_of_keys_run_in_order_one_at_a_time_and_history_says_so(
     conn.commit()
     async with work(dsn, each, concurrency=4) as worker:
         await until(eyes.done(80), 60)
-        admits = worker._admit.admits
+        admits = worker._unblocker.moves
     assert order == {0: list(range(0, 80, 2)), 1: list(range(1, 80, 2))} and most == 1
     assert admits < 60, "one for each would be 80"
     assert overlap(eyes) <= 0
@@ -518,7 +518,7 @@ async def test_a_chain_ends_with_a_job_that_was_taken_from_us(
 ) -> None:
     """Its end counts for nothing, and whoever has it runs it now. Naive is who goes on all the same."""
     if naive:
-        monkeypatch.setattr(Meeting, "_cut", lambda self, jobs: None)
+        monkeypatch.setattr(HeldJobs, "_cut", lambda self, jobs: None)
     gates = Gates()
     jobs = gates.put(conn, 5)
     async with work(dsn, gates.task) as worker:
@@ -591,9 +591,11 @@ async def test_one_that_was_put_off_in_its_own_transaction_keeps_its_key(
     each.enqueue_many(conn, [(n,) for n in range(5)])
     conn.commit()
     async with work(dsn, each) as worker:
-        await until(lambda: worker._executor.running and worker._fetcher.asking == ((), 0) and not worker._admit.wants)
-        worker._executor.pools[0].adapt = lambda least=0: None  # type: ignore[method-assign]
-        worker._executor.pools[0].behind = BEHIND
+        await until(
+            lambda: worker._executor.running and worker._fetcher.asking == ((), 0) and not worker._unblocker.wants
+        )
+        worker._executor.groups[0].adapt = lambda least=0: None  # type: ignore[method-assign]
+        worker._executor.groups[0].behind = BEHIND
         first.set()
         asked.set()
         await until(eyes.done(5))
@@ -618,7 +620,7 @@ async def test_jobs_that_end_in_transactions_of_their_handlers_own_go_on_without
     async with work(dsn, handed) as worker:
         worker._sweep._last = monotonic() + 600
         await until(eyes.done(40))
-        assert worker._admit.admits < 30, "one for each would be 40"
+        assert worker._unblocker.moves < 30, "one for each would be 40"
     assert order == list(range(40))
 
 

@@ -16,7 +16,7 @@ from pgqueue.client.tasks import task
 from pgqueue.database import grants
 from pgqueue.database.sessions import Link, Session
 from pgqueue.worker.concurrency import declared_limits
-from pgqueue.worker.concurrency.declared_limits import AGAIN_SECONDS, PATIENCE_SECONDS, Warner
+from pgqueue.worker.concurrency.declared_limits import AGAIN_SECONDS, PATIENCE_SECONDS, UndeclaredLimits
 from pgqueue.worker.leader import pruner
 
 PUT = "INSERT INTO pgqueue.job_blocked (state, task, key) SELECT 'blocked', 'x', key FROM unnest(%s::text[]) AS key"
@@ -38,9 +38,9 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 @pytest.fixture
-async def warner(dsn: str, time: Time) -> AsyncIterator[Warner]:
+async def warner(dsn: str, time: Time) -> AsyncIterator[UndeclaredLimits]:
     session = Session(Link(dsn, "pgqueue"), "fetch")
-    yield Warner(session)
+    yield UndeclaredLimits(session)
     await session.close()
 
 
@@ -51,7 +51,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_what_is_undeclared_for_a_while_is_said_once_in_ten_minutes(
-    warner: Warner, time: Time, eyes: Eyes, caplog: pytest.LogCaptureFixture
+    warner: UndeclaredLimits, time: Time, eyes: Eyes, caplog: pytest.LogCaptureFixture
 ) -> None:
     eyes.do(PUT, ["limit:warehouse", "limit:warehouse", "rate:mail:7", "lock:k"])
     await warner.look()
@@ -75,7 +75,7 @@ async def test_what_is_undeclared_for_a_while_is_said_once_in_ten_minutes(
 
 
 async def test_what_was_declared_meanwhile_is_forgotten(
-    warner: Warner, time: Time, eyes: Eyes, caplog: pytest.LogCaptureFixture
+    warner: UndeclaredLimits, time: Time, eyes: Eyes, caplog: pytest.LogCaptureFixture
 ) -> None:
     eyes.do(PUT, ["limit:late"])
     await warner.look()
@@ -91,7 +91,7 @@ async def test_what_was_declared_meanwhile_is_forgotten(
 
 
 async def test_of_very_many_keys_each_look_goes_on_where_the_last_one_stopped(
-    warner: Warner, time: Time, eyes: Eyes, caplog: pytest.LogCaptureFixture
+    warner: UndeclaredLimits, time: Time, eyes: Eyes, caplog: pytest.LogCaptureFixture
 ) -> None:
     eyes.do("INSERT INTO pgqueue.key_rate (name, count, period, set_at) VALUES ('a', 1, 60, now())")
     eyes.do(PUT, [*(f"rate:a:{number:05}" for number in range(2 * KEYS_MOST)), "rate:b"])
@@ -110,7 +110,7 @@ async def test_a_role_that_was_granted_before_there_were_limits_goes_on(
         conn.execute(sql.SQL("REVOKE ALL ON pgqueue.key_limit, pgqueue.key_rate FROM {}").format(sql.Identifier(role)))
     session = Session(Link(psycopg.conninfo.make_conninfo(dsn, user=role, password="secret"), "pgqueue"), "fetch")
     try:
-        await Warner(session).look()
+        await UndeclaredLimits(session).look()
     finally:
         await session.close()
         with psycopg.connect(dsn, autocommit=True) as conn:

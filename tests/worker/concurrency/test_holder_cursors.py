@@ -12,17 +12,17 @@ from workers import Eyes
 
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import text, texts
-from pgqueue.worker.concurrency.holder_cursors import KEYS_MOST, SENT_LEAST, SENT_MOST, Starts
-from pgqueue.worker.concurrency.semaphores import Moves
+from pgqueue.worker.concurrency.holder_cursors import KEYS_MOST, SENT_LEAST, SENT_MOST, HolderCursors
+from pgqueue.worker.concurrency.semaphores import Semaphores
 from pgqueue.worker.concurrency.waiter_cursors import FRONT
 
 __all__ = ["desks"]
 
 
 @pytest.fixture
-def memory() -> Starts:
+def memory() -> HolderCursors:
     """One that remembers, on connection 1."""
-    made = Starts()
+    made = HolderCursors()
     made.on(1)
     return made
 
@@ -47,53 +47,55 @@ async def pass_through(desk: Desk, eyes: Eyes, number: int, key: str = "a") -> N
 # What is remembered ---------------------------------------------------------------------------------------------------
 
 
-def test_holders_begin_before_the_lowest_of_those_let_in_last(memory: Starts) -> None:
+def test_holders_begin_before_the_lowest_of_those_let_in_last(memory: HolderCursors) -> None:
     assert memory.after("a") == 0
-    memory.given(["a", "b"], 10)
-    memory.given(["a"], 20)
+    memory.granted(["a", "b"], 10)
+    memory.granted(["a"], 20)
     assert (memory.after("a"), memory.after("b"), memory.after("c")) == (19, 9, 0)
 
 
 @pytest.mark.parametrize("connection", [None, 2])
-def test_what_was_learned_on_one_connection_is_forgotten_on_another(memory: Starts, connection: int | None) -> None:
+def test_what_was_learned_on_one_connection_is_forgotten_on_another(
+    memory: HolderCursors, connection: int | None
+) -> None:
     for number in range(1 + SENT_LEAST):
-        memory.given(["a"], 10 + number)
+        memory.granted(["a"], 10 + number)
     last = 9 + SENT_LEAST
     assert (memory.after("a"), memory.often()) == (last, f'{{"a":{last}}}')
     memory.on(connection)
     assert (memory.after("a"), memory.often()) == (0, "{}")
 
 
-def test_behind_a_pooler_nothing_is_remembered(memory: Starts) -> None:
+def test_behind_a_pooler_nothing_is_remembered(memory: HolderCursors) -> None:
     memory.on(None)
     for number in range(1 + SENT_LEAST):
-        memory.given(["a"], 10 + number)
+        memory.granted(["a"], 10 + number)
     assert (memory.after("a"), memory.often()) == (0, "{}")
 
 
-def test_with_a_claim_go_the_keys_given_often_and_not_too_many(memory: Starts) -> None:
+def test_with_a_claim_go_the_keys_given_often_and_not_too_many(memory: HolderCursors) -> None:
     for number in range(1, SENT_LEAST + 1):
-        memory.given(["a"], number)
+        memory.granted(["a"], number)
         assert memory.often() == "{}"
-    memory.given(["a"], 100)
+    memory.granted(["a"], 100)
     assert memory.often() == '{"a":99}'
     for number in range(SENT_LEAST + 1):
-        memory.given([f"k{place}" for place in range(SENT_MOST)], 200 + number)
+        memory.granted([f"k{place}" for place in range(SENT_MOST)], 200 + number)
     assert '"a"' not in memory.often()
     assert memory.often().count(f":{199 + SENT_LEAST}") == SENT_MOST
 
 
-def test_numbers_that_go_back_are_of_another_time_and_all_is_forgotten(memory: Starts) -> None:
-    memory.given(["a", "b"], 10)
-    memory.given(["b"], 10)
+def test_numbers_that_go_back_are_of_another_time_and_all_is_forgotten(memory: HolderCursors) -> None:
+    memory.granted(["a", "b"], 10)
+    memory.granted(["b"], 10)
     assert (memory.after("a"), memory.after("b")) == (0, 9)
-    memory.given(["c"], 3)
+    memory.granted(["c"], 3)
     assert (memory.after("b"), memory.after("c")) == (0, 2)
 
 
-def test_however_many_keys_there_are_not_more_than_some_are_remembered(memory: Starts) -> None:
+def test_however_many_keys_there_are_not_more_than_some_are_remembered(memory: HolderCursors) -> None:
     for number in range(4 * KEYS_MOST):
-        memory.given([f"k{number}"], number + 1)
+        memory.granted([f"k{number}"], number + 1)
     kept = [number for number in range(4 * KEYS_MOST) if memory.after(f"k{number}")]
     assert KEYS_MOST <= len(kept) <= 2 * KEYS_MOST + 1
     assert kept[-1] == 4 * KEYS_MOST - 1
@@ -109,8 +111,8 @@ async def test_who_was_let_in_beside_others_hides_none_of_them(
 ) -> None:
     """Limit 2, one runs, another comes in beside it: from there on the first would not be seen."""
     if naive:
-        learn = Moves._learn
-        monkeypatch.setattr(Moves, "_learn", lambda moves, rows, lowest, held: learn(moves, rows, lowest, ()))
+        learn = Semaphores._learn
+        monkeypatch.setattr(Semaphores, "_learn", lambda moves, rows, lowest, held: learn(moves, rows, lowest, ()))
     desk = desks()
     ids = put(eyes, 1, lock_limit=2)
     assert await desk.take() == ids
@@ -131,7 +133,7 @@ async def test_on_another_server_the_numbers_may_begin_again(
 ) -> None:
     """As after a failover that has lost the end of the sequence: whoever holds the key then has a lower number."""
     if naive:
-        monkeypatch.setattr(Starts, "on", lambda memory, connection: setattr(memory, "_on", 1))
+        monkeypatch.setattr(HolderCursors, "on", lambda memory, connection: setattr(memory, "_on", 1))
     one, other = desks(), desks()
     await pass_through(one, eyes, 3 + SENT_LEAST)
     eyes.do("SELECT setval('pgqueue.job_hold_seq', 1)")
@@ -151,14 +153,14 @@ async def test_a_claim_knows_no_numbers_of_another_server(
 ) -> None:
     """The same of a claim that finds the key unlocked."""
     if naive:
-        monkeypatch.setattr(Starts, "on", lambda memory, connection: setattr(memory, "_on", 1))
+        monkeypatch.setattr(HolderCursors, "on", lambda memory, connection: setattr(memory, "_on", 1))
     one, other = desks(), desks()
     for _ in range(3 + SENT_LEAST):
         [job_id] = put(eyes, 1)
         assert await one.take() == [job_id]
         await one.complete(*one.jobs)
         await one.let_in()
-    assert one.fetcher._starts.often() != "{}"
+    assert one.fetcher._holder_cursors.often() != "{}"
     eyes.do("SELECT setval('pgqueue.job_hold_seq', 1)")
     await one.session.close()
     [holder] = put(eyes, 1)
@@ -172,7 +174,7 @@ async def test_what_was_made_for_one_connection_is_sent_on_no_other(dsn: str, ey
     session = Session(Link(dsn, "pgqueue"), "admit")
     on = await session.ready()
     assert on == session.lasting
-    insert = session.link.statement("admit_lock", keys=texts(["lock:a"]))
+    insert = session.link.statement("unblock_lock", keys=texts(["lock:a"]))
     await session.run(insert, on=on)
     await session.close()
     with pytest.raises(psycopg.OperationalError, match="not there any more"):
@@ -186,7 +188,7 @@ async def test_behind_a_pooler_no_session_is_a_lasting_one(desks: Desks, eyes: E
     desk = desks(prepare=False)
     await pass_through(desk, eyes, 3)
     assert (desk.session.lasting, desk.keys.lasting) == (None, None)
-    assert desk.admit._moves.starts.after("lock:a") == 0
+    assert desk.admit._semaphores.holder_cursors.after("lock:a") == 0
 
 
 async def test_every_holder_of_a_lock_has_a_number_however_it_came(desks: Desks, eyes: Eyes) -> None:
@@ -235,9 +237,9 @@ async def test_of_a_limit_the_oldest_holder_is_seen_however_many_came_and_went_b
 ) -> None:
     """Limit 2, one runs for long. The naive one begins before those it has let in last, as for a lock that was free."""
     if naive:
-        beside = Starts.beside
+        beside = HolderCursors.counted
         last = lambda starts, oldest, lowest: beside(starts, [(key, lowest or 1) for key, _ in oldest], lowest)  # noqa: E731
-        monkeypatch.setattr(Starts, "beside", last)
+        monkeypatch.setattr(HolderCursors, "counted", last)
     desk = desks()
     eyes.do(ALLOW, 2)
     ids = limited(eyes, 6)
@@ -254,7 +256,7 @@ async def test_of_a_limit_the_oldest_holder_is_seen_however_many_came_and_went_b
         if naive:
             return
     assert (
-        desk.admit._moves.starts.after("limit:k")
+        desk.admit._semaphores.holder_cursors.after("limit:k")
         == eyes.one("SELECT hold_pos FROM pgqueue.job_running WHERE id = %s", first.id) - 1
     )
 
@@ -290,7 +292,7 @@ async def test_a_holder_is_seen_wherever_it_was_put(desks: Desks, eyes: Eyes, co
         await desk.complete(*desk.jobs)
         await desk.let_in()
     [job] = desk.jobs
-    starts = desk.admit._moves.starts
+    starts = desk.admit._semaphores.holder_cursors
     later = {
         "delays": [0.0], "spents": [True], "snoozeds": [False], "holdings": [True], "outcomes": ["failed"],
         "error_types": ["E"], "messages": ["no"], "tracebacks": [None],
@@ -339,7 +341,7 @@ async def test_under_a_snapshot_the_past_of_a_key_is_not_read_again(
 ) -> None:
     """An admit of a key of which 150 have gone, and of which 600 have. Naive is who begins at the first row always."""
     desk = desks()
-    starts, fronts = desk.admit._moves.starts, desk.admit.fronts
+    starts, fronts = desk.admit._semaphores.holder_cursors, desk.admit.waiter_cursors
     put(eyes, 700, args=json.dumps({"pad": "x" * 1500}))  # so that few rows fit on a page
     costs = []
     with psycopg.connect(dsn) as holder:
@@ -350,26 +352,26 @@ async def test_under_a_snapshot_the_past_of_a_key_is_not_read_again(
             for _ in range(number):
                 await desk.complete(*desk.jobs)
                 await desk.let_in()
-            rank, job_id = fronts.behind("lock:a") if remembers else FRONT
+            rank, job_id = fronts.position("lock:a") if remembers else FRONT
             params = {
                 "keys": ["lock:a"], "queues": ["default"], "pools": [1], "slots": [1], "worker_id": desk.worker_id,
                 "claim": 1, "afters": [starts.after("lock:a") if remembers else 0], "ranks": [rank], "ids": [job_id],
                 "behind": [0], "tasks": ["x"],
             }  # fmt: skip
-            costs.append(read(conn, "admit_next", params))
+            costs.append(read(conn, "unblock_next", params))
     assert (costs[1] <= 1.5 * costs[0]) is remembers, costs
 
 
 @pytest.mark.second
 @pytest.mark.promise("F08")
-@pytest.mark.parametrize("statement", ["admit_limits", "admit_read_limits"])
+@pytest.mark.parametrize("statement", ["unblock_limits", "unblock_read_limits"])
 @pytest.mark.parametrize("remembers", [True, False])
 async def test_under_a_snapshot_the_past_of_a_limit_is_not_read_again(
     desks: Desks, dsn: str, eyes: Eyes, conn: psycopg.Connection, remembers: bool, statement: str
 ) -> None:
     """The same of a limit: an admit, and the reading of those let in. Naive is who begins at the first row."""
     desk = desks()
-    starts, fronts = desk.admit._moves.starts, desk.admit.fronts
+    starts, fronts = desk.admit._semaphores.holder_cursors, desk.admit.waiter_cursors
     eyes.do(ALLOW, 2)
     limited(eyes, 700, args=json.dumps({"pad": "x" * 1500}))
     costs = []
@@ -381,8 +383,8 @@ async def test_under_a_snapshot_the_past_of_a_limit_is_not_read_again(
             for _ in range(number):
                 await desk.complete(*desk.jobs)
                 await desk.let_in()
-            if statement == "admit_limits":
-                rank, job_id = fronts.behind("limit:k") if remembers else FRONT
+            if statement == "unblock_limits":
+                rank, job_id = fronts.position("limit:k") if remembers else FRONT
                 after = starts.after("limit:k") if remembers else 0
                 params = {
                     "keys": ["limit:k"], "queues": ["default"], "pools": [1], "slots": [1], "worker_id": desk.worker_id,
@@ -414,7 +416,7 @@ DELETE FROM pgqueue.job WHERE task = 'past'
 
 
 @pytest.mark.promise("F08")
-@pytest.mark.parametrize("statement", ["admit_next", "admit_move"])
+@pytest.mark.parametrize("statement", ["unblock_next", "unblock_move"])
 async def test_under_a_snapshot_grants_of_long_ago_are_not_read_again(
     desks: Desks, dsn: str, eyes: Eyes, conn: psycopg.Connection, statement: str
 ) -> None:
@@ -426,7 +428,7 @@ async def test_under_a_snapshot_grants_of_long_ago_are_not_read_again(
         put(eyes, 400)
         eyes.do(PAST)
         await desk.take()
-        after = desk.admit._moves.starts.after("lock:a") or desk.fetcher._starts.after("a")
+        after = desk.admit._semaphores.holder_cursors.after("lock:a") or desk.fetcher._holder_cursors.after("a")
         params = {
             "keys": ["lock:a"], "queues": ["default"], "pools": [1], "slots": [1], "worker_id": desk.worker_id,
             "claim": 1, "ranks": [FRONT[0]], "ids": [FRONT[1]], "fresh": [], "heads": False, "notify": False,

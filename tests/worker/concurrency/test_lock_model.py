@@ -44,8 +44,8 @@ from pgqueue.admin.locks import release
 from pgqueue.database.sessions import Link, Session
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.keys import Keys as UniqueKeys
-from pgqueue.worker.concurrency.rate_limiter import Free, Rates
-from pgqueue.worker.concurrency.unblocker import Admit, held
+from pgqueue.worker.concurrency.rate_limiter import Free, RateLimiter
+from pgqueue.worker.concurrency.unblocker import Unblocker, held
 from pgqueue.worker.liveness.rescue import Rescue
 
 QUEUES = ("default", "other")
@@ -108,7 +108,7 @@ class RatedDesk(Desk):
     def __init__(self, dsn: str, link: Link) -> None:
         super().__init__(dsn, QUEUES, link)
         self.pace = Session(link, "rates")
-        self.rates = Rates(
+        self.rates = RateLimiter(
             self.pace,
             lambda: self.worker_id,
             claims=self.fetcher.claims,
@@ -126,7 +126,7 @@ class RatedDesk(Desk):
 
     async def ask(self) -> None:
         """Ask for all rates."""
-        self.rates.told([key for key in RATED if key], anew=True)
+        self.rates.wanted([key for key in RATED if key], anew=True)
         await self.rates._step()
 
     async def close(self) -> None:
@@ -303,7 +303,7 @@ class Keys(RuleBasedStateMachine):
         for by, running in enumerate(self.running):
             for job in list(running.values())[:number]:
                 self.step(by, lambda desk, job=job: desk.complete(job))  # type: ignore[misc]
-        self.desks[at].admit.parked({LIMIT: ()})
+        self.desks[at].admit.blocked({LIMIT: ()})
         self.let_in(at, slots)
 
     @rule(nth=st.integers(0, 50), admits=st.booleans(), slots=SLOTS, tidies=st.booleans(), again=AGAIN)
@@ -649,7 +649,7 @@ class Keys(RuleBasedStateMachine):
             self.sweep(0)
             for desk in self.desks:
                 desk.slots = EVERYTHING
-                desk.fetcher.news(zero=True)
+                desk.fetcher.wake(zero=True)
             for at in (0, 1):
                 self.take(at, EVERYTHING, EVERYTHING)
                 for _ in range(3):
@@ -749,7 +749,7 @@ def test_a_parked_job_that_loses_its_unique_key_is_found_out(dsn: str) -> None:
 
 @pytest.mark.second
 def test_a_completion_that_wakes_nobody_is_found_out(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Admit, "ended", lambda self, jobs: None)
+    monkeypatch.setattr(Unblocker, "ended", lambda self, jobs: None)
     finds(machine(dsn, mix="chains", drains=False), "was handed on to nobody")
 
 

@@ -28,7 +28,7 @@ from pgqueue.database.sessions import Link
 from pgqueue.errors import InvalidOption, LimitNotFound
 from pgqueue.worker.concurrency.declared_limits import rates_of
 from pgqueue.worker.concurrency.rate_limiter import LOOK_SECONDS
-from pgqueue.worker.run.slots import Pool
+from pgqueue.worker.run.slots import SlotGroup
 from pgqueue.worker.worker import Worker
 
 Pacers = Callable[..., Pacer]
@@ -125,13 +125,13 @@ async def test_who_is_let_in_and_does_not_start_in_time_goes_back_unspent_and_is
         deliver = worker._rates._deliver
 
         def stumbling(jobs: list[Job]) -> None:
-            if worker._rates.let_in < 3:
+            if worker._rates.started < 3:
                 time.sleep(0.4)  # nobody looks at the answer for so long
             deliver(jobs)
 
         monkeypatch.setattr(worker._rates, "_deliver", stumbling)
         await until(eyes.done(1), 20.0)
-        assert worker._rates.let_in == 3
+        assert worker._rates.started == 3
     assert starts == [(1, 1)]
     assert eyes.all("SELECT attempt, crashes, snoozes FROM pgqueue.job") == [(1, 0, 0)]
     assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == 0
@@ -154,18 +154,18 @@ async def test_who_waits_for_a_slot_that_stays_busy_goes_back_in_time(
         with psycopg.connect(dsn) as conn:
             holds.enqueue(conn)
         await until(lambda: worker._executor.running)
-        worker._executor.pools[0].prefetch = 5  # as after many quick jobs
-        slots, worker._executor.pools[0].slots = worker._executor.pools[0].slots, 2
+        worker._executor.groups[0].prefetch = 5  # as after many quick jobs
+        slots, worker._executor.groups[0].slots = worker._executor.groups[0].slots, 2
         with psycopg.connect(dsn) as conn:
             waits.enqueue(conn)
         let_in = worker._rates._deliver
 
         def taken_meanwhile(jobs: list[Job]) -> None:
-            worker._executor.pools[0].slots = slots
+            worker._executor.groups[0].slots = slots
             let_in(jobs)
 
         monkeypatch.setattr(worker._rates, "_deliver", taken_meanwhile)
-        await until(lambda: worker._rates.let_in)
+        await until(lambda: worker._rates.started)
         back = "SELECT state, attempt FROM pgqueue.job WHERE task = 'rates.waits' AND state <> 'running'"
         await until(lambda: eyes.all(back) in ([("available", 0)], [("blocked", 0)]))
         gate.set()
@@ -189,7 +189,7 @@ async def test_what_waits_at_hand_too_long_goes_back_unspent_and_is_charged_agai
         timed.enqueue_many(conn, [(number,) for number in range(1200)])
         conn.commit()
         await until(eyes.done(1200), 120.0)
-        assert worker._rates.let_in > 1200
+        assert worker._rates.started > 1200
     assert most(starts, 1.0) <= 699
     assert eyes.all("SELECT DISTINCT attempt FROM pgqueue.job_done") == [(1,)]
 
@@ -201,7 +201,7 @@ def test_a_job_that_must_start_in_time_waits_before_others_and_behind_those_that
         made.start_by = start_by
         return made, None
 
-    pool = Pool(["default"], 10)
+    pool = SlotGroup(["default"], 10)
     pool.put([job(1), job(2)])
     pool.put([job(3, 5.0), job(4, 5.0)], first=True)
     pool.put([job(5, 5.0)], first=True)
@@ -260,10 +260,10 @@ async def test_as_many_come_as_rate_and_slots_allow(pacers: Pacers, eyes: Eyes) 
     await pacer.park()
     pacer.slots = 3
     assert await pacer.ask("k") == ids[:3]
-    assert "k" in pacer.rates._lines
+    assert "k" in pacer.rates._waiters
     pacer.slots = 1000
     assert await pacer.ask("k") == ids[3:4]
-    assert 0.5 < pacer.rates._lines["k"].at - monotonic() < 1.03
+    assert 0.5 < pacer.rates._waiters["k"].at - monotonic() < 1.03
     assert await pacer.ask("k") == []
 
 
@@ -284,7 +284,7 @@ async def test_a_rate_that_nobody_has_declared_lets_nobody_in_until_somebody_doe
     pacer = pacers()
     await pacer.park()
     assert await pacer.ask("k") == []
-    assert not pacer.rates._lines
+    assert not pacer.rates._waiters
     eyes.do(RATED, "k", *SLOW)
     pacer.rates.swept(["rate:k"])
     assert await pacer.ask() == [job]
@@ -300,7 +300,7 @@ async def test_suspects_come_one_at_a_time_and_the_worse_alone(pacers: Pacers, e
     await pacer.park()  # one of a lane of suspects at a time
     pacer.suspects = ()
     assert await pacer.ask("k") == plain
-    assert 0.5 < pacer.rates._lines["k"].at - monotonic() <= LOOK_SECONDS  # until we may take who is left
+    assert 0.5 < pacer.rates._waiters["k"].at - monotonic() <= LOOK_SECONDS  # until we may take who is left
     pacer.suspects = (-2,)
     assert await pacer.ask("k") == once[:1]
     pacer.suspects, pacer.ordinary = (-1,), False
@@ -316,7 +316,7 @@ async def test_of_a_suspect_that_nobody_took_others_are_told(pacers: Pacers, eye
     await pacer.park()
     pacer.suspects = ()
     pacer.rates._handed_on = monotonic() + 60.0  # what it would tell stays there to be seen
-    pacer.rates._lines.clear()
+    pacer.rates._waiters.clear()
     pacer.rates.swept(["rate:k"])
     assert await pacer.ask() == [plain]
     assert list(pacer.rates._others) == ["k"]
@@ -353,7 +353,7 @@ async def test_a_drain_under_a_rate_that_it_is_far_below_runs_each_job_once(
         conn.commit()
         await until(eyes.done(3000), 60.0)
         assert sorted(ran) == list(range(3000))
-        assert worker._rates.let_in >= 3000
+        assert worker._rates.started >= 3000
         assert worker._rates.asks < 600  # many at a time
     assert eyes.all("SELECT DISTINCT attempt FROM pgqueue.job_done") == [(1,)]
 
@@ -455,7 +455,7 @@ async def test_beside_a_steady_flow_of_quick_jobs_a_line_moves_on(
     conn.commit()
     async with work(dsn, quick, beside, concurrency=2) as worker:
         await until(lambda: len(rated_ran) == 20, 30.0)
-        assert worker._executor.pools[0].prefetch > 0
+        assert worker._executor.groups[0].prefetch > 0
         assert rated_ran[-1] < 1500
         await until(lambda: len(plain_ran) > rated_ran[-1] + 100, 30.0)  # no slot is kept for nobody
 
@@ -504,8 +504,8 @@ async def test_a_line_that_nobody_remembers_is_found(dsn: str, eyes: Eyes) -> No
             "INSERT INTO pgqueue.job_blocked (state, key, task, queue, priority, rank, rate_key) "
             "VALUES ('blocked', 'rate:rates.lost', 'rates.lost', 'default', 5, 11, 'rates.lost')"
         )
-        assert not worker._rates._lines
-        worker._sweep.keyed()
+        assert not worker._rates._waiters
+        worker._sweep.keys_in_use()
         await asyncio.wait_for(ran.wait(), 7.0)
 
 
@@ -516,14 +516,14 @@ async def test_a_worker_that_was_faster_is_left_alone(pacers: Pacers, eyes: Eyes
     await mine.park()
     assert len(await other.ask("k")) == 1
     assert await mine.ask("k") == []
-    assert mine.rates._lines["k"].pushed == 0.0  # it does not know yet whether anybody else asks
-    await until(lambda: monotonic() > mine.rates._lines["k"].at)
+    assert mine.rates._waiters["k"].pushed == 0.0  # it does not know yet whether anybody else asks
+    await until(lambda: monotonic() > mine.rates._waiters["k"].at)
     assert len(await other.ask("k")) == 1
     await mine.rates._step()
-    pushed = mine.rates._lines["k"].pushed
+    pushed = mine.rates._waiters["k"].pushed
     assert pushed > 0.1
-    mine.rates.handed('["k"]')
-    assert mine.rates._lines["k"].pushed == 0.0
+    mine.rates.handed_on('["k"]')
+    assert mine.rates._waiters["k"].pushed == 0.0
 
 
 async def test_one_who_comes_while_the_last_of_a_line_is_let_in_is_not_forgotten(
@@ -543,7 +543,7 @@ async def test_one_who_comes_while_the_last_of_a_line_is_let_in_is_not_forgotten
         return found
 
     monkeypatch.setattr(pacer.pace, "run_then", answered)
-    pacer.rates.told(["k"])
+    pacer.rates.wanted(["k"])
     await pacer.rates._step()
     assert [job.id for job in pacer.jobs] == [first, *late]
 
@@ -554,9 +554,9 @@ async def test_a_line_that_is_handed_on_is_looked_at_whatever_was_known_of_its_r
     pacer = pacers()
     await pacer.park()
     assert await pacer.ask("k") == ids[:1]
-    assert pacer.rates._lines["k"].at > monotonic() + 3_000
+    assert pacer.rates._waiters["k"].at > monotonic() + 3_000
     eyes.do("UPDATE pgqueue.key_rate SET count = 1000000")
-    pacer.rates.handed('["k"]')
+    pacer.rates.handed_on('["k"]')
     pacer.jobs.clear()
     async with asyncio.timeout(30):
         while [job.id for job in pacer.jobs] != ids[1:]:
@@ -575,7 +575,7 @@ async def test_of_many_lines_all_are_handed_on(pacers: Pacers, dsn: str, monkeyp
         return await ask(*messages, **how)
 
     monkeypatch.setattr(full.pace, "run", tell)
-    full.rates.told(keys)
+    full.rates.wanted(keys)
     full.rates._ripen()
     for key in keys:
         full.rates._due[key] -= 1.0
@@ -631,7 +631,7 @@ async def test_with_one_slot_the_jobs_at_hand_get_it_and_none_is_kept_free_for_m
     conn.commit()
     async with Worker(concurrency=1, tasks=[quick], dsn=dsn) as worker:
         await until(eyes.done(600))
-        assert worker._rates.let_in < 2 * 600, "most came in once"
+        assert worker._rates.started < 2 * 600, "most came in once"
 
 
 async def test_rates_that_are_said_again_wait_for_nobody(pacers: Pacers, eyes: Eyes, dsn: str) -> None:
@@ -658,11 +658,11 @@ async def test_a_worker_that_was_faster_with_another_queue_is_no_reason_to_come_
     await other.park()
     assert len(await other.ask("k")) == 1
     assert await mine.ask("k") == []
-    await until(lambda: monotonic() > mine.rates._lines["k"].at)
+    await until(lambda: monotonic() > mine.rates._waiters["k"].at)
     assert len(await other.ask("k")) == 1
     await mine.rates._step()  # asks as it would by itself
-    assert mine.rates._lines["k"].pushed == 0.0
-    await until(lambda: monotonic() > mine.rates._lines["k"].at)
+    assert mine.rates._waiters["k"].pushed == 0.0
+    await until(lambda: monotonic() > mine.rates._waiters["k"].at)
     await mine.rates._step()
     assert [job.id for job in mine.jobs] == [urgent]
 
@@ -677,13 +677,13 @@ async def test_where_the_first_is_of_another_queue_ours_go_on_and_others_are_tol
     first, second = rated(eyes, 2, queue="mine")
     await mine.park()
     await other.park()
-    mine.rates._lines.clear()
+    mine.rates._waiters.clear()
     mine.rates._handed_on = monotonic() + 60.0  # what it would tell stays there to be seen
     if swept:
         mine.rates.swept(["rate:k"])
     assert await mine.ask(*([] if swept else ["k"])) == [first]
     assert list(mine.rates._others) == ["k"]
-    assert "k" in mine.rates._lines
+    assert "k" in mine.rates._waiters
     assert line(eyes) == [urgent, second]
 
 
@@ -693,11 +693,11 @@ async def test_who_has_nobody_in_a_line_and_is_told_of_it_tells_nobody(pacers: P
     stranger, other = pacers("mine"), pacers()
     await other.park()
     stranger.rates._handed_on = monotonic() + 60.0
-    stranger.rates.handed('["k"]')
+    stranger.rates.handed_on('["k"]')
     assert await stranger.ask() == []
     assert stranger.rates.asks == 1
     assert not stranger.rates._others
-    assert not stranger.rates._lines
+    assert not stranger.rates._waiters
 
 
 WAITING = (
@@ -720,7 +720,7 @@ async def test_an_ask_costs_the_same_however_many_wait_ahead_who_cannot_go(
     pacer = pacers("default", "paused")
     params = {
         "keys": ["k"], "queues": ["default", "paused"], "pools": [1, 1], "slots": [1], "spare": [0], "most": 1,
-        "suspects": [], "ordinary": True, "worker_id": pacer.worker_id, "claim": 1,
+        "poison": [], "ordinary": True, "worker_id": pacer.worker_id, "claim": 1,
         "tasks": ["x"],
     }  # fmt: skip
     eyes.do(WAITING, "default", 11, 0, remain)
@@ -776,7 +776,7 @@ async def test_thousands_of_keys_cost_nothing_when_nobody_waits(dsn: str, eyes: 
     conn.commit()
     async with work(dsn, many, concurrency=50) as worker:
         await until(eyes.done(2000), 60.0)
-        await until(lambda: not worker._rates._lines)
+        await until(lambda: not worker._rates._waiters)
 
         async def sweep() -> None:
             swept = worker._sweep.sweeps

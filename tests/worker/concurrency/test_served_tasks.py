@@ -76,7 +76,7 @@ async def test_the_head_of_a_line_whose_task_no_worker_knows_is_passed_over(
 ) -> None:
     unknown, mine = waiting(eyes, "other"), waiting(eyes, "mine")
     desk = desks("mine", link=link)
-    desk.admit.parked({"lock:k": ()}, ["lock:k"] if short else [])
+    desk.admit.blocked({"lock:k": ()}, ["lock:k"] if short else [])
     await desk.let_in()
     if link is Link:
         assert running(desk) == [mine]
@@ -89,7 +89,7 @@ async def test_the_head_of_a_line_whose_task_no_worker_knows_is_passed_over(
 async def test_the_head_that_another_worker_knows_is_granted_to_that_one(desks: Desks, eyes: Eyes) -> None:
     theirs, mine = waiting(eyes, "other"), waiting(eyes, "mine")
     desk, other = desks("mine"), desks("other")
-    desk.admit.parked({"lock:k": ()})
+    desk.admit.blocked({"lock:k": ()})
     assert await desk.let_in() == []
     assert eyes.all("SELECT id, state FROM pgqueue.job WHERE holds") == [(theirs, "available")]
     assert await desk.take() == []
@@ -97,7 +97,7 @@ async def test_the_head_that_another_worker_knows_is_granted_to_that_one(desks: 
     await other.complete(*other.jobs)
     await other.let_in()
     assert eyes.all("SELECT id, state FROM pgqueue.job WHERE holds") == [(mine, "available")]
-    desk.fetcher.news()
+    desk.fetcher.wake()
     assert await desk.take() == [mine]
 
 
@@ -106,7 +106,7 @@ async def test_a_worker_of_the_version_before_may_know_every_task(desks: Desks, 
     theirs = waiting(eyes, "other")
     desk, before = desks("mine"), desks()
     eyes.do("UPDATE pgqueue.worker SET tasks = NULL WHERE id = %s", before.worker_id)
-    desk.admit.parked({"lock:k": ()})
+    desk.admit.blocked({"lock:k": ()})
     await desk.let_in()
     assert eyes.all("SELECT id, state FROM pgqueue.job WHERE holds") == [(theirs, "available")]
 
@@ -116,7 +116,7 @@ async def test_a_chain_ends_before_a_job_that_this_worker_does_not_know(desks: D
     first, second, unknown, last = (waiting(eyes, task) for task in ("mine", "mine", "other", "mine"))
     desk = desks("mine")
     desk.behind = 7
-    desk.admit.parked({"lock:k": ()}, ["lock:k"])
+    desk.admit.blocked({"lock:k": ()}, ["lock:k"])
     await desk.let_in()
     assert sorted(id for (id,) in eyes.all("SELECT id FROM pgqueue.job_running")) == [first, second]
     assert sorted(id for (id,) in eyes.all("SELECT id FROM pgqueue.job_blocked")) == [unknown, last]
@@ -194,7 +194,7 @@ async def test_the_line_of_a_limit_passes_over_what_no_worker_knows(desks: Desks
     allow(eyes, 2)
     unknown, mine = waiting(eyes, "other", "limit:k"), waiting(eyes, "mine", "limit:k")
     desk = desks("mine", link=link)
-    desk.admit.parked({"limit:k": ()})
+    desk.admit.blocked({"limit:k": ()})
     await desk.let_in()
     assert running(desk) == [mine]
     assert eyes.state(unknown) == ("blocked" if link is Link else "available")
@@ -212,7 +212,7 @@ async def test_under_a_limit_jobs_of_others_are_granted_to_them_and_ours_run_her
     ids = [waiting(eyes, task, "limit:k") for task in tasks]
     desk, other = desks("mine"), desks("other")
     beats(eyes, other, 10)
-    desk.admit.parked({"limit:k": ()})
+    desk.admit.blocked({"limit:k": ()})
     await desk.let_in()
     assert running(desk) == [ids[1], ids[3]]
     granted = [id for (id,) in eyes.all("SELECT id FROM pgqueue.job_available WHERE holds ORDER BY id")]
@@ -231,7 +231,7 @@ async def test_slots_of_workers_that_do_not_know_the_task_are_no_reason_to_grant
     desk, other = desks("mine"), desks("other")
     beats(eyes, other, 10)
     desk.slots = 0
-    desk.admit.parked({"limit:k": ()})
+    desk.admit.blocked({"limit:k": ()})
     assert await desk.let_in() == []
     assert eyes.one("SELECT count(*) FROM pgqueue.job_available WHERE holds") == 1
 
@@ -252,7 +252,7 @@ async def test_the_line_of_a_rate_passes_over_what_this_worker_does_not_know(pac
     unknown, mine = waiting(eyes, "other", "rate:k"), waiting(eyes, "mine", "rate:k")
     assert await pacer.ask("k") == [mine]
     assert eyes.state(unknown) == "blocked"
-    assert not pacer.rates._lines, "what is left there is not for this worker"
+    assert not pacer.rates._waiters, "what is left there is not for this worker"
     assert not pacer.rates._others, "nor for another one"
 
 
@@ -308,6 +308,6 @@ async def test_of_tasks_that_others_know_one_that_finds_no_slot_holds_up_its_own
     beats(eyes, theirs, 0)
     beats(eyes, idle, 10)
     for _ in range(2):
-        ours.admit.parked({"limit:k": ()})
+        ours.admit.blocked({"limit:k": ()})
         await ours.let_in()
     assert {id for (id,) in eyes.all("SELECT id FROM pgqueue.job_available WHERE holds")} == {full[0], free}

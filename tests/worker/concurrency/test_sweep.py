@@ -61,7 +61,7 @@ async def test_where_keys_are_not_used_the_leader_asks_seldom_and_others_now_and
         pauses.add(desk.pause())
     assert len(pauses) == 5, "a fleet that was started together stays in step"
     desk.leads = True  # decided anew at each wait: nobody leads at the start
-    desk.sweep.news()
+    desk.sweep.wake()
     await desk.sweep._step()
     assert desk.pause() == LEADER_TIMES * EVERY_SECONDS
     assert len(desk.asked) == 6
@@ -69,7 +69,7 @@ async def test_where_keys_are_not_used_the_leader_asks_seldom_and_others_now_and
 
 async def test_who_has_admitted_goes_on_until_nobody_waits(desk: Desk) -> None:
     await desk.step()
-    desk.sweep.keyed()
+    desk.sweep.keys_in_use()
     assert desk.pause() == EVERY_SECONDS
     desk.due = SOMEBODY
     await desk.step()
@@ -86,14 +86,14 @@ async def test_who_finds_somebody_waiting_goes_on(desk: Desk) -> None:
 
 
 async def test_who_was_not_first_leaves_it_to_who_was(desk: Desk) -> None:
-    desk.sweep.keyed()
+    desk.sweep.keys_in_use()
     desk.due = NOT_OURS
     await desk.step()
     assert desk.pause() > LEADER_TIMES * EVERY_SECONDS
 
 
 async def test_a_key_that_comes_into_use_while_it_looks_is_not_forgotten(desk: Desk) -> None:
-    desk.meanwhile = desk.sweep.keyed
+    desk.meanwhile = desk.sweep.keys_in_use
     await desk.step()
     assert desk.pause() == EVERY_SECONDS
 
@@ -102,7 +102,7 @@ async def test_a_key_in_use_shortens_a_wait_that_has_begun_and_does_not_end_it(d
     await desk.step()
     waiting = asyncio.ensure_future(desk.sweep._step())
     await asyncio.sleep(0)
-    desk.sweep.keyed()
+    desk.sweep.keys_in_use()
     await waiting
     assert len(desk.asked) == 1
     assert desk.pause() == EVERY_SECONDS
@@ -110,11 +110,11 @@ async def test_a_key_in_use_shortens_a_wait_that_has_begun_and_does_not_end_it(d
 
 async def test_who_is_told_asks_at_once_and_again_where_somebody_just_did(desk: Desk) -> None:
     await desk.step()
-    desk.sweep.soon()
+    desk.sweep.sweep_soon()
     await desk.sweep._step()
     assert len(desk.asked) == 2
     desk.due = NOT_OURS
-    desk.sweep.soon()
+    desk.sweep.sweep_soon()
     await desk.sweep._step()
     assert len(desk.asked) == 4
     assert max(desk.asked[1:]) < desk.asked[0]

@@ -98,7 +98,7 @@ async def test_each_job_has_its_own_limit_and_the_first_in_line_holds_up_the_oth
     await desk.complete(*running)
     running = await desk.let_in()
     assert [job.id for job in running] == [one]
-    desk.admit.parked({"lock:a": ()})
+    desk.admit.blocked({"lock:a": ()})
     assert [job.id for job in await desk.let_in()] == [three]
 
 
@@ -108,7 +108,7 @@ async def test_without_a_slot_here_a_job_is_granted_to_the_front_and_the_key_is_
     desk.slots = 0
     assert await desk.take() == [plain]
     assert eyes.all("SELECT id, rank, holds FROM pgqueue.job_available") == [(first, 10, True)]
-    other.admit.parked({"lock:a": ()})
+    other.admit.blocked({"lock:a": ()})
     assert await other.let_in() == []
     [job] = await other.park()
     assert (job.id, job.lock_key) == (first, "a")
@@ -144,7 +144,7 @@ async def test_queues_that_are_paused_or_not_served_are_passed_over(desks: Desks
         "SELECT 'blocked', id, 'lock:a', 'a', queue, rank, task FROM gone",
         unserved,
     )
-    desk.admit.parked({"lock:a": ()})
+    desk.admit.blocked({"lock:a": ()})
     assert [job.id for job in await desk.let_in()] == [mine]
 
 
@@ -202,7 +202,7 @@ async def test_rescue_and_release_keep_the_key_with_the_job(desks: Desks, eyes: 
     assert await desk.take() == [first]
     await desk.session.run(desk.link.statement("rescue_jobs", worker_id=desk.worker_id, n=10, first=True, notify=True))
     assert holders(eyes) == [(first, "available")]
-    other.admit.parked({"lock:a": ()})
+    other.admit.blocked({"lock:a": ()})
     assert await other.let_in() == []
     assert await other.take() == [first]
     await other.end("complete_release", list(other.jobs))
@@ -523,7 +523,7 @@ async def test_an_admit_costs_the_same_however_many_keys_and_waiting_jobs_there_
         eyes.do(blocked, None, number)
         eyes.do(blocked, "mine", number)
         eyes.do("ANALYZE")
-        cost, plan = buffers(conn, text("admit_move", "pgqueue"), params)
+        cost, plan = buffers(conn, text("unblock_move", "pgqueue"), params)
         costs.append(cost)
         scans = {node.get("Relation Name"): node["Node Type"] for node in plan if "Scan" in node["Node Type"]}
         for table in ("job_blocked", "job_running", "job_available", "job_scheduled"):
@@ -532,12 +532,12 @@ async def test_an_admit_costs_the_same_however_many_keys_and_waiting_jobs_there_
 
 
 STATEMENTS = [
-    "admit_move",
-    "admit_next",
-    "admit_read",
-    "admit_limits",
-    "admit_read_limits",
-    "admit_lines",
+    "unblock_move",
+    "unblock_next",
+    "unblock_read",
+    "unblock_limits",
+    "unblock_read_limits",
+    "unblock_waiters",
     "sweep_keys",
     "locks_release",
 ]
@@ -560,7 +560,7 @@ def test_a_planner_that_knows_nothing_takes_the_right_indexes(conn: psycopg.Conn
         "job_blocked_line", "job_blocked_id", "job_blocked_lock_holds", "job_running_lock", "job_available_lock_holds",
         "job_scheduled_lock_holds", "job_waiter_job", "job_running_limit", "job_available_limit_holds",
         "job_scheduled_limit_holds", "job_blocked_limit_holds", "job_blocked_limit_line",
-        *(["job_running_worker"] if statement == "admit_read_limits" else []),
+        *(["job_running_worker"] if statement == "unblock_read_limits" else []),
     }  # fmt: skip
     walked = [node for node in found if node.get("Index Name", "").startswith("job_") and "Index Cond" not in node]
     assert walked == []
@@ -595,12 +595,12 @@ async def test_a_plain_job_takes_no_lock_of_a_key(desks: Desks, eyes: Eyes) -> N
     ids = keyed(eyes, *[None] * 10)
     assert await desk.take() == ids
     await desk.complete(*desk.jobs)
-    assert (desk.admit.admits, desk.admit.pending, desk.keys.generation) == (0, 0, 0)
+    assert (desk.admit.moves, desk.admit.pending, desk.keys.generation) == (0, 0, 0)
 
 
 async def test_the_lock_on_keys_has_its_own_timeout(desks: Desks, dsn: str) -> None:
     desk = desks()
-    lock = desk.link.statement("admit_lock", keys=["lock:z", "lock:a"])
+    lock = desk.link.statement("unblock_lock", keys=["lock:z", "lock:a"])
     shown = desk.link.statement("sessions_identity")
     [_, [(timeout, commit)], _] = await desk.keys.run(
         lock,

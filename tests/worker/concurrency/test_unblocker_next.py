@@ -61,7 +61,9 @@ def desk(desks: Callable[..., Desk]) -> Desk:
 def admits(desk: Desk) -> list[str]:
     """What it has asked for keys since the last call."""
     assert isinstance(desk.link, Counting)
-    names = [name for name in desk.link.sent if name in ("admit_next", "admit_move", "admit_lines", "admit_read")]
+    names = [
+        name for name in desk.link.sent if name in ("unblock_next", "unblock_move", "unblock_waiters", "unblock_read")
+    ]
     desk.link.sent.clear()
     return names
 
@@ -88,9 +90,9 @@ async def test_whoever_ends_a_holder_lets_the_next_in_by_one_short_statement(des
         await desk.complete(*jobs)
         await desk.let_in()
     assert order == [[a1, b1], [ids[1], ids[4]], [ids[2]]]
-    assert admits(desk) == ["admit_next"] * 3
+    assert admits(desk) == ["unblock_next"] * 3
     await desk.let_in()
-    assert (desk.admit._lines, desk.admit._ours, desk.admit._holding) == (set(), {}, {})
+    assert (desk.admit._with_waiters, desk.admit._ours, desk.admit._holding) == (set(), {}, {})
 
 
 async def test_the_job_that_came_in_says_what_it_carries(desk: Desk, eyes: Eyes) -> None:
@@ -120,7 +122,7 @@ async def test_what_is_too_large_to_travel_while_a_key_is_locked_travels_afterwa
     await desk.complete(*desk.jobs)
     [job] = await desk.let_in()
     assert (job.id, job.args) == (second, args)
-    assert admits(desk) == (["admit_next"] if size == 100 else ["admit_next", "admit_read"])
+    assert admits(desk) == (["unblock_next"] if size == 100 else ["unblock_next", "unblock_read"])
 
 
 @pytest.mark.promise("L08")
@@ -190,7 +192,7 @@ async def test_two_who_let_the_next_in_lock_the_key_first(
     """One is stopped between its snapshot and the line; another asks for the same key meanwhile."""
     slow, _ = await with_a_line(desks, eyes, link)
     other = desks(link)
-    other.admit.parked({"lock:a": ()})
+    other.admit.blocked({"lock:a": ()})
     conn.execute("SELECT FROM pgqueue.worker WHERE id = %s FOR UPDATE", [slow.worker_id])
     first = asyncio.create_task(slow.let_in())
     await until(lambda: eyes.one(BLOCKED, conn.info.backend_pid))
@@ -230,7 +232,7 @@ async def test_a_key_that_we_hold_is_not_asked_for_until_it_is_free(desk: Desk, 
     assert admits(desk) == []
     await desk.complete(*running)
     assert [job.id for job in await desk.let_in()] == [second]
-    assert admits(desk) == ["admit_next"]
+    assert admits(desk) == ["unblock_next"]
 
 
 @pytest.mark.parametrize(("column", "state"), [({"lock_limit": 2}, "running"), ({"on_locked": "skip"}, "skipped")])
@@ -244,7 +246,7 @@ async def test_one_that_may_be_beside_the_holder_or_is_skipped_is_asked_for_at_o
     desk.fetcher.keyed_claim.long_rows = ahead
     [other] = put(eyes, "a", 1, **column)
     if naive:  # what is held here is never asked for
-        desk.fetcher._parked = lambda keys, singly, lowest: desk.admit.parked(dict.fromkeys(keys, ()), keys.keys())
+        desk.fetcher._blocked = lambda keys, singly, lowest: desk.admit.blocked(dict.fromkeys(keys, ()), keys.keys())
     await desk.take()
     assert eyes.state(other) == ("blocked" if naive else state)
 
@@ -255,11 +257,11 @@ async def test_a_key_whose_holder_ended_before_we_know_who_was_parked_is_asked_f
     running = list(desk.jobs)
     [second] = put(eyes, "a", 1)
     told: list[Any] = []
-    desk.fetcher._parked = lambda *parked: told.append(parked)
+    desk.fetcher._blocked = lambda *parked: told.append(parked)
     await desk.park()
     await desk.complete(*running)
     desk.admit._freed.clear()  # it looked before that was parked, and found nobody
-    desk.admit.parked(*told[0])
+    desk.admit.blocked(*told[0])
     assert [job.id for job in await desk.let_in()] == [second]
 
 
@@ -268,7 +270,7 @@ async def test_of_many_busy_keys_half_are_asked_for_at_a_time(desk: Desk) -> Non
     admit = desk.admit
     for number, asked in ((10, 10), (20, 16), (100, 50), (1_000, 64)):
         keys = [f"lock:{place}" for place in range(number)]
-        admit._lines, admit._followed = set(keys), dict.fromkeys(keys)
+        admit._with_waiters, admit._followed = set(keys), dict.fromkeys(keys)
         assert list(admit._some_followed()) == keys[:asked]
         assert list(admit._followed) == keys[asked:]
     admit._followed.clear()
@@ -281,7 +283,7 @@ async def test_what_a_claim_of_a_dead_id_brings_is_not_ours(desk: Desk, eyes: Ey
 
     async def meanwhile(*messages: Any, **options: Any) -> list[Any]:
         answers = await real(*messages, **options)
-        claims.forget()
+        claims.void_all()
         return answers
 
     desk.keys.run = meanwhile  # type: ignore[method-assign]
@@ -290,7 +292,7 @@ async def test_what_a_claim_of_a_dead_id_brings_is_not_ours(desk: Desk, eyes: Ey
     admits(desk)
     put(eyes, "a", 1)
     await desk.take()
-    assert admits(desk) == ["admit_next"]
+    assert admits(desk) == ["unblock_next"]
 
 
 # Long rows ------------------------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from pgqueue.worker.concurrency.waiter_cursors import (
     SENT_MOST,
     SLOW_LOOKS,
     SLOW_SECONDS,
-    Fronts,
-    Place,
+    Position,
+    WaiterCursors,
 )
 from pgqueue.worker.fetch.fetcher import _lines
 from pgqueue.worker.fetch.kinds import NO_RANK
@@ -33,8 +33,8 @@ __all__ = ["desks"]
 
 
 @pytest.fixture
-def memory() -> Fronts:
-    return Fronts()
+def memory() -> WaiterCursors:
+    return WaiterCursors()
 
 
 @pytest.fixture
@@ -48,51 +48,55 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 # What is remembered ---------------------------------------------------------------------------------------------------
 
 
-def busy(memory: Fronts) -> None:
+def busy(memory: WaiterCursors) -> None:
     for number in range(BUSY_TAKEN + 1):
-        memory.let_in("a", (11, number))
+        memory.unblocked("a", (11, number))
 
 
-def test_only_the_line_of_a_busy_key_is_begun_behind_its_front(memory: Fronts, clock: list[float]) -> None:
+def test_only_the_line_of_a_busy_key_is_begun_behind_its_front(memory: WaiterCursors, clock: list[float]) -> None:
     for number in range(1, BUSY_TAKEN):
-        memory.let_in("a", (11, number))
-        assert memory.behind("a") == FRONT
-    memory.let_in("a", (11, 1000))
-    assert memory.behind("a") == (11, 1000)
+        memory.unblocked("a", (11, number))
+        assert memory.position("a") == FRONT
+    memory.unblocked("a", (11, 1000))
+    assert memory.position("a") == (11, 1000)
 
 
-def test_claims_are_told_of_the_lines_of_busy_keys_while_those_are_known(memory: Fronts, clock: list[float]) -> None:
+def test_claims_are_told_of_the_lines_of_busy_keys_while_those_are_known(
+    memory: WaiterCursors, clock: list[float]
+) -> None:
     """However quick reading was: with a backlog nobody looks, so nobody would know that it has become slow."""
     busy(memory)
-    memory.let_in("b", (11, 1))
+    memory.unblocked("b", (11, 1))
     assert not memory.slow
-    memory.behind("a")
-    memory.let_in("a", (11, 1000))
+    memory.position("a")
+    memory.unblocked("a", (11, 1000))
     assert memory.known("") == {"a": (11, 1000)}
     memory.doubt("a")
     assert memory.known("") == {}
-    memory.behind("a")
-    memory.let_in("a", (11, 1001))
+    memory.position("a")
+    memory.unblocked("a", (11, 1001))
     assert memory.known("") == {"a": (11, 1001)}
     clock[0] += LINE_SECONDS
     assert memory.known("") == {}
 
 
-def test_one_from_which_few_were_let_in_lately_is_busy_no_more(memory: Fronts, clock: list[float]) -> None:
+def test_one_from_which_few_were_let_in_lately_is_busy_no_more(memory: WaiterCursors, clock: list[float]) -> None:
     busy(memory)
     for few in (BUSY_RATE, BUSY_RATE - 1):
         clock[0] += LINE_SECONDS
-        assert memory.behind("a") == FRONT
+        assert memory.position("a") == FRONT
         for number in range(few):
-            memory.let_in("a", (11, 1000 + number))
-        assert memory.behind("a") == (11, 999 + few)
+            memory.unblocked("a", (11, 1000 + number))
+        assert memory.position("a") == (11, 999 + few)
     clock[0] += LINE_SECONDS
-    assert memory.behind("a") == FRONT
-    memory.let_in("a", (11, 2000))
-    assert memory.behind("a") == FRONT
+    assert memory.position("a") == FRONT
+    memory.unblocked("a", (11, 2000))
+    assert memory.position("a") == FRONT
 
 
-def test_one_that_was_busy_once_is_not_for_ever_because_it_is_found_empty(memory: Fronts, clock: list[float]) -> None:
+def test_one_that_was_busy_once_is_not_for_ever_because_it_is_found_empty(
+    memory: WaiterCursors, clock: list[float]
+) -> None:
     """The naive one judges only when an admit reads the line, and claims see to it that none has to."""
     busy(memory)
     for _ in range(8):
@@ -101,136 +105,144 @@ def test_one_that_was_busy_once_is_not_for_ever_because_it_is_found_empty(memory
     assert memory.known("") == {}
 
 
-def test_it_is_read_from_the_front_once_in_a_while(memory: Fronts, clock: list[float]) -> None:
+def test_it_is_read_from_the_front_once_in_a_while(memory: WaiterCursors, clock: list[float]) -> None:
     busy(memory)
-    assert memory.behind("a") == (11, BUSY_TAKEN)
+    assert memory.position("a") == (11, BUSY_TAKEN)
     clock[0] += LINE_SECONDS
-    assert memory.behind("a") == FRONT, "and until somebody was found there"
-    assert memory.behind("a") == FRONT
-    memory.let_in("a", (11, 1000))
-    assert memory.behind("a") == (11, 1000)
+    assert memory.position("a") == FRONT, "and until somebody was found there"
+    assert memory.position("a") == FRONT
+    memory.unblocked("a", (11, 1000))
+    assert memory.position("a") == (11, 1000)
 
 
 @pytest.mark.parametrize(
     ("lowest", "read"),
     [((11, 1001), (11, 1000)), ((12, 1), (11, 1000)), ((11, 1000), FRONT), ((11, 7), FRONT), ((1, 2000), FRONT)],
 )
-def test_what_we_park_before_it_is_seen(memory: Fronts, lowest: tuple[int, int], read: tuple[int, int]) -> None:
+def test_what_we_park_before_it_is_seen(memory: WaiterCursors, lowest: tuple[int, int], read: tuple[int, int]) -> None:
     busy(memory)
-    memory.let_in("a", (11, 1000))
-    memory.parked(["a", "b"], lowest)
-    assert memory.behind("a") == read
+    memory.unblocked("a", (11, 1000))
+    memory.blocked(["a", "b"], lowest)
+    assert memory.position("a") == read
 
 
 @pytest.mark.parametrize("first", [(11, 1000), FRONT])
-def test_what_we_park_while_a_line_is_asked_is_seen_by_the_next(memory: Fronts, first: tuple[int, int]) -> None:
+def test_what_we_park_while_a_line_is_asked_is_seen_by_the_next(memory: WaiterCursors, first: tuple[int, int]) -> None:
     """The answer may be from before it."""
     busy(memory)
-    memory.let_in("a", (11, 1000))
+    memory.unblocked("a", (11, 1000))
     if first == FRONT:
-        memory.parked(["a"], (1, 1))
-    assert memory.behind("a") == first
-    memory.parked(["a"], (11, 1001))
-    memory.let_in("a", (11, 1002))
-    assert memory.behind("a") == FRONT
-    memory.let_in("a", (11, 1003))
-    assert memory.behind("a") == (11, 1003)
+        memory.blocked(["a"], (1, 1))
+    assert memory.position("a") == first
+    memory.blocked(["a"], (11, 1001))
+    memory.unblocked("a", (11, 1002))
+    assert memory.position("a") == FRONT
+    memory.unblocked("a", (11, 1003))
+    assert memory.position("a") == (11, 1003)
 
 
-def slow(memory: Fronts) -> None:
+def slow(memory: WaiterCursors) -> None:
     for _ in range(SLOW_LOOKS):
         memory.took(2 * SLOW_SECONDS, 1)
 
 
-def first(memory: Fronts) -> None:
+def first(memory: WaiterCursors) -> None:
     """The line of "a" was read, and its first has gone."""
-    assert memory.behind("a") == FRONT
-    memory.let_in("a", (11, 7))
+    assert memory.position("a") == FRONT
+    memory.unblocked("a", (11, 7))
 
 
-def test_reading_is_slow_when_each_of_several_looks_was(memory: Fronts) -> None:
+def test_reading_is_slow_when_each_of_several_looks_was(memory: WaiterCursors) -> None:
     first(memory)
     for _ in range(SLOW_LOOKS):
-        assert (memory.slow, memory.ahead("a"), memory.known("")) == (False, FRONT, {})
+        assert (memory.slow, memory.position_to_look("a"), memory.known("")) == (False, FRONT, {})
         memory.took(10 * SLOW_SECONDS, 10)
-    assert (memory.slow, memory.ahead("a"), memory.known("")) == (True, (11, 7), {"a": (11, 7)})
+    assert (memory.slow, memory.position_to_look("a"), memory.known("")) == (True, (11, 7), {"a": (11, 7)})
     memory.took(9 * SLOW_SECONDS, 10)
-    assert (memory.slow, memory.ahead("a"), memory.known("")) == (False, FRONT, {})
+    assert (memory.slow, memory.position_to_look("a"), memory.known("")) == (False, FRONT, {})
 
 
-def test_where_it_is_slow_every_line_is_read_from_its_front_once_in_a_while(memory: Fronts, clock: list[float]) -> None:
+def test_where_it_is_slow_every_line_is_read_from_its_front_once_in_a_while(
+    memory: WaiterCursors, clock: list[float]
+) -> None:
     slow(memory)
     first(memory)
-    assert memory.behind("a") == memory.ahead("a") == (11, 7)
+    assert memory.position("a") == memory.position_to_look("a") == (11, 7)
     clock[0] += LINE_SECONDS
     assert memory.known("") == {}
-    assert memory.ahead("a") == FRONT, "and until it is known who was found there"
-    assert (memory.ahead("a"), memory.known("")) == (FRONT, {})
+    assert memory.position_to_look("a") == FRONT, "and until it is known who was found there"
+    assert (memory.position_to_look("a"), memory.known("")) == (FRONT, {})
     memory.empty(["a", "b"], clock[0])
-    assert (memory.ahead("a"), memory.known("")) == ((11, 7), {"a": (11, 7)})
+    assert (memory.position_to_look("a"), memory.known("")) == ((11, 7), {"a": (11, 7)})
 
 
 def test_a_line_that_a_claim_found_empty_need_not_be_read_from_its_front_for_a_while(
-    memory: Fronts, clock: list[float]
+    memory: WaiterCursors, clock: list[float]
 ) -> None:
     slow(memory)
     first(memory)
     clock[0] += LINE_SECONDS
     memory.empty(["a"], clock[0] - 0.1)
-    assert memory.ahead("a") == (11, 7)
+    assert memory.position_to_look("a") == (11, 7)
     assert memory.read_since("a", clock[0] - 0.2)
     assert not memory.read_since("a", clock[0] - 0.1)
     clock[0] += LINE_SECONDS - 0.1
-    assert memory.ahead("a") == FRONT
+    assert memory.position_to_look("a") == FRONT
     assert not memory.read_since("a", clock[0] - 0.2), "it is not known yet who was found"
 
 
-def test_what_we_park_while_a_line_is_looked_at_is_not_taken_for_nobody(memory: Fronts, clock: list[float]) -> None:
+def test_what_we_park_while_a_line_is_looked_at_is_not_taken_for_nobody(
+    memory: WaiterCursors, clock: list[float]
+) -> None:
     slow(memory)
     first(memory)
     clock[0] += LINE_SECONDS
-    assert memory.ahead("a") == FRONT
-    memory.parked(["a"], (11, 5))
+    assert memory.position_to_look("a") == FRONT
+    memory.blocked(["a"], (11, 5))
     memory.empty(["a"], clock[0])
-    assert (memory.ahead("a"), memory.known("")) == (FRONT, {})
+    assert (memory.position_to_look("a"), memory.known("")) == (FRONT, {})
 
 
 @pytest.mark.parametrize("place", [(11, 5), (1, 60)])
-def test_what_we_park_while_a_line_is_read_for_the_first_time_is_not_forgotten(memory: Fronts, place: Place) -> None:
+def test_what_we_park_while_a_line_is_read_for_the_first_time_is_not_forgotten(
+    memory: WaiterCursors, place: Position
+) -> None:
     slow(memory)
-    assert memory.behind("a") == FRONT
-    memory.parked(["a"], place)
-    memory.let_in("a", (11, 7))
-    assert (memory.behind("a"), memory.known("")) == (FRONT, {})
+    assert memory.position("a") == FRONT
+    memory.blocked(["a"], place)
+    memory.unblocked("a", (11, 7))
+    assert (memory.position("a"), memory.known("")) == (FRONT, {})
 
 
-def test_an_answer_from_before_says_nothing_of_a_line_that_is_being_read(memory: Fronts, clock: list[float]) -> None:
+def test_an_answer_from_before_says_nothing_of_a_line_that_is_being_read(
+    memory: WaiterCursors, clock: list[float]
+) -> None:
     slow(memory)
     first(memory)
     clock[0] += LINE_SECONDS
-    assert memory.behind("a") == FRONT
+    assert memory.position("a") == FRONT
     memory.empty(["a"], clock[0] - 0.1)
-    assert memory.behind("a") == FRONT
+    assert memory.position("a") == FRONT
 
 
-def test_the_end_of_a_line_is_believed_at_once_only_where_reading_is_quick(memory: Fronts) -> None:
+def test_the_end_of_a_line_is_believed_at_once_only_where_reading_is_quick(memory: WaiterCursors) -> None:
     busy(memory)
-    assert memory.behind("a") == (11, BUSY_TAKEN)
+    assert memory.position("a") == (11, BUSY_TAKEN)
     assert memory.ended("a")
-    assert memory.behind("a") == FRONT, "at once, from there"
-    memory.let_in("a", (11, BUSY_TAKEN))
+    assert memory.position("a") == FRONT, "at once, from there"
+    memory.unblocked("a", (11, BUSY_TAKEN))
     slow(memory)
-    assert memory.behind("a") == (11, BUSY_TAKEN)
+    assert memory.position("a") == (11, BUSY_TAKEN)
     assert not memory.ended("a")
-    assert memory.behind("a") == (11, BUSY_TAKEN)
+    assert memory.position("a") == (11, BUSY_TAKEN)
 
 
-def test_however_many_lines_there_are_some_are_remembered_and_fewer_sent(memory: Fronts) -> None:
+def test_however_many_lines_there_are_some_are_remembered_and_fewer_sent(memory: WaiterCursors) -> None:
     slow(memory)
     for number in range(2 * KEYS_MOST):
-        memory.behind(f"k{number}")
-        memory.let_in(f"k{number}", (11, number))
-    assert len(memory._lines) == KEYS_MOST
+        memory.position(f"k{number}")
+        memory.unblocked(f"k{number}", (11, number))
+    assert len(memory._cursors) == KEYS_MOST
     last = range(2 * KEYS_MOST - SENT_MOST, 2 * KEYS_MOST)
     assert memory.known("") == {f"k{number}": (11, number) for number in last}
 
@@ -300,7 +312,7 @@ async def test_the_long_way_begins_behind_those_it_has_let_in_too(
         return [job.id for job in await here.let_in()]
 
     assert [await next_two() for _ in range(2)] == [ids[2:4], ids[4:6]]
-    [line] = here.admit.fronts._lines.values()
+    [line] = here.admit.waiter_cursors._cursors.values()
     assert (line.last, line.taken) == ((11, ids[5]), 6)
     urgent = put(eyes, 2, priority=0, rank=1, lock_limit=2)
     await there.park()
@@ -368,7 +380,7 @@ async def test_who_was_parked_in_front_comes_after_a_claim_that_did_not_see_him(
     here.fetcher.keyed_claim.left, here.fetcher.keyed_claim.long_rows = 1, False
     [claimed] = await here.park()
     assert claimed.id == later, "nobody was seen in line"
-    here.admit.claimed([claimed])
+    here.admit.granted([claimed])
     here.admit.ended(ended)
     assert await here.let_in() == []
     await here.complete(claimed)
@@ -384,13 +396,13 @@ async def test_of_large_jobs_as_of_small_ones_the_line_is_remembered(desks: Desk
     for job_id in ids[1:]:
         await desk.complete(*desk.jobs)
         assert [job.id for job in await desk.let_in()] == [job_id]
-    [line] = desk.admit.fronts._lines.values()
+    [line] = desk.admit.waiter_cursors._cursors.values()
     assert (line.last, line.taken) == ((11, ids[2]), 3)
 
 
 async def left_behind(here: Desk, there: Desk, eyes: Eyes) -> int:
     """A job that `there` parked before those whom `here` knows, which held the key; by its hint nobody is left."""
-    slow(here.admit.fronts)
+    slow(here.admit.waiter_cursors)
     ids = put(eyes, 2)
     await here.take()
     await here.complete(*here.jobs)
@@ -443,7 +455,7 @@ async def test_under_a_snapshot_claims_looks_and_admits_do_not_read_those_that_h
 ) -> None:
     """Of a key whose line 600 have left, and where nobody waits. The naive ones begin at the front."""
     desk = desks()
-    slow(desk.admit.fronts)
+    slow(desk.admit.waiter_cursors)
     with psycopg.connect(dsn) as holder:
         holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         holder.execute("SELECT 1")
@@ -452,31 +464,31 @@ async def test_under_a_snapshot_claims_looks_and_admits_do_not_read_those_that_h
         while desk.jobs:
             await desk.complete(*desk.jobs)
             await desk.let_in()
-        known = desk.admit.fronts.known("")
+        known = desk.admit.waiter_cursors.known("")
         assert known == {"lock:a": (11, ids[-1])}
-        assert look(conn, desk.admit.fronts.ahead("lock:a")) + 100 <= look(conn, FRONT)
+        assert look(conn, desk.admit.waiter_cursors.position_to_look("lock:a")) + 100 <= look(conn, FRONT)
         assert move(conn, desk, known["lock:a"]) + 100 <= move(conn, desk, FRONT)
         put(eyes, 1)
         assert claim(conn, desk, known) + 50 <= claim(conn, desk, {})
 
 
-def look(conn: psycopg.Connection, place: Place) -> int:
+def look(conn: psycopg.Connection, place: Position) -> int:
     """Pages that a look at the line of "a" touches."""
     params = {"keys": ["lock:a"], "ranks": [place[0]], "ids": [place[1]], "front": FRONT[0]}
-    return pages(conn, "admit_lines", params)
+    return pages(conn, "unblock_waiters", params)
 
 
-def move(conn: psycopg.Connection, desk: Desk, place: Place) -> int:
+def move(conn: psycopg.Connection, desk: Desk, place: Position) -> int:
     """Pages that an admit of "a" by the long way touches; where holders begin it knows."""
     params = {
         "keys": ["lock:a"], "afters": [10**9], "ranks": [place[0]], "ids": [place[1]], "fresh": [], "heads": False,
         "queues": ["default"], "pools": [1], "slots": [1], "worker_id": desk.worker_id, "claim": 1, "notify": False,
         "tasks": ["x"],
     }  # fmt: skip
-    return pages(conn, "admit_move", params)
+    return pages(conn, "unblock_move", params)
 
 
-def claim(conn: psycopg.Connection, desk: Desk, lines: dict[str, Place]) -> int:
+def claim(conn: psycopg.Connection, desk: Desk, lines: dict[str, Position]) -> int:
     """Pages that a claim of the one available job, which needs "a", touches; where holders begin it knows."""
     lanes = {"queues": ["default"], "ranks": [11], "afters": [0], "uptos": [2**63 - 1], "n": 1, "tasks": ["x"]}
     reading = {"queues": ["default"], "ranks": [11], "others": [0], "beyond": NO_RANK, "tasks": ["x"]}

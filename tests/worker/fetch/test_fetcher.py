@@ -256,7 +256,7 @@ async def test_news_during_a_fetch_lead_to_another_fetch(dsn: str, eyes: Eyes) -
         if not fetched.is_set():
             fetched.set()
             put(eyes, "late")  # after the claim, before its answer
-            taker.fetcher.news()
+            taker.fetcher.wake()
         return answer
 
     taker.fetcher._claim = with_news  # type: ignore
@@ -284,7 +284,7 @@ async def test_a_lowered_cursor_is_looked_at_again_soon_whatever_the_poll(dsn: s
         one.commit()
         await taker.fetch()  # sees that `one` has ended: the cursor falls, a repetition is wanted
         two.commit()
-        taker.fetcher.news()
+        taker.fetcher.wake()
         jobs: list[str] = []
         taker.fetcher._deliver = lambda found: jobs.extend(job.task for job in found)
         running = asyncio.ensure_future(taker.fetcher.run())
@@ -451,13 +451,13 @@ async def test_without_room_a_start_at_zero_that_is_due_is_no_reason_to_spin(
 
     taker.fetcher._shares = shares
     taker.room = 0
-    taker.fetcher.news(zero=True)
+    taker.fetcher.wake(zero=True)
     running = asyncio.ensure_future(taker.fetcher.run())
     await asyncio.wait([running], timeout=0.2)  # nothing happens in this time; what is counted is what happens anyhow
     assert asked <= 2
     taker.room = 1
     put(eyes, "x")
-    taker.fetcher.roomier()
+    taker.fetcher.slots_freed()
     await until(lambda: names(taker.jobs) == ["x"])
     taker.fetcher.quiet()
     await running
@@ -494,7 +494,7 @@ async def test_queues_take_turns_in_the_loop_too(dsn: str, eyes: Eyes) -> None:
     await at_rest(taker)
     for queue in ("a", "b"):
         put(eyes, queue, queue=queue, number=20)
-    taker.fetcher.news()
+    taker.fetcher.wake()
     taken: list[str] = []
     taker.fetcher._deliver = lambda found: taken.extend(names(found))
     for _ in range(12):
@@ -509,7 +509,7 @@ async def test_pools_take_turns_too(dsn: str, eyes: Eyes) -> None:
     await at_rest(taker)
     for queue in ("a", "b", "c"):
         put(eyes, queue, queue=queue, number=20)
-    taker.fetcher.news()
+    taker.fetcher.wake()
     taken: list[str] = []
     taker.fetcher._deliver = lambda found: taken.extend(names(found))
     for _ in range(12):

@@ -78,7 +78,7 @@ async def test_without_jobs_with_keys_their_claim_is_not_sent(desk: Desk, eyes: 
     await steps(desk, 10, 9)  # a start at zero is of both kinds
     claims.clear()
     plain(eyes, 30)
-    desk.fetcher.news()
+    desk.fetcher.wake()
     assert [len(ids) for ids in await steps(desk, 10, 9)] == [10, 10, 10, 0]
     assert claims == ["fetch_claim"] * 4
 
@@ -97,7 +97,7 @@ async def test_a_reading_moves_the_cursors_of_the_kind_that_it_does_not_ask(desk
     keyed(eyes, 100)
     eyes.do("DELETE FROM pgqueue.job_available")  # by another worker
     plain(eyes, 30)
-    desk.fetcher.news()
+    desk.fetcher.wake()
     await steps(desk, 10, 9)
     cursors = desk.fetcher.watermark._cursors
     assert {cursors["default", 11, keyed] for keyed in (False, True)} == {130}
@@ -112,7 +112,7 @@ async def test_the_cursors_of_all_pools_rise_again_after_a_start_at_zero(dsn: st
         "INSERT INTO pgqueue.job (task, queue) SELECT 'x', q FROM unnest('{a,b}'::text[]) q, generate_series(1, 200)"
     )
     eyes.do(insert)
-    desk.fetcher.news(zero=True)
+    desk.fetcher.wake(zero=True)
     for _ in range(60):
         await desk.fetcher._step()
     cursors = desk.fetcher.watermark._cursors
@@ -139,7 +139,7 @@ async def test_a_more_urgent_job_of_the_other_kind_that_comes_later_is_next(desk
     plain(eyes, 100)
     await steps(desk, 10, 2)
     urgent = set(keyed(eyes, 5, priority=1))
-    desk.fetcher.news()
+    desk.fetcher.wake()
     brought = [set(ids) for ids in await steps(desk, 10, 2)]
     assert urgent in brought
 
@@ -161,7 +161,7 @@ async def test_jobs_with_keys_that_came_alone_for_long_have_their_turns_beside_p
     keyed(eyes, 3_000)
     await steps(desk, 10, 200)
     plain(eyes, 3_000)
-    desk.fetcher.news()
+    desk.fetcher.wake()
     claims.clear()
     await steps(desk, 10, 60)
     assert "keyed_claim_move" in claims[:45]
@@ -189,7 +189,7 @@ async def test_a_plain_job_that_a_reading_sees_is_taken_though_no_wake_told_of_i
     desk.fetcher.keyed_claim.left = 10_000
     await steps(desk, 10, 9)
     keyed(eyes, 2_000, priority)
-    desk.fetcher.news()
+    desk.fetcher.wake()
     await steps(desk, 10, 3)
     mine = plain(eyes, 5, priority)
     assert set(mine) <= {id for ids in await steps(desk, 10, 100) for id in ids}
@@ -203,13 +203,13 @@ async def test_what_comes_more_urgent_is_seen_by_the_next_reading(desk: Desk, ey
     fetcher, share = desk.fetcher, Share(desk.queues, 10)
     keyed(eyes, 30, priority=5)
     plain(eyes, 30, priority=1)
-    fetcher.news()
+    fetcher.wake()
     await fetcher._fetch(share, fetcher.kinds.keyed)
     assert desk.jobs == []
     await fetcher._fetch(share, fetcher.kinds.next(share.queues, monotonic()))
     assert {job.priority for job in desk.jobs} == {1}
     [urgent] = keyed(eyes, 1, priority=0)
-    fetcher.news()
+    fetcher.wake()
     desk.jobs.clear()
     for _ in range(2):
         await fetcher._fetch(share, fetcher.kinds.next(share.queues, monotonic()))
@@ -220,7 +220,7 @@ async def test_plain_jobs_behind_a_more_urgent_long_row_wait_for_few_fetches(des
     await steps(desk, 10, 9)
     eyes.do(LONG_ROW)
     mine = set(plain(eyes, 10))
-    desk.fetcher.news()
+    desk.fetcher.wake()
     assert mine & {id for ids in await steps(desk, 10, 30) for id in ids}
 
 
@@ -274,7 +274,7 @@ async def test_an_urgent_job_that_is_locked_holds_the_other_kind_up_for_a_fetch_
         brought = await steps(desk, 10, 30)
         assert {id for ids in brought for id in ids} == others
         assert len(brought) <= 12, brought  # it comes to rest: no fetch after the other
-    desk.fetcher.news(zero=True)
+    desk.fetcher.wake(zero=True)
     assert urgent in [id for ids in await steps(desk, 10, 9) for id in ids]
 
 
@@ -284,7 +284,7 @@ async def test_where_the_first_of_both_kinds_are_locked_it_comes_to_rest(dsn: st
         holder.execute("SELECT FROM pgqueue.job_available WHERE id = ANY (%s) FOR KEY SHARE", [ids])
         assert len(await steps(desk, 10, 30)) <= 6
     desk.fetcher.keyed_claim.left = 100
-    desk.fetcher.news(zero=True)
+    desk.fetcher.wake(zero=True)
     assert sorted(id for brought in await steps(desk, 10, 9) for id in brought) == sorted(ids)
 
 
@@ -309,7 +309,7 @@ async def test_news_that_come_while_plain_jobs_are_asked_for_are_not_lost(dsn: s
         answers = await real(*messages, **how)
         if not made:
             made.extend(keyed(eyes))
-            desk.fetcher.news()
+            desk.fetcher.wake()
         return answers
 
     desk.session.run = run  # type: ignore[method-assign]
@@ -353,12 +353,12 @@ async def test_both_kinds_together_leave_nothing_behind(dsn: str, desk: Desk, ey
             ending = waiting.pop(number * 7 % len(waiting))
             ending.commit()
             ending.close()
-        desk.fetcher.news()
+        desk.fetcher.wake()
         got |= {id for ids in await steps(desk, 3, 3) for id in ids}
         await asyncio.sleep(0)
     for conn in waiting:
         conn.commit()
         conn.close()
-    desk.fetcher.news()
+    desk.fetcher.wake()
     got |= {id for ids in await steps(desk, ALL, 30) for id in ids}
     assert got == put

@@ -23,7 +23,7 @@ KNOWN = "(j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE"
 class Unfiltered(Link):
     """What a naive worker sends: it takes jobs of any task."""
 
-    NAMES: tuple[str, ...] = ("fetch_claim", "keyed_claim_move", "keyed_claim_park", "keyed_claim_lock")
+    NAMES: tuple[str, ...] = ("fetch_claim", "keyed_claim_move", "keyed_claim_block", "keyed_claim_lock")
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         made = super().statement(name, **params)
@@ -108,7 +108,7 @@ async def test_a_worker_that_knows_them_takes_them_whatever_others_have_passed(
     assert await round_of(other) == others
     later = put(eyes, "other", lock=lock)
     for desk in (one, other):
-        desk.fetcher.news()
+        desk.fetcher.wake()
     assert await round_of(one) == []
     assert await round_of(other) == later
 
@@ -152,7 +152,7 @@ async def test_a_reading_passes_jobs_with_keys_of_other_tasks_once(desks: Desks,
     await round_of(desk)
     put(eyes, "other", 50, lock=True)
     put(eyes, "mine", 20)
-    desk.fetcher.news()
+    desk.fetcher.wake()
     desk.room = 10
     await desk.fetcher._step()
     assert desk.fetcher.watermark.cursors([("default", 11, True)]) == [70]
@@ -166,7 +166,7 @@ async def test_a_reading_passes_them_also_where_a_job_of_ours_lies_behind(desks:
     put(eyes, "other", 50, lock=True)
     [mine] = put(eyes, "mine", lock=True)
     put(eyes, "mine", 20, priority=1)
-    desk.fetcher.news()
+    desk.fetcher.wake()
     desk.room = 10
     await desk.fetcher._step()
     assert {job.priority for job in desk.jobs} == {1}
@@ -221,7 +221,7 @@ async def test_beside_100000_jobs_of_unknown_tasks_a_worker_takes_its_own_in_twi
         for _ in range(5):
             put(eyes, "mine", 1000)
             began = perf_counter()
-            desk.fetcher.news()
+            desk.fetcher.wake()
             desk.jobs.clear()
             desk.room = 100
             while len(desk.jobs) < 1000:

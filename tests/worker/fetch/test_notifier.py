@@ -155,7 +155,7 @@ async def test_a_session_is_listed_before_it_listens_or_may_lead(dsn: str, eyes:
     locked = "SELECT count(*) FROM pg_locks WHERE pid = %s AND locktype = 'advisory'"
     assert identities[0] is not None
     pid = identities[0][0]
-    ears.notifier.election.seek()
+    ears.notifier.election.try_now()
     await asyncio.sleep(0.1)
     assert (ears.notifier.election.leads, eyes.one(locked, pid)) == (False, 0)
     eyes.do("NOTIFY \"pgqueue.mail\", 'early'")
@@ -197,7 +197,7 @@ async def test_who_is_taken_for_dead_listens_and_leads_under_its_new_row_only(
         identity, heartbeat, before = worker._notifier.identity, worker._heartbeat, worker.worker_id
         assert identity is not None
         eyes.do("DELETE FROM pgqueue.worker WHERE id = %s", before)
-        heartbeat.soon()
+        heartbeat.beat_soon()
         await until(heartbeat._stop.is_set)
         asked.clear()
         eyes.all("SELECT pg_terminate_backend(%s)", identity[0])

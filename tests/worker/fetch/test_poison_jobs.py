@@ -11,7 +11,7 @@ from workers import Eyes, until, work
 
 from pgqueue.client.tasks import task
 from pgqueue.jobs.job import Job
-from pgqueue.worker.fetch.poison_jobs import MORE_CRASHES, ONE_CRASH, Suspects
+from pgqueue.worker.fetch.poison_jobs import MORE_CRASHES, ONE_CRASH, PoisonJobs
 
 numbers = itertools.count(1)
 
@@ -23,7 +23,7 @@ def job(crashes: int = 0) -> Job:
 
 
 def test_what_is_asked_for_depends_on_what_is_held() -> None:
-    suspects = Suspects()
+    suspects = PoisonJobs()
     assert set(suspects.ranks(idle=True)) == {ONE_CRASH, MORE_CRASHES}
     assert set(suspects.ranks(idle=False)) == {ONE_CRASH}
     for crashes in (1, 2, 30_000):
@@ -39,16 +39,16 @@ def test_what_is_asked_for_depends_on_what_is_held() -> None:
 
 def test_of_a_fetch_the_worst_suspect_is_kept_and_beside_two_crashes_nothing() -> None:
     plain, other, once, again, twice, thrice = (job(crashes) for crashes in (0, 0, 1, 1, 2, 3))
-    assert Suspects().keep([plain, other]) == [plain, other]
-    assert Suspects().keep([once, plain, again, other]) == [once, plain, other]
-    assert Suspects().keep([once, twice, plain]) == [twice]
-    assert Suspects().keep([twice, once, thrice, plain]) == [thrice]
-    assert Suspects().keep([]) == []
+    assert PoisonJobs().keep([plain, other]) == [plain, other]
+    assert PoisonJobs().keep([once, plain, again, other]) == [once, plain, other]
+    assert PoisonJobs().keep([once, twice, plain]) == [twice]
+    assert PoisonJobs().keep([twice, once, thrice, plain]) == [thrice]
+    assert PoisonJobs().keep([]) == []
 
 
 def test_one_with_two_crashes_comes_to_nobody_and_nobody_comes_to_it() -> None:
     """Whoever was on the way when it was taken, or it was on the way when others were, goes back."""
-    suspects = Suspects()
+    suspects = PoisonJobs()
     plain, once, twice = job(), job(1), job(2)
     assert suspects.keep([plain, once, twice], idle=False) == [plain, once]
     assert suspects.ended([once])
@@ -58,7 +58,7 @@ def test_one_with_two_crashes_comes_to_nobody_and_nobody_comes_to_it() -> None:
 
 def test_the_end_of_an_earlier_run_is_not_the_end_of_the_one_we_hold() -> None:
     """We were taken for dead, it was rescued and given to us again, and the old run goes on beside it."""
-    suspects = Suspects()
+    suspects = PoisonJobs()
     earlier = job(1)
     suspects.keep([earlier])
     again = Job((*earlier._row[:9], 2, *earlier._row[10:]), 2)

@@ -12,7 +12,7 @@ from pgqueue.client.tasks import task
 from pgqueue.database import sessions, statements
 from pgqueue.jobs.job import Job
 from pgqueue.worker.fetch import poison_jobs as poison_module
-from pgqueue.worker.fetch.poison_jobs import CLOSED_SECONDS, OPEN_TIMES, Turn
+from pgqueue.worker.fetch.poison_jobs import CLOSED_SECONDS, OPEN_TIMES, SpareSlot
 from pgqueue.worker.worker import Worker
 
 together: set[int] = set()
@@ -72,11 +72,11 @@ async def test_under_steady_flow_a_suspect_of_two_crashes_runs_alone_and_the_flo
         worker._isolation._leads = lambda: leads
         flowing = asyncio.ensure_future(flow(eyes, *names))
         await busy(worker)
-        asked = worker._suspects.asked
+        asked = worker._poison_jobs.asked
         [job] = [id for (id,) in eyes.all(SUSPECT, names[-1])]
         await until(eyes.is_in(job, "completed"), 30.0)
-        assert worker._suspects.asked > asked
-        assert not worker._suspects.making_way
+        assert worker._poison_jobs.asked > asked
+        assert not worker._poison_jobs.draining
         done = eyes.one("SELECT count(*) FROM pgqueue.job_done")
         await until(eyes.done(done + 200))
         flowing.cancel()
@@ -91,7 +91,7 @@ async def test_way_is_made_in_vain_if_another_worker_was_quicker_and_the_flow_go
             await busy(worker)
             fetches = worker._fetcher.fetches
             worker._make_way(True, None)
-            await until(lambda: not worker._suspects.making_way)
+            await until(lambda: not worker._poison_jobs.draining)
             await until(lambda fetches=fetches: worker._fetcher.fetches >= fetches + 3)  # type: ignore[misc]
         flowing.cancel()
 
@@ -111,12 +111,12 @@ async def test_a_worker_that_is_idle_now_and_then_sends_nothing_for_it(
     monkeypatch.setattr(sessions, "send", counted)
     looks = statements.text("poison_jobs_waiting", "pgqueue")
     passed: list[bool] = []
-    monkeypatch.setattr(poison_module.Turn, "taken", lambda turn: passed.append(True))
+    monkeypatch.setattr(poison_module.SpareSlot, "taken", lambda turn: passed.append(True))
     # Fifty polls to a look: a poll that is slow, on a machine that is busy, does not leave it without any.
     monkeypatch.setattr(poison_module, "LOOK_SECONDS", 0.5)
     async with work(dsn, flows, queues=["a"], concurrency=4, poll=0.01) as worker:
-        asked = worker._suspects.asked
-        await until(lambda: worker._suspects.asked > asked + 20)
+        asked = worker._poison_jobs.asked
+        await until(lambda: worker._poison_jobs.asked > asked + 20)
         sent.clear()
         passed.clear()
         await until(lambda: len(passed) >= 4)
@@ -127,9 +127,9 @@ async def test_a_worker_that_is_idle_now_and_then_sends_nothing_for_it(
 
 
 def test_it_waits_for_its_patience_then_makes_way_for_a_tenth_of_the_time_at_most_and_longer_each_time() -> None:
-    turn, closed = Turn(), []
+    turn, closed = SpareSlot(), []
     for second in range(20_000):
-        closed.append(turn.make_way(7, 30.0, float(second)))
+        closed.append(turn.drains(7, 30.0, float(second)))
     assert closed.index(True) == 30
     assert closed[30 : 30 + int(CLOSED_SECONDS)] == [True] * int(CLOSED_SECONDS)
     spans = "".join("x" if one else " " for one in closed).split()
@@ -138,16 +138,16 @@ def test_it_waits_for_its_patience_then_makes_way_for_a_tenth_of_the_time_at_mos
 
 
 def test_another_that_waits_or_one_that_was_taken_begins_anew() -> None:
-    turn = Turn()
-    assert not turn.make_way(7, 30.0, 0.0)
-    assert not turn.make_way(8, 30.0, 29.0)
-    assert not turn.make_way(8, 30.0, 58.0)
-    assert turn.make_way(8, 30.0, 59.0)
-    assert not turn.make_way(None, 30.0, 60.0)
-    assert not turn.make_way(8, 30.0, 61.0)
-    assert turn.make_way(8, 30.0, 91.0)
+    turn = SpareSlot()
+    assert not turn.drains(7, 30.0, 0.0)
+    assert not turn.drains(8, 30.0, 29.0)
+    assert not turn.drains(8, 30.0, 58.0)
+    assert turn.drains(8, 30.0, 59.0)
+    assert not turn.drains(None, 30.0, 60.0)
+    assert not turn.drains(8, 30.0, 61.0)
+    assert turn.drains(8, 30.0, 91.0)
     turn.taken()
-    assert not turn.make_way(8, 30.0, 92.0)
+    assert not turn.drains(8, 30.0, 92.0)
 
 
 async def test_way_is_made_for_one_that_waits_for_a_rate_only_if_that_lets_it_in_soon(dsn: str, eyes: Eyes) -> None:

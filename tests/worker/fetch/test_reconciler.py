@@ -31,7 +31,7 @@ class Bench:
     async def claim(self, *, known: bool) -> int:
         """A job of ours, one that we know of or one whose answer was lost; its id."""
         self.eyes.do("INSERT INTO pgqueue.job (task) VALUES ('x')")
-        self.taker.fetcher.news(zero=True)
+        self.taker.fetcher.wake(zero=True)
         [job] = await self.taker.fetch(1)
         if known:
             self.known.add((job.id, job.claim))

@@ -13,8 +13,8 @@ from workers import Eyes, Taker
 from pgqueue.database.sessions import Link, Session
 from pgqueue.jobs.outcomes import COMPLETED
 from pgqueue.testing import Clock
-from pgqueue.worker.complete.outcome_sql import Endings
-from pgqueue.worker.leader.pruner import READ_SECONDS, Maintenance
+from pgqueue.worker.complete.outcome_sql import OutcomeSql
+from pgqueue.worker.leader.pruner import READ_SECONDS, Pruner
 
 LEAVES = {"done": 8, "dead": 16, "attempt": 16}
 
@@ -28,7 +28,7 @@ class Bench:
         self.eyes = eyes
         self.also = 0
         self.leads = True
-        self.maintenance = Maintenance(self.session, leads=lambda: self.leads, also=self._also)
+        self.maintenance = Pruner(self.session, leads=lambda: self.leads, also=self._also)
         eyes.do("UPDATE pgqueue.ring SET since = pgqueue.now()")  # not since the template was migrated
 
     async def _also(self) -> None:
@@ -150,11 +150,11 @@ async def test_completions_never_wait_for_a_ring_that_turns_beside_a_reader(
     async def complete() -> None:
         while not stop.is_set():
             eyes.do("INSERT INTO pgqueue.job (task) VALUES ('x')")
-            taker.fetcher.news(zero=True)
+            taker.fetcher.wake(zero=True)
             [job] = await taker.fetch()
             began = monotonic()
             await taker.session.run(
-                *(ending for ending, _ in Endings("pgqueue", "v", True).many([(job, COMPLETED)], taker.worker_id))
+                *(ending for ending, _ in OutcomeSql("pgqueue", "v", True).many([(job, COMPLETED)], taker.worker_id))
             )
             spans.append(monotonic() - began)
 
@@ -225,7 +225,7 @@ async def test_a_turn_blocked_by_a_reader_answers_null_and_makes_the_fetcher_for
     bench.later("5 hours")
     advance = taker.link.statement("pruner_advance", kind="done", forced=False)
     assert await taker.session.run(advance) == [[(None,)]]
-    maintenance = Maintenance(taker.session, leads=lambda: True, also=bench._also)
+    maintenance = Pruner(taker.session, leads=lambda: True, also=bench._also)
     assert await maintenance.round() == READ_SECONDS
     assert (taker.session.generation, bench.bin()) == (1, 0)
     assert await taker.fetch() == []
@@ -240,7 +240,7 @@ async def test_who_does_not_lead_does_it_now_and_then_for_the_leaders_loop_may_h
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgqueue.worker.leader.pruner.OTHERS_SECONDS", 0.0)
-    bench.maintenance = Maintenance(bench.session, leads=lambda: False, also=bench._also)
+    bench.maintenance = Pruner(bench.session, leads=lambda: False, also=bench._also)
     bench.later("5 hours")
     await bench.maintenance.round()
     assert (bench.bin(), bench.also) == (1, 1)

@@ -129,11 +129,11 @@ async def test_more_than_a_batch_is_promoted_at_once(dsn: str, eyes: Eyes) -> No
 async def test_one_that_does_not_lead_promotes_nothing_until_it_does(dsn: str, eyes: Eyes) -> None:
     eyes.do(LATER, -1, 5, 1)
     async with scheduling(dsn, leads=False) as bench:
-        bench.scheduler.news()
+        bench.scheduler.wake()
         await asyncio.sleep(0)
         assert bench.rounds == 0
         bench.leads = True
-        bench.scheduler.news()
+        bench.scheduler.wake()
         await until(available(eyes, 1))
 
 
@@ -153,7 +153,7 @@ async def test_a_due_row_locked_by_a_stranger_is_no_reason_to_spin_and_delays_no
             before, began, others = bench.rounds, monotonic(), others + 1
             eyes.do(LATER, 1.0, 5, 1)
             eyes.do('NOTIFY "pgqueue.:scheduled"')
-            bench.scheduler.news()
+            bench.scheduler.wake()
             await until(available(eyes, others))
             rounds.append(bench.rounds - before)
             return monotonic() - began
@@ -174,7 +174,7 @@ async def test_a_time_that_had_long_passed_when_its_transaction_committed_is_fou
     async with scheduling(dsn) as bench:
         await until(lambda: bench.rounds >= 1)
         conn.commit()
-        bench.scheduler.news()
+        bench.scheduler.wake()
         await until(available(eyes, 1), 30.0)
 
 
@@ -241,7 +241,7 @@ async def test_a_held_snapshot_does_not_make_each_walk_dearer(dsn: str, eyes: Ey
         conn.execute("SELECT count(*) FROM pgqueue.job")
         eyes.do(LATER, -120, 5, 20_000)  # older than where a walk starts: found at zero, and dead since
         bench.scheduler._zero_at = 0.0
-        bench.scheduler.news()
+        bench.scheduler.wake()
         await until(available(eyes, 20_000), 30.0)
         await until(lambda: bench.scheduler._after != scheduler.EVER)
         assert reads(dsn, "scheduler_promote", bench.scheduler._after) <= before + 10
@@ -267,7 +267,7 @@ async def test_news_for_the_leader_do_not_put_off_the_look_of_the_others(
     async with scheduling(dsn, leads=False) as bench:
 
         def found() -> bool:
-            bench.scheduler.news()
+            bench.scheduler.wake()
             return bool(available(eyes, 1)())
 
         await until(found, 30.0)

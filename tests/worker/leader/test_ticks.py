@@ -380,7 +380,7 @@ async def test_a_change_that_is_told_while_a_look_is_under_way_is_looked_for_onc
             if not made_known:  # it has been read, its answer is on its way
                 made_known.append(1)
                 schedules.add(eyes.conn, "soon", Every(86_400), "x")
-                bench.ticks.news()
+                bench.ticks.wake()
             return answers
 
         made_known: list[int] = []
@@ -397,7 +397,7 @@ async def test_a_change_that_is_told_while_a_look_is_under_way_is_looked_for_onc
 async def test_one_that_does_not_lead_sends_nothing_until_told_that_ticks_are_overdue(dsn: str, eyes: Eyes) -> None:
     schedules.add(eyes.conn, "s", Every(86_400), "x")
     async with running(dsn, leads=False) as bench:
-        bench.ticks.news()
+        bench.ticks.wake()
         await asyncio.sleep(0)
         assert bench.sent == []
         eyes.do("UPDATE pgqueue.schedule SET next_at = now() - interval '10 s'")
@@ -405,7 +405,7 @@ async def test_one_that_does_not_lead_sends_nothing_until_told_that_ticks_are_ov
         await until(lambda: made(eyes))
         sent = len(bench.sent)
         eyes.do("UPDATE pgqueue.schedule SET next_at = now() - interval '10 s'")
-        bench.ticks.news()
+        bench.ticks.wake()
         await asyncio.sleep(0)
         assert len(bench.sent) == sent
 

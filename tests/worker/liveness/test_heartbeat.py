@@ -17,7 +17,7 @@ from workers import Eyes, wait_until
 from pgqueue.database import sessions
 from pgqueue.database.sessions import Link
 from pgqueue.worker.liveness.heartbeat import LATE, Heartbeat, Judge
-from pgqueue.worker.liveness.loop_monitor import Pulse
+from pgqueue.worker.liveness.loop_monitor import LoopMonitor
 from pgqueue.worker.liveness.registration import register
 
 LEASE = 15.0
@@ -110,7 +110,7 @@ class Beats:
             dead=self.dead.extend,
             declared_dead=self.declared.set,
             again=self.again.set,
-            pulse=Pulse(self.loop),
+            pulse=LoopMonitor(self.loop),
         )
 
 

@@ -19,7 +19,7 @@ from workers import Eyes, until, wait_until, work, workers
 import pgqueue
 from pgqueue.client.tasks import Task, task
 from pgqueue.jobs.outcomes import COMPLETED, RELEASED, Outcome, Released
-from pgqueue.worker.liveness.lease_guard import EDGE, LostLease
+from pgqueue.worker.liveness.lease_guard import EDGE, LeaseGuard
 
 # One worker's guard, with a lease that we end -----------------------------------------------------------------------
 
@@ -33,7 +33,7 @@ class Guarded(Bench):
     def __init__(self, *tasks: Task[..., Any], lease: float = 1.0, ago: float = 0.5, slots: int = 2) -> None:
         self.beat = time.monotonic() - ago
         self.edge, self.over = self.beat + EDGE * lease, self.beat + lease
-        self.guard = LostLease(
+        self.guard = LeaseGuard(
             lease, last_beat=lambda: self.beat, stop=lambda job, outcome: self.executor.interrupt_run(job, outcome)
         )
         super().__init__(*self.guard.guarded({task.name: task for task in tasks}).values(), slots=slots)
@@ -205,7 +205,7 @@ async def test_a_call_into_c_is_named_when_the_lease_is_over(guard: Guard, caplo
 async def test_tasks_that_may_overlap_are_called_as_they_are(guard: Guard) -> None:
     plain = made(lambda: None, "plain")
     bench = Bench(plain)
-    unguarded = LostLease(1.0, last_beat=lambda: 0.0, stop=bench.executor.interrupt_run)
+    unguarded = LeaseGuard(1.0, last_beat=lambda: 0.0, stop=bench.executor.interrupt_run)
     assert unguarded.guarded({"plain": plain})["plain"] is plain
     unguarded.start()
     assert not unguarded._thread.is_alive()

@@ -11,7 +11,7 @@ from workers import Eyes, until, work
 
 from pgqueue.client.tasks import task
 from pgqueue.worker.liveness import loop_monitor
-from pgqueue.worker.liveness.loop_monitor import Pulse
+from pgqueue.worker.liveness.loop_monitor import LoopMonitor
 
 
 @task(name="pulse.blocks")
@@ -65,7 +65,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 def test_a_process_that_was_stopped_blames_nobody(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.new_event_loop()
-    felt, named = Pulse(loop, 1.0), list[float]()
+    felt, named = LoopMonitor(loop, 1.0), list[float]()
     monkeypatch.setattr(felt, "_name", named.append)
     for clock[0] in (0.0, 0.5, 60.0, 60.5):
         felt.look()
@@ -78,7 +78,7 @@ def test_a_process_that_was_stopped_blames_nobody(clock: list[float], monkeypatc
 
 def test_a_loop_that_is_closed_is_asked_nothing(clock: list[float]) -> None:
     loop = asyncio.new_event_loop()
-    felt = Pulse(loop, 1.0)
+    felt = LoopMonitor(loop, 1.0)
     loop.close()
     for clock[0] in (0.0, 0.5, 1.0, 1.5):
         felt.look()

@@ -87,7 +87,7 @@ def stop(here: str) -> None:
 
 def stopping_put(self, message):
     parts = put(self, message)
-    for here, name in ("sent", "fetch_claim"), ("admit_move", "admit_move"), ("admit_next", "admit_next"):
+    for here, name in ("sent", "fetch_claim"), ("unblock_move", "unblock_move"), ("unblock_next", "unblock_next"):
         if message.sql == statements.text(name, "pgqueue"):
             while self.pgconn.flush():
                 pass
@@ -381,7 +381,7 @@ def test_a_worker_that_is_stopped_in_the_middle_of_a_large_claim_holds_nothing_a
 
 @pytest.mark.second
 @pytest.mark.promise("F24")
-@pytest.mark.parametrize("where", ["admit_move", "admit_next"])
+@pytest.mark.parametrize("where", ["unblock_move", "unblock_next"])
 def test_a_worker_stopped_in_the_middle_of_an_admit_keeps_no_key(
     where: str, tmp_path: Path, go: Path, dsn: str, eyes: Eyes
 ) -> None:
@@ -394,7 +394,7 @@ def test_a_worker_stopped_in_the_middle_of_an_admit_keeps_no_key(
         eyes.do(
             "INSERT INTO pgqueue.job (task, args, lock_key, lock_limit) "
             "SELECT 'crash.sleeps', jsonb_build_object('key', n), 'k' || n %% 3, %s FROM generate_series(0, 29) n",
-            2 if where == "admit_move" else 1,
+            2 if where == "unblock_move" else 1,
         )
         eyes.do('NOTIFY "pgqueue.default"')
         first.event("stops")

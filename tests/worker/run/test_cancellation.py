@@ -16,7 +16,7 @@ from pgqueue.client.tasks import task
 from pgqueue.database.sessions import Link, Session
 from pgqueue.jobs.outcomes import Cancelled, Outcome
 from pgqueue.worker.run import cancellation
-from pgqueue.worker.run.cancellation import SETTLED_MOST, Signals
+from pgqueue.worker.run.cancellation import SETTLED_MOST, Cancellation
 
 REQUESTS = "SELECT count(*) FROM pgqueue.job_signal"
 stopped: list[str] = []
@@ -86,7 +86,7 @@ class Heard:
         self.session = Session(Link(dsn, "pgqueue"), "t")
         self.stopped: list[tuple[int, Outcome]] = []
         self.here = True
-        self.service = Signals(self.session, lambda: worker_id, lambda: 1, self._stop)
+        self.service = Cancellation(self.session, lambda: worker_id, lambda: 1, self._stop)
 
     def _stop(self, job: int, outcome: Outcome) -> bool:
         if self.here:
@@ -129,7 +129,7 @@ async def test_a_job_not_at_hand_yet_is_looked_for_again_soon(heard: Heard, eyes
     pgqueue.cancel(eyes.conn, job)
     heard.here = False
     looking = asyncio.create_task(heard.service.run())
-    heard.service.news()
+    heard.service.wake()
     await until(lambda: heard.service._misses > 2)
     heard.here = True
     await until(lambda: heard.stopped)

@@ -207,7 +207,7 @@ async def test_a_stopping_worker_and_a_lost_job_are_reasons_too() -> None:
     let.set()
     await until(lambda: seen)
     assert seen == [Interrupted]
-    assert kept.verdict is None
+    assert kept.stop_outcome is None
 
 
 async def test_it_is_nothing_while_nobody_wants_the_job_to_stop() -> None:
@@ -242,7 +242,7 @@ async def test_a_reopening_seal_keeps_what_comes_meanwhile() -> None:
 
     def seals(job: Job) -> None:
         while True:
-            bench.executor.seal(job, reopens=True)
+            bench.executor.uninterruptible(job, reopens=True)
             try:
                 inside[job.id] = True
                 for _ in range(50):
@@ -252,7 +252,7 @@ async def test_a_reopening_seal_keeps_what_comes_meanwhile() -> None:
                 wrong.append(job.id)
                 raise
             finally:
-                bench.executor.unseal(job)
+                bench.executor.interruptible(job)
 
     bench = Bench(made(seals, "seals"), slots=2)
     stopped: list[int] = []

@@ -34,7 +34,7 @@ from pgqueue.jobs.outcomes import (
 )
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker.run.executor import STOPPED, TURN_SECONDS
-from pgqueue.worker.run.slots import PREFETCH_MOST, Pool
+from pgqueue.worker.run.slots import PREFETCH_MOST, SlotGroup
 
 setting: ContextVar[str] = ContextVar("setting", default="clean")
 
@@ -411,7 +411,7 @@ async def test_a_long_message_and_a_long_traceback_are_cut() -> None:
 
 
 def test_prefetch_follows_how_long_jobs_last() -> None:
-    pool = Pool(["default"], 10)
+    pool = SlotGroup(["default"], 10)
     assert pool.room() == 10
     pool.running, pool._seconds, pool._jobs = 1, 10.0, 10  # 1 s each
     pool.adapt()

@@ -193,7 +193,7 @@ async def test_a_sealed_async_run_is_stopped_by_nobody_and_ends_as_written() -> 
     sealed, answer = asyncio.Event(), asyncio.Event()
 
     async def commits(job: Job) -> Written:
-        await bench.executor.aseal(job)
+        await bench.executor.auninterruptible(job)
         sealed.set()
         await answer.wait()
         return WRITTEN
@@ -218,7 +218,7 @@ async def test_a_sealed_thread_is_stopped_by_nobody_and_ends_as_written() -> Non
     sealed, answer = threading.Event(), threading.Event()
 
     def commits(job: Job) -> Written:
-        bench.executor.seal(job)
+        bench.executor.uninterruptible(job)
         sealed.set()
         while not answer.is_set():
             pass
@@ -248,7 +248,7 @@ async def test_an_async_run_that_was_stopped_is_not_sealed_any_more(way: str, sw
             else:
                 stop()  # in this very step: the cancellation has not come yet
             assert bench.executor.stopping(job)
-            await bench.executor.aseal(job)
+            await bench.executor.auninterruptible(job)
             committed.append(job.id)
         except asyncio.CancelledError:
             await asyncio.sleep(0)  # the rollback: undisturbed
@@ -282,7 +282,7 @@ async def test_a_thread_that_was_stopped_is_not_sealed_and_its_rollback_is_left_
                 started.set()  # in here: the stop may come before the next line
                 stopped.acquire()
             finally:
-                bench.executor.seal(job)
+                bench.executor.uninterruptible(job)
                 committed.append(job.id)
         except Interrupted:
             for _ in range(10_000):
@@ -306,7 +306,7 @@ async def test_an_interruption_that_comes_while_the_thread_waits_to_seal_comes_o
     def commits(job: Job) -> None:
         try:
             about.set()
-            bench.executor.seal(job)
+            bench.executor.uninterruptible(job)
             outcomes.append("committed")
         except Interrupted:
             try:
@@ -325,7 +325,7 @@ async def test_an_interruption_that_comes_while_the_thread_waits_to_seal_comes_o
         assert run.lock is not None
         with run.lock:  # as whoever stops it does
             await asyncio.to_thread(about.wait)
-            run.verdict = (run.job or pytest.fail(), STOPPED)
+            run.stop_outcome = (run.job or pytest.fail(), STOPPED)
             run_module._raise_in(run.ident, Interrupted)
         assert await bench.outcome(job) == STOPPED
         await bench.until(lambda: bench.pool.running == 0)
@@ -339,7 +339,7 @@ async def test_every_job_is_either_sealed_or_stopped_never_both() -> None:
     def commits(job: Job) -> Written:
         for _ in range(job.id % 50):
             pass
-        bench.executor.seal(job)
+        bench.executor.uninterruptible(job)
         committed.add(job.id)
         return WRITTEN
 

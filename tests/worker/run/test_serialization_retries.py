@@ -407,9 +407,9 @@ async def test_a_timeout_counts_over_the_runs_in_place(dsn: str, eyes: Eyes, con
     timed.enqueue(conn)
     conn.commit()
     async with work(dsn, timed) as worker:
-        await until(lambda: worker._executor._timekeeper._next < float("inf"))
+        await until(lambda: worker._executor._timeouts._next < float("inf"))
         await until(lambda: len(stage.runs) == 3)
-        await until(lambda: any(run.verdict for run in worker._executor.running.values()))
+        await until(lambda: any(run.stop_outcome for run in worker._executor.running.values()))
         gate.set()
         await until(lambda: eyes.states() == {"failed": 1})
     assert eyes.one("SELECT reason FROM pgqueue.job") == "timeout"

@@ -1,4 +1,4 @@
-"""Slots and room: what a pool asks for, when, and that a worker never claims more than its pools can hold."""
+"""Slots and room: what a group asks for, when, and that a worker never claims more than its slot_groups can hold."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from workers import Eyes, until, work
 from pgqueue.client.tasks import task
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.job import Job
-from pgqueue.worker.run.slots import PREFETCH_MOST, PREFETCH_SECONDS, Pool, pools
+from pgqueue.worker.run.slots import PREFETCH_MOST, PREFETCH_SECONDS, SlotGroup, slot_groups
 from pgqueue.worker.settings import at_least, queue_slots
 
 ran: list[str] = []
 
 
-@task(name="pool.quick")
+@task(name="group.quick")
 async def quick(job: Job) -> None:
     ran.append(job.queue)
 
@@ -28,24 +28,24 @@ def waiting(number: int) -> list[Any]:
 
 
 def test_room_is_what_fits_and_none_while_there_is_enough_at_hand() -> None:
-    pool = Pool(["a"], 4)
-    assert (pool.room(), pool.low()) == (4, True)
-    pool.waiting.extend(waiting(3))
-    assert [pool.start() is not None for _ in range(5)] == [True] * 3 + [False] * 2
-    assert pool.room() == 1
-    pool.waiting.extend(waiting(1))
-    pool.start()
-    assert (pool.room(), pool.running) == (0, 4)
-    pool.prefetch = 10
-    pool.waiting.extend(waiting(6))
-    assert (pool.room(), pool.asked()) == (0, 4)  # more than half is left
-    pool.waiting.popleft()
-    assert pool.room() == 5
-    pool.end(0.1)
-    assert pool.room() == 6
-    pool.prefetch = 0
-    pool.waiting.extend(waiting(20))
-    assert pool.asked() == 0
+    group = SlotGroup(["a"], 4)
+    assert (group.room(), group.low()) == (4, True)
+    group.waiting.extend(waiting(3))
+    assert [group.start() is not None for _ in range(5)] == [True] * 3 + [False] * 2
+    assert group.room() == 1
+    group.waiting.extend(waiting(1))
+    group.start()
+    assert (group.room(), group.running) == (0, 4)
+    group.prefetch = 10
+    group.waiting.extend(waiting(6))
+    assert (group.room(), group.asked()) == (0, 4)  # more than half is left
+    group.waiting.popleft()
+    assert group.room() == 5
+    group.end(0.1)
+    assert group.room() == 6
+    group.prefetch = 0
+    group.waiting.extend(waiting(20))
+    assert group.asked() == 0
 
 
 @pytest.mark.parametrize(
@@ -59,23 +59,23 @@ def test_room_is_what_fits_and_none_while_there_is_enough_at_hand() -> None:
     ],
 )
 def test_the_prefetch_is_fifty_milliseconds_of_work(slots: int, jobs: int, seconds: float, prefetch: int) -> None:
-    pool = Pool(["a"], slots)
-    pool.running = jobs
+    group = SlotGroup(["a"], slots)
+    group.running = jobs
     for _ in range(jobs):
-        pool.end(seconds)
-    pool.adapt()
-    assert pool.prefetch == prefetch
-    pool.adapt()  # nothing new to go by
-    assert pool.prefetch == prefetch
-    assert pool.running == 0
+        group.end(seconds)
+    group.adapt()
+    assert group.prefetch == prefetch
+    group.adapt()  # nothing new to go by
+    assert group.prefetch == prefetch
+    assert group.running == 0
     assert PREFETCH_SECONDS == 0.05
 
 
 def test_each_queue_with_slots_of_its_own_has_its_pool_and_the_others_share() -> None:
     named = queue_slots(["mail:5", "a", "b"], [])
     assert named == {"mail": 5, "a": None, "b": None}
-    assert [(pool.queues, pool.slots) for pool in pools(named, 7)] == [(("a", "b"), 7), (("mail",), 5)]
-    assert [(pool.queues, pool.slots) for pool in pools({"mail": 5}, 7)] == [(("mail",), 5)]
+    assert [(group.queues, group.slots) for group in slot_groups(named, 7)] == [(("a", "b"), 7), (("mail",), 5)]
+    assert [(group.queues, group.slots) for group in slot_groups({"mail": 5}, 7)] == [(("mail",), 5)]
     assert queue_slots(None, [quick]) == queue_slots(None, []) == {"default": None}
 
 
@@ -101,11 +101,11 @@ def test_what_makes_no_sense_is_refused(call: Callable[[], object]) -> None:
 async def test_beside_an_idle_pool_a_queue_is_given_no_more_than_it_has_slots_for(
     queues: list[str], dsn: str, eyes: Eyes
 ) -> None:
-    """Each of its ten lanes could give all the room there is, its own and that of the other pool."""
+    """Each of its ten lanes could give all the room there is, its own and that of the other group."""
     ran.clear()
     eyes.do(
         "INSERT INTO pgqueue.job (task, queue, priority, rank) "
-        "SELECT 'pool.quick', 'mail', n %% 10, 2 * (n %% 10) + 1 FROM generate_series(1, %s) n",
+        "SELECT 'group.quick', 'mail', n %% 10, 2 * (n %% 10) + 1 FROM generate_series(1, %s) n",
         100,
     )
     async with work(dsn, quick, queues=queues):

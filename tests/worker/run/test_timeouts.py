@@ -169,7 +169,7 @@ async def test_who_was_cancelled_before_the_timeout_stays_cancelled() -> None:
 async def test_moments_of_jobs_that_have_ended_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "STALE_MOST", 50)
     bench = Bench(made(slow_async, "quick", timeout=3600), made(slow, "thread", timeout=timedelta(hours=1)), slots=5)
-    keeper = bench.executor._timekeeper
+    keeper = bench.executor._timeouts
     for name in ("quick", "thread"):
         for _ in range(40):
             jobs = bench.offer(name, 20, args='{"seconds": 0}')
@@ -180,9 +180,9 @@ async def test_moments_of_jobs_that_have_ended_do_not_pile_up(monkeypatch: pytes
 
 async def test_tasks_without_a_timeout_are_called_as_they_are() -> None:
     plain = made(slow, "plain")
-    keeper = Bench(plain).executor._timekeeper
+    keeper = Bench(plain).executor._timeouts
     jobs = [with_headers(None), with_headers('{"trace": "x"}'), with_headers('{"trace": "x", "pgqueue:timeout": 5}')]
-    tasks = [task for _, task in keeper.given(jobs)]
+    tasks = [task for _, task in keeper.with_tasks(jobs)]
     assert (tasks[0], tasks[1]) == (plain, plain) and tasks[2] not in (plain, None)
 
 

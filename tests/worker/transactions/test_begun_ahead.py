@@ -15,12 +15,12 @@ from transactional_tasks import BOTH, WRITE, declared, enqueued, laster, outcome
 from workers import Eyes, until, work
 
 from pgqueue import Job
-from pgqueue.worker.run.slots import Pool
-from pgqueue.worker.services import Wiring
+from pgqueue.worker.run.slots import SlotGroup
+from pgqueue.worker.services import Services
 from pgqueue.worker.transactions import handler_connection
 from pgqueue.worker.transactions.commit_message import ANEW, BEGIN
-from pgqueue.worker.transactions.handler_connection import Ahead, AsyncBorrowed, Borrowed
-from pgqueue.worker.transactions.handler_pool import Lender
+from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, BegunEarly, HandlerConnection
+from pgqueue.worker.transactions.handler_pool import HandlerPool
 
 __all__ = ["accounts"]
 
@@ -29,22 +29,22 @@ __all__ = ["accounts"]
 def said(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What was said by itself to begin and end transactions. The next jobs are at hand always, and never too late."""
     commands: list[bytes] = []
-    say, asay = Borrowed._say, AsyncBorrowed._say
+    say, asay = HandlerConnection._say, AsyncHandlerConnection._say
 
-    def says(conn: Borrowed, command: bytes) -> None:
+    def says(conn: HandlerConnection, command: bytes) -> None:
         commands.append(command)
         say(conn, command)
 
-    async def asays(conn: AsyncBorrowed, command: bytes) -> None:
+    async def asays(conn: AsyncHandlerConnection, command: bytes) -> None:
         commands.append(command)
         await asay(conn, command)
 
-    def adapt(pool: Pool, least: int = 0) -> None:
+    def adapt(pool: SlotGroup, least: int = 0) -> None:
         pool.prefetch = 20
 
-    monkeypatch.setattr(Borrowed, "_say", says)
-    monkeypatch.setattr(AsyncBorrowed, "_say", asays)
-    monkeypatch.setattr(Pool, "adapt", adapt)
+    monkeypatch.setattr(HandlerConnection, "_say", says)
+    monkeypatch.setattr(AsyncHandlerConnection, "_say", asays)
+    monkeypatch.setattr(SlotGroup, "adapt", adapt)
     monkeypatch.setattr(handler_connection, "AHEAD_SECONDS", 60.0)
     return commands
 
@@ -114,7 +114,7 @@ async def test_nothing_of_a_session_is_left_to_who_gets_its_next_transaction(
 
 def test_nobody_gets_one_that_was_begun_before_he_was_claimed() -> None:
     """Its now() would lie before the commit that enqueued the job."""
-    ahead = Ahead(settled=5)
+    ahead = BegunEarly(settled=5)
     assert ahead.suits(5)
     assert not ahead.suits(6)
 
@@ -123,7 +123,7 @@ def test_nobody_gets_one_that_was_begun_before_he_was_claimed() -> None:
 async def test_one_begun_before_the_claim_is_begun_anew(
     dsn: str, accounts: Eyes, said: list[bytes], monkeypatch: pytest.MonkeyPatch, on_loop: bool
 ) -> None:
-    monkeypatch.setattr(Wiring, "_settled_if_next", lambda self, is_async: 0)
+    monkeypatch.setattr(Services, "_settled_if_next", lambda self, is_async: 0)
     nows: list[Any] = []
 
     def writes(job: Job) -> None:
@@ -254,37 +254,37 @@ async def test_who_asks_what_became_of_a_commit_does_so_in_nobodys_transaction(
 ) -> None:
     """Only an attempt's first transaction may be one that was begun ahead."""
     asked: list[bool] = []
-    take, atake = Lender.take, Lender.atake
+    take, atake = HandlerPool.acquire, HandlerPool.aacquire
 
-    def takes(lender: Lender, **how: Any) -> Borrowed:
+    def takes(lender: HandlerPool, **how: Any) -> HandlerConnection:
         asked.append(how.get("begun", False))
         return take(lender, **how)
 
-    async def atakes(lender: Lender, **how: Any) -> AsyncBorrowed:
+    async def atakes(lender: HandlerPool, **how: Any) -> AsyncHandlerConnection:
         asked.append(how.get("begun", False))
         return await atake(lender, **how)
 
-    monkeypatch.setattr(Lender, "take", takes)
-    monkeypatch.setattr(Lender, "atake", atakes)
-    finish, afinish = Borrowed._finish, AsyncBorrowed._finish
+    monkeypatch.setattr(HandlerPool, "acquire", takes)
+    monkeypatch.setattr(HandlerPool, "aacquire", atakes)
+    finish, afinish = HandlerConnection._finish, AsyncHandlerConnection._finish
     lost: list[int] = []
 
-    def lose(conn: Borrowed | AsyncBorrowed) -> None:
+    def lose(conn: HandlerConnection | AsyncHandlerConnection) -> None:
         if len(lost) == 0:
             lost.append(1)
             conn.pgconn.finish()
             raise psycopg.OperationalError("the answer was lost")
 
-    def finishes(conn: Borrowed, message: bytes) -> None:
+    def finishes(conn: HandlerConnection, message: bytes) -> None:
         finish(conn, message)
         lose(conn)
 
-    async def afinishes(conn: AsyncBorrowed, message: bytes) -> None:
+    async def afinishes(conn: AsyncHandlerConnection, message: bytes) -> None:
         await afinish(conn, message)
         lose(conn)
 
-    monkeypatch.setattr(Borrowed, "_finish", finishes)
-    monkeypatch.setattr(AsyncBorrowed, "_finish", afinishes)
+    monkeypatch.setattr(HandlerConnection, "_finish", finishes)
+    monkeypatch.setattr(AsyncHandlerConnection, "_finish", afinishes)
 
     writing = writer(on_loop)
     async with work(dsn, writing, concurrency=1) as worker:
@@ -321,7 +321,7 @@ async def test_nothing_is_prepared_in_a_transaction_that_was_begun_ahead(
 
     writing = declared(awrites if on_loop else writes)
     async with work(dsn, writing, concurrency=1) as worker:
-        for pool in worker._executor.pools:
+        for pool in worker._executor.groups:
             pool.prefetch = 20
         with psycopg.connect(dsn) as conn:
             last = [int(writing.enqueue(conn, back=number == 3).id) for number in range(14)][-1]

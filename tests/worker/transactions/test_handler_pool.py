@@ -19,7 +19,7 @@ from workers import Eyes, until, work
 from pgqueue import Job
 from pgqueue.database.sessions import Link
 from pgqueue.worker.transactions import handler_pool
-from pgqueue.worker.transactions.handler_pool import Identity, Lender
+from pgqueue.worker.transactions.handler_pool import HandlerPool, Identity
 
 __all__ = ["accounts", "restless"]
 
@@ -172,17 +172,17 @@ async def test_who_gets_no_connection_is_told_why(dsn: str, monkeypatch: pytest.
 
     async def listed() -> None: ...
 
-    lender = Lender(Link(dsn, "pgqueue"), 1, listed)
-    conn = await asyncio.to_thread(lender.take)
+    lender = HandlerPool(Link(dsn, "pgqueue"), 1, listed)
+    conn = await asyncio.to_thread(lender.acquire)
     with pytest.raises(PoolTimeout, match=r"within 0.3 s: the database takes none, or all 1 \(one for each slot\)"):
-        await asyncio.to_thread(lender.take)
-    waits = asyncio.ensure_future(asyncio.to_thread(lender.take))
-    lender.give(conn)
-    lender.give(await waits)  # whoever waits is given the one that comes back
-    aconn = await lender.atake()
+        await asyncio.to_thread(lender.acquire)
+    waits = asyncio.ensure_future(asyncio.to_thread(lender.acquire))
+    lender.release(conn)
+    lender.release(await waits)  # whoever waits is given the one that comes back
+    aconn = await lender.aacquire()
     with pytest.raises(PoolTimeout, match=r"all 1 \(one for each slot\)"):
-        await lender.atake()
-    await lender.agive(aconn)
+        await lender.aacquire()
+    await lender.arelease(aconn)
     await lender.close()
 
 
@@ -199,7 +199,7 @@ async def test_the_beat_may_ask_for_the_sessions_at_any_moment() -> None:
     async def listed() -> None:
         raise AssertionError
 
-    lender = Lender(Link("", "pgqueue"), 1, listed)
+    lender = HandlerPool(Link("", "pgqueue"), 1, listed)
     conns = [Conn() for _ in range(20_000)]
     first: Identity = (7, "then")
 

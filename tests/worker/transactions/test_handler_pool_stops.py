@@ -24,9 +24,9 @@ from pgqueue.database.sessions import Link
 from pgqueue.jobs.outcomes import Cancelled
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker.run.run import Run
-from pgqueue.worker.transactions.handler_connection import AsyncBorrowed, Borrowed
-from pgqueue.worker.transactions.handler_pool import Lender
-from pgqueue.worker.transactions.transaction import Work
+from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, HandlerConnection
+from pgqueue.worker.transactions.handler_pool import HandlerPool
+from pgqueue.worker.transactions.transaction import Transaction
 
 __all__ = ["accounts", "restless"]
 
@@ -39,12 +39,12 @@ THRICE = RetryPolicy(attempts=3, first=0.01, most=0.02)
 @pytest.mark.parametrize(
     ("owner", "step"),
     [
-        (Lender, "_configure"),
-        (Lender, "take"),
-        (Borrowed, "begin"),
-        (Work, "undo"),
-        (Borrowed, "close"),
-        (Lender, "give"),
+        (HandlerPool, "_configure"),
+        (HandlerPool, "acquire"),
+        (HandlerConnection, "begin"),
+        (Transaction, "undo"),
+        (HandlerConnection, "close"),
+        (HandlerPool, "release"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
@@ -122,7 +122,7 @@ async def test_timeouts_at_any_moment_lose_no_connection(dsn: str, accounts: Eye
     assert set(accounts.all(per_job)) <= {("completed", 1), ("failed", 0)}
 
 
-def there(lender: Lender) -> bool:
+def there(lender: HandlerPool) -> bool:
     assert lender._async is not None
     stats = lender._async.get_stats()
     return stats["pool_available"] == stats["pool_size"]
@@ -134,24 +134,24 @@ async def test_who_is_stopped_while_he_puts_back_what_was_begun_ahead_loses_no_c
 
     async def listed() -> None: ...
 
-    lender = Lender(Link(dsn, "pgqueue"), 2, listed)
+    lender = HandlerPool(Link(dsn, "pgqueue"), 2, listed)
     for steps in range(1, 4):
-        conn = await lender.atake()
+        conn = await lender.aacquire()
         await conn.begin(1)
         await conn.end(None, 1)
-        await lender.agive(conn)
-        assert conn.ahead is not None and lender._aahead == [conn]
+        await lender.arelease(conn)
+        assert conn.early is not None and lender._aearly == [conn]
         lender._orphans.add((0, "2026-01-01"))  # nobody's
-        taking = asyncio.create_task(lender.atake())
+        taking = asyncio.create_task(lender.aacquire())
         for _ in range(steps):
             await asyncio.sleep(0)
         assert not taking.done()
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await taking
-        assert lender._aahead == []
+        assert lender._aearly == []
         await until(lambda: there(lender))
-        await lender.agive(await lender.atake())
+        await lender.arelease(await lender.aacquire())
         assert lender._orphans == set()
     await lender.close()
 
@@ -161,11 +161,11 @@ async def test_who_is_stopped_while_the_pool_takes_a_connection_back_loses_none(
 
     async def listed() -> None: ...
 
-    lender = Lender(Link(dsn, "pgqueue"), 2, listed, size=1)
-    conn = await lender.atake()
+    lender = HandlerPool(Link(dsn, "pgqueue"), 2, listed, size=1)
+    conn = await lender.aacquire()
     assert lender._async is not None
     await lender._async._lock.acquire()
-    giving = asyncio.create_task(lender.agive(conn))
+    giving = asyncio.create_task(lender.arelease(conn))
     for _ in range(3):
         await asyncio.sleep(0)
         giving.cancel()
@@ -174,7 +174,7 @@ async def test_who_is_stopped_while_the_pool_takes_a_connection_back_loses_none(
     with pytest.raises(asyncio.CancelledError):
         await giving
     async with asyncio.timeout(30):  # there is one place, and one connection
-        await lender.agive(await lender.atake())
+        await lender.arelease(await lender.aacquire())
     await until(lambda: there(lender))
     await lender.close()
 
@@ -184,16 +184,16 @@ async def test_a_cancellation_that_is_swallowed_in_the_pool_is_heard_all_the_sam
 ) -> None:
     """As Python 3.11's `wait_for` does when what it waits for comes at the same moment."""
     asked, never, went_on = asyncio.Event(), asyncio.Event(), list[int]()
-    real = Lender.atake
+    real = HandlerPool.aacquire
 
-    async def swallowing(self: Lender, **how: bool) -> AsyncBorrowed:
+    async def swallowing(self: HandlerPool, **how: bool) -> AsyncHandlerConnection:
         if not asked.is_set():
             asked.set()
             with suppress(asyncio.CancelledError):
                 await never.wait()
         return await real(self, **how)
 
-    monkeypatch.setattr(Lender, "atake", swallowing)
+    monkeypatch.setattr(HandlerPool, "aacquire", swallowing)
 
     async def waits(job: Job) -> None:
         await job.aconnection()

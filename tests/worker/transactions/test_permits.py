@@ -17,10 +17,10 @@ import pgqueue
 from pgqueue import Job
 from pgqueue.database.sessions import Link
 from pgqueue.jobs.outcomes import Cancelled
-from pgqueue.worker.transactions.async_transaction import AsyncWork
-from pgqueue.worker.transactions.handler_pool import Lender
-from pgqueue.worker.transactions.permits import Places
-from pgqueue.worker.transactions.transaction import Work
+from pgqueue.worker.transactions.async_transaction import AsyncTransaction
+from pgqueue.worker.transactions.handler_pool import HandlerPool
+from pgqueue.worker.transactions.permits import Permits
+from pgqueue.worker.transactions.transaction import Transaction
 from pgqueue.worker.worker import Worker
 
 __all__ = ["accounts"]
@@ -31,8 +31,8 @@ INSERT = "INSERT INTO effect VALUES (%s, %s)"
 
 def free(worker: Worker) -> bool:
     """Whether nobody has a place, or waits for one."""
-    both = [worker._lender._places, worker._lender._aplaces]
-    return all(places is not None and not places.taken and not places._line for places in both)
+    both = [worker._lender._permits, worker._lender._apermits]
+    return all(places is not None and not places.taken and not places._waiting for places in both)
 
 
 # The line ------------------------------------------------------------------------------------------------------------
@@ -44,45 +44,45 @@ class Stop(Exception):
 
 async def test_places_are_given_in_the_order_in_which_they_were_asked_for() -> None:
     for on_loop in (False, True):
-        places, order = Places(1), list[int]()
-        first = places.take(lambda: None)
+        places, order = Permits(1), list[int]()
+        first = places.acquire(lambda: None)
 
-        async def asks(number: int, places: Places = places, on_loop: bool = on_loop, order: Any = order) -> None:
-            place = await (places.atake() if on_loop else asyncio.to_thread(places.take, lambda: None))
+        async def asks(number: int, places: Permits = places, on_loop: bool = on_loop, order: Any = order) -> None:
+            place = await (places.aacquire() if on_loop else asyncio.to_thread(places.acquire, lambda: None))
             order.append(number)
-            places.leave(place)
+            places.release(place)
 
         asking = []
         for number in range(5):
             asking.append(asyncio.create_task(asks(number)))
             await until(lambda places=places, number=number: len(places._line) == number + 1)  # type: ignore[misc]
-        places.leave(first)
-        places.leave(first)  # once only
+        places.release(first)
+        places.release(first)  # once only
         await asyncio.gather(*asking)
         assert (order, places.taken) == ([0, 1, 2, 3, 4], 0)
 
 
 async def test_who_waits_no_more_leaves_the_line_and_what_was_given_at_that_moment_goes_on() -> None:
-    places, stop = Places(1), threading.Event()
+    places, stop = Permits(1), threading.Event()
 
     def look() -> None:
         if stop.is_set():
             raise Stop
 
-    first = places.take(look)
-    in_thread = asyncio.create_task(asyncio.to_thread(places.take, look))
-    await until(lambda: len(places._line) == 1)
-    on_loop, last = asyncio.create_task(places.atake()), asyncio.create_task(places.atake())
-    await until(lambda: len(places._line) == 3)
+    first = places.acquire(look)
+    in_thread = asyncio.create_task(asyncio.to_thread(places.acquire, look))
+    await until(lambda: len(places._waiting) == 1)
+    on_loop, last = asyncio.create_task(places.aacquire()), asyncio.create_task(places.aacquire())
+    await until(lambda: len(places._waiting) == 3)
     stop.set()
     with pytest.raises(Stop):
         await in_thread
-    assert len(places._line) == 2
-    places.leave(first)  # it is the second's, who is cancelled before it hears of it
+    assert len(places._waiting) == 2
+    places.release(first)  # it is the second's, who is cancelled before it hears of it
     on_loop.cancel()
     with pytest.raises(asyncio.CancelledError):
         await on_loop
-    places.leave(await last)
+    places.release(await last)
     assert places.taken == 0
 
 
@@ -95,23 +95,23 @@ async def test_who_takes_a_connection_that_is_only_just_back_has_a_place_of_his_
 
     async def listed() -> None: ...
 
-    lender = Lender(Link(dsn, "pgqueue"), 4, listed, size=2)
-    conn: Any = await (lender.atake() if on_loop else asyncio.to_thread(lender.take))
+    lender = HandlerPool(Link(dsn, "pgqueue"), 4, listed, size=2)
+    conn: Any = await (lender.aacquire() if on_loop else asyncio.to_thread(lender.acquire))
     pool: Any = lender._async if on_loop else lender._sync
-    places = lender._aplaces if on_loop else lender._places
+    places = lender._apermits if on_loop else lender._permits
     assert places is not None
     put, meanwhile = pool.putconn, list[object]()
 
     async def aputs(back: Any) -> None:
         await put(back)
-        meanwhile.append(await lender.atake())
+        meanwhile.append(await lender.aacquire())
 
     def puts(back: Any) -> None:
         put(back)
-        meanwhile.append(lender.take())
+        meanwhile.append(lender.acquire())
 
     async def give(back: Any) -> None:
-        await (lender.agive(back) if on_loop else asyncio.to_thread(lender.give, back))
+        await (lender.arelease(back) if on_loop else asyncio.to_thread(lender.release, back))
 
     with monkeypatch.context() as patch:
         patch.setattr(pool, "putconn", aputs if on_loop else puts)
@@ -180,33 +180,33 @@ async def test_ten_slots_share_few_connections_and_nothing_hangs(
         "pgqueue.worker.transactions.handler_pool.GET_SECONDS", 5.0
     )  # who hangs in the pool fails the attempt
     most, lent = [0, 0], [0, 0]
-    take, give, atake, agive = Lender._take, Lender.give, Lender._atake, Lender.agive
+    take, give, atake, agive = HandlerPool._take, HandlerPool.release, HandlerPool._atake, HandlerPool.arelease
 
     def count(on_loop: bool, by: int) -> None:
         lent[on_loop] += by
         most[on_loop] = max(most[on_loop], lent[on_loop])
 
-    def counting_take(lender: Lender, begun: bool) -> Any:
+    def counting_take(lender: HandlerPool, begun: bool) -> Any:
         conn = take(lender, begun)
         count(False, 1)
         return conn
 
-    async def counting_atake(lender: Lender, begun: bool) -> Any:
+    async def counting_atake(lender: HandlerPool, begun: bool) -> Any:
         conn = await atake(lender, begun)
         count(True, 1)
         return conn
 
-    def counting_give(lender: Lender, conn: Any) -> None:
+    def counting_give(lender: HandlerPool, conn: Any) -> None:
         count(False, -(conn.place is not None))
         give(lender, conn)
 
-    async def counting_agive(lender: Lender, conn: Any) -> None:
+    async def counting_agive(lender: HandlerPool, conn: Any) -> None:
         count(True, -(conn.place is not None))
         await agive(lender, conn)
 
-    for name, step in (("_take", counting_take), ("_atake", counting_atake), ("give", counting_give)):
-        monkeypatch.setattr(Lender, name, step)
-    monkeypatch.setattr(Lender, "agive", counting_agive)
+    for name, step in (("_take", counting_take), ("_atake", counting_atake), ("release", counting_give)):
+        monkeypatch.setattr(HandlerPool, name, step)
+    monkeypatch.setattr(HandlerPool, "arelease", counting_agive)
     tasks = [declared(fn) for fn in KINDS[kind]]
     jobs = [task.new() for _ in range(210 // len(tasks)) for task in tasks]
     seen, ended = 0, asyncio.Event()
@@ -265,13 +265,13 @@ async def test_a_handler_that_waits_for_a_connection_can_be_stopped(
     async with work(dsn, asking, concurrency=4, pool_size=1) as worker:
         enqueued(dsn, asking, True)
         await until(has.is_set)
-        places = worker._lender._aplaces if on_loop else worker._lender._places
+        places = worker._lender._apermits if on_loop else worker._lender._permits
         assert places is not None
         waits = enqueued(dsn, asking.using(timeout=0.3, retry=1) if how == "timeout" else asking, False)
         if how == "timeout":
             await until(accounts.is_in(waits, "failed"), 4)
         else:
-            await until(lambda: len(places._line) == 1)
+            await until(lambda: len(places._waiting) == 1)
         if how == "cancel":
             assert worker._executor.interrupt(waits, Cancelled("by the test"))
             await until(accounts.is_in(waits, "cancelled"), 4)
@@ -372,20 +372,20 @@ async def test_a_transaction_begun_ahead_that_nobody_wants_is_in_nobodys_way(
     dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch, on_loop: bool
 ) -> None:
     """It is out of the pool, which has no other, and who begins a second transaction of a job does not get it."""
-    monkeypatch.setattr(Lender, "_leave_idle", lambda lender: None)
+    monkeypatch.setattr(HandlerPool, "_leave_idle", lambda lender: None)
     monkeypatch.setattr("pgqueue.worker.transactions.handler_pool.GET_SECONDS", 5.0)
     begun, going = threading.Event(), threading.Event()
     writing, lasting = writer(on_loop), laster(on_loop, begun, going)
     async with work(dsn, writing, lasting, queues=["default:1", "other:1"], pool_size=1) as worker:
         together(dsn, worker, writing, lasting)
         await until(begun.is_set)
-        assert len(worker._lender._aahead if on_loop else worker._lender._ahead) == 1
+        assert len(worker._lender._aearly if on_loop else worker._lender._early) == 1
         lender = worker._lender
         if on_loop:
-            await lender.agive(await lender.atake())
+            await lender.arelease(await lender.aacquire())
         else:
-            await asyncio.to_thread(lambda: lender.give(lender.take()))
-        assert not (lender._aahead if on_loop else lender._ahead)
+            await asyncio.to_thread(lambda: lender.release(lender.acquire()))
+        assert not (lender._aearly if on_loop else lender._early)
         assert accounts.one(f"SELECT count(*) {SESSIONS}") == 1
         going.set()
         await until(lambda: free(worker))
@@ -397,10 +397,10 @@ async def test_who_settles_a_commit_does_not_wait_for_those_in_line(
     dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch, on_loop: bool
 ) -> None:
     """Nobody can stop it meanwhile; and the one before it may have its connection for hours."""
-    commit, acommit, cuts = Work._commit, AsyncWork._commit, list[int]()
+    commit, acommit, cuts = Transaction._commit, AsyncTransaction._commit, list[int]()
     waits, has = threading.Event(), threading.Event()
 
-    def lost(work: Work, conn: Any, outcome: Any) -> None:
+    def lost(work: Transaction, conn: Any, outcome: Any) -> None:
         commit(work, conn, outcome)
         if not cuts:
             cuts.append(1)
@@ -408,7 +408,7 @@ async def test_who_settles_a_commit_does_not_wait_for_those_in_line(
             conn.close()
             raise psycopg.OperationalError("the answer did not come")
 
-    async def alost(work: AsyncWork, conn: Any, outcome: Any) -> None:
+    async def alost(work: AsyncTransaction, conn: Any, outcome: Any) -> None:
         await acommit(work, conn, outcome)
         if not cuts:
             cuts.append(1)
@@ -416,23 +416,23 @@ async def test_who_settles_a_commit_does_not_wait_for_those_in_line(
             await conn.close()
             raise psycopg.OperationalError("the answer did not come")
 
-    monkeypatch.setattr(Work, "_commit", lost)
-    monkeypatch.setattr(AsyncWork, "_commit", alost)
+    monkeypatch.setattr(Transaction, "_commit", lost)
+    monkeypatch.setattr(AsyncTransaction, "_commit", alost)
 
-    take, atake, got = Lender.take, Lender.atake, threading.Event()
+    take, atake, got = HandlerPool.acquire, HandlerPool.aacquire, threading.Event()
 
-    def slow_take(lender: Lender, **how: Any) -> Any:
+    def slow_take(lender: HandlerPool, **how: Any) -> Any:
         if how.get("settles"):
             got.wait(0.5)  # time enough for who is next in line, if it were let in
         return take(lender, **how)
 
-    async def slow_atake(lender: Lender, **how: Any) -> Any:
+    async def slow_atake(lender: HandlerPool, **how: Any) -> Any:
         if how.get("settles"):
             await asyncio.to_thread(got.wait, 0.5)
         return await atake(lender, **how)
 
-    monkeypatch.setattr(Lender, "take", slow_take)
-    monkeypatch.setattr(Lender, "atake", slow_atake)
+    monkeypatch.setattr(HandlerPool, "acquire", slow_take)
+    monkeypatch.setattr(HandlerPool, "aacquire", slow_atake)
 
     def keeps(job: Job) -> None:
         _ = job.connection
@@ -449,8 +449,8 @@ async def test_who_settles_a_commit_does_not_wait_for_those_in_line(
         first = enqueued(dsn, writing)
         await until(lambda: cuts)
         enqueued(dsn, keeping)
-        places = worker._lender._aplaces if on_loop else worker._lender._places
-        await until(lambda: places is not None and len(places._line) == 1)
+        places = worker._lender._apermits if on_loop else worker._lender._permits
+        await until(lambda: places is not None and len(places._waiting) == 1)
         waits.set()
         await until(lambda: worker._ended_jobs == 1, 5)
         has.set()
@@ -462,6 +462,6 @@ async def test_who_settles_a_commit_does_not_wait_for_those_in_line(
 async def test_the_size_is_for_each_pool_and_no_more_than_there_are_slots(dsn: str) -> None:
     async def listed() -> None: ...
 
-    assert Lender(Link(dsn, "pgqueue"), 4, listed, size=2)._size == 2
-    for lender in (Lender(Link(dsn, "pgqueue"), 4, listed, size=9), Lender(Link(dsn, "pgqueue"), 4, listed)):
-        assert (lender._size, lender._places, lender._aplaces) == (4, None, None)
+    assert HandlerPool(Link(dsn, "pgqueue"), 4, listed, size=2)._size == 2
+    for lender in (HandlerPool(Link(dsn, "pgqueue"), 4, listed, size=9), HandlerPool(Link(dsn, "pgqueue"), 4, listed)):
+        assert (lender._size, lender._permits, lender._apermits) == (4, None, None)

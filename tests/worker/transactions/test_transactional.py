@@ -20,8 +20,8 @@ from workers import Eyes, until, work
 import pgqueue
 from pgqueue import Cancel, Fail, Job, Retry, Snooze
 from pgqueue.client.tasks import task
-from pgqueue.worker.transactions.async_transaction import AsyncWork
-from pgqueue.worker.transactions.transaction import Work
+from pgqueue.worker.transactions.async_transaction import AsyncTransaction
+from pgqueue.worker.transactions.transaction import Transaction
 
 __all__ = ["accounts"]
 
@@ -293,9 +293,9 @@ async def test_a_commit_whose_answer_is_lost_is_settled(
     class Lost(psycopg.OperationalError):
         pass
 
-    commit, acommit = Work._commit, AsyncWork._commit
+    commit, acommit = Transaction._commit, AsyncTransaction._commit
 
-    def cutting(work: Work, conn: Any, outcome: Any) -> None:
+    def cutting(work: Transaction, conn: Any, outcome: Any) -> None:
         if committed:
             commit(work, conn, outcome)
         cut.session(conn)
@@ -306,7 +306,7 @@ async def test_a_commit_whose_answer_is_lost_is_settled(
         if not committed:
             commit(work, conn, outcome)
 
-    async def acutting(work: AsyncWork, conn: Any, outcome: Any) -> None:
+    async def acutting(work: AsyncTransaction, conn: Any, outcome: Any) -> None:
         if committed:
             await acommit(work, conn, outcome)
         cut.session(conn)
@@ -317,8 +317,8 @@ async def test_a_commit_whose_answer_is_lost_is_settled(
         if not committed:
             await acommit(work, conn, outcome)
 
-    monkeypatch.setattr(Work, "_commit", cutting)
-    monkeypatch.setattr(AsyncWork, "_commit", acutting)
+    monkeypatch.setattr(Transaction, "_commit", cutting)
+    monkeypatch.setattr(AsyncTransaction, "_commit", acutting)
     moving = declared(atransfer if on_loop else transfer)
     async with work(dsn, moving) as worker:
         with psycopg.connect(dsn) as conn:
@@ -564,9 +564,9 @@ async def test_the_ten_lines_of_the_readme_move_money_once(
     assert len(lines) <= 10
     module: dict[str, Any] = {"__name__": "transfer"}
     exec(block.text, module)
-    commit, runs = Work._commit, []
+    commit, runs = Transaction._commit, []
 
-    def cutting(work: Work, conn: Any, outcome: Any) -> None:
+    def cutting(work: Transaction, conn: Any, outcome: Any) -> None:
         runs.append(outcome)
         if len(runs) == 2:
             commit(work, conn, outcome)
@@ -576,7 +576,7 @@ async def test_the_ten_lines_of_the_readme_move_money_once(
         else:
             conn.execute("SELECT 1")
 
-    monkeypatch.setattr(Work, "_commit", cutting)
+    monkeypatch.setattr(Transaction, "_commit", cutting)
     quick = dataclasses.replace(module["transfer"], retry=SOON)
     async with work(dsn, quick):
         with psycopg.connect(dsn) as conn:

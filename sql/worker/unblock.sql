@@ -1,13 +1,13 @@
 -- Who gets a key. Truth is rows: the holders of a lock are its rows in job_running, and those elsewhere with `holds`; those of a
--- limit the same, but of the parked rows only those that wait for what comes after it, a rate. A row becomes a holder in
--- `admit_move` and `admit_next` (locks), `admit_limits`, and a claim after `keyed_claim_lock` (locks) only; every other move takes its
+-- limit the same, but of the blocked rows only those that wait for what comes after it, a rate. A row becomes a holder in
+-- `unblock_move` and `unblock_next` (locks), `unblock_limits`, and a claim after `keyed_claim_lock` (locks) only; every other move takes its
 -- hold with it, or gives it up. All who would change that
--- lock the key first (`admit_lock`), and count in a statement of its own after it, whose snapshot so has whatever the one
+-- lock the key first (`unblock_lock`), and count in a statement of its own after it, whose snapshot so has whatever the one
 -- before has committed. Lock order: keys (in the order of their hashes, or by trying), our worker's row, then rows of jobs with SKIP
 -- LOCKED.
 
--- name: admit_lines
--- Those of these keys that somebody waits for. Asked after a holder's end has been committed, and without a lock: who is parked
+-- name: unblock_waiters
+-- Those of these keys that somebody waits for. Asked after a holder's end has been committed, and without a lock: who is blocked
 -- later than this has seen asks for the key himself, and finds that holder gone. Each line is read behind (rank, id); see waiter_cursors.py.
 -- Answers the keys, and how long, in seconds, it took to read those that were read from the `front`, and how many those were.
 SELECT coalesce(array_agg(looked.key) FILTER (WHERE looked.somebody), '{}'),
@@ -25,7 +25,7 @@ FROM (
     OFFSET 0
 ) AS looked;
 
--- name: admit_lock
+-- name: unblock_lock
 -- Lock these keys, at most 64, for this transaction: in the order of their hashes, so that no two can wait for each other.
 -- It is a short one, of pgqueue's own, and may be lost: then its jobs wait again.
 SELECT count(pg_advisory_xact_lock(hashed.hash)::text)
@@ -37,17 +37,17 @@ CROSS JOIN (
     SELECT set_config('lock_timeout', '1s', true), set_config('synchronous_commit', 'off', true) OFFSET 0
 ) AS settings;
 
--- name: admit_next
--- The same as `admit_move` for the usual case, at half its price: with these keys locked, let in here the first in the line of
--- each that has room, if it needs nothing more, is no suspect, is of our `tasks`, and one of our `slots` is left for it. Skips no job.
+-- name: unblock_next
+-- The same as `unblock_move` for the usual case, at half its price: with these keys locked, let in here the first in the line of
+-- each that has room, if it needs nothing more, is no poison job, is of our `tasks`, and one of our `slots` is left for it. Skips no job.
 -- Where the limit is 1, those next in the line come in with it, so many `behind` by pool, up to the first that is not of the same
 -- kind: they will run after it here, one at a time (see chains.py). They do not hold the key; it is in their `key`, and in `rank` and
 -- `id` is their order.
 -- Holders are read behind the hold_pos that is `after` for the key (see holder_cursors.py), its line behind (rank, id) (see waiter_cursors.py).
 -- The first row has no id: its pos is the lowest hold_pos of those let in here, its queue the keys, as a JSON array, that others
 -- held before; its args are the keys whose line may go on (somebody could not be let in here, or the limit is not 1),
--- for `admit_move`, as a JSON array; its priority says whether those let in were too large to be answered here, 32 kB: then
--- `admit_read` has them, for nobody waits for a key while more than fits in a socket travels, and its headers [key, rank in the line,
+-- for `unblock_move`, as a JSON array; its priority says whether those let in were too large to be answered here, 32 kB: then
+-- `unblock_read` has them, for nobody waits for a key while more than fits in a socket travels, and its headers [key, rank in the line,
 -- id, place in its chain] of each. The rest are those jobs, in the columns of a claim, with the place in their chain (0: the
 -- holder; the others' is negative) as their pos, and the rank they had in the line.
 WITH me AS MATERIALIZED (
@@ -155,7 +155,7 @@ SELECT id, -place, (2 * priority)::smallint, queue, task, args, attempt, priorit
        enqueued_at, run_at, deadline, headers, lock_key, keys, NULL, NULL, rank
 FROM shown WHERE NOT (SELECT so FROM large);
 
--- name: admit_move
+-- name: unblock_move
 -- With these keys locked: count the holders of each, and let in as many of those that wait for it, in (rank, id) order, as
 -- its limit allows: here to this worker (`queues` with the place of their pool, `slots` by pool), the rest to the front of
 -- their lanes as granted. Heads of queues that are paused, or of tasks that no live worker of their queue knows, are passed over. A head with a smaller limit
@@ -218,8 +218,8 @@ WITH me AS MATERIALIZED (
 ), fitting AS MATERIALIZED (
     SELECT numbered.*, bool_and(n + nth <= coalesce(lock_limit, 1)) OVER (PARTITION BY key ORDER BY nth) AS fits
     FROM (SELECT head.*, row_number() OVER (PARTITION BY key ORDER BY rank, id) AS nth FROM head) AS numbered
-), admitted AS MATERIALIZED (
-    -- A suspect is granted: its lane sees to it that it comes alone.
+), unblocked AS MATERIALIZED (
+    -- A poison job is granted: its lane sees to it that it comes alone.
     SELECT f.ctid, f.id, f.rank, f.key, f.plain AND coalesce(
                row_number() OVER (PARTITION BY mine.pool, f.plain ORDER BY f.rank, f.id)
                <= (%(slots)s::integer[])[mine.pool], false) AS here
@@ -227,7 +227,7 @@ WITH me AS MATERIALIZED (
     LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = f.queue
     WHERE f.fits
 ), taken AS (
-    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM admitted))
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM unblocked))
     RETURNING id, queue, priority, rank, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), onward AS (
@@ -248,7 +248,7 @@ WITH me AS MATERIALIZED (
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), 2 * priority, true,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM taken WHERE id = ANY (ARRAY(SELECT id FROM admitted WHERE here))
+    FROM taken WHERE id = ANY (ARRAY(SELECT id FROM unblocked WHERE here))
     RETURNING id, hold_pos
 ), granted AS (
     INSERT INTO pgqueue.job_available (
@@ -259,10 +259,10 @@ WITH me AS MATERIALIZED (
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, attempt, max_attempts, crashes,
         snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM taken WHERE NOT id = ANY (ARRAY(SELECT id FROM admitted WHERE here)) AND coalesce(limit_key, rate_key) IS NULL
+    FROM taken WHERE NOT id = ANY (ARRAY(SELECT id FROM unblocked WHERE here)) AND coalesce(limit_key, rate_key) IS NULL
     RETURNING queue, hold_pos
 ), room AS MATERIALIZED (
-    SELECT line.key, line.n + (SELECT count(*) FROM admitted WHERE admitted.key = line.key)::integer AS n FROM line
+    SELECT line.key, line.n + (SELECT count(*) FROM unblocked WHERE unblocked.key = line.key)::integer AS n FROM line
     WHERE %(heads)s::boolean OR cardinality(%(fresh)s::bigint[]) > 0
 ), asked AS MATERIALIZED (
     SELECT room.key, b.ctid, b.id, b.task, b.on_locked
@@ -279,13 +279,13 @@ WITH me AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT b.ctid, b.id, b.task, b.on_locked, b.lock_limit, b.attempt, b.snoozes, b.crashes
         FROM pgqueue.job_blocked b
-        WHERE b.key = room.key AND NOT b.holds AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
+        WHERE b.key = room.key AND NOT b.holds AND NOT b.id = ANY (ARRAY(SELECT id FROM unblocked))
         ORDER BY b.rank, b.id LIMIT 1
     ) AS b
     WHERE %(heads)s::boolean AND room.n >= coalesce(b.lock_limit, 1)
       AND b.on_locked IN ('skip', 'once') AND b.attempt = 0 AND b.snoozes = 0 AND b.crashes = 0
 ), late AS MATERIALIZED (
-    SELECT * FROM asked WHERE NOT id = ANY (ARRAY(SELECT id FROM admitted))
+    SELECT * FROM asked WHERE NOT id = ANY (ARRAY(SELECT id FROM unblocked))
 ), keeper AS MATERIALIZED (
     -- Locked against a cancel: should it be withdrawn in this moment, the others stay.
     SELECT once.key, once.task, b.id
@@ -293,7 +293,7 @@ WITH me AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT b.id FROM pgqueue.job_blocked b
         WHERE b.key = once.key AND b.task = once.task AND b.on_locked = 'once' AND NOT b.holds
-          AND NOT b.id = ANY (ARRAY(SELECT id FROM admitted))
+          AND NOT b.id = ANY (ARRAY(SELECT id FROM unblocked))
         ORDER BY b.rank, b.id LIMIT 1
         FOR KEY SHARE SKIP LOCKED
     ) AS b
@@ -323,7 +323,7 @@ WITH me AS MATERIALIZED (
     ) AS heard
     WHERE %(notify)s::boolean
 )
-SELECT CASE WHEN (SELECT count(*) FROM admitted)
+SELECT CASE WHEN (SELECT count(*) FROM unblocked)
                  <> (SELECT count(*) FROM running) + (SELECT count(*) FROM granted) + (SELECT count(*) FROM onward)
             THEN ARRAY[pgqueue.refuse('an admit deleted jobs it did not move')::bigint]
             ELSE ARRAY(SELECT id FROM running) END,
@@ -333,12 +333,12 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
         FROM (SELECT hold_pos FROM running UNION ALL SELECT hold_pos FROM granted UNION ALL SELECT hold_pos FROM onward) AS made),
        ARRAY(SELECT key FROM line WHERE n > 0),
        ARRAY(SELECT key FROM line
-             WHERE most <= n + (SELECT count(*) FROM admitted WHERE admitted.key = line.key)),
+             WHERE most <= n + (SELECT count(*) FROM unblocked WHERE unblocked.key = line.key)),
        (SELECT json_agg(json_build_array(gone.key, gone.n, gone.rank, gone.id))::text
         FROM (SELECT DISTINCT ON (key COLLATE "C") key, rank, id, count(*) OVER (PARTITION BY key COLLATE "C") AS n
-              FROM admitted ORDER BY key COLLATE "C", rank DESC, id DESC) AS gone);
+              FROM unblocked ORDER BY key COLLATE "C", rank DESC, id DESC) AS gone);
 
--- name: admit_read
+-- name: unblock_read
 -- The jobs that were let in by this claim for these keys, in the columns of a claim, the oldest first; read behind the hold_pos that is
 -- `after` for the key, as they were counted. In a transaction of its own: however large the payloads are, nobody waits for a key
 -- while they travel.
@@ -355,8 +355,8 @@ CROSS JOIN LATERAL (
 ) AS r
 ORDER BY r.priority, r.id;
 
--- name: admit_refuse_doubles
--- After an admit met an id that is running or available already (rows restored or inserted by hand): put the parked row aside
+-- name: unblock_refuse_doubles
+-- After an admit met an id that is running or available already (rows restored or inserted by hand): put the blocked row aside
 -- as failed, so that it harms only itself. Answers their ids.
 WITH double AS (
     DELETE FROM pgqueue.job_blocked b
@@ -372,17 +372,17 @@ SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead
 FROM double
 RETURNING id;
 
--- name: admit_limits
+-- name: unblock_limits
 -- The same for keys that are limits: with them locked, count the holders of each, and let in as many of those that wait, in (rank,
 -- id) order, as it allows now: here to this worker, those that need a rate to that line, and some as granted to the front of their
 -- lanes: of each queue as many as others have slots for by their last beats, but one always, unless one comes in here or is granted
 -- and not taken yet. No more, so that an urgent job that comes later does not find the whole limit in the hands of those that wait for a slot.
 -- Those for whom nobody has one hold up nobody who can go: they get the last places, in their order, with those behind them who need
 -- the same slots after a rate. Of its queue no job is passed, of tasks that only others know none of its queue and task; but while one is granted and not taken, those of its queue that find no
--- slot may be passed by those of another one. Suspects come before all others, if a slot of their queue is free. A limit that nobody
+-- slot may be passed by those of another one. Poison jobs come before all others, if a slot of their queue is free. A limit that nobody
 -- has declared lets nobody in.
 -- Holders are read behind the hold_pos that is `after` for the key (see holder_cursors.py), its line behind (rank, id) (see waiter_cursors.py), but
--- for suspects. Answers the ids of those let in here, what those wait for that went on, how many were granted, how many were told,
+-- for poison jobs. Answers the ids of those let in here, what those wait for that went on, how many were granted, how many were told,
 -- the lowest hold_pos of those let in; of each key that had room, as JSON arrays: [key, the lowest hold_pos of all its holders];
 -- the keys with room left and nobody in line; and of each that somebody waited for, as JSON arrays: [key, how many have left its
 -- line, rank and id of the last one before whom all have].
@@ -430,16 +430,16 @@ WITH me AS MATERIALIZED (
     ) AS held
     WHERE l.n > held.n
 ), head AS MATERIALIZED (
-    -- By queue, so that those who can go are not looked for behind those who cannot; suspects by themselves for the same reason.
+    -- By queue, so that those who can go are not looked for behind those who cannot; poison jobs by themselves for the same reason.
     -- One more of each than can go now: those of other queues who come after that one are not to pass it.
-    -- Granted suspects do not count for others: who runs one takes no other, and has slots for those.
+    -- Granted poison jobs do not count for others: who runs one takes no other, and has slots for those.
     -- Jobs of tasks that only others know are looked for among the first of a queue of ours, eight for each that may go, not behind
     -- all of ours: the workers that know them look further.
     SELECT line.key, line.room, served.ours, served.pool, served.slots, served.free AS free_at_most, reach.most,
-           CASE WHEN b.rank < 0 THEN granted.suspects ELSE granted.n END AS granted, b.*
+           CASE WHEN b.rank < 0 THEN granted.poison ELSE granted.n END AS granted, b.*
     FROM line CROSS JOIN served
     CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE one.rank < 0)::integer AS suspects, count(*) FILTER (WHERE one.rank >= 0)::integer AS n
+        SELECT count(*) FILTER (WHERE one.rank < 0)::integer AS poison, count(*) FILTER (WHERE one.rank >= 0)::integer AS n
         FROM (
             SELECT a.rank FROM pgqueue.job_available a
             WHERE a.limit_key = substr(line.key, 7) AND a.holds AND a.queue || '' = served.queue  -- a lane may be long
@@ -473,9 +473,9 @@ WITH me AS MATERIALIZED (
               AND CASE WHEN (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AND served.shared THEN served.ours
                        ELSE NOT served.ours AND ((b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
                                                  OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k)) END
-            ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.free - granted.suspects))
+            ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.free - granted.poison))
             FOR UPDATE SKIP LOCKED
-        ) AS suspect
+        ) AS poison_job
     ) AS b
 ), able AS MATERIALIZED (
     -- How many slots those others had free that know the task.
@@ -485,7 +485,7 @@ WITH me AS MATERIALIZED (
     WHERE w.dead_at IS NULL AND w.state = 'running' AND w.id <> %(worker_id)s::bigint
     GROUP BY one.queue, one.task
 ), turned AS MATERIALIZED (
-    -- `kin`: of the tasks that only others know each waits by itself, for each has its own workers. `beyond`: the one more. `pool`, `other`: whose slots are the same, as far as we know. A suspect is granted: its lane sees to it
+    -- `kin`: of the tasks that only others know each waits by itself, for each has its own workers. `beyond`: the one more. `pool`, `other`: whose slots are the same, as far as we know. A poison job is granted: its lane sees to it
     -- that it comes alone.
     SELECT head.*, coalesce(able.free, 0) AS free, rank < 0 AS alone, CASE WHEN pool IS NULL THEN head.queue END AS other,
            CASE WHEN NOT ours THEN head.task END AS kin,
@@ -513,14 +513,14 @@ WITH me AS MATERIALIZED (
            beyond AND NOT more OR coalesce(bool_or(beyond) OVER (
                PARTITION BY key ORDER BY late, rank, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS after
     FROM fitting WHERE goes
-), admitted AS MATERIALIZED (
+), unblocked AS MATERIALIZED (
     SELECT ctid, id, key, here FROM lined WHERE place <= room AND NOT after
 ), seen AS MATERIALIZED (
     SELECT judged.*, bool_and(gone) OVER (PARTITION BY key, queue, ours ORDER BY rank, id) AS before
-    FROM (SELECT head.key, head.queue, head.ours, head.rank, head.id, head.id = ANY (ARRAY(SELECT id FROM admitted)) AS gone
+    FROM (SELECT head.key, head.queue, head.ours, head.rank, head.id, head.id = ANY (ARRAY(SELECT id FROM unblocked)) AS gone
           FROM turned AS head WHERE NOT head.alone) AS judged
 ), taken AS (
-    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM admitted))
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM unblocked))
     RETURNING id, queue, priority, rank, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
         deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
 ), onward AS (
@@ -541,7 +541,7 @@ WITH me AS MATERIALIZED (
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), 2 * priority, true,
         id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
         lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM taken WHERE id = ANY (ARRAY(SELECT id FROM admitted WHERE here))
+    FROM taken WHERE id = ANY (ARRAY(SELECT id FROM unblocked WHERE here))
     RETURNING id, hold_pos
 ), granted AS (
     INSERT INTO pgqueue.job_available (
@@ -552,7 +552,7 @@ WITH me AS MATERIALIZED (
         id, queue, priority, task, args, headers,
         CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, attempt, max_attempts, crashes,
         snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM taken WHERE NOT id = ANY (ARRAY(SELECT id FROM admitted WHERE here)) AND rate_key IS NULL
+    FROM taken WHERE NOT id = ANY (ARRAY(SELECT id FROM unblocked WHERE here)) AND rate_key IS NULL
     RETURNING queue, hold_pos
 ), made AS MATERIALIZED (
     SELECT min(hold_pos) AS lowest
@@ -561,7 +561,7 @@ WITH me AS MATERIALIZED (
     SELECT pg_notify('pgqueue.' || queue, '')::text AS done
     FROM (SELECT DISTINCT queue FROM granted WHERE %(notify)s::boolean) AS heard
 )
-SELECT CASE WHEN (SELECT count(*) FROM admitted)
+SELECT CASE WHEN (SELECT count(*) FROM unblocked)
                  <> (SELECT count(*) FROM running) + (SELECT count(*) FROM granted) + (SELECT count(*) FROM onward)
             THEN ARRAY[pgqueue.refuse('an admit deleted jobs it did not move')::bigint]
             ELSE ARRAY(SELECT id FROM running) END,
@@ -570,7 +570,7 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
        -- Those made now have the higher ones, unless the numbers have gone back.
        (SELECT json_agg(json_build_array(line.key, least(line.lowest, made.lowest)))
         FROM line CROSS JOIN made WHERE least(line.lowest, made.lowest) > 0)::text,
-       ARRAY(SELECT line.key FROM line WHERE line.room > (SELECT count(*) FROM admitted WHERE admitted.key = line.key)
+       ARRAY(SELECT line.key FROM line WHERE line.room > (SELECT count(*) FROM unblocked WHERE unblocked.key = line.key)
                                          AND NOT EXISTS (SELECT FROM turned WHERE turned.key = line.key AND turned.beyond)
                                          AND NOT EXISTS (SELECT FROM seen WHERE seen.key = line.key AND NOT seen.gone)),
        (SELECT json_agg(json_build_array(key, n, place[1], place[2])) FROM (
@@ -582,7 +582,7 @@ SELECT CASE WHEN (SELECT count(*) FROM admitted)
             ) AS by_queue GROUP BY key
         ) AS left_behind)::text;
 
--- name: admit_read_limits
+-- name: unblock_read_limits
 -- The same for limits: among our own, for of a limit others may have very many.
 SELECT r.id, 0::bigint, r.rank, r.queue, r.task, r.args::text, r.attempt, r.priority, r.max_attempts, r.crashes, r.snoozes,
        r.enqueued_at, r.run_at, CASE WHEN r.deadline <= pgqueue.now() THEN '-infinity' ELSE r.deadline END, r.headers::text,

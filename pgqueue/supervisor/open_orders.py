@@ -1,0 +1,71 @@
+"""The orders that are being carried out, and when each of them is.
+
+Between the supervisor, which acts, and `orders`, which speaks to the database. Without a database that a process has
+named there are no orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from pgqueue.database.sessions import Link
+from pgqueue.supervisor.fleet import Fleet
+from pgqueue.supervisor.orders import Order, Orders, SupervisorStatus
+from pgqueue.supervisor.pipe import Message
+
+
+class OpenOrders:
+    """Takes orders. `told` does as an order says, and gives the generation of a restart."""
+
+    def __init__(self, *, told: Callable[[Order], int], status: Callable[[], SupervisorStatus]) -> None:
+        self._told, self._status = told, status
+        self._orders: Orders | None = None
+        self._open: dict[int, tuple[Order, int]] = {}
+
+    def connect(self, where: Message, serve: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+        """Connect to the database that a process has named, unless it was done."""
+        if self._orders is None:
+            link = Link(where["listen_dsn"] or where["dsn"], where["schema"], where["prepare"])
+            how = {"listen": where["listen_dsn"] is not None, "notify": where["notify"]}
+            self._orders = Orders(link, told=self._take, status=self._status, **how)
+            serve(self._orders.run())
+
+    def dead(self, workers: Iterable[int]) -> None:
+        """The process of these workers has ended: rescue them."""
+        if self._orders is not None:
+            self._orders.dead(workers)
+
+    def status_changed(self) -> None:
+        """The supervisor's status may have changed."""
+        if self._orders is not None:
+            self._orders.status_changed()
+
+    def answer(self, fleet: Fleet, *, empty: bool) -> None:
+        """Say which orders are carried out; `empty`: there is no process any more."""
+        for number, (order, generation) in list(self._open.items()):
+            over, problem = _outcome(order, generation, fleet, empty)
+            if over and self._orders is not None:
+                del self._open[number]
+                self._orders.done(number, problem)
+
+    async def leave(self) -> None:
+        """Sign off."""
+        if self._orders is not None:
+            await self._orders.leave()
+
+    def _take(self, order: Order) -> None:
+        self._open[order.id] = (order, self._told(order))
+
+
+def _outcome(order: Order, generation: int, fleet: Fleet, empty: bool) -> tuple[bool, str | None]:
+    """Whether it is over, and what was in the way."""
+    if order.kind == "quiet":
+        return (empty, None) if fleet.quieted else (True, "a restart came in between")
+    if order.kind == "restart" and fleet.wanted < generation:
+        return True, f"taken back: {fleet.problem or 'told to be quiet'}"
+    if fleet.quieted:
+        return True, None if order.kind == "scale" else "told to be quiet"
+    if order.kind == "scale":
+        return fleet.settled() or fleet.size != order.size, None
+    return fleet.in_effect(generation), None
