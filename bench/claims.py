@@ -13,6 +13,7 @@ by the server's. (A row of a larger claim is locked for longer itself, and nobod
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from time import monotonic, process_time
@@ -23,9 +24,14 @@ from bench.figures import Figure
 from bench.run import Run
 from bench.samples import Sample, alternate, percentile
 from bench.server import Lab, register
+from bench.tasks import noop
 from pgqueue.database.sessions import Link, Session
 from pgqueue.jobs.job import Job
-from pgqueue.worker.fetch.fetcher import Fetcher, Share
+from pgqueue.worker.concurrency.waiter_cursors import WaiterCursors
+from pgqueue.worker.fetch.fetcher import Fetcher
+from pgqueue.worker.run.slots import Room
+from pgqueue.worker.settings import by_name, settle
+from pgqueue.worker.state import WorkerState
 
 SIZES = (1, 10, 100)
 JOBS = 20_000
@@ -67,6 +73,27 @@ def _sample(lab: Lab, k: int, full: int) -> Sample:
     return Sample(jobs, found["seconds"], found["cpu"], server, {"fetches": found["fetches"]} | locked)
 
 
+class Sides:
+    """What a fetcher asks and tells: it has this room, and its jobs are delivered; no job has a key."""
+
+    def __init__(self, room: list[Room], deliver: Callable[[list[Job]], None]) -> None:
+        self.room = room
+        self.deliver = deliver
+        self.waiter_cursors = WaiterCursors()
+
+    def to_fetch(self) -> list[Room]:
+        return self.room
+
+    def poison_ranks(self) -> Sequence[int]:
+        return ()
+
+    def fetched(self) -> None: ...
+
+    def blocked(self, *_: object) -> None: ...
+
+    def granted(self, *_: object) -> None: ...
+
+
 async def claim(dsn: str, k: int, jobs: int, queues: list[str]) -> dict[str, float]:
     """Claim `jobs` jobs, k at a time; seconds, CPU, how many fetches, the seconds of their messages, times in ms."""
     session = Session(Link(dsn, "pgqueue"), "fetch")
@@ -82,17 +109,12 @@ async def claim(dsn: str, k: int, jobs: int, queues: list[str]) -> dict[str, flo
         if taken >= jobs:
             fetcher.quiet()
 
-    fetcher = Fetcher(
-        session,
-        lambda: worker_id,
-        tasks=["bench.noop"],
-        shares=lambda: [Share(queues, k)],
-        deliver=deliver,
-        poison=lambda: (),
-        live_workers=lambda: 1,
-        in_doubt=lambda: None,
-        poll=1.0,
-    )
+    told = {"schema": None, "poll": 1.0, "lease": 15.0, "version_tag": "bench", "pool_size": None, "fail_unknown": 1.0}
+    settings = settle([], queues=queues, concurrency=k, dsn=dsn, listen_dsn=None, **told)  # type: ignore[arg-type]
+    state = WorkerState(settings, by_name([noop]))
+    state.link, state.id = session.link, worker_id
+    sides = Sides([Room(queues, k)], deliver)
+    fetcher = Fetcher(session, state, sides, sides, sides)
     await session.ready()
     started, cpu = monotonic(), process_time()
     await fetcher.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -19,6 +19,24 @@ if TYPE_CHECKING:
     from pgqueue.database.steps import Steps
 
 F = TypeVar("F", bound=Callable[..., Any])
+Changing = Callable[[Iterable[int]], "Steps[list[Answer]]"]
+"""What is done to the jobs of these ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The jobs that the command line names: by `ids`, or all that fit. `filters` gives the fields."""
+
+    ids: tuple[int, ...]
+    state: str | None
+    queue: str | None
+    task: str | None
+    limit: int | None
+    yes: bool
+
+    def __post_init__(self) -> None:
+        if bool(self.ids) == bool(self.state or self.queue or self.task) or (self.ids and self.limit):
+            raise click.UsageError("give IDs, or choose with --state, --queue, --task")
 
 
 def filters(states: Sequence[str]) -> Callable[[F], F]:
@@ -41,28 +59,21 @@ def filters(states: Sequence[str]) -> Callable[[F], F]:
     return add
 
 
-def act(
-    verb: str,
-    ids: Sequence[int],
-    *,
-    states: Sequence[str],
-    queue: str | None,
-    task: str | None,
-    limit: int | None,
-    yes: bool,
-    as_json: bool,
-    steps: Callable[[Iterable[int]], Steps[list[Answer]]],
-) -> None:
-    """Find the jobs, ask before acting on a filter, act, say what was done; exit code 1 if not all could be."""
+def act(verb: str, chosen: Chosen, states: Sequence[str], steps: Changing, *, as_json: bool) -> None:
+    """Find the jobs, ask before acting on a filter, act, say what was done; exit code 1 if not all could be.
+
+    `states`: where they are looked for if the filter names no state.
+    """
     from pgqueue.admin import actions
     from pgqueue.admin.filters import Filter, finding
     from pgqueue.database.steps import drive
 
+    states, ids = (chosen.state,) if chosen.state else tuple(states), list(chosen.ids)
     with connected(verb) as conn:  # in autocommit mode: each statement is a transaction
-        chosen = list(ids) or drive(conn, finding(Filter(tuple(states), queue, task, limit)))
-        if not ids and chosen and not yes:
-            _ask(f"{verb.capitalize()} {_jobs(len(chosen))}{_of(queue, task)}, now {' or '.join(states)}?")
-        answers = drive(conn, steps(chosen))
+        found = ids or drive(conn, finding(Filter(states, chosen.queue, chosen.task, chosen.limit)))
+        if found and not ids and not chosen.yes:
+            _ask(f"{verb.capitalize()} {_jobs(len(found))}{_of(chosen)}, now {' or '.join(states)}?")
+        answers = drive(conn, steps(found))
     refused = [answer for answer in answers if answer.did in actions.REFUSALS]
     if as_json:
         click.echo(json.dumps({"jobs": [asdict(answer) for answer in answers]}))
@@ -94,5 +105,6 @@ def _jobs(count: int) -> str:
     return f"{count:,} job{'s' * (count != 1)}"
 
 
-def _of(queue: str | None, task: str | None) -> str:
-    return (f" of task {plain(task)}" if task else "") + (f" in queue {plain(queue)}" if queue else "")
+def _of(chosen: Chosen) -> str:
+    task = f" of task {plain(chosen.task)}" if chosen.task else ""
+    return task + (f" in queue {plain(chosen.queue)}" if chosen.queue else "")

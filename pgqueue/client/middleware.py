@@ -1,21 +1,22 @@
 """What an application puts around its jobs: `@middleware`, `@on_start`, `@on_finish`.
 
-Declared at import beside the tasks, as the lifespan is. A worker takes them when it starts: `Hooks.around` puts them
-into the call path of its tasks, `Hooks.finishing` between executor and completer. Where nothing was declared both give
-back what they were given, so a job without hooks pays nothing. Nothing here does I/O.
+Declared at import beside the tasks, as the lifespan is. A worker takes them when it starts. All that a worker puts
+around a handler is one chain of layers (`wrapped`), of which `Hooks` is one; `Hooks.finishing` stands between executor
+and completer. A layer that a task does not need is not there, so a job without hooks pays nothing. Nothing here does
+I/O.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from pgqueue.client.tasks import Task
 from pgqueue.errors import InvalidOption
@@ -45,6 +46,8 @@ OnStart = Callable[[Job], None]
 OnFinish = Callable[[Job, "JobOutcome"], None]
 Middleware = Callable[[Job, Callable[[], Any]], Any]
 Finish = Callable[[Job, Outcome], None]
+Handler = Callable[..., Any]
+"""A handler as it is called: a function, or one that returns an awaitable."""
 
 S = TypeVar("S", bound=OnStart)
 F = TypeVar("F", bound=OnFinish)
@@ -94,6 +97,34 @@ class JobOutcome:
             case Retried(delay, problem):
                 reason = _REASONS.get(problem.outcome, problem.outcome)
                 return cls("retried", seconds, reason, problem.error_type, problem.message, delay)
+
+
+# The chain ------------------------------------------------------------------------------------------------------------
+
+
+class Layer(Protocol):
+    """One wrapper of handlers: hooks, a transaction, a timeout. It calls `call` where the handler shall run."""
+
+    def wraps(self, task: Task[..., Any]) -> bool:
+        """Whether the handler of this task is wrapped; else it pays nothing."""
+        ...
+
+    def in_thread(self, task: Task[..., Any], call: Handler) -> Handler:
+        """A sync handler, wrapped."""
+        ...
+
+    def on_loop(self, task: Task[..., Any], call: Handler) -> Handler:
+        """An async handler, wrapped."""
+        ...
+
+
+def wrapped(task: Task[..., Any], *layers: Layer) -> Task[..., Any]:
+    """This task with these layers around its handler, the first one innermost; itself if none wraps it."""
+    call = task.fn
+    for layer in layers:
+        if layer.wraps(task):
+            call = layer.on_loop(task, call) if task.is_async else layer.in_thread(task, call)
+    return task if call is task.fn else replace(task, fn=call)
 
 
 # Declaring ------------------------------------------------------------------------------------------------------------
@@ -195,21 +226,28 @@ class Hooks:
     # Changed by the loop and by threads, each only the key that is its own.
     _begun: dict[Job, Begun] = field(default_factory=dict)
 
-    def around(self, tasks: Mapping[str, Task[..., Any]]) -> dict[str, Task[..., Any]]:
-        """These tasks, with the hooks in the call path of those that have some."""
-        return {name: self.hooked(task) for name, task in tasks.items()}
+    def wraps(self, task: Task[..., Any]) -> bool:
+        """Whether this task has hooks or middleware."""
+        return bool(self.on_start or self.on_finish or self._middleware_of(task))
 
-    def hooked(self, task: Task[..., Any]) -> Task[..., Any]:
-        """This task with its hooks; itself if it has none."""
-        chain = [each for each in self.middleware if inspect.iscoroutinefunction(each) is task.is_async]
-        fn = task.fn
-        if chain:
-            fn = _around_async(fn, chain) if task.is_async else _around(fn, chain)
+    def in_thread(self, task: Task[..., Any], call: Handler) -> Handler:
+        """A sync handler with its hooks."""
+        if chain := self._middleware_of(task):
+            call = _around(call, chain)
             if not task.store_result and not task.transactional:
-                fn = silent(replace(task, fn=fn)).fn
-        if self.on_start or self.on_finish:
-            fn = self._beginning_async(fn) if task.is_async else self._beginning(fn)
-        return task if fn is task.fn else replace(task, fn=fn)
+                call = RESULTS.in_thread(task, call)
+        return self._beginning(call) if self.on_start or self.on_finish else call
+
+    def on_loop(self, task: Task[..., Any], call: Handler) -> Handler:
+        """An async handler with its hooks."""
+        if chain := self._middleware_of(task):
+            call = _around_async(call, chain)
+            if not task.store_result and not task.transactional:
+                call = RESULTS.on_loop(task, call)
+        return self._beginning_async(call) if self.on_start or self.on_finish else call
+
+    def _middleware_of(self, task: Task[..., Any]) -> list[Middleware]:
+        return [each for each in self.middleware if inspect.iscoroutinefunction(each) is task.is_async]
 
     def finishing(self, finish: Finish) -> Finish:
         """`finish`, then the hooks. In this order: not even a hook that hangs keeps an outcome from being written."""
@@ -337,22 +375,27 @@ class _Called:
         return True
 
 
-def unstored(tasks: Mapping[str, Task[..., Any]]) -> dict[str, Task[..., Any]]:
-    """These tasks, with handlers that return nothing where a result is not to be stored."""
-    return {name: task if task.store_result else silent(task) for name, task in tasks.items()}
+class Results:
+    """The layer of tasks whose results are not stored: the handler returns nothing but what it asks for."""
+
+    def wraps(self, task: Task[..., Any]) -> bool:
+        """Whether the task's results are not stored."""
+        return not task.store_result
+
+    def in_thread(self, task: Task[..., Any], call: Handler) -> Handler:
+        """A sync handler that returns nothing but what it asks for."""
+        return lambda *args, **kwargs: _asked(call(*args, **kwargs))
+
+    def on_loop(self, task: Task[..., Any], call: Handler) -> Handler:
+        """The same of an async handler."""
+
+        async def on_loop(*args: Any, **kwargs: Any) -> Any:
+            return _asked(await call(*args, **kwargs))
+
+        return on_loop
 
 
-def silent(task: Task[..., Any]) -> Task[..., Any]:
-    """The task, with a handler that returns nothing but what it asks for."""
-    fn = task.fn
-
-    def in_thread(*args: Any, **kwargs: Any) -> Any:
-        return _asked(fn(*args, **kwargs))
-
-    async def on_loop(*args: Any, **kwargs: Any) -> Any:
-        return _asked(await fn(*args, **kwargs))
-
-    return replace(task, fn=on_loop if task.is_async else in_thread)
+RESULTS = Results()
 
 
 def _asked(value: object) -> object:

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from pgqueue.client import tasks
-from pgqueue.client.middleware import declared
+from pgqueue.client.middleware import declared, wrapped
 from pgqueue.client.tasks import Task
 from pgqueue.config import config
 from pgqueue.database.drivers import aconnect, connect
@@ -292,7 +292,7 @@ def _claimed(worker_id: int, claim: int) -> Steps[Job | None]:
 def _attempt(job: Job, worker_id: int, alone: bool) -> Steps[Ran]:
     """Call the handler, with middleware and hooks, and say what became of the job."""
     hooks = declared()
-    ran = yield from _in_savepoint(job, hooks.hooked(tasks.registry[job.task]), worker_id, alone)
+    ran = yield from _in_savepoint(job, wrapped(tasks.registry[job.task], hooks), worker_id, alone)
     hooks.finished(job, ran[0])
     return ran
 

@@ -18,7 +18,7 @@ from itertools import count
 from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
-from pgqueue.client.middleware import Hooks, declared
+from pgqueue.client.middleware import Hooks, declared, wrapped
 from pgqueue.client.tasks import Task
 from pgqueue.jobs.job import Job, NewJob, running_job
 from pgqueue.jobs.outcomes import LATE, Cancel, Completed, Fail, Outcome, Retry, Snooze, given
@@ -53,7 +53,7 @@ def run(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """
     job, hooks = _made_up(task.new(*args, **kwargs)), declared()
     with _telling(hooks, task, job) as gave:
-        gave.append(_run_here(hooks.hooked(task), job))
+        gave.append(_run_here(wrapped(task, hooks), job))
     return gave[0]  # type: ignore[no-any-return]
 
 
@@ -64,7 +64,7 @@ async def arun(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """
     job, hooks = _made_up(task.new(*args, **kwargs)), declared()
     with _telling(hooks, task, job) as gave:
-        gave.append(await _run_there(hooks.hooked(task), job))
+        gave.append(await _run_there(wrapped(task, hooks), job))
     return gave[0]  # type: ignore[no-any-return]
 
 

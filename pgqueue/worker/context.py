@@ -1,4 +1,4 @@
-"""What a worker lends to its handlers: behind every method of `Job` that does something."""
+"""What is behind every method of `Job` that does something, in a worker."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from pgqueue.jobs.context import AnySource, JobContext, Source
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import Completed
 from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
+from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.serialization_retries import sqlstate
+from pgqueue.worker.state import WorkerState
 from pgqueue.worker.transactions.iteration import Iterations
 from pgqueue.worker.transactions.transaction import lost
 from pgqueue.worker.transactions.transactional import Transactional
 
 
 class WorkerContext(JobContext):
-    """The means of one worker."""
+    """The context of the jobs of one worker."""
 
     def __init__(
         self,
-        transactions: Transactional,
+        state: WorkerState,
+        running: RunningJobs,
+        transactional: Transactional,
         iterations: Iterations,
-        endings: OutcomeSql,
-        worker_id: Callable[[], int],
+        outcome_sql: OutcomeSql,
         *,
-        stops: Callable[[Job], None],
-        stopping: Callable[[Job], bool],
-        says: Callable[[Job, float, float | None], None],
+        report: Callable[[Job, float, float | None], None],
     ) -> None:
         super().__init__()
-        self._transactions = transactions
+        self._transactional = transactional
         self._iterations = iterations
-        self._endings = replace(endings, array=list)
-        self._worker_id = worker_id
-        self._stops = stops
-        self._stopping = stopping
-        self._says = says
+        self._outcome_sql = replace(outcome_sql, array=list)
+        self._state = state
+        self._running = running
+        self._report = report
 
     def connection(self, job: Job) -> Any:
-        return self._transactions.connection(job)
+        return self._transactional.connection(job)
 
     async def aconnection(self, job: Job) -> Any:
-        return await self._transactions.aconnection(job)
+        return await self._transactional.aconnection(job)
 
     def session(self, job: Job) -> Any:
-        return self._transactions.session(job)
+        return self._transactional.session(job)
 
     def checkpoint(self, job: Job) -> None:
-        self._stops(job)
+        self._running.checkpoint(job)
 
     def stopping(self, job: Job) -> bool:
-        return self._stopping(job)
+        return self._running.stopping(job)
 
     def progress(self, job: Job, done: float, total: float | None) -> None:
-        self._says(job, done, total)
+        self._report(job, done, total)
 
     def iterate(self, job: Job, source: Source[Any], size: int) -> Iterator[list[Any]]:
         return self._iterations.iterate(job, source, size)
@@ -70,7 +70,7 @@ class WorkerContext(JobContext):
         return self._iterations.left(job)
 
     def abandoned(self, job: Job) -> None:
-        self._transactions.abandoned(job)
+        self._transactional.abandoned(job)
 
     def anew(self, job: Job) -> None:
         super().anew(job)
@@ -97,13 +97,13 @@ class WorkerContext(JobContext):
                 "whatever comes after; open a transaction on this connection first",
                 job_id=job.id,
             )
-        if self._transactions.owns(job):
+        if self._transactional.owns(job):
             raise Error(
                 f"job {job.id} ({job.task}): its task is transactional, or it is inside job.iterate, so the worker "
                 "completes it; job.complete(conn) is for handlers that open a transaction themselves",
                 job_id=job.id,
             )
-        return self._endings.within(job, Completed(successors=tuple(job.successors or ())), self._worker_id())
+        return self._outcome_sql.within(job, Completed(successors=tuple(job.successors or ())), self._state.id)
 
 
 def _explained(job: Job, error: Exception) -> Exception:

@@ -1,6 +1,7 @@
-"""One worker: its life from start to stop. The services it nests, and how they meet, are in `services`.
+"""One worker: its life from start to stop. What it is made of is in `services`.
 
-Three connections when idle: fetch (with the duties), listen, beat; the completer opens the fourth at its first outcome.
+Three connections when idle: fetch (with the duties), listen, heartbeat; the completer opens the fourth at its first
+outcome.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from pgqueue.database.backoff import transient, within
 from pgqueue.database.sessions import Link
 from pgqueue.database.statements import integers
 from pgqueue.jobs.job import Job, fields
-from pgqueue.worker.liveness.registration import withdraw
+from pgqueue.worker.concurrency.declared_limits import limits_of, rates_of
+from pgqueue.worker.liveness.registration import enter, withdraw
 from pgqueue.worker.services import Services
-from pgqueue.worker.settings import by_name, settle
+from pgqueue.worker.settings import Settings, by_name, settle
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
@@ -46,7 +49,7 @@ class Vitals:
     ended: int
 
 
-class Worker(Services):
+class Worker:
     """A worker inside this process: takes jobs of its queues and runs them, until it is stopped.
 
     `queues` is a sequence of names, each with slots of its own if written `name:slots`; default: every queue an
@@ -91,12 +94,25 @@ class Worker(Services):
             pool_size=pool_size,
             fail_unknown=fail_unknown,
         )
-        super().__init__(settings, named)
+        limits_of(named.values()), rates_of(named.values())  # raises if two tasks disagree
+        self.state = WorkerState(settings, named)
+        self.services: Services
+        """Made by `prepare`, when this worker has its id."""
         self._prepared = self._stopping = False
-        self._services: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._writing: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
         self._ended: asyncio.Future[None] | None = None
+
+    @property
+    def worker_id(self) -> int:
+        """This worker's id in the database, 0 before `prepare`; another one after it was taken for dead."""
+        return self.state.id
+
+    @property
+    def settings(self) -> Settings:
+        """What this worker was told."""
+        return self.state.settings
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -117,13 +133,13 @@ class Worker(Services):
         self._loop = loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
         dsn = await asyncio.to_thread(embedded.resolve, self.settings.dsn)
-        self._link = Link(dsn, self.settings.schema, self.settings.prepare)
+        self.state.link = Link(dsn, self.settings.schema, self.settings.prepare)
         await self._enter()
-        self._build()
-        self._heartbeat.start()
-        self._lost_lease.start()
+        self.services = services = Services(self.state, serve=self._serve, quiet=self.quiet)
+        services.heartbeat.start()
+        services.lease_guard.start()
         try:
-            self._means.resources = await self._stack.enter_async_context(declared_lifespan())
+            services.context.resources = await self._stack.enter_async_context(declared_lifespan())
         except BaseException:
             await self._leave()
             raise
@@ -135,10 +151,11 @@ class Worker(Services):
 
         For whoever lets others work meanwhile. That the database is away is no matter: the services wait for it.
         """
-        plain = self._endings.about("complete_plain", [], self.worker_id)
+        services = self.services
+        plain = services.outcome_sql.about("complete_plain", [], self.worker_id)
         try:
-            await self._fetcher.warm()
-            await self._give.run(plain)
+            await services.fetcher.warm()
+            await services.complete_session.run(plain)
         except Exception as error:
             if not transient(error):
                 raise
@@ -146,32 +163,29 @@ class Worker(Services):
 
     async def _enter(self) -> None:
         """Check and register. Whoever cancels it leaves no row behind: a thread goes on, so it is waited for."""
-        entering = asyncio.ensure_future(asyncio.to_thread(self._check_and_register))
+        entering = asyncio.ensure_future(asyncio.to_thread(enter, self.state))
         try:
-            await asyncio.shield(entering)
+            self.state.id = await asyncio.shield(entering)
         except asyncio.CancelledError:
             await asyncio.wait([entering])
             if not entering.cancelled() and entering.exception() is None:
-                await asyncio.to_thread(withdraw, self._link, self.worker_id)
+                await asyncio.to_thread(withdraw, self.state.link, entering.result())
             raise
 
     def begin(self) -> None:
         """Start the services of a prepared worker."""
-        self._state = "running"  # said by the beat that lists the fetcher's connection
-        self._fetching = self._serve(self._fetcher.run(), "fetcher")
-        self._writing = self._serve(self._completer.run(), "completer")
-        services: list[Any] = [self._scheduler, self._maintenance, self._reconciler, self._signals]
-        services += [self._unblocker, self._sweep, self._ticks, self._declarer, self._rates]
-        for service in [
-            *services,
-            self._isolation,
-            self._progress,
-            *([self._notifier] if self.settings.listen else []),
-        ]:
+        services = self.services
+        self.state.phase = "running"  # said by the heartbeat that lists the fetcher's connection
+        self._fetching = self._serve(services.fetcher.run(), "fetcher")
+        self._writing = self._serve(services.completer.run(), "completer")
+        others: list[Any] = [services.scheduler, services.pruner, services.reconciler, services.cancellation]
+        others += [services.unblocker, services.sweep, services.ticks, services.declared_limits, services.rate_limiter]
+        others += [services.poison_drain, services.progress, *([services.notifier] if self.settings.listen else [])]
+        for service in others:
             self._serve(service.run(), type(service).__name__.lower())
 
     def _warn_of_locks(self) -> None:
-        keyed = [task for task in self._tasks.values() if task.locking or (task.limiting and task.limiting.limit)]
+        keyed = [task for task in self.state.tasks.values() if task.locking or (task.limiting and task.limiting.limit)]
         endless = sorted({task.name for task in keyed if task.timeout is None})
         if endless:
             said = (
@@ -182,7 +196,7 @@ class Worker(Services):
 
     async def seen(self) -> None:
         """Wait until others can see our state in the database; a second at most."""
-        await self._heartbeat.listed()
+        await self.services.listed()
 
     async def run(self) -> None:
         """Work until stopped, or quiet and everything that ran is written, or a service fails for good (raised)."""
@@ -193,11 +207,12 @@ class Worker(Services):
 
     def quiet(self) -> None:
         """Take no more jobs, hand back those that have not started; `run` returns when what runs has ended."""
-        if self._state == "running":
-            self._state = "quiet"
-            self._heartbeat.beat_soon()
-            self._fetcher.quiet()
-            self._give_back(self._executor.hand_back())
+        if self.state.phase == "running":
+            services = self.services
+            self.state.phase = "quiet"
+            services.heartbeat.beat_soon()
+            services.fetcher.quiet()
+            services.held_jobs.give_back(services.held_jobs.hand_back())
             self._serve(self._drain(), "drain")
 
     async def quieted(self) -> None:
@@ -206,24 +221,23 @@ class Worker(Services):
 
     def vitals(self) -> Vitals:
         """How it is just now."""
-        slots = sum(pool.slots for pool in self._executor.groups)
-        return Vitals(
-            self.worker_id, self._state, len(self._executor.running), slots, self._executor.lost, self._ended_jobs
-        )
+        state, running = self.state, self.services.running
+        return Vitals(state.id, state.phase, len(running.runs), running.slots, running.lost, state.ended_jobs)
 
     async def remark(self, outcome: str, message: str) -> list[Job]:
         """Append a row to the attempts of what runs now, which go on; those jobs."""
-        jobs = [run.job for run in list(self._executor.running.values()) if run.job is not None]
+        jobs = self.services.running.jobs()
         ids, claims = [job.id for job in jobs], integers([job.claim for job in jobs])
         about = {"worker_id": self.worker_id, "ids": ids, "claims": claims, "version_tag": self.settings.version_tag}
-        await self._take.run(self._link.statement("heartbeat_remark", outcome=outcome, message=message, **about))
+        remark = self.state.link.statement("heartbeat_remark", outcome=outcome, message=message, **about)
+        await self.services.fetch_session.run(remark)
         return jobs
 
     async def _drain(self) -> None:
         await asyncio.wait([self._fetching])
-        await self._rates.idle()
-        await self._executor.idle()
-        await self._completer.flushed()
+        await self.services.rate_limiter.idle()
+        await self.services.executor.idle()
+        await self.services.completer.flushed()
         if not self._stopping:  # else it goes on until we have left
             self._end()
 
@@ -233,7 +247,8 @@ class Worker(Services):
 
     def completing(self) -> int | None:
         """What changes as long as the completer moves, None if it has nothing to do: for the watchdog."""
-        return self._give.ended + self._completer.ended if self._completer.unwritten() else None
+        services = self.services
+        return services.complete_session.ended + services.completer.ended if services.completer.unwritten() else None
 
     async def stop(self, timeout: float = 25.0) -> int:
         """Stop within `timeout` seconds; how many jobs were still running at the deadline.
@@ -243,51 +258,48 @@ class Worker(Services):
         handler that cannot be stopped, in a call into C, keeps its job until the lease is over; rescue gives it back
         then. Killing the process at any moment loses nothing.
         """
-        if self._state in ("starting", "stopped"):
-            await (self._leave() if self._prepared and self._state == "starting" else self._stack.aclose())
-            self._state = "stopped"
+        if self.state.phase in ("starting", "stopped"):
+            await (self._leave() if self._prepared and self.state.phase == "starting" else self._stack.aclose())
+            self.state.phase = "stopped"
             return 0
         deadline, self._stopping = monotonic() + timeout, True
         self.quiet()
         await within(asyncio.wait([self._fetching]), max(0.1, deadline - monotonic()))
-        await within(self._rates.idle(), max(0.1, deadline - monotonic()))
-        self._give_back(self._executor.hand_back())
+        await within(self.services.rate_limiter.idle(), max(0.1, deadline - monotonic()))
+        services = self.services
+        services.held_jobs.give_back(services.held_jobs.hand_back())
         left = await self._wait_for_jobs(deadline)
-        await within(self._completer.flushed(), FLUSH_SECONDS)
-        await within(self._unblocker.idle(), HAND_ON_SECONDS)
+        await within(self.services.completer.flushed(), FLUSH_SECONDS)
+        await within(self.services.unblocker.idle(), HAND_ON_SECONDS)
         await self._leave()
         return left
 
     async def _wait_for_jobs(self, deadline: float) -> int:
-        if await within(self._executor.idle(), deadline - monotonic()):
+        if await within(self.services.executor.idle(), deadline - monotonic()):
             return 0
-        left = len(self._executor.running)
-        self._executor.cancel()
-        await within(self._executor.idle(), STOP_SECONDS)
-        for job in [run.job for run in list(self._executor.running.values()) if run.job is not None]:
+        left = len(self.services.running.runs)
+        self.services.executor.cancel()
+        await within(self.services.executor.idle(), STOP_SECONDS)
+        for job in self.services.running.jobs():
             said = "job %d (%s) could not be stopped; it is given back when this worker's lease is over"
             log.error(said, job.id, job.task, extra=fields(job))
         return left
 
     async def _leave(self) -> None:
-        self._state = "stopped"
-        self._lost_lease.close()
-        await asyncio.to_thread(self._heartbeat.stop)
-        await self._cancel(*self._services - {self._writing})
+        self.state.phase = "stopped"
+        self.services.lease_guard.close()
+        await asyncio.to_thread(self.services.heartbeat.stop)
+        await self._cancel(*self._tasks - {self._writing})
         # A claim or an admit may have been answered up to now: what it brought is given back before the completer goes.
-        await within(self._completer.flushed(), GIVE_BACK_SECONDS)
-        await self._cancel(*self._services)
+        await within(self.services.completer.flushed(), GIVE_BACK_SECONDS)
+        await self._cancel(*self._tasks)
         try:
             async with asyncio.timeout(5):
                 await self._sign_off()
         except Exception as error:  # whatever it is, what follows must be taken down
             log.warning("could not sign off: %s; rescue will notice", error)
-        await self._take.close()
-        await self._give.close()
-        await self._keys.close()
-        await self._pace.close()
-        await self._lender.close()
-        self._executor.close()
+        await self.services.close_sessions()
+        self.services.executor.close()
         await self._stack.aclose()
         self._end()
 
@@ -302,29 +314,30 @@ class Worker(Services):
         A claim that was cut off may still be under way in the server. It holds our row FOR KEY SHARE, so the DELETE
         waits for it; or it comes later, finds no row and takes nothing. What is found after the DELETE is all there is.
         """
-        leave = self._link.statement("registration_leave", worker_id=self.worker_id)
-        await self._reconciler.reconcile()
-        if await self._take.run(leave) == [[]]:  # a claim was committed in between, or handlers could not be stopped
-            await self._reconciler.reconcile()
-            await self._take.run(leave)
-        await self._reconciler.reconcile()
-        stuck = integers(self._executor.running)
-        await self._take.run(self._link.statement("registration_abandon", worker_id=self.worker_id, stuck=stuck))
+        session, reconciler, link = self.services.fetch_session, self.services.reconciler, self.state.link
+        leave = link.statement("registration_leave", worker_id=self.worker_id)
+        await reconciler.reconcile()
+        if await session.run(leave) == [[]]:  # a claim was committed in between, or handlers could not be stopped
+            await reconciler.reconcile()
+            await session.run(leave)
+        await reconciler.reconcile()
+        stuck = integers(list(self.services.running.runs))
+        await session.run(link.statement("registration_abandon", worker_id=self.worker_id, stuck=stuck))
 
     # Services ---------------------------------------------------------------------------------------------------------
 
     def _serve(self, service: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = self._loop.create_task(service, name=f"pgqueue-{name}")
-        self._services.add(task)  # the loop itself keeps no task alive
+        self._tasks.add(task)  # the loop itself keeps no task alive
         task.add_done_callback(self._service_ended)
         return task
 
     def _service_ended(self, task: asyncio.Task[None]) -> None:
-        self._services.discard(task)
+        self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and self._ended is not None and not self._ended.done():
             log.critical("%s failed for good: %s", task.get_name(), error)
             self._ended.set_exception(error)
             # Half a worker must not look alive: without beats its jobs are given to others.
             self.quiet()
-            self._heartbeat.abandon()
+            self.services.heartbeat.abandon()

@@ -302,7 +302,7 @@ async def race(dsn: str, eyes: Eyes, rounds: int) -> dict[str, int]:
     async with work(dsn, moment) as worker:
         await asyncio.to_thread(cancel)
         await until(lambda: not set(eyes.states()) - {"completed", "cancelled"}, 30)
-        await worker._signals.settle()
+        await worker.services.cancellation.settle()
         assert eyes.one("SELECT count(*) FROM pgqueue.job_signal") == 0
     for job, answer in given.items():
         state = eyes.state(job)

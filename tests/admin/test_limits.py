@@ -279,7 +279,7 @@ async def test_a_suspect_that_is_granted_and_may_not_run_yet_holds_up_nobody_of_
     await worker.take()
     assert holders(eyes) == [(suspect, "available")]
     plain, rated = (limited(eyes, 1, rate_key=rate)[0] for rate in (None, "x"))
-    worker.fetcher._poison_ranks = lambda: ()
+    worker.hands.poison_ranks = lambda: ()
     await worker.park()
     eyes.do("UPDATE pgqueue.worker SET state = 'running', concurrency = 1 WHERE id = %s", worker.worker_id)
     await sweeper.sweep()
@@ -438,7 +438,7 @@ async def test_who_needs_a_rate_too_goes_on_to_its_line_with_the_limit(desks: De
     [only_rate] = limited(eyes, 1, limit_key=None, rate_key="r")
     told: list[str] = []
     desk = desks()
-    desk.admit._rate_wanted = told.extend
+    desk.admit._rates_wanted = told.extend
     assert await desk.take() == []
     assert parked(eyes) == [
         (ids[0], "rate:r:1", True), (ids[1], "rate:r:1", True), (ids[2], "limit:k", True), (only_rate, "rate:r", False),
@@ -507,7 +507,7 @@ async def test_what_was_granted_to_a_paused_queue_gives_way(desks: Desks, eyes: 
     [first, second] = limited(eyes, 2, queue="other", lock_key=lock, lock_limit=lock and 2)
     desk, other = desks("default"), desks("other")
     desk.slots = 0
-    desk.fetcher._shares = other.fetcher._shares
+    desk.hands.to_fetch = other.fetcher._capacity.to_fetch
     await other.park()
     other.slots = 0
     await other.let_in()
@@ -592,7 +592,7 @@ async def test_a_raised_limit_is_heard_of_at_once(dsn: str, eyes: Eyes, conn: ps
         heard.enqueue_many(conn, [()] * 3)
         conn.commit()
         await until(lambda: eyes.states() == {"running": 1, "blocked": 2}, 30)
-        worker._sweep._last = monotonic() + 60  # not by its turn
+        worker.services.sweep._last = monotonic() + 60  # not by its turn
         assert change(conn, "limits.heard", 2) == Setting("limits.heard", 2, 1, True)
         conn.commit()
         await until(lambda: eyes.states() == {"running": 2, "blocked": 1}, 5)
@@ -614,7 +614,7 @@ async def test_what_was_set_by_hand_stays_and_the_code_decides_again_when_told(d
 
     async def started(*tasks: Any) -> None:
         async with work(dsn, *tasks) as worker:
-            await until(lambda: worker._declarer.declared, 30)
+            await until(lambda: worker.services.declared_limits.declared, 30)
 
     await started(three)
     assert shared() == [(3, 3, False)]
@@ -765,7 +765,7 @@ async def test_waiting_for_a_limit_and_a_shutdown_spend_no_attempt(
         left = await wait_for_jobs(self, deadline)
         served = "SELECT FROM pgqueue.worker WHERE state <> 'quiet'"
         await until(lambda: "running" not in eyes.states() and not eyes.all(served), 10)
-        assert await self._sweep.sweep()
+        assert await self.services.sweep.sweep()
         return left
 
     jobs = waits.enqueue_many(conn, [()] * 6)
@@ -853,7 +853,7 @@ async def test_a_claim_costs_the_same_however_many_wait_for_a_limit(desks: Desks
             number,
         )
         eyes.do("INSERT INTO pgqueue.job_available (task) SELECT 'x' FROM generate_series(1, 10)")
-        asked = desk.fetcher._asked(desk.fetcher._shares()[0], desk.fetcher.kinds.plain)
+        asked = desk.fetcher._asked(desk.fetcher._capacity.to_fetch()[0], desk.fetcher.kinds.plain)
         claim = {
             "queues": [queue for queue, _, _ in asked.lanes], "ranks": [rank for _, rank, _ in asked.lanes],
             "afters": [0] * len(asked.lanes), "uptos": [2**63 - 1] * len(asked.lanes),

@@ -322,9 +322,9 @@ async def test_a_hung_job_with_a_timeout_of_its_own_gives_its_key_up(
     conn.commit()
     async with work(dsn, hangs, concurrency=4) as worker:
         await until(eyes.done(1), 10)
-        assert states(eyes) == ["failed", "completed"] and worker._executor.lost == 1
+        assert states(eyes) == ["failed", "completed"] and worker.services.executor._running.lost == 1
         go_on.set()
-        await until(lambda: worker._executor.lost == 0)
+        await until(lambda: worker.services.executor._running.lost == 0)
 
 
 @pytest.mark.promise("L10")
@@ -413,7 +413,7 @@ async def test_it_works_where_transactions_are_repeatable_read_by_default(
     started = monotonic()
     async with work(dsn, repeatable, concurrency=4) as worker:
         await until(eyes.done(20), 30)
-        assert worker._sweep.sweeps <= 2 + (monotonic() - started) / 4, "handed on at once, not by the sweep"
+        assert worker.services.sweep.sweeps <= 2 + (monotonic() - started) / 4, "handed on at once, not by the sweep"
 
 
 @pytest.mark.promise("L14")
@@ -515,7 +515,7 @@ async def test_a_busy_key_does_not_starve_free_jobs(dsn: str, eyes: Eyes, conn: 
     async with work(dsn, busy, free) as worker:
         await until(eyes.done(100), 30)
         assert busy_runs <= 1
-        assert worker._fetcher.fetches < 100
+        assert worker.services.fetcher.fetches < 100
         gate.set()
 
 
@@ -537,9 +537,9 @@ async def test_resuming_a_queue_lets_in_who_waited_there(dsn: str, eyes: Eyes, c
         conn.commit()
         gate.set()
         await until(eyes.done(1))
-        await until(lambda: not worker._unblocker.pending)
+        await until(lambda: not worker.services.unblocker.pending)
         assert states(eyes) == ["completed", "blocked"]
-        worker._sweep._last = monotonic() + 60  # what lets it in is the resume
+        worker.services.sweep._last = monotonic() + 60  # what lets it in is the resume
         pgqueue.resume(conn, "default")
         conn.commit()
         await until(eyes.done(2))
@@ -548,7 +548,7 @@ async def test_resuming_a_queue_lets_in_who_waited_there(dsn: str, eyes: Eyes, c
 async def test_an_idle_worker_needs_no_connection_for_locks(dsn: str, eyes: Eyes) -> None:
     async with work(dsn):
         await until(lambda: len(eyes.backends()) == 3)
-        assert eyes.backends("pgqueue admit") == []
+        assert eyes.backends("pgqueue unblock") == []
 
 
 async def test_the_worker_says_which_locks_have_no_timeout(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -609,7 +609,7 @@ async def test_releasing_takes_the_key_from_who_waits_for_its_retry(
         [lock] = locks(conn)
         assert [(holder.id, holder.state, holder.age) for holder in lock.holders] == [(first.id, "scheduled", None)]
         conn.rollback()
-        worker._sweep._last = monotonic() + 60  # what lets the next one in is the release
+        worker.services.sweep._last = monotonic() + 60  # what lets the next one in is the release
         assert release(conn, "k").ids == (first.id,)
         conn.commit()
         await until(eyes.is_in(second.id, "completed"))

@@ -100,7 +100,7 @@ def call(task: Task[..., Any], *args: Any) -> Any:
 
 
 def hooked(task: Task[..., Any]) -> Task[..., Any]:
-    return hook_module.declared().hooked(task)
+    return hook_module.wrapped(task, hook_module.declared())
 
 
 def enqueue(dsn: str, *jobs: Any) -> list[int]:
@@ -115,7 +115,7 @@ def enqueue(dsn: str, *jobs: Any) -> list[int]:
 def test_a_task_without_hooks_is_left_as_it_is(each: Task[..., Any]) -> None:
     made = hook_module.declared()
     finish: Callable[[Job, Outcome], None] = lambda job, outcome: None  # noqa: E731
-    assert made.hooked(each) is each
+    assert hook_module.wrapped(each, made) is each
     assert made.finishing(finish) is finish
 
 
@@ -333,8 +333,8 @@ async def test_a_transactional_task_is_told_as_what_was_committed(dsn: str, eyes
         for number, what in enumerate(("sent", "snooze", "cancel"), 1):
             enqueue(dsn, each.new(what))
             await until(partial(lambda wanted: len(finishes()) == wanted, number))
-        await until(lambda: not worker._held)
-        assert worker._completer.fenced == 0
+        await until(lambda: not worker.state.held)
+        assert worker.services.completer.fenced == 0
     assert [(told.name, told.reason, told.delay) for told in finishes()] == [
         ("completed", None, None), ("snoozed", None, 60.0), ("cancelled", "not wanted", None),
     ]  # fmt: skip
@@ -473,7 +473,7 @@ async def test_a_job_taken_away_from_its_handler_is_told_once(
     async with work(dsn, hangs) as worker:
         await until(lambda: finishes())
         release.set()
-        await until(lambda: worker._executor.lost == 0)
+        await until(lambda: worker.services.executor._running.lost == 0)
     assert [each.reason for each in finishes()] == ["timeout"]
 
 
@@ -545,7 +545,7 @@ async def test_context_variables_of_on_start_are_seen_by_the_handler_and_by_on_f
 def test_a_handler_called_again_within_its_attempt_is_one_start_and_one_end() -> None:
     declare_ends()
     made, job = hook_module.declared(), a_job()
-    again = made.hooked(in_thread)
+    again = hook_module.wrapped(in_thread, made)
     outcomes: list[Outcome] = []
     finish = made.finishing(lambda job, outcome: outcomes.append(outcome))
     token = running_job.set(job)
@@ -568,7 +568,7 @@ def test_one_that_is_stopped_in_the_middle_of_its_hooks_was_started() -> None:
     made, job = hook_module.declared(), a_job()
     token = running_job.set(job)
     with pytest.raises(Interrupted):
-        made.hooked(in_thread).fn(1)
+        hook_module.wrapped(in_thread, made).fn(1)
     running_job.reset(token)
     made.finished(job, Cancelled("by hand"))
     assert [entry[0] for entry in order] == ["finish"]
@@ -581,7 +581,7 @@ def test_the_outcome_is_handed_on_before_the_hooks_are_called() -> None:
 
     made, job = hook_module.declared(), a_job()
     token = running_job.set(job)
-    made.hooked(in_thread).fn(1)
+    hook_module.wrapped(in_thread, made).fn(1)
     running_job.reset(token)
     made.finishing(lambda job, outcome: order.append("written"))(job, COMPLETED)
     assert order[1:] == ["written", "hook"]

@@ -103,15 +103,15 @@ async def test_of_two_deployments_the_one_that_was_started_last_is_right_as_long
         async with work(dsn, version(Every(7200))):
             await until(lambda: lines() == "every 7200")
             # a worker of the old code that settles again changes nothing
-            old._ticks._settle_at = 0.0
-            old._ticks.wake()
-            assert await until(lambda: old._ticks._settle_at > 0)
+            old.services.ticks._settle_at = 0.0
+            old.services.ticks.wake()
+            assert await until(lambda: old.services.ticks._settle_at > 0)
             assert lines() == "every 7200"
 
         # The new one has left: whoever leads then finds what lives, when it settles next.
         def settled() -> bool:
-            old._ticks._settle_at = 0.0
-            old._ticks.wake()
+            old.services.ticks._settle_at = 0.0
+            old.services.ticks.wake()
             return bool(lines() == "every 3600")
 
         await until(settled)
@@ -125,7 +125,7 @@ async def test_a_declaration_that_has_not_changed_writes_nothing(dsn: str, eyes:
         await until(lambda: eyes.one("SELECT next_at FROM pgqueue.schedule"))
     before = eyes.all("SELECT xmin::text, ctid::text FROM pgqueue.schedule")
     async with work(dsn, same) as worker:
-        await until(lambda: worker._ticks._declared_by == worker.worker_id)
+        await until(lambda: worker.services.ticks._declared_by == worker.worker_id)
         assert eyes.all("SELECT xmin::text, ctid::text FROM pgqueue.schedule") == before
 
 
@@ -281,7 +281,7 @@ async def test_one_that_nobody_declares_any_more_is_orphaned_after_ten_minutes_s
     assert plain(eyes.conn, "gone").state == "orphaned"
     schedules.add(eyes.conn, "other", Every(1), "x")
     async with work(dsn, queues=["none"]) as other:
-        await until(lambda: other._ticks.made >= 2)
+        await until(lambda: other.services.ticks.made >= 2)
         assert eyes.all("SELECT DISTINCT schedule FROM pgqueue.tick") == [("other",)]
         schedules.remove(eyes.conn, "gone")
         assert [each.name for each in schedules.schedules(eyes.conn)] == ["other"]

@@ -214,7 +214,7 @@ async def test_the_sql_function_enqueues_in_the_callers_transaction_and_wakes(
 ) -> None:
     words.clear()
     async with work(dsn, says, poll=60.0, queues=["default", "mail"]) as worker:
-        await until(worker._leads)
+        await until(worker.services.election.leads)
         [[first]] = conn.execute("""SELECT pgqueue.enqueue('schema.says', '{"word": "one"}')""").fetchall()
         conn.execute("""SELECT pgqueue.enqueue('schema.says', '{"word": "two"}', queue => 'mail', priority => 0)""")
         conn.execute(

@@ -300,7 +300,7 @@ async def test_no_setting_of_the_role_breaks_a_worker(
         await until(lambda: eyes.one("SELECT beat FROM pgqueue.worker WHERE id = %s", worker.worker_id) >= 3)
         # Every session it announced is there, under its real start time: rescue could end it.
         await until(lambda: eyes.one(ANNOUNCED, worker.worker_id) == 4)
-        assert worker._leads()
+        assert worker.services.election.leads()
     # Of the worker itself; what it says of the job that fails is wanted.
     assert [record.getMessage() for record in caplog.records if record.name != "pgqueue.job"] == []
     assert eyes.one("SELECT count(*) FROM pgqueue.worker") == 0

@@ -25,7 +25,7 @@ class Desk:
         self.taker, self.eyes = taker, eyes
         self.session = Session(taker.link, "complete")
         endings = OutcomeSql(taker.link.schema, "v1", notify=True)
-        self.completer = Completer(self.session, lambda: taker.worker_id, endings, written=self._written)
+        self.completer = Completer(self.session, taker.state, endings, written=self._written)
         self.written: list[int] = []
         self.messages = 0
         self._run, self.session.run = self.session.run, self._counted  # type: ignore[method-assign]

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from worker_states import worker_state
+
 from pgqueue.client.tasks import Task, task
 from pgqueue.database.sessions import Link, Session
 from pgqueue.jobs.context import JobContext
@@ -15,6 +17,7 @@ from pgqueue.jobs.outcomes import (
     Outcome,
 )
 from pgqueue.worker.run.executor import Executor
+from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.serialization_retries import SerializationRetries
 from pgqueue.worker.run.slots import SlotGroup
 
@@ -28,16 +31,17 @@ class Bench:
         self.pool = SlotGroup(["default"], slots)
         self.outcomes: dict[int, Outcome] = {}
         self.order: list[int] = []
-        self.lows = self.halves = 0
+        self.lows = 0
         self._tasks = {task.name: task for task in tasks}
+        link = Link("", "pgqueue")
+        self.running = RunningJobs([self.pool])
         self.executor = Executor(
-            [self.pool],
+            self.running,
             self._tasks,
+            JobContext("the lifespan's"),
+            SerializationRetries(Session(link, "bench"), worker_state(link)),
             finish=self._finish,
-            low=self._low,
-            half_lost=self._half,
-            aborts=SerializationRetries(Session(Link("", "pgqueue"), "bench"), lambda: 1, version_tag=""),
-            means=JobContext("the lifespan's"),
+            slots_freed=self._low,
         )
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
@@ -77,9 +81,6 @@ class Bench:
         self.outcomes[job.id] = outcome
         self.order.append(job.id)
         self._loop.call_soon_threadsafe(self._news.set)
-
-    def _half(self) -> None:
-        self.halves += 1
 
     def _low(self) -> None:
         self.lows += 1

@@ -44,7 +44,7 @@ async def tidied(worker: Worker, eyes: Eyes) -> None:
     """Every connection is back in its pool, no transaction is open, none is known."""
     await until(lambda: whole(worker), 30)
     assert eyes.one(f"SELECT count(*) {SESSIONS} AND state LIKE 'idle in%%'") == 0
-    assert worker._executor.lost == 0
+    assert worker.services.executor._running.lost == 0
 
 
 @pytest.fixture
@@ -58,7 +58,9 @@ def restless() -> Iterator[None]:
 
 def whole(worker: Worker) -> bool:
     """Whether every connection of the worker's pools is back in them, and no transaction is known."""
-    pools = [pool for pool in (worker._lender._sync, worker._lender._async) if pool is not None]
+    pools = [
+        pool for pool in (worker.services.handler_pool._sync, worker.services.handler_pool._async) if pool is not None
+    ]
     stats = [pool.get_stats() for pool in pools]
     there = all(each["pool_available"] == each["pool_size"] for each in stats)
-    return there and not worker._means._transactions._open
+    return there and not worker.services.context._transactional._open

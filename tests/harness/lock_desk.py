@@ -19,10 +19,10 @@ from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Statement, integers, texts
 from pgqueue.jobs.job import Job
 from pgqueue.worker.concurrency.chains import Chains
-from pgqueue.worker.concurrency.semaphores import Slots
 from pgqueue.worker.concurrency.sweep import Sweep
 from pgqueue.worker.concurrency.unblocker import Unblocker, held
 from pgqueue.worker.fetch.keyed_claim import KEYED_CLAIMS
+from pgqueue.worker.run.slots import Room
 
 
 class Desk(Taker):
@@ -37,22 +37,18 @@ class Desk(Taker):
     ) -> None:
         super().__init__(dsn, queues, tasks=tasks)
         self.link = self.session.link = link or self.link
-        self.keys = Session(self.link, "admit")
+        self.keys = Session(self.link, "unblock")
         self.slots, self.asked, self.behind = 1000, 0, 0
         self.chains = Chains()
         self.admit = Unblocker(
             self.keys,
-            lambda: self.worker_id,
-            claims=self.fetcher.claims,
-            tasks=self.tasks,
-            slots=lambda: [Slots(self.queues, self.slots, self.asked, behind=self.behind)],
+            self.state,
+            rooms=lambda: [Room(self.queues, self.slots, self.asked, behind=self.behind)],
             deliver=self._came,
             done=lambda: None,
-            in_doubt=self._doubt,
-            notify=True,
         )
         self.sweeping = Sweep(self.session, found=self.admit.swept)
-        self.fetcher._blocked, self.fetcher._waiter_cursors = self.admit.blocked, self.admit.waiter_cursors
+        self.hands.blocked, self.hands.waiter_cursors = self.admit.blocked, self.admit.waiter_cursors
 
     def know(self) -> None:
         super().know()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pgqueue.worker.fetch.watermark import Watermark
+from pgqueue.worker.fetch.watermark import Fetch, Watermark
 
 
 class NaiveCursor(Watermark):
@@ -12,8 +12,8 @@ class NaiveCursor(Watermark):
 
     __slots__ = ()
 
-    def fetched(self, reading: Any, lanes: Any, limits: Any, open: Any, taken: Any, n: Any, *rest: Any) -> bool:
-        for lane, (_, highest) in taken.items():
+    def fetched(self, fetch: Fetch, now: float, cost: float = 0.0) -> bool:
+        for lane, (_, highest) in fetch.taken.items():
             self._cursors[lane] = max(self._cursors[lane], highest)
         self._in_flight = False
         return False

@@ -14,7 +14,8 @@ from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Statement, texts
 from pgqueue.jobs.concurrency import Rate
 from pgqueue.jobs.job import Job
-from pgqueue.worker.concurrency.rate_limiter import Free, RateLimiter
+from pgqueue.worker.concurrency.rate_limiter import Openings, RateLimiter
+from pgqueue.worker.run.slots import Room
 
 RATED = "INSERT INTO pgqueue.key_rate (name, count, period, burst, set_at) VALUES (%s, %s, %s, %s, pgqueue.now())"
 
@@ -32,20 +33,16 @@ class Pacer(Taker):
         super().__init__(dsn, queues, tasks=tasks)
         self.pace = Session(link or self.link, "rates")
         self.slots = 1000
-        self.suspects: Sequence[int] = (-2, -1)
+        self.poison: Sequence[int] = (-2, -1)
         self.ordinary = True
         self.rates = RateLimiter(
             self.pace,
-            lambda: self.worker_id,
-            claims=self.fetcher.claims,
-            tasks=self.tasks,
-            free=lambda: Free([(self.queues, self.slots, 0)], self.suspects, self.ordinary),
+            self.state,
+            openings=lambda: Openings([Room(self.queues, self.slots)], self.poison, self.ordinary),
             reserve=lambda places: None,
             deliver=self.let_in,
-            in_doubt=self._doubt,
-            notify=True,
         )
-        self.fetcher._blocked = lambda keys, singly, lowest: self.rates.wanted(keys)
+        self.hands.blocked = lambda keys, singly, lowest: self.rates.wanted(keys)
 
     def know(self) -> None:
         super().know()
@@ -55,7 +52,7 @@ class Pacer(Taker):
         self.jobs.extend(jobs)
         self.slots -= len(jobs)
         if any(job.crashes for job in jobs):
-            self.suspects = ()
+            self.poison = ()
 
     async def ask(self, *keys: str) -> list[int]:
         """Ask for these keys, and those that are due; who was let in."""

@@ -19,7 +19,7 @@ from random import Random
 
 from pgqueue.jobs.job import Lane
 from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, PassedOver
-from pgqueue.worker.fetch.watermark import Reading, Watermark
+from pgqueue.worker.fetch.watermark import Fetch, Reading, Watermark
 
 Steps = Generator[None, None, None]
 POLL = 1.0
@@ -431,7 +431,8 @@ class Schedule:
         reading = self.world.reads(Reading(head, xid, snapshot))
         before = mark._exhausted
         upto = {lane: head if pos is None else min(pos - 1, head) for lane, pos in looked.items()}
-        again = mark.fetched(reading, lanes, limits, opened, taken, n, self.now, 0.001, len(self.workers), upto)
+        fetch = Fetch(reading, lanes, limits, opened, taken, n, upto)
+        again = mark.fetched(fetch, self.now, 0.001 * len(self.workers))
         if self.world.unasked_stay_exhausted:
             mark._exhausted |= before.difference(lanes)
         if not self.world.passed_forgotten:

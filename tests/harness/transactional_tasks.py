@@ -37,7 +37,7 @@ def enqueued(dsn: str, asked: Any, *args: Any) -> int:
 
 def together(dsn: str, worker: Any, *tasks: Any) -> int:
     """Enqueue a job of each in one transaction, so that one claim brings them all; the last id."""
-    for pool in worker._executor.pools:
+    for pool in worker.services.running.groups:
         pool.prefetch = 20
     with psycopg.connect(dsn) as conn:
         return [int(asked.enqueue(conn).id) for asked in tasks][-1]

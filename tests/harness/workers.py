@@ -26,16 +26,18 @@ from typing import Any, TypeVar
 
 import forks
 import psycopg
+from worker_states import Hands, worker_state
 
 from pgqueue.client.tasks import Task
 from pgqueue.database import migrations
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import texts
 from pgqueue.jobs.job import Job
-from pgqueue.worker.fetch.fetcher import Fetcher, Share
+from pgqueue.worker.fetch.fetcher import Fetcher
 from pgqueue.worker.fetch.kinds import Kind
 from pgqueue.worker.fetch.poison_jobs import MORE_CRASHES, ONE_CRASH
 from pgqueue.worker.liveness.registration import register
+from pgqueue.worker.run.slots import Room
 from pgqueue.worker.worker import Worker
 
 T = TypeVar("T")
@@ -60,7 +62,7 @@ async def serve(options: dict[str, Any]) -> None:
     say("ready", worker=worker.worker_id, pid=os.getpid())
     ended = asyncio.ensure_future(worker.run())
     await asyncio.wait([ended, asyncio.ensure_future(stopping.wait())], return_when=asyncio.FIRST_COMPLETED)
-    fenced = worker._completer.fenced
+    fenced = worker.services.completer.fenced
     left = await worker.stop(float(os.environ.get("GRACE", "25")))
     say("stopped", left=left, fenced=fenced)
     if ended.done():
@@ -399,18 +401,14 @@ class Taker:
         self.queues = queues
         self.jobs: list[Job] = []
         self.doubts = 0
-        self.suspect_free = True
-        self.fetcher = Fetcher(
-            self.session,
-            lambda: self.worker_id,
-            tasks=self.tasks,
-            shares=lambda: [Share(queues, self.room)],
-            deliver=self.jobs.extend,
-            poison=lambda: (ONE_CRASH, MORE_CRASHES) if self.suspect_free else (),
-            live_workers=lambda: 1,
-            in_doubt=self._doubt,
-            poll=1.0,
-        )
+        self.poison_free = True
+        self.state = worker_state(self.link, self.worker_id, self.tasks, queues=queues, lease=lease)
+        self.state.in_doubt = self._doubt  # type: ignore[method-assign]
+        self.hands = Hands()
+        self.hands.to_fetch = lambda: [Room(queues, self.room)]
+        self.hands.poison_ranks = lambda: (ONE_CRASH, MORE_CRASHES) if self.poison_free else ()
+        self.hands.deliver = self.jobs.extend
+        self.fetcher = Fetcher(self.session, self.state, self.hands, self.hands, self.hands)
         self.room = 1000
 
     async def fetch(self, room: int = 1000) -> list[Job]:
@@ -422,7 +420,7 @@ class Taker:
             self.fetcher.kinds.plain.known.update(self.queues)  # as after a fetch that found none
         for kind in kinds:
             if len(self.jobs) < room or not room:
-                await self.fetcher._fetch(Share(self.queues, room - len(self.jobs)), kind)
+                await self.fetcher._fetch(Room(self.queues, room - len(self.jobs)), kind)
         return list(self.jobs)
 
     def _kinds(self) -> list[Kind]:
@@ -439,6 +437,7 @@ class Taker:
 
     def know(self) -> None:
         """Take jobs of `tasks` from now on."""
+        self.state.tasks = dict.fromkeys(self.tasks)  # type: ignore[assignment]
         self.fetcher._tasks = texts(self.tasks)
 
     async def close(self) -> None:
@@ -446,6 +445,7 @@ class Taker:
 
     def _doubt(self) -> None:
         self.doubts += 1
+        self.state.doubt.set()
 
 
 if __name__ == "__main__":

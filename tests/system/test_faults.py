@@ -145,7 +145,7 @@ async def paced() -> None: ...
 CUTS = {
     "claim": (plain, "pgqueue fetch", "fetch_claim"),
     "completion": (plain, "pgqueue complete", "complete_plain"),
-    "admit": (locked, "pgqueue admit", "unblock_next"),
+    "unblock": (locked, "pgqueue unblock", "unblock_next"),
     "rate": (paced, "pgqueue rates", "rates_move"),
 }
 RECEIVED = """

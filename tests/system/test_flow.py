@@ -66,10 +66,10 @@ async def test_commit_to_start_is_reported(dsn: str, eyes: Eyes, conn: psycopg.C
     for name, options in (("NOTIFY", {}), ("polling only, every 0.1 s", {"poll": 0.1})):
         waits: list[float] = []
         async with work(dsn, notes, **options) as worker:
-            await until(lambda worker=worker: worker._fetcher.fetches >= 1)  # type: ignore[misc]
+            await until(lambda worker=worker: worker.services.fetcher.fetches >= 1)  # type: ignore[misc]
             if options:
-                worker._heard = lambda channel, payload: None  # type: ignore[method-assign]
-                worker._notifier._heard = lambda channel, payload: None
+                worker.services._heard = lambda channel, payload: None  # type: ignore[method-assign]
+                worker.services.notifier._heard = lambda channel, payload: None
             for _ in range(15 if options else 40):
                 job = notes.enqueue(conn).id
                 conn.commit()
@@ -92,8 +92,8 @@ async def bursts(dsn: str, number: int) -> list[tuple[float, float]]:
     """
     waits, random = list[tuple[float, float]](), Random(5)
     async with work(dsn, notes, poll=60.0) as worker:
-        worker._fetcher.watermark._sweep_every = 1e9
-        await until(lambda: worker._fetcher.fetches >= 1)
+        worker.services.fetcher.watermark._sweep_every = 1e9
+        await until(lambda: worker.services.fetcher.fetches >= 1)
         async with await psycopg.AsyncConnection.connect(dsn) as conn:
             for _ in range(number):
                 for _ in range(random.choice((0, 0, 1, 3, 10))):
@@ -135,7 +135,7 @@ def test_a_standstill_is_forgiven_where_it_was_and_nowhere_else() -> None:
 @pytest.mark.promise("F05", "F21")
 async def test_what_was_enqueued_during_work_and_committed_late_is_started_at_once(dsn: str, eyes: Eyes) -> None:
     async with work(dsn, notes, poll=60.0) as worker:
-        worker._fetcher.watermark._sweep_every = 1e9
+        worker.services.fetcher.watermark._sweep_every = 1e9
         done = 0
 
         async def once() -> float:
@@ -360,7 +360,7 @@ async def test_a_restart_of_the_server_loses_nothing_and_doubles_nothing(mode: s
         await until(eyes.done(3 + len(after)))
         assert sorted(ran) == sorted([*held, *after])
         assert eyes.all("SELECT DISTINCT crashes, attempt FROM pgqueue.job") == [(0, 1)]
-        assert worker._completer.fenced == 0
+        assert worker.services.completer.fenced == 0
         eyes.close()
 
 
@@ -408,7 +408,7 @@ async def test_sessions_that_are_ended_one_by_one_under_load_lose_nothing_and_do
                         rnd.choice(["pgqueue fetch", "pgqueue complete", "pgqueue listen", "pgqueue beat"])
                     )
         await until(eyes.done(number), 60.0)
-        assert worker._completer.fenced == 0
+        assert worker.services.completer.fenced == 0
     print(f"{number} jobs, {ended} sessions ended, {len(ran) - number} runs more than jobs")
     assert ended > 10
     assert eyes.states() == {"completed": number}
@@ -422,18 +422,18 @@ async def test_a_claim_cut_off_at_any_moment_is_taken_up_again_with_its_attempt_
     """The connection is cut from the client's side too: the claim may be committed, and nobody hears of it."""
     number, cuts = 0, 0
     async with work(dsn, notes, concurrency=5, poll=0.2) as worker:
-        real = worker._take.run
+        real = worker.services.fetch_session.run
 
         async def cutting(*messages: Any, **options: Any) -> list[Any]:
             nonlocal cuts
             answer = await real(*messages, **options)
             if len(messages) == 2 and len(answer[1]) > 1 and cuts < 15 and random.random() < 0.5:
                 cuts += 1
-                await worker._take.close()
+                await worker.services.fetch_session.close()
                 raise psycopg.OperationalError("cut off right after the claim")
             return answer
 
-        worker._take.run = cutting  # type: ignore[method-assign]
+        worker.services.fetch_session.run = cutting  # type: ignore[method-assign]
         with psycopg.connect(dsn) as conn:
             while number < 300 or cuts < 5:
                 number += len(pgqueue.enqueue_many(conn, [notes.new() for _ in range(5)]))

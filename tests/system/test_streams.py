@@ -141,7 +141,7 @@ async def test_a_user_dropped_at_one_tick_is_served_at_a_later_one(stream: Any, 
 async def test_what_is_left_is_served_back_to_back_and_not_at_the_next_tick(stream: Any, dsn: str, eyes: Eyes) -> None:
     eyes.do("INSERT INTO customer VALUES (1)")
     async with work(dsn, stream.tick, stream.serve, queues=["default"]) as worker:
-        await until(worker._leads)
+        await until(worker.services.election.leads)
         stalls = Stalls()
         with psycopg.connect(dsn) as conn:
             stream.arrive(conn, 1, 10 * stream.BATCH)

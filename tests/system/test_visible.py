@@ -159,8 +159,8 @@ async def pair(dsn: str) -> AsyncIterator[None]:
     """Two workers whose poll is no help, and that never start at zero again."""
     async with work(dsn, flow_notes, poll=60.0) as one, work(dsn, flow_notes, poll=60.0) as two:
         for worker in one, two:
-            worker._fetcher.watermark._sweep_every = 1e9
-            worker._fetcher.watermark._sweep_due = 1e9
+            worker.services.fetcher.watermark._sweep_every = 1e9
+            worker.services.fetcher.watermark._sweep_due = 1e9
         yield
 
 

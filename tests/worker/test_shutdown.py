@@ -133,7 +133,7 @@ async def test_a_call_into_c_is_named_and_its_job_given_back_when_the_lease_is_o
 async def test_what_had_not_started_is_given_back_without_a_row(dsn: str, eyes: Eyes) -> None:
     await begin(dsn, spins, *[spins] * 5, *[waits] * 5)
     async with work(dsn, spins, waits, concurrency=1) as one:
-        one._executor.groups[0].prefetch = 20
+        one.services.executor._running.groups[0].prefetch = 20
         await asyncio.to_thread(stage.started.wait)
         await one.stop(0.1)
     assert eyes.states() == {"available": 11}
@@ -148,7 +148,7 @@ async def test_there_is_one_deadline(grace: float, dsn: str, eyes: Eyes) -> None
     await begin(dsn, in_c, spins, waits)
     one = worker.Worker(dsn=dsn, tasks=[in_c, spins, waits])
     await one.start()
-    await until(lambda: len(one._executor.running) == 3)
+    await until(lambda: len(one.services.executor._running.runs) == 3)
     with Stalls() as stalls:
         began = time.monotonic()
         assert await one.stop(grace) == 3

@@ -17,9 +17,12 @@ from pgqueue.database import sessions
 from pgqueue.errors import InvalidOption, NotConfigured, SchemaMissing
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import Outcome
+from pgqueue.worker import services
 from pgqueue.worker.complete import completer
 from pgqueue.worker.fetch import notifier
+from pgqueue.worker.liveness.registration import enter
 from pgqueue.worker.liveness.rescue import Rescue
+from pgqueue.worker.state import WorkerState
 from pgqueue.worker.worker import Worker
 
 
@@ -165,15 +168,15 @@ async def test_a_full_queue_does_not_keep_the_others_from_being_asked_nor_makes_
     busy = [waits.using(queue="a", priority=priority).new("a") for priority in (0, 5, 9) for _ in range(4)]
     put(dsn, *busy)
     async with work(dsn, *ALL, queues=["a:2", "b:1"], poll=60.0) as worker:
-        worker._fetcher.watermark._sweep_every = 1e9
+        worker.services.fetcher.watermark._sweep_every = 1e9
         for _ in range(2):
             await stage.started.get()
         put(dsn, says.using(queue="b").new("b"))
         await until(lambda: stage.ran == ["b"])
-        fetches = worker._fetcher.fetches
+        fetches = worker.services.fetcher.fetches
         transactions = eyes.one("SELECT last_value FROM pgqueue.job_pos_seq")
         await asyncio.sleep(0.5)  # nothing happens in this time; what is counted is what happens nevertheless
-        assert worker._fetcher.fetches - fetches <= 3
+        assert worker.services.fetcher.fetches - fetches <= 3
         assert eyes.one("SELECT last_value FROM pgqueue.job_pos_seq") - transactions <= 6
         assert eyes.states()["running"] == 2
         stage.go.set()
@@ -241,7 +244,7 @@ async def test_an_unknown_task_stays_available_and_fails_when_no_worker_has_know
     put(dsn, pgqueue.remote("of.another.version").new(a=1), says.new("neighbour"))
     async with work(dsn, *ALL) as worker:
         await until(eyes.done(1))
-        await worker._unknown_tasks.look()
+        await worker.services.unknown_tasks.look()
         assert eyes.states() == {"available": 1, "completed": 1}
     assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == 0
     async with work(dsn, *ALL, fail_unknown=0.0):
@@ -298,7 +301,7 @@ async def test_a_row_with_the_id_of_another_is_put_aside_wherever_they_meet(dsn:
     eyes.do("INSERT INTO pgqueue.job (id, task) VALUES (1002, 'worker.fails')")
     eyes.do(later, 1002, "1 hour")  # is met when the other is to be tried again
     async with work(dsn, *ALL) as worker:
-        await until(worker._leads)
+        await until(worker.services.election.leads)
         put(dsn, says.using(delay=0.1).new("scheduled neighbour"), says.new("neighbour"))
         await until(eyes.done(2))
         await until(lambda: eyes.states() == {"available": 1, "scheduled": 1, "failed": 2, "completed": 2})
@@ -314,7 +317,7 @@ async def test_a_row_with_the_id_of_another_is_put_aside_wherever_they_meet(dsn:
 async def test_quiet_hands_back_what_has_not_started_and_runs_the_rest_to_its_end(dsn: str, eyes: Eyes) -> None:
     ids = put(dsn, *[waits.new("x") for _ in range(6)])
     async with work(dsn, *ALL, concurrency=2) as worker:
-        worker._executor.groups[0].prefetch = 4  # as if the jobs before had been quick
+        worker.services.executor._running.groups[0].prefetch = 4  # as if the jobs before had been quick
         for _ in range(2):
             await stage.started.get()
         await until(lambda: eyes.states() == {"running": 6})
@@ -362,7 +365,7 @@ async def test_run_returns_from_a_stop_when_the_worker_has_left(quiet_before: bo
 
 async def test_a_fetch_under_way_when_it_gets_quiet_is_handed_back(dsn: str, eyes: Eyes) -> None:
     async with work(dsn, *ALL) as worker:
-        real = worker._fetcher._claim
+        real = worker.services.fetcher._claim
 
         async def quiet_meanwhile(*args: Any, **how: Any) -> Any:
             answer = await real(*args, **how)
@@ -370,9 +373,9 @@ async def test_a_fetch_under_way_when_it_gets_quiet_is_handed_back(dsn: str, eye
                 worker.quiet()
             return answer
 
-        worker._fetcher._claim = quiet_meanwhile  # type: ignore
+        worker.services.fetcher._claim = quiet_meanwhile  # type: ignore
         put(dsn, *[says.new("x") for _ in range(5)])
-        await until(lambda: worker._state == "quiet")
+        await until(lambda: worker.state.phase == "quiet")
         await until(lambda: eyes.states() == {"available": 5})
     assert stage.ran == []
 
@@ -449,14 +452,14 @@ async def test_a_thread_that_outlives_the_shutdown_leaves_a_job_that_rescue_give
 async def test_an_outcome_that_a_thread_finishes_at_the_very_moment_of_stop_is_written(dsn: str, eyes: Eyes) -> None:
     put(dsn, waits_in_thread.new("x"))
     async with work(dsn, *ALL) as worker:
-        finish, finishing, go_on = worker._executor._finish, threading.Event(), threading.Event()
+        finish, finishing, go_on = worker.services.executor._finish, threading.Event(), threading.Event()
 
         def without_a_turn(job: Job, outcome: Outcome) -> None:
             finishing.set()
             go_on.wait(30)  # the machine runs other threads meanwhile
             finish(job, outcome)
 
-        worker._executor._finish = without_a_turn
+        worker.services.executor._finish = without_a_turn
         stage.thread_go.set()
         await until(finishing.is_set)
         stopping = asyncio.ensure_future(worker.stop(30.0))
@@ -483,11 +486,11 @@ async def test_stopping_at_any_moment_of_the_start_leaves_nothing_behind(dsn: st
 async def test_a_claim_that_is_committed_while_its_worker_leaves_is_handed_back(dsn: str, eyes: Eyes) -> None:
     """It was cut off, and the server had it already: it ends after we have looked what is ours."""
     async with work(dsn, *ALL) as worker:
-        await until(lambda: worker._fetcher.claims.settled >= 1)
-        real = worker._reconciler.reconcile
+        await until(lambda: worker.services.fetcher._state.claims.settled >= 1)
+        real = worker.services.reconciler.reconcile
 
         async def reconcile() -> None:
-            worker._reconciler.reconcile = real  # type: ignore[method-assign]
+            worker.services.reconciler.reconcile = real  # type: ignore[method-assign]
             await real()
             eyes.do(
                 "INSERT INTO pgqueue.job (state, task, worker_id, claim, attempt, started_at) "
@@ -495,7 +498,7 @@ async def test_a_claim_that_is_committed_while_its_worker_leaves_is_handed_back(
                 worker.worker_id,
             )
 
-        worker._reconciler.reconcile = reconcile  # type: ignore[method-assign]
+        worker.services.reconciler.reconcile = reconcile  # type: ignore[method-assign]
         assert await worker.stop(0.0) == 0
     assert eyes.all("SELECT state, attempt FROM pgqueue.job") == [("available", 0)]
     assert eyes.all("SELECT * FROM pgqueue.worker") == []
@@ -507,18 +510,19 @@ async def test_what_is_brought_while_the_worker_leaves_is_given_back(
     """A claim answered after the last flush: it was written by nobody, and reconciliation took it for known."""
     brought: list[Job] = []
     async with work(dsn, *ALL) as worker:
-        monkeypatch.setattr(worker._fetcher, "_deliver", brought.extend)
+        deliver = worker.services.held_jobs.deliver
+        monkeypatch.setattr(worker.services.held_jobs, "deliver", brought.extend)
         put(dsn, says.new("late"))
         await until(lambda: brought)
-        loop, stop = asyncio.get_running_loop(), worker._heartbeat.stop
+        loop, stop = asyncio.get_running_loop(), worker.services.heartbeat.stop
 
         def late() -> None:
             conn.execute("SELECT FROM pgqueue.job_running FOR UPDATE")  # so that the first flush leaves it
-            loop.call_soon_threadsafe(worker._deliver, brought)
+            loop.call_soon_threadsafe(deliver, brought)
             loop.call_soon_threadsafe(loop.call_later, 0.2, conn.rollback)
             stop()
 
-        monkeypatch.setattr(worker._heartbeat, "stop", late)
+        monkeypatch.setattr(worker.services.heartbeat, "stop", late)
         assert await worker.stop(0.0) == 0
     assert eyes.all("SELECT state, attempt FROM pgqueue.job") == [("available", 0)]
     assert eyes.all("SELECT * FROM pgqueue.worker") == []
@@ -528,7 +532,7 @@ async def test_an_error_that_does_not_pass_ends_run_with_it(dsn: str, eyes: Eyes
     async with work(dsn, *ALL) as worker:
         running = asyncio.ensure_future(worker.run())
         await asyncio.to_thread(apply_ddl, dsn, "DROP SCHEMA pgqueue CASCADE")
-        worker._fetcher.wake()
+        worker.services.fetcher.wake()
         with pytest.raises(psycopg.errors.UndefinedTable):
             await asyncio.wait_for(running, 30)
         assert await worker.stop(1.0) == 0
@@ -541,16 +545,16 @@ async def test_half_a_worker_gives_no_sign_of_life_and_another_runs_its_jobs(dsn
     put(dsn, waits.new("x"))
     async with work(dsn, *ALL, lease=1.0) as worker:
         await stage.started.get()
-        await until(worker._leads)
+        await until(worker.services.election.leads)
 
         async def broken() -> float:
             raise ZeroDivisionError("a bug")
 
-        worker._scheduler._promote = broken  # type: ignore[method-assign]
-        worker._scheduler.wake()
+        worker.services.scheduler._promote = broken  # type: ignore[method-assign]
+        worker.services.scheduler.wake()
         with pytest.raises(ZeroDivisionError):
             await asyncio.wait_for(worker.run(), 30)
-        assert worker._state == "quiet"
+        assert worker.state.phase == "quiet"
         put(dsn, says.new("later"))
         async with work(dsn, *ALL, lease=1.0) as other:
             assert await asyncio.wait_for(stage.started.get(), 30) == "x"
@@ -567,7 +571,7 @@ async def test_a_second_row_of_a_running_job_does_not_end_the_worker(dsn: str, e
         put(dsn, *[says.new("neighbour") for _ in range(5)])
         await until(eyes.done(5), 30.0)
         assert eyes.all("SELECT id, state, reason FROM pgqueue.job_dead") == [(job, "failed", "refused")]
-        assert worker._state == "running"
+        assert worker.state.phase == "running"
         stage.go.set()
         await until(eyes.done(6))
 
@@ -584,14 +588,14 @@ async def test_a_worker_taken_for_dead_begins_anew_and_its_late_outcomes_are_dro
         await stage.started.get()
         first = worker.worker_id
         eyes.do("UPDATE pgqueue.worker SET dead_at = now()")
-        await worker._rescue._move(first)
+        await worker.services.rescue._move(first)
         await until(lambda: worker.worker_id != first)
         await stage.started.get()  # it was given the job again, and runs it twice now
-        assert len(worker._executor.running) == 1
+        assert len(worker.services.executor._running.runs) == 1
         stage.go.set()
         await until(eyes.done(1))
-        await until(lambda: worker._completer.fenced == 1)
-        assert not worker._held
+        await until(lambda: worker.services.completer.fenced == 1)
+        assert not worker.state.held
         assert eyes.one("SELECT worker_id FROM pgqueue.job WHERE id = %s", job) == worker.worker_id
         assert "was taken for dead" in caplog.text
 
@@ -599,7 +603,7 @@ async def test_a_worker_taken_for_dead_begins_anew_and_its_late_outcomes_are_dro
 async def test_the_answer_to_a_claim_from_before_it_was_taken_for_dead_starts_nothing(dsn: str, eyes: Eyes) -> None:
     """It comes when the worker has another id, whose lease says nothing of these jobs: others run them."""
     async with work(dsn, *ALL, lease=1.0) as worker:
-        first, run = worker.worker_id, worker._take.run
+        first, run = worker.worker_id, worker.services.fetch_session.run
         late: list[list[Any]] = []
 
         async def answers_late(*messages: Any, **options: Any) -> list[Any]:
@@ -610,14 +614,14 @@ async def test_the_answer_to_a_claim_from_before_it_was_taken_for_dead_starts_no
                 await until(lambda: worker.worker_id != first)
             return answers
 
-        worker._take.run = answers_late  # type: ignore[method-assign]
+        worker.services.fetch_session.run = answers_late  # type: ignore[method-assign]
         [job] = put(dsn, waits.new("x"))
         await until(lambda: late and worker.worker_id != first)
-        await worker._rescue.strays()  # here, as it happens; others would do it, too
+        await worker.services.rescue.strays()  # here, as it happens; others would do it, too
         stage.go.set()
         await until(eyes.done(1))
         assert stage.started.qsize() == 1
-        assert worker._completer.fenced == 0
+        assert worker.services.completer.fenced == 0
         assert eyes.one("SELECT worker_id FROM pgqueue.job WHERE id = %s", job) == worker.worker_id
 
 
@@ -626,15 +630,15 @@ async def test_a_worker_taken_for_dead_while_the_database_is_away_registers_when
 ) -> None:
     async with work(dsn, *ALL, lease=1.0) as worker:
         first = worker.worker_id
-        real, tries = worker._check_and_register, []
+        tries = []
 
-        def away() -> None:
+        def away(state: WorkerState) -> int:
             tries.append(1)
             if len(tries) < 3:
                 raise psycopg.OperationalError("connection refused")
-            real()
+            return enter(state)
 
-        monkeypatch.setattr(worker, "_check_and_register", away)
+        monkeypatch.setattr(services, "enter", away)
         eyes.do("UPDATE pgqueue.worker SET dead_at = now()")
         await until(lambda: worker.worker_id != first)
         put(dsn, says.new("after"))
@@ -656,7 +660,7 @@ async def test_a_worker_that_cannot_beat_takes_no_more_jobs_and_goes_on_when_it_
             stranger.execute("SELECT FROM pgqueue.worker FOR NO KEY UPDATE")
             put(dsn, says.new("in time"))
             await until(eyes.done(1))
-            await until(worker._heartbeat.late)
+            await until(worker.services.heartbeat.late)
             put(dsn, says.new("late"))
             await asyncio.sleep(0.5)  # nothing may happen in this time
             assert eyes.states() == {"running": 1, "completed": 1, "available": 1}
@@ -687,8 +691,8 @@ async def test_an_idle_worker_takes_three_connections_and_few_round_trips(
     monkeypatch.setattr(notifier, "send", counted)
     seconds = 10.0
     async with work(dsn, *ALL) as worker:
-        await until(lambda: worker._notifier.election.leads)
-        await until(lambda: worker._fetcher.fetches >= 2)
+        await until(lambda: worker.services.notifier.election.leads)
+        await until(lambda: worker.services.fetcher.fetches >= 2)
         sent.clear()
         beats = eyes.one("SELECT beat FROM pgqueue.worker")
         await asyncio.sleep(seconds)  # the time is what is measured
@@ -705,11 +709,11 @@ async def test_a_worker_that_has_nothing_to_write_any_more_is_back_at_three_conn
 ) -> None:
     monkeypatch.setattr(completer, "IDLE_SECONDS", 0.1)
     async with work(dsn, *ALL) as worker:
-        await until(lambda: worker._notifier.election.leads)
+        await until(lambda: worker.services.notifier.election.leads)
         for number in (1, 2):
             put(dsn, says.new("x"))
             await until(eyes.done(number))
-            assert worker._give.generation == number
+            assert worker.services.complete_session.generation == number
             await until(lambda: [name.split()[1] for _, name in eyes.backends()] == ["beat", "fetch", "listen"])
 
 
@@ -724,7 +728,7 @@ async def test_without_listen_jobs_are_found_by_polling_and_all_duties_done(dsn:
         put(dsn, says.new("polled"), says.using(delay=0.3).new("promoted"))
         await until(eyes.done(3), 30.0)
         await until(lambda: eyes.one("SELECT bin FROM pgqueue.ring WHERE kind = 'done'") == 1)
-        assert worker._leads()
+        assert worker.services.election.leads()
         assert {name for _, name in eyes.backends()} == {"pgqueue beat", "pgqueue complete", "pgqueue fetch"}
     assert stage.ran == ["polled", "promoted", "rescued"]
 
@@ -742,7 +746,7 @@ async def test_a_worker_warms_up_as_well_as_it_can_but_not_without_its_rights(
     async def refused(*statements: Any) -> None:
         raise error
 
-    monkeypatch.setattr(worker._give, "run", refused)
+    monkeypatch.setattr(worker.services.complete_session, "run", refused)
     try:
         if goes_on:
             await worker.warm()

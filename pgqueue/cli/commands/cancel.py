@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import click
 
-from pgqueue.cli.job_filter import act, filters
+from pgqueue.cli.job_filter import Chosen, act, filters
 from pgqueue.cli.options import as_json, database
 
 LIVE = ("available", "scheduled", "blocked", "running")
@@ -17,16 +18,7 @@ LIVE = ("available", "scheduled", "blocked", "running")
 @click.option("--reason", default="cancelled by hand", show_default=True, help="Kept with the job.")
 @as_json
 @database
-def command(
-    ids: tuple[int, ...],
-    state: str | None,
-    queue: str | None,
-    task: str | None,
-    limit: int | None,
-    yes: bool,
-    reason: str,
-    as_json: bool,
-) -> None:
+def command(reason: str, as_json: bool, **chosen: Any) -> None:
     """Cancel jobs by ID, or all that fit.
 
     Waiting jobs end at once. Running ones are asked to: their worker stops the handler, which may still complete
@@ -41,8 +33,5 @@ def command(
     """
     from pgqueue.admin import actions
 
-    if bool(ids) == bool(state or queue or task) or (ids and limit):
-        raise click.UsageError("give IDs, or choose with --state, --queue, --task")
-    states = (state,) if state else LIVE
-    steps = partial(actions.cancelling, reason=reason)
-    act("cancel", ids, states=states, queue=queue, task=task, limit=limit, yes=yes, as_json=as_json, steps=steps)
+    jobs = Chosen(**chosen)
+    act("cancel", jobs, LIVE, partial(actions.cancelling, reason=reason), as_json=as_json)

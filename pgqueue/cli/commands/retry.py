@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import click
 
-from pgqueue.cli.job_filter import act, filters
+from pgqueue.cli.job_filter import Chosen, act, filters
 from pgqueue.cli.options import as_json, database
 
 DEAD = ("failed", "cancelled")
@@ -17,16 +18,7 @@ DEAD = ("failed", "cancelled")
 @click.option("--again", is_flag=True, help="Completed ones, too, as new jobs.")
 @as_json
 @database
-def command(
-    ids: tuple[int, ...],
-    state: str | None,
-    queue: str | None,
-    task: str | None,
-    limit: int | None,
-    yes: bool,
-    again: bool,
-    as_json: bool,
-) -> None:
+def command(again: bool, as_json: bool, **chosen: Any) -> None:
     """Run failed or cancelled jobs again.
 
     By ID, or all that fit --state, --queue and --task; then you are asked first. They are available at once, and
@@ -41,10 +33,7 @@ def command(
     """
     from pgqueue.admin import actions
 
-    if bool(ids) == bool(state or queue or task) or (ids and limit):
-        raise click.UsageError("give IDs, or choose with --state, --queue, --task")
-    if state == "completed" and not again:
+    jobs = Chosen(**chosen)
+    if jobs.state == "completed" and not again:
         raise click.UsageError("completed jobs are run with --again only")
-    states = (state,) if state else DEAD
-    steps = partial(actions.retrying, again=again)
-    act("retry", ids, states=states, queue=queue, task=task, limit=limit, yes=yes, as_json=as_json, steps=steps)
+    act("retry", jobs, DEAD, partial(actions.retrying, again=again), as_json=as_json)

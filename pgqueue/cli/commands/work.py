@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from pgqueue.worker.worker import Worker
 
 LEVELS = ("debug", "info", "warning", "error")
+
+
+WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "fail_unknown")
+"""What goes to the worker as it was given."""
 
 
 @click.command("work")
@@ -90,30 +95,7 @@ LEVELS = ("debug", "info", "warning", "error")
 )
 @database
 @click.pass_context
-def command(
-    ctx: click.Context,
-    modules: tuple[str, ...],
-    queues: tuple[str, ...],
-    concurrency: int,
-    processes: int,
-    memory_limit: int | None,
-    max_jobs: int | None,
-    check_every: float,
-    reload: bool,
-    supervised: int | None,
-    listen_dsn: str | None,
-    pool_size: int | None,
-    fail_unknown: float,
-    poll: float,
-    lease: float,
-    grace: float,
-    stuck: float,
-    version_tag: str | None,
-    app_dir: str,
-    log_level: str,
-    log_format: str,
-    log_config: Path | None,
-) -> None:
+def command(ctx: click.Context, /, **options: Any) -> None:
     """Run the jobs of a module's tasks.
 
     Imports each MODULE and takes the jobs of the queues their tasks name. SIGTERM or Ctrl-C: take no more jobs,
@@ -134,36 +116,55 @@ def command(
       pgqueue work tasks --app-dir src --log-format json
       pgqueue work tasks --processes 4 --memory-limit 500M
     """
-    from pgqueue.cli import logs
-    from pgqueue.cli.task_modules import look_in
+    from pgqueue.cli.task_modules import import_tasks, look_in
+    from pgqueue.cli.worker_process import serve, worker_end_of
 
-    directory = look_in(app_dir)
-    if log_config is None:
-        logs.set_up(log_level, log_format)
+    directory = look_in(options["app_dir"])
+    _set_up_logs(ctx, options)
+    if _is_supervisor(ctx, options):
+        raise click.exceptions.Exit(_supervise(options, directory))
+    with worker_end_of(options["supervised"]) as worker_end:
+        import_tasks(options["modules"], directory)
+        how = {name: options[name] for name in WORKER_OPTIONS} | {"queues": _names(options["queues"])}
+        worker = _worker(given(ctx), options["listen_dsn"], how)
+    code = serve(worker, options["grace"], options["stuck"], worker_end)
+    sys.stderr.flush()
+    raise click.exceptions.Exit(code)
+
+
+def _set_up_logs(ctx: click.Context, options: Mapping[str, Any]) -> None:
+    from pgqueue.cli import logs
+
+    if options["log_config"] is None:
+        logs.set_up(options["log_level"], options["log_format"])
     elif _said(ctx, "log_level") or _said(ctx, "log_format"):
         raise click.UsageError("--log-config says it all: give it, or --log-level and --log-format")
     else:
-        logs.load(log_config)
-    if supervised is None and (_said(ctx, "processes") or memory_limit or max_jobs or reload):
-        from pgqueue.supervisor.recycling import Terms
-        from pgqueue.supervisor.supervisor import keep
+        logs.load(options["log_config"])
 
-        # What is started gets the same command line.
-        arguments, watched = tuple(sys.argv[1:]), directory if reload else None
-        terms = Terms(processes, arguments, grace, memory_limit, max_jobs, check_every, watched)
-        raise click.exceptions.Exit(keep(terms))
 
-    from pgqueue.cli.task_modules import import_tasks
-    from pgqueue.cli.worker_process import serve, worker_end_of
+def _is_supervisor(ctx: click.Context, options: Mapping[str, Any]) -> bool:
+    """Whether this process shall keep others that work; not if it is one of those."""
+    wanted = _said(ctx, "processes") or any(options[name] for name in ("memory_limit", "max_jobs", "reload"))
+    return wanted and options["supervised"] is None
 
-    with worker_end_of(supervised) as worker_end:
-        import_tasks(modules, directory)
-        how: dict[str, Any] = {"queues": _names(queues), "concurrency": concurrency, "poll": poll, "lease": lease}
-        how |= {"version_tag": version_tag, "pool_size": pool_size, "fail_unknown": fail_unknown}
-        worker = _worker(given(ctx), listen_dsn, how)
-    code = serve(worker, grace, stuck, worker_end)
-    sys.stderr.flush()
-    raise click.exceptions.Exit(code)
+
+def _supervise(options: Mapping[str, Any], directory: Path) -> int:
+    """Keep processes until told to end; the exit code."""
+    from pgqueue.supervisor.recycling import Terms
+    from pgqueue.supervisor.supervisor import keep
+
+    return keep(
+        Terms(
+            options["processes"],
+            tuple(sys.argv[1:]),  # what is started gets the same command line
+            options["grace"],
+            options["memory_limit"],
+            options["max_jobs"],
+            options["check_every"],
+            directory if options["reload"] else None,
+        )
+    )
 
 
 def _worker(said: dict[str, str], listen_dsn: str | None, how: dict[str, Any]) -> Worker:

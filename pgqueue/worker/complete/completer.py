@@ -44,6 +44,7 @@ from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import COMPLETED, WRITTEN, Completed, Handed, Outcome, Released, Retried, unstorable
 from pgqueue.worker.complete.job_logger import report
 from pgqueue.worker.complete.outcome_sql import LOST, Ended, OutcomeSql
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
@@ -70,8 +71,8 @@ class Completer:
     def __init__(
         self,
         session: Session,
-        worker_id: Callable[[], int],
-        endings: OutcomeSql,
+        state: WorkerState,
+        outcome_sql: OutcomeSql,
         *,
         written: Callable[[Sequence[Job]], None],
         kept: Callable[[Sequence[Job]], None] = lambda jobs: None,
@@ -81,8 +82,8 @@ class Completer:
         self.ended = 0
         """How many jobs have left here: it moves, also where there was nothing to send."""
         self._session = session
-        self._worker_id = worker_id
-        self._endings = endings
+        self._state = state
+        self._outcome_sql = outcome_sql
         self._written = written
         self._kept = kept
         self._tidies = True
@@ -102,7 +103,7 @@ class Completer:
         self._patience = LOCKED_PAUSE
         self._most = FLUSH_MOST
         self._unsure: set[int] = set()
-        self._ids = {worker_id()}
+        self._ids = {state.id}
         """Under which ids outcomes have been sent: another one after it was taken for dead and came back."""
         self._flushed = asyncio.Event()
         self._flushed.set()
@@ -164,7 +165,7 @@ class Completer:
         return min(pause, max(0.0, self._busy_at - monotonic())) if self._busy else pause
 
     async def _flush(self, batch: list[Ended]) -> None:
-        self._ids.add(self._worker_id())
+        self._ids.add(self._state.id)
         batch, later = batch[: self._most], batch[self._most :]
         alone = [entry for entry in batch if entry[1] is not COMPLETED and _wants_keys(entry[1])]
         others = [entry for entry in batch if not _wants_keys(entry[1])] if alone else batch
@@ -184,7 +185,7 @@ class Completer:
             tried += 1
             assert isinstance(outcome, Completed)
             try:
-                await self._session.run(*self._endings.alone(job, outcome, self._worker_id()))
+                await self._session.run(*self._outcome_sql.alone(job, outcome, self._state.id))
             except psycopg.errors.LockNotAvailable:
                 busy.append((job, outcome))
                 continue
@@ -221,9 +222,9 @@ class Completer:
     async def _end(self, batch: list[Ended], rest: list[Ended]) -> bool:
         """End these; the `rest` is in flight then. False: nothing was ended, and it is all to be tried again."""
         careful = monotonic() < self._careful_until
-        endings = self._endings.many(batch, self._worker_id(), careful=careful)
+        endings = self._outcome_sql.many(batch, self._state.id, careful=careful)
         messages: list[Statement[Any]] = [ending for ending, _ in endings]
-        if self._tidies and (release := self._endings.release(batch)) is not None:
+        if self._tidies and (release := self._outcome_sql.release(batch)) is not None:
             messages.append(release)
         try:
             answers = await self._session.run(*messages) if messages else []
@@ -273,7 +274,7 @@ class Completer:
                 report(job, outcome.otherwise)
         # A job that was handed over, and was not ended here, was ended by its handler; or was looked up.
         ours = (each for each in batch if each[1].__class__ is not Handed or each[0] not in left)
-        kept = [job for job, outcome in ours if outcome is not COMPLETED and self._endings.keeps(job, outcome)]
+        kept = [job for job, outcome in ours if outcome is not COMPLETED and self._outcome_sql.keeps(job, outcome)]
         if kept:
             self._kept([job for job in kept if job.id not in locked])
         self._let_go([job for job, _ in batch if job.id not in locked])
@@ -317,7 +318,7 @@ class Completer:
         return locked
 
     def _about(self, name: str, jobs: list[Job], **params: object) -> Statement[list[Row]]:
-        return self._endings.about(name, jobs, self._worker_id(), **params)
+        return self._outcome_sql.about(name, jobs, self._state.id, **params)
 
 
 def _nobody_waits(job: Job, outcome: Outcome) -> bool:

@@ -9,7 +9,7 @@ And says in the log what jobs wait for that is not declared: they would wait wit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 
@@ -22,6 +22,7 @@ from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.concurrency import Rate
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
@@ -60,23 +61,20 @@ def rates_of(tasks: Iterable[Task[..., Any]]) -> dict[str, Rate]:
 
 
 class DeclaredLimits:
-    """Writes `limits` and `rates` down, by name; `changed` is called if that has made a difference."""
+    """Writes down what the tasks declare; `changed` is called if that has made a difference."""
 
     def __init__(
         self,
         session: Session,
+        state: WorkerState,
         *,
-        limits: Mapping[str, int],
-        rates: Mapping[str, Rate],
         changed: Callable[[], None],
-        notify: bool,
     ) -> None:
-        self.declared = not limits and not rates
+        self._limits, self._rates = limits_of(state.tasks.values()), rates_of(state.tasks.values())
+        self.declared = not self._limits and not self._rates
         self._session = session
-        self._limits = limits
-        self._rates = rates
+        self._state = state
         self._changed = changed
-        self._notify = notify
 
     async def run(self) -> None:
         """Declare, however often it takes."""
@@ -84,9 +82,13 @@ class DeclaredLimits:
 
     async def _step(self) -> None:
         link, limits, rates = self._session.link, self._limits, self._rates
+        notify = self._state.settings.notify
         [[(limited, *_)], [(rated, *_)]] = await self._session.run(
             link.statement(
-                "declared_limits_put", names=list(limits), ns=integers(limits.values()), notify=self._notify
+                "declared_limits_put",
+                names=list(limits),
+                ns=integers(limits.values()),
+                notify=notify,
             ),
             link.statement(
                 "declared_limits_put_rates",
@@ -94,7 +96,7 @@ class DeclaredLimits:
                 counts=integers([rate.count for rate in rates.values()]),
                 periods=[rate.period for rate in rates.values()],
                 bursts=integers([rate.burst for rate in rates.values()]),
-                notify=self._notify,
+                notify=notify,
             ),
         )
         self.declared = True

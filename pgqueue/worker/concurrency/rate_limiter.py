@@ -59,7 +59,8 @@ from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers, texts
 from pgqueue.jobs.job import STARTED, Job
 from pgqueue.jobs.keys import RATE
-from pgqueue.worker.claims import Claims
+from pgqueue.worker.run.slots import Room
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
@@ -68,25 +69,28 @@ LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
-    """Queues that share slots, how many of those are free, and how many jobs more could be at hand; `poison` are the
-    ranks of those that may be run now."""
+class Openings:
+    """What may start at once, by groups of slots; `poison` are the ranks of the poison jobs that may be run now."""
 
-    pools: Sequence[tuple[Sequence[str], int, int]]
+    rooms: Sequence[Room]
     poison: Sequence[int] = ()
     ordinary: bool = True
+    """Whether jobs that are no poison jobs may start."""
 
     @property
     def queues(self) -> list[str]:
-        return [queue for served, _, _ in self.pools for queue in served]
+        """All queues."""
+        return [queue for room in self.rooms for queue in room.queues]
 
     @property
     def full(self) -> set[int]:
-        """The places of the pools without a free slot, from 1."""
-        return {place for place, (_, free, _) in enumerate(self.pools, 1) if not free}
+        """The groups without a free slot, counted from 1."""
+        return {index for index, room in enumerate(self.rooms, 1) if not room.free}
 
-    def any(self) -> bool:
-        return any(free for _, free, _ in self.pools)
+    @property
+    def roomy(self) -> set[int]:
+        """The groups with a free slot, counted from 1."""
+        return {index for index, room in enumerate(self.rooms, 1) if room.free}
 
 
 @dataclass(slots=True)
@@ -126,33 +130,26 @@ NOBODY = (0, 0.0, 0.0, False, False, None, False)
 
 
 class RateLimiter:
-    """Keeps the lines moving. `free` says what of `tasks` may start here now, `reserve` keeps a slot of these pools
+    """Keeps the lines moving. `openings` says what may start here now, `reserve` keeps a slot of these pools
     free that is free next, `deliver` receives what shall start at once."""
 
     def __init__(
         self,
         session: Session,
-        worker_id: Callable[[], int],
+        state: WorkerState,
         *,
-        claims: Claims,
-        tasks: Iterable[str],
-        free: Callable[[], Free],
+        openings: Callable[[], Openings],
         reserve: Callable[[set[int]], None],
         deliver: Callable[[list[Job]], None],
-        in_doubt: Callable[[], None],
-        notify: bool,
     ) -> None:
         self.asks = self.started = 0
         """How often this worker has asked, and how many jobs it has let in."""
         self._session = session
-        self._worker_id = worker_id
-        self._claims = claims
-        self._tasks = texts(tasks)
-        self._free = free
+        self._state = state
+        self._tasks = texts(state.tasks)
+        self._openings = openings
         self._reserve = reserve
         self._deliver = deliver
-        self._in_doubt = in_doubt
-        self._notify = notify
         self._most = LET_IN_LEAST
         self._before: list[Job] = []
         """The jobs of the answer before, which came at `_came`."""
@@ -230,25 +227,25 @@ class RateLimiter:
         self._ripen()
         self._idle.clear()
         try:
-            while some := self._eligible(free := self._free()):
-                await self._ask(some, free)
+            while some := self._eligible(openings := self._openings()):
+                await self._ask(some, openings)
                 self._ripen()
         finally:
             self._idle.set()
         if not self._waiters or monotonic() - self._came > KEPT_SECONDS:
             self._before = []  # with their arguments
-        self._reserve(self._wanted(free))
+        self._reserve(self._wanted(openings))
         await self._hand_on()
 
-    def _wanted(self, free: Free) -> set[int]:
+    def _wanted(self, openings: Openings) -> set[int]:
         """The pools that due lines want a slot of; none while no line is asked for."""
         if self._supplied():  # a slot kept free would be kept from the jobs that are at hand
             return set()
-        places, wanted = set(range(1, len(free.pools) + 1)), set[int]()
+        groups, wanted = set(range(1, len(openings.rooms) + 1)), set[int]()
         for key in self._due:
-            if wanted >= places:
+            if wanted >= groups:
                 break
-            wanted |= self._waiters[key].full or places
+            wanted |= self._waiters[key].full or groups
         return wanted
 
     def _patience(self) -> float:
@@ -285,22 +282,22 @@ class RateLimiter:
             if self._valid(at, key):
                 self._due[key] = at
 
-    def _eligible(self, free: Free) -> list[str]:
+    def _eligible(self, openings: Openings) -> list[str]:
         """Due lines that a slot may be free for, those first that have waited longest."""
-        if not self._due or not free.any() or self._supplied():
+        if not self._due or not openings.roomy or self._supplied():
             return []
-        now, roomy = monotonic(), set(range(1, len(free.pools) + 1)) - free.full
+        now, roomy = monotonic(), openings.roomy
         return [key for key in self._due if self._waiters[key].fits(roomy, now)][:KEYS_MOST]
 
     # Asking ----------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, keys: list[str], free: Free) -> None:
+    async def _ask(self, keys: list[str], openings: Openings) -> None:
         try:
-            await self._try(keys, free)
+            await self._try(keys, openings)
         except psycopg.errors.LockNotAvailable:
             if len(keys) > 1:
                 for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
-                    await self._ask(half, self._free())
+                    await self._ask(half, self._openings())
             else:
                 log.warning("rate %s: somebody has held it for a second; the sweep comes back to it", keys[0])
                 self._forget(keys[0])
@@ -308,8 +305,8 @@ class RateLimiter:
             [doubles] = await self._session.run(self._session.link.statement("rates_refuse_doubles"))
             log.error("jobs %s run, and waited for a rate too: the second rows are failed: refused", doubles)
 
-    async def _try(self, keys: list[str], free: Free) -> None:
-        link, claim, worker_id = self._session.link, self._claims.begin(), self._worker_id()
+    async def _try(self, keys: list[str], openings: Openings) -> None:
+        link, claim, worker_id = self._session.link, self._state.claims.begin(), self._state.id
         self._asking = frozenset(keys)
         self._again.clear()
         try:
@@ -319,14 +316,14 @@ class RateLimiter:
                 link.statement(
                     "rates_move",
                     keys=keys,
-                    queues=free.queues,
-                    pools=[place for place, (served, _, _) in enumerate(free.pools, 1) for _ in served],
-                    slots=[slots for _, slots, _ in free.pools],
-                    spare=[spare for _, _, spare in free.pools],
-                    most=min(self._most, sum(slots + spare for _, slots, spare in free.pools)),
-                    poison=integers(free.poison),
+                    queues=openings.queues,
+                    pools=[index for index, room in enumerate(openings.rooms, 1) for _ in room.queues],
+                    slots=[room.free for room in openings.rooms],
+                    spare=[room.spare for room in openings.rooms],
+                    most=min(self._most, sum(room.free + room.spare for room in openings.rooms)),
+                    poison=integers(openings.poison),
                     tasks=self._tasks,
-                    ordinary=free.ordinary,
+                    ordinary=openings.ordinary,
                     worker_id=worker_id,
                     claim=claim,
                 ),
@@ -342,19 +339,19 @@ class RateLimiter:
             self.started += len(jobs)
             if jobs:
                 self._adapt(jobs)
-            self._note(keys, free, found)
+            self._note(keys, openings, found)
             for key in self._again:
                 self._remember(key, RateWaiters(monotonic()))
-            if jobs or not free.ordinary:
+            if jobs or not openings.ordinary:
                 self._deliver(jobs)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation):
             raise  # nothing was committed
         except BaseException:
-            self._in_doubt()
+            self._state.in_doubt()
             raise
         finally:
             self._asking = frozenset()
-            self._claims.end(claim)
+            self._state.claims.end(claim)
 
     def _supplied(self) -> bool:
         """Whether more than half as many jobs as one answer may bring have not started yet, and are not too late."""
@@ -383,9 +380,9 @@ class RateLimiter:
             self._most = max(LET_IN_LEAST, min(LET_IN_MOST, 2 * self._most, fits))
         self._before, self._came = jobs, now
 
-    def _note(self, keys: list[str], free: Free, found: Mapping[str, tuple[Any, ...]]) -> None:
+    def _note(self, keys: list[str], openings: Openings, found: Mapping[str, tuple[Any, ...]]) -> None:
         """What becomes of each line: forgotten if nobody is left, else asked for again, when it may move on."""
-        now, full, took = monotonic(), free.full, any(taken for taken, *_ in found.values())
+        now, full, took = monotonic(), openings.full, any(taken for taken, *_ in found.values())
         for key in keys:
             taken, pause, _, remains, elsewhere, last, poison = found.get(key, NOBODY)
             before = self._waiters.get(key)
@@ -401,13 +398,13 @@ class RateLimiter:
             elif taken:  # our slots are the limit: not for each one that is free
                 self._remember(key, RateWaiters(now + (SLOT_PAUSE if taken < LET_IN_LEAST else 0.0)))
             elif full or took:
-                before.full, before.asked = full or set(range(1, len(free.pools) + 1)), now
+                before.full, before.asked = full or set(range(1, len(openings.rooms) + 1)), now
             else:  # somebody has them locked, or they are poison jobs of which one is enough
                 self._remember(key, RateWaiters(now + LOCKED_SECONDS))
 
     def _pushed(self, before: RateWaiters, taken: int, last: int | None) -> float:
         """How much later to come: not at all if we let somebody in, or nobody else who could take ours did."""
-        if taken or last is None or last == self._worker_id() or before.last is None:
+        if taken or last is None or last == self._state.id or before.last is None:
             return 0.0
         return min(LOST_MOST, max(LOST_FIRST, 2 * before.pushed))
 
@@ -416,7 +413,7 @@ class RateLimiter:
     async def _look(self) -> None:
         """Of the lines swept, those that should have moved on: we ask, and tell others if the first may be for them."""
         swept, self._swept = [key for key in self._swept if key not in self._due], []
-        queues = self._free().queues
+        queues = self._openings().queues
         for first in range(0, len(swept), SWEPT_MOST):
             some = swept[first : first + SWEPT_MOST]
             overdue = self._session.link.statement(
@@ -432,9 +429,9 @@ class RateLimiter:
     async def _hand_on(self) -> None:
         """Tell others of the lines we have no slot for, and of those that only others can serve."""
         now = monotonic()
-        if not self._notify:
+        if not self._state.settings.notify:
             self._others.clear()
-        if not self._notify or now - self._handed_on < HAND_ON_SECONDS:
+        if not self._state.settings.notify or now - self._handed_on < HAND_ON_SECONDS:
             return
         waiting = [key for key, since in self._due.items() if now - since >= FULL_SECONDS]
         keys, size = [], 0

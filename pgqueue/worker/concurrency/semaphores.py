@@ -17,21 +17,11 @@ from pgqueue.database.statements import Row, Statement, integers, texts
 from pgqueue.jobs.keys import LIMIT, LOCK
 from pgqueue.worker.concurrency.holder_cursors import HolderCursors
 from pgqueue.worker.concurrency.waiter_cursors import FRONT, Position, WaiterCursors
+from pgqueue.worker.run.slots import Room
+from pgqueue.worker.state import WorkerState
 
 Wanted = Mapping[str, tuple[list[int], bool]]
 """Keys, each with its jobs that were blocked just now, and whether the head of its line may have to be skipped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """Queues that share slots, how many are free, how many more a fetch under way has asked for, how many of the free
-    ones should be left to the next, and how many may come in behind each holder of a lock, in its chain."""
-
-    queues: Sequence[str]
-    free: int
-    asked: int = 0
-    left: int = 0
-    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +37,21 @@ class Unblocked:
 
 
 class Semaphores:
-    """Makes the moves of one worker, on one session. `slots` says where a job of its `tasks` may run here now."""
+    """Makes the moves of one worker, on one session. `rooms` says where a job may run here now."""
 
     def __init__(
         self,
         session: Session,
-        worker_id: Callable[[], int],
-        tasks: Iterable[str],
-        slots: Callable[[], list[Slots]],
-        notify: bool,
+        state: WorkerState,
+        rooms: Callable[[], list[Room]],
     ) -> None:
         self.holder_cursors, self.waiter_cursors = HolderCursors(), WaiterCursors()
         self.slots_promised: dict[tuple[str, ...], int] = {}
         """How many slots of these queues the move under way may fill."""
         self._session = session
-        self._worker_id = worker_id
-        self._tasks = texts(tasks)
-        self._slots = slots
-        self._notify = notify
+        self._state = state
+        self._tasks = texts(state.tasks)
+        self._rooms = rooms
 
     async def unblock_next(self, asked: Wanted, claim: int) -> Unblocked:
         """Let in the next to locks, the short way; who has to go the long way is to be asked for next."""
@@ -182,25 +169,25 @@ class Semaphores:
         return integers(map(self.holder_cursors.after, keys))
 
     def _read(self, name: str, keys: list[str], claim: int, **more: Any) -> Statement[Any]:
-        return self._session.link.statement(name, keys=texts(keys), claim=claim, worker_id=self._worker_id(), **more)
+        return self._session.link.statement(name, keys=texts(keys), claim=claim, worker_id=self._state.id, **more)
 
     def _statement(self, name: str, keys: list[str], claim: int, **more: Any) -> Statement[Any]:
-        pools = self._slots()
+        rooms = self._rooms()
         # A lock that has been asked for has one to come, who would hold it without a slot; of a limit as many as may.
         sure = 0 if keys[0].startswith(LIMIT) else len(keys)
-        given = [pool.free - max(0, min(pool.left, pool.free - sure)) for pool in pools]
-        self.slots_promised = {tuple(pool.queues): slots for pool, slots in zip(pools, given, strict=True)}
+        given = [room.free - max(0, min(room.left, room.free - sure)) for room in rooms]
+        self.slots_promised = {tuple(room.queues): slots for room, slots in zip(rooms, given, strict=True)}
         return self._session.link.statement(
             name,
             keys=texts(keys),
-            queues=texts(queue for pool in pools for queue in pool.queues),
-            pools=integers(place for place, pool in enumerate(pools, 1) for _ in pool.queues),
+            queues=texts(queue for room in rooms for queue in room.queues),
+            pools=integers(index for index, room in enumerate(rooms, 1) for _ in room.queues),
             slots=integers(given),
-            behind=integers(pool.behind for pool in pools),
+            behind=integers(room.behind for room in rooms),
             tasks=self._tasks,
-            worker_id=self._worker_id(),
+            worker_id=self._state.id,
             claim=claim,
-            notify=self._notify,
+            notify=self._state.settings.notify,
             **more,
         )
 

@@ -1,41 +1,46 @@
-"""Lets jobs in that wait for a key: told which keys may be free, it asks the database and delivers whom it let in.
+"""Lets jobs go on that wait for a lock or a limit: it is told which keys may be free, and asks the database for them.
 
-The claim blocks keyed jobs, but for those whose key is free (see fetcher), and commits; a completion deletes its
-running row, and commits. Each then names the keys here. An admit is one short transaction: lock the keys, and in a
-second statement count and move.
+A claim blocks jobs whose key is taken, and commits. A completion deletes the row of a running job, and commits. Each
+then names the keys here. An unblocking is one short transaction: lock the keys, then, in a second statement, count the
+holders and move jobs.
 
-A job has at most one lock, one limit and one rate, and gets them in this order, one at a time: who gets a lock is moved
-to the line of the limit in the transaction of the lock, and the limit is asked in the next one. Nobody waits for a lock
-while holding a limit, so no two can wait for each other. Rates are not for here: `rated` is told of them.
+A job has at most one lock, one limit and one rate, and gets them in this order, one at a time. When it has got its
+lock, it moves to the waiters of its limit in the same transaction; the limit is asked for in the next one. No job waits
+for a lock while it holds a limit, so no two jobs can wait for each other. Rates are for `rate_limiter`.
 
-Why a limit is never exceeded. A row becomes a holder of its key only in `unblock_move` and `unblock_next`, for limits
-in `unblock_limits`, and in a claim that has locked the key first (`keyed_claim_lock`): a transaction that has the key's
-advisory lock. Its snapshot is taken after it has the lock, so it sees what every earlier admit of the key has
-committed: the lock is given away after the commit is visible. All other moves (claim of a granted job, rescue, release,
-a retry that keeps its key, promotion, going on from one line to the next) are one transaction that deletes one row of a
-holder and inserts one: a snapshot finds exactly one of the two; or they only take a holder away. So the holders counted
-are at least those there are. Counting in the statement that takes the lock, or handing the key on without counting,
-would each exceed limit 1 at once. Where the rows that are counted begin, so that those that have gone are not read
-again, is for `holder_cursors`.
+Why a limit is never exceeded:
 
-What is asked for. Who blocks a job asks for its key, and so does who ends a holder of it. Two asks are saved, and both
-are hints only:
-- A key that one of our own jobs holds, and for which we have blocked only such as cannot be beside that one (limit 1)
-  and are not to be skipped, is not asked for before that job has ended. What is blocked was committed before we know of
-  it, so the ask after that end sees it; and a job whose end is known before that is ours no more. Where the first in
-  line may be beside a holder, whoever has blocked that one asks.
-- A key of which we know no line is looked up first (`unblock_waiters`), many at once: most keys have none.
-One with a line goes the short way, `unblock_next`, when its holder has ended here, or when all that was blocked has the
-limit 1: the first of the line comes in here, if that is all there is to do. If it is not, the key goes the long way
-after it.
+1. A row becomes a holder of its key only in a transaction that has the key's advisory lock: in `unblock_move`,
+   `unblock_next` and `unblock_limits`, and in a claim that has locked the key first (`keyed_claim_lock`).
+2. The snapshot of such a statement is taken after it has the lock. PostgreSQL gives the lock away after the commit is
+   visible. So the snapshot has every earlier holder of the key.
+3. All other moves take a holder away, or delete one row of a holder and insert another in one transaction: the claim of
+   a granted job, rescue, release, a retry that keeps its key, promotion, the move to the next key. A snapshot finds
+   exactly one of the two rows.
+4. So the holders that are counted are at least those that there are. To count in the statement that takes the lock, or
+   to hand a key on without counting, would each exceed a limit of 1 at once.
 
-Why nobody waits for ever: not because of this. An admit may come too early (the holder's commit is not yet visible),
-may meet a head that somebody has locked, or may never come, when the process dies after its commit. The sweep finds
-those.
+`holder_cursors` says where counting begins, so that rows which have gone are not read again.
 
-Takes no lock of a plain job, decides nothing by what it remembers, and never waits longer than a second for a key:
-where somebody was stopped in the middle of an admit, the keys of the batch are tried in smaller ones, and the one that
-is held is left to the sweep.
+Which keys are asked for. After a job was blocked, and after a holder has ended, the key is asked for. Two questions are
+saved, and both savings are only hints:
+
+- One of this worker's own jobs holds the key, and all jobs that this worker blocked on it have the limit 1 and are not
+  to be skipped. Then none of them could go on before that job has ended, and the question after its end sees them: they
+  were committed before. If the first waiter may run beside a holder, the worker that blocked it asks.
+- For a key without known waiters, the waiters are looked up first (`unblock_waiters`), for many keys at once: most keys
+  have none.
+
+The short way (`unblock_next`) is for a key with waiters whose holder has ended here, and for one on which only jobs
+with the limit 1 were blocked: the first waiter goes on, if that is all there is to do. If it is not, the key goes the
+long way after it.
+
+Why no job waits for ever. An unblocking may come too early (the end of the holder is not visible yet), may meet a row
+that another transaction has locked, or may never come, if the process dies after its commit. The sweep finds those.
+
+It takes no lock of a plain job, and decides nothing by what it remembers. It waits for a key for a second at most. If
+that second is over, the keys of the batch are tried in smaller batches, and a key that is held alone is left to the
+sweep.
 """
 
 from __future__ import annotations
@@ -53,23 +58,24 @@ from pgqueue.database.backoff import persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.keys import LIMIT, LOCK, RATE
-from pgqueue.worker.claims import Claims
-from pgqueue.worker.concurrency.semaphores import Semaphores, Slots, Unblocked
+from pgqueue.worker.concurrency.semaphores import Semaphores, Unblocked
 from pgqueue.worker.concurrency.waiter_cursors import LINE_SECONDS
+from pgqueue.worker.run.slots import Room
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
 KEYS_MOST = 64  # each is a row of the server's lock table
 HALF_LEAST = 16
-"""So many keys are asked for at once at least, of more than that half of those with lines: while the jobs of the one
-half run and end, the others are let in (measured with 100 keys: a fifth more jobs than with 64 and 36 in turn)."""
+"""The fewest keys that are asked for at once; of more, half of those with waiters. While the jobs of one half run, the
+other half is unblocked (docs/design has the figures)."""
 FREED_MOST = 1_000
 IDLE_SECONDS = 30.0
 RESERVED_SECONDS = 0.1
-"""How long slots are kept free for whom an admit under way may bring; a stuck one must not starve other jobs."""
+"""How long slots are kept free for the jobs of an unblocking under way. One that hangs must not starve other jobs."""
 
 Wanted = dict[str, tuple[list[int], bool]]
-"""Keys, each with its jobs that were blocked just now, and whether the head of its line may have to be skipped."""
+"""Keys, each with its jobs that were blocked just now, and whether its first waiter may have to be skipped."""
 Move = Callable[[Wanted, int], Coroutine[Any, Any, Unblocked]]
 
 
@@ -80,53 +86,48 @@ def held(job: Job) -> list[str]:
 
 
 class Unblocker:
-    """Keeps the keys busy. `slots` says where a job of `tasks` may run here now, `deliver` receives those that shall;
-    `rated` is told which rates jobs wait for."""
+    """Keeps the keys busy. `rooms` says where a job may run here now, `deliver` receives those that shall;
+    `rates_wanted` is told which rates jobs wait for."""
 
     def __init__(
         self,
         session: Session,
-        worker_id: Callable[[], int],
+        state: WorkerState,
         *,
-        claims: Claims,
-        tasks: Iterable[str],
-        slots: Callable[[], list[Slots]],
+        rooms: Callable[[], list[Room]],
         deliver: Callable[[list[Job]], None],
         done: Callable[[], None],
-        in_doubt: Callable[[], None],
-        notify: bool,
-        rated: Callable[[Iterable[str]], None] = lambda keys: None,
+        rates_wanted: Callable[[Iterable[str]], None] = lambda keys: None,
     ) -> None:
         self.moves = self.skipped = 0
-        """How many admits this worker has made, and how many jobs were skipped in them."""
+        """How many unblockings this worker has made, and how many jobs were skipped in them."""
         self._session = session
-        self._semaphores = Semaphores(session, worker_id, tasks, slots, notify)
+        self._semaphores = Semaphores(session, state, rooms)
         self.waiter_cursors = self._semaphores.waiter_cursors
-        self._claims = claims
-        self._slots = slots
+        self._state = state
+        self._rooms = rooms
         self._deliver = deliver
         self._done = done
-        self._in_doubt = in_doubt
-        self._rate_wanted = rated
+        self._rates_wanted = rates_wanted
         self._wake = asyncio.Event()
         self._freed: dict[str, None] = {}
         self._followed: dict[str, None] = {}
-        """Locks of which a holder has ended here, while somebody was in line: they go the short way."""
+        """Locks of which a holder has ended here while jobs waited: they go the short way."""
         self._with_waiters: set[str] = set()
-        """Keys that had somebody in line when we last saw: a hint, it saves a look."""
+        """Keys for which jobs waited when this worker last saw: a hint that saves a look."""
         self._wanted: Wanted = {}
         self._asking: Wanted = {}
         self._idle = asyncio.Event()
         self._since = 0.0
         self._holding: dict[Job, list[str]] = {}
         self._ours: dict[str, int] = {}
-        """How many jobs that run here hold these keys, as far as we know. No Counter: that takes 0.7 µs a job more."""
+        """How many jobs that run here hold each key, as far as is known. A Counter would cost 0.7 µs a job more."""
         self._chained = False
-        """Whether anybody has come in behind another one."""
+        """Whether a job has come in behind another one."""
         self._cut_short: set[str] = set()
-        """Limits that were asked for while a fetch had its hand on slots."""
+        """Limits that were asked for while a fetch under way had asked for slots."""
         self._unsure: dict[str, tuple[float, float]] = {}
-        """Keys of whose lines nobody was found, not read from the front; when that was for the first time, and last."""
+        """Keys of which no waiter was found, though reading began behind the first one; first when, and last."""
         self._timer: asyncio.TimerHandle | None = None
 
     # What others tell ------------------------------------------------------------------------------------------------
@@ -137,8 +138,10 @@ class Unblocker:
         singly: Collection[str] = (),
         lowest: tuple[int, int] | None = None,
     ) -> None:
-        """Jobs now wait for these keys; those of these ids may have to be skipped. All that wait for the keys `singly`
-        have the limit 1; none has a lower rank, or a lower id, than `lowest`."""
+        """Jobs now wait for these keys; those of these ids may have to be skipped.
+
+        All that wait for the keys `singly` have the limit 1. None has a lower rank, or a lower id, than `lowest`.
+        """
         if lowest is not None:
             self.waiter_cursors.blocked(keys, lowest)
         if not (self._wanted or self._followed or self._asking):
@@ -146,7 +149,7 @@ class Unblocker:
         for key, fresh in keys.items():
             if key.startswith(LOCK):
                 self._with_waiters.add(key)
-                if key in singly and not fresh:  # the first in line is all that may come in
+                if key in singly and not fresh:  # at most the first waiter may go on
                     if key not in self._ours and key not in self._wanted:
                         self._followed[key] = None
                     continue
@@ -157,7 +160,7 @@ class Unblocker:
         self._wake.set()
 
     def swept(self, keys: Iterable[str]) -> None:
-        """These keys seem to have room, or a head that its claimer did not live to decide on."""
+        """These keys seem to have room, or a first waiter that the worker that blocked it did not live to decide on."""
         keys = list(keys)
         for key in keys:
             if not key.startswith(RATE):
@@ -167,29 +170,29 @@ class Unblocker:
 
     def holding(self, jobs: Iterable[Job]) -> None:
         """Some of these jobs, which run here, hold keys."""
-        holding, ours, void = self._holding, self._ours, self._claims.void
+        holding, ours, void = self._holding, self._ours, self._state.claims.void
         for job in jobs:
-            # What comes to an id that was taken for dead never ends here: others have it.
+            # A job of an id that was taken for dead never ends here: another worker has it.
             if job not in holding and (keys := held(job)) and not void(job.claim):
                 holding[job] = keys
                 for key in keys:
                     ours[key] = ours.get(key, 0) + 1
 
     def granted(self, jobs: Iterable[Job]) -> None:
-        """These were granted what they hold, and run here now: of a limit, others may be granted it in their places."""
+        """Granted jobs have started here, so their limit may grant the next ones."""
         jobs = list(jobs)
         self.holding(jobs)
         if limits := {LIMIT + job.limit_key: () for job in jobs if job.limit_key is not None}:
             self.blocked(limits)
 
     def fetched(self) -> None:
-        """A fetch has been answered: what it had asked for and not got is free for limits again."""
+        """A fetch has been answered: slots that it did not fill are free for limits again."""
         if self._cut_short:
             self.blocked(dict.fromkeys(self._cut_short, ()))
             self._cut_short.clear()
 
     def ended(self, jobs: Iterable[Job]) -> None:
-        """These jobs are not ours any more, and that is committed: their keys may be free."""
+        """These jobs have left this worker, and that is committed: their keys may be free."""
         if not (self._holding or self._chained):
             return
         pop, ours = self._holding.pop, self._ours
@@ -205,22 +208,22 @@ class Unblocker:
                 else:
                     self._freed[key] = None
             if job.chained and not keys and (key := f"{LOCK}{job.lock_key}") not in ours:
-                # It was behind another one, and left after that: who asked then found the key taken by this one.
+                # It was behind another job, and left after it: the question asked then found the key taken by this one.
                 self._freed[key] = None
         if self.wants:
             self._wake.set()
 
     def handed_on(self, before: Job, after: Job) -> None:
-        """This job is not ours any more, and what it held has one that came in behind it."""
+        """The first job has left this worker; the second, which came in behind it, has what it held."""
         if keys := self._holding.pop(before, None):
             self._holding[after] = keys
 
     def blocked_again(self, job: Job) -> None:
-        """This one stands in its line again, or is about to, before others."""
+        """This job waits for its lock again, or is about to, in front of others."""
         self.waiter_cursors.doubt(f"{LOCK}{job.lock_key}")
 
     def _follow(self, key: str) -> None:
-        """A holder of this key has ended, and somebody is in line."""
+        """A holder of this key has ended, and jobs wait for it."""
         if key.startswith(LOCK):
             self._followed[key] = None
         else:
@@ -228,17 +231,17 @@ class Unblocker:
 
     @property
     def pending(self) -> int:
-        """For how many jobs slots should be kept free, because an admit is about to want them."""
+        """For how many jobs slots should be kept free, because an unblocking is about to want them."""
         return len(self._wanted) + len(self._followed) if monotonic() - self._since < RESERVED_SECONDS else 0
 
     def slots_promised(self, queues: Sequence[str]) -> int:
-        """How many slots of these queues an admit under way may fill."""
+        """How many slots of these queues an unblocking under way may fill."""
         if not self._asking or monotonic() - self._since >= RESERVED_SECONDS:
             return 0
         return self._semaphores.slots_promised.get(tuple(queues), 0)
 
     async def idle(self) -> None:
-        """Wait until nothing is left to ask for; nobody comes back later."""
+        """Wait until nothing is left to ask for, now or later."""
         self._come_back(inf)
         while self.wants or self._asking:
             self._idle.clear()
@@ -252,14 +255,14 @@ class Unblocker:
 
     def _tell_rates(self, keys: Iterable[str]) -> None:
         if rates := [key for key in keys if key.startswith(RATE)]:
-            self._rate_wanted(rates)
+            self._rates_wanted(rates)
 
-    # Admitting -------------------------------------------------------------------------------------------------------
+    # Unblocking ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Admit until cancelled. What is lost with the database away, the sweep finds again."""
+        """Unblock until cancelled. What is lost while the database is away, the sweep finds."""
         try:
-            await persist(self._step, name="admit")
+            await persist(self._step, name="unblock")
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -295,7 +298,7 @@ class Unblocker:
         return {key: ([], False) for key in some}
 
     def _some_wanted(self, kind: str | None = None) -> Wanted:
-        """Some keys of one kind, that of the one that has waited longest: else one could keep the other waiting."""
+        """Some keys of one kind, the kind of the key that has waited longest: no kind keeps the other waiting."""
         if kind is None:
             kind = LIMIT if next(iter(self._wanted), "").startswith(LIMIT) else LOCK
         some = [key for key in self._wanted if key.startswith(kind)][:KEYS_MOST]
@@ -314,7 +317,7 @@ class Unblocker:
             self._done()
 
     async def _look_up_freed(self) -> None:
-        """Of the keys that were freed, those that somebody waits for are wanted: most keys have no line."""
+        """Of the keys that were freed, ask for those that jobs wait for: most keys have no waiters."""
         some = dict.fromkeys(list(self._freed)[:FREED_MOST])
         for key in some:
             del self._freed[key]  # before: it may be freed once more while we look
@@ -329,7 +332,7 @@ class Unblocker:
         self._come_back_to(unsure)
 
     def _come_back_to(self, keys: Iterable[str]) -> None:
-        """Nobody was found in these lines, which were not read from their fronts: somebody may be left there."""
+        """No waiter of these keys was found, but reading did not begin at the first one: come back."""
         now = monotonic()
         for key in keys:
             self._unsure[key] = (self._unsure.get(key, (now,))[0], now)
@@ -337,7 +340,7 @@ class Unblocker:
             self._timer = asyncio.get_running_loop().call_later(LINE_SECONDS, self._come_back)
 
     def _come_back(self, until: float | None = None) -> None:
-        """Look from the front at those that were found so until then for the first time: until a second ago."""
+        """Read from the first waiter the keys that were found empty first before `until`; default: a second ago."""
         until = monotonic() - LINE_SECONDS if until is None else until
         if self._timer is not None:
             self._timer.cancel()
@@ -362,13 +365,13 @@ class Unblocker:
                 for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
                     await self._unblock({key: asked[key] for key in half}, move)
             else:
-                log.warning("key %s: somebody has held it for a second; the sweep comes back to it", *asked)
+                log.warning("key %s: another transaction has held it for a second; the sweep comes back to it", *asked)
         except psycopg.errors.UniqueViolation:
             [doubles] = await self._session.run(self._session.link.statement("unblock_refuse_doubles"))
             log.error("jobs %s run, and waited for a key too: the second rows are failed: refused", doubles)
 
     async def _try(self, asked: Wanted, move: Move) -> None:
-        claim = self._claims.begin()
+        claim = self._state.claims.begin()
         try:
             moved = await move(asked, claim)
             self.moves += 1
@@ -389,14 +392,14 @@ class Unblocker:
         except (psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation):
             raise  # nothing was committed
         except BaseException:
-            self._in_doubt()
+            self._state.in_doubt()
             raise
         finally:
-            self._claims.end(claim)
+            self._state.claims.end(claim)
 
     async def _limits(self, asked: Wanted, claim: int) -> Unblocked:
-        """Ask for limits; once more, when a fetch is answered, for what got less because of it."""
-        if any(pool.asked or pool.left for pool in self._slots()):
+        """Ask for limits. If a fetch under way left fewer slots for them, ask once more when it is answered."""
+        if any(room.fetching or room.left for room in self._rooms()):
             self._cut_short.update(asked)  # before: the fetch may be answered meanwhile
         moved = await self._semaphores.unblock_for_limits(asked, claim)
         if len(moved.rows) < sum(self._semaphores.slots_promised.values()):

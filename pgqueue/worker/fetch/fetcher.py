@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from math import inf
 from random import uniform
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import psycopg
@@ -36,32 +36,21 @@ from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Row, Statement, integers, texts
 from pgqueue.jobs.job import Job, Lane
 from pgqueue.jobs.keys import LOCK
-from pgqueue.worker.claims import Claims
 from pgqueue.worker.concurrency.holder_cursors import HolderCursors
 from pgqueue.worker.concurrency.waiter_cursors import Position, WaiterCursors
 from pgqueue.worker.fetch.keyed_claim import Blocked, KeyedClaim
 from pgqueue.worker.fetch.kinds import NO_RANK, Kind, Kinds
 from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, Passed, PassedOver
-from pgqueue.worker.fetch.watermark import Reading, Watermark
+from pgqueue.worker.fetch.watermark import Fetch, Reading, Watermark
+from pgqueue.worker.run.slots import Room
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
 RANKS = tuple(range(20))
 # A fetch wanted now is due at once where there is room; without room the loop must not spin.
 SOON = 0.01
-# Outcomes not yet written down: past this, taking more would only grow what a crash repeats.
-UNWRITTEN_MOST = 5_000
 NO_END = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Some queues and how many jobs they may be given now. The executor's pools, as the fetcher sees them."""
-
-    queues: Sequence[str]
-    room: int
-    alone: bool = False
-    """Ask only for poison jobs that must run alone; the answer is delivered even if it is empty."""
 
 
 @dataclass(slots=True)
@@ -124,6 +113,46 @@ def spaced(wanted: float, poll: float) -> float:
     return uniform(max(poll, wanted / 2), 2 * poll) if wanted <= 4 * poll else jittered(poll)
 
 
+class FetchCapacity(Protocol):
+    """What may be fetched now."""
+
+    def to_fetch(self) -> list[Room]:
+        """The groups of slots with room for more."""
+        ...
+
+    def poison_ranks(self) -> Sequence[int]:
+        """The ranks of poison jobs that may be asked for."""
+        ...
+
+
+class Receiver(Protocol):
+    """Takes what was fetched."""
+
+    def deliver(self, jobs: list[Job], /) -> None:
+        """These jobs were claimed."""
+        ...
+
+    def fetched(self) -> None:
+        """A fetch has been answered, or has failed."""
+        ...
+
+
+class Keys(Protocol):
+    """Is told what a claim has done with keys."""
+
+    waiter_cursors: WaiterCursors
+
+    def blocked(
+        self, keys: Mapping[str, Collection[int]], singly: Collection[str], lowest: tuple[int, int] | None, /
+    ) -> None:
+        """Jobs now wait for these keys (see `KeyedClaim.handle_answer`)."""
+        ...
+
+    def granted(self, jobs: Iterable[Job], /) -> None:
+        """These jobs hold keys now."""
+        ...
+
+
 class Fetcher:
     """Keeps the executor supplied with jobs of `tasks`. `news` and `roomier` wake it; `deliver` receives what it took.
 
@@ -133,50 +162,30 @@ class Fetcher:
     def __init__(
         self,
         session: Session,
-        worker_id: Callable[[], int],
-        *,
-        tasks: Iterable[str],
-        shares: Callable[[], list[Share]],
-        deliver: Callable[[list[Job]], None],
-        poison: Callable[[], Sequence[int]],
-        live_workers: Callable[[], int],
-        in_doubt: Callable[[], None],
-        poll: float,
-        claims: Claims | None = None,
-        blocked: Callable[
-            [Mapping[str, Collection[int]], Collection[str], tuple[int, int] | None], None
-        ] = lambda keys, singly, lowest: None,
-        holding: Callable[[Sequence[Job]], None] = lambda jobs: None,
-        answered: Callable[[], None] = lambda: None,
+        state: WorkerState,
+        capacity: FetchCapacity,
+        receiver: Receiver,
+        keys: Keys,
         beside: Callable[[], Sequence[Statement[Any]]] = lambda: (),
-        fronts: WaiterCursors | None = None,
     ) -> None:
         self.watermark = Watermark()
         self.passed_over = PassedOver()
         self.kinds = Kinds()
+        self.keyed_claim = KeyedClaim()
         self.fetches = 0
         self.asking: tuple[Sequence[str], int] = ((), 0)
         """The queues a claim under way asks, and for how many jobs."""
         self._session = session
-        self._worker_id = worker_id
-        self._tasks = texts(tasks)
-        self._shares = shares
-        self._deliver = deliver
-        self._poison_ranks = poison
-        self._live_workers = live_workers
-        self._in_doubt = in_doubt
-        self._poll = poll
-        self._wake = asyncio.Event()
-        self.claims = Claims() if claims is None else claims
-        self._blocked = blocked
-        self._holding = holding
-        self._answered = answered
+        self._state = state
+        self._tasks = texts(state.tasks)
+        self._capacity = capacity
+        self._receiver = receiver
+        self._keys = keys
         self._beside = beside
-        self.keyed_claim = KeyedClaim()
         self._holder_cursors = HolderCursors()
-        self._waiter_cursors = WaiterCursors() if fronts is None else fronts
-        self._pool_turns = itertools.count()
-        # One for each pool: a common one would come to the same queue each time where the other pools' number fits.
+        self._wake = asyncio.Event()
+        self._group_turns = itertools.count()
+        # One for each group: a common one would come to the same queue each time where the number of groups fits.
         self._queue_turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._generation = 0
         self._quiet = False
@@ -206,9 +215,9 @@ class Fetcher:
 
         A claim's first time takes the server ten times as long, and the jobs it takes wait for it.
         """
-        for share in self._shares()[:1]:
+        for room in self._capacity.to_fetch()[:1]:
             for kind in (self.kinds.plain, self.kinds.keyed):
-                asked = self._asked(share, kind)
+                asked = self._asked(room, kind)
                 asked.starts = [0] * len(asked.lanes)
                 await self._claim(kind, asked, 0, 0)
 
@@ -217,16 +226,14 @@ class Fetcher:
         await persist(self._step, name="fetch", until=lambda: self._quiet)
 
     async def _step(self) -> None:
-        roomy = [share for share in self._shares() if share.room]
-        hungry = [share for share in roomy if self.hungry(share.queues)]
+        roomy = [room for room in self._capacity.to_fetch() if room.free]
+        hungry = [room for room in roomy if self.hungry(room.queues)]
         if hungry:
             self._wake.clear()
-            # One pool at a time: together, each lane of a pool could give that pool's whole room.
-            share = hungry[next(self._pool_turns) % len(hungry)]
+            # One group at a time: together, each lane of a group could fill that whole group.
+            room = hungry[next(self._group_turns) % len(hungry)]
             await (
-                self._fetch_alone(share)
-                if share.alone
-                else self._fetch(share, self.kinds.next(share.queues, monotonic()))
+                self._fetch_alone(room) if room.alone else self._fetch(room, self.kinds.next(room.queues, monotonic()))
             )
         elif await wait(self._wake, self._patience(roomy) if roomy else None):
             self._wake.clear()
@@ -235,47 +242,47 @@ class Fetcher:
         else:
             await self._look(roomy)
 
-    async def _fetch_alone(self, share: Share) -> None:
+    async def _fetch_alone(self, room: Room) -> None:
         """Ask both kinds for a poison job that must run alone: that neither has one is an answer, too."""
         for kind in (self.kinds.plain, self.kinds.keyed):
-            if await self._fetch(share, kind) is not False:
+            if await self._fetch(room, kind) is not False:
                 return
-        self._deliver([])
+        self._receiver.deliver([])
 
-    def _patience(self, roomy: Sequence[Share]) -> float:
+    def _patience(self, roomy: Sequence[Room]) -> float:
         """Seconds until the next look without a wake."""
         reading = max(self.passed_over.next_reading() - monotonic(), SOON)
-        return min(spaced(max(self._wanted(roomy), SOON), self._poll), reading)
+        return min(spaced(max(self._wanted(roomy), SOON), self._state.settings.poll), reading)
 
-    def _wanted(self, roomy: Sequence[Share]) -> float:
+    def _wanted(self, roomy: Sequence[Room]) -> float:
         """Seconds until a fetch is wanted: a start at zero, a cursor that fell, a row that was passed over."""
-        queues = {queue for share in roomy if not share.alone for queue in share.queues}
+        queues = {queue for room in roomy if not room.alone for queue in room.queues}
         look, now = self.watermark.next_look(monotonic()), monotonic()
         return min(inf if look is None else look, self.passed_over.next_look(queues)) - now
 
-    async def _look(self, roomy: Sequence[Share]) -> None:
+    async def _look(self, roomy: Sequence[Room]) -> None:
         """A poll: fetch both kinds, unless one cheap read-only statement proves that there is nothing."""
         link = self._session.link
         [[(head, snapshot, paused)]] = await self._send(link.statement("fetch_probe"))
         kinds = (self.kinds.plain, self.kinds.keyed)
-        lanes = [lane for share in roomy for kind in kinds for lane in self._asked(share, kind).lanes]
+        lanes = [lane for room in roomy for kind in kinds for lane in self._asked(room, kind).lanes]
         known = self._session.generation == self._generation
         if not known or not self.watermark.idle(Reading(head, None, snapshot), frozenset(paused), lanes, monotonic()):
             self.kinds.unknown()
 
-    async def _fetch(self, share: Share, kind: Kind) -> bool | None:
+    async def _fetch(self, room: Room, kind: Kind) -> bool | None:
         """Ask these queues for jobs of this kind, and deliver them; whether there were any, None if it is not known."""
-        asked = self._asked(share, kind, next(self._queue_turns[share.queues[0]]))
-        n = share.room if kind is self.kinds.plain else self.keyed_claim.room(share.room, self._live_workers())
-        other, beyond = self.kinds.other(kind), self.kinds.beyond(kind, share.queues)
-        kind.known.update(share.queues)
-        if beyond == NO_RANK and not share.alone and not self._due(other.lanes(asked.lanes)):
-            other.known.update(share.queues)  # unless the reading sees one, or news come meanwhile
+        asked = self._asked(room, kind, next(self._queue_turns[room.queues[0]]))
+        n = room.free if kind is self.kinds.plain else self.keyed_claim.room(room.free, self._state.live_workers)
+        other, beyond = self.kinds.other(kind), self.kinds.beyond(kind, room.queues)
+        kind.known.update(room.queues)
+        if beyond == NO_RANK and not room.alone and not self._due(other.lanes(asked.lanes)):
+            other.known.update(room.queues)  # unless the reading sees one, or news come meanwhile
         if await self._session.ready() != self._generation:
             self._begin_anew()
-        claim = self.claims.begin()
+        claim = self._state.claims.begin()
         self._begin(asked, monotonic())
-        self.asking = (share.queues, n)
+        self.asking = (room.queues, n)
         try:
             claimed = await self._claim(kind, asked, n, claim, beyond=beyond)
         except psycopg.errors.UniqueViolation:
@@ -285,38 +292,36 @@ class Fetcher:
         except BaseException:
             # Whether rows were taken is unknown; reconciliation hands them back once this claim counts as given up.
             self._forget()
-            self._in_doubt()
+            self._state.in_doubt()
             raise
         finally:
-            self.claims.end(claim)
+            self._state.claims.end(claim)
             self.asking = ((), 0)
-            self._answered()
+            self._receiver.fetched()
         self.fetches += 1
-        repeat = self.watermark.fetched(
+        fetch = Fetch(
             claimed.reading,
             asked.lanes,
             asked.mosts,
             claimed.scanned,
             claimed.taken,
             n,
-            monotonic(),
-            self._session.took,
-            self._live_workers(),
             claimed.looked if beyond == NO_RANK else {},
         )
+        repeat = self.watermark.fetched(fetch, monotonic(), self._session.took * self._state.live_workers)
         self._has_passed(asked, monotonic())
         if repeat:
             self.kinds.unknown()
-        if claimed.more(n) or share.alone:
-            kind.known.difference_update(share.queues)
+        if claimed.more(n) or room.alone:
+            kind.known.difference_update(room.queues)
         kind.known -= self._short_of_limit(asked, claimed.taken, n)
         self.kinds.claimed(
-            kind, share.queues, asked.lanes, claimed.taken, claimed.other, monotonic(), self._session.took
+            kind, room.queues, asked.lanes, claimed.taken, claimed.other, monotonic(), self._session.took
         )
         if jobs := claimed.jobs:
             places = {lane: place for place, lane in enumerate(asked.lanes)}
             jobs.sort(key=lambda job: (places[job.queue, job.rank, kind.keyed], job.pos, job.id))
-            self._deliver(jobs)
+            self._receiver.deliver(jobs)
         return bool(jobs)
 
     def _begin(self, asked: Asked, now: float) -> None:
@@ -350,7 +355,7 @@ class Fetcher:
         self.watermark.forget()
         self.passed_over.forget()
         if self._generation:
-            self._in_doubt()
+            self._state.in_doubt()
         self._generation = self._session.generation
 
     async def _refuse_doubles(self) -> None:
@@ -360,15 +365,15 @@ class Fetcher:
             said = "job %d is running, and a second row with its id was available; that row is failed: refused"
             log.error(said, job_id, extra={"job_id": job_id})
 
-    def _asked(self, share: Share, kind: Kind, turn: int = 0) -> Asked:
+    def _asked(self, room: Room, kind: Kind, turn: int = 0) -> Asked:
         """The lanes to ask, most urgent first; queues of one rank take turns; a poison job comes alone."""
-        turn %= len(share.queues)
-        queues = [*share.queues[turn:], *share.queues[:turn]]
-        poison = self._poison_ranks()
-        ranks = poison if share.alone else (*poison, *RANKS)
+        turn %= len(room.queues)
+        queues = [*room.queues[turn:], *room.queues[:turn]]
+        poison = self._capacity.poison_ranks()
+        ranks = poison if room.alone else (*poison, *RANKS)
         return Asked(
             [(queue, rank, kind.keyed) for rank in ranks for queue in queues],
-            [1 if rank in poison else share.room for rank in ranks for _ in queues],
+            [1 if rank in poison else room.free for rank in ranks for _ in queues],
         )
 
     async def _send(self, *statements: Statement[Any], on: int | None = None) -> list[Any]:
@@ -377,7 +382,7 @@ class Fetcher:
         beside = [_passed_over(self._session.link, ranges, self._tasks)] if ranges else []
         answers = await self._session.run(*statements, *beside, *self._beside(), on=on)
         if ranges:
-            seconds = self._session.took * self._live_workers()
+            seconds = self._session.took * self._state.live_workers
             self.passed_over.read(ranges, answers[len(statements)], monotonic(), seconds)
         return answers[: len(statements)]
 
@@ -399,7 +404,7 @@ class Fetcher:
             "uptos": integers(upto for _, _, upto, _ in places),
             "tasks": self._tasks,
         }
-        how = {"mosts": integers(most for *_, most in places), "worker_id": self._worker_id(), "claim": claim, "n": n}
+        how = {"mosts": integers(most for *_, most in places), "worker_id": self._state.id, "claim": claim, "n": n}
         send = self._claim_plain if kind is self.kinds.plain else self._claim_keyed
         [(head, xid, snapshot, rank, place, pos, *_, paused)], first, jobs, blocked = await send(
             reading, asked, lanes, how
@@ -430,18 +435,20 @@ class Fetcher:
         link, on = self._session.link, self._session.lasting
         self._holder_cursors.on(on)
         alone = self.kinds.plain.known.issuperset(queue for queue, _, _ in asked.lanes)
-        ahead = self.keyed_claim.statements(link, lanes, how["n"], self._worker_id(), self._live_workers(), alone=alone)
-        fronts = self._waiter_cursors.known(LOCK)
+        ahead = self.keyed_claim.statements(
+            link, lanes, how["n"], self._state.id, self._state.live_workers, alone=alone
+        )
+        fronts = self._keys.waiter_cursors.known(LOCK)
         cursors = {"starts": self._holder_cursors.often(), "lines": _lines(fronts)}
         claim = link.statement("keyed_claim_move", **lanes, **how, **cursors)
         read, *answers, [first, *rows] = await self._send(reading, *ahead, claim, on=on)
         if jobs := [Job(row, how["claim"]) for row in rows]:
-            self._holding(jobs)
+            self._keys.granted(jobs)
             self._given(first, jobs, fronts)
         blocked = Blocked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Blocked)
         keys, singly, lowest = self.keyed_claim.handle_answer(answers, blocked, len(jobs))
         if keys:
-            self._blocked(keys, singly, lowest)
+            self._keys.blocked(keys, singly, lowest)
         return read, first, jobs, blocked.lanes
 
     def _given(self, first: Sequence[Any], jobs: Sequence[Job], fronts: Mapping[str, Position]) -> None:
@@ -450,7 +457,9 @@ class Fetcher:
             came_with = set(msgspec.json.decode(first[3])) if first[3] else ()
             keys = [key for job in jobs if (key := job.lock_key) is not None and key not in came_with]
             self._holder_cursors.granted(keys, first[1])
-            self._waiter_cursors.empty((line for key in keys if (line := LOCK + key) not in fronts), self._session.sent)
+            self._keys.waiter_cursors.empty(
+                (line for key in keys if (line := LOCK + key) not in fronts), self._session.sent
+            )
 
     @staticmethod
     def _short_of_limit(asked: Asked, taken: Mapping[Lane, tuple[int, int]], n: int) -> set[str]:

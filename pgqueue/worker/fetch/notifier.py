@@ -93,7 +93,9 @@ class Notifier:
             hearing.result()
 
     async def _hear(self, conn: Wire) -> None:
-        async for note in conn.notifies(timeout=jittered(LEADER_PING_SECONDS if self.election.leads else PING_SECONDS)):
+        async for note in conn.notifies(
+            timeout=jittered(LEADER_PING_SECONDS if self.election.elected else PING_SECONDS)
+        ):
             self._heard(note.channel.removeprefix(f"{self._link.schema}."), note.payload)
 
     async def _ping(self, conn: Wire) -> None:

@@ -15,6 +15,7 @@ from pgqueue.database.backoff import persist
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import texts
 from pgqueue.jobs.job import Job
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
@@ -119,26 +120,25 @@ class SpareSlot:
 
 
 class PoisonDrain:
-    """Looks while we are busy. `asked()` counts how often we could ask for such jobs; `make_way` says yes or no, and
-    for which rate the job waits, if it does."""
+    """Looks while the worker is busy. `drain` is told whether to take no jobs, so that a poison job can run alone, and
+    which rate that job waits for, if it does."""
 
     def __init__(
         self,
         session: Session,
-        queues: list[str],
-        tasks: Iterable[str],
+        state: WorkerState,
+        poison_jobs: PoisonJobs,
         *,
         leads: Callable[[], bool],
-        asked: Callable[[], int],
-        make_way: Callable[[bool, str | None], None],
+        drain: Callable[[bool, str | None], None],
     ) -> None:
         self._session = session
-        self._queues = queues
-        self._tasks = texts(tasks)
+        self._queues = list(state.settings.queues)
+        self._tasks = texts(state.tasks)
+        self._poison_jobs = poison_jobs
         self._leads = leads
-        self._asked = asked
         self._asked_before = -1
-        self._make_way = make_way
+        self._drain = drain
         self._turn = SpareSlot()
         # Not all at once: each that makes way stands still for a while.
         self._slower = random.uniform(2.0, 3.0)
@@ -149,7 +149,7 @@ class PoisonDrain:
 
     async def _step(self) -> None:
         await asyncio.sleep(LOOK_SECONDS)
-        asked = self._asked()
+        asked = self._poison_jobs.asked
         if asked != self._asked_before:
             self._asked_before = asked
             self._turn.taken()
@@ -162,4 +162,4 @@ class PoisonDrain:
         )
         [rows] = await self._session.run(look)
         waiting, rate = rows[0] if rows else (None, None)
-        self._make_way(self._turn.drains(waiting, patience, monotonic()), rate)
+        self._drain(self._turn.drains(waiting, patience, monotonic()), rate)

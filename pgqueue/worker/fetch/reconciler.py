@@ -13,13 +13,12 @@ over a wire that is dead, too; a row that is locked.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
 
 from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
@@ -31,43 +30,27 @@ AGAIN_SECONDS = 1.0
 
 
 class Reconciler:
-    """`settled()` is the last claim that was answered or given up; `knows(id, claim)` whether we hold that job."""
+    """Reconciles over the given session, at once when `state` is in doubt."""
 
-    def __init__(
-        self,
-        session: Session,
-        worker_id: Callable[[], int],
-        *,
-        settled: Callable[[], int],
-        knows: Callable[[int, int], bool],
-        notify: bool,
-    ) -> None:
+    def __init__(self, session: Session, state: WorkerState) -> None:
         self._session = session
-        self._worker_id = worker_id
-        self._settled = settled
-        self._knows = knows
-        self._notify = notify
-        self._doubt = asyncio.Event()
+        self._state = state
         self._pause = jittered(EVERY_SECONDS)
         self._took = 0.0
-
-    def doubt(self) -> None:
-        """A claim failed, and whether it was committed is unknown."""
-        self._doubt.set()
 
     async def run(self) -> None:
         """Reconcile after every doubt and once a minute, until cancelled."""
         await persist(self._step, name="reconcile")
 
     async def _step(self) -> None:
-        await wait(self._doubt, self._pause)
-        self._doubt.clear()  # before: a doubt that comes meanwhile is about a later claim
+        await wait(self._state.doubt, self._pause)
+        self._state.doubt.clear()  # before: a doubt that comes meanwhile is about a later claim
         try:
             sure = await self._compare()
             seldom = max(EVERY_SECONDS, min(DEAR_SHARE * self._took, SELDOM_SECONDS))
             self._pause = jittered(seldom if sure else AGAIN_SECONDS)
         except BaseException:
-            self._doubt.set()
+            self._state.doubt.set()
             raise
 
     async def reconcile(self) -> None:
@@ -76,10 +59,10 @@ class Reconciler:
 
     async def _compare(self) -> bool:
         """False if some are left to decide on."""
-        settled, link = self._settled(), self._session.link
-        [rows] = await self._session.run(link.statement("reconciler_held", worker_id=self._worker_id()))
+        settled, link = self._state.claims.settled, self._session.link
+        [rows] = await self._session.run(link.statement("reconciler_held", worker_id=self._state.id))
         self._took = self._session.took
-        unknown = [(job_id, claim) for job_id, claim in rows if not self._knows(job_id, claim)]
+        unknown = [(job_id, claim) for job_id, claim in rows if not self._state.knows(job_id, claim)]
         lost = [(job_id, claim) for job_id, claim in unknown if claim <= settled]
         if not lost:
             return not unknown
@@ -88,8 +71,8 @@ class Reconciler:
                 "complete_release",
                 ids=integers(job_id for job_id, _ in lost),
                 claims=integers(claim for _, claim in lost),
-                worker_id=self._worker_id(),
-                notify=self._notify,
+                worker_id=self._state.id,
+                notify=self._state.settings.notify,
             )
         )
         # A job that was completed between the two statements is no longer there: not lost, only late.

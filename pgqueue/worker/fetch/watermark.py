@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pgqueue.jobs.job import Lane
 
@@ -59,6 +59,25 @@ class Reading:
     """The fetch's own transaction id; None for a probe, which takes none."""
     snapshot: str
     """The text of `pg_current_snapshot()`: `xmin:xmax:xip,xip,…`, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A committed fetch: what was asked, and what came of it."""
+
+    reading: Reading
+    lanes: Sequence[Lane]
+    """In the order asked."""
+    limits: Sequence[int]
+    """How many rows of each of these lanes were asked for at most."""
+    open: Collection[Lane]
+    """The lanes that are not paused."""
+    taken: Mapping[Lane, tuple[int, int]]
+    """How many rows a lane gave, blocked ones too, and the highest position of them."""
+    n: int
+    """How many rows were asked for in total."""
+    looked: Mapping[Lane, int] = field(default_factory=dict)
+    """Lanes that were not asked, and up to where the reading has seen no row of them, in its own snapshot."""
 
 
 class Watermark:
@@ -124,25 +143,9 @@ class Watermark:
         """Return for each lane how far it has been looked at; no claim begins with this."""
         return [self._cursors.get(lane, 0) for lane in lanes]
 
-    def fetched(
-        self,
-        reading: Reading,
-        lanes: Sequence[Lane],
-        asked_limits: Sequence[int],
-        open: Collection[Lane],
-        taken: Mapping[Lane, tuple[int, int]],
-        n: int,
-        now: float,
-        scan_seconds: float,
-        live_workers: int,
-        looked: Mapping[Lane, int] | None = None,
-    ) -> bool:
-        """Process the answer of a committed fetch; True if it should be repeated at once.
-
-        `lanes` in the order asked, each with its limit (`n` if it has none of its own); `open`: those not paused;
-        `taken`: how many rows a lane gave, blocked ones too, and the highest position of them; `n`: asked in total.
-        `looked`: lanes that were not asked, and up to where the reading has seen no row of them, in its own snapshot.
-        """
+    def fetched(self, fetch: Fetch, now: float, cost: float = 0.0) -> bool:
+        """Process a committed fetch; True if it should be repeated at once. It cost all workers so many seconds."""
+        reading, lanes, taken = fetch.reading, fetch.lanes, fetch.taken
         assert reading.xid is not None, "a probe is not a fetch"
         if not self._in_flight or self._went_backwards(reading.head, reading.xid):
             self.forget()
@@ -152,22 +155,21 @@ class Watermark:
         floor = self._lowest_floor_of_ended(reading.head, xmax, listed)
         lowered = [lane for lane, start in self._cursors.items() if start > floor]  # where this claim began
 
-        full = sum(count for count, _ in taken.values()) >= n
+        full = sum(count for count, _ in taken.values()) >= fetch.n
         last = max((i for i, lane in enumerate(lanes) if lane in taken), default=-1) if full else len(lanes)
-        reached = [i for i, lane in enumerate(lanes[: last + 1]) if lane in open]
+        reached = [i for i, lane in enumerate(lanes[: last + 1]) if lane in fetch.open]
         # A lane that this fetch has not asked is as it was, if no position was drawn since: whatever id has come since
         # then draws its positions above this head.
         same = reading.head == self._head
         self._exhausted = self._exhausted.difference(lanes) if same else set()
-        looked = looked or {}
-        for lane, upto in looked.items():
+        for lane, upto in fetch.looked.items():
             self._cursors[lane] = max(upto, self._cursors.get(lane, 0))
             if upto == reading.head:
                 self._exhausted.add(lane)
         for i in reached:
             lane = lanes[i]
             count, highest = taken.get(lane, (0, 0))
-            if i < last and count < asked_limits[i]:
+            if i < last and count < fetch.limits[i]:
                 self._cursors[lane] = reading.head
                 self._exhausted.add(lane)
             elif count:
@@ -177,7 +179,7 @@ class Watermark:
             self._cursors[lane] = floor
         self._exhausted.difference_update(lowered)
 
-        self._count_sweep({lanes[i] for i in reached}.union(looked), now, scan_seconds * live_workers)
+        self._count_sweep({lanes[i] for i in reached}.union(fetch.looked), now, cost)
         self._remember(reading.head, reading.xid, xmax, listed)
         return self._repeat(bool(lowered), full, now)
 

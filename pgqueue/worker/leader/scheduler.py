@@ -16,6 +16,7 @@ import psycopg
 
 from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.sessions import Session
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
@@ -35,13 +36,13 @@ class Scheduler:
     def __init__(
         self,
         session: Session,
+        state: WorkerState,
         *,
-        notify: bool,
         leads: Callable[[], bool],
         overdue: Callable[[], None] = lambda: None,
     ) -> None:
         self._session = session
-        self._notify = notify
+        self._state = state
         self._leads = leads
         self._ticks_overdue = overdue
         self._wake = asyncio.Event()
@@ -91,7 +92,7 @@ class Scheduler:
         while True:
             try:
                 [(moved, _)], [(late, due, after)] = await self._session.run(
-                    link.statement("scheduler_promote", after=self._after, n=BATCH, notify=self._notify),
+                    link.statement("scheduler_promote", after=self._after, n=BATCH, notify=self._state.settings.notify),
                     link.statement("scheduler_next", after=self._after),
                 )
             except psycopg.errors.UniqueViolation:

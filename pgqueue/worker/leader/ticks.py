@@ -39,6 +39,7 @@ from pgqueue.database.backoff import persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.cron import parse, pending
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
@@ -101,19 +102,17 @@ class Ticks:
     def __init__(
         self,
         session: Session,
-        worker_id: Callable[[], int],
+        state: WorkerState,
         *,
         declared: Mapping[str, Mapping[str, Any]],
-        notify: bool,
         leads: Callable[[], bool],
     ) -> None:
         self.made = 0
         """How many jobs this worker has made of ticks."""
         self._session = session
-        self._worker_id = worker_id
+        self._state = state
         self._declared = json.dumps(declared, sort_keys=True) if declared else None
         self._declared_by: int | None = None
-        self._notify = notify
         self._leads = leads
         self._wake = asyncio.Event()
         self._asked = False
@@ -150,14 +149,14 @@ class Ticks:
 
     async def _declare(self) -> None:
         """Say what our code declares, once for each id we have: a worker that was started later is right."""
-        worker_id = self._worker_id()
+        worker_id = self._state.id
         if self._declared is None or self._declared_by == worker_id:
             return
         digest = hashlib.sha256(self._declared.encode()).hexdigest()
         link = self._session.link
         await self._session.run(
             link.statement("ticks_declare", worker_id=worker_id, hash=digest, schedules=self._declared),
-            link.statement("ticks_settle", own=None, notify=self._notify),
+            link.statement("ticks_settle", own=None, notify=self._state.settings.notify),
         )
         self._declared_by = worker_id
 
@@ -250,7 +249,7 @@ class Ticks:
 
     async def _send(self, batch: Sequence[Move]) -> bool:
         moves = json.dumps([each.said() for each in batch])
-        statement = self._session.link.statement("ticks_make", moves=moves, notify=self._notify)
+        statement = self._session.link.statement("ticks_make", moves=moves, notify=self._state.settings.notify)
         [[(names, jobs, now, _)]] = await self._session.run(statement)
         self._clock = (moment(now), monotonic())
         self.made += jobs

@@ -22,6 +22,7 @@ from time import monotonic
 import psycopg
 
 from pgqueue.database.sessions import Session
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
@@ -37,18 +38,12 @@ class UnknownTasks:
     def __init__(
         self,
         session: Session,
-        worker_id: Callable[[], int],
+        state: WorkerState,
         *,
-        fail_after: float,
-        version_tag: str,
-        notify: bool,
         ended: Callable[[], None],
     ) -> None:
         self._session = session
-        self._worker_id = worker_id
-        self._fail_after = fail_after
-        self._version_tag = version_tag
-        self._notify = notify
+        self._state = state
         self._ended = ended
         self._after = 0
         """The id behind which the walk over all jobs goes on; 0: a new one begins."""
@@ -68,7 +63,7 @@ class UnknownTasks:
             log.error("unknown tasks are not looked for: this role needs its rights again, `pgqueue grants`")
 
     async def _round(self) -> None:
-        link, until = self._session.link, monotonic() + LOOK_SECONDS
+        link, settings, until = self._session.link, self._state.settings, monotonic() + LOOK_SECONDS
         begins = self._after == 0
         forget = link.statement("unknown_tasks_forget", walked=self._walked if begins else None)
         [[(now, _)]] = await self._session.run(forget)
@@ -80,10 +75,10 @@ class UnknownTasks:
                 "unknown_tasks_look",
                 after=self._after,
                 n=LOOKED_MOST,
-                seconds=self._fail_after,
-                worker_id=self._worker_id(),
-                version_tag=self._version_tag,
-                notify=self._notify,
+                seconds=settings.fail_unknown,
+                worker_id=self._state.id,
+                version_tag=settings.version_tag,
+                notify=settings.notify,
             )
             [[(last, looked, gone, _)]] = await self._session.run(look)
             self._after = last if looked == LOOKED_MOST else 0

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import psycopg
@@ -23,9 +23,11 @@ import psycopg
 from pgqueue.database import statements
 from pgqueue.database.backoff import Backoff, transient, within
 from pgqueue.database.sessions import Identity as Identity
-from pgqueue.database.sessions import Link, ending, options, own, transaction
+from pgqueue.database.sessions import ending, options, own, transaction
 from pgqueue.worker.liveness.loop_monitor import LoopMonitor
 from pgqueue.worker.liveness.memory import rss
+from pgqueue.worker.run.running_jobs import RunningJobs
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
@@ -76,38 +78,47 @@ class Judge:
         return len(self._seen)
 
 
+class Receiver(Protocol):
+    """Is told what the heartbeat finds, from its thread."""
+
+    def workers_died(self, dead: list[tuple[int, int]]) -> None:
+        """These other workers, each with its last beat, have given no sign of life for their lease."""
+        ...
+
+    def declared_dead(self) -> None:
+        """Other workers have taken this one for dead."""
+        ...
+
+    def punctual_again(self) -> None:
+        """A heartbeat has gone through after this worker was `late`."""
+        ...
+
+
 class Heartbeat:
-    """Beats every third of the lease until stopped. The callbacks are called from its thread."""
+    """Beats every third of the lease until stopped. `sessions` says which sessions a rescue would have to end."""
 
     def __init__(
         self,
-        link: Link,
-        worker_id: int,
-        lease: float,
+        state: WorkerState,
+        running: RunningJobs,
+        monitor: LoopMonitor,
+        receiver: Receiver,
         *,
-        state: Callable[[], str],
-        running: Callable[[], list[int]],
-        lost: Callable[[], int],
         sessions: Callable[[], list[Identity]],
-        dead: Callable[[list[tuple[int, int]]], object],
-        declared_dead: Callable[[], object],
-        again: Callable[[], object],
-        pulse: LoopMonitor,
     ) -> None:
+        lease = state.settings.lease
         self.judge = Judge(lease)
         self.last_beat = monotonic()
         """When the last beat that went through was sent, by this process's monotonic clock."""
-        self._link = link
-        self._worker_id = worker_id
-        self._lease = lease
         self._state = state
+        self._worker_id = state.id
+        """The one that it keeps alive; a worker that was taken for dead has another heartbeat."""
+        self._link = state.link
+        self._lease = lease
         self._running = running
-        self._lost = lost
+        self._monitor = monitor
+        self._receiver = receiver
         self._sessions = sessions
-        self._dead = dead
-        self._declared_dead = declared_dead
-        self._again = again
-        self._pulse = pulse
         self._identity: Identity | None = None
         self._due = monotonic()
         self._listed: list[Callable[[], object]] = []
@@ -119,7 +130,9 @@ class Heartbeat:
         self._thread.start()
 
     def late(self) -> bool:
-        """Whether no beat has gone through for so long that this worker must not take jobs; `again` ends it."""
+        """Whether no heartbeat has gone through for so long that this worker must not take jobs.
+
+        `Receiver.punctual_again` is told when it ends."""
         return monotonic() - self.last_beat > LATE * self._lease
 
     async def listed(self, most: float = LISTED_SECONDS) -> bool:
@@ -186,10 +199,10 @@ class Heartbeat:
         """Wait so long, or until told to stop or to beat now; meanwhile feel the loop's pulse."""
         end = monotonic() + seconds
         while (left := end - monotonic()) > 0:
-            if self._wake.wait(min(left, self._pulse.every)):
+            if self._wake.wait(min(left, self._monitor.every)):
                 self._wake.clear()
                 return
-            self._pulse.look()
+            self._monitor.look()
 
     def _tell(self, listed: int) -> None:
         for done in self._listed[:listed]:
@@ -203,11 +216,11 @@ class Heartbeat:
         sessions = [{"pid": pid, "backend_start": start} for pid, start in [*self._sessions(), *own]]
         params = {
             "worker_id": self._worker_id,
-            "state": self._state(),
+            "state": self._state.phase,
             # A beat between the times lists sessions only: to rescue, a job claimed before a beat that did not list it
             # as running had not started, and this one may come when a killer is about to start.
-            "running": statements.integers(self._running()) if due else None,
-            "lost": self._lost(),
+            "running": statements.integers(list(self._running.runs)) if due else None,
+            "lost": self._running.lost,
             "rss": rss(),
             "sessions": msgspec.json.encode(sessions).decode(),
         }
@@ -215,15 +228,16 @@ class Heartbeat:
         with transaction(conn, self._link, pipeline=True):
             beats = conn.execute(statements.text("heartbeat_write", self._link.schema), params).fetchall()
         if all(worker_id != self._worker_id for worker_id, _, _ in beats):
-            self._declared_dead()
+            self._receiver.declared_dead()
             self._stop.set()
             return
         if due:
             self._due = sent + self._lease / 3
         late, self.last_beat = self.late(), sent
         if late:
-            self._again()
+            self._receiver.punctual_again()
         self._tell(listed)
         dead = self.judge.observe([one for one in beats if one[0] != self._worker_id], monotonic())
+        self._state.other_workers = self.judge.live()
         if dead:
-            self._dead(dead)
+            self._receiver.workers_died(dead)

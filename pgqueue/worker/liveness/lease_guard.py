@@ -1,7 +1,7 @@
 """Stops in time what must never overlap: the running jobs of tasks declared with `on_lost_lease="cancel"`, when this
 worker cannot reach the database any more and others may soon give its jobs away.
 
-Only such tasks pay: `guarded` puts the guard into their call path when the worker starts. It lists a job while its
+Only such tasks pay: `wraps` puts the guard into their call path when the worker starts. It lists a job while its
 handler runs, and one thread for the whole worker watches the lease: a thread, because the event loop may be blocked and
 the beat's own thread may hang on a dead link.
 
@@ -25,11 +25,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+from pgqueue.client.middleware import Handler
 from pgqueue.client.tasks import Task
 from pgqueue.jobs.job import Job, current_job, fields
 from pgqueue.jobs.outcomes import RELEASED, Outcome, interrupted
@@ -53,10 +53,9 @@ class LeaseGuard:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="pgqueue-lease", daemon=True)
 
-    def guarded(self, tasks: Mapping[str, Task[..., Any]]) -> dict[str, Task[..., Any]]:
-        """These tasks, with the guard put into the call path of those that are to be stopped."""
-        self._guards = any(task.on_lost_lease == "cancel" for task in tasks.values())
-        return {name: self._guard(task) if task.on_lost_lease == "cancel" else task for name, task in tasks.items()}
+    def wraps(self, task: Task[..., Any]) -> bool:
+        """Whether the jobs of this task are to be stopped."""
+        return task.on_lost_lease == "cancel"
 
     def start(self) -> None:
         """Begin to watch, if there is anything to guard."""
@@ -71,26 +70,33 @@ class LeaseGuard:
         """Others have taken our jobs already: stop what is guarded. From any thread."""
         self._stop_all("its worker was taken for dead")
 
-    def _guard(self, task: Task[..., Any]) -> Task[..., Any]:
-        fn = task.fn
+    def in_thread(self, task: Task[..., Any], call: Handler) -> Handler:
+        """A sync handler that is listed while it runs."""
+        self._guards = True
 
         def in_thread(*args: Any, **kwargs: Any) -> Any:
             job = current_job()
             self._running[job] = None  # first, see above
             try:
-                return RELEASED if self._over(EDGE) else fn(*args, **kwargs)
+                return RELEASED if self._over(EDGE) else call(*args, **kwargs)
             finally:
                 self._running.pop(job, None)
+
+        return in_thread
+
+    def on_loop(self, task: Task[..., Any], call: Handler) -> Handler:
+        """The same of an async handler."""
+        self._guards = True
 
         async def on_loop(*args: Any, **kwargs: Any) -> Any:
             job = current_job()
             self._running[job] = None
             try:
-                return RELEASED if self._over(EDGE) else await fn(*args, **kwargs)
+                return RELEASED if self._over(EDGE) else await call(*args, **kwargs)
             finally:
                 self._running.pop(job, None)
 
-        return replace(task, fn=on_loop if task.is_async else in_thread)
+        return on_loop
 
     def _over(self, part: float) -> bool:
         return monotonic() >= self._last_beat() + part * self._lease

@@ -12,9 +12,9 @@ import logging
 import sys
 import threading
 from time import monotonic
-from types import FrameType
 
-from pgqueue.jobs.job import Job, fields
+from pgqueue.jobs.job import fields
+from pgqueue.worker.run.running_jobs import RunningJobs
 
 log = logging.getLogger("pgqueue")
 
@@ -24,13 +24,14 @@ BLOCKED_SECONDS = 1.0
 class LoopMonitor:
     """The turns of one loop; made on its thread, looked at from another one, always the same."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, most: float = BLOCKED_SECONDS) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, running: RunningJobs, most: float = BLOCKED_SECONDS) -> None:
         self.turns = 0
         """The last turn asked for that has come."""
         self.every = most / 2
         """Seconds between looks."""
         self._most = most
         self._loop = loop
+        self._running = running
         self._thread = threading.get_ident()
         self._asked = 0
         self._asked_at = self._looked_at = monotonic()
@@ -60,7 +61,7 @@ class LoopMonitor:
 
     def _name(self, seconds: float) -> None:
         frame = sys._current_frames().get(self._thread)
-        job = _job_of(frame)
+        job = self._running.on_loop(asyncio.current_task(self._loop))
         if frame is None or job is None or job.id == self._named:
             return
         self._named = job.id
@@ -76,13 +77,3 @@ class LoopMonitor:
             frame.f_lineno,
             extra=fields(job, seconds=seconds),
         )
-
-
-def _job_of(frame: FrameType | None) -> Job | None:
-    """The job with its handler on this stack: it was called by a function of ours that knows the job as `job`."""
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("pgqueue.") and isinstance(frame.f_locals.get("job"), Job):
-            found: Job = frame.f_locals["job"]
-            return found
-        frame = frame.f_back
-    return None

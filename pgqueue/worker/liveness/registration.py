@@ -12,13 +12,14 @@ import psycopg
 
 from pgqueue.database import migrations, statements
 from pgqueue.database.sessions import Link, options, transaction
-from pgqueue.worker.settings import Settings
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
 
-def enter(link: Link, settings: Settings, tasks: Iterable[str]) -> int:
-    """Check the schema and enter a new worker process with these tasks. Raises what `migrations.require` raises."""
+def enter(state: WorkerState) -> int:
+    """Check the schema and enter a new worker process with its tasks. Raises what `migrations.require` raises."""
+    link, settings = state.link, state.settings
     with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
         migrations.require(conn, link.schema)
         return register(
@@ -28,7 +29,7 @@ def enter(link: Link, settings: Settings, tasks: Iterable[str]) -> int:
             concurrency=settings.concurrency,
             version_tag=settings.version_tag,
             queues=list(settings.queues),
-            tasks=tasks,
+            tasks=state.tasks,
         )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.jobs.outcomes import Cancelled, Outcome
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
@@ -29,18 +30,17 @@ SETTLED_MOST = 1_000
 
 
 class Cancellation:
-    """Reads requests over the given session; `running` says how many jobs are here, `interrupt` stops one."""
+    """Reads requests over the given session; `interrupt` stops a job."""
 
     def __init__(
         self,
         session: Session,
-        worker_id: Callable[[], int],
-        running: Callable[[], int],
+        state: WorkerState,
+        *,
         interrupt: Callable[[int, Outcome], bool],
     ) -> None:
         self._session = session
-        self._worker_id = worker_id
-        self._running = running
+        self._state = state
         self._interrupt = interrupt
         self._wake = asyncio.Event()
         self._heeded: dict[int, int] = {}
@@ -65,13 +65,13 @@ class Cancellation:
             log.debug("%d requests are done with", deleted)
 
     async def _step(self) -> None:
-        if await wait(self._wake, jittered(self._pause)) or self._running() or self._heeded:  # else idle: no statement
+        if await wait(self._wake, jittered(self._pause)) or self._state.held or self._heeded:  # else idle: no statement
             self._wake.clear()
             await self._read()
 
     async def _read(self) -> None:
         link = self._session.link
-        [rows] = await self._session.run(link.statement("cancellation_read", worker_id=self._worker_id()))
+        [rows] = await self._session.run(link.statement("cancellation_read", worker_id=self._state.id))
         asked = {job_id: (claim, reason) for job_id, claim, reason in rows}
         over = [job_id for job_id, claim in self._heeded.items() if asked.get(job_id, (None,))[0] != claim]
         for job_id in over:

@@ -25,7 +25,6 @@ from pgqueue.client.tasks import Task
 from pgqueue.jobs.context import JobContext
 from pgqueue.jobs.job import Job, fields, late_of, running_job
 from pgqueue.jobs.outcomes import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted
-from pgqueue.worker.concurrency.chains import Chains
 from pgqueue.worker.run.run import Interrupted, Run, in_time
 from pgqueue.worker.run.running_jobs import EndedContext, RunningJobs
 from pgqueue.worker.run.serialization_retries import SerializationRetries, aborted
@@ -43,31 +42,26 @@ INSIST_FIRST, INSIST_MOST = 0.01, 1.0
 STOPPED = interrupted("its worker was shut down")
 
 
-class Executor(RunningJobs):
-    """Runs jobs for one worker. `offer` from the fetcher, `finish` to the completer, `low` tells that there is room,
-    `half_lost` that half of the slots are lost to handlers that do not stop; `means` is lent to every handler."""
+class Executor:
+    """Runs jobs for one worker. `offer` takes jobs; `finish` is given each with its outcome, from any thread;
+    `slots_freed` is called on the loop when there is room for more. `context` is behind every handler's `Job`."""
 
     def __init__(
         self,
-        groups: list[SlotGroup],
+        running: RunningJobs,
         tasks: Mapping[str, Task[..., Any]],
+        context: JobContext,
+        retries: SerializationRetries,
         *,
         finish: Callable[[Job, Outcome], None],
-        low: Callable[[], None],
-        half_lost: Callable[[], None],
-        means: JobContext,
-        aborts: SerializationRetries,
+        slots_freed: Callable[[], None],
     ) -> None:
-        super().__init__()
-        self.groups = groups
-        self.chains = Chains()
-        self.lost = 0
-        """Slots whose handler was to stop and runs on without its job."""
-        self._timeouts = Timeouts(tasks, runs=self.runs, interrupt=self.interrupt, abandon=self.abandon)
-        self._finish, self._low, self._half_lost = finish, low, half_lost
-        self._aborts = aborts
-        self.job_context = means
-        self._over = EndedContext(means)
+        self._running = running
+        self._timeouts = Timeouts(tasks, runs=running.is_running, interrupt=self.interrupt, abandon=self.abandon)
+        self._finish, self._low = finish, slots_freed
+        self._retries = retries
+        self._job_context = context
+        self._ended_context = EndedContext(context)
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._runs: set[Run] = set()
@@ -89,15 +83,15 @@ class Executor(RunningJobs):
     def reserve(self, places: Iterable[int]) -> None:
         """Keep one slot free in these groups, counted from 1, for what `offer` is given as `first`; in no other."""
         wanted = set(places)
-        for place, group in enumerate(self.groups, 1):
+        for place, group in enumerate(self._running.groups, 1):
             group.reserved = int(place in wanted)
             if group.waiting and not group.reserved:
                 self._dispatch_soon()
 
     def hand_back(self) -> list[Job]:
         """Give up all jobs that have not started; the caller releases them. What waits to run again is released."""
-        self._aborts.leave_all()
-        return [job for group in self.groups for job, _ in group.empty()] + self.chains.empty()
+        self._retries.leave_all()
+        return [job for group in self._running.groups for job, _ in group.empty()]
 
     def interrupt(self, job_id: int, outcome: Outcome) -> bool:
         """Stop this job, which then ends with `outcome`, whatever its handler says; False if it is not here.
@@ -107,12 +101,12 @@ class Executor(RunningJobs):
         lock, ends at once. Only the first call counts: a handler that swallows it runs on, and its job ends with
         `outcome` when it returns. Called on the loop.
         """
-        for remove in (*(group.remove for group in self.groups), self.chains.remove):
-            waiting = remove(job_id)
+        for group in self._running.groups:
+            waiting = group.remove(job_id)
             if waiting is not None:
                 self._finish(waiting, outcome)
                 return True
-        run = self.running.get(job_id)
+        run = self._running.runs.get(job_id)
         job = None if run is None else run.job
         if run is None or job is None or not run.interrupt(job, outcome):
             return False
@@ -121,7 +115,7 @@ class Executor(RunningJobs):
 
     def interrupt_run(self, job: Job, outcome: Outcome) -> None:
         """`interrupt` for this run of the job, from any thread: in a thread at once, even if the loop is blocked."""
-        run = self.run_of(job)
+        run = self._running.run_of(job)
         if run is not None and run.lock is not None:
             run.interrupt(job, outcome)
             self._threads.call_loop(self._interrupted, run, job)
@@ -130,7 +124,7 @@ class Executor(RunningJobs):
 
     def _interrupted(self, run: Run, job: Job, pause: float = INSIST_FIRST) -> None:
         """See to it that the job leaves a pause, and a destructor that has swallowed the exception."""
-        self._aborts.leave(job)
+        self._retries.leave(job)
         if (again := run.insist(job)) is not None:
             more = INSIST_FIRST if again else min(INSIST_MOST, 2 * pause)
             self._loop.call_later(pause, self._interrupted, run, job, more)
@@ -140,19 +134,19 @@ class Executor(RunningJobs):
 
         What the handler says then counts for nothing. Called on the loop. One that has just ended is left alone.
         """
-        run = self.run_of(job)
+        run = self._running.run_of(job)
         if run is not None and (outcome := run.abandon(job)) is not None:
             self._finish(job, outcome)
             self._forget(job, run)
             self._slot_lost(job)
-            job.context = self._over
-            self.job_context.abandoned(job)
+            job.context = self._ended_context
+            self._job_context.abandoned(job)
 
     def cancel(self) -> None:
         """Stop what runs, for good: it is given back, and noted as interrupted. What is sealed ends as it will. An
         async handler that returns all the same has completed; a sync one may have swallowed the exception half-way."""
-        self.cancelled = True
-        self._aborts.close()
+        self._running.cancelled = True
+        self._retries.close()
         for run in self._runs:
             if run.task is not None and run.sealed_job is not run.job:
                 run.task.cancel()
@@ -162,16 +156,16 @@ class Executor(RunningJobs):
 
     async def idle(self) -> None:
         """Wait until nothing runs."""
-        while self.running:
+        while self._running.runs:
             self._ended.clear()
             await self._ended.wait()
 
     def close(self) -> None:
         """Let idle threads end. A thread whose handler hangs is left behind, without its transaction; it dies with the
         process."""
-        for run in list(self.running.values()):
+        for run in list(self._running.runs.values()):
             if run.job is not None:
-                self.job_context.abandoned(run.job)
+                self._job_context.abandoned(run.job)
         self._timeouts.close()
         self._threads.close()
 
@@ -181,10 +175,10 @@ class Executor(RunningJobs):
         """Start one run on the loop, and as many in threads as slots allow; come back next turn while there is more."""
         self._dispatching = False
         self._turn_ends = perf_counter() + TURN_SECONDS
-        for group in self.groups:
+        for group in self._running.groups:
             while (entry := group.start()) is not None:
                 job, task = entry
-                self.running[job.id] = run = Run(job)
+                self._running.runs[job.id] = run = Run(job)
                 self._runs.add(run)
                 if runs_on_loop(task):
                     run.task = self._loop.create_task(self._run(group, run, job, task), context=self._context.copy())
@@ -199,33 +193,33 @@ class Executor(RunningJobs):
         self._run_gone(run)
         job = run.job
         # Before its first step: nobody else saw the job.
-        if task.cancelled() and job is not None and self.running.get(job.id) is run:
+        if task.cancelled() and job is not None and self._running.runs.get(job.id) is run:
             self._finish(job, RELEASED if run.stop_outcome is None else run.stop_outcome[1])
             self._forget(job, run)
             group.end(0.0)
             self._slot_freed(group)
 
     def _slot_lost(self, job: Job) -> None:
-        self.lost += 1
-        slots = sum(group.slots for group in self.groups)
+        self._running.lost += 1
+        slots = self._running.slots
         said = "job %d (%s) does not stop and is taken away; its handler goes on in a slot that is lost (%d of %d are)"
-        log.error(said, job.id, job.task, self.lost, slots, extra=fields(job))
-        if 2 * self.lost >= slots:
+        log.error(said, job.id, job.task, self._running.lost, slots, extra=fields(job))
+        if self._running.half_lost:
             log.critical("half of this worker's slots are lost to handlers that do not stop: it takes no more jobs")
-            self._half_lost()
-        if not self.running:
+            self._low()
+        if not self._running.runs:
             self._ended.set()
 
     def _run_gone(self, run: Run) -> None:
         self._runs.discard(run)
         if run.lost:
-            self.lost -= 1
+            self._running.lost -= 1
             log.warning("a handler that had not stopped has returned; its slot is free again")
 
     def _forget(self, job: Job, run: Run) -> None:
         """It runs no more here. If we were given it anew (we had been taken for dead), that run is another one."""
-        if self.running.get(job.id) is run:
-            del self.running[job.id]
+        if self._running.runs.get(job.id) is run:
+            del self._running.runs[job.id]
 
     def _dispatch_soon(self) -> None:
         if not self._dispatching:
@@ -233,7 +227,7 @@ class Executor(RunningJobs):
             self._loop.call_soon(self._dispatch)
 
     def _slot_freed(self, group: SlotGroup) -> None:
-        if not self.running:
+        if not self._running.runs:
             self._ended.set()
         if group.waiting:
             self._dispatch_soon()
@@ -245,7 +239,7 @@ class Executor(RunningJobs):
     async def _run(self, group: SlotGroup, run: Run, job: Job, task: Task[..., Any]) -> None:
         """Run this job, then waiting ones, until the turn ends, nothing is left, or a handler changed the context or
         cancelled us: the next one shall not feel it."""
-        clean, me, running, finish = contextvars.copy_context(), run.task, self.running, self._finish
+        clean, me, running, finish = contextvars.copy_context(), run.task, self._running.runs, self._finish
         assert me is not None
         while True:
             job.began = started = perf_counter()
@@ -279,14 +273,14 @@ class Executor(RunningJobs):
         if job.start_by is not None and not in_time(job):
             return RELEASED
         token = running_job.set(job)
-        job.context = self.job_context
+        job.context = self._job_context
         try:
             args, kwargs = task.codec.decode(job.args)
             value = await (task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs))
             return COMPLETED if value is None and job.successors is None else given(job, task.retry, value)
         except asyncio.CancelledError as error:
             # Only a shutdown gives a job back: one that cancels itself would come back at once, for ever.
-            return STOPPED if self.cancelled else given(job, task.retry, error, raised=True)
+            return STOPPED if self._running.cancelled else given(job, task.retry, error, raised=True)
         except (GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -295,19 +289,19 @@ class Executor(RunningJobs):
             abort = error
         finally:
             running_job.reset(token)
-            job.context = self._over
+            job.context = self._ended_context
         return await self._again(job, task, abort)
 
     async def _again(self, job: Job, task: Task[..., Any], abort: BaseException) -> Outcome:
         """Run it once more, after a pause, as if it had not run; or say how it ends."""
-        self.reopen(job)
+        self._running.reopen(job)
         try:
-            ended = await self._aborts.again(job, task.retry, abort)
+            ended = await self._retries.again(job, task.retry, abort)
         except asyncio.CancelledError as error:
-            return STOPPED if self.cancelled else given(job, task.retry, error, raised=True)
+            return STOPPED if self._running.cancelled else given(job, task.retry, error, raised=True)
         if ended is not None:
             return ended
-        self.job_context.anew(job)
+        self._job_context.anew(job)
         return await self._loop.create_task(self._call(job, task), context=self._context.copy())
 
     # In threads ------------------------------------------------------------------------------------------------------
@@ -331,7 +325,7 @@ class Executor(RunningJobs):
                 break
             job, task = entry
             run.job = job
-            self.running[job.id] = run
+            self._running.runs[job.id] = run
             if len(group.waiting) == group.prefetch // 2:
                 self._threads.call_loop(self._low)
         return True
@@ -361,7 +355,7 @@ class Executor(RunningJobs):
         if job.start_by is not None and not in_time(job):
             return RELEASED
         running_job.set(job)
-        job.context = self.job_context
+        job.context = self._job_context
         try:
             args, kwargs = task.codec.decode(job.args)
             value = task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs)
@@ -373,12 +367,12 @@ class Executor(RunningJobs):
                 return given(job, task.retry, error, raised=True)
             abort = error
         finally:
-            job.context = self._over
-        self.reopen(job)
-        ended = self._wait_for_loop(self._aborts.again(job, task.retry, abort))
+            job.context = self._ended_context
+        self._running.reopen(job)
+        ended = self._wait_for_loop(self._retries.again(job, task.retry, abort))
         if ended is not None:
             return ended
-        self.job_context.anew(job)
+        self._job_context.anew(job)
         return self._context.copy().run(self._call_sync, job, task)
 
     def _wait_for_loop(self, deciding: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:

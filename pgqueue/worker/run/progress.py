@@ -18,6 +18,7 @@ from pgqueue.database.backoff import persist
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
+from pgqueue.worker.state import WorkerState
 
 ROUND_SECONDS = 1.0
 SWEPT_MOST = 1_000
@@ -26,20 +27,18 @@ Said = tuple[float, float | None]
 
 
 class Progress:
-    """Takes what jobs say, from any thread. `holds` says whether a job is this worker's still; `iterated` is told which
-    jobs are over, and says which of them have gone through an iteration."""
+    """Takes what jobs say, from any thread. `iterated` is told which jobs are over, and says which of them have gone
+    through an iteration."""
 
     def __init__(
         self,
         session: Session,
-        worker_id: Callable[[], int],
+        state: WorkerState,
         *,
-        holds: Callable[[Job], bool],
         iterated: Callable[[Iterable[Job]], list[int]],
     ) -> None:
         self._session = session
-        self._worker_id = worker_id
-        self._holds = holds
+        self._state = state
         self._iterated = iterated
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -91,7 +90,7 @@ class Progress:
 
     async def _write(self) -> None:
         said = dict(self._said.popitem() for _ in range(len(self._said)))
-        said = {job: numbers for job, numbers in said.items() if self._holds(job)}
+        said = {job: numbers for job, numbers in said.items() if self._state.holds(job)}
         silent, self._silent = self._silent, set()
         through, self._through = self._through, set()
         self._written.update(said)
@@ -115,7 +114,7 @@ class Progress:
                 "dones": [float(done) for done, _ in said.values()],
                 "totals": [None if total is None else float(total) for _, total in said.values()],
             }
-            made.append(link.statement("progress_write", worker_id=self._worker_id(), **columns))
+            made.append(link.statement("progress_write", worker_id=self._state.id, **columns))
         if silent:
             made.append(link.statement("progress_forget", ids=sorted(silent)))
         if through:

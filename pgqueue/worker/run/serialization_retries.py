@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
 
 from pgqueue.database.backoff import within
 from pgqueue.database.sessions import Session
 from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import RELEASED, Cancel, Fail, Outcome, Retry, Snooze, given, problem
 from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
@@ -63,12 +63,11 @@ def _attribute(error: BaseException, name: str) -> object:
 class SerializationRetries:
     """Notes aborts over the given session, and waits before the job runs again."""
 
-    def __init__(self, session: Session, worker_id: Callable[[], int], *, version_tag: str) -> None:
+    def __init__(self, session: Session, state: WorkerState) -> None:
         self.retried = 0
         """How many runs were made again in place."""
         self._session = session
-        self._worker_id = worker_id
-        self._version_tag = version_tag
+        self._state = state
         self._pausing: dict[Job, asyncio.Event] = {}
         self._noting: set[asyncio.Future[int | None]] = set()
         self._closed = False
@@ -137,12 +136,12 @@ class SerializationRetries:
                 "serialization_retries_note",
                 id=job.id,
                 claim=job.claim,
-                worker_id=self._worker_id(),
+                worker_id=self._state.id,
                 most=ABORTS_MOST,
                 error_type=what.error_type,
                 message=what.message,
                 traceback=what.traceback,
-                version_tag=self._version_tag,
+                version_tag=self._state.settings.version_tag,
             )
         )
         return int(rows[0][0]) if rows else None

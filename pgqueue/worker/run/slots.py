@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -23,6 +24,25 @@ BEHIND_MOST = 7
 
 Entry = tuple[Job, Task[..., Any]]
 """A claimed job and its task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one service may fill of a group of slots, just now (see `capacity`)."""
+
+    queues: Sequence[str]
+    free: int
+    """Jobs that it may bring."""
+    fetching: int = 0
+    """For the unblocker: jobs that a fetch under way has asked for."""
+    left: int = 0
+    """For the unblocker: how many of the free ones should be left to the next fetch."""
+    behind: int = 0
+    """For the unblocker: how many may come in behind each holder of a lock, in its chain."""
+    spare: int = 0
+    """For the rate limiter: how many jobs more may wait at hand."""
+    alone: bool = False
+    """For the fetcher: ask only for poison jobs that must run alone; the answer is delivered even if it is empty."""
 
 
 class SlotGroup:
@@ -151,21 +171,3 @@ def slot_groups(queues: Mapping[str, int | None], concurrency: int) -> list[Slot
     common = [name for name, slots in queues.items() if slots is None]
     own = [SlotGroup([name], slots) for name, slots in queues.items() if slots is not None]
     return [*([SlotGroup(common, concurrency)] if common else []), *own]
-
-
-class SlotTurns:
-    """`fetches` says how many fetches have been answered, `hungry` whether the fetcher would take more."""
-
-    def __init__(self, fetches: Callable[[], int], hungry: Callable[[], bool]) -> None:
-        self._fetches = fetches
-        self._hungry = hungry
-        self._at = -1
-
-    def taken(self) -> None:
-        """A line has had a slot."""
-        self._at = self._fetches()
-
-    @property
-    def fetchers(self) -> bool:
-        """Whether the next slot is the fetcher's: it wants one, and has had none since."""
-        return self._at == self._fetches() and self._hungry()

@@ -23,6 +23,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
+from pgqueue.client.middleware import Handler, wrapped
 from pgqueue.client.tasks import Task
 from pgqueue.jobs.headers import TIMEOUT
 from pgqueue.jobs.job import Job, current_job, fields, own_timeout, timed_of
@@ -51,7 +52,7 @@ class Timeouts:
         interrupt: Callable[[int, Outcome], bool],
         abandon: Callable[[Job], object],
     ) -> None:
-        self.tasks = {name: task if task.timeout is None else self._watched(task) for name, task in tasks.items()}
+        self.tasks = {name: wrapped(task, self) for name, task in tasks.items()}
         """By name, with the watch in the call path of those that have a timeout."""
         self._own: dict[str, Task[..., Any]] = {}
         """The others that have had a job with a timeout of its own, with the watch."""
@@ -84,21 +85,31 @@ class Timeouts:
         if task.timeout is not None:
             return task
         if task.name not in self._own:
-            self._own[task.name] = self._watched(task)
+            watch = self.on_loop if task.is_async else self.in_thread
+            self._own[task.name] = replace(task, fn=watch(task, task.fn))
         return self._own[task.name]
 
-    def _watched(self, task: Task[..., Any]) -> Task[..., Any]:
-        fn = task.fn
+    def wraps(self, task: Task[..., Any]) -> bool:
+        """Whether this task has a timeout."""
+        return task.timeout is not None
+
+    def in_thread(self, task: Task[..., Any], call: Handler) -> Handler:
+        """A sync handler that is watched from its first line."""
 
         def in_thread(*args: Any, **kwargs: Any) -> Any:
             self._watch(current_job(), task)
-            return fn(*args, **kwargs)
+            return call(*args, **kwargs)
+
+        return in_thread
+
+    def on_loop(self, task: Task[..., Any], call: Handler) -> Handler:
+        """The same of an async handler."""
 
         async def on_loop(*args: Any, **kwargs: Any) -> Any:
             self._watch(current_job(), task)
-            return await fn(*args, **kwargs)
+            return await call(*args, **kwargs)
 
-        return replace(task, fn=on_loop if task.is_async else in_thread)
+        return on_loop
 
     def _watch(self, job: Job, task: Task[..., Any]) -> None:
         timeout = _timeout(job, task)

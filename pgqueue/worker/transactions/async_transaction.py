@@ -43,7 +43,7 @@ class AsyncTransaction(AnyTransaction):
         if conn is None or not kept:
             return outcome
         self._open(conn)
-        await self._home.auninterruptible(self._job)
+        await self._home.running.auninterruptible(self._job)
         self.ending = monotonic()
         try:
             await self._commit(conn, outcome)
@@ -65,12 +65,12 @@ class AsyncTransaction(AnyTransaction):
         """`Transaction.keep`. Nor does a cancellation of the handler's own, of a timeout around the loop, break into
         it."""
         conn = await self.connection()
-        await self._home.auninterruptible(self._job, reopens=True)
+        await self._home.running.auninterruptible(self._job, reopens=True)
         self.ending = monotonic()
         try:
             await to_its_end(self._keep(conn, statements, kept))
         finally:
-            self._home.interruptible(self._job)
+            self._home.running.interruptible(self._job)
 
     async def _settle(self, conn: AsyncHandlerConnection, error: psycopg.Error, done: Statement[Any]) -> list[bool]:
         questions = self._questions(conn, error, done)

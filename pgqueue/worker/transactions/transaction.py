@@ -20,8 +20,7 @@ One attempt may have several transactions, one after another: `keep` commits wha
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
@@ -37,6 +36,8 @@ from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import WRITTEN, Cancel, Completed, Fail, Outcome, Retry, Snooze, given
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql, OutcomeStatement
+from pgqueue.worker.run.running_jobs import RunningJobs
+from pgqueue.worker.state import WorkerState
 from pgqueue.worker.transactions import sqlalchemy
 from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, HandlerConnection
 from pgqueue.worker.transactions.handler_pool import HandlerPool
@@ -53,19 +54,12 @@ LONG_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TransactionServices:
-    """What the transactions of one worker have in common. `seal` and `aseal` are the executor's: from there on the
-    job is not stopped, or, with `reopens`, not until `unseal`; they raise if it was stopped before."""
+    """What the transactions of one worker have in common."""
 
     pool: HandlerPool
     outcome_sql: OutcomeSql
-    worker_id: Callable[[], int]
-    uninterruptible: Callable[..., None]
-    auninterruptible: Callable[..., Awaitable[None]]
-    interruptible: Callable[[Job], None]
-    shield: Callable[..., AbstractContextManager[None]]
-    """In a thread: nothing is raised into it meanwhile; a stop of the job is heard afterwards."""
-    checkpoint: Callable[[Job], None] = lambda job: None
-    """Raises what stops this job, if it was told to."""
+    state: WorkerState
+    running: RunningJobs
     begin_early: Callable[[bool], int | None] = lambda is_async: None
     """Whether a transaction should begin for the next job, in a thread or on the loop, with the end of this one: the
     claims that have been answered, all up to this one; else None."""
@@ -88,7 +82,7 @@ class AnyTransaction:
         self._committing = self._committed = False
         self._home = home
         self._job = job
-        self._worker_id = home.worker_id()
+        self._worker_id = home.state.id
         """Of this run's fence, also when the worker has been taken for dead since and has another: what was committed
         under this one is not to be found under that."""
         self._began = 0.0
@@ -163,7 +157,7 @@ class AnyTransaction:
         """While it waits for a connection; on the loop also with one: raise if there is no use in it any more."""
         if self.over:
             raise ended_before(self._job)
-        self._home.checkpoint(self._job)
+        self._home.running.checkpoint(self._job)
 
     def overdue(self) -> bool:
         """Whether its last messages wait over a dead link."""
@@ -213,7 +207,7 @@ class Transaction(AnyTransaction):
         """The connection; begins the transaction at the first call, whichever of the handler's threads that is."""
         conn = self._conn
         if conn is None:
-            with self._home.shield(self._job), self._beginning:
+            with self._home.running.shield(self._job), self._beginning:
                 conn = self._conn or self._begin()
         return conn
 
@@ -233,7 +227,7 @@ class Transaction(AnyTransaction):
         self._open(conn)
         if self._session is not None:
             self._session.finish()
-        self._home.uninterruptible(self._job)
+        self._home.running.uninterruptible(self._job)
         self.ending = monotonic()
         try:
             self._commit(conn, outcome)
@@ -247,13 +241,13 @@ class Transaction(AnyTransaction):
         """The rows of a statement that only reads, in a transaction of its own."""
         conn = self.connection()
         rows = send(conn, statement).fetchall()
-        self._home.uninterruptible(self._job, reopens=True)
+        self._home.running.uninterruptible(self._job, reopens=True)
         self.ending = monotonic()
         try:
             self._commit_with(conn, [])
         finally:
             self.undo()
-            self._home.interruptible(self._job)
+            self._home.running.interruptible(self._job)
         return rows
 
     def keep(self, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:
@@ -265,7 +259,7 @@ class Transaction(AnyTransaction):
         self._open(conn)
         if self._session is not None:
             self._session.finish()
-        self._home.uninterruptible(self._job, reopens=True)
+        self._home.running.uninterruptible(self._job, reopens=True)
         self.ending = monotonic()
         try:
             self._commit_with(conn, statements)
@@ -274,7 +268,7 @@ class Transaction(AnyTransaction):
             self._kept(error, *self._settle(conn, error, kept))
         finally:
             self.undo()  # after the commit it only gives the connection back
-            self._home.interruptible(self._job)
+            self._home.running.interruptible(self._job)
 
     def _settle(self, conn: HandlerConnection, error: psycopg.Error, done: Statement[Any]) -> list[bool]:
         questions = self._questions(conn, error, done)
@@ -302,7 +296,7 @@ class Transaction(AnyTransaction):
 
         Closed, and not rolled back: whatever the handler left behind that still has it writes nowhere any more.
         """
-        with self._home.shield(self._job, leaving=True):
+        with self._home.running.shield(self._job, leaving=True):
             with self._having:
                 conn, session, committed = self._conn, self._session, self._committed
                 self._conn, self._session, self._committing, self._committed = None, None, False, False

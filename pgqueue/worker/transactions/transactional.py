@@ -1,6 +1,6 @@
 """Transactional tasks: what a handler writes on its job's connection is committed together with the job's completion.
 
-Used by the worker: `transactional` puts the transaction (`transaction`) into the call path of the tasks that want one.
+A layer of the worker's chain: it puts the transaction (`transaction`) around the handlers of the tasks that want one.
 A handler asks for its connection by `job.connection` or `await job.aconnection()`; only then is one taken from the pool
 and a transaction begun. A handler that never asks is completed like any other.
 
@@ -10,12 +10,12 @@ A run is not stopped from the moment it begins to commit: no job is committed an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from psycopg import AsyncConnection, Connection
 
+from pgqueue.client.middleware import Handler
 from pgqueue.client.tasks import Task
 from pgqueue.errors import Error
 from pgqueue.jobs.job import Job, current_job
@@ -39,9 +39,9 @@ class Transactional:
         self._loop = asyncio.get_running_loop()
         self._undoing: set[asyncio.Task[None]] = set()
 
-    def transactional(self, tasks: Mapping[str, Task[..., Any]]) -> dict[str, Task[..., Any]]:
-        """These tasks, with a transaction around the handlers that are declared so."""
-        return {name: self._wrapped(task) if task.transactional else task for name, task in tasks.items()}
+    def wraps(self, task: Task[..., Any]) -> bool:
+        """Whether the handler of this task is in a transaction."""
+        return task.transactional
 
     def connection(self, job: Job) -> Connection[Any]:
         """The connection of the job's transaction, which begins here if it has not begun."""
@@ -135,8 +135,8 @@ class Transactional:
         self._undoing.add(undoing)  # the loop itself keeps no task alive
         undoing.add_done_callback(self._undoing.discard)
 
-    def _wrapped(self, task: Task[..., Any]) -> Task[..., Any]:
-        fn = task.fn
+    def in_thread(self, task: Task[..., Any], call: Handler) -> Handler:
+        """A sync handler with a transaction around it."""
 
         def in_thread(*args: Any, **kwargs: Any) -> Outcome:
             job = current_job()
@@ -144,7 +144,7 @@ class Transactional:
             try:
                 try:
                     try:
-                        return work.end(task.retry, fn(*args, **kwargs))
+                        return work.end(task.retry, call(*args, **kwargs))
                     except Exception:
                         work.check()  # what was committed already must not be done again
                         raise
@@ -156,11 +156,16 @@ class Transactional:
             finally:
                 self._open.pop(job, None)
 
+        return in_thread
+
+    def on_loop(self, task: Task[..., Any], call: Handler) -> Handler:
+        """An async handler with a transaction around it."""
+
         async def on_loop(*args: Any, **kwargs: Any) -> Outcome:
             job = current_job()
             work = self._open[job] = AsyncTransaction(self._around, job)
             try:
-                return await work.end(task.retry, await fn(*args, **kwargs))
+                return await work.end(task.retry, await call(*args, **kwargs))
             except Exception:
                 work.check()
                 raise
@@ -170,7 +175,7 @@ class Transactional:
                 finally:
                     del self._open[job]
 
-        return replace(task, fn=on_loop if task.is_async else in_thread)
+        return on_loop
 
 
 def _no_connection(job: Job, work: Transaction | AsyncTransaction | None, what: str) -> Error:

@@ -51,7 +51,7 @@ async def work(plan: dict[str, Any], points: Points) -> None:
         dsn=plan["dsn"], tasks=[*TASKS.values(), follow], queues=["default"], concurrency=3, poll=0.1, lease=LEASE
     )
     await worker.start()
-    points.late = lambda: worker._completer.fenced
+    points.late = lambda: worker.services.completer.fenced
     waiting = [asyncio.ensure_future(event.wait()) for event in (told, home.enough)]
     await asyncio.wait(waiting, timeout=plan["seconds"], return_when=asyncio.FIRST_COMPLETED)
     points.phase = "shutdown, "

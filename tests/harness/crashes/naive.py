@@ -48,7 +48,7 @@ def completed_when_claimed() -> None:
         claimed = await real(self, *args, **how)
         if jobs := claimed.jobs:
             ids, claims = (integers(getattr(job, name) for job in jobs) for name in ("id", "claim"))
-            params = {"ids": ids, "claims": claims, "worker_id": self._worker_id()}
+            params = {"ids": ids, "claims": claims, "worker_id": self._state.id}
             params |= {"version_tag": "naive", "notify": False}
             await self._session.run(self._session.link.statement("complete_plain", **params))
         return claimed

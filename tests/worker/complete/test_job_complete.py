@@ -74,8 +74,8 @@ async def test_every_kind_of_connection_can_end_a_job(dsn: str, orders: Eyes, ki
     async with work(dsn, ordering, queues=["default"]) as worker:
         job_id = enqueued(dsn, ordering)
         await until(orders.is_in(job_id, "completed" if committed else "failed"))
-        await until(lambda: not worker._held)
-        assert worker._completer.fenced == 0
+        await until(lambda: not worker.state.held)
+        assert worker.services.completer.fenced == 0
     assert orders.one("SELECT count(*) FROM app_order") == (1 if committed else 0)
     assert followers(orders) == ([7] if committed else [])
     assert orders.one("SELECT result FROM pgqueue.job WHERE id = %s", job_id) is None
@@ -99,8 +99,8 @@ async def test_what_a_handler_says_after_its_commit_changes_nothing(dsn: str, or
     async with work(dsn, ordering) as worker:
         job_id = enqueued(dsn, ordering)
         await until(orders.is_in(job_id, "completed"))
-        await until(lambda: not worker._held)
-        assert worker._completer.fenced == 0
+        await until(lambda: not worker.state.held)
+        assert worker.services.completer.fenced == 0
     assert orders.all("SELECT state, result FROM pgqueue.job") == [("completed", None)]
     assert orders.one("SELECT count(*) FROM pgqueue.attempt") == 0
 
@@ -120,13 +120,13 @@ async def test_a_transaction_still_open_when_the_handler_returns_is_waited_for(d
         for number, (end, state) in enumerate((("commit", "completed"), ("rollback", "failed")), 1):
             job_id = enqueued(dsn, ordering)
             await until(lambda number=number: len(open_one) == number)  # type: ignore[misc]
-            await until(lambda: len(worker._completer._locked) == 1)
+            await until(lambda: len(worker.services.completer._locked) == 1)
             assert orders.state(job_id) == "running"
             getattr(open_one[-1], end)()
             open_one[-1].close()
             await until(orders.is_in(job_id, state))
-        await until(lambda: not worker._held)
-        assert worker._completer.fenced == 0
+        await until(lambda: not worker.state.held)
+        assert worker.services.completer.fenced == 0
     assert orders.one("SELECT count(*) FROM app_order") == 1
     assert "did not commit" in orders.one("SELECT message FROM pgqueue.attempt")
 
@@ -204,7 +204,7 @@ async def test_an_attempt_that_failed_after_complete_is_logged_once(
     with caplog.at_level(logging.INFO, "pgqueue.job"):
         async with work(dsn, ordering) as worker:
             await until(orders.is_in(enqueued(dsn, ordering), "completed" if committed else "failed"))
-            await until(lambda: not worker._held)
+            await until(lambda: not worker.state.held)
     told = [record for record in caplog.records if record.name == "pgqueue.job"]
     assert len(told) == (0 if committed else 1)
     if not committed:
@@ -260,7 +260,7 @@ async def test_a_job_that_was_given_away_cannot_be_ended(dsn: str, orders: Eyes,
             "INSERT INTO pgqueue.job_available (id, task, args, queue) SELECT id, task, args, 'elsewhere' FROM gone"
         )
         go_on.set()
-        await until(lambda: worker._completer.fenced == 1)
+        await until(lambda: worker.services.completer.fenced == 1)
         await taker.close()
     assert [error.job_id for error in lost] == [job_id]
     assert orders.one("SELECT count(*) FROM app_order") == 0
@@ -326,7 +326,7 @@ async def test_the_successors_of_a_fenced_run_are_dropped(dsn: str, eyes: Eyes) 
         await began.wait()
         eyes.do("DELETE FROM pgqueue.job_running")
         go_on.set()
-        await until(lambda: worker._completer.fenced == 1)
+        await until(lambda: worker.services.completer.fenced == 1)
     assert followers(eyes) == []
 
 

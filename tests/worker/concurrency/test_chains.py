@@ -158,6 +158,11 @@ async def test_a_chain_is_in_order_however_its_payloads_travel(desks: Desks, eye
 # Never two at once ----------------------------------------------------------------------------------------------------
 
 
+def idle(worker: Worker) -> bool:
+    """Whether it asks for nothing just now."""
+    return worker.services.fetcher.asking == ((), 0) and not worker.services.unblocker.wants
+
+
 class HoldersOnly(Link):
     """What a naive admit sends: it counts those that hold the key, and not those behind them."""
 
@@ -394,13 +399,13 @@ class Gates:
 
     async def chain(self, worker: Worker) -> None:
         """Let job 0 end while nothing else is going on: what comes in then are a holder and those behind it."""
-        await until(lambda: self.order and worker._fetcher.asking == ((), 0) and not worker._unblocker.wants)
-        assert not worker._executor.chains, "it knows of no short jobs yet"
-        worker._executor.groups[0].adapt = lambda least=0: None  # type: ignore[method-assign]
-        worker._executor.groups[0].behind = BEHIND
+        await until(lambda: self.order and idle(worker))
+        assert not worker.services.held_jobs.chains, "it knows of no short jobs yet"
+        worker.services.executor._running.groups[0].adapt = lambda least=0: None  # type: ignore[method-assign]
+        worker.services.executor._running.groups[0].behind = BEHIND
         self.first.set()
         await until(lambda: len(self.order) == 2)
-        assert len(worker._executor.chains.all()) == BEHIND
+        assert len(worker.services.held_jobs.chains.all()) == BEHIND
 
 
 def overlap(eyes: Eyes) -> float:
@@ -449,7 +454,7 @@ async def test_jobs_of_keys_run_in_order_one_at_a_time_and_history_says_so(
     conn.commit()
     async with work(dsn, each, concurrency=4) as worker:
         await until(eyes.done(80), 60)
-        admits = worker._unblocker.moves
+        admits = worker.services.unblocker.moves
     assert order == {0: list(range(0, 80, 2)), 1: list(range(1, 80, 2))} and most == 1
     assert admits < 60, "one for each would be 80"
     assert overlap(eyes) <= 0
@@ -518,7 +523,7 @@ async def test_a_chain_ends_with_a_job_that_was_taken_from_us(
 ) -> None:
     """Its end counts for nothing, and whoever has it runs it now. Naive is who goes on all the same."""
     if naive:
-        monkeypatch.setattr(HeldJobs, "_cut", lambda self, jobs: None)
+        monkeypatch.setattr(HeldJobs, "kept_keys", lambda self, jobs: None)
     gates = Gates()
     jobs = gates.put(conn, 5)
     async with work(dsn, gates.task) as worker:
@@ -530,7 +535,7 @@ async def test_a_chain_ends_with_a_job_that_was_taken_from_us(
             jobs[1],
         )
         gates.others.set()
-        await until(lambda: worker._completer.fenced == 1)
+        await until(lambda: worker.services.completer.fenced == 1)
         if naive:
             await until(eyes.done(4))
         else:
@@ -592,10 +597,14 @@ async def test_one_that_was_put_off_in_its_own_transaction_keeps_its_key(
     conn.commit()
     async with work(dsn, each) as worker:
         await until(
-            lambda: worker._executor.running and worker._fetcher.asking == ((), 0) and not worker._unblocker.wants
+            lambda: (
+                worker.services.executor._running.runs
+                and worker.services.fetcher.asking == ((), 0)
+                and not worker.services.unblocker.wants
+            )
         )
-        worker._executor.groups[0].adapt = lambda least=0: None  # type: ignore[method-assign]
-        worker._executor.groups[0].behind = BEHIND
+        worker.services.executor._running.groups[0].adapt = lambda least=0: None  # type: ignore[method-assign]
+        worker.services.executor._running.groups[0].behind = BEHIND
         first.set()
         asked.set()
         await until(eyes.done(5))
@@ -618,9 +627,9 @@ async def test_jobs_that_end_in_transactions_of_their_handlers_own_go_on_without
     handed.enqueue_many(conn, [(n,) for n in range(40)])
     conn.commit()
     async with work(dsn, handed) as worker:
-        worker._sweep._last = monotonic() + 600
+        worker.services.sweep._last = monotonic() + 600
         await until(eyes.done(40))
-        assert worker._unblocker.moves < 30, "one for each would be 40"
+        assert worker.services.unblocker.moves < 30, "one for each would be 40"
     assert order == list(range(40))
 
 

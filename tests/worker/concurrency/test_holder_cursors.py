@@ -171,7 +171,7 @@ async def test_a_claim_knows_no_numbers_of_another_server(
 
 @pytest.mark.promise("L04")
 async def test_what_was_made_for_one_connection_is_sent_on_no_other(dsn: str, eyes: Eyes) -> None:
-    session = Session(Link(dsn, "pgqueue"), "admit")
+    session = Session(Link(dsn, "pgqueue"), "unblock")
     on = await session.ready()
     assert on == session.lasting
     insert = session.link.statement("unblock_lock", keys=texts(["lock:a"]))

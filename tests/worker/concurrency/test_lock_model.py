@@ -44,9 +44,10 @@ from pgqueue.admin.locks import release
 from pgqueue.database.sessions import Link, Session
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.keys import Keys as UniqueKeys
-from pgqueue.worker.concurrency.rate_limiter import Free, RateLimiter
+from pgqueue.worker.concurrency.rate_limiter import Openings, RateLimiter
 from pgqueue.worker.concurrency.unblocker import Unblocker, held
 from pgqueue.worker.liveness.rescue import Rescue
+from pgqueue.worker.run.slots import Room
 
 QUEUES = ("default", "other")
 EVERYTHING = 1000
@@ -110,14 +111,10 @@ class RatedDesk(Desk):
         self.pace = Session(link, "rates")
         self.rates = RateLimiter(
             self.pace,
-            lambda: self.worker_id,
-            claims=self.fetcher.claims,
-            tasks=self.tasks,
-            free=lambda: Free([(self.queues, self.slots, 0)], (-2, -1)),
+            self.state,
+            openings=lambda: Openings([Room(self.queues, self.slots)], (-2, -1)),
             reserve=lambda places: None,
             deliver=self._let_in,
-            in_doubt=self._doubt,
-            notify=True,
         )
 
     def _let_in(self, jobs: list[Job]) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic
@@ -122,16 +123,16 @@ async def test_who_is_let_in_and_does_not_start_in_time_goes_back_unspent_and_is
     with psycopg.connect(dsn) as conn:
         late.enqueue(conn)
     async with work(dsn, late) as worker:
-        deliver = worker._rates._deliver
+        deliver = worker.services.rate_limiter._deliver
 
         def stumbling(jobs: list[Job]) -> None:
-            if worker._rates.started < 3:
+            if worker.services.rate_limiter.started < 3:
                 time.sleep(0.4)  # nobody looks at the answer for so long
             deliver(jobs)
 
-        monkeypatch.setattr(worker._rates, "_deliver", stumbling)
+        monkeypatch.setattr(worker.services.rate_limiter, "_deliver", stumbling)
         await until(eyes.done(1), 20.0)
-        assert worker._rates.started == 3
+        assert worker.services.rate_limiter.started == 3
     assert starts == [(1, 1)]
     assert eyes.all("SELECT attempt, crashes, snoozes FROM pgqueue.job") == [(1, 0, 0)]
     assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == 0
@@ -153,19 +154,19 @@ async def test_who_waits_for_a_slot_that_stays_busy_goes_back_in_time(
     async with work(dsn, holds, waits, concurrency=1) as worker:
         with psycopg.connect(dsn) as conn:
             holds.enqueue(conn)
-        await until(lambda: worker._executor.running)
-        worker._executor.groups[0].prefetch = 5  # as after many quick jobs
-        slots, worker._executor.groups[0].slots = worker._executor.groups[0].slots, 2
+        await until(lambda: worker.services.executor._running.runs)
+        worker.services.executor._running.groups[0].prefetch = 5  # as after many quick jobs
+        slots, worker.services.executor._running.groups[0].slots = worker.services.executor._running.groups[0].slots, 2
         with psycopg.connect(dsn) as conn:
             waits.enqueue(conn)
-        let_in = worker._rates._deliver
+        let_in = worker.services.rate_limiter._deliver
 
         def taken_meanwhile(jobs: list[Job]) -> None:
-            worker._executor.groups[0].slots = slots
+            worker.services.executor._running.groups[0].slots = slots
             let_in(jobs)
 
-        monkeypatch.setattr(worker._rates, "_deliver", taken_meanwhile)
-        await until(lambda: worker._rates.started)
+        monkeypatch.setattr(worker.services.rate_limiter, "_deliver", taken_meanwhile)
+        await until(lambda: worker.services.rate_limiter.started)
         back = "SELECT state, attempt FROM pgqueue.job WHERE task = 'rates.waits' AND state <> 'running'"
         await until(lambda: eyes.all(back) in ([("available", 0)], [("blocked", 0)]))
         gate.set()
@@ -189,7 +190,7 @@ async def test_what_waits_at_hand_too_long_goes_back_unspent_and_is_charged_agai
         timed.enqueue_many(conn, [(number,) for number in range(1200)])
         conn.commit()
         await until(eyes.done(1200), 120.0)
-        assert worker._rates.started > 1200
+        assert worker.services.rate_limiter.started > 1200
     assert most(starts, 1.0) <= 699
     assert eyes.all("SELECT DISTINCT attempt FROM pgqueue.job_done") == [(1,)]
 
@@ -298,12 +299,12 @@ async def test_suspects_come_one_at_a_time_and_the_worse_alone(pacers: Pacers, e
     pacer = pacers()
     await pacer.park()
     await pacer.park()  # one of a lane of suspects at a time
-    pacer.suspects = ()
+    pacer.poison = ()
     assert await pacer.ask("k") == plain
     assert 0.5 < pacer.rates._waiters["k"].at - monotonic() <= LOOK_SECONDS  # until we may take who is left
-    pacer.suspects = (-2,)
+    pacer.poison = (-2,)
     assert await pacer.ask("k") == once[:1]
-    pacer.suspects, pacer.ordinary = (-1,), False
+    pacer.poison, pacer.ordinary = (-1,), False
     assert await pacer.ask("k") == twice
     assert line(eyes) == once[1:]
 
@@ -314,7 +315,7 @@ async def test_of_a_suspect_that_nobody_took_others_are_told(pacers: Pacers, eye
     rated(eyes, 1, crashes=1, rank=-2)
     pacer = pacers()
     await pacer.park()
-    pacer.suspects = ()
+    pacer.poison = ()
     pacer.rates._handed_on = monotonic() + 60.0  # what it would tell stays there to be seen
     pacer.rates._waiters.clear()
     pacer.rates.swept(["rate:k"])
@@ -353,8 +354,8 @@ async def test_a_drain_under_a_rate_that_it_is_far_below_runs_each_job_once(
         conn.commit()
         await until(eyes.done(3000), 60.0)
         assert sorted(ran) == list(range(3000))
-        assert worker._rates.started >= 3000
-        assert worker._rates.asks < 600  # many at a time
+        assert worker.services.rate_limiter.started >= 3000
+        assert worker.services.rate_limiter.asks < 600  # many at a time
     assert eyes.all("SELECT DISTINCT attempt FROM pgqueue.job_done") == [(1,)]
 
 
@@ -397,7 +398,7 @@ async def test_what_a_lost_answer_let_in_is_known_by_its_claim_and_charged(
         await pacer.ask("k")
     assert pacer.doubts == 1
     held = eyes.all("SELECT worker_id, claim FROM pgqueue.job_running")
-    assert held == [(pacer.worker_id, pacer.fetcher.claims.settled)] * 4
+    assert held == [(pacer.worker_id, pacer.fetcher._state.claims.settled)] * 4
     assert eyes.one("SELECT count(*) FROM pgqueue.limiter") == 1
 
 
@@ -426,12 +427,12 @@ async def test_a_full_worker_does_not_ask_and_another_takes_over(
         conn.commit()
         await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_running WHERE task = 'rates.long'"), 30.0)
         await asyncio.sleep(0.3)  # an answer that was on its way
-        asks = full._rates.asks
+        asks = full.services.rate_limiter.asks
         async with work(dsn, short):
             seen = len(calls)
             await until(lambda: len(calls) > seen, 3.0)
             await until(eyes.done(30), 30.0)
-        assert full._rates.asks == asks
+        assert full.services.rate_limiter.asks == asks
         gate.set()
     assert most(calls, 1.0) <= 5
 
@@ -455,7 +456,7 @@ async def test_beside_a_steady_flow_of_quick_jobs_a_line_moves_on(
     conn.commit()
     async with work(dsn, quick, beside, concurrency=2) as worker:
         await until(lambda: len(rated_ran) == 20, 30.0)
-        assert worker._executor.groups[0].prefetch > 0
+        assert worker.services.executor._running.groups[0].prefetch > 0
         assert rated_ran[-1] < 1500
         await until(lambda: len(plain_ran) > rated_ran[-1] + 100, 30.0)  # no slot is kept for nobody
 
@@ -504,8 +505,8 @@ async def test_a_line_that_nobody_remembers_is_found(dsn: str, eyes: Eyes) -> No
             "INSERT INTO pgqueue.job_blocked (state, key, task, queue, priority, rank, rate_key) "
             "VALUES ('blocked', 'rate:rates.lost', 'rates.lost', 'default', 5, 11, 'rates.lost')"
         )
-        assert not worker._rates._waiters
-        worker._sweep.keys_in_use()
+        assert not worker.services.rate_limiter._waiters
+        worker.services.sweep.keys_in_use()
         await asyncio.wait_for(ran.wait(), 7.0)
 
 
@@ -587,7 +588,7 @@ async def test_of_many_lines_all_are_handed_on(pacers: Pacers, dsn: str, monkeyp
 
 async def test_where_nobody_is_told_nothing_is_kept_for_others(pacers: Pacers) -> None:
     pacer = pacers()
-    pacer.rates._notify = False
+    pacer.state.settings = replace(pacer.state.settings, notify=False)
     pacer.rates._others["k"] = None
     await pacer.rates._hand_on()
     assert not pacer.rates._others
@@ -631,7 +632,7 @@ async def test_with_one_slot_the_jobs_at_hand_get_it_and_none_is_kept_free_for_m
     conn.commit()
     async with Worker(concurrency=1, tasks=[quick], dsn=dsn) as worker:
         await until(eyes.done(600))
-        assert worker._rates.started < 2 * 600, "most came in once"
+        assert worker.services.rate_limiter.started < 2 * 600, "most came in once"
 
 
 async def test_rates_that_are_said_again_wait_for_nobody(pacers: Pacers, eyes: Eyes, dsn: str) -> None:
@@ -776,19 +777,19 @@ async def test_thousands_of_keys_cost_nothing_when_nobody_waits(dsn: str, eyes: 
     conn.commit()
     async with work(dsn, many, concurrency=50) as worker:
         await until(eyes.done(2000), 60.0)
-        await until(lambda: not worker._rates._waiters)
+        await until(lambda: not worker.services.rate_limiter._waiters)
 
         async def sweep() -> None:
-            swept = worker._sweep.sweeps
+            swept = worker.services.sweep.sweeps
             eyes.do("SELECT pg_notify('pgqueue.:control', 'sweep')")
-            await until(lambda: worker._sweep.sweeps > swept)
+            await until(lambda: worker.services.sweep.sweeps > swept)
             await asyncio.sleep(0.5)
 
         await sweep()  # one before may have seen lines, and told of them now
-        asks, trips = worker._rates.asks, worker._pace.ended
+        asks, trips = worker.services.rate_limiter.asks, worker.services.rates_session.ended
         await sweep()
-        assert (worker._rates.asks, worker._pace.ended) == (asks, trips)
-        assert not worker._rates._times
+        assert (worker.services.rate_limiter.asks, worker.services.rates_session.ended) == (asks, trips)
+        assert not worker.services.rate_limiter._times
     assert asks < 2000
 
 
@@ -950,11 +951,11 @@ async def test_a_suspect_under_a_rate_runs_although_the_worker_is_busy(
 
     @task(name="rates.suspect", rate="10/s")
     async def suspect() -> None:
-        alone.append(len(worker._held) == 1)
+        alone.append(len(worker.state.held) == 1)
 
     async with work(dsn, flow, suspect, concurrency=3) as worker:
         eyes.do("INSERT INTO pgqueue.job (task) SELECT 'rates.flow' FROM generate_series(1, 2000)")
-        await until(lambda: len(worker._held) >= 3)
+        await until(lambda: len(worker.state.held) >= 3)
         eyes.do(
             "INSERT INTO pgqueue.job_blocked (state, key, task, queue, priority, rank, rate_key, crashes) "
             "VALUES ('blocked', 'rate:rates.suspect', 'rates.suspect', 'default', 5, -1, 'rates.suspect', 2)"

@@ -60,7 +60,7 @@ async def test_a_claim_parks_what_needs_a_key_and_takes_the_rest(desks: Desks, e
     assert sorted((job.id, job.lock_key, job.attempt) for job in let_in) == [(a1, "a", 1), (b1, "b", 1)]
     assert holders(eyes) == [(a1, "running"), (b1, "running")]
     assert eyes.state(a2) == "blocked"
-    assert desk.fetcher.claims.settled == 3  # of plain jobs, of jobs with keys, of what was unblocked
+    assert desk.fetcher._state.claims.settled == 3  # of plain jobs, of jobs with keys, of what was unblocked
 
 
 @pytest.mark.promise("L08")
@@ -419,7 +419,7 @@ async def test_a_key_that_somebody_holds_in_an_admit_that_hangs_keeps_nobody_els
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('pgqueue.lock:c', 7))")
         let_in = await desk.let_in()
         assert sorted(job.id for job in let_in) == ids[:2] + ids[3:]
-        assert desk.fetcher.claims.settled == desk.fetcher.claims._last
+        assert desk.fetcher._state.claims.settled == desk.fetcher._state.claims._last
     assert await desk.sweep() == [ids[2]]
 
 

@@ -246,7 +246,7 @@ async def test_one_that_may_be_beside_the_holder_or_is_skipped_is_asked_for_at_o
     desk.fetcher.keyed_claim.long_rows = ahead
     [other] = put(eyes, "a", 1, **column)
     if naive:  # what is held here is never asked for
-        desk.fetcher._blocked = lambda keys, singly, lowest: desk.admit.blocked(dict.fromkeys(keys, ()), keys.keys())
+        desk.hands.blocked = lambda keys, singly, lowest: desk.admit.blocked(dict.fromkeys(keys, ()), keys.keys())
     await desk.take()
     assert eyes.state(other) == ("blocked" if naive else state)
 
@@ -257,7 +257,7 @@ async def test_a_key_whose_holder_ended_before_we_know_who_was_parked_is_asked_f
     running = list(desk.jobs)
     [second] = put(eyes, "a", 1)
     told: list[Any] = []
-    desk.fetcher._blocked = lambda *parked: told.append(parked)
+    desk.hands.blocked = lambda *parked: told.append(parked)
     await desk.park()
     await desk.complete(*running)
     desk.admit._freed.clear()  # it looked before that was parked, and found nobody
@@ -279,7 +279,7 @@ async def test_of_many_busy_keys_half_are_asked_for_at_a_time(desk: Desk) -> Non
 async def test_what_a_claim_of_a_dead_id_brings_is_not_ours(desk: Desk, eyes: Eyes) -> None:
     """It will not end here: a key that we took for ours would be asked for by the sweep only."""
     [first] = put(eyes, "a", 1)
-    real, claims = desk.keys.run, desk.admit._claims
+    real, claims = desk.keys.run, desk.admit._state.claims
 
     async def meanwhile(*messages: Any, **options: Any) -> list[Any]:
         answers = await real(*messages, **options)

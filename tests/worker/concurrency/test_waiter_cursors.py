@@ -423,7 +423,7 @@ async def test_where_reading_is_slow_who_was_parked_in_front_is_come_back_to(
     """The naive one believes that nobody is there, and leaves it to the sweep."""
     monkeypatch.setattr("pgqueue.worker.concurrency.unblocker.LINE_SECONDS", 0.2)
     if naive:
-        monkeypatch.setattr("pgqueue.worker.concurrency.unblocker.Admit._come_back_to", lambda admit, keys: None)
+        monkeypatch.setattr("pgqueue.worker.concurrency.unblocker.Unblocker._come_back_to", lambda admit, keys: None)
     here = desks()
     urgent = await left_behind(here, desks(), eyes)
     if naive:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -15,8 +16,9 @@ from workers import Eyes, Taker, until
 
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
-from pgqueue.worker.fetch.fetcher import Share, spaced
+from pgqueue.worker.fetch.fetcher import spaced
 from pgqueue.worker.fetch.watermark import SWEEP_SHARE, Watermark
+from pgqueue.worker.run.slots import Room
 
 HAND = "INSERT INTO pgqueue.job ({}) VALUES ({})"
 
@@ -95,9 +97,9 @@ async def test_jobs_that_had_been_taken_stand_before_their_equals_and_suspects_b
     for name, rank, crashes in ("front", 10, 0), ("suspect", -2, 1), ("worse", -1, 2), ("suspect", -2, 1):
         eyes.do("INSERT INTO pgqueue.job (task, rank, crashes) VALUES (%s, %s, %s)", name, rank, crashes)
     assert names(await taker.fetch()) == ["suspect", "worse", "urgent", "front", "equal"]
-    taker.suspect_free = False
+    taker.poison_free = False
     assert names(await taker.fetch()) == []
-    taker.suspect_free = True
+    taker.poison_free = True
     assert names(await taker.fetch()) == ["suspect"]
 
 
@@ -207,10 +209,10 @@ async def test_a_claim_whose_answer_is_lost_is_in_doubt_and_settled(taker: Taker
     with pytest.raises(psycopg.OperationalError):
         await taker.fetch(2)
     taker.session.run = real  # type: ignore[method-assign]
-    assert (taker.doubts, taker.fetcher.claims.settled) == (1, 1)
+    assert (taker.doubts, taker.fetcher._state.claims.settled) == (1, 1)
     assert eyes.states() == {"available": 1, "running": 2}
     assert len(await taker.fetch()) == 1
-    assert taker.fetcher.claims.settled == 2
+    assert taker.fetcher._state.claims.settled == 2
 
 
 async def test_a_new_connection_begins_at_zero(taker: Taker, eyes: Eyes) -> None:
@@ -260,8 +262,8 @@ async def test_news_during_a_fetch_lead_to_another_fetch(dsn: str, eyes: Eyes) -
         return answer
 
     taker.fetcher._claim = with_news  # type: ignore
-    taker.fetcher._poll = 60.0
-    taker.fetcher._deliver = lambda found: jobs.extend(job.task for job in found)
+    taker.state.settings = replace(taker.state.settings, poll=60.0)
+    taker.hands.deliver = lambda found: jobs.extend(job.task for job in found)
     running = asyncio.ensure_future(taker.fetcher.run())
     await until(lambda: jobs == ["late"], 30.0)
     taker.fetcher.quiet()
@@ -275,7 +277,7 @@ async def test_a_lowered_cursor_is_looked_at_again_soon_whatever_the_poll(dsn: s
     of that commit has been used up."""
     taker = Taker(dsn)
     taker.fetcher.watermark = Watermark(sweep_every=1e9)
-    taker.fetcher._poll = 60.0
+    taker.state.settings = replace(taker.state.settings, poll=60.0)
     with psycopg.connect(dsn) as one, psycopg.connect(dsn) as two:
         one.execute("INSERT INTO pgqueue.job (task) VALUES ('one')")
         two.execute("INSERT INTO pgqueue.job (task) VALUES ('two')")
@@ -286,7 +288,7 @@ async def test_a_lowered_cursor_is_looked_at_again_soon_whatever_the_poll(dsn: s
         two.commit()
         taker.fetcher.wake()
         jobs: list[str] = []
-        taker.fetcher._deliver = lambda found: jobs.extend(job.task for job in found)
+        taker.hands.deliver = lambda found: jobs.extend(job.task for job in found)
         running = asyncio.ensure_future(taker.fetcher.run())
         await until(lambda: sorted(jobs) == ["one", "two"], 30.0)
         taker.fetcher.quiet()
@@ -421,9 +423,9 @@ async def test_a_probe_on_a_new_connection_does_not_trust_what_the_old_one_had_s
     """A server that crashed or failed over has forgotten the last claims, which are not durable: rows lie behind."""
     taker = Taker(dsn)
     taker.fetcher.watermark = Watermark(sweep_every=1e9)
-    taker.fetcher._poll = 0.02
+    taker.state.settings = replace(taker.state.settings, poll=0.02)
     jobs: list[str] = []
-    taker.fetcher._deliver = lambda found: jobs.extend(names(found))
+    taker.hands.deliver = lambda found: jobs.extend(names(found))
     put(eyes, "x", number=3)
     running = asyncio.ensure_future(taker.fetcher.run())
     await until(lambda: len(jobs) == 3)
@@ -444,12 +446,12 @@ async def test_without_room_a_start_at_zero_that_is_due_is_no_reason_to_spin(
     taker = Taker(dsn)
     asked = 0
 
-    def shares() -> list[Share]:
+    def shares() -> list[Room]:
         nonlocal asked
         asked += 1
-        return [Share(("default",), taker.room)]
+        return [Room(("default",), taker.room)]
 
-    taker.fetcher._shares = shares
+    taker.hands.to_fetch = shares
     taker.room = 0
     taker.fetcher.wake(zero=True)
     running = asyncio.ensure_future(taker.fetcher.run())
@@ -484,7 +486,7 @@ async def test_a_second_row_of_a_running_job_is_refused_and_harms_only_itself(
 
 async def at_rest(taker: Taker) -> None:
     """Until it knows that nothing waits: the first fetch of each pool is of both kinds of jobs."""
-    while any(taker.fetcher.hungry(share.queues) for share in taker.fetcher._shares()):
+    while any(taker.fetcher.hungry(share.queues) for share in taker.fetcher._capacity.to_fetch()):
         await taker.fetcher._step()
 
 
@@ -496,7 +498,7 @@ async def test_queues_take_turns_in_the_loop_too(dsn: str, eyes: Eyes) -> None:
         put(eyes, queue, queue=queue, number=20)
     taker.fetcher.wake()
     taken: list[str] = []
-    taker.fetcher._deliver = lambda found: taken.extend(names(found))
+    taker.hands.deliver = lambda found: taken.extend(names(found))
     for _ in range(12):
         await taker.fetcher._step()
     assert taken.count("a") == taken.count("b") == 6
@@ -505,13 +507,13 @@ async def test_queues_take_turns_in_the_loop_too(dsn: str, eyes: Eyes) -> None:
 
 async def test_pools_take_turns_too(dsn: str, eyes: Eyes) -> None:
     taker = Taker(dsn, ("a", "b", "c"))
-    taker.fetcher._shares = lambda: [Share(("a", "b"), 1), Share(("c",), 1)]
+    taker.hands.to_fetch = lambda: [Room(("a", "b"), 1), Room(("c",), 1)]
     await at_rest(taker)
     for queue in ("a", "b", "c"):
         put(eyes, queue, queue=queue, number=20)
     taker.fetcher.wake()
     taken: list[str] = []
-    taker.fetcher._deliver = lambda found: taken.extend(names(found))
+    taker.hands.deliver = lambda found: taken.extend(names(found))
     for _ in range(12):
         await taker.fetcher._step()
     assert sorted(taken) == ["a"] * 3 + ["b"] * 3 + ["c"] * 6

@@ -171,7 +171,7 @@ async def test_a_claim_asks_for_no_more_jobs_than_it_may_lock_keys_so_nobody_is_
     """The naive version asks for as many as if nobody else took locks."""
     put_distinct(eyes, 300)
     desk, workers = desks(), eighth(eyes) // 40
-    desk.fetcher._live_workers = lambda: workers
+    desk.state.other_workers = workers - 1
     if naive:
         real = desk.fetcher.keyed_claim.room
         monkeypatch.setattr(desk.fetcher.keyed_claim, "room", lambda n, workers: real(n, 1))
@@ -197,7 +197,7 @@ async def test_where_each_may_lock_very_few_keys_claims_do_not_become_tiny(
 ) -> None:
     put_distinct(eyes, 3 * KEYED_LEAST)
     desk, workers = desks(), eighth(eyes)
-    desk.fetcher._live_workers = lambda: workers
+    desk.state.other_workers = workers - 1
     for _ in range(2):
         assert len(await desk.park()) == 1
     assert eyes.states() == {"running": 2, "blocked": 2 * (KEYED_LEAST - 1), "available": KEYED_LEAST}

@@ -14,8 +14,8 @@ from workers import Eyes, Taker
 
 from pgqueue.database.sessions import Link
 from pgqueue.database.statements import Statement
-from pgqueue.worker.fetch.fetcher import Share
 from pgqueue.worker.fetch.kinds import Kind
+from pgqueue.worker.run.slots import Room
 
 ALL = 1000
 HALF_AND_HALF = """
@@ -106,8 +106,8 @@ async def test_a_reading_moves_the_cursors_of_the_kind_that_it_does_not_ask(desk
 @pytest.mark.promise("F08")
 async def test_the_cursors_of_all_pools_rise_again_after_a_start_at_zero(dsn: str, eyes: Eyes) -> None:
     desk = Desk(dsn, ("a", "b"))
-    shares = [Share(("a",), 10), Share(("b",), 10)]
-    desk.fetcher._shares = lambda: shares
+    shares = [Room(("a",), 10), Room(("b",), 10)]
+    desk.hands.to_fetch = lambda: shares
     insert = (
         "INSERT INTO pgqueue.job (task, queue) SELECT 'x', q FROM unnest('{a,b}'::text[]) q, generate_series(1, 200)"
     )
@@ -200,7 +200,7 @@ async def test_what_comes_more_urgent_is_seen_by_the_next_reading(desk: Desk, ey
     """Also after a claim that was held back: only the kind that it made way for looks beyond ranks."""
     desk.fetcher.keyed_claim.left = 10_000
     await steps(desk, 10, 9)
-    fetcher, share = desk.fetcher, Share(desk.queues, 10)
+    fetcher, share = desk.fetcher, Room(desk.queues, 10)
     keyed(eyes, 30, priority=5)
     plain(eyes, 30, priority=1)
     fetcher.wake()
@@ -227,14 +227,14 @@ async def test_plain_jobs_behind_a_more_urgent_long_row_wait_for_few_fetches(des
 async def test_a_pool_without_jobs_is_left_alone_while_another_has_many(dsn: str, eyes: Eyes) -> None:
     desk = Desk(dsn, ("a", "b"))
     desk.fetcher.keyed_claim.left = 10_000
-    shares = [Share(("a",), 10), Share(("b",), 10)]
-    desk.fetcher._shares = lambda: shares
+    shares = [Room(("a",), 10), Room(("b",), 10)]
+    desk.hands.to_fetch = lambda: shares
     asked: list[str] = []
     real = desk.fetcher._fetch
 
-    async def fetch(share: Share, kind: Kind) -> bool | None:
-        asked.append(share.queues[0])
-        return await real(share, kind)
+    async def fetch(room: Room, kind: Kind) -> bool | None:
+        asked.append(room.queues[0])
+        return await real(room, kind)
 
     desk.fetcher._fetch = fetch  # type: ignore[method-assign]
     eyes.do(HALF_AND_HALF, "a", 500, 1000)
@@ -248,8 +248,8 @@ async def test_a_pool_without_jobs_is_left_alone_while_another_has_many(dsn: str
 async def test_a_worker_that_was_marked_dead_comes_to_rest(dsn: str, eyes: Eyes, pools: int) -> None:
     queues = ("a", "b")[:pools]
     desk = Desk(dsn, queues)
-    shares = [Share((queue,), 10) for queue in queues]
-    desk.fetcher._shares = lambda: shares
+    shares = [Room((queue,), 10) for queue in queues]
+    desk.hands.to_fetch = lambda: shares
     for queue in queues:
         eyes.do(HALF_AND_HALF, queue, 50, 100)
     eyes.do("UPDATE pgqueue.worker SET dead_at = now()")
@@ -289,7 +289,7 @@ async def test_where_the_first_of_both_kinds_are_locked_it_comes_to_rest(dsn: st
 
 
 async def test_a_poll_is_skipped_only_while_both_kinds_are_known_to_be_at_their_end(desk: Desk, eyes: Eyes) -> None:
-    shares = [Share(desk.queues, 10)]
+    shares = [Room(desk.queues, 10)]
     await steps(desk, 10, 9)
     claims.clear()
     await desk.fetcher._look(shares)
@@ -323,7 +323,7 @@ async def test_a_poison_job_that_must_run_alone_is_found_among_both_kinds(desk: 
     insert = """INSERT INTO pgqueue.job_available (task, rank, crashes, lock_key, holds)
                 VALUES ('x', -1, 2, %s, %s) RETURNING id"""
     id = eyes.one(insert, *(("k", True) if kind == "keyed" else (None, False)))
-    await desk.fetcher._fetch_alone(Share(desk.queues, 1, alone=True))
+    await desk.fetcher._fetch_alone(Room(desk.queues, 1, alone=True))
     assert [job.id for job in desk.jobs] == [id]
 
 

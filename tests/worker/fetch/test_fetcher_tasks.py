@@ -141,7 +141,7 @@ async def test_an_unknown_job_at_the_head_of_one_kind_does_not_hold_the_other_ba
     mine = put(eyes, "mine", priority=9, lock=not keyed_first)
     desk.fetcher.keyed_claim.left = 10
     desk.jobs.clear()
-    await desk.fetcher._fetch(desk.fetcher._shares()[0], kind)
+    await desk.fetcher._fetch(desk.fetcher._capacity.to_fetch()[0], kind)
     assert [job.id for job in desk.jobs] == (mine if link is Link else [])
 
 
@@ -182,7 +182,7 @@ async def test_a_row_of_another_task_is_not_taken_for_one_that_was_passed_over(d
     await round_of(desk)
     over = desk.fetcher.passed_over
     await until(lambda: over.to_read(monotonic()) != [])
-    await desk.fetcher._look(desk.fetcher._shares())
+    await desk.fetcher._look(desk.fetcher._capacity.to_fetch())
     assert not over.remembers
 
 

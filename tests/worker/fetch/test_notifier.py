@@ -15,10 +15,12 @@ from workers import Eyes, until, work
 
 from pgqueue.database import sessions
 from pgqueue.database.sessions import Link
+from pgqueue.worker import services
 from pgqueue.worker.fetch import notifier
 from pgqueue.worker.fetch.notifier import LED, Notifier
 from pgqueue.worker.leader.election import Election
 from pgqueue.worker.liveness.heartbeat import LISTED_SECONDS, Heartbeat
+from pgqueue.worker.liveness.registration import enter
 
 
 class Ears:
@@ -113,7 +115,7 @@ async def test_a_half_open_socket_is_noticed(dsn: str, eyes: Eyes, monkeypatch: 
 
 async def test_the_listening_session_holds_no_snapshot_and_no_transaction(dsn: str, eyes: Eyes) -> None:
     async with listening(dsn, "mail") as ears:
-        await until(lambda: ears.notifier.election.leads)
+        await until(lambda: ears.notifier.election.elected)
         [row] = eyes.all(
             "SELECT state, backend_xmin, xact_start FROM pg_stat_activity "
             "WHERE datname = current_database() AND application_name = 'pgqueue listen'"
@@ -126,7 +128,7 @@ async def test_one_leads_and_another_takes_over_when_it_is_gone(dsn: str, eyes: 
         all_ears = [await stack.enter_async_context(listening(dsn, "mail")) for _ in range(4)]
 
         def leads() -> list[Ears]:
-            return [ears for ears in all_ears if ears.notifier.election.leads]
+            return [ears for ears in all_ears if ears.notifier.election.elected]
 
         await until(lambda: len(leads()) == 1)
         for _ in range(3):
@@ -157,11 +159,11 @@ async def test_a_session_is_listed_before_it_listens_or_may_lead(dsn: str, eyes:
     pid = identities[0][0]
     ears.notifier.election.try_now()
     await asyncio.sleep(0.1)
-    assert (ears.notifier.election.leads, eyes.one(locked, pid)) == (False, 0)
+    assert (ears.notifier.election.elected, eyes.one(locked, pid)) == (False, 0)
     eyes.do("NOTIFY \"pgqueue.mail\", 'early'")
     assert ears.heard == []
     known.set()
-    await until(lambda: ears.notifier.election.leads)
+    await until(lambda: ears.notifier.election.elected)
     eyes.do("NOTIFY \"pgqueue.mail\", 'late'")
     await until(lambda: ("mail", "late") in ears.heard)
     assert ears.heard[0] == ("", "") and ("mail", "early") not in ears.heard
@@ -172,10 +174,10 @@ async def test_a_session_is_listed_before_it_listens_or_may_lead(dsn: str, eyes:
 
 async def test_a_worker_lists_its_listening_session_before_it_leads(dsn: str, eyes: Eyes) -> None:
     async with work(dsn) as worker:
-        await until(lambda: worker._notifier.election.leads)
-        assert worker._notifier.identity is not None
+        await until(lambda: worker.services.notifier.election.elected)
+        assert worker.services.notifier.identity is not None
         sessions = eyes.one("SELECT sessions FROM pgqueue.worker WHERE id = %s", worker.worker_id)
-        assert worker._notifier.identity[0] in [each["pid"] for each in sessions]
+        assert worker.services.notifier.identity[0] in [each["pid"] for each in sessions]
 
 
 async def test_who_is_taken_for_dead_listens_and_leads_under_its_new_row_only(
@@ -191,10 +193,9 @@ async def test_who_is_taken_for_dead_listens_and_leads_under_its_new_row_only(
 
     monkeypatch.setattr(Heartbeat, "listed", listed)
     async with work(dsn) as worker:
-        registers = worker._check_and_register
-        monkeypatch.setattr(worker, "_check_and_register", lambda: may_register.wait(30) and registers())
-        await until(lambda: worker._notifier.election.leads)
-        identity, heartbeat, before = worker._notifier.identity, worker._heartbeat, worker.worker_id
+        monkeypatch.setattr(services, "enter", lambda state: may_register.wait(30) and enter(state))
+        await until(lambda: worker.services.notifier.election.elected)
+        identity, heartbeat, before = worker.services.notifier.identity, worker.services.heartbeat, worker.worker_id
         assert identity is not None
         eyes.do("DELETE FROM pgqueue.worker WHERE id = %s", before)
         heartbeat.beat_soon()
@@ -202,22 +203,22 @@ async def test_who_is_taken_for_dead_listens_and_leads_under_its_new_row_only(
         asked.clear()
         eyes.all("SELECT pg_terminate_backend(%s)", identity[0])
         await until(lambda: len(asked) >= 2)
-        assert not any(asked) and not worker._notifier.election.leads
+        assert not any(asked) and not worker.services.notifier.election.elected
         assert (
             eyes.one("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%%' OR pid = %s", identity[0]) == 0
         )
         may_register.set()
-        await until(lambda: worker._notifier.election.leads)
+        await until(lambda: worker.services.notifier.election.elected)
         assert worker.worker_id != before and asked[-1]
 
 
 async def test_schemas_have_leaders_of_their_own(dsn: str, eyes: Eyes) -> None:
     async with listening(dsn, "mail") as ours:
-        await until(lambda: ours.notifier.election.leads)
+        await until(lambda: ours.notifier.election.elected)
         theirs = Ears(dsn, "mail", schema="other")
         running = asyncio.ensure_future(theirs.notifier.run())
-        await until(lambda: theirs.notifier.election.leads)
-        assert ours.notifier.election.leads
+        await until(lambda: theirs.notifier.election.elected)
+        assert ours.notifier.election.elected
         eyes.all("SELECT pg_notify('other.mail', 'x')")
         await until(lambda: theirs.news() == [("mail", "x")])
         assert ours.news() == []

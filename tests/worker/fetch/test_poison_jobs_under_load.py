@@ -57,7 +57,7 @@ async def flow(eyes: Eyes, *queues: str) -> None:
 
 
 async def busy(worker: Worker) -> None:
-    await until(lambda: len(worker._held) >= 4)
+    await until(lambda: len(worker.state.held) >= 4)
 
 
 @pytest.mark.second
@@ -69,14 +69,14 @@ async def test_under_steady_flow_a_suspect_of_two_crashes_runs_alone_and_the_flo
 ) -> None:
     names = [name[0] for name in queues]
     async with work(dsn, flows, suspect, queues=queues, concurrency=4, poll=60.0) as worker:
-        worker._isolation._leads = lambda: leads
+        worker.services.poison_drain._leads = lambda: leads
         flowing = asyncio.ensure_future(flow(eyes, *names))
         await busy(worker)
-        asked = worker._poison_jobs.asked
+        asked = worker.services.poison_jobs.asked
         [job] = [id for (id,) in eyes.all(SUSPECT, names[-1])]
         await until(eyes.is_in(job, "completed"), 30.0)
-        assert worker._poison_jobs.asked > asked
-        assert not worker._poison_jobs.draining
+        assert worker.services.poison_jobs.asked > asked
+        assert not worker.services.poison_jobs.draining
         done = eyes.one("SELECT count(*) FROM pgqueue.job_done")
         await until(eyes.done(done + 200))
         flowing.cancel()
@@ -89,10 +89,10 @@ async def test_way_is_made_in_vain_if_another_worker_was_quicker_and_the_flow_go
         flowing = asyncio.ensure_future(flow(eyes, "a"))
         for _ in range(3):
             await busy(worker)
-            fetches = worker._fetcher.fetches
-            worker._make_way(True, None)
-            await until(lambda: not worker._poison_jobs.draining)
-            await until(lambda fetches=fetches: worker._fetcher.fetches >= fetches + 3)  # type: ignore[misc]
+            fetches = worker.services.fetcher.fetches
+            worker.services.capacity.drain(True, None)
+            await until(lambda: not worker.services.poison_jobs.draining)
+            await until(lambda fetches=fetches: worker.services.fetcher.fetches >= fetches + 3)  # type: ignore[misc]
         flowing.cancel()
 
 
@@ -115,8 +115,8 @@ async def test_a_worker_that_is_idle_now_and_then_sends_nothing_for_it(
     # Fifty polls to a look: a poll that is slow, on a machine that is busy, does not leave it without any.
     monkeypatch.setattr(poison_module, "LOOK_SECONDS", 0.5)
     async with work(dsn, flows, queues=["a"], concurrency=4, poll=0.01) as worker:
-        asked = worker._poison_jobs.asked
-        await until(lambda: worker._poison_jobs.asked > asked + 20)
+        asked = worker.services.poison_jobs.asked
+        await until(lambda: worker.services.poison_jobs.asked > asked + 20)
         sent.clear()
         passed.clear()
         await until(lambda: len(passed) >= 4)

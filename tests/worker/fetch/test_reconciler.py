@@ -20,13 +20,8 @@ class Bench:
     def __init__(self, dsn: str, eyes: Eyes) -> None:
         self.taker, self.eyes = Taker(dsn), eyes
         self.known: set[tuple[int, int]] = set()
-        self.reconciler = Reconciler(
-            self.taker.session,
-            lambda: self.taker.worker_id,
-            settled=lambda: self.taker.fetcher.claims.settled,
-            knows=lambda job_id, claim: (job_id, claim) in self.known,
-            notify=True,
-        )
+        self.taker.state.knows = lambda job_id, claim: (job_id, claim) in self.known  # type: ignore[method-assign]
+        self.reconciler = Reconciler(self.taker.session, self.taker.state)
 
     async def claim(self, *, known: bool) -> int:
         """A job of ours, one that we know of or one whose answer was lost; its id."""
@@ -75,7 +70,7 @@ async def test_another_claim_of_a_known_job_is_unknown_and_one_under_way_is_left
 ) -> None:
     job = await bench.claim(known=False)
     bench.known.add((job, 99))
-    claims = bench.taker.fetcher.claims
+    claims = bench.taker.fetcher._state.claims
     claims._open.add(claims.settled)  # its answer may still come
     await bench.reconciler.reconcile()
     assert eyes.states() == {"running": 1}
@@ -95,11 +90,11 @@ async def test_a_doubt_raised_during_a_reconciliation_leads_to_another_one(
         answer = await real(*messages, **options)
         bench.taker.session.run = real  # type: ignore[method-assign]
         await bench.claim(known=False)
-        bench.reconciler.doubt()
+        bench.reconciler._state.in_doubt()
         return answer
 
     bench.taker.session.run = claim_meanwhile  # type: ignore[method-assign]
-    bench.reconciler.doubt()
+    bench.reconciler._state.in_doubt()
     await until(lambda: eyes.all("SELECT rank, attempt FROM pgqueue.job_available") == [(10, 0)], 30.0)
 
 
@@ -119,7 +114,7 @@ async def test_a_doubt_outlives_a_reconciliation_that_fails(
         return await real(*messages, **options)
 
     bench.taker.session.run = away  # type: ignore[method-assign]
-    bench.reconciler.doubt()
+    bench.reconciler._state.in_doubt()
     await until(lambda: eyes.states() == {"available": 1}, 30.0)
 
 
@@ -130,7 +125,7 @@ async def test_what_cannot_be_handed_back_at_once_is_soon(
     why: str, bench: Bench, dsn: str, eyes: Eyes, running: asyncio.Future[None]
 ) -> None:
     """One doubt, and nobody raises another when the reason is gone: less than the minute of `until`."""
-    claims = bench.taker.fetcher.claims
+    claims = bench.taker.fetcher._state.claims
     with psycopg.connect(dsn) as stranger:
         before = claims.begin()
         job = await bench.claim(known=False)
@@ -145,7 +140,7 @@ async def test_what_cannot_be_handed_back_at_once_is_soon(
             return answer
 
         bench.taker.session.run = heard  # type: ignore[method-assign]
-        bench.reconciler.doubt()
+        bench.reconciler._state.in_doubt()
         await asked.wait()
         assert eyes.state(job) == "running"
     claims.end(before)
@@ -171,6 +166,6 @@ async def test_where_a_look_is_dear_it_comes_less_often(bench: Bench, monkeypatc
         return answers
 
     monkeypatch.setattr(bench.taker.session, "run", dear)
-    bench.reconciler.doubt()
+    bench.reconciler._state.in_doubt()
     await bench.reconciler._step()
     assert bench.reconciler._pause >= 0.5 * 400 * 0.6

@@ -16,7 +16,7 @@ from simulator import POLL, Schedule, World, first_stranding_seed, stranding_see
 
 from pgqueue.jobs.job import Lane
 from pgqueue.worker.fetch.passed_over import ASK_MOST, READ_EVERY
-from pgqueue.worker.fetch.watermark import LOOK_AGAIN, MOST_FLOORS, SWEEP_EVERY, SWEEP_MOST, Reading, Watermark
+from pgqueue.worker.fetch.watermark import LOOK_AGAIN, MOST_FLOORS, SWEEP_EVERY, SWEEP_MOST, Fetch, Reading, Watermark
 
 A: Lane = ("a", 11, False)
 B: Lane = ("b", 11, False)
@@ -149,9 +149,8 @@ class Fetcher:
         self.xid += 100
         opened = [lane for lane in lanes if lane not in shut]
         reading = Reading(head, self.xid, snapshot(xmax or self.xid, listed))
-        return self.mark.fetched(
-            reading, lanes, limits or [n] * len(lanes), opened, taken or {}, n, self.now, seconds, workers, looked
-        )
+        fetch = Fetch(reading, lanes, limits or [n] * len(lanes), opened, taken or {}, n, looked or {})
+        return self.mark.fetched(fetch, self.now, seconds * workers)
 
     def starts(self, *lanes: Lane) -> list[int]:
         return self.mark.starts(lanes or (A,), self.now)
@@ -453,7 +452,7 @@ def test_an_answer_on_its_way_when_all_was_forgotten_is_not_believed(fetcher: Fe
     fetcher.fetch(10)
     fetcher.mark.starts([A], 0.0)
     fetcher.mark.forget()
-    assert fetcher.mark.fetched(Reading(20, 200, "200:200:"), [A], [10], [A], {}, 10, 0.0, 0.0, 1)
+    assert fetcher.mark.fetched(Fetch(Reading(20, 200, "200:200:"), [A], [10], [A], {}, 10), 0.0)
     assert fetcher.starts() == [0]
 
 
@@ -547,7 +546,7 @@ def test_a_rescue_makes_the_next_claim_start_at_zero(fetcher: Fetcher) -> None:
 def test_a_rescue_during_a_claim_is_not_forgotten(fetcher: Fetcher) -> None:
     fetcher.mark.starts([A], 0.0)
     fetcher.mark.start_at_zero()
-    fetcher.mark.fetched(Reading(10, 100, "100:100:"), [A], [10], [A], {}, 10, 0.0, 0.1, 1)
+    fetcher.mark.fetched(Fetch(Reading(10, 100, "100:100:"), [A], [10], [A], {}, 10), 0.0, 0.1)
     assert fetcher.starts() == [0]
 
 
@@ -571,7 +570,7 @@ def test_it_is_cheap_enough_for_every_fetch() -> None:
         listed = ",".join(str(fetcher.xid - 150 + 7 * i) for i in range(20))
         reading = Reading(fetcher.xid, fetcher.xid, f"{fetcher.xid - 150}:{fetcher.xid - 10}:{listed}")
         fetcher.mark.starts(lanes, 0.0)
-        fetcher.mark.fetched(reading, lanes, limits, lanes, taken, n, 0.0, 0.0, 1)
+        fetcher.mark.fetched(Fetch(reading, lanes, limits, lanes, taken, n), 0.0)
 
     seconds = min(repeat(one, timer=thread_time, number=200, repeat=10)) / 200  # of CPU: the machine may be busy
     assert seconds < 100e-6

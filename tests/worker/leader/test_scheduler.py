@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from worker_states import worker_state
 from workers import Eyes, least, until, work
 
 import pgqueue
@@ -43,7 +44,7 @@ class Bench:
         self.session = Session(Link(dsn, "pgqueue"), "schedule")
         self.rounds = 0
         self._run, self.session.run = self.session.run, self._counted  # type: ignore[method-assign]
-        self.scheduler = Scheduler(self.session, notify=True, leads=lambda: self.leads)
+        self.scheduler = Scheduler(self.session, worker_state(self.session.link), leads=lambda: self.leads)
 
     async def _counted(self, *messages: Any, **options: Any) -> list[Any]:
         self.rounds += 1
@@ -70,7 +71,7 @@ def available(eyes: Eyes, number: int) -> Any:
 async def test_two_hundred_jobs_at_spread_times_start_on_time(dsn: str, eyes: Eyes) -> None:
     random, done = Random(7), 0
     async with work(dsn, reports) as worker:
-        await until(worker._leads)
+        await until(worker.services.election.leads)
 
         async def once() -> float:
             nonlocal done
@@ -91,7 +92,7 @@ async def test_two_hundred_jobs_at_spread_times_start_on_time(dsn: str, eyes: Ey
 
 async def test_an_earlier_time_is_told_and_what_is_due_at_once_never_waits_here(dsn: str, eyes: Eyes) -> None:
     async with work(dsn, reports) as worker:
-        await until(worker._leads)
+        await until(worker.services.election.leads)
         with psycopg.connect(dsn, autocommit=True) as conn:
             reports.using(delay=3600).enqueue(conn)
             done = 0
@@ -184,7 +185,7 @@ def test_a_start_at_zero_comes_as_often_as_the_watermarks() -> None:
 
 async def test_a_wait_for_the_connection_does_not_put_off_the_next_start_at_zero(dsn: str) -> None:
     session = Session(Link(dsn, "pgqueue"), "schedule")
-    waits = Scheduler(session, notify=True, leads=lambda: True)
+    waits = Scheduler(session, worker_state(session.link), leads=lambda: True)
     async with session._turn:  # somebody else's message hangs
         promoting = asyncio.ensure_future(waits._promote())
         await asyncio.sleep(0.5)
@@ -195,7 +196,7 @@ async def test_a_wait_for_the_connection_does_not_put_off_the_next_start_at_zero
 
 async def test_one_slow_answer_does_not_put_off_the_starts_at_zero_for_hours(dsn: str) -> None:
     session = Session(Link(dsn, "pgqueue"), "schedule")
-    slow = Scheduler(session, notify=True, leads=lambda: True)
+    slow = Scheduler(session, worker_state(session.link), leads=lambda: True)
     run = session.run
 
     async def hangs(*messages: Any, **options: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from clocks import set_clock
+from worker_states import worker_state
 from workers import Eyes, least, until, work
 
 from pgqueue import Cron, Every
@@ -45,7 +46,7 @@ class Bench:
         self.session = Session(Link(dsn, "pgqueue"), "ticks")
         self.sent: list[str] = []
         self._run, self.session.run = self.session.run, self._noted  # type: ignore[method-assign]
-        self.ticks = Ticks(self.session, lambda: 1, declared={}, notify=True, leads=lambda: self.leads)
+        self.ticks = Ticks(self.session, worker_state(self.session.link), declared={}, leads=lambda: self.leads)
 
     async def _noted(self, *messages: Statement[Any], **options: Any) -> list[Any]:
         self.sent += [message.sql for message in messages]
@@ -344,7 +345,7 @@ async def test_a_schedule_that_is_removed_and_added_anew_does_not_tick_twice_at_
 async def test_ticks_are_made_on_time(dsn: str, eyes: Eyes) -> None:
     late.clear()
     async with work(dsn, reports) as worker:
-        await until(worker._leads)
+        await until(worker.services.election.leads)
         for number in range(20):
             schedules.add(eyes.conn, f"s{number}", Every(1), reports)
         # Most of them; a moment in which the machine does something else makes the ticks of one second late.
@@ -358,7 +359,7 @@ async def test_ticks_are_made_on_time(dsn: str, eyes: Eyes) -> None:
 async def test_a_change_is_heard_at_once(dsn: str, eyes: Eyes) -> None:
     schedules.add(eyes.conn, "later", Every(86_400), reports)
     async with work(dsn, reports) as worker:
-        await until(worker._leads)
+        await until(worker.services.election.leads)
         await until(lambda: eyes.one("SELECT next_at FROM pgqueue.schedule"))
 
         async def once() -> float:
@@ -368,7 +369,7 @@ async def test_a_change_is_heard_at_once(dsn: str, eyes: Eyes) -> None:
             return monotonic() - began
 
         assert await least(once, 2.5) < 2.5
-        await until(lambda: worker._ticks.made >= 1)
+        await until(lambda: worker.services.ticks.made >= 1)
 
 
 async def test_a_change_that_is_told_while_a_look_is_under_way_is_looked_for_once_more(dsn: str, eyes: Eyes) -> None:
@@ -421,7 +422,7 @@ async def test_a_leader_whose_loop_hangs_is_helped(dsn: str, eyes: Eyes, monkeyp
         monkeypatch.setattr(scheduler, "LOOK_SECONDS", 0.1)
         async with work(dsn, reports) as worker:
             await until(lambda: made(eyes))
-            assert not worker._leads()
+            assert not worker.services.election.leads()
 
 
 async def test_a_leader_with_nothing_due_looks_now_and_then_and_no_more(

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from statement_plans import buffers
+from worker_states import worker_state
 from workers import Eyes
 
 from pgqueue.database.sessions import Link, Session
@@ -31,14 +32,8 @@ class Bench:
         self.duty = self.new()
 
     def new(self, fail_after: float = DAY) -> UnknownTasks:
-        return UnknownTasks(
-            self.session,
-            lambda: self.worker_id,
-            fail_after=fail_after,
-            version_tag="v",
-            notify=True,
-            ended=self._ended,
-        )
+        state = worker_state(self.session.link, self.worker_id, version_tag="v", fail_unknown=fail_after)
+        return UnknownTasks(self.session, state, ended=self._ended)
 
     def worker(self, *tasks: str, queue: str = "default") -> int:
         with psycopg.connect(self.dsn) as conn:

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from faults import Wire
+from worker_states import worker_state
 from workers import Eyes, wait_until
 
 from pgqueue.database import sessions
@@ -19,6 +20,7 @@ from pgqueue.database.sessions import Link
 from pgqueue.worker.liveness.heartbeat import LATE, Heartbeat, Judge
 from pgqueue.worker.liveness.loop_monitor import LoopMonitor
 from pgqueue.worker.liveness.registration import register
+from pgqueue.worker.run.running_jobs import RunningJobs
 
 LEASE = 15.0
 STEP = 5.0
@@ -97,21 +99,24 @@ class Beats:
         self.declared = threading.Event()
         self.again = threading.Event()
         self.loop = asyncio.new_event_loop()
-        self.running: list[int] = []
+        self.running = RunningJobs([])
         self.sessions: list[tuple[int, str]] = []
         self.heartbeat = Heartbeat(
-            self.link,
-            self.worker_id,
-            lease,
-            state=lambda: "running",
-            running=lambda: self.running,
-            lost=lambda: 0,
+            worker_state(self.link, self.worker_id, queues=["a", "b"], lease=lease),
+            self.running,
+            LoopMonitor(self.loop, self.running),
+            self,
             sessions=lambda: self.sessions,
-            dead=self.dead.extend,
-            declared_dead=self.declared.set,
-            again=self.again.set,
-            pulse=LoopMonitor(self.loop),
         )
+
+    def workers_died(self, dead: list[tuple[int, int]]) -> None:
+        self.dead += dead
+
+    def declared_dead(self) -> None:
+        self.declared.set()
+
+    def punctual_again(self) -> None:
+        self.again.set()
 
 
 @contextmanager
@@ -131,7 +136,7 @@ def row(eyes: Eyes, worker_id: int) -> Any:
 
 def test_a_beat_says_what_runs_and_which_sessions_are_ours(dsn: str, eyes: Eyes) -> None:
     with beating(dsn) as beats:
-        beats.running = [5, 9]
+        beats.running.runs = dict.fromkeys([5, 9])  # type: ignore[assignment]
         beats.sessions = [(4711, "2020-01-01 00:00:00+00")]
         wait_until(lambda: row(eyes, beats.worker_id)[2] == [5, 9])
         wait_until(lambda: row(eyes, beats.worker_id)[0] >= 3)

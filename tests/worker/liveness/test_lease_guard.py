@@ -17,6 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from workers import Eyes, until, wait_until, work, workers
 
 import pgqueue
+from pgqueue.client.middleware import wrapped
 from pgqueue.client.tasks import Task, task
 from pgqueue.jobs.outcomes import COMPLETED, RELEASED, Outcome, Released
 from pgqueue.worker.liveness.lease_guard import EDGE, LeaseGuard
@@ -36,7 +37,7 @@ class Guarded(Bench):
         self.guard = LeaseGuard(
             lease, last_beat=lambda: self.beat, stop=lambda job, outcome: self.executor.interrupt_run(job, outcome)
         )
-        super().__init__(*self.guard.guarded({task.name: task for task in tasks}).values(), slots=slots)
+        super().__init__(*(wrapped(task, self.guard) for task in tasks), slots=slots)
         self.guard.start()
 
 
@@ -206,7 +207,7 @@ async def test_tasks_that_may_overlap_are_called_as_they_are(guard: Guard) -> No
     plain = made(lambda: None, "plain")
     bench = Bench(plain)
     unguarded = LeaseGuard(1.0, last_beat=lambda: 0.0, stop=bench.executor.interrupt_run)
-    assert unguarded.guarded({"plain": plain})["plain"] is plain
+    assert wrapped(plain, unguarded) is plain
     unguarded.start()
     assert not unguarded._thread.is_alive()
 
@@ -405,6 +406,6 @@ async def test_a_worker_taken_for_dead_stops_at_once_what_must_not_overlap(
     conn.commit()
     async with work(dsn, holds, lease=1.5) as worker:
         await asyncio.to_thread(held.wait)
-        [run] = worker._executor.running.values()
+        [run] = worker.services.executor._running.runs.values()
         eyes.do("UPDATE pgqueue.worker SET dead_at = now()")
         await until(lambda: run.stopped)

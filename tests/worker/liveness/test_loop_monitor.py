@@ -12,6 +12,7 @@ from workers import Eyes, until, work
 from pgqueue.client.tasks import task
 from pgqueue.worker.liveness import loop_monitor
 from pgqueue.worker.liveness.loop_monitor import LoopMonitor
+from pgqueue.worker.run.running_jobs import RunningJobs
 
 
 @task(name="pulse.blocks")
@@ -65,7 +66,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 def test_a_process_that_was_stopped_blames_nobody(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.new_event_loop()
-    felt, named = LoopMonitor(loop, 1.0), list[float]()
+    felt, named = LoopMonitor(loop, RunningJobs([]), 1.0), list[float]()
     monkeypatch.setattr(felt, "_name", named.append)
     for clock[0] in (0.0, 0.5, 60.0, 60.5):
         felt.look()
@@ -78,7 +79,7 @@ def test_a_process_that_was_stopped_blames_nobody(clock: list[float], monkeypatc
 
 def test_a_loop_that_is_closed_is_asked_nothing(clock: list[float]) -> None:
     loop = asyncio.new_event_loop()
-    felt = LoopMonitor(loop, 1.0)
+    felt = LoopMonitor(loop, RunningJobs([]), 1.0)
     loop.close()
     for clock[0] in (0.0, 0.5, 1.0, 1.5):
         felt.look()

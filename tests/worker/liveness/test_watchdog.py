@@ -58,7 +58,7 @@ async def test_a_completer_that_cannot_write_but_tries_moves(dsn: str, monkeypat
         async def refuse(*_: Any, **__: Any) -> Any:
             raise psycopg.OperationalError("away")
 
-        monkeypatch.setattr(worker._give, "_connected", refuse)
+        monkeypatch.setattr(worker.services.complete_session, "_connected", refuse)
         with psycopg.connect(dsn) as conn:
             pgqueue.enqueue_many(conn, [says.new()])
         await until(lambda: worker.completing())
@@ -82,8 +82,8 @@ async def test_a_completer_that_has_only_transactional_jobs_moves(dsn: str, monk
         for jobs in (2, 1, 1):  # the first is told at once; from then on it looks by itself
             with psycopg.connect(dsn) as conn:
                 pgqueue.enqueue_many(conn, [writes.new()] * jobs)
-            await until(lambda: worker._completer._calm and worker.completing() is not None)
+            await until(lambda: worker.services.completer._calm and worker.completing() is not None)
             seen.append(worker.completing())
-            worker._completer._wake.set()  # it looks
+            worker.services.completer._wake.set()  # it looks
             await until(lambda: worker.completing() is None)
     assert len(set(seen)) == 3

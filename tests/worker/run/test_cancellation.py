@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from worker_states import worker_state
 from workers import Eyes, until, work
 
 import pgqueue
@@ -86,7 +87,9 @@ class Heard:
         self.session = Session(Link(dsn, "pgqueue"), "t")
         self.stopped: list[tuple[int, Outcome]] = []
         self.here = True
-        self.service = Cancellation(self.session, lambda: worker_id, lambda: 1, self._stop)
+        state = worker_state(self.session.link, worker_id)
+        state.held = {1: None}  # type: ignore[dict-item]
+        self.service = Cancellation(self.session, state, interrupt=self._stop)
 
     def _stop(self, job: int, outcome: Outcome) -> bool:
         if self.here:

@@ -127,7 +127,7 @@ async def test_an_async_handler_that_swallowed_the_cancellation_leaves_at_its_ch
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
             passed.append(1)
-        bench.executor.checkpoint(job)
+        bench.executor._running.checkpoint(job)
         passed.append(2)
 
     bench = Bench(made(stubborn, "stubborn"), plain, slots=1)
@@ -150,7 +150,7 @@ async def test_a_sync_handler_that_swallowed_the_exception_leaves_at_its_checkpo
                 began.set()
         except BaseException:
             passed.append(1)
-        bench.executor.checkpoint(job)
+        bench.executor._running.checkpoint(job)
         passed.append(2)
 
     bench = Bench(made(stubborn, "stubborn"), slots=1)
@@ -196,14 +196,14 @@ async def test_a_stopping_worker_and_a_lost_job_are_reasons_too() -> None:
         began.set()
         let.wait()
         try:
-            bench.executor.checkpoint(job)
+            bench.executor._running.checkpoint(job)
         except BaseException as error:
             seen.append(type(error))
 
     bench = Bench(made(spin, "spin"), slots=1)
     [job] = bench.offer("spin")
     await until(began.is_set)
-    kept: Run = bench.executor.running.pop(job)  # as when it is abandoned
+    kept: Run = bench.executor._running.runs.pop(job)  # as when it is abandoned
     let.set()
     await until(lambda: seen)
     assert seen == [Interrupted]
@@ -213,7 +213,7 @@ async def test_a_stopping_worker_and_a_lost_job_are_reasons_too() -> None:
 async def test_it_is_nothing_while_nobody_wants_the_job_to_stop() -> None:
     def steps(job: Job) -> int:
         for _ in range(1000):
-            bench.executor.checkpoint(job)
+            bench.executor._running.checkpoint(job)
         return 1
 
     async def asteps(job: Job) -> int:
@@ -242,7 +242,7 @@ async def test_a_reopening_seal_keeps_what_comes_meanwhile() -> None:
 
     def seals(job: Job) -> None:
         while True:
-            bench.executor.uninterruptible(job, reopens=True)
+            bench.executor._running.uninterruptible(job, reopens=True)
             try:
                 inside[job.id] = True
                 for _ in range(50):
@@ -252,7 +252,7 @@ async def test_a_reopening_seal_keeps_what_comes_meanwhile() -> None:
                 wrong.append(job.id)
                 raise
             finally:
-                bench.executor.interruptible(job)
+                bench.executor._running.interruptible(job)
 
     bench = Bench(made(seals, "seals"), slots=2)
     stopped: list[int] = []

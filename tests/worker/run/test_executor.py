@@ -148,7 +148,7 @@ async def test_a_thread_that_waits_for_the_loop_outlives_its_end(monkeypatch: py
         raise asyncio.CancelledError
 
     bench = Bench(made(aborted, "aborted"), adds_in_thread, slots=1)
-    monkeypatch.setattr(bench.executor._aborts, "again", cancelled)
+    monkeypatch.setattr(bench.executor._retries, "again", cancelled)
     assert await bench.run("aborted") == RELEASED
     assert await bench.run(adds_in_thread, args='{"a": 1}') == Completed("2")  # the slot is free again
 
@@ -244,7 +244,7 @@ async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_slot_is_fre
     assert await bench.run(plain) is COMPLETED
     assert await bench.run(adds_in_thread, args='{"a":1}') == Completed("2")
     await bench.until(lambda: bench.pool.running == 0)
-    assert not bench.executor.running
+    assert not bench.executor._running.runs
 
 
 async def test_a_handler_that_cancels_itself_spends_its_attempt_and_harms_no_other() -> None:
@@ -469,7 +469,7 @@ async def test_handing_back_takes_only_what_has_not_started() -> None:
     jobs = bench.offer("waits", 4)
     await started.wait()
     assert [job.id for job in bench.executor.hand_back()] == jobs[1:]
-    assert list(bench.executor.running) == jobs[:1]
+    assert list(bench.executor._running.runs) == jobs[:1]
     bench.executor.cancel()
     assert await bench.outcome(jobs[0]) is STOPPED
 
@@ -485,7 +485,7 @@ async def test_a_job_runs_until_its_outcome_has_been_handed_on() -> None:
     real = bench.executor._finish
 
     def finish(job: Job, outcome: Outcome) -> None:
-        running.append(job.id in bench.executor.running)
+        running.append(job.id in bench.executor._running.runs)
         real(job, outcome)
 
     bench.executor._finish = finish

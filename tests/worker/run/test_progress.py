@@ -65,7 +65,7 @@ class Sent:
     def __init__(self, worker: Worker) -> None:
         self.times: list[tuple[float, list[str]]] = []
         self._names = {statements.text(name, "pgqueue"): name for name in statements.names()}
-        session = worker._progress._session
+        session = worker.services.progress._session
         real = session.run
 
         async def run(*messages: Statement[Any], on: int | None = None) -> list[Any]:
@@ -86,7 +86,7 @@ async def holding(dsn: str, *held: Held, **options: Any) -> AsyncIterator[Worker
         finally:
             for each in held:
                 each.end.set()
-            await until(lambda: not worker._held)
+            await until(lambda: not worker.state.held)
 
 
 @pytest.mark.second
@@ -136,11 +136,11 @@ async def test_all_jobs_say_it_in_one_statement_a_second_and_silence_costs_none(
     async with holding(dsn, held, concurrency=5) as worker:
         sent = Sent(worker)
         jobs = [put(dsn, held.task) for _ in range(5)]
-        await until(lambda: len(worker._executor.running) == 5)
+        await until(lambda: len(worker.services.executor._running.runs) == 5)
         ends = asyncio.get_running_loop().time() + 2.5
         number = 0
         while asyncio.get_running_loop().time() < ends:
-            for run in worker._executor.running.values():
+            for run in worker.services.executor._running.runs.values():
                 assert run.job is not None
                 run.job.progress(number)
             number += 1
@@ -173,14 +173,14 @@ async def test_a_job_that_is_not_ours_any_more_writes_nothing_and_removes_nothin
             with psycopg.connect(dsn) as conn:
                 assert pgqueue.get(conn, job).progress is None  # what the run before has said is not shown
             held.say += [(2, 10)]
-            await until(lambda: held.said == 2 and not first._progress._said)
+            await until(lambda: held.said == 2 and not first.services.progress._said)
             held.end.set()
-            await until(lambda: not first._held)
+            await until(lambda: not first.state.held)
             other.say = [(7, 10)]
             await until(lambda: eyes.all(ROWS) == [(job, 7, 10)])
-            await until(lambda: not first._progress._silent)
+            await until(lambda: not first.services.progress._silent)
             assert eyes.all(ROWS) == [(job, 7, 10)]
-            assert second._progress._written
+            assert second.services.progress._written
             other.end.set()
             await until(lambda: eyes.all(ROWS) == [])
 
@@ -198,7 +198,7 @@ async def test_what_a_dead_worker_leaves_is_not_shown_and_swept(dsn: str, eyes: 
         with psycopg.connect(dsn) as conn:
             assert pgqueue.get(conn, job).progress is None
             assert [info.progress for info in pgqueue.find(conn)] == [None]
-        await worker._progress.sweep()
+        await worker.services.progress.sweep()
         assert eyes.all(ROWS) == [(job, 1, None), (job + 2, 3, None)]
 
 
@@ -209,7 +209,7 @@ async def test_nothing_is_lost_while_the_database_is_away(
     held = Held("progress.away")
     async with holding(dsn, held) as worker:
         job = put(dsn, held.task)
-        await until(lambda: worker._executor.running)
+        await until(lambda: worker.services.executor._running.runs)
         real = Progress._statements
         failures = [psycopg.OperationalError("away"), psycopg.OperationalError("still")]
 
@@ -236,7 +236,7 @@ async def test_no_memory_of_jobs_that_are_over(dsn: str, eyes: Eyes, monkeypatch
         with psycopg.connect(dsn) as conn:
             brief.enqueue_many(conn, [()] * 200)
         await until(eyes.done(200))
-        service = worker._progress
+        service = worker.services.progress
         await until(lambda: not (service._said or service._written or service._silent))
         assert eyes.all(ROWS) == []
 

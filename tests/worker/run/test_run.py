@@ -129,7 +129,7 @@ async def test_a_call_into_c_is_not_left_before_it_returns() -> None:
     [job] = bench.offer("waits")
     await asyncio.to_thread(started.wait)
     assert bench.executor.interrupt(job, STOPPED)
-    assert job in bench.executor.running
+    assert job in bench.executor._running.runs
     release.release()
     assert await bench.outcome(job) == STOPPED
 
@@ -193,7 +193,7 @@ async def test_a_sealed_async_run_is_stopped_by_nobody_and_ends_as_written() -> 
     sealed, answer = asyncio.Event(), asyncio.Event()
 
     async def commits(job: Job) -> Written:
-        await bench.executor.auninterruptible(job)
+        await bench.executor._running.auninterruptible(job)
         sealed.set()
         await answer.wait()
         return WRITTEN
@@ -202,7 +202,7 @@ async def test_a_sealed_async_run_is_stopped_by_nobody_and_ends_as_written() -> 
     [job] = bench.offer("commits")
     await sealed.wait()
     assert not bench.executor.interrupt(job, STOPPED)
-    run = bench.executor.running[job]
+    run = bench.executor._running.runs[job]
     assert run.job is not None
     bench.executor.abandon(run.job)
     bench.executor.cancel()
@@ -218,7 +218,7 @@ async def test_a_sealed_thread_is_stopped_by_nobody_and_ends_as_written() -> Non
     sealed, answer = threading.Event(), threading.Event()
 
     def commits(job: Job) -> Written:
-        bench.executor.uninterruptible(job)
+        bench.executor._running.uninterruptible(job)
         sealed.set()
         while not answer.is_set():
             pass
@@ -247,8 +247,8 @@ async def test_an_async_run_that_was_stopped_is_not_sealed_any_more(way: str, sw
                     await asyncio.sleep(60)
             else:
                 stop()  # in this very step: the cancellation has not come yet
-            assert bench.executor.stopping(job)
-            await bench.executor.auninterruptible(job)
+            assert bench.executor._running.stopping(job)
+            await bench.executor._running.auninterruptible(job)
             committed.append(job.id)
         except asyncio.CancelledError:
             await asyncio.sleep(0)  # the rollback: undisturbed
@@ -282,7 +282,7 @@ async def test_a_thread_that_was_stopped_is_not_sealed_and_its_rollback_is_left_
                 started.set()  # in here: the stop may come before the next line
                 stopped.acquire()
             finally:
-                bench.executor.uninterruptible(job)
+                bench.executor._running.uninterruptible(job)
                 committed.append(job.id)
         except Interrupted:
             for _ in range(10_000):
@@ -306,7 +306,7 @@ async def test_an_interruption_that_comes_while_the_thread_waits_to_seal_comes_o
     def commits(job: Job) -> None:
         try:
             about.set()
-            bench.executor.uninterruptible(job)
+            bench.executor._running.uninterruptible(job)
             outcomes.append("committed")
         except Interrupted:
             try:
@@ -321,7 +321,7 @@ async def test_an_interruption_that_comes_while_the_thread_waits_to_seal_comes_o
     for _ in range(50):
         about.clear()
         [job] = bench.offer("commits")
-        run = bench.executor.running[job]
+        run = bench.executor._running.runs[job]
         assert run.lock is not None
         with run.lock:  # as whoever stops it does
             await asyncio.to_thread(about.wait)
@@ -339,7 +339,7 @@ async def test_every_job_is_either_sealed_or_stopped_never_both() -> None:
     def commits(job: Job) -> Written:
         for _ in range(job.id % 50):
             pass
-        bench.executor.uninterruptible(job)
+        bench.executor._running.uninterruptible(job)
         committed.add(job.id)
         return WRITTEN
 
@@ -348,7 +348,7 @@ async def test_every_job_is_either_sealed_or_stopped_never_both() -> None:
     while time.monotonic() < ends or not (stopped and committed):
         jobs = bench.offer("commits", 20)
         while not all(job in bench.outcomes for job in jobs):
-            for job in list(bench.executor.running):
+            for job in list(bench.executor._running.runs):
                 if job not in stopped and bench.executor.interrupt(job, STOPPED):
                     stopped.add(job)
             await asyncio.sleep(0)
@@ -376,7 +376,7 @@ async def test_an_interruption_never_reaches_the_next_job_of_the_thread(steps: i
         bench.executor.offer(bench.pool, jobs := [bench.job("brief", f'{{"number": {n}}}') for n in range(20)])
         hit: set[int] = set()
         while len(hit) < 5 and not all(job.id in bench.outcomes for job in jobs):
-            for job_id in list(bench.executor.running):
+            for job_id in list(bench.executor._running.runs):
                 for _ in range(dice.randrange(50)):
                     pass
                 if job_id not in hit and bench.executor.interrupt(job_id, STOPPED):

@@ -174,7 +174,7 @@ async def test_of_two_jobs_that_deadlock_the_victim_runs_again_at_once(
     conn.commit()
     async with work(dsn, crosses) as worker:
         await until(eyes.done(2))
-        assert worker._executor._aborts.retried == 1
+        assert worker.services.executor._retries.retried == 1
     assert eyes.all("SELECT n FROM acct ORDER BY id") == [(2,), (2,)]
     assert eyes.all("SELECT DISTINCT state, attempt FROM pgqueue.job") == [("completed", 1)]
     [(victim, attempt, outcome, error, message, started, traceback)] = eyes.all(
@@ -335,7 +335,7 @@ async def test_the_ten_are_counted_over_all_workers_of_a_job(
     conn.commit()
     async with work(dsn, always, poll=0.05) as worker:
         # In its pause, not in its handler: what stops that could come between its connect() and the `with`.
-        await until(lambda: len(stage.runs) >= 4 and worker._executor._aborts._pausing)
+        await until(lambda: len(stage.runs) >= 4 and worker.services.executor._retries._pausing)
         await worker.stop(0)
     await until(lambda: eyes.state(job) == "available")
     assert eyes.one("SELECT attempt FROM pgqueue.job") == 0
@@ -357,8 +357,8 @@ async def test_a_job_given_to_another_worker_is_not_run_again_here(
     always.enqueue(conn)
     conn.commit()
     async with work(dsn, always) as worker:
-        await until(lambda: stage.runs and not worker._held)
-        assert worker._completer.fenced == 0
+        await until(lambda: stage.runs and not worker.state.held)
+        assert worker.services.completer.fenced == 0
     assert stage.runs == [1]
     assert eyes.all(ROWS) == []
     assert "had been given to another worker" in caplog.text
@@ -381,7 +381,7 @@ async def test_a_cancel_ends_the_pause(always: Any, dsn: str, eyes: Eyes, conn: 
         pgqueue.cancel(conn, job)
         conn.commit()
         await until(eyes.is_in(job, "cancelled"))
-        await until(lambda: not worker._executor._aborts._pausing)
+        await until(lambda: not worker.services.executor._retries._pausing)
         assert len(stage.runs) == 1
 
 
@@ -407,9 +407,9 @@ async def test_a_timeout_counts_over_the_runs_in_place(dsn: str, eyes: Eyes, con
     timed.enqueue(conn)
     conn.commit()
     async with work(dsn, timed) as worker:
-        await until(lambda: worker._executor._timeouts._next < float("inf"))
+        await until(lambda: worker.services.executor._timeouts._next < float("inf"))
         await until(lambda: len(stage.runs) == 3)
-        await until(lambda: any(run.stop_outcome for run in worker._executor.running.values()))
+        await until(lambda: any(run.stop_outcome for run in worker.services.executor._running.runs.values()))
         gate.set()
         await until(lambda: eyes.states() == {"failed": 1})
     assert eyes.one("SELECT reason FROM pgqueue.job") == "timeout"
@@ -425,7 +425,7 @@ async def test_an_abort_that_cannot_be_noted_is_a_failure(
     job = always.enqueue(conn).id
     conn.commit()
     async with work(dsn, always, poll=0.05) as worker:
-        monkeypatch.setattr(worker._executor._aborts, "_note", away)
+        monkeypatch.setattr(worker.services.executor._retries, "_note", away)
         await until(eyes.is_in(job, "failed"))
     assert eyes.all(ROWS) == [(1, "failed", 1), (2, "failed", 1)]
 

@@ -1,4 +1,4 @@
-"""Slots and room: what a group asks for, when, and that a worker never claims more than its slot_groups can hold."""
+"""Slots and room: what a group asks for, when, and that a worker never claims more than its groups can hold."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ async def test_a_job_longer_than_its_timeout_is_stopped_and_tried_again(handler:
     assert (failed.reason, failed.problem.outcome) == ("timeout", "timeout")
     assert await bench.outcome(quick.id) is COMPLETED
     assert 0.1 <= time.monotonic() - began < 20  # not the 30 s they would take
-    assert bench.executor.lost == 0
+    assert bench.executor._running.lost == 0
     await bench.until(lambda: bench.pool.running == 0)
 
 
@@ -83,19 +83,19 @@ async def test_a_thread_that_hangs_loses_its_job_and_its_late_result_counts_for_
     [job] = bench.offer("hangs")
     outcome = await bench.outcome(job)
     assert isinstance(outcome, Retried)
-    assert bench.executor.lost == 1
+    assert bench.executor._running.lost == 1
     assert f"job {job} (hangs) does not stop and is taken away" in caplog.text
     assert "in a slot that is lost (1 of 4 are)" in caplog.text
-    assert not bench.executor.running
+    assert not bench.executor._running.runs
     assert bench.pool.running == 1  # the slot is lost
     await asyncio.wait_for(bench.executor.idle(), 30)  # nobody waits for it at a shutdown
-    assert bench.halves == 0
+    assert not bench.running.half_lost
     [second] = bench.offer("hangs")
     await bench.outcome(second)
-    assert (bench.executor.lost, bench.halves) == (2, 1)  # half of four
+    assert (bench.running.lost, bench.running.half_lost) == (2, True)  # half of four
     assert "half of this worker's slots are lost to handlers that do not stop: it takes no more jobs" in caplog.text
     release.set()
-    await until(lambda: bench.executor.lost == 0)
+    await until(lambda: bench.executor._running.lost == 0)
     assert bench.pool.running == 0
     assert bench.order == [job, second]  # nothing was said twice
     assert isinstance(bench.outcomes[job], Retried)
@@ -116,9 +116,9 @@ async def test_an_async_handler_that_swallows_its_cancellation_loses_its_job() -
     bench = Bench(made(hangs, "hangs", timeout=0.1), slots=4)
     [job] = bench.offer("hangs")
     assert isinstance(await bench.outcome(job), Retried)
-    assert bench.executor.lost == bench.pool.running == 1
+    assert bench.executor._running.lost == bench.pool.running == 1
     release.set()
-    await until(lambda: bench.executor.lost == 0)
+    await until(lambda: bench.executor._running.lost == 0)
     assert (bench.pool.running, bench.order) == (0, [job])
     assert await bench.run("hangs") == Completed('"too late"')
 
@@ -139,7 +139,7 @@ async def test_a_loop_that_stood_still_does_not_take_the_grace_away() -> None:
     slow(0.05 + 2 * timeouts.GRACE)  # as a handler beside it that blocks the loop
     assert isinstance(await bench.outcome(job), Retried)
     await bench.until(lambda: bench.pool.running == 0)
-    assert (cleaned, bench.executor.lost) == ([1], 0)
+    assert (cleaned, bench.executor._running.lost) == ([1], 0)
     assert bench.order == [job]
 
 
@@ -152,7 +152,7 @@ async def test_who_was_cancelled_before_the_timeout_stays_cancelled() -> None:
             try:
                 await asyncio.sleep(30)
             except asyncio.CancelledError:
-                if bench.executor.lost:
+                if bench.executor._running.lost:
                     raise
 
     bench = Bench(made(hangs, "hangs", timeout=0.1), slots=4)
@@ -160,9 +160,9 @@ async def test_who_was_cancelled_before_the_timeout_stays_cancelled() -> None:
     await started.wait()
     assert bench.executor.interrupt(job, Cancelled("by hand"))
     assert await bench.outcome(job) == Cancelled("by hand")
-    assert bench.executor.lost == 1
+    assert bench.executor._running.lost == 1
     bench.executor.cancel()
-    await until(lambda: bench.executor.lost == 0)
+    await until(lambda: bench.executor._running.lost == 0)
     assert bench.order == [job]
 
 
@@ -272,12 +272,12 @@ async def test_a_hung_job_runs_again_while_its_thread_still_hangs(
     conn.commit()
     async with work(dsn, hangs, poll=0.05, lease=1.0) as worker:
         await until(eyes.done(1))
-        assert worker._executor.lost == 1
+        assert worker.services.executor._running.lost == 1
         await until(lambda: [each.lost for each in pgqueue.admin.queries.status(conn).workers] == [1])
         held.set()
-        await until(lambda: worker._executor.lost == 0)
-        await worker._completer.flushed()
-        assert worker._completer.fenced == 0
+        await until(lambda: worker.services.executor._running.lost == 0)
+        await worker.services.completer.flushed()
+        assert worker.services.completer.fenced == 0
     assert eyes.all("SELECT state, attempt, result FROM pgqueue.job") == [("completed", 2, "attempt 2")]
     assert eyes.all("SELECT attempt, outcome, error_type FROM pgqueue.attempt") == [(1, "timeout", "JobTimeout")]
 
@@ -333,7 +333,7 @@ async def test_a_worker_with_half_its_slots_lost_takes_no_more(dsn: str, eyes: E
     hangs.enqueue(conn)
     conn.commit()
     async with work(dsn, hangs, concurrency=2, poll=0.05) as worker:
-        await until(lambda: worker._state == "quiet")
+        await until(lambda: worker.state.phase == "quiet")
         held.set()
-        await until(lambda: worker._executor.lost == 0)
+        await until(lambda: worker.services.executor._running.lost == 0)
     assert eyes.states() == {"scheduled": 1} or eyes.states() == {"available": 1}

@@ -123,7 +123,7 @@ def test_nobody_gets_one_that_was_begun_before_he_was_claimed() -> None:
 async def test_one_begun_before_the_claim_is_begun_anew(
     dsn: str, accounts: Eyes, said: list[bytes], monkeypatch: pytest.MonkeyPatch, on_loop: bool
 ) -> None:
-    monkeypatch.setattr(Services, "_settled_if_next", lambda self, is_async: 0)
+    monkeypatch.setattr(Services, "_begin_early", lambda self, is_async: 0)
     nows: list[Any] = []
 
     def writes(job: Job) -> None:
@@ -154,7 +154,7 @@ async def test_one_that_nobody_wants_is_not_kept(
     writing, lasting = writer(on_loop), laster(on_loop, begun, going)
     async with work(dsn, writing, lasting, concurrency=1) as worker:
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(worker._lender, "_leave_idle", lambda: None)
+            meanwhile.setattr(worker.services.handler_pool, "_leave_idle", lambda: None)
             last = together(dsn, worker, writing, lasting, writing)
             await until(begun.is_set)
             assert accounts.one(f"SELECT count(*) {SESSIONS} AND state = 'idle in transaction'") == 1
@@ -176,7 +176,7 @@ async def test_one_whose_session_is_gone_costs_no_attempt(
 
     writing, lasting = writer(on_loop), laster(on_loop, begun, going)
     async with work(dsn, writing, lasting, concurrency=1) as worker:
-        monkeypatch.setattr(worker._lender, "_leave_idle", lambda: None)
+        monkeypatch.setattr(worker.services.handler_pool, "_leave_idle", lambda: None)
         last = together(dsn, worker, writing, lasting, writing)
         await until(begun.is_set)
         assert accounts.one(f"SELECT count(*) {SESSIONS} AND state = 'idle in transaction'") == 1
@@ -214,7 +214,7 @@ async def test_a_session_of_sqlalchemy_leaves_the_next_transaction_alone(
     writing = declared(writes)
     async with work(dsn, writing, concurrency=1) as worker:
         await until(accounts.is_in(together(dsn, worker, *[writing] * 3), "completed"))
-        assert worker._completer.fenced == 0
+        assert worker.services.completer.fenced == 0
     assert said == [BEGIN]
     assert balances(accounts)[0] == 103
     assert outcomes(accounts) == []
@@ -321,7 +321,7 @@ async def test_nothing_is_prepared_in_a_transaction_that_was_begun_ahead(
 
     writing = declared(awrites if on_loop else writes)
     async with work(dsn, writing, concurrency=1) as worker:
-        for pool in worker._executor.groups:
+        for pool in worker.services.executor._running.groups:
             pool.prefetch = 20
         with psycopg.connect(dsn) as conn:
             last = [int(writing.enqueue(conn, back=number == 3).id) for number in range(14)][-1]
@@ -338,7 +338,7 @@ async def test_the_pools_close_though_a_connection_does_not_come_back(dsn: str, 
         async with work(dsn, writing) as worker:
             await until(accounts.is_in(enqueued(dsn, writing), "completed"))
             hangs = asyncio.create_task(asyncio.Event().wait())
-            worker._lender._leaving.add(hangs)  # type: ignore[arg-type]
-    pool = worker._lender._async if on_loop else worker._lender._sync
+            worker.services.handler_pool._leaving.add(hangs)  # type: ignore[arg-type]
+    pool = worker.services.handler_pool._async if on_loop else worker.services.handler_pool._sync
     assert pool is not None and pool.closed
     hangs.cancel()

@@ -155,12 +155,12 @@ async def test_a_session_whose_connection_broke_is_ended_before_the_next_attempt
     writing = declared(awrites if on_loop else writes)
     with wire:
         async with work(wire.dsn, writing, concurrency=2) as worker:
-            heartbeat, loop = worker._heartbeat, asyncio.get_running_loop()
+            heartbeat, loop = worker.services.heartbeat, asyncio.get_running_loop()
             await until(accounts.is_in(enqueued(dsn, writing), "completed"))
             await tidied(worker, accounts)
             assert listed == [(1, True)]
             assert accounts.one(there, pids[0]) == 0
-            assert worker._lender._orphans == set()
+            assert worker.services.handler_pool._orphans == set()
     assert balances(accounts)[0] == 90
     assert accounts.all("SELECT attempt, error_type FROM pgqueue.attempt") == [(1, "OperationalError")]
 

@@ -74,7 +74,7 @@ async def test_a_thread_that_is_stopped_at_any_step_leaves_nothing_behind(
     async with work(dsn, failing, succeeding, concurrency=1) as worker:
         stopped = enqueued(dsn, failing)
         await until(come.is_set)
-        assert worker._executor.interrupt(stopped, Cancelled("stopped by the test"))
+        assert worker.services.executor.interrupt(stopped, Cancelled("stopped by the test"))
         told.set()
         await until(accounts.is_in(stopped, "cancelled"))
         await tidied(worker, accounts)
@@ -114,7 +114,7 @@ async def test_timeouts_at_any_moment_lose_no_connection(dsn: str, accounts: Eye
             writing.enqueue_many(conn, [()] * jobs)
         await until(lambda: accounts.one(ended) == jobs, 120 + jobs / 5)  # on a busy machine each takes a second
         await tidied(worker, accounts)
-        assert worker._completer.fenced == 0
+        assert worker.services.completer.fenced == 0
     assert accounts.one("SELECT count(*) FROM pgqueue.attempt WHERE outcome = 'timeout'") > 0
     per_job = (
         "SELECT j.state, count(e.job) FROM pgqueue.job j LEFT JOIN effect e ON e.job = j.id GROUP BY j.id, j.state"
@@ -207,7 +207,7 @@ async def test_a_cancellation_that_is_swallowed_in_the_pool_is_heard_all_the_sam
     async with work(dsn, waiting, succeeding, concurrency=1) as worker:
         stopped = enqueued(dsn, waiting)
         await until(asked.is_set)
-        assert worker._executor.interrupt(stopped, Cancelled("stopped by the test"))
+        assert worker.services.executor.interrupt(stopped, Cancelled("stopped by the test"))
         await until(accounts.is_in(stopped, "cancelled"))
         await until(accounts.is_in(enqueued(dsn, succeeding), "completed"))
         await tidied(worker, accounts)
@@ -254,7 +254,7 @@ async def test_a_thread_can_be_stopped_at_every_instruction(dsn: str, accounts: 
     tracers: list[Tracer] = []
 
     def writes(job: Job, number: int) -> None:
-        tracers.append(Tracer(worker._executor.running[job.id], job, number))
+        tracers.append(Tracer(worker.services.executor._running.runs[job.id], job, number))
         tracers[-1].begin()
         job.connection.execute("UPDATE account SET balance = balance + 1 WHERE id = 1")
         if raises:
@@ -283,7 +283,7 @@ async def test_a_thread_that_iterates_can_be_stopped_at_every_instruction(
     tracers: list[Tracer] = []
 
     def goes(job: Job, number: int) -> None:
-        tracers.append(Tracer(worker._executor.running[job.id], job, number))
+        tracers.append(Tracer(worker.services.executor._running.runs[job.id], job, number))
         tracers[-1].begin()
         for batch in job.iterate(lambda cursor: ((n, n) for n in range(cursor or 0, 6)), 2):
             for n in batch:
@@ -354,9 +354,9 @@ async def test_an_abandoned_handler_holds_no_locks(dsn: str, accounts: Eyes, mon
         await until(stuck.began.is_set)
         await until(accounts.is_in(job_id, "failed"))
         await until(lambda: free(accounts))
-        assert worker._executor.lost == 1
+        assert worker.services.executor._running.lost == 1
         stuck.go_on.set()
-        await until(lambda: worker._executor.lost == 0)
+        await until(lambda: worker.services.executor._running.lost == 0)
         await tidied(worker, accounts)
     assert [type(error) for error in stuck.refused] == [psycopg.OperationalError]
     assert balances(accounts)[0] == 100

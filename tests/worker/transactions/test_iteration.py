@@ -116,7 +116,7 @@ async def test_each_batch_is_one_transaction_with_its_cursor(
         job = put(dsn, goes)
         await until(effects.is_in(job, "completed"))
         await until(lambda: not cursors(effects))
-        await until(lambda: not worker._progress._through and not worker._means._iterations.places)
+        await until(lambda: not worker.services.progress._through and not worker.services.context._iterations.places)
     assert seen == [
         ([*range(1, 11)], 0, []),
         ([*range(11, 21)], 10, [(1, 10)]),
@@ -125,7 +125,7 @@ async def test_each_batch_is_one_transaction_with_its_cursor(
     assert applied(effects) == [*range(1, 26)]
     assert effects.one("SELECT result FROM pgqueue.job_done") == "through"
     assert effects.one("SELECT count(DISTINCT xmin::text) FROM effect") == 3
-    assert worker._completer.fenced == 0
+    assert worker.services.completer.fenced == 0
 
 
 @pytest.mark.promise("T02")
@@ -204,7 +204,7 @@ async def test_a_run_whose_job_was_given_away_commits_no_batch(
             await until(effects.is_in(job, "completed"))
             await until(lambda: not cursors(effects))  # now only the fence is left: that number is free again
             go_on.set()
-            await until(lambda: late._completer.fenced == 1)
+            await until(lambda: late.services.completer.fenced == 1)
     assert applied(effects) == [*range(1, 26)]
 
 
@@ -266,7 +266,7 @@ async def test_what_stops_a_job_in_the_commit_of_a_batch_stops_it_after_it(
     commit, acommit = Transaction._commit_with, AsyncTransaction._commit_with
 
     def interrupt(job_id: int) -> None:
-        told.append(worker._executor.interrupt(job_id, Cancelled("enough")))
+        told.append(worker.services.executor.interrupt(job_id, Cancelled("enough")))
 
     def telling(work: Transaction, conn: Any, statements: Any) -> None:
         if _number(statements) == 2:
@@ -403,7 +403,7 @@ async def test_a_job_cannot_complete_out_of_the_middle_of_its_loop(
     async with work(dsn, left) as worker:
         job = put(dsn, left)
         await until(effects.is_in(job, "failed"))
-        await until(lambda: not worker._held)
+        await until(lambda: not worker.state.held)
         assert applied(effects) == [1]
         assert "out of the middle of its iteration, in batch 2" in effects.one("SELECT message FROM pgqueue.attempt")
         idle = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgqueue job' AND state LIKE 'idle in%%'"
@@ -743,7 +743,7 @@ async def test_what_is_left_of_completed_and_forgotten_jobs_is_swept(dsn: str, e
             "SELECT job, n, '1' FROM unnest(%s::bigint[]) AS job, generate_series(1, 2) AS n",
             [job, waits, gone],
         )
-        await worker._progress.sweep()
+        await worker.services.progress.sweep()
         assert effects.all("SELECT job_id FROM pgqueue.job_cursor") == [(waits,), (waits,)]
 
 

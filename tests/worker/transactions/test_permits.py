@@ -31,7 +31,7 @@ INSERT = "INSERT INTO effect VALUES (%s, %s)"
 
 def free(worker: Worker) -> bool:
     """Whether nobody has a place, or waits for one."""
-    both = [worker._lender._permits, worker._lender._apermits]
+    both = [worker.services.handler_pool._permits, worker.services.handler_pool._apermits]
     return all(places is not None and not places.taken and not places._waiting for places in both)
 
 
@@ -55,7 +55,7 @@ async def test_places_are_given_in_the_order_in_which_they_were_asked_for() -> N
         asking = []
         for number in range(5):
             asking.append(asyncio.create_task(asks(number)))
-            await until(lambda places=places, number=number: len(places._line) == number + 1)  # type: ignore[misc]
+            await until(lambda places=places, number=number: len(places._waiting) == number + 1)  # type: ignore[misc]
         places.release(first)
         places.release(first)  # once only
         await asyncio.gather(*asking)
@@ -117,7 +117,7 @@ async def test_who_takes_a_connection_that_is_only_just_back_has_a_place_of_his_
         patch.setattr(pool, "putconn", aputs if on_loop else puts)
         await give(conn)
     assert meanwhile == [conn]
-    assert (places.taken, conn.place is not None) == (1, True)
+    assert (places.taken, conn.permit is not None) == (1, True)
     await give(conn)
     assert places.taken == 0
     await lender.close()
@@ -197,11 +197,11 @@ async def test_ten_slots_share_few_connections_and_nothing_hangs(
         return conn
 
     def counting_give(lender: HandlerPool, conn: Any) -> None:
-        count(False, -(conn.place is not None))
+        count(False, -(conn.permit is not None))
         give(lender, conn)
 
     async def counting_agive(lender: HandlerPool, conn: Any) -> None:
-        count(True, -(conn.place is not None))
+        count(True, -(conn.permit is not None))
         await agive(lender, conn)
 
     for name, step in (("_take", counting_take), ("_atake", counting_atake), ("release", counting_give)):
@@ -222,7 +222,7 @@ async def test_ten_slots_share_few_connections_and_nothing_hangs(
         watching = asyncio.create_task(watch())
         with psycopg.connect(dsn) as conn:
             pgqueue.enqueue_many(conn, jobs)
-        await until(lambda: worker._ended_jobs >= len(jobs) + (len(jobs) // 7 if fails in KINDS[kind] else 0), 60)
+        await until(lambda: worker.state.ended_jobs >= len(jobs) + (len(jobs) // 7 if fails in KINDS[kind] else 0), 60)
         await until(lambda: free(worker))
         ended.set()
         await watching
@@ -265,7 +265,7 @@ async def test_a_handler_that_waits_for_a_connection_can_be_stopped(
     async with work(dsn, asking, concurrency=4, pool_size=1) as worker:
         enqueued(dsn, asking, True)
         await until(has.is_set)
-        places = worker._lender._apermits if on_loop else worker._lender._permits
+        places = worker.services.handler_pool._apermits if on_loop else worker.services.handler_pool._permits
         assert places is not None
         waits = enqueued(dsn, asking.using(timeout=0.3, retry=1) if how == "timeout" else asking, False)
         if how == "timeout":
@@ -273,19 +273,19 @@ async def test_a_handler_that_waits_for_a_connection_can_be_stopped(
         else:
             await until(lambda: len(places._waiting) == 1)
         if how == "cancel":
-            assert worker._executor.interrupt(waits, Cancelled("by the test"))
+            assert worker.services.executor.interrupt(waits, Cancelled("by the test"))
             await until(accounts.is_in(waits, "cancelled"), 4)
         elif how == "lease":
-            run = worker._executor.running[waits]
+            run = worker.services.executor._running.runs[waits]
             assert run.job is not None
-            worker._executor.interrupt_run(run.job, Cancelled("by the test"))
+            worker.services.executor.interrupt_run(run.job, Cancelled("by the test"))
             await until(accounts.is_in(waits, "cancelled"), 4)
         elif how == "stop":
             began = time.monotonic()
             assert await worker.stop(0.1) == 2
             assert time.monotonic() - began < 5
         assert left == (["waits"] if how != "stop" else left)
-        assert worker._executor.lost == 0
+        assert worker.services.executor._running.lost == 0
         go_on.set()
         await until(lambda: len(left) == 2)
         if how != "stop":
@@ -320,7 +320,7 @@ async def test_a_handler_can_be_stopped_while_a_thread_of_its_own_waits(dsn: str
         await until(has.is_set)
         stopped = enqueued(dsn, threading_.using(timeout=0.3, retry=1))
         await until(accounts.is_in(stopped, "failed"), 4)
-        assert worker._executor.lost == 0
+        assert worker.services.executor._running.lost == 0
         await until(lambda: said)
         go_on.set()
         await until(lambda: free(worker))
@@ -355,12 +355,12 @@ async def test_a_handler_that_hangs_with_a_connection_keeps_no_place(dsn: str, a
             enqueued(dsn, hanging.using(retry=1))
             await until(lambda number=number: len(hung) == number)  # type: ignore[misc]
             # What the timekeeper does, in two steps: when its grace is over, the job is taken away.
-            assert worker._executor.interrupt(hung[-1].id, Cancelled("it hangs"))
-            worker._executor.abandon(hung[-1])
-            assert worker._executor.lost == number
+            assert worker.services.executor.interrupt(hung[-1].id, Cancelled("it hangs"))
+            worker.services.executor.abandon(hung[-1])
+            assert worker.services.executor._running.lost == number
             await until(accounts.is_in(enqueued(dsn, writing), "completed"))
         go_on.set()
-        await until(lambda: worker._executor.lost == 0)
+        await until(lambda: worker.services.executor._running.lost == 0)
         await until(accounts.is_in(enqueued(dsn, writing), "completed"))
         await until(lambda: free(worker))
         assert accounts.one(f"SELECT count(*) {SESSIONS}") <= 1
@@ -379,8 +379,8 @@ async def test_a_transaction_begun_ahead_that_nobody_wants_is_in_nobodys_way(
     async with work(dsn, writing, lasting, queues=["default:1", "other:1"], pool_size=1) as worker:
         together(dsn, worker, writing, lasting)
         await until(begun.is_set)
-        assert len(worker._lender._aearly if on_loop else worker._lender._early) == 1
-        lender = worker._lender
+        assert len(worker.services.handler_pool._aearly if on_loop else worker.services.handler_pool._early) == 1
+        lender = worker.services.handler_pool
         if on_loop:
             await lender.arelease(await lender.aacquire())
         else:
@@ -449,10 +449,10 @@ async def test_who_settles_a_commit_does_not_wait_for_those_in_line(
         first = enqueued(dsn, writing)
         await until(lambda: cuts)
         enqueued(dsn, keeping)
-        places = worker._lender._apermits if on_loop else worker._lender._permits
+        places = worker.services.handler_pool._apermits if on_loop else worker.services.handler_pool._permits
         await until(lambda: places is not None and len(places._waiting) == 1)
         waits.set()
-        await until(lambda: worker._ended_jobs == 1, 5)
+        await until(lambda: worker.state.ended_jobs == 1, 5)
         has.set()
         await until(accounts.done(2))
         assert accounts.state(first) == "completed"

@@ -46,7 +46,7 @@ async def completed(dsn: str, eyes: Eyes, fn: object, times: int = 1) -> None:
         with psycopg.connect(dsn) as conn:
             made.using(retry=1).enqueue_many(conn, [()] * times)
         await until(lambda: sum(eyes.states().get(state, 0) for state in ("completed", "failed")) == times)
-        await until(lambda: not worker._means._transactions._open)
+        await until(lambda: not worker.services.context._transactional._open)
     assert eyes.all("SELECT message FROM pgqueue.attempt") == []
 
 

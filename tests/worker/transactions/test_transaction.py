@@ -209,8 +209,8 @@ async def test_lost_commits_are_settled_with_all_slots_at_once(
         with psycopg.connect(dsn) as conn:
             effecting.enqueue_many(conn, [()] * (slots + 2))
         await until(accounts.done(slots + 2), 30)
-        await until(lambda: whole(worker) and not worker._held)
-        assert worker._completer.fenced == 0
+        await until(lambda: whole(worker) and not worker.state.held)
+        assert worker.services.completer.fenced == 0
     assert accounts.one("SELECT count(*) FROM effect") == slots + 2
     assert outcomes(accounts) == [] if committed else ["failed"] * slots
 
@@ -262,8 +262,8 @@ async def test_a_commit_is_found_though_its_worker_was_taken_for_dead_before_it_
     effecting = declared(aeffect if on_loop else effect)
     async with work(dsn, effecting, lease=1.0) as worker:
         job_id = enqueued(dsn, effecting)
-        await until(lambda: ids and worker.worker_id != ids[0] and not worker._held)
-        assert worker._completer.fenced == 0
+        await until(lambda: ids and worker.worker_id != ids[0] and not worker.state.held)
+        assert worker.services.completer.fenced == 0
         await until(lambda: whole(worker))
     assert accounts.state(job_id) == state
     assert accounts.one("SELECT count(*) FROM effect") == len(ids) == 1
@@ -322,7 +322,7 @@ async def test_a_rerun_after_a_failed_commit_can_be_stopped(
                 pgqueue.cancel(conn, job_id)
         await until(accounts.is_in(job_id, "failed" if how == "timeout" else "cancelled"))
         await until(lambda: whole(worker))
-        assert worker._executor.lost == 0
+        assert worker.services.executor._running.lost == 0
         go_on.set()
     assert accounts.one("SELECT count(*) FROM effect") == 0
     assert outcomes(accounts) == ["aborted", "timeout" if how == "timeout" else "cancelled"]
@@ -410,6 +410,6 @@ async def test_an_ask_waits_for_whoever_has_the_row_for_a_moment(dsn: str, accou
             held.set()
             await until(lambda: accounts.one(waiting))
         await until(accounts.is_in(job_id, "scheduled"))
-        assert worker._completer.fenced == 0
+        assert worker.services.completer.fenced == 0
     assert outcomes(accounts) == ["snoozed"]
     assert accounts.one("SELECT count(*) FROM effect") == 1

@@ -51,13 +51,13 @@ async def test_writes_and_completion_are_one_commit(dsn: str, accounts: Eyes, on
         with psycopg.connect(dsn) as conn:
             handle = moving.enqueue(conn, 1, 2, 50)
         await until(accounts.is_in(handle.id, "completed"))
-        await until(lambda: not worker._held)
+        await until(lambda: not worker.state.held)
     assert seen == [([100, 200, 50], "running")]
     assert balances(accounts) == [50, 250, 50]
     assert accounts.one("SELECT result FROM pgqueue.job_done") == "moved"
     # The one commit: the same transaction wrote both rows.
     assert accounts.one("SELECT (SELECT xmin FROM pgqueue.job_done) = (SELECT xmin FROM account WHERE id = 1)")
-    assert worker._completer.fenced == 0
+    assert worker.services.completer.fenced == 0
 
 
 @pytest.mark.promise("T02")
@@ -254,7 +254,7 @@ async def test_a_run_whose_job_was_given_away_cannot_commit(dsn: str, accounts: 
         async with work(dsn, effecting, queues=["elsewhere"]):
             await until(accounts.is_in(handle.id, "completed"))
         go_on.set()
-        await until(lambda: late._completer.fenced == 1)
+        await until(lambda: late.services.completer.fenced == 1)
     assert accounts.one("SELECT count(*) FROM effect") == 1
     assert accounts.all("SELECT state, attempt FROM pgqueue.job") == [("completed", 2)]
 
@@ -324,8 +324,8 @@ async def test_a_commit_whose_answer_is_lost_is_settled(
         with psycopg.connect(dsn) as conn:
             handle = moving.enqueue(conn)
         await until(accounts.is_in(handle.id, "completed"))
-        await until(lambda: not worker._held)
-        assert worker._completer.fenced == 0
+        await until(lambda: not worker.state.held)
+        assert worker.services.completer.fenced == 0
     assert balances(accounts) == [50, 250, 50]
     assert outcomes(accounts) == ([] if committed else ["failed"])
 
@@ -614,7 +614,7 @@ async def test_a_job_that_is_delivered_many_times_has_one_effect(dsn: str, accou
                 )
         all_there.set()
         await until(accounts.is_in(handle.id, "completed"))
-        await until(lambda: worker._completer.fenced == times - 1)
+        await until(lambda: worker.services.completer.fenced == times - 1)
     assert accounts.all("SELECT note FROM effect") == [(str(runs[-1]),)]
     assert len(set(runs)) == times
 
@@ -643,7 +643,7 @@ async def test_a_commit_over_a_dead_wire_is_given_up_and_settled(
             with psycopg.connect(dsn) as conn:
                 handle = effecting.enqueue(conn)
             await until(accounts.is_in(handle.id, "completed"), 30)
-            await until(lambda: not worker._held)
+            await until(lambda: not worker.state.held)
     assert accounts.one("SELECT count(*) FROM effect") == 1
     assert outcomes(accounts) == ["failed"]
     left = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"

@@ -1,0 +1,60 @@
+"""What the services of one worker share: the settings, the tasks, the id, the claims, and the jobs that are held.
+
+Made first, and handed to each service. Starts nothing and sends nothing. Changed on the event loop; the heartbeat and
+the threads of handlers read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pgqueue.client.tasks import Task
+from pgqueue.database.sessions import Link
+from pgqueue.jobs.job import Job
+from pgqueue.worker.claims import Claims
+from pgqueue.worker.settings import Settings
+
+Phase = Literal["starting", "running", "quiet", "stopped"]
+
+
+class WorkerState:
+    """One worker: its settings, its tasks by every name a job may have for them, and what changes while it lives."""
+
+    link: Link
+    """Where the database is. Set before the first service is made: an embedded server may have to start for it."""
+
+    def __init__(self, settings: Settings, tasks: Mapping[str, Task[..., Any]]) -> None:
+        self.settings = settings
+        self.tasks = tasks
+        self.id = 0
+        """This worker's id in the database. A worker that was taken for dead gets another one."""
+        self.phase: Phase = "starting"
+        self.claims = Claims()
+        self.held: dict[int, Job] = {}
+        """By id, the jobs that this worker has claimed and whose end is not written. The truth is in the database: the
+        reconciler hands back what is not here."""
+        self.ended_jobs = 0
+        self.other_workers = 0
+        """How many other workers are alive, as the last heartbeat saw."""
+        self.doubt = asyncio.Event()
+        """Set when a claim failed and may have been committed: the reconciler looks for its jobs."""
+
+    @property
+    def live_workers(self) -> int:
+        """How many workers are alive, this one among them."""
+        return 1 + self.other_workers
+
+    def in_doubt(self) -> None:
+        """A claim failed. Whether it was committed is unknown."""
+        self.doubt.set()
+
+    def holds(self, job: Job) -> bool:
+        """Whether this very claim of the job is held."""
+        return self.held.get(job.id) is job
+
+    def knows(self, job_id: int, claim: int) -> bool:
+        """Whether the job is held under this claim."""
+        job = self.held.get(job_id)
+        return job is not None and job.claim == claim
