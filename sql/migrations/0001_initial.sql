@@ -30,7 +30,7 @@ CREATE SEQUENCE pgqueue.job_pos_seq AS bigint CACHE 1;
 
 CREATE TABLE pgqueue.job (
     id              bigint      NOT NULL DEFAULT nextval('pgqueue.job_id_seq'),
-    -- The transaction takes its id before it draws a position; the watermark (docs/design.md) stands on this order.
+    -- The transaction takes its id before it draws a position; the watermark (docs/design/fetch.md) stands on this order.
     pos             bigint      DEFAULT CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('pgqueue.job_pos_seq') END,
     enqueued_at     timestamptz NOT NULL DEFAULT pgqueue.now(),
     run_at          timestamptz,

@@ -29,7 +29,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pgqueue.database import embedded
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = {"python", "console", "sql"}
 ADDRESS = "app@localhost/shop"  # the database of every example; here the test's own
 PATIENCE = 120.0
@@ -65,7 +65,12 @@ class Block:
     elsewhere: str | None
 
     def __str__(self) -> str:
-        return f"{self.page.name}:{self.line}"
+        return f"{name(self.page)}:{self.line}"
+
+
+def name(page: Path) -> str:
+    """The page's path in the project: pages in different folders have the same file name."""
+    return page.relative_to(ROOT).as_posix()
 
 
 def prose(page: Path) -> str:
@@ -81,9 +86,9 @@ def blocks(page: Path) -> list[Block]:
         before = text[: fence.start()]
         headings = [heading[0] for heading in re.findall(r"^(## .+)$|^(# .+)$", before, re.MULTILINE)]
         excuse, elsewhere = _NOT_RUN.search(before), _RUN_BY.search(before)
-        assert excuse is None or excuse["shown"] == excuse["why"], f"{page.name}: {excuse[0]}"
+        assert excuse is None or excuse["shown"] == excuse["why"], f"{name(page)}: {excuse[0]}"
         assert excuse or not before.endswith("-->\n") or elsewhere, (
-            f"{page.name}: a comment nobody reads: {before[-90:]}"
+            f"{name(page)}: a comment that is never read: {before[-90:]}"
         )
         found.append(
             Block(

@@ -21,7 +21,10 @@ from pgqueue.jobs import job
 from pgqueue.worker import services
 
 README = ROOT / "README.md"
+INDEX = ROOT / "docs" / "README.md"
+ENQUEUE = ROOT / "docs" / "enqueue.md"
 OPERATIONS = ROOT / "docs" / "operations.md"
+DESIGN = ROOT / "docs" / "design" / "README.md"
 CI = ROOT / ".ci" / "run"
 PACKAGE = ROOT / "pgqueue"
 SKIPPED_LANGUAGES = {"text"}
@@ -41,7 +44,7 @@ def to_run(page: Path) -> list[Block]:
 
 def each_day(page: Path) -> bool:
     """Whether the examples of this page run every day: those of the README do, others if they take a few seconds."""
-    return page == README or page.name not in {"operations.md", "streams.md", "testing.md", "worker.md"}
+    return page.parent != INDEX.parent or page.stem not in {"operations", "streams", "testing", "worker"}
 
 
 def with_examples() -> list[Any]:
@@ -49,40 +52,50 @@ def with_examples() -> list[Any]:
     return [page if each_day(page) else pytest.param(page, marks=pytest.mark.second) for page in found]
 
 
-@pytest.mark.parametrize("page", with_examples(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", with_examples(), ids=pages.name)
 def test_every_example_runs(page: Path, home: Path, dsn: str) -> None:
     reader = Reader(home, dsn)
     for block in to_run(page):
         reader.follow(block)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=pages.name)
 def test_a_block_that_does_not_run_says_so(page: Path) -> None:
     known = pages.RUN | SKIPPED_LANGUAGES
     assert [str(block) for block in blocks(page) if block.language not in known and not block.excuse] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=pages.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
     for link in links(page):
         if link.startswith(("http://", "https://")):
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path) if path else page
-        assert target.exists(), f"{page.name}: {link}"
-        assert not anchor or anchor in anchors(target), f"{page.name}: {link}: no such heading"
+        assert target.exists(), f"{pages.name(page)}: {link}"
+        assert not anchor or anchor in anchors(target), f"{pages.name(page)}: {link}: no such heading"
 
 
-def test_every_page_is_reached_from_the_readme() -> None:
-    linked = {(README.parent / link.partition("#")[0]).resolve() for link in links(README)}
-    assert [page.name for page in PAGES if page != README and page not in linked] == []
+def linked(page: Path) -> set[Path]:
+    return {(page.parent / link.partition("#")[0]).resolve() for link in links(page)}
+
+
+def test_every_page_is_in_the_index_and_the_readme_leads_there() -> None:
+    assert INDEX in linked(README)
+    assert [pages.name(page) for page in PAGES if page != INDEX and page not in linked(INDEX)] == []
+
+
+def test_the_index_says_of_every_page_which_question_it_answers() -> None:
+    rows = re.findall(r"^\| \[[^\]]+\]\([^)]+\) \| (.*) \|$", INDEX.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) >= len(PAGES) - 1
+    assert [row for row in rows if not row.endswith("?")] == []
 
 
 # What the README must be ---------------------------------------------------------------------------------------------
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.read_text(encoding="utf-8").splitlines()) < 400
+    assert len(README.read_text(encoding="utf-8").splitlines()) < 250
 
 
 def test_the_two_commands_of_the_first_screen_are_one_line_each_and_ci_runs_them() -> None:
@@ -102,16 +115,16 @@ def drawing(docstring: str | None) -> str:
     return textwrap.dedent(found[1])
 
 
-@pytest.mark.parametrize("drawn", [job, services], ids=lambda module: str(module.__name__))
-def test_states_and_flow_are_drawn_as_in_the_code(drawn: object) -> None:
-    assert drawing(drawn.__doc__) in [block.text for block in blocks(README) if block.language == "text"]
+@pytest.mark.parametrize(("drawn", "page"), [(job, ENQUEUE), (services, README)], ids=["states", "flow"])
+def test_states_and_flow_are_drawn_as_in_the_code(drawn: object, page: Path) -> None:
+    assert drawing(drawn.__doc__) in [block.text for block in blocks(page) if block.language == "text"]
 
 
 def test_the_module_table_lists_every_module() -> None:
     modules = {path.stem for path in PACKAGE.glob("*.py")} | {
         path.parent.name for path in PACKAGE.glob("*/__init__.py")
     }
-    table = re.search(r"^## Modules\n(.*?)^## ", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    table = re.search(r"^## Modules\n(.*?)^## ", DESIGN.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert table is not None
     listed = {
         name
@@ -164,18 +177,18 @@ def test_every_command_and_option_is_described(name: str) -> None:
     assert f"`{name}" in README.read_text(encoding="utf-8").split("## Commands", 1)[1].split("\n## ", 1)[0]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=pages.name)
 def test_no_page_names_a_command_or_option_that_is_not_there(page: Path) -> None:
     for used in re.findall(
         r"^\$ (?:.* )?pgqueue ([a-z].*)$|`pgqueue ([a-z][^`]*)`", page.read_text(encoding="utf-8"), re.MULTILINE
     ):
         name, *rest = "".join(used).split("#", 1)[0].split()
-        assert name in commands(), f"{page.name}: pgqueue {name}"
+        assert name in commands(), f"{pages.name(page)}: pgqueue {name}"
         given = {word.split("=", 1)[0] for word in rest if re.match(r"--?[a-z]", word)}
         known = flags(commands()[name]) | {"-h", "--help"}
         if name == "systemd":  # takes whatever `work` takes
             known |= flags(commands()["work"])
-        assert given <= known, f"{page.name}: pgqueue {' '.join([name, *rest])}"
+        assert given <= known, f"{pages.name(page)}: pgqueue {' '.join([name, *rest])}"
 
 
 def test_every_public_name_is_described() -> None:
