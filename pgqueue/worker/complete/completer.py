@@ -1,28 +1,32 @@
-"""Writes outcomes down: one flush in flight, everything that finishes meanwhile goes with the next.
+"""Writes outcomes to the database. One flush is in flight; all jobs that finish meanwhile go with the next one.
 
-The end of the flow. The executor calls `finish` (from the loop or from a thread) with a job and its Outcome; a flush
-is one transaction that ends the jobs by their fence (id, worker, claim). It batches by itself: the busier the worker,
-the larger the batch. Durable: a job that is reported as done here has been flushed to disk by the server (its
-synchronous_commit).
+This is the end of the flow. The executor calls `finish` with a job and its Outcome, from the loop or from a thread. A
+flush is one transaction that ends its jobs by their fence (id, worker, claim). The busier the worker, the larger the
+batch. The result is durable: before a job is reported as done here, the server has flushed it to disk (as its
+synchronous_commit says).
 
-A job that the statement did not end is looked up. If its row is gone, the job was given to another worker (rescue), and
-this run's outcome is dropped and counted; unless an earlier try of ours had ended it and only the answer was lost. If
-the row is still there, it is locked, and the job goes with the next flush. So a foreign lock on a row delays that row
-only.
+If a statement did not end one of its jobs, the completer looks that job up:
+1. If the job's row is still there, it is locked, and the job goes with the next flush. A lock of another transaction
+   delays only the job whose row it locks.
+2. If the row is gone, an earlier try of ours may have ended the job while its answer was lost. Then nothing is wrong.
+3. Otherwise the job was given to another worker (rescue). This run's outcome is dropped and counted.
 
-The rows of plain jobs are hardly ever locked, and a lock before the DELETE costs a record of the log. So many plain
-jobs at once are deleted without it, by a statement that fails if it meets another lock. The server has then undone the
-transaction. The same flush goes again with the statement that skips locked rows, and so do all of the next second.
+The rows of plain jobs are hardly ever locked, and locking them before the DELETE costs a WAL record each. If a flush
+has many plain jobs, they are deleted without that lock. That statement fails if it meets a lock of another transaction.
+The server has then undone the transaction. The same flush is sent again with the statement that skips locked rows, and
+all flushes of the next second use that one.
 
-An outcome that the server refuses to store (a number that its JSON has not, a text that is too long) harms its own job
-only: a flush that is refused is tried again with half as many, until that one is alone, and then ends as failed. What
-does not get through in time goes in smaller flushes, too.
+The server may refuse to store an outcome: a number that its JSON lacks, or a text that is too long. A refused flush is
+sent again with half as many jobs, until the refused outcome is alone; its job then ends as failed. A flush that does
+not get through in time is made smaller, too.
 
-If the successors of a job want unique keys, it is ended in a transaction of its own, after the others. To take a key is
-to wait for another transaction that is just taking it; and a successor that got a part of its keys gives that back.
+If the successors of a job want unique keys, the job is ended in a transaction of its own, after the others. Taking a
+key waits for another transaction that is just taking the same key. If a successor got only a part of its keys, it gives
+that part back.
 
-A transactional job is written down already when it comes here; only others have to hear that it is over. If it holds no
-key, nothing waits for that: such jobs wake the loop once in `CALM_SECONDS`, not each by itself.
+When a transactional job comes here, its outcome is in the database already. The worker only has to note that the job is
+over. If the job holds no key, nothing waits for that note. Jobs without keys therefore wake the loop once in
+`CALM_SECONDS`, not each by itself.
 """
 
 from __future__ import annotations
@@ -49,24 +53,27 @@ from pgqueue.worker.state import WorkerState
 log = logging.getLogger("pgqueue")
 
 FLUSH_MOST = 2_000
-# How long the end of a transactional job may wait to be told, where nothing waits for it.
+# The end of a transactional job may be reported this late, if nothing waits for it.
 CALM_SECONDS = 0.005
 LOCKED_PAUSE = 0.05
-# So long after a lock was met every row is locked before it is deleted: meeting one costs 20 ms and a new connection.
+# For this long after a statement met a lock, rows are locked before they are deleted: meeting one costs 20 ms.
 CAREFUL_SECONDS = 1.0
-# Jobs with successors that want a key which another transaction is just taking: so many are tried at once, each costs
-# the flush 5 ms and the server's log a line, and so long is the pause between two tries in the end.
+# Jobs whose successors want a key that another transaction is just taking: how many a flush tries, and the longest
+# pause between two tries. Each try that fails costs the flush 5 ms and writes an error to the server's log.
 BUSY_MOST, BUSY_PAUSE = 4, 1.0
 IDLE_SECONDS = 30.0
-# What the server says of contents that it cannot store, whatever is tried again.
+# The server's errors for contents that it cannot store, however often they are sent.
 REFUSALS = (psycopg.DataError, psycopg.IntegrityError, UnicodeError)
 PROGRAM_LIMITS = "54"  # a class of SQLSTATEs: too long, too deep
-LIMITS = (PROGRAM_LIMITS, "53", "57014", "XX")  # it may get through with less at once: memory, statement_timeout
+LIMITS = (PROGRAM_LIMITS, "53", "57014", "XX")  # fewer jobs at once may get through: memory, statement_timeout
 
 
 class Completer:
-    """Collects outcomes and writes them in batches. `written` is told which jobs are no longer ours; before that `kept`
-    of those among them with which a key has not become free, or perhaps not."""
+    """Collects outcomes and writes them in batches.
+
+    `written(jobs)`: these jobs have left this worker. Before that, `kept(jobs)`: those of them whose key is still
+    taken, or may be.
+    """
 
     def __init__(
         self,
@@ -80,7 +87,7 @@ class Completer:
         self.fenced = 0
         """Outcomes dropped because the job had been given to another worker."""
         self.ended = 0
-        """How many jobs have left here: it moves, also where there was nothing to send."""
+        """Number of jobs that have left the completer; it grows also if there was nothing to send."""
         self._session = session
         self._state = state
         self._outcome_sql = outcome_sql
@@ -92,8 +99,8 @@ class Completer:
         self._wake = asyncio.Event()
         self._signalled = False
         self._calm = False
-        """Whether the loop looks soon by itself: it has just seen jobs that nothing waits for."""
-        # Never replaced, only emptied from the left: a thread may be in the middle of an append.
+        """Whether the loop looks again soon by itself, because it has just seen jobs that nothing waits for."""
+        # Never replaced, only emptied from the left: a thread may be appending to it just now.
         self._waiting: deque[Ended] = deque()
         self._in_flight: list[Ended] = []
         self._locked: list[Ended] = []
@@ -104,12 +111,12 @@ class Completer:
         self._most = FLUSH_MOST
         self._unsure: set[int] = set()
         self._ids = {state.id}
-        """Under which ids outcomes have been sent: another one after it was taken for dead and came back."""
+        """The worker ids under which outcomes were sent. A worker that was taken for dead comes back under a new id."""
         self._flushed = asyncio.Event()
         self._flushed.set()
 
     def finish(self, job: Job, outcome: Outcome) -> None:
-        """Take the outcome of a job; from any thread. One signal to the loop per batch, not per job."""
+        """Take the outcome of a job, from any thread. The loop gets one signal per batch, not per job."""
         self._waiting.append((job, outcome))
         if not self._signalled and not (self._calm and _nobody_waits(job, outcome)):
             self._signalled = True
@@ -121,7 +128,7 @@ class Completer:
             report(job, outcome)
 
     def unwritten(self) -> int:
-        """How many outcomes are not in the database yet."""
+        """Number of outcomes that are not in the database yet."""
         return len(self._waiting) + len(self._in_flight) + len(self._locked) + len(self._busy)
 
     async def flushed(self) -> None:
@@ -131,7 +138,7 @@ class Completer:
             await self._flushed.wait()
 
     async def run(self) -> None:
-        """Flush until cancelled; the database being away is waited out, nothing is dropped for it."""
+        """Flush until cancelled. While the database is away, outcomes are kept and sent again."""
         await persist(self._step, name="complete")
 
     async def _step(self) -> None:
@@ -160,7 +167,7 @@ class Completer:
             self._flushed.set()
 
     def _pause(self) -> float:
-        """How long to wait for more."""
+        """How long to wait for more outcomes."""
         pause = LOCKED_PAUSE if self._locked else IDLE_SECONDS
         return min(pause, max(0.0, self._busy_at - monotonic())) if self._busy else pause
 
@@ -173,8 +180,10 @@ class Completer:
             await self._end_alone(alone, later)
 
     async def _end_alone(self, entries: list[Ended], later: list[Ended]) -> None:
-        """One after the other, each in its own transaction, for it may wait for a key; those that would wait for long
-        are tried again with a later flush, the others first. So a key that is kept open delays the jobs that want it.
+        """End these jobs one after the other, each in its own transaction, because each may wait for a key.
+
+        A job that would wait for long is tried again with a later flush, the others first. If a transaction keeps a key
+        for long, it delays only the jobs that want this key.
         """
         busy: list[Ended] = []
         refused: list[Ended] = []
@@ -198,8 +207,8 @@ class Completer:
                     raise
                 if getattr(error, "sqlstate", None) != LOST:
                     log.error(
-                        "job %d (%s) has run, but cannot end, for its successors cannot be made: %s; it is tried again "
-                        "each second (a missing right: run `pgqueue grants` for this role)",
+                        "job %d (%s) has run, but cannot end, because its successors cannot be made: %s. This is tried "
+                        "again each second. If a right is missing, run `pgqueue grants` for this role",
                         job.id,
                         job.task,
                         error,
@@ -220,7 +229,7 @@ class Completer:
         self._in_flight = refused + later
 
     async def _end(self, batch: list[Ended], rest: list[Ended]) -> bool:
-        """End these; the `rest` is in flight then. False: nothing was ended, and it is all to be tried again."""
+        """End `batch`; afterwards `rest` is in flight. False: nothing was ended, and all of it is to be sent again."""
         careful = monotonic() < self._careful_until
         endings = self._outcome_sql.many(batch, self._state.id, careful=careful)
         messages: list[Statement[Any]] = [ending for ending, _ in endings]
@@ -236,14 +245,15 @@ class Completer:
         except psycopg.errors.InsufficientPrivilege:
             if len(messages) == len(endings):
                 raise
-            self._tidies = False  # a role that was granted before there were unique keys; the batch goes again, without
+            # The role got its rights before there were unique keys. The batch is sent again without their removal.
+            self._tidies = False
             log.error("unique keys are not tidied up: this role needs its rights again, `pgqueue grants`")
             return False
         except psycopg.errors.UniqueViolation as error:
             [doubles] = await self._session.run(self._about("complete_refuse_doubles", [job for job, _ in batch]))
             if doubles:
                 log.error("jobs %s ran, and waited too: the second rows are failed: refused", doubles)
-            else:  # an index that is not ours
+            else:  # the violated index is not one of pgqueue's
                 self._make_smaller(batch, rest, error)
             return False
         except BaseException as error:
@@ -252,7 +262,7 @@ class Completer:
                 return False
             if str(getattr(error, "sqlstate", None)).startswith(LIMITS):
                 self._most = max(1, len(batch) // 2)
-            # It may have been committed all the same: then the next try finds them gone, and that is no loss.
+            # The flush may have been committed all the same. Then the next try finds the rows gone; nothing is lost.
             self._unsure.update(job.id for job, _ in batch)
             raise
         self._most = min(FLUSH_MOST, 2 * self._most)
@@ -266,13 +276,13 @@ class Completer:
             locked = await self._look_up(left, released)
         self._unsure &= locked | {job.id for job, _ in rest}
         self._in_flight = rest
-        if locked:  # beside those that an earlier part of the same flush has left
+        if locked:  # added to those that an earlier part of the same flush has left
             self._careful_until = monotonic() + CAREFUL_SECONDS
             self._locked += [entry for entry in batch if entry[0].id in locked]
         for job, outcome in batch:
             if outcome.__class__ is Handed and job not in left:  # its handler's transaction did not commit
                 report(job, outcome.otherwise)
-        # A job that was handed over, and was not ended here, was ended by its handler; or was looked up.
+        # If a job was handed over and not ended here, its handler has ended it, or it was looked up.
         ours = (each for each in batch if each[1].__class__ is not Handed or each[0] not in left)
         kept = [job for job, outcome in ours if outcome is not COMPLETED and self._outcome_sql.keeps(job, outcome)]
         if kept:
@@ -285,16 +295,20 @@ class Completer:
         self._written(jobs)
 
     def _make_smaller(self, batch: list[Ended], rest: list[Ended], error: BaseException) -> None:
-        """Nothing of the batch was ended, for the server refuses what one of them wants stored: half as many next time.
-        One alone ends otherwise."""
+        """The server refuses an outcome of this batch, and no job was ended: send half as many next time.
+
+        If the batch is a single job, its outcome is replaced.
+        """
         self._most = max(1, len(batch) // 2)
         if len(batch) == 1:
             [(job, outcome)] = batch
             self._in_flight = [(job, _otherwise(job, outcome, error)), *rest]
 
     async def _look_up(self, left: list[Job], released: set[int]) -> set[int]:
-        """Of jobs that were not ended: those that are still ours. The others are fenced, or ended by an earlier try, or
-        were to be given back unfinished, with no outcome that could be dropped."""
+        """Look up jobs that were not ended; return the ids of those that are still ours.
+
+        The others are fenced, or were ended by an earlier try. A job that was to be released has no outcome to drop.
+        """
         [answer] = await self._session.run(self._about("complete_missing", left))
         locked = {row[0] for row in answer}
         gone = [job for job in left if job.id not in locked | released]
@@ -322,7 +336,7 @@ class Completer:
 
 
 def _nobody_waits(job: Job, outcome: Outcome) -> bool:
-    """Whether nothing has to be done at once for this job's end: it is written, has no key, and was no poison job."""
+    """Whether nothing waits for this job's end: its outcome is written, it has no key, and it is no poison job."""
     if outcome is not WRITTEN or job.crashes:
         return False
     keys = job.lock_key, job.limit_key, job.rate_key, job.unique_key, job.idempotency_key
@@ -334,14 +348,14 @@ def _wants_keys(outcome: Outcome) -> bool:
 
 
 def _refused(error: BaseException) -> bool:
-    """Whether the server, or the way there, cannot store what was sent."""
+    """Whether the server, or the encoding on the way there, cannot store the contents that were sent."""
     if isinstance(error, psycopg.errors.UniqueViolation):
         return False  # a second row with its id
     return isinstance(error, REFUSALS) or str(getattr(error, "sqlstate", None)).startswith(PROGRAM_LIMITS)
 
 
 def _otherwise(job: Job, outcome: Outcome, error: BaseException) -> Outcome:
-    """How a job ends if its outcome is refused; raises the error if that was tried already."""
+    """The outcome to store instead of a refused one. Raises the error if that one was refused, too."""
     instead = unstorable(outcome, str(error).strip().splitlines()[0])
     if instead is None:
         raise error
@@ -352,7 +366,8 @@ def _otherwise(job: Job, outcome: Outcome, error: BaseException) -> Outcome:
 
 
 def _not_in(jobs: list[Job], ended: list[int]) -> list[Job]:
-    """The jobs that were not ended. One that we were given twice, having been taken for dead, was ended once."""
+    """The jobs that were not ended. If we were taken for dead and given a job again, it is in `jobs` twice: each id in
+    `ended` counts for one of them."""
     gone = Counter(ended)
     left: list[Job] = []
     for job in jobs:

@@ -1,8 +1,7 @@
 """What is logged of jobs, on the logger `pgqueue.job`.
 
-An attempt that did not succeed is told once, by the completer, which all outcomes reach. What begins and what ends well
-is told only where that logger is enabled for DEBUG when the worker starts, and then by hooks: else it costs a job
-nothing.
+The completer logs each attempt that did not succeed, once, because all outcomes reach it. Starts and successes are
+logged by hooks. These exist only if the logger is enabled for DEBUG when the worker starts: else they cost nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ log = logging.getLogger("pgqueue.job")
 
 
 def report(job: Job, outcome: Outcome) -> None:
-    """Log an attempt that did not succeed: ERROR if it was the last, WARNING if it is made again or was stopped.
+    """Log an attempt that did not succeed: ERROR if it was the last, WARNING if there is another one or it was stopped.
 
-    Called with outcomes as they come, from the loop and from threads. Raises nothing, whatever the application's own
-    filters do: a slot hangs on it.
+    Called for every outcome, from the loop and from threads. Raises nothing, even if a filter of the application fails:
+    an error here would keep the job's slot.
     """
     match written_in(job, outcome):
         case Retried(_, problem, _, False) | Failed(_, problem) | Released(Problem() as problem) as ended:
@@ -33,7 +32,7 @@ def report(job: Job, outcome: Outcome) -> None:
 
 
 def with_lines(hooks: Hooks) -> Hooks:
-    """These hooks, and lines for what begins and for what ends well, if the logger takes them."""
+    """Return these hooks, with hooks that log starts and successes added if the logger is enabled for DEBUG."""
     if not log.isEnabledFor(logging.DEBUG):
         return hooks
     return replace(hooks, on_start=(_started, *hooks.on_start), on_finish=(_finished, *hooks.on_finish))
@@ -85,6 +84,6 @@ def _sentence(told: JobOutcome) -> str:
 
 
 def _seconds(job: Job) -> float:
-    """How long it has run; 0 if it was never started."""
+    """How long the job has run; 0 if it was never started."""
     began: float | None = getattr(job, "began", None)
     return 0.0 if began is None else perf_counter() - began

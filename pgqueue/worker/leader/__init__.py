@@ -1,1 +1,1 @@
-"""The duties of whichever worker leads: promotion, cron, pruning."""
+"""The duties of the worker that leads: promotion, cron, pruning, jobs of unknown tasks."""

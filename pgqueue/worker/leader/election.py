@@ -1,9 +1,11 @@
-"""Which worker leads: the one with the listening session that holds the advisory lock of the schema.
+"""Which worker leads: the worker whose listening session holds the advisory lock of the schema.
 
-Leadership is an optimisation only. Every duty is safe when two workers do it, and a worker that finds a duty overdue
-does it. The lock lives as long as the notifier's session, so `Election` never opens a connection of its own: the
-notifier pings on its session (`ping`), and the fetcher asks beside its own statements whether the lock is free
-(`asks`). So a leader that was killed has a successor within the time of a poll.
+Leadership is only an optimisation. Every duty is safe when two workers do it, and a worker that finds a duty overdue
+does it. The lock lives as long as the notifier's session. `Election` opens no connection of its own:
+
+- The notifier sends `ping` on its session.
+- The fetcher sends `statements` beside its own: they ask whether the lock is free. If the leader was killed, another
+  worker leads within one poll.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class Election:
         """Whether the notifier's session holds the leader's lock."""
         self._held = held
         self.sought = asyncio.Event()
-        """Set when the lead should be tried for at once."""
+        """Set when this worker should try for the lead at once."""
         self._link = link
         self._entered = False
         self._ask_at = 0.0
@@ -48,12 +50,12 @@ class Election:
         self.elected = self._entered = False
 
     def try_now(self) -> None:
-        """No worker leads, or perhaps none does: try for the lead now."""
+        """There may be no leader: try for the lead now."""
         if not self.elected:
             self.sought.set()
 
     def statements(self) -> list[Statement[None]]:
-        """What this worker asks beside something else it sends, once a second: whether the lock is free."""
+        """The statement that asks whether the lock is free, once a second; to be sent beside other statements."""
         if self.elected or not self._entered or monotonic() < self._ask_at:
             return []
         self._ask_at = monotonic() + ASK_SECONDS
@@ -64,7 +66,7 @@ class Election:
         return self._link.statement("election_keep" if self.elected else "election_try")
 
     def won(self, leads: bool) -> bool:
-        """Take the answer to `ping`; whether this worker has just taken the lead."""
+        """Take the answer to `ping`; return whether this worker has just taken the lead."""
         if not leads or self.elected:
             return False
         self.elected = True

@@ -1,10 +1,11 @@
-"""Keeps history bounded: advances the rings, throwing away their oldest leaf. Runs in the worker that leads, and in
-`prune`. In the worker it also forgets waiters that have died, and keys of rates that are at rest, and
-removes unique keys that are left over.
+"""Keeps history bounded: advances the rings, which throws away their oldest leaf.
 
-Advancing is one transaction inside the database that either truncates the next leaf and moves to it, or does neither.
-It waits 50 ms at most for a reader of history, so that no session queues behind it; then it tries again in the next
-round.
+Runs in the worker that leads, and in `pgqueue prune`. In the worker it also deletes old rows of waiting clients, keys
+of rates that are at rest, and unique keys that are left over.
+
+Advancing is one transaction inside the database: it truncates the next leaf and moves to it, or does neither. It waits
+at most 50 ms for a reader of history, so that no session queues behind it. If that fails, it is tried again in the
+next round.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LIMITERS_MOST, REST_SECONDS = 50_000, 3_600.0
 
 
 class Pruner:
-    """The slow round of the leader: rings, and what else is handed in as `also`."""
+    """The slow round of the leader: rings, old keys, and the duty given as `also`."""
 
     def __init__(self, session: Session, *, leads: Callable[[], bool], also: Callable[[], Awaitable[None]]) -> None:
         self._session = session
@@ -40,11 +41,11 @@ class Pruner:
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """This worker leads now: whatever the last leader left is ours to find, at once."""
+        """This worker leads now: look at once for what the last leader left undone."""
         self._wake.set()
 
     async def run(self) -> None:
-        """A round a minute, sooner after a failed one, until cancelled."""
+        """One round a minute until cancelled; sooner after a failed one."""
         await persist(self._step, name="maintenance")
 
     async def _step(self) -> None:
@@ -52,9 +53,9 @@ class Pruner:
         await wait(self._wake, await self.round())
 
     async def round(self) -> float:
-        """One round; the seconds until the next one, soon where a reader was in the way.
+        """Do one round; return the seconds until the next one, few if a reader was in the way.
 
-        A worker that does not lead does it too, but seldom: the leader's loop may hang while its heartbeat goes on.
+        A worker that does not lead does a round every 5 minutes: the leader's loop may hang while its heartbeat lives.
         """
         if not self._leads() and monotonic() < self._others_at:
             return jittered(ROUND_SECONDS)
@@ -71,7 +72,7 @@ class Pruner:
         return READ_SECONDS if blocked else jittered(ROUND_SECONDS)
 
     async def _keys(self) -> None:
-        """Go on through the unique keys, from where the last round stopped, for a second; removes what is left over."""
+        """Walk on through the unique keys for a second, from where the last round stopped. Remove those left over."""
         link, until = self._session.link, monotonic() + KEYS_SECONDS
         removed, looked = 0, KEYS_MOST
         while looked == KEYS_MOST and monotonic() < until:
@@ -87,7 +88,7 @@ class Pruner:
             log.info("unique keys: %d left over were removed", removed)
 
     async def _blocked(self) -> bool:
-        """Advance the rings that are due; whether a reader prevented one."""
+        """Advance the rings that are due; return whether a reader prevented one."""
         link = self._session.link
         [rings] = await self._session.run(link.statement("pruner_rings"))
         blocked = False
@@ -97,7 +98,7 @@ class Pruner:
         return blocked
 
     async def _advance(self, kind: str) -> bool:
-        """False if a reader is in the way."""
+        """Advance this ring if it is due. False if a reader is in the way."""
         link = self._session.link
         [[(advanced,)]] = await self._session.run(link.statement("pruner_advance", kind=kind, forced=False))
         if advanced is None:

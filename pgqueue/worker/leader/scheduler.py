@@ -1,8 +1,8 @@
 """Promotes due jobs: from scheduled to available, at their time. Runs in the worker that leads.
 
-Sleeps until the earliest one is due; an enqueue for an earlier time notifies. A walk starts where the last complete one
-ended minus a minute (transactions commit late), and at zero when it is new and now and then, because a row that was
-locked then, or committed later than that, must be found too.
+Sleeps until the earliest job is due; an enqueue for an earlier time notifies. A walk starts one minute before the time
+of the last complete walk, because transactions commit late. The first walk starts at zero, and now and then another
+one does: it finds rows that were locked before, or were committed later than a minute.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ log = logging.getLogger("pgqueue")
 
 BATCH = 500
 LOOK_SECONDS = 15.0
-# A due row that is locked: asked for again soon at first, for most are let go at once, then once a second.
+# If a due row is locked, it is tried again soon, because most locks end at once. Later it is tried once a second.
 LOCKED_FIRST, LOCKED_MOST = 0.01, 1.0
-# Starts at zero, as the watermark's: this far apart at least, and at least so many times as long as one takes; but no
-# later, for one slow answer must not put off what only they find.
+# Walks that start at zero (as the watermark's do) are at least ZERO_SECONDS apart, and ZERO_SHARE times as long as one
+# takes. But ZERO_MOST is the most: one slow answer must not put off the jobs that only these walks find.
 ZERO_SECONDS, ZERO_SHARE, ZERO_MOST = 5.0, 100, 300.0
 EVER = "-infinity"
 
 
 class Scheduler:
-    """Moves due jobs at their time while `leads()` says that this worker does it; else looks whether it must."""
+    """Moves due jobs at their time while this worker leads. Else it looks now and then whether jobs are overdue."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Scheduler:
         self._look_at = monotonic() + jittered(2 * LOOK_SECONDS)
 
     def wake(self) -> None:
-        """Something was scheduled, or this worker leads now."""
+        """A job was scheduled, or this worker leads now."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -64,15 +64,15 @@ class Scheduler:
         if self._leads():
             await wait(self._wake, await self._promote())
         elif not await wait(self._wake, self._look_at - monotonic()) or monotonic() >= self._look_at:
-            # News may come all the time and are the leader's: they must not put off the look.
+            # Notifications are meant for the leader and may come all the time: they must not put off this look.
             self._look_at = monotonic() + jittered(2 * LOOK_SECONDS)
             if await self._overdue():
                 await self._promote()
 
     async def _overdue(self) -> bool:
-        """Whether something due lies about: the leader's loop may hang while its session keeps the lead.
+        """Whether due jobs were not promoted: the leader's loop may hang while its session keeps the lead.
 
-        Asks for the ticks along with it: a worker that does not lead sends nothing for them.
+        Asks for overdue ticks in the same message, because a worker that does not lead sends nothing else for ticks.
         """
         self._after = EVER
         link = self._session.link
@@ -84,7 +84,7 @@ class Scheduler:
         return bool(late)
 
     async def _promote(self) -> float:
-        """Promote what is due; the seconds to sleep until the next one."""
+        """Promote the jobs that are due; return the seconds to sleep until the next one."""
         from_zero = self._after == EVER or monotonic() >= self._zero_at
         if from_zero:
             self._after = EVER
@@ -99,19 +99,19 @@ class Scheduler:
                 [doubles] = await self._session.run(link.statement("scheduler_refuse_doubles"))
                 log.error("jobs %s are available, and were scheduled too: the second rows are failed: refused", doubles)
                 continue
-            took += self._session.took  # not the wait for our turn, or for a server that was away
+            took += self._session.took  # without the wait for our turn, or for a server that was away
             if moved < BATCH:
                 break
         self._after = after
         now = monotonic()
         if from_zero:
             self._zero_at = now + max(ZERO_SECONDS, min(ZERO_SHARE * took, ZERO_MOST))
-        # What woke us may have been committed too late for a walk from `after`.
+        # The job that woke us may have been committed too late for a walk that starts at `after`.
         wanted = LOOK_SECONDS if from_zero else min(LOOK_SECONDS, self._zero_at - now)
         return max(0.0, min(wanted, LOOK_SECONDS if due is None else due, self._patience(late)))
 
     def _patience(self, late: bool) -> float:
-        """How long to leave alone what is due and was not moved: its row is locked, or it became due just now."""
+        """Seconds until due jobs that were not moved are tried again: their row was locked, or they just became due."""
         pause = self._locked if late else LOOK_SECONDS
         self._locked = min(LOCKED_MOST, 2 * self._locked) if late else LOCKED_FIRST
         return pause

@@ -2,22 +2,27 @@
 
     declaration -settle-> schedule -read-> what is due -make-> tick, job, next time
 
-Why each (schedule, time) is a job once, whichever workers make ticks, and how many. A tick is one statement and one
-transaction: it locks the schedule's row, compares its next time and its line with what was read, inserts the job, and
-sets the next time. Of two that read the same time one gets the row (SKIP LOCKED: the other does not wait, and reads
-anew), or the other finds the time moved; a kill before the COMMIT leaves the row as it was, one after it the job. The
-time moves forward only, but for a line that was changed, a row that was removed and added anew, and a clock that has
-stepped back: for these (schedule, time) is a primary key besides, which a second job of that time would have to get
-past.
+Why each (schedule, time) becomes a job at most once, however many workers make ticks:
+1. A tick is one statement and one transaction. It locks the schedule's row and compares the row's next time and `line`
+   with those that were read. Then it inserts the job and sets the next time.
+2. If two workers have read the same time, one gets the row. The other one skips the locked row (SKIP LOCKED) or finds
+   the time moved; then it reads the schedules again.
+3. A kill before the COMMIT leaves the row as it was. A kill after the COMMIT leaves the job and the next time.
+4. The next time moves only forward. Exceptions are a changed `line`, a schedule removed and added again, and a database
+   clock that stepped back. In these cases the primary key (schedule, time) of table `tick` prevents a second job.
 
-Why none is left out. What was read is only a hint of when to wake: changes are told by NOTIFY, all rows are read anew
-every 15 s, so that a lost notification or a clock that was set costs no more than that. The next time is computed from
-the last one, never from now: what has passed meanwhile is there to be made, as `catch_up` says. Times are the
-database's; between two looks at its clock ours only counts on.
+Why no time is left out:
+1. The times that were read only say when to wake up. Changes are notified, and all rows are read again every 15 s. A
+   lost notification or a clock that was set costs no more than that.
+2. The next time is computed from the last one, never from now. Times that have passed meanwhile are made as `catch_up`
+   says.
+3. All times are the database's. Between two looks at its clock our own clock only counts on.
 
-Naive versions that double or lose: asking for what is due and enqueuing without the comparison (two do it); taking the
-time now for the tick (two leaders a second apart); computing the next time from now (an outage loses, a clock set
-back doubles); one transaction for the job and another for the row.
+Naive versions that double or lose jobs:
+- Enqueue what is due without the comparison: two workers do it.
+- Take the present time as the tick's time: two leaders are a second apart.
+- Compute the next time from now: an outage loses ticks, a clock that was set back doubles them.
+- Use one transaction for the job and another one for the row.
 """
 
 from __future__ import annotations
@@ -44,21 +49,21 @@ from pgqueue.worker.state import WorkerState
 log = logging.getLogger("pgqueue")
 
 CHANGED = "schedules"
-"""What a NOTIFY of `:scheduled` says when schedules were changed."""
+"""The payload of a NOTIFY of `:scheduled` when schedules were changed."""
 BATCH = 500
-"""How many ticks one transaction makes at most: so many jobs come at once of however long an outage."""
+"""One transaction makes at most this many ticks, however long the outage was."""
 LOOK_SECONDS = 15.0
 NONE_TIMES = 4
-"""So much longer is a leader's pause while there is no schedule at all: adding the first one notifies."""
+"""While there is no schedule at all, the leader's pause is this many times longer: adding the first one notifies."""
 SETTLE_SECONDS, PRUNE_SECONDS = 60.0, 300.0
 PRUNED_MOST = 20_000
-# A row that is locked: asked for again soon at first, for most are let go at once, then once a second.
+# If a row is locked, it is tried again soon, because most locks end at once. Later it is tried once a second.
 LOCKED_FIRST, LOCKED_MOST = 0.01, 1.0
-# By so much the database's clock may differ from what it was to be by now: more, and it was set.
+# If the database's clock differs by more than this from the expected time, it was set.
 STEP_SECONDS = 5.0
-# A next time that lies so far behind the one that is due next has seen a clock that was set back since.
+# If a next time is further ahead than this, though the schedule has an earlier one, the clock was set back meanwhile.
 AHEAD = timedelta(seconds=60)
-# Reckoning a long outage must not stop the event loop for long.
+# After this many schedules the event loop gets a turn: computing the ticks of a long outage must not block it.
 TURN = 20
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -79,7 +84,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The ticks to make of a schedule now, and its next time."""
+    """The ticks to make now for a schedule, and its next time."""
 
     due: Due
     ticks: Sequence[datetime]
@@ -97,7 +102,7 @@ class Move:
 
 
 class Ticks:
-    """Makes ticks over the given session while `leads()` says that this worker does it, and when told of late ones."""
+    """Makes ticks over the given session while this worker leads, and once after `overdue` was called."""
 
     def __init__(
         self,
@@ -108,7 +113,7 @@ class Ticks:
         leads: Callable[[], bool],
     ) -> None:
         self.made = 0
-        """How many jobs this worker has made of ticks."""
+        """Number of jobs this worker has made from ticks."""
         self._session = session
         self._state = state
         self._declared = json.dumps(declared, sort_keys=True) if declared else None
@@ -120,21 +125,22 @@ class Ticks:
         self._clock: tuple[datetime, float] = (EPOCH, monotonic())
         self._look_at = self._settle_at = self._prune_at = 0.0
         self._told, self._known = 1, 0
-        """How often we were told of changes, and up to which of them what we know was read after."""
+        """Number of reported changes, and of those reported before the schedules in memory were read."""
         self._locked = LOCKED_FIRST
 
     def wake(self) -> None:
         """Schedules were changed, this worker leads now, or it has another id."""
-        self._told += 1  # no time to look at: the answer of a look under way, which may be older, would overwrite it
+        # A counter, because the answer of a look under way may be older than this change. A time would be overwritten.
+        self._told += 1
         self._wake.set()
 
     def overdue(self) -> None:
-        """A tick is overdue, and the leader does not make it."""
+        """A tick is overdue because the leader does not make it: this worker makes it."""
         self._asked = True
         self.wake()
 
     async def run(self) -> None:
-        """Declare, then tick until cancelled."""
+        """Declare the schedules, then make ticks until cancelled."""
         await persist(self._step, name="ticks")
 
     async def _step(self) -> None:
@@ -148,7 +154,7 @@ class Ticks:
         await wait(self._wake, seconds if self._leads() else None)
 
     async def _declare(self) -> None:
-        """Say what our code declares, once for each id we have: a worker that was started later is right."""
+        """Write the schedules our code declares, once per worker id. If workers disagree, the one started last wins."""
         worker_id = self._state.id
         if self._declared is None or self._declared_by == worker_id:
             return
@@ -161,7 +167,7 @@ class Ticks:
         self._declared_by = worker_id
 
     async def round(self) -> float:
-        """Make what is due; the seconds to sleep until the next tick, or the next look."""
+        """Make the ticks that are due; return the seconds to sleep until the next tick or the next look."""
         if self._told != self._known or monotonic() >= self._look_at:
             await self._look()
         pause = inf
@@ -182,7 +188,7 @@ class Ticks:
     # What there is ---------------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Read all schedules, and say of the new ones when they tick first."""
+        """Read all schedules; write the first time of new ones."""
         link = self._session.link
         before, told = self._clock, self._told
         known = before[0] > EPOCH
@@ -203,7 +209,7 @@ class Ticks:
         stepped = (now - before[0]).total_seconds() - (monotonic() - before[1])
         if known and abs(stepped) > STEP_SECONDS:
             log.warning("the database's clock was set by %+.0f s", stepped)
-            # After a step forward everything that is declared seems not to have been for long.
+            # After a step forward all declarations look old. Settling at once renews them.
             self._settle_at = self._look_at = 0.0
             self._clock = (EPOCH, monotonic())
             await self._look()
@@ -225,7 +231,7 @@ class Ticks:
     # What is due -----------------------------------------------------------------------------------------------------
 
     async def _moves(self, due: Sequence[Due]) -> list[Move]:
-        """Each gets its share of a batch, so that one that was missed for long holds up no other."""
+        """Each schedule gets an equal share of a batch, so that one with many missed times holds up no other."""
         now, share = self._now(), max(1, BATCH // len(due))
         moves = []
         for place, each in enumerate(due):
@@ -235,13 +241,13 @@ class Ticks:
         return moves
 
     async def _make(self, moves: Sequence[Move]) -> bool:
-        """Make these ticks, in transactions of a batch; whether each was ours to make."""
+        """Make these ticks, one transaction a batch; return whether this worker made all of them."""
         ours = True
         for batch in batches(moves):
             try:
                 ours &= await self._send(batch)
             except (psycopg.DataError, psycopg.IntegrityError) as error:
-                # A row written by hand has options that no job can have: it harms only itself.
+                # A schedule written by hand may have options that no job can have: it must harm only itself.
                 ours = False
                 for each in batch:
                     await self._alone(each, error)
@@ -272,16 +278,16 @@ class Ticks:
             await self._session.run(self._session.link.statement("ticks_place", places=json.dumps([said])))
 
     def _now(self) -> datetime:
-        """The database's time, as far as we know it."""
+        """The database's time, as last read and counted on since."""
         then, at = self._clock
         return then + timedelta(seconds=monotonic() - at)
 
 
-# What every maker of ticks does; pgqueue.testing is another one -------------------------------------------------------
+# Shared with pgqueue.testing, which makes ticks, too ------------------------------------------------------------------
 
 
 def schedules(rows: Iterable[Sequence[Any]]) -> tuple[datetime, list[Due]]:
-    """What `ticks_read` has found: the time, and the schedules."""
+    """Turn the rows of `ticks_read` into the database's time and the schedules."""
     found, now = [], EPOCH
     for name, line, tz, catch_up, next_at, last_at, since, at in rows:
         now = moment(at)
@@ -293,8 +299,10 @@ def schedules(rows: Iterable[Sequence[Any]]) -> tuple[datetime, list[Due]]:
 
 
 def misplaced(due: Due, now: datetime, *, stepped: bool = True) -> bool:
-    """Whether its next time is not known, or cannot be, or was reckoned by a clock that was set back since: that is
-    looked for only where the clock may have `stepped`, for it costs 20 µs each."""
+    """Whether the schedule's next time is unknown, cannot be computed, or comes from a clock that was set back since.
+
+    The last is checked only if the clock may have `stepped`, because the check takes time for every schedule.
+    """
     try:
         when = parse(due.line, due.tz, due.catch_up)
     except InvalidOption:
@@ -308,12 +316,12 @@ def misplaced(due: Due, now: datetime, *, stepped: bool = True) -> bool:
 
 
 def first(due: Due, now: datetime) -> datetime | None:
-    """The next time of a schedule that has none, or none that holds."""
+    """The next time of a schedule that has none, or has a wrong one."""
     return parse(due.line, due.tz, due.catch_up).next(min(due.since, now) if due.next_at is None else now)
 
 
 def placed(due: Due, now: datetime) -> dict[str, Any]:
-    """What `ticks_place` is to say of it."""
+    """The schedule's entry for `ticks_place`: its next time, or why it is refused."""
     said = {"name": due.name, "line": due.line, "tz": due.tz, "expected": _written(due.next_at), "refused": None}
     try:
         parse(due.line, due.tz, due.catch_up)
@@ -323,13 +331,13 @@ def placed(due: Due, now: datetime) -> dict[str, Any]:
 
 
 def move(due: Due, now: datetime, most: int) -> Move:
-    """What to do about one that is due."""
+    """The ticks to make for a schedule that is due, `most` of them at most."""
     assert due.next_at is not None
     return Move(due, *pending(parse(due.line, due.tz, due.catch_up), due.next_at, now, most))
 
 
 def batches(moves: Sequence[Move]) -> Iterable[list[Move]]:
-    """In pieces of at most BATCH ticks."""
+    """Group moves into batches of at most BATCH ticks."""
     batch: list[Move] = []
     ticks = 0
     for each in moves:
@@ -343,7 +351,7 @@ def batches(moves: Sequence[Move]) -> Iterable[list[Move]]:
 
 
 def moment(microseconds: int) -> datetime:
-    """A time as `ticks_read` and `ticks_make` give it."""
+    """A time from the microseconds since 1970 that `ticks_read` and `ticks_make` return."""
     return EPOCH + timedelta(microseconds=microseconds)
 
 

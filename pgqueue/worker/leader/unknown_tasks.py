@@ -1,13 +1,15 @@
 """Ends jobs of tasks that no live worker knows: those past their deadline, and those that have waited for a day.
 
-No worker claims such a job. It stays available, for a worker that knows its task may come: the new code of a rolling
-deploy, the other codebase on the same queue. `pgqueue status` names it meanwhile. No worker is there to end it, so the
-worker that leads does.
+No worker claims a job with an unknown task. The job stays available, because a worker that knows its task may come:
+new code of a rolling deploy, or another codebase on the queue. `pgqueue status` names it meanwhile. No worker runs it,
+therefore the leader ends it.
 
-A task counts as unknown while no live worker of the queue has it among its tasks. A worker of the version before says
-nothing of its tasks: it may know all of them. Since when a task is unknown is a row of `unknown_task`. A look that
-finds the task writes it. It is removed when a worker knows the task again, or when a whole walk has seen no job of it.
-A job is failed only after it has been due, and its task unknown, for the whole time. A paused queue is left alone.
+A task counts as unknown while no live worker of the queue has it among its tasks. A worker of the version before does
+not report its tasks: it may know all of them.
+
+Table `unknown_task` notes since when a task is unknown. A look that finds the task writes the row. The row is removed
+when a worker knows the task again, or when a whole walk has seen no job of it. A job is failed only after it has been
+due, and its task unknown, for the whole time. A paused queue is left alone.
 
 A look walks the waiting jobs by id, some at a time, and goes on in the next round where it stopped. It takes a quarter
 of a percent of the time, however many jobs wait.
@@ -27,13 +29,16 @@ from pgqueue.worker.state import WorkerState
 log = logging.getLogger("pgqueue")
 
 LOOKED_MOST, LOOK_SECONDS = 5_000, 1.0
-"""So many jobs in one statement, for a claim waits for it; and how long one round goes on."""
+"""Jobs per statement (few, because a claim waits for it), and how long one round lasts."""
 DEAR_SHARE = 400
-"""The next round comes no sooner than after so many times what this one took."""
+"""The next round starts after at least this many times the duration of this one."""
 
 
 class UnknownTasks:
-    """Looks over the given session; `ended` is called when jobs were ended that may have held keys."""
+    """Looks for jobs of unknown tasks over the given session.
+
+    `ended` is called after jobs were ended: their keys may be free now.
+    """
 
     def __init__(
         self,
@@ -46,15 +51,15 @@ class UnknownTasks:
         self._state = state
         self._ended = ended
         self._after = 0
-        """The id behind which the walk over all jobs goes on; 0: a new one begins."""
+        """The walk over all jobs goes on behind this id; at 0 a new walk begins."""
         self._walked: float | None = None
-        """When the last whole walk began, by the database, in seconds since 1970; None: there was none yet."""
+        """When the last whole walk began: database time, in seconds since 1970. None: no whole walk yet."""
         self._begun: float | None = None
-        """The same of the walk under way."""
+        """When the walk under way began."""
         self._due = 0.0
 
     async def look(self) -> None:
-        """One round, if it is time for one."""
+        """Do one round, if it is due."""
         if monotonic() < self._due:
             return
         try:

@@ -1,10 +1,15 @@
-"""The sign of life: a thread of its own with a connection of its own raises this worker's counter and watches the
-others'.
+"""The heartbeat: a thread with its own connection raises this worker's counter and reads the counters of all others.
 
-A thread, because a handler that blocks the loop is no death; a counter, because clocks of machines differ and step.
-No worker is judged by a time that stands in the database: a judge has to *see* the same count for a whole lease of its
-own monotonic clock, in at least three reads none of which came late, while its own beats went through. So a stopped
-server, a failover, a suspended judge or a stepped clock kills no worker; and a job is never judged by how long it runs.
+It is a thread, because a handler that blocks the event loop must not look like a dead worker.
+It is a counter, because the clocks of machines differ and step.
+
+A worker is declared dead only if all of these hold:
+1. The judging worker has read the same count for a whole lease, measured by its own monotonic clock.
+2. It has read that count at least three times.
+3. None of its reads came late; each is part of a heartbeat of its own that went through.
+
+No time stored in the database counts. A stopped server, a failover, a suspended judge or a stepped clock therefore
+declares no worker dead. How long a job runs plays no part either.
 """
 
 from __future__ import annotations
@@ -31,9 +36,9 @@ from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
-# Of the lease without a beat that went through, a worker takes no more jobs: others may be about to take it for dead.
+# After this part of its lease without a heartbeat, a worker takes no more jobs: others may be about to declare it dead.
 LATE = 0.8
-# A new session is used without having been listed when a beat takes longer than this: work must not hang on it.
+# If a heartbeat takes longer than this, a new session is used before it is listed: jobs must not wait for a heartbeat.
 LISTED_SECONDS = 1.0
 
 
@@ -49,15 +54,15 @@ class Judge:
     """Decides which workers are dead from what it has seen itself. Pure: time is passed in."""
 
     def __init__(self, lease: float) -> None:
-        self._late = lease / 2  # our beats are a third of our lease apart, whatever the lease of those we watch
+        self._late = lease / 2  # our heartbeats are a third of our own lease apart; the others' leases do not matter
         self._seen: dict[int, _Seen] = {}
         self._last: float | None = None
 
     def observe(self, beats: Iterable[tuple[int, int, float]], now: float) -> list[tuple[int, int]]:
-        """Take the (worker id, beat, lease seconds) just read; answer the dead as (worker id, beat).
+        """Take the (worker id, counter, lease seconds) just read; return the dead workers as (worker id, counter).
 
-        Reads that came too late (half our own lease after the one before) start the observation anew: a judge
-        that was suspended or cut off has not watched.
+        If this read comes more than half our lease after the one before, all observations start again. A judge that was
+        suspended or cut off has not watched.
         """
         gap = 0.0 if self._last is None else now - self._last
         self._last = now
@@ -74,7 +79,7 @@ class Judge:
         ]
 
     def live(self) -> int:
-        """How many other workers have a row and are not declared dead."""
+        """Number of other workers that have a row and are not declared dead."""
         return len(self._seen)
 
 
@@ -82,7 +87,7 @@ class Receiver(Protocol):
     """Is told what the heartbeat finds, from its thread."""
 
     def workers_died(self, dead: list[tuple[int, int]]) -> None:
-        """These other workers, each with its last beat, have given no sign of life for their lease."""
+        """These other workers, each with its last heartbeat, have given no sign of life for their lease."""
         ...
 
     def declared_dead(self) -> None:
@@ -95,7 +100,7 @@ class Receiver(Protocol):
 
 
 class Heartbeat:
-    """Beats every third of the lease until stopped. `sessions` says which sessions a rescue would have to end."""
+    """Sends a heartbeat every third of the lease until stopped. `sessions` says which sessions a rescue would have to end."""
 
     def __init__(
         self,
@@ -109,7 +114,7 @@ class Heartbeat:
         lease = state.settings.lease
         self.judge = Judge(lease)
         self.last_beat = monotonic()
-        """When the last beat that went through was sent, by this process's monotonic clock."""
+        """When the last heartbeat that went through was sent, by this process's monotonic clock."""
         self._state = state
         self._worker_id = state.id
         """The one that it keeps alive; a worker that was taken for dead has another heartbeat."""
@@ -130,36 +135,37 @@ class Heartbeat:
         self._thread.start()
 
     def late(self) -> bool:
-        """Whether no heartbeat has gone through for so long that this worker must not take jobs.
+        """Whether the last heartbeat is so old that this worker must take no jobs.
 
-        `Receiver.punctual_again` is told when it ends."""
+        When that ends, `Receiver.punctual_again` is called.
+        """
         return monotonic() - self.last_beat > LATE * self._lease
 
     async def listed(self, most: float = LISTED_SECONDS) -> bool:
-        """Beat at once, so that a rescue of our jobs can end the sessions we have now; waits for that at most so long.
-        Whether it can.
+        """Send a heartbeat at once, which lists our present sessions, and wait for it up to `most` seconds.
 
-        The completer does not wait: outcomes held back hide which jobs were running when the process dies.
+        Returns whether they are listed: then a rescue of our jobs can end them. The completer does not wait for this:
+        outcomes held back would hide which jobs were running when the process dies.
         """
         if self._stop.is_set():
             return False
         loop, done = asyncio.get_running_loop(), asyncio.Event()
-        # A loop that was closed meanwhile waits for nothing.
+        # If the loop was closed meanwhile, no coroutine waits for this.
         self._listed.append(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(done.set))
         self._wake.set()
-        return await within(done.wait(), most) and not self._stop.is_set()  # the end of the beats wakes us, too
+        return await within(done.wait(), most) and not self._stop.is_set()  # the end of the thread wakes us, too
 
     def beat_soon(self) -> None:
-        """Beat at once, to say what our state is now; waits for nothing."""
+        """Send a heartbeat at once, which writes our present state. Does not wait."""
         self._wake.set()
 
     def abandon(self) -> None:
-        """Stop beating, without waiting: from now on others may take us for dead."""
+        """Stop the heartbeats without waiting for the thread: from now on other workers may declare us dead."""
         self._stop.set()
         self._wake.set()
 
     def stop(self) -> None:
-        """Stop beating; waits for the thread, at most the time of one round trip."""
+        """Stop the heartbeats and wait for the thread: usually one round trip, never longer than 5 s."""
         self.abandon()
         self._thread.join(timeout=5)
 
@@ -170,22 +176,23 @@ class Heartbeat:
                 self._beat_on_one_connection(backoff)
             except Exception as error:
                 if not transient(error):
-                    log.exception("heartbeat: the database refuses the beat; this worker will be taken for dead")
+                    log.exception("heartbeat: the database refuses it; this worker will be taken for dead")
                 pause = backoff.pause()
                 log.warning(
                     "heartbeat: %s; trying again in %.2f s%s",
                     str(error).strip(),
                     pause,
-                    "; no jobs are taken until a beat goes through" if self.late() else "",
+                    "; no jobs are taken until a heartbeat goes through" if self.late() else "",
                 )
                 self._wait(pause)
-        self._tell(len(self._listed))  # there will be no such beat
+        self._tell(len(self._listed))  # no heartbeat will list their sessions: wake all that wait for one
 
     def _beat_on_one_connection(self, backoff: Backoff) -> None:
         with psycopg.connect(self._link.dsn, **options(self._link, "pgqueue beat")) as conn:
             with transaction(conn, self._link, pipeline=True):
                 if self._identity is not None:
-                    # The wire may have gone dead before the COMMIT: it would keep our own row locked for hours.
+                    # Our last session may have lost its connection before the COMMIT. It would keep our row locked for
+                    # hours.
                     end = ending(self._link, self._identity)
                     conn.execute(end.sql, end.params)
                 rows = conn.execute(statements.text("sessions_identity", self._link.schema)).fetchall()
@@ -196,7 +203,7 @@ class Heartbeat:
                 self._wait(self._due - monotonic())
 
     def _wait(self, seconds: float) -> None:
-        """Wait so long, or until told to stop or to beat now; meanwhile feel the loop's pulse."""
+        """Wait up to `seconds`, or until a stop or a heartbeat is requested. Check the event loop meanwhile."""
         end = monotonic() + seconds
         while (left := end - monotonic()) > 0:
             if self._wake.wait(min(left, self._monitor.every)):
@@ -210,15 +217,15 @@ class Heartbeat:
         del self._listed[:listed]
 
     def _beat(self, conn: psycopg.Connection[Any]) -> None:
-        listed = len(self._listed)  # before we read which sessions there are
+        listed = len(self._listed)  # counted before the sessions are read: these callers' sessions are among them
         due = monotonic() >= self._due
         own = [self._identity] if self._identity else []
         sessions = [{"pid": pid, "backend_start": start} for pid, start in [*self._sessions(), *own]]
         params = {
             "worker_id": self._worker_id,
             "state": self._state.phase,
-            # A beat between the times lists sessions only: to rescue, a job claimed before a beat that did not list it
-            # as running had not started, and this one may come when a killer is about to start.
+            # A heartbeat ahead of time does not write the running jobs. Rescue takes a job as not started if it was
+            # claimed before the last list of running jobs and is missing there. A job may be about to start just now.
             "running": statements.integers(list(self._running.runs)) if due else None,
             "lost": self._running.lost,
             "rss": rss(),

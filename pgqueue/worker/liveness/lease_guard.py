@@ -1,24 +1,29 @@
-"""Stops in time what must never overlap: the running jobs of tasks declared with `on_lost_lease="cancel"`, when this
-worker cannot reach the database any more and others may soon give its jobs away.
+"""Stops running jobs of tasks with `on_lost_lease="cancel"` before another worker can be given them.
 
-Only such tasks pay: `wraps` puts the guard into their call path when the worker starts. It lists a job while its
-handler runs, and one thread for the whole worker watches the lease: a thread, because the event loop may be blocked and
-the beat's own thread may hang on a dead link.
+This happens when the worker cannot reach the database any more: after a whole lease others may give its jobs away.
+Other tasks pay nothing: only the handlers of these tasks get this layer when the worker starts. A job is listed while
+its handler runs. One thread for the whole worker watches the lease. It is a thread of its own, because the event loop
+may be blocked and the heartbeat's thread may hang on a dead connection.
 
-Why a handler has left before its job can be started elsewhere. Let L be the lease, and s the moment when the last beat
-that was answered was sent.
-1. Others are given the job only after a judge has seen our counter stand still for L by its own clock (`heartbeat`).
-   That beat raised it after s, one without an answer raised it later still: no other run starts before s + L.
-2. At s + 0.8 L this thread wakes, by a clock and nothing else, and stops every listed job.
-3. A job that starts is listed first, and looks at the clock then. So at s + 0.8 L it is listed, or it looks later than
-   that, and does not start.
-So a handler has 0.2 L (3 s of 15) to leave, and Python lets it begin at its next step.
+Why a handler is stopped before its job can start elsewhere. Let L be the lease. Let s be the moment when the last
+answered heartbeat was sent.
+1. Another worker is given the job only after a judge has seen our counter unchanged for L by its own clock
+   (`heartbeat`).
+2. The answered heartbeat raised our counter after s. A later heartbeat without an answer raised it later, if at all.
+   No other run starts before s + L.
+3. At s + 0.8 L this thread wakes, by a clock and nothing else, and stops every listed job.
+4. A job that starts is listed first, and checks the clock after that. At s + 0.8 L it is listed already, or it checks
+   the clock later than that and does not start.
+5. A handler has 0.2 L left (3 s of 15). Python interrupts it at its next step.
 
-What cannot be proven, and is logged when the lease is over: that a call into C returns in that time (a query, a socket
-without a timeout), that an async handler leaves while another one blocks its loop, that a handler heeds what it gets.
-And a process that was stopped or suspended for a whole lease, and its machine, learns of it only when it goes on: it is
-stopped then at its first step, after another worker's first. What must be safe even so belongs into the database, in a
-transactional task: its commit is refused.
+What this cannot guarantee (a job still running when the lease is over is logged):
+- A call into C (a query, a socket without a timeout) may not return in that time.
+- An async handler cannot end while another handler blocks its loop.
+- A handler may ignore the exception it gets.
+- A process that was suspended for a whole lease learns of it only when it goes on. It is stopped at its first step,
+  but the other run may have begun before.
+
+What must be safe even then belongs in the database, in a transactional task: its commit is refused.
 """
 
 from __future__ import annotations
@@ -37,12 +42,15 @@ from pgqueue.jobs.outcomes import RELEASED, Outcome, interrupted
 log = logging.getLogger("pgqueue")
 
 EDGE = 0.8
-"""The part of the lease after which guarded jobs are stopped; from there on a worker takes no jobs, either."""
+"""After this part of the lease guarded jobs are stopped. From then on the worker takes no jobs, either."""
 
 
 class LeaseGuard:
-    """Guards jobs over one lease. `last_beat` is when the last beat that went through was sent, by this process's
-    clock; `stop` stops a job, from any thread."""
+    """Guards the jobs of one worker.
+
+    `last_beat` returns when the last heartbeat that went through was sent, by this process's monotonic clock. `stop`
+    stops a job, from any thread.
+    """
 
     def __init__(self, lease: float, *, last_beat: Callable[[], float], stop: Callable[[Job, Outcome], object]) -> None:
         self._lease = lease
@@ -58,16 +66,16 @@ class LeaseGuard:
         return task.on_lost_lease == "cancel"
 
     def start(self) -> None:
-        """Begin to watch, if there is anything to guard."""
+        """Start the thread, if any task is guarded."""
         if self._guards:
             self._thread.start()
 
     def close(self) -> None:
-        """Watch no more."""
+        """End the thread."""
         self._closed.set()
 
     def lost(self) -> None:
-        """Others have taken our jobs already: stop what is guarded. From any thread."""
+        """Other workers have taken our jobs already: stop the guarded ones. From any thread."""
         self._stop_all("its worker was taken for dead")
 
     def in_thread(self, task: Task[..., Any], call: Handler) -> Handler:
@@ -76,7 +84,7 @@ class LeaseGuard:
 
         def in_thread(*args: Any, **kwargs: Any) -> Any:
             job = current_job()
-            self._running[job] = None  # first, see above
+            self._running[job] = None  # before the clock is checked: step 4 above
             try:
                 return RELEASED if self._over(EDGE) else call(*args, **kwargs)
             finally:
@@ -111,13 +119,14 @@ class LeaseGuard:
                 self._sleep_past(beat)
 
     def _sleep_until(self, beat: float, part: float) -> bool:
-        """Sleep until this part of the lease after `beat` is over; False if another beat has gone through meanwhile."""
+        """Sleep until this part of the lease after `beat` is over. False if a newer heartbeat has gone through, or the
+        guard was closed."""
         left = beat + part * self._lease - monotonic()
         return not self._closed.wait(max(0.0, left)) and self._last_beat() == beat
 
     def _sleep_past(self, beat: float) -> None:
         while self._last_beat() == beat and not self._closed.wait(self._lease / 10):
-            """Until beats go through again: a job that starts meanwhile looks at the clock itself."""
+            """Until heartbeats go through again. A job that starts meanwhile checks the clock itself."""
 
     def _stop_all(self, why: str) -> None:
         running = list(self._running)

@@ -1,8 +1,8 @@
-"""Whether the event loop still turns, and which job holds it if not.
+"""Notices when the event loop is blocked, and logs which job blocks it.
 
-Asked by the heartbeat's thread twice per threshold; the loop answers with its next turn. A handler that blocks the loop
-is no death and keeps its job, but everything else in the process stands still, so it is named while it does so. Costs
-the running of jobs nothing; stops nothing.
+The heartbeat's thread asks twice per threshold; the loop answers with its next turn. A worker whose loop is blocked is
+not dead and keeps its jobs, but all other async work in it stands still. The job is named while it still blocks the
+loop. Running jobs are not slowed down, and none is stopped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ BLOCKED_SECONDS = 1.0
 
 
 class LoopMonitor:
-    """The turns of one loop; made on its thread, looked at from another one, always the same."""
+    """Watches one loop. Created on the loop's thread; `look` is called from one other thread, always the same."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, running: RunningJobs, most: float = BLOCKED_SECONDS) -> None:
         self.turns = 0
-        """The last turn asked for that has come."""
+        """Number of the last requested turn that the loop has taken."""
         self.every = most / 2
         """Seconds between looks."""
         self._most = most
@@ -38,13 +38,13 @@ class LoopMonitor:
         self._named: int | None = None
 
     def look(self) -> None:
-        """Ask for a turn; if the one asked for before has not come for too long, name the job in the way."""
+        """Ask the loop for a turn. If the turn asked for before is overdue, log the job that blocks the loop."""
         now, before = monotonic(), self._looked_at
         self._looked_at = now
         if self.turns == self._asked:
             self._ask(now)
         elif now - before > 2 * self._most:
-            self._asked_at = now  # this thread did not run either: the process was stopped
+            self._asked_at = now  # this thread did not run either: the process was suspended
         elif now - self._asked_at >= self._most:
             self._name(now - self._asked_at)
 
@@ -52,7 +52,7 @@ class LoopMonitor:
         self._asked_at = now
         try:
             self._loop.call_soon_threadsafe(self._turned, self._asked + 1)
-        except RuntimeError:  # closed: a worker that was not stopped in order
+        except RuntimeError:  # the loop is closed: this worker was not stopped in order
             return
         self._asked += 1
 

@@ -1,4 +1,4 @@
-"""How much memory a process has (RSS, bytes): the worker says so with each beat, the supervisor watches its limit."""
+"""The resident memory of a process in bytes: workers report it with each heartbeat, the supervisor checks its limit."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _PROC = Path("/proc/self/statm").exists()
 
 
 def rss(pid: int | None = None) -> int:
-    """Resident memory of this process, or of `pid`; 0 when there is no such process any more."""
+    """Resident memory of this process, or of `pid`; 0 if that process is gone."""
     if not _PROC:
         return _elsewhere(pid)
     try:
         return int(Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):  # it went while we read
+    except (OSError, IndexError):  # the process ended while we read
         return 0
 
 
 def _elsewhere(pid: int | None) -> int:
-    """Where there is no /proc, as on macOS."""
-    import psutil  # a tenth of what a worker imports: not where it can do without
+    """On systems without /proc, as macOS."""
+    import psutil  # imported here only: a worker with /proc does not need it, and its import takes time
 
     try:
         size: int = psutil.Process(pid).memory_info().rss

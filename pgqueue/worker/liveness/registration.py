@@ -1,4 +1,4 @@
-"""A worker's row: entered when a worker starts, taken back when the worker never began."""
+"""The worker's row in table `worker`: inserted when the worker starts, removed again if the worker never began."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("pgqueue")
 
 
 def enter(state: WorkerState) -> int:
-    """Check the schema and enter a new worker process with its tasks. Raises what `migrations.require` raises."""
+    """Check the schema and insert the row of a new worker with its tasks. Raises what `migrations.require` raises."""
     link, settings = state.link, state.settings
     with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
         migrations.require(conn, link.schema)
@@ -34,7 +34,7 @@ def enter(state: WorkerState) -> int:
 
 
 def withdraw(link: Link, worker_id: int) -> None:
-    """Take back the entry of a worker that never began. If that fails, others will take it for dead."""
+    """Remove the row of a worker that never began. If that fails, other workers will declare it dead."""
     try:
         with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
             conn.execute(statements.text("registration_leave", link.schema), {"worker_id": worker_id})
@@ -52,7 +52,7 @@ def register(
     queues: list[str],
     tasks: Iterable[str],
 ) -> int:
-    """Enter a new worker process; its id was never used before and never will be again."""
+    """Insert the row of a new worker; return its id, which was never used before and never will be again."""
     row = conn.execute(
         statements.text("registration_register", schema),
         {

@@ -1,13 +1,14 @@
 """Gives the jobs of dead workers back: they run again, at the front of their lanes.
 
-Called with a worker that the heartbeat's judge has seen dead, and once a minute for strays (jobs claimed by a worker
-while it was being judged). In this order, each step safe to repeat and safe when two do it:
-1. its sessions are ended, by pid *and* start time: a stopped process keeps its locks, and could still commit; those of
-another role may not be ours to end: that is said, and no more, for its fence does not hold any longer;
-2. its row is locked against claims (they hold it FOR KEY SHARE) and marked, unless it has beaten since: from then on
-it can neither claim nor beat, and its completions find their rows gone;
-3. its running jobs are moved, in batches, and the fetchers are told to start at zero.
-A worker that dies between these steps leaves strays, or an unmarked row that the next judge acts on.
+Called with a worker that the heartbeat's judge has declared dead. Called once a minute for stray jobs, too: jobs that a
+worker claimed while it was being declared dead. Every step may be repeated, and two workers may do it at once:
+1. The dead worker's sessions are ended, by pid *and* start time: a suspended process keeps its locks and could commit.
+   Sessions of another role may not be ours to end. That is only logged: the fence of the dead worker no longer holds.
+2. The worker's row is locked against claims (they hold it FOR KEY SHARE) and marked dead, unless its counter has
+   moved. From then on it can neither claim nor send heartbeats, and its completions find their rows gone.
+3. Its running jobs are moved, in batches. A notification lets fetchers start at position zero.
+
+If the rescuing worker dies between these steps, stray jobs are left, or an unmarked row that the next judge acts on.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from pgqueue.database.sessions import Session
 log = logging.getLogger("pgqueue")
 
 BATCH = 1_000
-# Beside an old snapshot a look for strays walks the dead rows of all jobs since (0.28 s after 1.5 million), and claims
-# wait for it: once a minute is too often then. A quarter of a percent of the time, until it comes only so seldom.
+# If an old snapshot is open, a look for stray jobs walks the dead rows of all jobs since, and claims wait for it. Then
+# once a minute is too often: looks take a quarter of a percent of the time, but come at least every SELDOM_SECONDS.
 STRAYS_SECONDS, DEAR_SHARE, SELDOM_SECONDS = 60.0, 400, 300.0
-# After this many reports of the judge (a third of a lease apart) a worker that does not lead rescues itself.
+# After this many reports of the judge (a third of a lease apart) a worker that does not lead does the rescue itself.
 REPORTS = 3
 GRANT = (
     "if its process is only stopped, it keeps its locks. Let all workers use one role, or GRANT pg_signal_backend, "
@@ -36,7 +37,7 @@ GRANT = (
 
 
 class Rescue:
-    """Rescues over the given session. Loops and timing are the caller's."""
+    """Rescues jobs over the given session. The caller decides when."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class Rescue:
         acted: Callable[[], None] = lambda: None,
     ) -> None:
         self.jobs = 0
-        """How many jobs this worker has given back."""
+        """Number of jobs this worker has given back."""
         self._session = session
         self._notify = notify
         self._rescued = rescued
@@ -56,8 +57,11 @@ class Rescue:
         self._strays_at = 0.0
 
     async def seen(self, dead: list[tuple[int, int]], *, leads: bool) -> None:
-        """Act on what the judge reports as (worker id, beat), with every beat anew: at once if we lead, or the dead one
-        still does; else later."""
+        """Act on the dead workers that the judge reports with every heartbeat, as (worker id, counter).
+
+        If we lead, or the dead worker still holds the lead, the rescue comes at once. Else it comes with report number
+        REPORTS.
+        """
         self._reports = {worker_id: self._reports.get(worker_id, 0) + 1 for worker_id, _ in dead}
         for worker_id, beat in dead:
             try:
@@ -67,14 +71,14 @@ class Rescue:
             except Exception as error:
                 if not transient(error):
                     raise
-                log.warning("rescue of worker %d: %s; the next beat tries again", worker_id, error)
+                log.warning("rescue of worker %d: %s; the next heartbeat tries again", worker_id, error)
 
     async def _leading(self, worker_id: int) -> bool:
         [[(leads,)]] = await self._session.run(self._session.link.statement("rescue_leader", worker_id=worker_id))
         return bool(leads)
 
     async def rescue(self, worker_id: int, beat: int, why: str = "gave no sign of life") -> bool:
-        """Rescue the jobs of a worker last seen at `beat`; False if it has beaten since or is gone."""
+        """Rescue the jobs of a worker whose counter was `beat`. False if it has moved since or the row is gone."""
         link = self._session.link
         await self._disarm(worker_id, beat)
         locked, _ = await self._session.run(
@@ -88,7 +92,7 @@ class Rescue:
         return True
 
     async def _disarm(self, worker_id: int, beat: int) -> None:
-        """End its sessions. Those that we may not end keep their locks; that is no reason to leave the jobs lying."""
+        """End the worker's sessions. Sessions we may not end keep their locks; the jobs are rescued all the same."""
         disarm = self._session.link.statement("rescue_disarm", worker_id=worker_id, beat=beat)
         try:
             [[(_, refused)]] = await self._session.run(disarm)
@@ -99,7 +103,7 @@ class Rescue:
             log.warning("worker %d: %d of its sessions could not be ended; %s", worker_id, refused, GRANT)
 
     async def strays(self) -> None:
-        """Rescue jobs that hang on workers long dead, and forget dead workers after an hour."""
+        """Rescue jobs claimed by workers that are already marked dead. Forget dead workers after an hour."""
         if monotonic() < self._strays_at:
             return
         link = self._session.link

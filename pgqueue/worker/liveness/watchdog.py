@@ -1,9 +1,9 @@
-"""Ends a process that has seized up, so that what started it starts another: its jobs go to other workers.
+"""Ends a process that is stuck, so that its supervisor starts another one. Its jobs go to other workers.
 
-A thread beside the worker of `pgqueue work`; an application that embeds a `Worker` may start one of its own. Two things
-must move: the event loop, always, and the completer, while it has outcomes to write (a failed try moves, too: an outage
-of the database is no reason). Long jobs do not count, unless one blocks the loop. Before the end all stacks are written
-to stderr: they are the only way to find out why.
+The watchdog is a thread beside the worker of `pgqueue work`. An application that embeds a `Worker` may start its own.
+Two things must move: the event loop always, and the completer while it has outcomes to write. A failed try of the
+completer counts as a move: an outage of the database ends no process. A long job counts only if it blocks the loop.
+Before the end all stacks are written to stderr, because nothing else shows the reason.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ LOOKS = 10
 
 
 class Watchdog:
-    """Looks ten times in `most` seconds; made and started on the loop it watches.
+    """Looks ten times in `most` seconds. Created and started on the loop it watches.
 
-    What has not changed in ten looks is stuck. Looks and not seconds: a process that was stopped was not looked at.
+    If something has not changed in ten looks, it is stuck. Looks are counted, not seconds: while the process is
+    suspended, the watchdog does not look either.
     """
 
     def __init__(self, completing: Callable[[], int | None], most: float = STUCK_SECONDS) -> None:
@@ -40,7 +41,7 @@ class Watchdog:
         threading.Thread(target=self._run, name="pgqueue-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """End the thread."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -49,7 +50,7 @@ class Watchdog:
                 _end(stuck, self._most)
 
     def look(self) -> str | None:
-        """What has not moved in ten looks, this one included."""
+        """Return the name of what has not moved in the last ten looks, or None."""
         waits = self._asked != self._turned
         moving = {"event loop": self._turned if waits else None, "completer": self._completing()}
         if not waits and not self._loop.is_closed():
@@ -70,7 +71,7 @@ class Watchdog:
 
 
 def _end(stuck: str, most: float) -> None:
-    # By no log: a thread that is stuck may hold its lock.
+    # Not written to a log: a stuck thread may hold the lock of its handler.
     text = (
         f"pgqueue: the {stuck} has not moved for {most:g} s; this process ends (exit code {STUCK}); all stacks follow\n"
     )
