@@ -1,1 +1,1 @@
-"""What a job is: values and rules, with no I/O."""
+"""What a job is: values and rules, without I/O."""

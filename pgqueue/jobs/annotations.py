@@ -1,11 +1,11 @@
 """Kinds: whether a value fits its annotation, strictly, at any depth.
 
-Used by `codec` only: a kind is made from an annotation when a task is declared, and looks at the values when a job is
-enqueued. It is stricter than msgspec, which would take a list for a tuple or a text for a date: what a kind lets
-through comes back from JSON as what it was. It also refuses what JSON or PostgreSQL cannot keep: NaN and infinities,
-naive datetimes, keys that are no text. Values of plain types cost one look into a set of types.
+Used by `codec` only. A kind is made from an annotation when a task is declared, and checks values when a job is
+enqueued. Kinds are stricter than msgspec, which would take a list for a tuple, or a text for a date. A value that
+passes comes back from JSON equal and with the same type. Kinds also refuse what JSON or PostgreSQL cannot keep: NaN
+and infinities, naive datetimes, keys that are no text. A value of a plain type costs one look into a set of types.
 
-Never changes a value, never does I/O, never imports pydantic (its models are told by their methods).
+Never changes a value, never does I/O, never imports pydantic (its models are recognised by their methods).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from msgspec import inspect as nodes
 from pgqueue.errors import InvalidOption
 
 Check = Callable[[Any], str]
-"""Returns "" for a value that fits, else the complaint, beginning with the path to the unfit part."""
+"""Returns "" for a value that fits, else the complaint, which begins with the path to the unfit part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What an annotation asks of a value. Values of exactly the types in `exact` need no further look."""
+    """What an annotation asks of a value. A value whose type is in `exact` needs no further check."""
 
     needs: str
     check: Check
@@ -43,16 +43,16 @@ class Kind:
 
 @dataclass(slots=True)
 class _Survey:
-    """What was met on the way through one annotation: its classes (they may contain themselves), any datetime."""
+    """What one annotation contains: its classes (a class may contain itself), and whether there is a datetime."""
 
     classes: dict[int, Kind] = field(default_factory=dict)  # by the id of its node: a generic class may come twice
     datetimes: bool = False
 
 
 def kind_of(annotation: Any) -> tuple[Kind, bool]:
-    """Return the kind of an annotation, and whether such a value may hold a datetime.
+    """Return the kind of an annotation, and whether its values may hold a datetime.
 
-    Raises TypeError, ValueError, NameError or AttributeError when there is no JSON form for it.
+    Raises TypeError, ValueError, NameError or AttributeError if the annotation has no JSON form.
     """
     survey = _Survey()
     return _kind(nodes.type_info(annotation), survey), survey.datetimes
@@ -101,7 +101,7 @@ def _key(node: nodes.Type, survey: _Survey) -> Kind:
 
 
 def _record(node: Any, survey: _Survey) -> Kind:
-    """A class with named fields. It is noted before its fields are visited, for it may contain itself."""
+    """A class with named fields. It is noted before its fields are visited, because it may contain itself."""
     fields: dict[str, Kind] = {}
     name = node.cls.__qualname__
     if isinstance(node, nodes.TypedDictType):
@@ -139,7 +139,7 @@ def _literal(values: tuple[Any, ...]) -> Kind:
 
 
 def check_plain(value: Any) -> str:
-    """The check of what has no annotation: only what JSON gives back as it was."""
+    """The check of a value without annotation: it must come back from JSON as it was."""
     if type(value) in (str, int, bool, NoneType):
         return ""
     if type(value) is float:
@@ -152,7 +152,7 @@ def check_plain(value: Any) -> str:
 
 
 def _check_base(needs: str, base: type, value: Any) -> str:
-    # bool is an int to Python, not to JSON
+    # In Python a bool is an int, in JSON it is not.
     fits = isinstance(value, base) and (type(value) is not bool or base is bool)
     return "" if fits else unfit(value, needs)
 
@@ -194,7 +194,7 @@ def _check_time(value: Any) -> str:
 
 
 def _check_offset(value: Any, offset: timedelta) -> str:
-    """ISO text has no seconds in the offset (local times before about 1900 do): another instant would come back."""
+    """The offset must have no seconds, as local times before about 1900 have: ISO text would lose them."""
     whole = offset % timedelta(minutes=1) == timedelta()
     return "" if whole else unfit(value, "an offset of whole minutes; use .astimezone(timezone.utc)")
 
@@ -206,7 +206,7 @@ def _check_decimal(value: Any) -> str:
 def _check_union(needs: str, kinds: list[Kind], members: list[Kind], value: Any) -> str:
     if any(not kind.check(value) for kind in kinds):
         return ""
-    # of "list or None" the complaint about the list's third item says more than "needs a list or None"
+    # For "list or None" the complaint about the list's third item says more than "needs a list or None".
     return members[0].check(value) if len(members) == 1 and value is not None else unfit(value, needs)
 
 
@@ -251,7 +251,7 @@ def _check_fields(cls: type, fields: Mapping[str, Kind], value: Any) -> str:
     if why := _check_class(cls, value):
         return why
     for name, kind in fields.items():
-        each = getattr(value, name, msgspec.UNSET)  # an unset field of a Struct is left out, and unset again when read
+        each = getattr(value, name, msgspec.UNSET)  # an unset field of a Struct is not stored, and is read as unset
         if each is not msgspec.UNSET and (why := kind.check(each)):
             return f".{name}{why}"
     return ""
@@ -286,7 +286,7 @@ _KEYS = frozenset(
 
 
 def is_model(cls: type) -> bool:
-    """True for a pydantic model, told by its methods: pydantic itself is never imported here."""
+    """True for a pydantic model, recognised by its methods: pydantic itself is never imported here."""
     return hasattr(cls, "__pydantic_validator__") and hasattr(cls, "model_validate_json")
 
 
@@ -313,14 +313,14 @@ def parameters(task: str, fn: Callable[..., Any]) -> list[inspect.Parameter]:
 def wants_job(fn: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:
     """True if the first parameter is annotated with pgqueue's Job.
 
-    A name that cannot be looked up is taken for it when it reads `Job`: it may be imported for type checkers only.
+    If the annotation cannot be resolved but reads `Job`, that counts: `Job` may be imported for type checkers only.
     """
     if not parameters or parameters[0].kind not in POSITIONAL:
         return False
     annotation = parameters[0].annotation
     try:
         found = _evaluated(fn, annotation)
-    except Exception:  # anything may happen in a text; unless it reads Job, _resolve meets it again and reports it
+    except Exception:  # a text may raise anything; if it is not `Job`, `resolved` meets the error again and reports it
         return str(annotation).rpartition(".")[2] == "Job"
     return isinstance(found, type) and f"{found.__module__}.{found.__qualname__}" == "pgqueue.jobs.job.Job"
 
@@ -332,7 +332,7 @@ def resolved(task: str, fn: Callable[..., Any], parameters: list[inspect.Paramet
         except Exception as error:
             raise InvalidOption(
                 f"task {task!r}, parameter {parameter.name}: the annotation {parameter.annotation!r} cannot be "
-                f"resolved when the program runs ({error}); define or import it at the top of the module, "
+                f"resolved when the program runs ({error}). Define or import it at the top of the module, "
                 "not in a function or under TYPE_CHECKING"
             ) from error
 

@@ -1,13 +1,12 @@
 """Typed arguments <-> the JSON object kept in the row.
 
-Called twice in a job's life: `encode` where it is enqueued, `decode` where the executor runs it. One `Codec` per task
-is built at declaration, so what an annotation gets wrong is said at import, and what a value gets wrong is said at
-enqueue, before anything reached the database. msgspec writes and reads the JSON; `annotations` says whether the values
-fit.
+Called twice in a job's life: `encode` when it is enqueued, `decode` when the executor runs it. One `Codec` per task is
+built at declaration. A wrong annotation is reported at import. A wrong value is reported at enqueue, before anything
+reached the database. The JSON is written and read by msgspec; `annotations` decides whether the values fit.
 
-The object's keys are the parameters' names. `*args` is a list under its own name; what `**kwargs` takes stands beside
-the named ones, so that a job written in SQL looks the same. Defaults are not stored: they belong to the code. jsonb has
-one kind of number: without annotation a float of 1e16 and more comes back as an int.
+The object's keys are the parameters' names. `*args` is a list under its own name. The keywords that `**kwargs` takes
+are keys of the object itself, as in a job written in SQL. Defaults are not stored: they belong to the code. In jsonb
+there is one kind of number: without annotation a float of 1e16 and more comes back as an int.
 
 Never does I/O, never imports anything by a name found in data.
 """
@@ -71,8 +70,8 @@ class Codec:
     def of(cls, fn: Callable[..., Any], task: str | None = None) -> Codec:
         """Build the codec of this function, once, at its declaration; `task` is the name used in messages.
 
-        A first parameter annotated `pgqueue.Job` is no argument. Raises InvalidOption for an annotation that cannot be
-        resolved at run time or has no codec.
+        A first parameter annotated `pgqueue.Job` is no argument. Raises InvalidOption if an annotation cannot be
+        resolved at run time or has no JSON form.
         """
         name = task or str(getattr(fn, "__qualname__", fn))
         parameters = signatures.parameters(name, fn)
@@ -82,8 +81,8 @@ class Codec:
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return the JSON object for a call with these arguments.
 
-        Raises InvalidArguments for whatever would fail later: a wrong or missing name, a value that does not fit its
-        annotation, NaN, NUL or a lone surrogate at any depth; PayloadTooLarge above 1 MiB.
+        Raises InvalidArguments if a name is wrong or missing, or a value does not fit its annotation. NaN, NUL and lone
+        surrogates are refused at any depth. Raises PayloadTooLarge above 1 MiB.
         """
         given = self._bind(args, kwargs)
         if not given:
@@ -95,15 +94,15 @@ class Codec:
                 plain = False
                 self._check(name, value)
         raw = _dump(given, f"task {self.task!r}", "parameter")
-        if not plain:  # what the kinds cannot know (constraints, validators) is asked of the decoder itself
+        if not plain:  # constraints and validators are unknown to the kinds: the decoder itself checks them
             self._reread(raw)
         return raw.decode()
 
     def decode(self, text: str | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and keyword arguments of the call, typed as annotated, defaults filled in.
+        """Return the positional and keyword arguments of the call, typed as annotated, with defaults filled in.
 
-        Raises InvalidArguments when the text does not fit the function as it is now. Of several unknown names or
-        unfit values the first is named.
+        Raises InvalidArguments if the text does not fit the function as it is now. If several names or values are
+        wrong, the first is named.
         """
         if not self._parameters and text in _EMPTY:
             return (), {}
@@ -121,7 +120,7 @@ class Codec:
         return self._spread(values, rest)
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, defaults filled in. Raises InvalidArguments for what does not bind."""
+        """The arguments of a call by name, with defaults filled in. Raises InvalidArguments if they do not bind."""
         given = self._bind(args, kwargs)
         defaults = {p.name: p.default for p in self._parameters if p.default is not p.empty}
         return defaults | given
@@ -153,7 +152,7 @@ class Codec:
         given[self._list] = list(args[len(self._positional) :])
 
     def _check_names(self, given: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
-        """The slow half of binding: name what is wrong with the keywords, if anything is."""
+        """The slow half of binding: if a keyword is wrong, name it."""
         names = {parameter.name for parameter in self._parameters}
         for name in kwargs:
             if name in given:
@@ -200,7 +199,7 @@ class Codec:
 
 
 def keywords_only(task: str) -> Codec:
-    """Return the codec of a task that has no function here: any keywords, plain JSON values.
+    """Return the codec of a task whose function is not known here: any keywords, with plain JSON values.
 
     >>> keywords_only("billing.charge").encode((), {"customer": 7})
     '{"customer":7}'
@@ -267,7 +266,7 @@ def _survey(task: str, parameter: inspect.Parameter) -> tuple[Kind, bool]:
 
 
 def _struct(task: str, parameters: Iterable[inspect.Parameter]) -> Any:
-    """The class msgspec decodes into: one field per parameter, unknown names refused."""
+    """The class msgspec decodes into: one field per parameter. Unknown names are refused."""
     fields = [(p.name, _stored(p), _default(p)) if _optional(p) else (p.name, _stored(p)) for p in parameters]
     try:
         return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
@@ -280,7 +279,7 @@ def _reader(struct: Any) -> Callable[[str | bytes], Any]:
 
 
 def _read_open(struct: Any, keywords: Any, text: str | bytes) -> tuple[Any, dict[str, Any]]:
-    """Decode for a function with **kwargs: what no parameter claims is a keyword."""
+    """Decode for a function with **kwargs: every name that is no parameter is a keyword."""
     found = msgspec.json.decode(text, type=dict[str, Any])
     named = {name: found.pop(name) for name in struct.__struct_fields__ if name in found}
     convert = partial(msgspec.convert, str_keys=True, dec_hook=_from_json)
@@ -292,13 +291,13 @@ def _optional(parameter: inspect.Parameter) -> bool:
 
 
 def _stored(parameter: inspect.Parameter) -> Any:
-    """The type of what is kept under the parameter's name (under each name, for **kwargs)."""
+    """The type of the value stored under the parameter's name (for **kwargs: under each name)."""
     annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
     return list.__class_getitem__(annotation) if parameter.kind is parameter.VAR_POSITIONAL else annotation
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    """The function's own default, the very object: what is not in the row is decided by the code as it is now."""
+    """The function's own default, the same object. If the row has no value, the code of today decides."""
     if parameter.kind is parameter.VAR_POSITIONAL:
         return msgspec.field(default_factory=list)
     value = parameter.default
@@ -309,7 +308,7 @@ def _default(parameter: inspect.Parameter) -> Any:
 
 
 def _dump(values: dict[str, Any], what: str, item: str) -> bytes:
-    """Encode an object with values that fit, and refuse what PostgreSQL's jsonb would refuse."""
+    """Encode an object whose values fit. Refuse what PostgreSQL's jsonb would refuse."""
     try:
         raw = _encode(values)
     except _LATE_ERRORS as error:
@@ -326,7 +325,7 @@ def _dump(values: dict[str, Any], what: str, item: str) -> bytes:
 
 
 def _culprit(values: Mapping[str, Any], item: str, is_bad: Callable[[Any], bool]) -> str:
-    """Say which item is to blame, for the message."""
+    """Name the item that is to blame, for the message."""
     bad = (name for name, value in values.items() if is_bad(name) or is_bad(value))
     return next((f", {item} {_shown(name)}" for name in bad), "")
 
@@ -348,7 +347,7 @@ def _has_nul(value: Any) -> bool:
 
 
 def _to_json(value: Any) -> Any:
-    """What msgspec does not know: models of pydantic, and subclasses of the plain types, which come back plain."""
+    """Encode what msgspec does not know: pydantic models, and subclasses of plain types, which come back plain."""
     if is_model(type(value)):
         dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)
         if why := check_plain(dumped):
@@ -364,7 +363,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _from_json(cls: type, value: Any) -> Any:
-    # as JSON, so that a strict model accepts the texts JSON has for dates and the like
+    # As JSON: a strict model accepts a text for a date only there.
     return cast("Any", cls).model_validate_json(msgspec.json.encode(value))
 
 

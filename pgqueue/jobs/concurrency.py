@@ -1,7 +1,7 @@
-"""What a declaration may ask for beyond the task itself, as small values: `Lock`, `Limit`, `Rate`.
+"""The options that restrict how many jobs run or start at once: `Lock`, `Limit`, `Rate`.
 
-Used by tasks, which check an option at declaration and render its key at enqueue. Decides what a key is; never asks
-whether it is free: that is admit's, and for rates that of `rate_limiter`.
+Used by tasks, which check an option at declaration and render its key at enqueue. Here is decided what a key is. The
+worker decides whether it is free (`pgqueue.worker.concurrency`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,16 @@ NAME_MOST = 200  # bytes
 class Lock:
     """At most `limit` jobs of one key run at the same time, over all workers and all tasks of the schema.
 
-    `key` is a template of the task's parameters, such as "account:{account_id}", or a function of those parameters it
-    names; a parameter that is None, and a function that returns None, mean no lock. What becomes of a job if its key
-    has no room: "wait" (default) lets it wait, first come first served; "skip" ends it as skipped; "once" ends it as
-    skipped if a job of the same task waits for the key already, which will run after it. A job that waits for its
-    next attempt has given its key up, unless `hold_on_retry`. Raises InvalidOption for what cannot work.
+    `key` is a template of the task's parameters, such as "account:{account_id}", or a function of the parameters that
+    it names. If a parameter is None, or the function returns None, the job has no lock.
+
+    If the key has no room, `on_locked` decides what becomes of the job:
+    - "wait" (default): it waits, first come first served.
+    - "skip": it ends as skipped.
+    - "once": it ends as skipped if a job of the same task waits for the key already. That one will run later.
+
+    A job that waits for its next attempt has given up its key, unless `hold_on_retry` is set. Raises InvalidOption for
+    values that cannot work.
 
     >>> Lock("account:{account_id}").limit
     1
@@ -63,7 +68,7 @@ class Lock:
 
     @classmethod
     def of(cls, given: Lock | str | Callable[..., str | None]) -> Lock:
-        """A lock from what a declaration says: one already, a template or a function."""
+        """The lock from a declaration, which gives a Lock, a template or a function."""
         return given if isinstance(given, Lock) else cls(given)
 
 
@@ -71,8 +76,9 @@ class Lock:
 class Limit:
     """At most `n` jobs of the tasks with this limit run at the same time, over all workers.
 
-    Tasks that give the same `name` share it; without one it is the task's own, under the task's name. `n` is what holds
-    until an operator sets another number: `pgqueue limits set NAME N`. Raises InvalidOption for what cannot work.
+    Tasks with the same `name` share the limit. Without a name it is the task's own, under the task's name. `n` is valid
+    until an operator sets another number: `pgqueue limits set NAME N`. Raises InvalidOption for values that cannot
+    work.
 
     >>> Limit(5, name="warehouse").n
     5
@@ -94,20 +100,21 @@ class Limit:
 
     @classmethod
     def of(cls, given: Limit | int) -> Limit:
-        """A limit from what a declaration says: one already, or its number."""
+        """The limit from a declaration, which gives a Limit or its number."""
         return given if isinstance(given, Limit) else cls(given)
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most so many jobs of the tasks with this rate start in a period, over all workers; the others wait in line.
+    """At most this many jobs of the tasks with this rate start in a period, over all workers; the others wait.
 
-    `rate` is a count and a period: "100/minute", "5/10s", the units second, minute, hour, day. Starts are spread
-    evenly; `burst` is how many may start at once after a rest. In any window of one period no more than
-    count + burst - 1 jobs start. With a `key`, a template of the task's parameters or a function of them as in `Lock`,
-    each key has its own rate; None means that no rate holds for that job. Tasks that give the same `name` share the
-    rate; without one it is the task's own. It holds until it is set anew: `pgqueue limits set NAME 50/minute`.
-    Raises InvalidOption for what cannot work.
+    `rate` is a count and a period: "100/minute", "5/10s", with the units second, minute, hour, day. Starts are spread
+    evenly. `burst` jobs may start at once after a rest. In any window of one period at most count + burst - 1 jobs
+    start.
+
+    With a `key` (a template or a function, as in `Lock`) each key has its own rate. If the key is None, no rate applies
+    to that job. Tasks with the same `name` share the rate; without a name it is the task's own. The rate is valid until
+    an operator sets another one: `pgqueue limits set NAME 50/minute`. Raises InvalidOption for values that cannot work.
 
     >>> Rate("100/minute", key="customer:{customer_id}", name="mail.api").period
     60.0
@@ -134,7 +141,7 @@ class Rate:
 
     @property
     def count(self) -> int:
-        """How many may start in a period."""
+        """Number of jobs that may start in a period."""
         return parse_rate(self.rate)[0]
 
     @property
@@ -144,7 +151,7 @@ class Rate:
 
     @classmethod
     def of(cls, given: Rate | str) -> Rate:
-        """A rate from what a declaration says: one already, or its text."""
+        """The rate from a declaration, which gives a Rate or its text."""
         return given if isinstance(given, Rate) else cls(given)
 
 
@@ -156,7 +163,7 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_limiter(name: object, what: str) -> str:
-    """Return `name` if it can name a rate: one for a limit, without a colon, which begins the key."""
+    """Return `name` if it can name a rate: as for a limit, but without a colon, because the key begins after it."""
     if ":" in check_name(name, what):
         raise InvalidOption(f"{what} {name!r}: a colon ends the name of a rate, after it comes the key: use another")
     return str(name)
@@ -164,7 +171,7 @@ def check_limiter(name: object, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Limiting:
-    """The limit and the rate of one task, under their names: what makes the keys of a call."""
+    """The limit and the rate of one task, with their names: makes the keys of a call."""
 
     task: str
     limit: Limit | None = None
@@ -172,10 +179,10 @@ class Limiting:
     limit_name: str | None = None
     rate_name: str | None = None
     key_of: Callable[[Mapping[str, Any]], str | None] | None = None
-    """None: all calls have the same rate."""
+    """None: all calls share one rate."""
 
     def limited(self, new: NewJob[R], arguments: Mapping[str, Any]) -> NewJob[R]:
-        """The job of a call with these arguments, with its keys. Raises InvalidArguments for one that cannot be."""
+        """The job of a call with these arguments, with its keys. Raises InvalidArguments if a key cannot be stored."""
         rate_key = self.rate_name
         if rate_key is not None and self.key_of is not None:
             key = self.key_of(arguments)
@@ -187,7 +194,7 @@ class Limiting:
 
 
 def limiting(limit: Limit | int | None, rate: Rate | str | None, codec: Codec) -> Limiting | None:
-    """Check a limit and a rate against a task's signature; None: there is neither. Raises InvalidOption."""
+    """Check a limit and a rate against a task's signature. None: the task has neither. Raises InvalidOption."""
     if limit is None and rate is None:
         return None
     limit = None if limit is None else Limit.of(limit)
@@ -205,14 +212,14 @@ def limiting(limit: Limit | int | None, rate: Rate | str | None, codec: Codec) -
 
 @dataclass(frozen=True, slots=True)
 class Locking:
-    """A lock as one task has it: what makes the key of a call."""
+    """The lock of one task: makes the key of a call."""
 
     lock: Lock
     task: str
     key_of: Callable[[Mapping[str, Any]], str | None]
 
     def key(self, arguments: Mapping[str, Any]) -> str | None:
-        """The key of a call with these arguments; None: no lock. Raises InvalidArguments for one that cannot be."""
+        """The key of a call with these arguments; None: no lock. Raises InvalidArguments if it cannot be stored."""
         key = self.key_of(arguments)
         return None if key is None else check_key(key, f"task {self.task!r}: lock key")
 
@@ -235,7 +242,8 @@ def locked(new: NewJob[R], lock: Locking, arguments: Mapping[str, Any]) -> NewJo
 def rendering(
     key: str | Callable[..., str | None], codec: Codec, what: str
 ) -> Callable[[Mapping[str, Any]], str | None]:
-    """What makes the key of a call of its arguments; checked against the task's signature, `what` names it."""
+    """The function that makes a call's key from its arguments. It is checked against the task's signature; `what` names
+    the option in errors."""
     return _template(key, codec, what) if isinstance(key, str) else _function(key, codec, what)
 
 
@@ -291,7 +299,7 @@ def _check_names(names: list[str], codec: Codec, what: str) -> None:
 
 
 def _shown(value: object) -> str:
-    """A value as it stands in the stored JSON, a text without its quotes: so a key looks the same from SQL."""
+    """The value as in the stored JSON, a text without its quotes. A key made in SQL looks the same."""
     if type(value) is str:
         return value
     if type(value) is int:

@@ -1,6 +1,6 @@
-"""What the runner of a job lends to its handler: behind every method of `Job` that does something.
+"""What the methods of `Job` call: the services that the runner of a job gives to its handler.
 
-A worker lends what stands in `means`, `pgqueue.testing` some of it. Where the job is not run, all of it refuses.
+A worker gives all of them (`worker.context`), `pgqueue.testing` some. If the job is not run, each method refuses.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import Any, TypeVar
 from pgqueue.errors import Error
 
 Job = Any
-"""A Job; its module stands on this one."""
+"""A Job. Its module imports this one, so its type cannot be imported here."""
 T = TypeVar("T")
 
 Source = Callable[[Any], Iterable[tuple[Any, T]]]
-"""What an iteration goes through: called with a cursor (None: from the beginning), it gives (cursor, item) after it."""
+"""The source of an iteration. Called with a cursor (None: from the beginning), it gives the (cursor, item) after it."""
 AnySource = Callable[[Any], Iterable[tuple[Any, T]] | AsyncIterable[tuple[Any, T]]]
 
 
 class JobContext:
-    """What the runner of a job lends to its handler: behind every method of `Job` that does something.
+    """What the methods of `Job` call.
 
-    These here refuse: a worker, and `pgqueue.testing`, lend more.
+    The methods of this class refuse or do nothing. A worker and `pgqueue.testing` have classes that do more.
     """
 
     over = False
-    """Whether the run is over: nothing that is said now is heard any more."""
+    """Whether the run is over: then calls have no effect any more."""
 
     def __init__(self, resources: Any = None) -> None:
         self.resources = resources
@@ -48,14 +48,14 @@ class JobContext:
         raise self._refusal(job, "acomplete()")
 
     def checkpoint(self, job: Job) -> None:
-        """Nothing can stop the job here."""
+        """Do nothing: no service can stop the job here."""
 
     def stopping(self, job: Job) -> bool:
-        """Nor is it told."""
+        """False: no service can stop the job here."""
         return False
 
     def progress(self, job: Job, done: float, total: float | None) -> None:
-        """Nothing shows it here."""
+        """Do nothing: no service stores the progress here."""
 
     def iterate(self, job: Job, source: Source[Any], size: int) -> Iterator[list[Any]]:
         raise self._refusal(job, "iterate()")
@@ -64,14 +64,14 @@ class JobContext:
         raise self._refusal(job, "aiterate()")
 
     def left(self, job: Job) -> str | None:
-        """Why the job is not complete although its handler has returned; None if it is."""
+        """Why the job is not complete although its handler has returned; None if it is complete."""
         return None
 
     def abandoned(self, job: Job) -> None:
-        """It was taken away from its handler, which goes on."""
+        """The job was taken away from its handler, which goes on."""
 
     def anew(self, job: Job) -> None:
-        """Its handler is about to be called once more, as if it had not been called."""
+        """The job's handler is about to be called again, as if it had not been called before."""
         job.successors, job.written = None, False
 
     def _refusal(self, job: Job, what: str) -> Error:

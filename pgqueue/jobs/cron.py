@@ -1,9 +1,9 @@
-"""When something recurs: `Cron` and `Every`, and which of their ticks are to be made at a given moment.
+"""`Cron` and `Every`: when a schedule ticks, and which of its ticks are to be made at a given moment.
 
-Used by declarations, by rows of `pgqueue.schedule` (`parse`), and by the service that makes ticks (`pending`). Pure:
-it asks no clock but once, to refuse a line that never fires. What a cron line means, also where a zone's clocks are
-turned, is cronsim's to say. Every time here is UTC, and each tick is later than the one before. cronsim and zoneinfo
-(20 ms) are imported when a cron line is declared or read, not for an enqueue.
+Used by declarations, by rows of `pgqueue.schedule` (`parse`), and by the service that makes ticks (`pending`). Pure,
+except that a new Cron asks the clock, to refuse a line that never fires. The package cronsim decides what a cron line
+means, also when a zone's clocks are turned. Every time here is UTC, and each tick is later than the one before.
+Because cronsim and zoneinfo are slow to import, this is done when a cron line is declared or read, not for an enqueue.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ CatchUp = Literal["latest", "all", "none"]
 CATCH_UP = ("latest", "all", "none")
 
 MISSED_SECONDS = 60.0
-"""With `catch_up="none"` a tick that is later than this is not made; a leader's successor needs less."""
+"""With `catch_up="none"` a tick that is later than this is not made. A new leader takes over in less time."""
 EVERY_LEAST = 1.0  # seconds: no row is changed more often than about once a second
 LINE_MOST = 200
-# So many ticks in a row are looked at one by one; behind a longer gap the latest is looked for from its end.
+# Up to this many ticks in a row are looked at one by one. Behind a longer gap the latest is searched from its end.
 FEW = 16
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -45,9 +45,9 @@ _BAD = re.compile(r"Bad (.+)")
 class Cron:
     """Ticks by a cron line of five fields, or of six with the seconds first, in the time of a zone.
 
-    `catch_up` says what becomes of ticks that were missed: "latest" (default) makes the last of them, "all" each,
-    "none" none. Where clocks are turned, Debian's cron is followed, by cronsim. Raises InvalidOption for a line, a zone
-    or a catch_up that cannot be, naming the field and its value.
+    `catch_up` says what becomes of ticks that were missed: "latest" (default) makes the last of them, "all" makes each,
+    "none" makes none. When clocks are turned, cronsim does as Debian's cron does. A wrong cron line, zone or catch_up
+    raises InvalidOption, which names the field and its value.
 
     >>> Cron("*/15 * * * *").next(datetime(2026, 3, 1, 10, 20, tzinfo=UTC)).isoformat()
     '2026-03-01T10:30:00+00:00'
@@ -72,7 +72,7 @@ class Cron:
 
     @property
     def line(self) -> str:
-        """As it stands in a row."""
+        """The text stored in the row."""
         return " ".join(self.expr.split())
 
     def next(self, after: datetime) -> datetime | None:
@@ -82,7 +82,7 @@ class Cron:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A tick every so many seconds (or a timedelta), at least 1, counted from 1970-01-01 00:00 UTC.
+    """A tick every `seconds` (a number or a timedelta), at least 1, counted from 1970-01-01 00:00 UTC.
 
     >>> Every(900).next(datetime(2026, 3, 1, 10, 20, tzinfo=UTC)).isoformat()
     '2026-03-01T10:30:00+00:00'
@@ -104,7 +104,7 @@ class Every:
 
     @property
     def line(self) -> str:
-        """As it stands in a row."""
+        """The text stored in the row."""
         return f"every {self._step / 1_000_000:.15g}"
 
     def next(self, after: datetime) -> datetime | None:
@@ -126,7 +126,7 @@ TICK = "pgqueue:tick"
 
 @lru_cache(maxsize=4096)
 def parse(line: str, tz: str, catch_up: str) -> When:
-    """What a row of `pgqueue.schedule` says: a cron line, or `every 900` (seconds). Raises InvalidOption."""
+    """The schedule of a row of `pgqueue.schedule`: a cron line, or `every 900` (seconds). Raises InvalidOption."""
     word, _, rest = line.partition(" ")
     if word != "every":
         return Cron(line, tz, catch_up)  # type: ignore[arg-type]  # checked there
@@ -138,7 +138,7 @@ def parse(line: str, tz: str, catch_up: str) -> When:
 
 
 def check_when(given: object, what: str) -> When:
-    """Return what was given as a schedule if it is one, else raise InvalidOption."""
+    """Return `given` if it is a Cron or Every, else raise InvalidOption."""
     if isinstance(given, Cron | Every):
         return given
     hint = f"; did you mean Cron({given!r})?" if isinstance(given, str) else ""
@@ -146,7 +146,7 @@ def check_when(given: object, what: str) -> When:
 
 
 def tick_of(headers: Mapping[str, Any]) -> datetime | None:
-    """The tick that a job was made for, by its headers; None for none, and for what is no time."""
+    """The tick that a job was made for, from its headers. None if there is none, or if it is no time."""
     try:
         return datetime.fromisoformat(headers[TICK]).astimezone(UTC)
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -156,9 +156,9 @@ def tick_of(headers: Mapping[str, Any]) -> datetime | None:
 def pending(when: When, due: datetime, now: datetime, most: int) -> tuple[list[datetime], datetime | None]:
     """The ticks to make, at most `most`, and the schedule's next tick after them.
 
-    `due` is its next tick before them, not later than `now`.
-    With "all" there may be more of them than `most`: the next one then is not later than `now` either. The others make
-    the last one that is not later than `now`, "none" only if that was not missed.
+    `due` is the schedule's next tick so far, not later than `now`. With catch_up "all" there may be more ticks than
+    `most`: then the next one is not later than `now` either. "latest" makes the last tick that is not later than `now`.
+    "none" makes that tick only if it was not missed.
     """
     if when.catch_up == "all":
         return _each(when, due, now, most)
@@ -181,20 +181,20 @@ def _latest(when: When, due: datetime, now: datetime) -> tuple[datetime, datetim
         return ticks[-1], after
     back = timedelta(minutes=1)
     while (found := when.next(max(due, now - back))) is None or found > now:
-        back *= 2  # the first span that has any has few
+        back *= 2  # the first span that contains a tick contains few
     while (after := when.next(found)) is not None and after <= now:
         found = after
     return found, after
 
 
-@lru_cache(maxsize=1024)  # many schedules have one line
+@lru_cache(maxsize=1024)  # many schedules share a line
 def _next(expr: str, tz: str, after: datetime) -> datetime | None:
     from cronsim import CronSim
 
     try:
         for moment in CronSim(expr, after.astimezone(_zone(tz, expr))):
             found = moment.astimezone(UTC)
-            if found > after:  # in the hour that comes twice cronsim may answer with the first
+            if found > after:  # in an hour that comes twice cronsim may answer with the first one
                 return found
     except OverflowError:
         pass
@@ -219,7 +219,7 @@ def _check_catch_up(given: object, what: str) -> None:
 
 
 def _check_fields(expr: str, zone: tzinfo) -> None:
-    """Let cronsim read the line, and say which field it does not understand."""
+    """Let cronsim read the cron line, and name the field it does not understand."""
     from cronsim import CronSim, CronSimError
 
     fields = expr.split()

@@ -1,8 +1,8 @@
-"""What pgqueue itself writes into a job's headers: how long an attempt may run, where its enqueuer has said so.
+"""The timeout in a job's headers: how long an attempt may run, if the enqueuer has said so.
 
-Tasks write it when a job is made, `timeouts` reads it when one is to run. A header, and no column: only jobs that
-have it pay for it. The others under a reserved name are `pgqueue:tick` and `pgqueue:schedule` (timing). Any enqueuer
-may write any of them, from SQL for one, so what is read here is checked.
+Tasks write it when a job is made, `timeouts` reads it when the job is to run. It is a header and not a column, because
+then only jobs that have it pay for it. Other headers with a reserved name are `pgqueue:tick` and `pgqueue:schedule`
+(`cron`). Any enqueuer may write any of them, for example from SQL: the value read here is therefore checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from pgqueue.jobs.retry import MAX_SECONDS
 
 TIMEOUT = "pgqueue:timeout"
-"""The header in which a job keeps how long an attempt of it may run, in seconds."""
+"""The header with the seconds that an attempt of the job may run."""
 
 
 class _Said(msgspec.Struct):
@@ -25,7 +25,7 @@ _said = msgspec.json.Decoder(_Said)
 
 
 def with_timeout(headers: str | None, seconds: float | None) -> str | None:
-    """These headers (the text of a JSON object), with this timeout in the place of one that is there; None: as given.
+    """Return these headers (the text of a JSON object) with this timeout; None leaves them as they are.
 
     >>> with_timeout('{"trace":"00-4b"}', 30.0)
     '{"trace":"00-4b","pgqueue:timeout":30.0}'
@@ -37,7 +37,7 @@ def with_timeout(headers: str | None, seconds: float | None) -> str | None:
 
 
 def timeout_of(headers: str | None) -> float | None:
-    """The timeout these headers name, in seconds; None if they name none. ValueError for one that cannot be.
+    """The timeout in these headers, in seconds; None if there is none. Raises ValueError if it is no valid timeout.
 
     >>> timeout_of('{"pgqueue:timeout":30.0}'), timeout_of('{"trace":"00-4b"}'), timeout_of(None)
     (30.0, None, None)

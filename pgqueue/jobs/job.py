@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 
 class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
-    """A row to be: a task's name and its encoded arguments, everything checked. `R_co` is what the task returns.
+    """A job to enqueue: a task's name and its encoded arguments, everything checked. `R_co` is what the task returns.
 
-    A Struct, because batches make thousands (0.06 µs; a frozen dataclass takes 0.7).
+    It is a Struct, because batches make thousands of them and a frozen dataclass takes ten times longer.
     """
 
     task: str
@@ -57,12 +57,12 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
 
 
 class Enqueueable(Protocol[P, R_co]):
-    """What `enqueue` takes: anything that makes a NewJob of a call, checked against the signature `P`."""
+    """What `enqueue` takes: an object that makes a NewJob from a call, checked against the signature `P`."""
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewJob[R_co]: ...
 
 
-# -infinity in PostgreSQL's microseconds: a claim says so when the deadline has passed (fetch.sql).
+# -infinity in PostgreSQL's microseconds: a claim answers it if the deadline has passed (fetch.sql).
 _PASSED = -(1 << 63)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -70,10 +70,10 @@ running_job: ContextVar[Job | None] = ContextVar("pgqueue_job", default=None)
 
 
 def current_job() -> Job:
-    """Return the job that is running here; RuntimeError outside of a handler.
+    """Return the job that is running here. Raises RuntimeError outside of a handler.
 
-    Works in async and sync handlers, in what they call, and in tasks and `asyncio.to_thread` calls they start; a bare
-    `threading.Thread` does not inherit it.
+    Works in async and sync handlers, in functions they call, and in tasks and `asyncio.to_thread` calls they start. A
+    bare `threading.Thread` does not inherit it.
     """
     job = running_job.get()
     if job is None:
@@ -82,7 +82,7 @@ def current_job() -> Job:
 
 
 class Job:
-    """A claimed job, as its handler sees it. Read it; only the worker changes it.
+    """A claimed job, as its handler sees it. Handlers only read it; the worker changes it.
 
     >>> @pgqueue.task
     ... def charge(job: pgqueue.Job, order_id: int) -> None:
@@ -123,27 +123,27 @@ class Job:
         """Which attempt this is, from 1."""
         self.id, self.pos, self.rank, self.queue, self.task, self.args, self.attempt = row[:7]
         self.max_attempts: int | None = row[8]
-        """How many attempts the enqueuer allowed; None: as the task's retry policy says."""
+        """Number of attempts the enqueuer allowed; None: as the task's retry policy says."""
         self.crashes: int = row[9]
-        """How many workers have died under it."""
+        """Number of workers that died while running this job."""
         self.context = NO_CONTEXT
-        """Set by what runs the job: a worker or `pgqueue.testing`."""
+        """Set by the runner of the job: a worker or `pgqueue.testing`."""
         self.start_by: float | None = None
-        """Until when it may start, by `monotonic`, if it was let in under a rate; then STARTED or TOO_LATE."""
+        """If a rate has let the job start: until when it may start, by `monotonic`. Later STARTED or TOO_LATE."""
         self.began: float
-        """Set when it begins to run, by `perf_counter`."""
+        """When the job began to run, by `perf_counter`; not set before."""
         self.started: datetime | None = None
-        """The same as a time; None until `started_at` is first read."""
+        """`began` as a time of day; None until `started_at` is first read."""
         self.ended: object
-        """Set when its transaction has been committed, to the outcome that was written in it."""
+        """The outcome that the job's own transaction has written; set when that transaction was committed."""
         self.written = False
-        """Whether its handler has ended it in a transaction of its own; if that was committed is not known here."""
+        """Whether the handler has ended the job in its own transaction. Only the database knows if that committed."""
         self.successors: list[NewJob[Any]] | None = None
-        """What it has enqueued, to be written with its completion."""
+        """The jobs it has enqueued, to be written with its completion."""
 
     @property
     def resources(self) -> Any:
-        """What the worker's lifespan yielded; None without one."""
+        """The value that the worker's lifespan yielded; None without a lifespan."""
         return self.context.resources
 
     @property
@@ -153,17 +153,17 @@ class Job:
 
     @property
     def snoozes(self) -> int:
-        """How often it was put off without spending an attempt."""
+        """How often the job was put off without spending an attempt."""
         return int(self._row[10])
 
     @property
     def enqueued_at(self) -> datetime:
-        """When it was enqueued, UTC, by the database's clock."""
+        """When the job was enqueued, UTC, by the database's clock."""
         return _EPOCH + timedelta(microseconds=self._row[11])
 
     @property
     def run_at(self) -> datetime | None:
-        """The time it was scheduled for, UTC; None if it was to run at once."""
+        """The time the job was scheduled for, UTC; None if it was to run at once."""
         return None if self._row[12] is None else _EPOCH + timedelta(microseconds=self._row[12])
 
     @property
@@ -175,20 +175,21 @@ class Job:
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was told to stop: cancelled, timed out, or its worker stops or lost it. Then `checkpoint` leaves.
+        """Whether the job must stop: it was cancelled or timed out, or its worker stops or lost it.
 
-        No I/O, from any thread. False in a handler that cannot be stopped, as in tests.
+        Then `checkpoint` leaves the handler. No I/O; may be read in any thread. False if the handler cannot be stopped,
+        as in tests.
         """
         return self.context.stopping(self)
 
     @property
     def late(self) -> bool:
-        """Whether its deadline had passed when it was claimed, by the database's clock; then it does not run."""
+        """Whether the deadline had passed at the claim, by the database's clock. Then the job does not run."""
         return bool(self._row[13] == _PASSED)
 
     @property
     def deadline(self) -> datetime | None:
-        """The time by which it had to start, UTC; None if there is none."""
+        """The time by which the job had to start, UTC; None if there is none."""
         return None if self._row[13] is None else _EPOCH + timedelta(microseconds=self._row[13])
 
     @property
@@ -198,49 +199,49 @@ class Job:
 
     @property
     def tick(self) -> datetime | None:
-        """The time of its schedule that it was made for, UTC, whenever it runs; None if no schedule has made it."""
+        """The time of the schedule that this job was made for, UTC. None if no schedule has made the job."""
         return tick_of(self.headers)
 
     @property
     def lock_key(self) -> str | None:
-        """The key under which it runs alone; None without a lock."""
+        """The key of its lock; None without a lock."""
         key: str | None = self._row[15]
         return key
 
     @property
     def chained(self) -> bool:
-        """Whether it came in behind another job of its lock, to run after that (see chains)."""
+        """Whether the job was claimed together with an earlier job of its lock, to run after that one (`chains`)."""
         return bool(self.pos < 0)
 
     @property
     def limit_key(self) -> str | None:
-        """The name of the limit it runs under; None without one."""
+        """The name of its limit; None without a limit."""
         name: str | None = self._row[17]
         return name
 
     @property
     def rate_key(self) -> str | None:
-        """The rate it was let in under, `name` or `name:key`; None without one."""
+        """The key of its rate, `name` or `name:key`; None without a rate."""
         key: str | None = self._row[18]
         return key
 
     @property
     def unique_key(self) -> str | None:
-        """Its unique key; None without one."""
+        """Its unique key; None without a unique key."""
         return None if self._row[16] is None else msgspec.json.decode(self._row[16])[0]
 
     @property
     def idempotency_key(self) -> str | None:
-        """The key its enqueuer gave, the same in every attempt; None if there was none (then `id` serves)."""
+        """The idempotency key its enqueuer gave, the same in every attempt. None without one; then `id` serves."""
         return None if self._row[16] is None else msgspec.json.decode(self._row[16])[1]
 
     @property
     def connection(self) -> Any:
         """The psycopg connection of a task declared with `transactional=True`, inside the attempt's transaction.
 
-        What is written on it is committed together with the job's completion, or not at all. Taken from the worker's
-        pool and begun when it is first asked for. commit() and rollback() on it raise; savepoints
-        (`with job.connection.transaction():`) are free. In an async handler: `await job.aconnection()`.
+        Writes on it are committed together with the job's completion, or not at all. The connection comes from the
+        worker's pool; its transaction begins when it is first used. commit() and rollback() on it raise. Savepoints
+        (`with job.connection.transaction():`) are allowed. In an async handler use `await job.aconnection()`.
         """
         return self.context.connection(self)
 
@@ -249,14 +250,15 @@ class Job:
         return await self.context.aconnection(self)
 
     def session(self) -> Any:
-        """A SQLAlchemy Session on `connection`; flushed before the job's completion is written and committed."""
+        """A SQLAlchemy Session on `connection`. It is flushed before the job's completion is written and committed."""
         return self.context.session(self)
 
     def enqueue(self, task: Enqueueable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Enqueue a successor: it is written by the statement that completes this job, and exists if that commits.
+        """Enqueue a successor: it is written together with this job's completion, and exists if that commits.
 
-        No I/O here. Dropped if the attempt ends in any other way: an error, `Snooze`, `Retry`, `Cancel`, `Fail`, or a
-        dead worker. `task` is a task, also `task.using(…)`. Raises InvalidArguments at once for what does not fit it.
+        No I/O here. The successor is dropped if the attempt ends in any other way: an error, `Snooze`, `Retry`,
+        `Cancel`, `Fail`, or a dead worker. `task` is a task, also `task.using(…)`. If the arguments do not fit it,
+        InvalidArguments is raised at once.
 
             job.enqueue(send_receipt, order_id)
         """
@@ -281,10 +283,12 @@ class Job:
                 conn.execute("UPDATE accounts …")
                 job.complete(conn)
 
-        When that transaction commits, the job is completed with it (its successors are written, too), whatever the
-        handler does afterwards; what it returns then is not stored. If it does not commit, nothing has happened, and
-        the attempt has failed. Raises JobLost, and the transaction cannot commit any more, if the job was given to
-        another worker meanwhile; Error if there is no transaction, because the connection is in autocommit mode.
+        When that transaction commits, the job is completed with it, and its successors are written. Nothing that the
+        handler does afterwards changes that, and its return value is not stored. If the transaction does not commit,
+        the attempt has failed.
+
+        If the job was given to another worker meanwhile, JobLost is raised, and the transaction cannot commit any more.
+        If the connection is in autocommit mode, there is no transaction, and Error is raised.
         """
         self.context.complete(self, conn)
         self._hand_over()
@@ -296,24 +300,26 @@ class Job:
 
     def _hand_over(self) -> None:
         self.written = True
-        self.successors = []  # those it had are written; an empty list makes the executor look at what has happened
+        # The successors are written. An empty list, unlike None, makes the executor look at what has happened.
+        self.successors = []
 
     def checkpoint(self) -> None:
-        """Leave the handler here if the job was told to stop: cancelled, timed out, or its worker stops or lost it.
+        """Leave the handler here if the job must stop: it was cancelled or timed out, or its worker stops or lost it.
 
-        What it raises stops the handler as anywhere else: let it pass. For long loops: in threads that the handler has
-        started (nothing is raised in those by itself), after what swallows exceptions, where stopping is convenient.
-        No I/O, 0.12 µs. An async handler must give the loop a turn now and then, else no order to stop can reach it.
+        It raises the exception that also stops handlers elsewhere: do not catch it. Use it in long loops, after code
+        that swallows exceptions, or where stopping is convenient. In threads that the handler has started, no exception
+        is raised otherwise. No I/O, very cheap. An async handler must give the loop a turn now and then, else no order
+        to stop can reach it.
         """
         self.context.checkpoint(self)
 
     def progress(self, done: float, total: float | None = None) -> None:
-        """Say how far the job is; shown by `pgqueue jobs` and `JobInfo.progress` while it runs.
+        """Report how far the job is. `pgqueue jobs` and `JobInfo.progress` show it while the job runs.
 
             job.progress(i, len(rows))
 
-        No I/O here, from any thread: say it as often as you like, the worker writes the last at most once a second.
-        InvalidOption if `done` or `total` is no finite number, negative, or `done` more than `total`.
+        No I/O here; call it from any thread and as often as you like. The worker writes the last report, at most once a
+        second. Raises InvalidOption if a number is not finite, or negative, or if `done` is more than `total`.
         """
         for number in (done, total):
             if number is not None and not (isinstance(number, int | float) and isfinite(number) and number >= 0):
@@ -323,7 +329,7 @@ class Job:
         self.context.progress(self, done, total)
 
     def iterate(self, source: Source[T], size: int = 100) -> Iterator[list[T]]:
-        """Go through a long list in batches, each one transaction; after a crash or a deploy, go on after the last.
+        """Walk a long list in batches, one transaction each. After a crash or a deploy the job goes on after the last.
 
             def users(cursor: int | None) -> Iterable[tuple[int, str]]:
                 return conn.execute("SELECT id, email FROM users WHERE id > %s ORDER BY id", [cursor or 0])
@@ -331,15 +337,17 @@ class Job:
             for batch in job.iterate(users, size=500):
                 job.connection.executemany("INSERT INTO mail (email) VALUES (%s)", [[email] for email in batch])
 
-        `source` gets a cursor, at first None, and gives (cursor, item) for everything after it, always in the same
-        order; a cursor is any JSON value but None. When the loop asks for the next batch, what its body has written on
-        `job.connection`, what it has enqueued by `job.enqueue`, and the cursor of its last item are committed together.
-        So no batch is applied twice, and none left out, in whatever attempt, on whatever worker. The job can be stopped
-        between batches, never in a commit.
+        `source` gets a cursor, at first None. It gives (cursor, item) for every item after the cursor, always in the
+        same order. A cursor is any JSON value but None.
 
-        A loop that is left early (break, return, an exception) rolls back what that batch wrote; to stop early, let
-        `source` end. Once per job: a second iteration raises Error. The task need not be transactional; if it is, what
-        follows the loop is one more transaction, and `job.connection` must not be used before the loop.
+        When the loop asks for the next batch, one commit contains the body's writes on `job.connection`, its jobs from
+        `job.enqueue`, and the last item's cursor. No batch is applied twice and none is left out, over all attempts and
+        workers. The job can be stopped between batches, never in a commit.
+
+        If the loop is left early (break, return, an exception), the writes of that batch are rolled back. To stop
+        early, let `source` end. A job may iterate once: a second iteration raises Error. The task need not be
+        transactional. If it is, the code after the loop is one more transaction, and `job.connection` must not be used
+        before the loop.
         """
         return self.context.iterate(self, source, _size(size))
 
@@ -362,32 +370,32 @@ def _size(size: int) -> int:
 
 
 def late_of(jobs: Iterable[Job]) -> list[Job]:
-    """Those that are late. Asked of every job that is claimed, so without a call for each (0.03 µs instead of 0.1)."""
+    """The jobs that are late. Every claimed job is checked, therefore without a call for each."""
     return [job for job in jobs if job._row[13] == _PASSED]
 
 
 def own_timeout(job: Job) -> float | None:
-    """How long it may run, in seconds, as its enqueuer said; None: as its task says. ValueError for what is no time."""
+    """The seconds the enqueuer lets the job run; None: as its task says. Raises ValueError if the header is no time."""
     return None if job._row[14] is None else timeout_of(job._row[14])
 
 
 def timed_of(jobs: Iterable[Job]) -> list[Job]:
-    """Those with a timeout of their own in their headers. Asked of every job that is claimed, too."""
+    """The jobs with a timeout in their headers. Every claimed job is checked, therefore without a call for each."""
     return [job for job in jobs if job._row[14] is not None and TIMEOUT in job._row[14]]
 
 
 def keyed_of(ended: Iterable[tuple[Job, object]]) -> list[Job]:
-    """Those that have a unique key. Asked of every job that ends, so as cheap as the one above."""
+    """The jobs that have a unique key. Every job that ends is checked, therefore without a call for each."""
     return [job for job, _ in ended if job._row[16] is not None]
 
 
 def fields(job: Job, **more: object) -> dict[str, object]:
-    """What a line that names a job has as `extra`."""
+    """The `extra` of a log line that names a job."""
     return {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt, **more}
 
 
 STARTED, TOO_LATE = 0.0, -1.0
-"""What becomes of `start_by` when the job's turn comes."""
+"""The values of `start_by` once the job was to start."""
 
 Lane = tuple[str, int, bool]
-"""(queue, rank, whether its jobs have keys). How urgent a lane is the fetcher says, by the order in which it asks."""
+"""(queue, rank, whether its jobs have keys). The fetcher's order of asking decides how urgent a lane is."""

@@ -1,6 +1,6 @@
-"""What the key of a lock or a unique key may be: a text of 1 to 500 bytes, without NUL; longer ones fit into no index.
+"""What a key may be (`check_key`), and which unique keys a new job has (`Keys`).
 
-And which unique keys a job has, `Keys`.
+The key of a lock and a unique key are texts of 1 to 500 bytes without NUL. Longer keys would not fit an index.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import msgspec
 from pgqueue.errors import InvalidArguments
 
 LOCK, LIMIT, RATE = "lock:", "limit:", "rate:"
-"""How the key that a blocked job waits for begins: with the kind of key it is."""
+"""The beginning of the key that a blocked job waits for: the kind of the key."""
 
 KEY_MOST = 500  # bytes
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """The unique keys of a job to be, and what becomes of it where one of them is held. At least one of the two."""
+    """The unique keys of a new job, at least one of the two, and what becomes of the job if one of them is held."""
 
     unique: str | None
     idempotency: str | None = None
@@ -26,13 +26,13 @@ class Keys(msgspec.Struct, frozen=True):
     debounce_max: float | None = None  # seconds from the first enqueue
 
     def names(self) -> list[str]:
-        """As they stand in `pgqueue.unique_key`, in the order in which every enqueue takes them."""
+        """The keys as stored in `pgqueue.unique_key`, in the order in which every enqueue takes them."""
         given = (("idempotency", self.idempotency), ("unique", self.unique))
         return [f"{kind}:{key}" for kind, key in given if key is not None]
 
 
 def check_key(key: object, what: str = "lock key") -> str:
-    """Return `key` if it can be one, else raise InvalidArguments; `what` names it there."""
+    """Return `key` if it is valid, else raise InvalidArguments; `what` names the key in the error."""
     if not isinstance(key, str):
         raise InvalidArguments(f"{what} {key!r:.80}: a key is a text, not {type(key).__qualname__}")
     try:

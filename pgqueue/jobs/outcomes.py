@@ -1,7 +1,7 @@
-"""What became of one run of a job: the words between executor and completer.
+"""What became of one run of a job: the outcomes that the executor hands to the completer.
 
-The executor turns a result or an exception into one of these, by the functions below; the completer writes it down. No
-I/O here.
+The executor turns a result or an exception into an outcome, by the functions below. The completer writes it to the
+database. No I/O here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("pgqueue")
 
 
 class Snooze(Exception):
-    """Run this job again after `delay` (seconds or timedelta); the attempt is not spent.
+    """Run this job again after `delay` (seconds or timedelta). The attempt is not spent.
 
     >>> @pgqueue.task
     ... def collect(order_id: int) -> int | pgqueue.Snooze:
@@ -39,8 +39,8 @@ class Snooze(Exception):
 class Retry(Exception):
     """This attempt did not succeed: make another after `delay` (seconds or timedelta; None: as the policy says).
 
-    Spends the attempt, so the last one ends the job as failed. `raise Retry(60) from error` keeps the error in the row
-    of the attempt. What `retry_on` and `fail_on` say does not matter here.
+    The attempt is spent: if it was the last one, the job ends as failed. `raise Retry(60) from error` keeps the error
+    in the attempt's row. `retry_on` and `fail_on` play no part here.
     """
 
     def __init__(self, delay: float | timedelta | None = None) -> None:
@@ -49,7 +49,7 @@ class Retry(Exception):
 
 
 class Cancel(Exception):
-    """End this job as cancelled, with this reason: it is no longer wanted. It is not tried again."""
+    """End this job as cancelled, with this reason, because it is no longer wanted. It is not tried again."""
 
     def __init__(self, reason: str) -> None:
         self.reason = _text(reason, "Cancel")
@@ -85,8 +85,10 @@ _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # the escape, not an escaped bac
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """It returned. `result` is the JSON text of what it returned, None for None; `successors` are the jobs it enqueued
-    by `job.enqueue`, which exist if this completion is written."""
+    """The handler returned. `result` is its value as JSON text, None for None.
+
+    `successors` are the jobs from `job.enqueue`. They exist if this completion is written.
+    """
 
     result: str | None = None
     successors: tuple[NewJob[Any], ...] = ()
@@ -104,7 +106,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """It will be run again after `delay` seconds. `spent`: this attempt counts; `snoozed`: it counts as a snooze."""
+    """The job runs again after `delay` seconds. `spent`: this attempt counts. `snoozed`: it counts as a snooze."""
 
     delay: float
     problem: Problem
@@ -114,7 +116,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It will not be tried again. `reason` is one of error, timeout, crashed, deadline, refused."""
+    """The job is not tried again. `reason` is one of error, timeout, crashed, deadline, refused."""
 
     reason: str
     problem: Problem
@@ -122,7 +124,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """It was stopped on purpose and will not be tried again. `reason` says why, for people."""
+    """The job was stopped on purpose and is not tried again. `reason` is a text for people."""
 
     reason: str
 
@@ -134,20 +136,22 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """It is given back unfinished, the attempt not spent. `problem` says what stopped it; None: it never started."""
+    """The job is given back unfinished; the attempt is not spent. `problem` is what stopped it; None: never started."""
 
     problem: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """It was ended in the database by its own transaction."""
+    """The job was ended in the database by its own transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """Its handler completed it in a transaction of its own (`job.complete`). Only the database knows whether that was
-    committed; `otherwise` is what becomes of the job if it was not."""
+    """The handler completed the job in a transaction of its own (`job.complete`).
+
+    Only the database knows whether that was committed. If it was not, `otherwise` is the job's outcome.
+    """
 
     otherwise: Completed | Retried | Failed | Cancelled | Released
 
@@ -158,11 +162,11 @@ COMPLETED = Completed()
 RELEASED = Released()
 WRITTEN = Written()
 LATE = Cancelled("deadline")
-"""Its deadline had passed when it was claimed."""
+"""The outcome of a job whose deadline had passed when it was claimed."""
 
 
 def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -> Outcome:
-    """What a handler gave, returned or raised, becomes its outcome."""
+    """The outcome of a handler that returned `what`, or raised it."""
     if job.written:
         uncommitted = Error("job.complete(conn) was called, but that transaction did not commit", job_id=job.id)
         otherwise = (
@@ -185,7 +189,7 @@ def _given(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome:
         case BaseException() if raised:
             return failed(job, retry, what)
         case Completed() | Retried() | Failed() | Cancelled() | Released() | Written() | Handed():
-            return what  # what wraps the handler has decided
+            return what  # a wrapper of the handler has decided
         case value:
             if (left := job.context.left(job)) is not None:
                 return failed(job, retry, Error(left, job_id=job.id))
@@ -196,7 +200,7 @@ def _given(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome:
 
 
 def completed(value: object) -> Completed | Failed:
-    """What a returned value becomes: the job's result, or a failure that says why it cannot be stored."""
+    """The outcome of a returned value: the job's result, or a failure that says why it cannot be stored."""
     if value is None:
         return COMPLETED
     try:
@@ -212,18 +216,18 @@ def completed(value: object) -> Completed | Failed:
 
 
 def failed(job: Job, retry: RetryPolicy, error: BaseException) -> Outcome:
-    """What an exception becomes: another attempt as the retry policy says, or the end."""
+    """The outcome of an exception: another attempt as the retry policy says, or the end."""
     asked = error if isinstance(error, Exception) else RuntimeError(_said(error))
     return _tried(job, problem("failed", error), lambda: retry.decide(job.attempt, asked, job.max_attempts))
 
 
 def problem(outcome: str, error: BaseException) -> Problem:
-    """What is said of an exception in the row of its attempt."""
+    """What the row of the attempt says about an exception."""
     return Problem(outcome, type(error).__qualname__, _clean(_said(error), MESSAGE_MOST), _traceback(error))
 
 
 def _again(job: Job, retry: RetryPolicy, ask: Retry) -> Outcome:
-    """What `Retry` becomes: another attempt, unless this was the last."""
+    """The outcome of `Retry`: another attempt, unless this was the last one."""
     problem = Problem("retried", *_cause(ask))
     if retry.spent(job.attempt, job.max_attempts):
         return Failed("error", problem)
@@ -231,11 +235,11 @@ def _again(job: Job, retry: RetryPolicy, ask: Retry) -> Outcome:
 
 
 def _tried(job: Job, problem: Problem, decide: Callable[[], float | None]) -> Outcome:
-    """Another attempt after the delay decided, or the end; also if the user's function that decides fails itself."""
+    """Another attempt after the delay that `decide` returns, or the end. If `decide` fails, the job ends, too."""
     try:
         delay = decide()
     except BaseException as broken:
-        said = "job %d (%s) failed, and its retry function too; it is not retried"
+        said = "job %d (%s) failed, and its retry function failed, too; it is not retried"
         log.exception(said, job.id, job.task, extra=fields(job))
         message = _clean(f"{problem.message}; retry function: {_said(broken)}", MESSAGE_MOST)
         return Failed("error", Problem("failed", problem.error_type, message))
@@ -243,7 +247,7 @@ def _tried(job: Job, problem: Problem, decide: Callable[[], float | None]) -> Ou
 
 
 def timed_out(job: Job, retry: RetryPolicy, seconds: float) -> Outcome:
-    """What a timeout becomes: another attempt as the retry policy says, or the end, reason `timeout`."""
+    """The outcome of a timeout: another attempt as the retry policy says, or the end with reason `timeout`."""
     error = JobTimeout(f"it had not ended after {seconds:g} s, its timeout", job_id=job.id)
     problem = Problem("timeout", "JobTimeout", str(error))
     outcome = _tried(job, problem, lambda: retry.decide(job.attempt, error, job.max_attempts))
@@ -251,9 +255,10 @@ def timed_out(job: Job, retry: RetryPolicy, seconds: float) -> Outcome:
 
 
 def unstorable(outcome: Outcome, why: str) -> Outcome | None:
-    """What becomes of an outcome that the server refuses to store; None if that is refused, too.
+    """The outcome to store instead of one that the server refuses; None if the replacement was refused, too.
 
-    A result or a successor is lost with it, so the job has failed; another attempt stays one, without its error.
+    With a completion its result and successors are lost: the job has failed. If another attempt was to follow, it does,
+    without its error.
     """
     text = _clean(f"its outcome cannot be stored: {why}", MESSAGE_MOST)
     match outcome:
@@ -269,12 +274,12 @@ def unstorable(outcome: Outcome, why: str) -> Outcome | None:
 
 
 def interrupted(why: str) -> Released:
-    """What a run becomes that its worker stopped for a reason of the worker's own."""
+    """The outcome of a run that its worker stopped for a reason of the worker's own."""
     return Released(Problem("interrupted", None, why))
 
 
 def _cause(ask: Retry | Fail) -> tuple[str, str, str | None]:
-    """Type, message and traceback of the error an ask was raised from; of the ask itself if there was none."""
+    """Type, message and traceback of the error that `ask` was raised from; of `ask` itself if there was none."""
     error = ask.__cause__ or ask.__context__
     if error is None:
         return type(ask).__name__, _clean(_said(ask), MESSAGE_MOST), None
@@ -282,7 +287,7 @@ def _cause(ask: Retry | Fail) -> tuple[str, str, str | None]:
 
 
 def _traceback(error: BaseException) -> str | None:
-    """The traceback below our own frames, cut in the middle to a size."""
+    """The traceback of the error; if it is too long, its middle is cut out."""
     if isinstance(error, InvalidArguments):
         return None
     text = _clean("".join(format_exception(error)), 1 << 30)
@@ -293,7 +298,7 @@ def _traceback(error: BaseException) -> str | None:
 
 
 def _said(error: BaseException) -> str:
-    """What the exception says; its own `__str__` may be broken, too."""
+    """The text of the exception, even if its `__str__` is broken."""
     try:
         return str(error)
     except Exception as broken:
@@ -301,10 +306,10 @@ def _said(error: BaseException) -> str:
 
 
 def _clean(text: str, most: int) -> str:
-    """`text` as PostgreSQL can store it: no NUL, no lone surrogates, not too long."""
+    """`text` made storable for PostgreSQL: no NUL, no lone surrogates, not too long."""
     return text[:most].replace("\x00", "\\0").encode("utf-8", "replace").decode()
 
 
 def written_in(job: Job, outcome: Outcome) -> Outcome:
-    """The outcome, also if it was written in a transaction of the job's own."""
+    """The outcome; if the job's own transaction wrote it, the one written there."""
     return getattr(job, "ended", outcome) if outcome is WRITTEN else outcome

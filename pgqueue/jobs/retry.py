@@ -1,10 +1,11 @@
 """When a failed job runs again, and when it is given up.
 
-A policy belongs to the code (`@task(retry=…)`), not to the row: the executor asks it once per failed attempt, so a new
-deploy changes the waits of jobs that already wait for their turn. Pure arithmetic; knows no clock and no database.
+A policy belongs to the code (`@task(retry=…)`), not to the row. The executor asks it once per failed attempt: after a
+deploy with a new policy, jobs enqueued before follow it, too. Pure arithmetic, without clock and database.
 
-The default gives up after ten attempts, 7 to 15 hours after the first: long enough to outlive an outage and be seen by
-a person in the morning. Jitter only shortens a wait, by up to half: jobs that failed together do not return together.
+The default gives up after ten attempts, 7 to 15 hours after the first. This is long enough to outlive an outage, and to
+be seen by a person in the morning. Jitter only shortens a wait, by up to half, so that jobs that failed together do
+not return together.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from datetime import timedelta
 from pgqueue.errors import InvalidOption
 
 RetryFunction = Callable[[int, BaseException], "float | timedelta | None"]
-"""`f(attempt, exc)`: the seconds until the next attempt, or None to give up."""
+"""`f(attempt, exc)` returns the seconds until the next attempt, or None to give up."""
 
 MAX_ATTEMPTS = 32_767
 """The most attempts a job can have (the column is a smallint)."""
 
 MAX_SECONDS = 100 * 365 * 86_400
-"""The longest wait that can be asked for: 100 years keep every time inside what Python and PostgreSQL can write."""
+"""The longest wait: with 100 years every time can be written by Python and PostgreSQL."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class RetryPolicy:
     """How often a task is tried, how long it waits in between (seconds or timedelta), and for which exceptions.
 
-    The wait after attempt n is `min(most, first * factor ** (n - 1))` times a random 0.5 to 1. Exceptions of `fail_on`,
-    and those not of `retry_on`, end the job at once. Raises InvalidOption for values that make no sense.
+    The wait after attempt n is `min(most, first * factor ** (n - 1))` times a random 0.5 to 1. An exception of
+    `fail_on`, or one that is not of `retry_on`, ends the job at once. Raises InvalidOption for values that make no
+    sense.
 
     >>> policy = RetryPolicy(attempts=3, first=60, fail_on=(KeyError,))
     >>> policy.decide(1, OSError("down"), uniform=lambda: 1.0)
@@ -75,7 +77,7 @@ class RetryPolicy:
     def of(short: RetryPolicy | RetryFunction | int) -> RetryPolicy:
         """Return the policy for its short forms: a number of attempts, or a function `f(attempt, exc) -> delay | None`.
 
-        A function decides alone; only a number of attempts given with the job itself ends it earlier.
+        A function decides alone, except that a number of attempts given with the job itself may end it earlier.
 
         >>> RetryPolicy.of(3).attempts
         3
@@ -89,7 +91,7 @@ class RetryPolicy:
         raise InvalidOption(f"retry {short!r}: give a number of attempts, a RetryPolicy or a function f(attempt, exc)")
 
     def delay(self, attempt: int, uniform: Callable[[], float] = random.random) -> float:
-        """Return the seconds to wait after this attempt (1 is the first); `uniform` draws the jitter from [0, 1)."""
+        """Return the seconds to wait after this attempt (the first is 1); `uniform` draws the jitter from [0, 1)."""
         return self._longest(attempt) * (0.5 + 0.5 * uniform())
 
     def decide(
@@ -101,8 +103,8 @@ class RetryPolicy:
     ) -> float | None:
         """Return the seconds until the next attempt after `exc` in this one, or None to give up.
 
-        `max_attempts`, given with the job, goes before the policy's own. What a user's function raises comes through,
-        and what it returns must be a duration: InvalidOption otherwise.
+        `max_attempts`, given with the job, comes before the policy's own number. An exception of the user's function
+        passes through. Its answer must be a duration, else InvalidOption is raised.
         """
         if self.spent(attempt, max_attempts) or isinstance(exc, self.fail_on) or not isinstance(exc, self.retry_on):
             return None
@@ -113,7 +115,7 @@ class RetryPolicy:
         return attempt >= (self.attempts if max_attempts is None else max_attempts)
 
     def wait(self, attempt: int, exc: BaseException, uniform: Callable[[], float] = random.random) -> float | None:
-        """Return the seconds to wait if another attempt follows, whatever `exc` is; a function may still say None."""
+        """Return the seconds to wait if another attempt follows. `exc` is not checked; a function may return None."""
         if self.function is None:
             return self.delay(attempt, uniform)
         wait = self.function(attempt, exc)
@@ -122,12 +124,12 @@ class RetryPolicy:
     def _longest(self, attempt: int) -> float:
         try:
             return min(self.most, self.first * self.factor ** (attempt - 1))
-        except OverflowError:  # 3.0 ** 700 is no float; and no job waits for so long
+        except OverflowError:  # 3.0 ** 700 is too large for a float
             return self.most if self.first else 0.0
 
 
 def seconds(value: float | timedelta, what: str) -> float:
-    """Return a duration (seconds or timedelta) as seconds; `what` names it in the InvalidOption for anything else.
+    """Return a duration (seconds or timedelta) as seconds. Anything else raises InvalidOption; `what` names it there.
 
     >>> seconds(timedelta(minutes=5), "delay")
     300.0
@@ -139,7 +141,7 @@ def seconds(value: float | timedelta, what: str) -> float:
 
 
 def check_attempts(attempts: int) -> int:
-    """Return `attempts` if a job can have so many, else raise InvalidOption."""
+    """Return `attempts` if a job can have that many, else raise InvalidOption."""
     if isinstance(attempts, bool) or not isinstance(attempts, int) or not 1 <= attempts <= MAX_ATTEMPTS:
         raise InvalidOption(f"retry: attempts {attempts!r} must be a whole number from 1 to {MAX_ATTEMPTS:,}")
     return attempts

@@ -1,7 +1,7 @@
-"""What a declaration says about unique keys: `Unique`, and the keys of one call.
+"""What a declaration says about unique keys (`Unique`), and the keys of one call.
 
-Used by tasks, which check it at declaration and render the key at enqueue. Decides what the key is and what it means;
-never asks whether a job holds it: that is `unique_enqueue`'s.
+Used by tasks, which check it at declaration and render the key at enqueue. Here is decided what the key is and what it
+means. Whether a job holds it is asked by `unique_enqueue`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,23 @@ ON_DUPLICATE = ("return", "raise", "replace")
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """At most one job of a key, over all tasks of the schema: a second enqueue is given the job there is.
+    """At most one job of a key, over all tasks of the schema. A second enqueue gets the job that exists.
 
-    `key` is a template of the task's parameters, such as "invoice:{order_id}", or a function of those parameters it
-    names; a parameter that is None, and a function that returns None, mean no key. `hold` is how long the key is held:
-    "pending" until the job starts, "live" until it has ended in whatever way, a number of seconds (or a timedelta) so
-    long after its end. `on_duplicate` is what a second enqueue gets: "return" the handle of the job that holds the key;
-    "raise" DuplicateJob; "replace" that handle, and the job, if it has not started, becomes what the second one says.
-    `debounce` lets the job start so many seconds after the last enqueue, which replaces it, and at most `debounce_max`
-    seconds after the first. Default of `hold` is "live"; "pending" for "replace" and `debounce`. Raises InvalidOption.
+    `key` is a template of the task's parameters, such as "invoice:{order_id}", or a function of the parameters that it
+    names. If a parameter is None, or the function returns None, the job has no key.
+
+    `hold` is how long the key is held (default: "live"; with "replace" or `debounce`: "pending"):
+    - "pending": until the job starts.
+    - "live": until it has ended in any way.
+    - a number of seconds, or a timedelta: until that time after its end.
+
+    `on_duplicate` is what a second enqueue does:
+    - "return" gives the handle of the job that holds the key.
+    - "raise" raises DuplicateJob.
+    - "replace" gives that handle. If the job has not started, it gets the values of the second enqueue.
+
+    With `debounce` the job starts that many seconds after the last enqueue, each of which replaces it. It starts at
+    most `debounce_max` seconds after the first enqueue. Wrong values raise InvalidOption.
 
     >>> Unique("invoice:{order_id}").hold, Unique("index:{shop}", debounce=5).hold
     ('live', 'pending')
@@ -76,13 +84,13 @@ class Unique:
 
     @classmethod
     def of(cls, given: Unique | str | Callable[..., str | None]) -> Unique:
-        """What a declaration says: one already, a template or a function."""
+        """The Unique from a declaration, which gives a Unique, a template or a function."""
         return given if isinstance(given, Unique) else cls(given)
 
 
 @dataclass(frozen=True, slots=True)
 class Uniqueness:
-    """What one task, or one `using` of it, says: what makes the keys of a call."""
+    """The unique key of one task, or of one `using` of it: makes the keys of a call."""
 
     task: str
     unique: Unique | None = None
@@ -90,7 +98,7 @@ class Uniqueness:
     idempotency_key: str | None = None
 
     def keyed(self, new: NewJob[R], arguments: Mapping[str, Any]) -> NewJob[R]:
-        """The job of a call with these arguments, with its keys. Raises InvalidArguments for one that cannot be."""
+        """The job of a call with these arguments, with its keys. Raises InvalidArguments if one cannot be stored."""
         key = None if self.key_of is None else self.key_of(arguments)
         if key is None and self.idempotency_key is None:
             return new
@@ -113,13 +121,13 @@ class Uniqueness:
 def unique_by(
     given: Unique | str | Callable[..., str | None], codec: Codec, before: Uniqueness | None = None
 ) -> Uniqueness:
-    """Check a unique key against a task's signature; what was said `before` of an idempotency key stays."""
+    """Check a unique key against a task's signature. An idempotency key in `before` is kept."""
     unique = Unique.of(given)
     key_of = rendering(unique.key, codec, f"task {codec.task!r}: unique {unique.key!r}")
     return replace(before or Uniqueness(codec.task), unique=unique, key_of=key_of)
 
 
 def idempotent_by(key: str, codec: Codec, before: Uniqueness | None = None) -> Uniqueness:
-    """The same, with the key of a request."""
+    """Check an idempotency key. A unique key in `before` is kept."""
     checked = check_key(key, f"task {codec.task!r}: idempotency key")
     return replace(before or Uniqueness(codec.task), idempotency_key=checked)

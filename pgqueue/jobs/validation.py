@@ -1,7 +1,7 @@
-"""What a declaration of a task may say: each check returns the value as it is kept, or raises InvalidOption.
+"""Checks of a task's options: each returns the value as it is kept, or raises InvalidOption.
 
-Used by tasks, at import and by `using`, and wherever the name of a task or a queue comes in. Words only: names, times
-and flags themselves; what needs a signature is in options.
+Used by tasks, at import and by `using`, and by every function that is given the name of a task or a queue. Here are
+only names, times and flags. Options that need the task's signature are checked in `concurrency` and `unique`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def check_priority(priority: int) -> int:
 
 
 def parse_rate(rate: object) -> tuple[int, float]:
-    """How many in how many seconds: of "100/minute" 100 and 60.0. Raises InvalidOption."""
+    """The count and the period in seconds: for "100/minute" these are 100 and 60.0. Raises InvalidOption."""
     found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
     if found is None:
         raise InvalidOption(f"rate {rate!r}: write COUNT/PERIOD, such as 100/minute or 5/10s (units: s, m, h, d)")
