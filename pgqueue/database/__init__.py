@@ -1,1 +1,1 @@
-"""How pgqueue speaks to PostgreSQL. Knows no job."""
+"""How pgqueue speaks to PostgreSQL. Knows nothing of jobs."""

@@ -1,8 +1,6 @@
-"""How a service repeats itself, and waits: helpers for pauses with jitter, patience with the database, loops, and steps
-that a cancellation must not break into.
+"""Helpers for services: loops, pauses with jitter, patience with the database, steps that no cancellation interrupts.
 
-Used by every service of a worker, so that none has start, stop and back-off code of its own. Never decides what is
-done.
+Every service of a worker uses them instead of own code to start, stop and back off. They never decide what is done.
 """
 
 from __future__ import annotations
@@ -23,29 +21,29 @@ _TRANSIENT = (
     psycopg.InterfaceError,
     TimeoutError,
     OSError,
-    # What a standby answers that has not been promoted yet.
+    # A standby that has not been promoted yet answers this.
     psycopg.InternalError,
-    # What a new connection cures: the plan of a prepared statement outlived a migration, or a pooler lost it.
+    # A new connection cures these: a prepared statement's plan outlived a migration, or a pooler lost it.
     psycopg.errors.FeatureNotSupported,
     psycopg.errors.InvalidSqlStatementName,
 )
 
 
 def transient(error: BaseException) -> bool:
-    """Whether trying again can help: the database is away, restarting, failing over, overloaded, or refused in passing.
+    """Whether trying again can help: the database is away, restarting, failing over or overloaded.
 
-    A missing table or a missing right is not transient: the worker says so and ends.
+    A missing table or a missing right is not transient: the worker logs it and ends.
     """
     return isinstance(error, _TRANSIENT)
 
 
 def jittered(seconds: float) -> float:
-    """`seconds`, up to twice as long, so that a fleet started together does not stay in step."""
+    """`seconds` times a random 1 to 2, so that workers started together do not stay in step."""
     return seconds * random.uniform(1.0, 2.0)
 
 
 class Backoff:
-    """Growing pauses with full jitter, 50 ms at first and 5 s at most; a success starts them anew."""
+    """Growing pauses with jitter, 50 ms at first and 5 s at most. After a success they start again at the first."""
 
     def __init__(self, first: float = 0.05, most: float = 5.0) -> None:
         self._first, self._most, self._next = first, most, first
@@ -60,7 +58,8 @@ class Backoff:
 
 
 async def persist(step: Callable[[], Awaitable[None]], *, name: str, until: Callable[[], bool] = lambda: False) -> None:
-    """Repeat `step` until told or cancelled. After a transient error, log it and pause; any other error is raised."""
+    """Repeat `step` until cancelled or `until()` is true. A transient error is logged, then comes a pause. Any other
+    error is raised."""
     backoff = Backoff()
     while not until():
         try:
@@ -75,7 +74,7 @@ async def persist(step: Callable[[], Awaitable[None]], *, name: str, until: Call
 
 
 async def wait(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait for `event` at most `seconds`; whether it was set. Never clears it."""
+    """Wait for `event` at most `seconds`; return whether it was set. Never clears it."""
     if event.is_set():
         return True
     try:
@@ -87,7 +86,7 @@ async def wait(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def within(awaitable: Awaitable[object], seconds: float) -> bool:
-    """Whether it ended in time; if not, it was cancelled."""
+    """Await `awaitable` at most `seconds`; return whether it ended in time. If not, it was cancelled."""
     try:
         async with asyncio.timeout(max(0.0, seconds)):
             await awaitable
@@ -97,7 +96,7 @@ async def within(awaitable: Awaitable[object], seconds: float) -> bool:
 
 
 async def to_its_end(step: Coroutine[Any, Any, None]) -> None:
-    """Await `step`; a cancellation meanwhile is raised when it has ended."""
+    """Await `step`. A cancellation meanwhile is raised only after `step` has ended."""
     doing = asyncio.ensure_future(step)
     try:
         await asyncio.shield(doing)
@@ -106,5 +105,5 @@ async def to_its_end(step: Coroutine[Any, Any, None]) -> None:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([doing])
         if not doing.cancelled():
-            doing.exception()  # whatever it is, the cancellation says how this ends
+            doing.exception()  # taken, so that it is not reported: the cancellation is raised instead
         raise

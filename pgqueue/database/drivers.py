@@ -1,11 +1,11 @@
-"""Run a statement on whatever connection the application already holds.
+"""Run a statement on a connection that the application already holds.
 
-The client side (`enqueue`, `queries`, `JobHandle`) builds a `Statement` and hands it here with the caller's connection:
-psycopg, psycopg2, asyncpg, SQLAlchemy (also SQLModel) or Django. The kind is told by the names of the connection's
-classes, so none of these libraries is imported unless the caller brought it; a kind is looked up once per type.
+The client side (`enqueue`, `queries`, `JobHandle`) builds a `Statement` and runs it here on the caller's connection:
+psycopg, psycopg2, asyncpg, SQLAlchemy (also SQLModel) or Django. The kind is recognised by the names of the
+connection's classes. None of these libraries is imported, except by the caller. A kind is looked up once per type.
 
-The statement joins the connection's transaction as it is. Never commits, never rolls back, never changes a setting
-of the connection, never opens one (only `connect` and `aconnect` do, for callers that ask).
+The statement joins the connection's transaction as it is. This module never commits, never rolls back and never changes
+a setting of the connection. Only `connect` and `aconnect` open a connection, for callers that ask for it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Run = Callable[[Any, str, Params], list[Row]]
 ARun = Callable[[Any, str, Params], Awaitable[list[Row]]]
 
 ACCEPTED = (
-    "a connection or cursor of psycopg or psycopg2, a connection of asyncpg, a Connection, Session, AsyncConnection or "
-    "AsyncSession of SQLAlchemy (on psycopg, psycopg2 or asyncpg), or Django's connection or its alias"
+    "a connection or cursor of psycopg or psycopg2; a connection of asyncpg; a Connection, Session, AsyncConnection or "
+    "AsyncSession of SQLAlchemy (on psycopg, psycopg2 or asyncpg); Django's connection or its alias"
 )
 
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
@@ -38,9 +38,9 @@ _MISSING = frozenset({"42P01", "3F000"})  # undefined_table, invalid_schema_name
 
 
 def run(conn: object, statement: Statement[R]) -> R:
-    """Run the statement, which returns rows, in the connection's transaction; return what it reads from them.
+    """Run the statement in the connection's transaction; return what the statement's `read` makes of its rows.
 
-    Raises UnsupportedConnection, SchemaMissing, and otherwise the driver's own errors.
+    Raises UnsupportedConnection and SchemaMissing. All other errors are the driver's own.
     """
     execute = _find(conn, _SYNC, _ASYNC)
     try:
@@ -52,7 +52,7 @@ def run(conn: object, statement: Statement[R]) -> R:
 
 
 async def arun(conn: object, statement: Statement[R]) -> R:
-    """`run` for the async connections."""
+    """`run` for async connections."""
     execute = _find(conn, _ASYNC, _SYNC)
     try:
         rows = await execute(conn, statement.sql, statement.params)
@@ -63,9 +63,9 @@ async def arun(conn: object, statement: Statement[R]) -> R:
 
 
 def alone(conn: Any) -> bool:
-    """Whether a statement on this connection is a transaction of its own: it is in autocommit mode and in no block.
+    """Whether a statement on this connection is a transaction of its own: in autocommit mode, outside of a block.
 
-    Of a connection of SQLAlchemy only SQLAlchemy knows; it counts as in a transaction.
+    For a connection of SQLAlchemy only SQLAlchemy knows that: it counts as in a transaction.
     """
     kind = _kind(conn.__class__) or ""
     if kind.startswith("asyncpg."):
@@ -79,7 +79,7 @@ def alone(conn: Any) -> bool:
 
 
 def connect(**options: Any) -> psycopg.Connection[tuple[Any, ...]]:
-    """Open a psycopg connection to the configured database; `options` as for `psycopg.connect`.
+    """Open a psycopg connection to the configured database. `options` are those of `psycopg.connect`.
 
     The caller owns it: `with pgqueue.connect() as conn:` commits at the end and closes it. Raises NotConfigured.
     """
@@ -98,7 +98,7 @@ async def aconnect(**options: Any) -> psycopg.AsyncConnection[tuple[Any, ...]]:
 
     from pgqueue.database import embedded
 
-    # The first use of `embedded:` starts a server, which takes a moment the loop should not stand still for.
+    # The first use of `embedded:` starts a server, which takes a moment: that must not block the loop.
     dsn = await asyncio.to_thread(embedded.resolve, config().require_dsn())
     return await psycopg.AsyncConnection.connect(dsn, **_prepared(options))
 
@@ -114,7 +114,7 @@ def _find(conn: object, wanted: Mapping[str, Any], others: Mapping[str, Any]) ->
     """The function that serves this connection, or UnsupportedConnection."""
     cls: Any = type(conn)
     kind = _kind(cls)
-    if kind is None:  # an instrumenting proxy says in __class__ what it stands for
+    if kind is None:  # an instrumenting proxy has the class it replaces in __class__
         cls = conn.__class__
         kind = _kind(cls)
     execute = None if kind is None else wanted.get(kind)
@@ -125,7 +125,7 @@ def _find(conn: object, wanted: Mapping[str, Any], others: Mapping[str, Any]) ->
 
 @lru_cache(maxsize=256)
 def _kind(cls: Any) -> str | None:
-    """The first of the names we know among this class and its bases, as `package.Class`."""
+    """The first known name among this class and its bases, as `package.Class`."""
     names = (f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
     return next((name for name in names if name in _SYNC or name in _ASYNC), None)
 
@@ -137,16 +137,16 @@ def _refusal(conn: object, *, is_async: bool, other: bool) -> str:
     if is_async:
         return (
             f"{given} is not async: call the function without the a (enqueue, not aenqueue), from async code in a "
-            f"thread; the async functions take {ACCEPTED}, of the async kinds"
+            f"thread. The async functions take {ACCEPTED}, of the async kinds"
         )
     return (
-        f"{given} is async: await the function with the a (aenqueue, not enqueue); "
-        f"the plain functions take {ACCEPTED}, of the sync kinds"
+        f"{given} is async: await the function with the a (aenqueue, not enqueue). "
+        f"The plain functions take {ACCEPTED}, of the sync kinds"
     )
 
 
 def _explain(error: Exception) -> None:
-    """Raise SchemaMissing if that is what the server said; SQLAlchemy and Django wrap the driver's error."""
+    """Raise SchemaMissing if the server's error means that. SQLAlchemy and Django wrap the driver's error."""
     for each in (error, getattr(error, "orig", None), error.__cause__):
         state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
         if state in _MISSING:
@@ -184,7 +184,7 @@ async def _psycopg_async(conn: Any, sql: str, params: Params) -> list[Row]:
 
 
 def _psycopg_cursor(cursor: Any, sql: str, params: Params) -> list[Row]:
-    """On a cursor of our own: the application's may hold rows it has not read yet."""
+    """Run it on a new cursor: the application's cursor may hold rows that it has not read yet."""
     return _psycopg(cursor.connection, sql, params)
 
 
@@ -228,7 +228,7 @@ async def _sqlalchemy_async_session(session: Any, sql: str, params: Params) -> l
 
 
 def _driver_sql(conn: Any, sql: str, params: Params) -> tuple[str, Any]:
-    """The driver's own placeholders: SQLAlchemy's text() would take the colons of casts and JSON for parameters."""
+    """The statement with the driver's placeholders: SQLAlchemy's text() would take colons of casts for parameters."""
     driver = conn.dialect.driver
     if driver == "asyncpg":
         return numbered(sql, params)
@@ -248,7 +248,7 @@ def _django(conn: Any, sql: str, params: Params) -> list[Row]:
 
 
 def _django_alias(alias: str, sql: str, params: Params) -> list[Row]:
-    if "django" not in sys.modules:  # the text is not repeated: a DSN has passwords in it
+    if "django" not in sys.modules:  # the given text is not shown: it may be a DSN with a password
         raise UnsupportedConnection(
             f"a str is a connection only as an alias of Django, which is not loaded; for a DSN use `with "
             f"pgqueue.connect() as conn`; give {ACCEPTED}"
@@ -262,19 +262,19 @@ def _django_alias(alias: str, sql: str, params: Params) -> list[Row]:
 
 @lru_cache(maxsize=64)
 def _is_raw(cursor: Any) -> bool:
-    """True for psycopg's RawCursor, which takes $1 where the others take %(name)s."""
+    """True for psycopg's RawCursor, which takes $1 instead of %(name)s."""
     return any(base.__name__ == "RawCursorMixin" for base in cursor.__mro__)
 
 
 def numbered(sql: str, params: Params) -> tuple[str, tuple[object, ...]]:
-    """The statement with $1, $2 … for %(name)s, and its parameters in that order."""
+    """The statement with $1, $2 … instead of %(name)s, and its parameters in that order."""
     text, names = placed(sql)
     return text, tuple(params[name] for name in names)
 
 
 @lru_cache(maxsize=256)
 def placed(sql: str) -> tuple[str, tuple[str, ...]]:
-    """The statement with $1, $2 … for %(name)s, and the names that have these places, in that order."""
+    """The statement with $1, $2 … instead of %(name)s, and the names that belong to these places, in that order."""
     names: dict[str, int] = {}
 
     def place(found: re.Match[str]) -> str:

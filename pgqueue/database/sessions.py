@@ -1,15 +1,17 @@
-"""A worker's own connections: opened when first needed, opened again when they broke, dependent on no setting.
+"""A worker's own connections: opened when first needed, opened again after they broke, independent of settings.
 
-Every message of a worker is one pipeline, one READ COMMITTED transaction, that sets what it needs for itself only: so
-the defaults of role and database cannot break a worker, and a transaction pooler cannot mix it up with its
-neighbours. A session that is ours alone, by its pid and its age, has them set once instead.
+Every message of a worker is one pipeline and one READ COMMITTED transaction. It sets the settings that it needs, for
+this transaction only. Defaults of role and database therefore cannot break a worker, and a transaction pooler cannot
+mix it up with other clients. If a session is ours alone (known by its pid and its age), its settings are set once.
 
-A connection that breaks with a message under way leaves a session in the server that may not have noticed: the wire
-went dead, and the server waits for the COMMIT, for hours, with our rows locked (no timeout of its own counts in the
-middle of a pipeline); or it has all of the message, and commits it when it comes to it. So such a session is *left*:
-before anything else is sent, on whichever session of this worker, it is ended, and waited for. Then what it was doing
-is committed or undone: a question about its outcome gets an answer that holds, and no session waits for its locks.
-That takes a way past poolers: a session that is not ours alone is not ended.
+If a connection breaks with a message under way, its session in the server may not notice:
+- The link may be dead. Then the server waits for the COMMIT for hours, with our rows locked. None of its own timeouts
+  counts in the middle of a pipeline.
+- The server may have the whole message. Then it commits the message when it comes to it.
+
+A session in this state is called *left*. Before any session of this worker sends anything else, the left session is
+ended, and its end is awaited. After that its transaction is committed or undone: a question about its outcome gets a
+final answer, and no session waits for its locks. A session behind a pooler is not ours alone: it is not ended.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ from pgqueue.database.statements import Statement
 log = logging.getLogger("pgqueue")
 
 Identity = tuple[int, str]
-"""(pid, backend_start): a session, unmistakably."""
+"""(pid, backend_start): identifies a session for all time."""
 
-# A round trip that takes longer than this is taken for a dead link: statement_timeout (30 s) has long answered.
+# If a round trip takes longer than this, the link is dead: statement_timeout (30 s) would have answered before.
 ROUND_TRIP_SECONDS = 45.0
-# So much older than its connection a session may be when it is asked, and be that connection's own.
+# A session that looks older than its connection by at most this time still counts as that connection's own.
 TRAVEL_SECONDS = 1.0
 
 BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", {}, lambda rows: None)
@@ -47,24 +49,24 @@ COMMIT = Statement("COMMIT", {}, lambda rows: None)
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Where a worker's sessions go, and how statements are sent there."""
+    """The database of a worker's sessions, and how statements are sent there."""
 
     dsn: str
     schema: str
     prepare: bool = True
     left: set[Identity] = field(default_factory=set, compare=False, repr=False)
-    """Sessions of this worker that lost their connection with something under way, and have not been ended yet."""
+    """Sessions of this worker that lost their connection with a message under way, and were not ended yet."""
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
-        """The named statement of `sql/` with its parameters; its answer is the rows as they come."""
+        """The named statement of `sql/` with its parameters. Its answer is a list of its rows."""
         return Statement(statements.text(name, self.schema), params, list)
 
 
 class Session:
     """One connection of a worker. `run` sends statements as one transaction in one round trip.
 
-    `opened` is awaited for each new connection before it is used: other workers must know its session before
-    it holds a lock.
+    `opened` is awaited for each new connection before it is used: other workers must know its session before it holds a
+    lock.
     """
 
     def __init__(self, link: Link, name: str, opened: Callable[[], Awaitable[object]] | None = None) -> None:
@@ -72,31 +74,31 @@ class Session:
         self._opened = opened
         self.identity: Identity | None = None
         self.generation = 0
-        """How many connections this session has had; what was learned on an earlier one may not hold on this one."""
+        """Number of connections this session has had. Facts learned on an earlier connection may be wrong on this."""
         self.ended = 0
-        """How many round trips were answered or failed: none hangs for ever."""
+        """Number of round trips that were answered or failed. No round trip hangs for ever."""
         self.sent = 0.0
         """When the last message was sent, by `monotonic`."""
         self.took = 0.0
-        """Seconds the last answer took, without the wait for our turn and for a connection."""
+        """Seconds until the last answer, without the waits for our turn and for a connection."""
         self._name = name
         self._connection: Wire | None = None
         self._turn = asyncio.Lock()
         self._noted = asyncio.Event()
 
     async def run(self, *messages: Statement[Any], on: int | None = None) -> list[Any]:
-        """Send the statements in one transaction of their own and return what each read.
+        """Send the statements in one transaction of their own; return the answer of each.
 
-        Whatever goes wrong closes the connection: the next call starts on a new one. psycopg's errors come through; the
-        transaction may then have been committed or not. What was made for one connection, by its generation, is sent
-        `on` no other: an OperationalError, and nothing was sent.
+        Every error closes the connection: the next call starts on a new one. After one of psycopg's errors the
+        transaction may have been committed or not. `on` is the generation of the only connection to use. If there is
+        another one by now, OperationalError is raised, and nothing was sent.
         """
         return await self._send(messages, on=on)
 
     async def run_then(
         self, *messages: Statement[Any], then: Sequence[Statement[Any]], on: int | None = None
     ) -> list[Any]:
-        """`run`, and in the same round trip `then`, in a transaction of its own after that COMMIT; what each read."""
+        """`run`, followed in the same round trip by `then`, in a transaction of its own; return all answers."""
         return await self._send(messages, then, on)
 
     async def _send(
@@ -117,7 +119,7 @@ class Session:
                 self.ended += 1
 
     async def _exchange(self, connection: Wire, messages: Sequence[Statement[Any]], after: Any) -> list[Any]:
-        identity = self.identity  # not there any more if `close` is called meanwhile
+        identity = self.identity  # kept here, because `close` may be called meanwhile
         self.sent = monotonic()
         self._noted.clear()
         try:
@@ -130,7 +132,7 @@ class Session:
         return answers
 
     async def ready(self) -> int:
-        """Connect if need be; the generation of the connection that the next `run` will use."""
+        """Connect if needed; return the generation of the connection that the next `run` will use."""
         if self._connection is None or self._connection.closed:
             async with self._turn:
                 await self._connected()
@@ -138,15 +140,15 @@ class Session:
 
     @property
     def lasting(self) -> int | None:
-        """The generation of the connection, if its session in the server is ours alone and as young as it; else None.
+        """The generation of the connection, if its session in the server is ours alone and began with it; else None.
 
-        Then all that is sent on it goes to one server process, which began with it; behind a pooler it may not.
+        Then everything sent on it goes to the same server process. Behind a pooler it may not.
         """
         connection = self._connection
         return self.generation if connection is not None and connection.keeps else None
 
     async def stirs(self) -> None:
-        """Wait until the server says something unasked: a notification came, or the connection broke. Then `run`."""
+        """Wait until a notification comes or the connection breaks. After that call `run`."""
         connection, loop = self._connection, asyncio.get_running_loop()
         if connection is None or connection.closed:
             return
@@ -158,12 +160,12 @@ class Session:
             loop.remove_reader(file)
 
     async def rest(self) -> None:
-        """Give the connection back to the server for now; not in the middle of a message."""
+        """Close the connection for now, but not in the middle of a message. The next `run` opens another one."""
         async with self._turn:
             await self.close()
 
     async def close(self) -> None:
-        """Close the connection, if there is one, at once: a message under way fails."""
+        """Close the connection at once, if there is one. A message under way fails."""
         connection, self._connection, self.identity = self._connection, None, None
         if connection is not None:
             await connection.close()
@@ -179,21 +181,21 @@ class Session:
             self.generation += 1
             try:
                 self.identity = await identify(self._connection, self.link)
-                if self.identity is not None and self.link.prepare:  # else there is a pooler, whatever it says
+                if self.identity is not None and self.link.prepare:  # prepare=False is set for a pooler
                     age = monotonic() - began + TRAVEL_SECONDS
                     keep = self.link.statement("sessions_keep", pid=self.identity[0], seconds=age)
                     [kept] = await send(self._connection, self.link, keep)
                     self._connection.keeps = bool(kept)
                 if self._opened is not None:
                     await self._opened()
-            except BaseException:  # else the next call would use it half set up, and unknown to others
+            except BaseException:  # else the next call would use a connection half set up and unknown to other workers
                 await self.close()
                 raise
         return self._connection
 
 
 def options(link: Link, application_name: str) -> dict[str, Any]:
-    """How a worker's connections are made: autocommit, statements prepared at first use, dead links noticed."""
+    """The options of a worker's connections: autocommit, statements prepared at first use, dead links noticed."""
     return {
         "autocommit": True,
         "application_name": application_name,
@@ -208,12 +210,12 @@ def options(link: Link, application_name: str) -> dict[str, Any]:
 
 
 async def connect(link: Link, application_name: str) -> Wire:
-    """A connection in autocommit mode; timestamps arrive as microseconds since 2000, read only where asked for."""
+    """Open a connection in autocommit mode. Timestamps arrive as microseconds since 2000."""
     opening = asyncio.ensure_future(Wire.connect(link.dsn, **options(link, application_name)))
     try:
         conn = await asyncio.shield(opening)
     except asyncio.CancelledError:
-        opening.add_done_callback(_finish)  # cancelled half-way, psycopg would leave the socket open
+        opening.add_done_callback(_finish)  # if psycopg were cancelled half-way, it would leave the socket open
         raise
     conn.adapters.register_loader("timestamptz", Int8BinaryLoader)
     conn.prepares = link.prepare
@@ -229,7 +231,7 @@ async def send(
 ) -> list[Any]:
     """Send the statements as one transaction in one round trip, with the settings of a worker's transactions.
 
-    Without an answer within `patience` seconds the connection is broken: an OperationalError.
+    If there is no answer within `patience` seconds, the connection is broken and OperationalError is raised.
     """
     first = [BEGIN] if conn.keeps else [BEGIN, link.statement("sessions_settings")]
     seconds = ROUND_TRIP_SECONDS if patience is None else patience
@@ -246,20 +248,20 @@ async def send(
 
 
 def hang_up(conn: AsyncConnection[Any] | Connection[Any]) -> None:
-    """Break a connection from outside: a call that waits for it, in any thread, gets an OperationalError at once."""
+    """Break a connection from any thread: a call that waits for an answer on it gets an OperationalError at once."""
     with (
         suppress(OSError, OperationalError),
         _socket(conn) as link,
-    ):  # errors: it broke by itself, or was closed just now
+    ):  # an error means that it broke by itself, or was closed just now
         link.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
 def transaction(conn: Connection[Any], link: Link, *, pipeline: bool = False) -> Iterator[None]:
-    """A transaction of a worker on a sync connection, as a pipeline if wanted.
+    """A transaction of a worker on a sync connection, with `pipeline` as a pipeline.
 
-    One that takes too long waits over a dead link: the connection is broken, an OperationalError. That holds to the
-    last answer, so the pipeline is ours: leaving it is a round trip, too.
+    If it takes too long, the link is dead: the connection is broken, and OperationalError is raised. The pipeline is
+    opened here because its end is a round trip, too, and must be inside this time.
     """
     timer = threading.Timer(ROUND_TRIP_SECONDS, hang_up, [conn])
     timer.daemon = True
@@ -274,41 +276,41 @@ def transaction(conn: Connection[Any], link: Link, *, pipeline: bool = False) ->
 
 
 async def identify(conn: Wire, link: Link, *, patience: float | None = None) -> Identity | None:
-    """Which session a connection has, or None if it is not ours alone."""
+    """The session of a connection; None if it is not ours alone."""
     [rows] = await send(conn, link, link.statement("sessions_identity"), patience=patience)
     return own(conn, rows)
 
 
 def own(conn: AsyncConnection[Any] | Connection[Any], rows: Sequence[tuple[int, str]]) -> Identity | None:
-    """What `sessions_identity` answered, if the session is ours alone: a pooler makes up the pid it tells clients."""
+    """The answer of `sessions_identity` if the session is ours alone, else None: poolers give clients a made-up pid."""
     return rows[0] if rows and rows[0][0] == conn.info.backend_pid else None
 
 
 def answered(error: BaseException, conn: AsyncConnection[Any]) -> bool:
-    """Whether the server itself has refused what was sent, so that there is nothing under way any more."""
+    """Whether the server itself has refused the message: then it is no longer under way."""
     return isinstance(error, Error) and error.sqlstate is not None and not conn.closed
 
 
 async def end_left(conn: Wire, link: Link) -> None:
-    """End the sessions that were left, one after the other, and wait until they have ended, 10 s at most for each."""
+    """End the left sessions one after the other, and wait for the end of each, 10 s at most."""
     for left in list(link.left):
         [rows] = await send(conn, link, ending(link, left))
-        if rows and rows[0][0] is False:  # it has not ended in time, or just now by itself
+        if rows and rows[0][0] is False:  # the session has not ended in time, or just now by itself
             [rows] = await send(conn, link, ending(link, left))
         if rows and not rows[0][0]:
             log.warning(
-                "session %d of this worker, which broke off, could not be ended: what it holds is locked", left[0]
+                "session %d of this worker has lost its connection and could not be ended: its locks stay", left[0]
             )
         link.left.discard(left)
 
 
 def ending(link: Link, session: Identity) -> Statement[list[tuple[Any, ...]]]:
-    """What ends a session of ours; it answers as `sessions_end` does."""
+    """The statement that ends a session of ours, `sessions_end`."""
     return link.statement("sessions_end", pid=session[0], backend_start=session[1])
 
 
 def _socket(conn: AsyncConnection[Any] | Connection[Any]) -> socket.socket:
-    """The connection's socket under a second handle; of what kind it is does not matter to a shutdown."""
+    """A second handle of the connection's socket. Its family does not matter for a shutdown."""
     return socket.fromfd(conn.fileno(), socket.AF_INET, socket.SOCK_STREAM)
 
 

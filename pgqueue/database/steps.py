@@ -1,7 +1,7 @@
-"""One description of what to ask for, one statement after another, sent on a sync or an async connection.
+"""Run several statements one after the other, on a sync or an async connection.
 
-A generator yields statements and is sent their rows; so what people do by hand is written once, however the application
-connects. Knows nothing of what the statements mean.
+A generator yields statements and gets their rows. An operation that people do by hand is therefore written once for all
+kinds of connections. This module does not know what the statements mean.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pgqueue.database.statements import Row, Statement
 
 T = TypeVar("T")
 Steps = Generator[Statement[list[Row]], list[Row], T]
-"""What to send, one statement after another; what comes back is sent in; at the end the result."""
+"""A generator that yields statements, is sent their rows, and returns the result."""
 
 
 NOTES: Mapping[str, str] = {
     "40001": "the job has moved since this transaction took its snapshot (REPEATABLE READ or SERIALIZABLE); roll back "
     "and try again in a new transaction"
 }
-"""What an error of the server means where jobs are changed by hand, by its SQLSTATE."""
+"""By SQLSTATE: what a server's error means for an operation that changes jobs by hand."""
 
 
 def drive(conn: object, steps: Steps[T], notes: Mapping[str, str] = NOTES) -> T:
-    """Send what the steps say, on this connection; their result."""
+    """Run the steps on this connection; return their result."""
     try:
         statement = next(steps)
         while True:
@@ -51,7 +51,7 @@ async def adrive(conn: object, steps: Steps[T], notes: Mapping[str, str] = NOTES
 
 
 def _explain(error: Exception, notes: Mapping[str, str]) -> None:
-    """Add to the driver's error, which applications know how to retry on, what it means here."""
+    """Add a note to the driver's error: what it means here. The error stays the same: applications retry on it."""
     for each in (error, getattr(error, "orig", None), error.__cause__):
         state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
         if note := notes.get(str(state)):

@@ -204,7 +204,7 @@ async def test_a_session_that_is_not_ours_to_end_is_named(
         session.link.left.add(mine)
         assert await session.run(select("SELECT 1")) == [1]
         assert [record.getMessage() for record in caplog.records] == [
-            f"session {mine[0]} of this worker, which broke off, could not be ended: what it holds is locked"
+            f"session {mine[0]} of this worker has lost its connection and could not be ended: its locks stay"
         ]
         assert not session.link.left
     finally:
