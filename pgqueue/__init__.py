@@ -142,11 +142,11 @@ _PLACES = {
 }
 _PLACE = {name: place for place, names in _PLACES.items() for name in names.split()}
 _MODULES = {"schedules": "client.schedules"}
-"""Modules that are public by another name than their own."""
+"""Public names of modules, where they differ from the module's place."""
 
 
 def __getattr__(name: str) -> Any:
-    """Each name comes at its first use: an enqueue needs no worker, and a probe (`pgqueue health`) hardly any."""
+    """Import a name at its first use: an enqueue needs no worker, and a probe (`pgqueue health`) needs few modules."""
     if name in _PLACE:
         found = getattr(import_module(f"{__name__}.{_PLACE[name]}"), name)
         globals()[name] = found

@@ -1,4 +1,4 @@
-"""`pgqueue` and `python -m pgqueue`: the command line, with one clear line where psycopg finds no libpq."""
+"""`pgqueue` and `python -m pgqueue`: the command line. If psycopg finds no libpq, one clear message says so."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NO_LIBPQ = (
 
 
 def main() -> None:
-    """Run the command line; ends the process. The console script `pgqueue` is this function."""
+    """Run the command line and end the process. The console script `pgqueue` is this function."""
     if sys.argv[1:2] == ["health"]:
-        # A probe runs every few seconds, on every host: what it leaves behind goes with the process.
+        # A probe runs every few seconds, on every host: garbage collection would only cost time in so short a process.
         gc.disable()
         atexit.register(gc.freeze)
     try:
@@ -23,7 +23,7 @@ def main() -> None:
 
         cli(prog_name="pgqueue")
     except ImportError as error:
-        # psycopg's own text has a line for each of the three ways it tried.
+        # psycopg's own message is longer: it has a line for each of the three ways it tried.
         if "no pq wrapper available" not in str(error):
             raise
         sys.exit(NO_LIBPQ)

@@ -1,7 +1,7 @@
-"""Where the database is and how pgqueue speaks to it: one frozen `Config`, asked for at every door.
+"""Where the database is and how pgqueue speaks to it: one frozen `Config`.
 
-Each value comes from the argument of the call, else `pgqueue.configure(...)`, else the environment, else the default.
-The client side, the worker and the CLI ask here; nothing else reads PGQUEUE_* variables. Never connects, never prints a
+Each value comes from the argument of the call, else from `pgqueue.configure(...)`, else from the environment, else it
+is the default. The client side, the worker and the CLI ask this module for them. It never connects and never prints a
 password.
 """
 
@@ -17,7 +17,7 @@ from pgqueue.errors import InvalidOption, NotConfigured
 
 EMBEDDED = "embedded:"
 OFF = "off"
-"""As `listen_dsn`: no LISTEN at all, workers poll. For poolers in transaction mode without a direct way beside them."""
+"""As `listen_dsn`: no LISTEN, workers poll. For a pooler in transaction mode if there is no direct connection, too."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -25,8 +25,8 @@ def _words(text: str) -> frozenset[str]:
 
 
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,21}")
-# The words of PostgreSQL 15 to 18 that cannot name a schema without quotes (pg_get_keywords(), catcode R and T); a test
-# compares them with the server's. Refusing them is why no SQL of ours ever needs to quote the schema.
+# The words of PostgreSQL 15 to 18 that cannot name a schema without quotes (pg_get_keywords(), catcode R and T). A test
+# compares them with the server's. Because they are refused, no SQL of ours needs to quote the schema.
 _RESERVED = _words("""
     all analyse analyze and any array as asc asymmetric authorization binary both case cast check collate collation
     column concurrently constraint create cross current_catalog current_date current_role current_schema current_time
@@ -44,7 +44,7 @@ _PASSWORD = re.compile(
     r"(?P<name>\w*passw(?:or)?d\s*=\s*)(?:'(?:[^'\\]|\\.)*'?|(?:\\.|[^\s&])*)", re.IGNORECASE | re.DOTALL
 )
 
-# What only asyncpg or SQLAlchemy's asyncpg dialect understand: their own caches and timeouts, nothing of the server's.
+# Options that only asyncpg or SQLAlchemy's asyncpg dialect understand: their own caches and timeouts.
 _ASYNCPG_ONLY = _words("""
     async_fallback command_timeout connection_class direct_tls json_deserializer json_serializer
     max_cacheable_statement_size max_cached_statement_lifetime prepared_statement_cache_size
@@ -59,11 +59,13 @@ _NO = frozenset({"0", "off", "false", "no"})
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Config:
-    """The settings one process works with.
+    """The settings of one process.
 
-    `listen_dsn` is where LISTEN goes: the same as `dsn` unless a pooler stands before it; None (given as `off`):
-    nowhere, workers poll. `prepare=False` is for poolers without prepared statements, `notify=False` for two-phase
-    commit, `outbox` for applications that enqueue elsewhere.
+    - `listen_dsn`: the DSN for LISTEN. It is the same as `dsn`, unless `dsn` leads to a pooler. None (given as `off`)
+      means no LISTEN: workers poll.
+    - `prepare=False`: for poolers without prepared statements.
+    - `notify=False`: for two-phase commit.
+    - `outbox`: for applications that enqueue elsewhere. No code of pgqueue reads it yet.
     """
 
     dsn: str | None = None
@@ -103,9 +105,9 @@ def configure(
     prepare: bool | None = None,
     outbox: bool | None = None,
 ) -> None:
-    """Set this process's configuration; what is left out keeps its value, the environment's or the default.
+    """Set this process's configuration. Values that are left out stay as they are.
 
-    Wrong values raise InvalidOption here, not at the first use.
+    A wrong value raises InvalidOption here, not at its first use.
 
         pgqueue.configure(dsn="postgresql://app@db/shop", schema="jobs")
     """
@@ -117,12 +119,12 @@ def configure(
 
 
 def config(*, dsn: str | None = None, listen_dsn: str | None = None, schema: str | None = None) -> Config:
-    """Return the configuration in force; an argument that is not None wins over everything else."""
+    """Return the configuration in force. An argument that is not None comes before everything else."""
     return _resolve(_environment() | _configured | _named(dsn=dsn, listen_dsn=listen_dsn, schema=schema))
 
 
 def client() -> tuple[str, bool]:
-    """Return schema and notify of the configuration in force: all that enqueue asks for, at a fifth of the time."""
+    """Return schema and notify of the configuration in force. Faster than `config`: enqueue needs only these."""
     schema, notify = _configured.get("schema"), _configured.get("notify")
     if schema is None:
         schema = os.environ.get("PGQUEUE_SCHEMA") or "pgqueue"
@@ -132,10 +134,10 @@ def client() -> tuple[str, bool]:
 
 
 def normalize(dsn: str) -> str:
-    """Return `dsn` as libpq reads it: `postgres://` and SQLAlchemy-style URLs (`postgresql+asyncpg://`) become `postgresql://`.
+    """Return `dsn` as libpq reads it: `postgres://` and `postgresql+asyncpg://` (SQLAlchemy) become `postgresql://`.
 
-    asyncpg's own options are dropped, `ssl=` and `timeout=` translated. Keyword strings (`host=… dbname=…`) and
-    `embedded:` pass as they are. Another database's URL raises InvalidOption.
+    asyncpg's own options are dropped, `ssl=` and `timeout=` are translated. Keyword strings (`host=… dbname=…`) and
+    `embedded:` stay as they are. Another database's URL raises InvalidOption.
     """
     return _normalized(dsn.strip())
 
@@ -143,7 +145,7 @@ def normalize(dsn: str) -> str:
 def safe(dsn: str) -> str:
     """Return `dsn` with every password replaced by `***`, for messages and logs.
 
-    Rather hides too much than too little: a password with an unescaped `@` or `/` in it is hidden whole.
+    It hides too much rather than too little: a password with an unescaped `@` or `/` in it is hidden as a whole.
     """
     return _PASSWORD.sub(r"\g<name>***", _USERINFO.sub(r"\g<before>***", dsn))
 
@@ -152,7 +154,7 @@ def safe(dsn: str) -> str:
 def check_schema(schema: str) -> str:
     """Return `schema` if it can name pgqueue's schema, else raise InvalidOption.
 
-    At most 22 characters, so that a channel name `schema.queue` fits PostgreSQL's 63 bytes.
+    A schema has at most 22 characters, because the channel name `schema.queue` must fit PostgreSQL's 63 bytes.
     """
     if _SCHEMA.fullmatch(schema) is None or schema.startswith("pg_"):
         raise InvalidOption(
@@ -164,7 +166,7 @@ def check_schema(schema: str) -> str:
 
 
 def _named(**values: str | bool | None) -> dict[str, str | bool]:
-    """The values that were given; an empty text says nothing."""
+    """The values that were given. An empty text counts as not given."""
     return {name: value for name, value in values.items() if value is not None and value != ""}
 
 
@@ -172,7 +174,7 @@ def _resolve(values: dict[str, str | bool]) -> Config:
     return _resolved(tuple(values.items()))
 
 
-@lru_cache(maxsize=64)  # every enqueue asks: 12 µs without
+@lru_cache(maxsize=64)  # every enqueue asks
 def _resolved(values: tuple[tuple[str, str | bool], ...]) -> Config:
     chosen = Config(**dict(values))  # type: ignore[arg-type]
     dsn = chosen.dsn and normalize(chosen.dsn)
@@ -224,7 +226,7 @@ def _translated(rest: str) -> str:
     ]
     hosts = [value for name, value in options if name == "host"]
     plain = [(name, value) for name, value in options if name != "host"]
-    # `&` and `=` of the values are escaped, spaces as %20: libpq takes a `+` literally.
+    # `&` and `=` in values are escaped. A space becomes %20, because libpq takes a `+` literally.
     text = urlencode([*_hosts(hosts), *plain], quote_via=quote, safe="/,:")
     return f"{address}?{text}" if text else address
 

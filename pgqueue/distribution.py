@@ -1,7 +1,7 @@
-"""What pgqueue is called where it is installed: the distribution's name, which is not the import name.
+"""The distribution's name, which differs from the import name.
 
-Used by code that asks for our version or names an extra. A constant, held to pyproject.toml by a test: to look it up,
-every distribution there is would be read (90 ms for 60 of them), and one installed as editable would not be found.
+Used by code that asks for our version or names an extra. It is a constant; a test compares it with pyproject.toml.
+Looking it up would read every installed distribution, and would not find an editable install.
 """
 
 from __future__ import annotations
@@ -10,5 +10,5 @@ NAME = "pgqueue-jobs"
 
 
 def install(extra: str) -> str:
-    """The command that installs one of our extras."""
+    """The command that installs this extra."""
     return f"pip install '{NAME}[{extra}]' (from a checkout '.[{extra}]')"

@@ -1,14 +1,14 @@
-"""Every exception pgqueue raises, in one place.
+"""Every exception pgqueue raises.
 
-All derive from `Error` and carry `.job_id` where there is a job. Messages are written for whoever reads them at 3 a.m.:
-what happened, to which job, what to do. Nothing here does I/O.
+All derive from `Error` and have `.job_id` if they are about a job. A message says what happened, to which job, and what
+to do: it may be read at 3 a.m. Nothing here does I/O.
 """
 
 from __future__ import annotations
 
 
 class Error(Exception):
-    """Something pgqueue refuses or could not do; the base of all its exceptions."""
+    """The base class of all exceptions of pgqueue."""
 
     def __init__(self, message: str = "", *, job_id: int | None = None) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class InvalidOption(Error, ValueError):
 
 
 class UnsupportedConnection(Error, TypeError):
-    """What was given as connection is of no kind pgqueue can use, or sync where async is needed (or the reverse)."""
+    """pgqueue cannot use this kind of connection, or it is sync where async is needed (or the reverse)."""
 
 
 class DuplicateJob(Error):
@@ -84,8 +84,8 @@ class JobTimeout(Error, TimeoutError):
 
 
 class ResultTimeout(Error, TimeoutError):
-    """The job had not finished when the caller's patience ended; it goes on."""
+    """The job had not finished within the timeout that the caller gave; it goes on."""
 
 
 class JobLost(Error):
-    """The job was handed to another worker meanwhile: this run's outcome is dropped (fenced)."""
+    """The job was given to another worker meanwhile: this run's outcome is dropped (fenced)."""

@@ -1,6 +1,6 @@
-"""How log lines look: as text or as JSON; and what a line that names a job has as fields.
+"""Two log formatters: `Text`, and `Json` with one object per line.
 
-Used by `pgqueue work`, and by applications in their own logging configuration. Configures nothing itself.
+Used by `pgqueue work`, and by applications in their own logging configuration. This module configures nothing itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-# What every record has; the rest came with `extra=` and belongs to the line.
+# The attributes every record has. All others came with `extra=` and are written as fields.
 _COMMON = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -27,8 +27,8 @@ class Text(logging.Formatter):
 class Json(logging.Formatter):
     """One JSON object on one line of ASCII: time, level, logger, message, the extras, the traceback as `exception`.
 
-    Valid whatever the record holds: what JSON has no word for (NaN, an object, half a surrogate pair) becomes text. An
-    extra under one of our own names gets a `_` behind it.
+    The JSON is always valid: values that JSON lacks (NaN, an object, half a surrogate pair) become text. If an extra
+    has one of our own names, a `_` is added to it.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -66,7 +66,7 @@ def _dump(value: Any) -> str:
     text = json.dumps(value, default=_text, ensure_ascii=False, allow_nan=False)
     if text.isascii():
         return text
-    # Half a surrogate pair cannot be written, and not every stream takes what is beyond ASCII.
+    # Half a surrogate pair cannot be written, and not every stream takes characters beyond ASCII.
     return json.dumps(json.loads(text.encode(errors="replace")))
 
 

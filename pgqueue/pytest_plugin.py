@@ -1,10 +1,11 @@
 """The fixtures for tests of applications: `pgqueue_db`, `pgqueue_conn`, `pgqueue_drain`.
 
-pytest finds this module by its entry point, in every project that has pgqueue installed. So it imports nothing but
-pytest, and does nothing, until one of the fixtures is asked for.
+pytest finds this module by its entry point, in every project that has pgqueue installed. Until a test asks for one of
+the fixtures, it imports only pytest and does nothing.
 
-The PostgreSQL is that of PGQUEUE_TEST_DSN, where databases named pgqueue_… are made and dropped, else an embedded one
-(extra `embedded`) in a temporary directory. It is started and migrated once per run; each test gets a copy.
+The server is that of PGQUEUE_TEST_DSN; there, databases named pgqueue_… are made and dropped. Without this variable it
+is an embedded server (extra `embedded`) in a temporary directory. It is started and migrated once per run; each test
+gets a copy of the database.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
     from pgqueue.testing import Clock, Drained
 
-# Nothing here outlives the run, so nothing is worth a flush.
+# Nothing here outlives the run: no flush to disk is needed.
 SETTINGS = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "200"}
-LINGER = 3  # databases that are done with and still there
+LINGER = 3  # this many used databases are kept until later tests drop them
 
 
 class Databases:
     """Makes databases on one server, named after our session there, so that runs side by side do not meet.
 
-    One that is done with is dropped a few tests later: right after its test its sessions are still ending, and DROP
-    DATABASE would wait 100 ms for them. `strategy` is how CREATE DATABASE copies; None leaves that to the server.
+    A used database is dropped a few tests later. Right after its test its sessions are still ending, and DROP DATABASE
+    would wait for them. `strategy` is how CREATE DATABASE copies; None leaves that to the server.
     """
 
     def __init__(self, dsn: str, strategy: str | None = None) -> None:
@@ -47,7 +48,7 @@ class Databases:
         self._template: str | None = None
 
     def close(self) -> None:
-        """Drop what is left, and disconnect."""
+        """Drop the databases that are left, and disconnect."""
         if self._template is not None:
             self._left.append(self._template)
         self._drop_left(0)
@@ -55,7 +56,7 @@ class Databases:
 
     @property
     def template(self) -> str:
-        """The name of a database that has been migrated; to be copied, never to be connected to."""
+        """The name of a migrated database. Copy it, never connect to it."""
         if self._template is None:
             from pgqueue.database import migrations
 
@@ -66,7 +67,7 @@ class Databases:
 
     @contextmanager
     def copy(self, template: str | None = None) -> Iterator[str]:
-        """A database like `template` (default: the migrated one) as long as this lasts; its DSN."""
+        """Make a copy of `template` (default: the migrated database), give its DSN, and drop it later."""
         name = self._create(template or self.template)
         try:
             yield self.address(name)
@@ -93,14 +94,14 @@ class Databases:
         return name
 
     def _drop_left(self, linger: int) -> None:
-        """Drop the oldest of those that are done with, all but so many."""
+        """Drop the oldest used databases, until only `linger` are left."""
         while len(self._left) > linger:
             self._admin.execute(f"DROP DATABASE IF EXISTS {self._left.pop(0)} WITH (FORCE)".encode())
 
 
 @pytest.fixture(scope="session")
 def pgqueue_databases() -> Iterator[Databases]:
-    """The server of the run; not for tests, which ask for `pgqueue_db`."""
+    """The server of the run. Tests do not use it: they ask for `pgqueue_db`."""
     with ExitStack() as stack:
         databases = _databases(stack)
         stack.callback(databases.close)
@@ -109,7 +110,7 @@ def pgqueue_databases() -> Iterator[Databases]:
 
 @pytest.fixture
 def pgqueue_db(pgqueue_databases: Databases, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A migrated database of the test's own: its DSN. It is the configured one as long as the test lasts."""
+    """The DSN of a migrated database that only this test uses. It is the configured one while the test lasts."""
     from pgqueue import config
 
     with pgqueue_databases.copy() as dsn:
@@ -141,7 +142,7 @@ def pgqueue_drain(pgqueue_conn: psycopg.Connection[tuple[Any, ...]]) -> Callable
 
 
 def _databases(stack: ExitStack) -> Databases:
-    """On the server that is named, else on an embedded one."""
+    """Databases on the server that PGQUEUE_TEST_DSN names, else on an embedded one."""
     from pgqueue.config import normalize
     from pgqueue.database import embedded
     from pgqueue.errors import Error
