@@ -1,1 +1,1 @@
-"""What an application declares and calls."""
+"""What an application declares and calls: tasks, enqueue, schedules, results."""

@@ -1,11 +1,12 @@
 """Enqueue: jobs become rows inside the application's own transaction. The first station of the flow.
 
-Called by the application, by tasks (`task.enqueue`) and the CLI. Pure functions make the statements (`one`, `many`);
-`enqueue` and its three siblings only hand them to the connection; jobs with unique keys go the way of `unique_enqueue`.
-A job exists exactly when that transaction commits, and the NOTIFY that wakes a worker is part of it. Never commits,
-never opens a connection, never takes a lock.
+Called by the application, by tasks (`task.enqueue`) and by the CLI. Pure functions make the statements (`one`, `many`).
+`enqueue`, `aenqueue` and their batch forms only run them on the connection. Jobs with unique keys take another way,
+`unique_enqueue`.
 
-Arguments are checked before anything is sent, so a refused call leaves the application's transaction as it was.
+A job exists exactly if that transaction commits. The NOTIFY that wakes a worker is part of it. This module never
+commits, never opens a connection and never takes a lock. Arguments are checked before anything is sent: a refused call
+leaves the application's transaction as it was.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ def enqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[
     """Enqueue one call of `task` on the application's connection and return the job's handle.
 
     The job is part of the connection's transaction: it runs after the COMMIT, or never. One statement; never commits.
-    `task` is a task (also `task.using(…)`), or the name of one that lives elsewhere, with keyword arguments only.
-    Raises InvalidArguments before anything is sent, UnsupportedConnection, SchemaMissing, or the driver's own errors.
+    `task` is a task (also `task.using(…)`), or the name of a task of another codebase, then with keyword arguments
+    only. Raises InvalidArguments before anything is sent, UnsupportedConnection, SchemaMissing, or the driver's own
+    errors.
 
         with psycopg.connect(dsn) as conn:
             conn.execute("INSERT INTO orders (id) VALUES (7)")
@@ -68,14 +70,14 @@ async def aenqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> Job
 
 
 def enqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle[Any]]:
-    """Enqueue a batch and return the handles in the jobs' order. One statement, whatever the jobs; none for no jobs.
+    """Enqueue a batch and return the handles in the jobs' order. One statement for all jobs; none for no jobs.
 
-    A second one, seldom more, if unique keys of theirs are taken already.
+    If unique keys of the jobs are taken already, there is a second statement, rarely more.
 
         pgqueue.enqueue_many(conn, [remind.new(user) for user in users] + [report.new()])
 
-    All or none: a job that is refused refuses the batch, before anything is sent. Only a duplicate of a task with
-    on_duplicate="raise" is found out after the others are in: roll back if they are not wanted.
+    All or none: if one job is refused, the batch is refused before anything is sent. Only a duplicate of a task with
+    on_duplicate="raise" is found after the others are inserted: roll back if they are not wanted.
     """
     batch = _checked(jobs)
     if has_keys(batch):
@@ -117,7 +119,7 @@ def one(job: NewJob[R], *, schema: str = "pgqueue", notify: bool = True) -> Stat
 def many(
     jobs: Sequence[NewJob[Any]], *, schema: str = "pgqueue", notify: bool = True
 ) -> Statement[list[JobHandle[Any]]]:
-    """The statement that enqueues these jobs, at least one; they have no unique keys."""
+    """The statement that enqueues these jobs: at least one, all without unique keys."""
     if not all(map(is_plain, jobs)):
         return Statement(text("enqueue_many_later", schema), columns(jobs) | {"notify": notify}, _handles)
     params = plain_columns(jobs)
@@ -126,7 +128,8 @@ def many(
 
 
 def following(jobs: Sequence[NewJob[Any]], *, schema: str, notify: bool) -> Statement[Any]:
-    """The statement that makes successors of these, at least one, whatever they have; what it answers says nothing."""
+    """The statement that enqueues these jobs as successors: at least one, with keys or without. Its answer means
+    nothing."""
     if has_keys(jobs):
         return unique_enqueue.following(jobs, schema=schema, notify=notify)
     return many(jobs, schema=schema, notify=notify)
@@ -163,7 +166,7 @@ def _new_job(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob
 
 
 def _named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob[Any]:
-    """A task of another codebase: its own declaration is not here, so the defaults of queue and priority apply."""
+    """A job of another codebase's task. Its declaration is unknown here: queue and priority are the defaults."""
     encoded = codec.keywords_only(name).encode(args, kwargs)
     return NewJob(name, encoded, "default", 5, None, None, None, None)
 

@@ -1,6 +1,6 @@
-"""What `enqueue` gives back: the id of the new job, and the way to ask about it later.
+"""What `enqueue` returns: the id of the new job, and the way to ask about it later.
 
-A handle knows no connection: it is made inside the application's transaction and outlives it, so it asks through the
+A handle has no connection, because it outlives the application's transaction in which it was made. It asks through the
 configured DSN. It sees what other sessions see: nothing until that transaction has committed.
 """
 
@@ -25,8 +25,8 @@ R = TypeVar("R")
 class JobHandle(Generic[R]):
     """One enqueued job; `R` is what its task returns.
 
-    `created` says whether this enqueue made it; if not, it is the job that has the unique key, and `replaced` says
-    whether this enqueue changed it.
+    `created` says whether this enqueue made the job. If it did not, this is the job that has the unique key, and
+    `replaced` says whether this enqueue changed it.
     """
 
     id: int
@@ -37,8 +37,8 @@ class JobHandle(Generic[R]):
     def state(self) -> str:
         """The job's state now, such as 'available' or 'completed', read on a connection of its own.
 
-        Raises JobNotFound while the enqueuing transaction is open, after its rollback, and when retention has removed
-        the job; NotConfigured without a DSN.
+        Raises JobNotFound while the enqueuing transaction is open, after its rollback, and after retention has removed
+        the job. Raises NotConfigured without a DSN.
         """
         with drivers.connect(autocommit=True) as conn:
             state = drivers.run(conn, find_state(self.id, config().schema))
@@ -47,16 +47,21 @@ class JobHandle(Generic[R]):
         return state
 
     def result(self, timeout: float | timedelta | None = None) -> R:
-        """Wait until the job has ended and return what its handler returned, as plain JSON: a dataclass is a dict here.
+        """Wait until the job has ended and return its handler's value as plain JSON: a dataclass is a dict here.
 
-        `timeout` in seconds; None waits for ever. Told by NOTIFY within milliseconds on a connection of its own, to the
-        `listen_dsn` if there is one; where that is not possible it looks every 250 ms. Only for outside of
-        transactions: commit what enqueued the job first.
+        `timeout` is in seconds; None waits for ever. The wait opens its own connection, to the `listen_dsn` if there is
+        one. A NOTIFY ends it within milliseconds. If LISTEN is not possible, it looks every 250 ms. Call it outside of
+        the transaction that enqueued the job, after its COMMIT.
 
-        Raises JobFailed (it says why, with the traceback of the last attempt as a note), JobTimeout if the last attempt
-        ran longer than its timeout, JobCancelled, ResultTimeout (the job goes on), JobNotFound at once
-        while the enqueuing transaction is open; NotConfigured without a DSN. JobTimeout and ResultTimeout are both a
-        TimeoutError: catch them by name.
+        It raises:
+        - JobFailed: the job failed; the traceback of the last attempt is a note.
+        - JobTimeout: the last attempt ran longer than its timeout.
+        - JobCancelled: the job was cancelled.
+        - ResultTimeout: the job has not ended within `timeout`; it goes on.
+        - JobNotFound: no job has this id, or the enqueuing transaction is still open.
+        - NotConfigured: there is no DSN.
+
+        JobTimeout and ResultTimeout are both a TimeoutError: catch them by name.
 
             print(job.result(timeout=30))
         """
@@ -71,7 +76,7 @@ class JobHandle(Generic[R]):
 
 
 def find_state(job_id: int, schema: str) -> Statement[str | None]:
-    """Ask for the state of a job; None if there is no such job."""
+    """Ask for the state of a job; None if no job has this id."""
     return Statement(text("handle_state", schema), {"id": job_id}, _first)
 
 

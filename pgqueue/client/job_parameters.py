@@ -1,6 +1,6 @@
-"""The values of a batch as text, column by column: how thousands of jobs travel as a few parameters.
+"""The values of a batch as text, column by column: thousands of jobs become a few parameters of one statement.
 
-Used by `enqueue` and `unique_enqueue`; taken apart by `string_to_table` in their SQL. No I/O.
+Used by `enqueue` and `unique_enqueue`. Their SQL splits the texts by `string_to_table`. No I/O.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_CHARACTERS = 250_000_000
 
 
 def column(values: Sequence[Any], form: Callable[[Any], str | None] | None = None) -> str:
-    """One column of a batch: a single line if all jobs have the same value, as mostly; else a line for each."""
+    """One column of a batch as text: a line for each job, or a single line if all jobs have the same value."""
     if len(set(values)) == 1:
         values = values[:1]
     if form is not None:
@@ -28,9 +28,9 @@ def column(values: Sequence[Any], form: Callable[[Any], str | None] | None = Non
 
 
 def lines(values: Sequence[str]) -> str:
-    """Joined by line breaks, which none of our texts has: JSON escapes them, names do not have them.
+    """Join the values by line breaks. No value has a line break: JSON escapes them, and names do not have them.
 
-    Cheap to make and to take apart (measured: 10,000 jobs in 43 ms; as one JSON document 53, as psycopg's arrays 110).
+    This is cheaper than one JSON document and much cheaper than psycopg's arrays.
     """
     joined = "\n".join(values)
     if joined.count("\n") != len(values) - 1:
@@ -43,12 +43,12 @@ def lines(values: Sequence[str]) -> str:
 
 
 def quoted(key: str) -> str:
-    """A key as JSON: it may have line breaks."""
+    """A key as JSON, because a key may have line breaks."""
     return msgspec.json.encode(key).decode()
 
 
 def columns(jobs: Sequence[NewJob[Any]]) -> dict[str, object]:
-    """What jobs are, column by column: all but their unique keys."""
+    """The jobs column by column, without their unique keys."""
     params = plain_columns(jobs)
     params["run_at"] = column([job.run_at for job in jobs], moment_of)
     params["delay"] = column([job.delay for job in jobs], repr)
@@ -75,7 +75,7 @@ def plain_columns(jobs: Sequence[NewJob[Any]]) -> dict[str, object]:
 
 
 def is_plain(job: NewJob[Any]) -> bool:
-    """It may run at once, and needs nothing that few jobs need."""
+    """Whether the job may run at once and has no deadline, lock, limit or rate."""
     timed = job.run_at is not None or job.delay is not None or job.deadline is not None
     return not timed and job.lock_key is None and job.limit_key is None and job.rate_key is None
 
@@ -85,7 +85,7 @@ def has_keys(jobs: Sequence[NewJob[Any]]) -> bool:
 
 
 def deadline_of(job: NewJob[Any]) -> tuple[str | None, float | None]:
-    """Its deadline as a time, or as seconds from now."""
+    """The job's deadline as a time, or as seconds from now; one of the two is None."""
     deadline = job.deadline
     return (moment_of(deadline), None) if isinstance(deadline, datetime) else (None, deadline)
 

@@ -1,6 +1,6 @@
-"""What a worker process sets up before its first job and takes down after its last: `@pgqueue.lifespan`.
+"""`@pgqueue.lifespan`: what a worker process sets up before its first job and takes down after its last one.
 
-Declared at import beside the tasks; entered by the worker on its loop. Nothing here does I/O.
+Declared at import beside the tasks. The worker enters it on its event loop. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ _declared: list[Callable[[], AsyncIterator[Any]]] = []
 
 
 def lifespan(function: F) -> F:
-    """Declare what surrounds the jobs of a worker process; what it yields is `job.resources` in every handler.
+    """Declare what surrounds the jobs of a worker process. The value it yields is `job.resources` in every handler.
 
-    An async generator function that yields once: before the yield it sets up, after it, it takes down, when the last
-    job has ended. One per process: a second one under another name, or anything else, raises InvalidOption.
+    It is an async generator function that yields once. Before the yield it sets up. After the yield, when the last job
+    has ended, it takes down. Any other kind of function raises InvalidOption. A process has one lifespan: a second one
+    under another name raises InvalidOption.
 
     >>> @pgqueue.lifespan
     ... async def resources():
@@ -37,7 +38,7 @@ def lifespan(function: F) -> F:
 
 
 def declared() -> AbstractAsyncContextManager[Any]:
-    """The lifespan to enter; one that does nothing if none was declared."""
+    """The lifespan to enter. If none was declared, it does nothing."""
     return asynccontextmanager(_declared[0])() if _declared else nullcontext()
 
 

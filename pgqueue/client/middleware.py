@@ -54,7 +54,7 @@ F = TypeVar("F", bound=OnFinish)
 M = TypeVar("M", bound=Middleware)
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
-# What an attempt's row calls them, and what a hook is told.
+# From the outcome in an attempt's row to the reason in a JobOutcome.
 _REASONS = {"failed": "error", "retried": "error"}
 
 
@@ -62,10 +62,16 @@ _REASONS = {"failed": "error", "retried": "error"}
 class JobOutcome:
     """What became of one attempt of a job, for `@on_finish`.
 
-    `name` says what follows: `completed`; `retried`, another attempt in `delay` seconds; `snoozed`, the same with this
-    attempt not spent; `failed`, for good; `cancelled`; `released`, given back unfinished by a worker that stops.
-    `reason` of what failed, for good or not, is `error` or `timeout` or another word of `pgqueue jobs`, of what was
-    cancelled the text that was given. `seconds` is how long it ran.
+    `name` is one of these:
+    - `completed`
+    - `retried`: another attempt follows in `delay` seconds.
+    - `snoozed`: the same, but this attempt is not spent.
+    - `failed`: for good.
+    - `cancelled`
+    - `released`: given back unfinished by a worker that stops.
+
+    If the attempt failed, for good or not, `reason` is `error`, `timeout` or another word of `pgqueue jobs`. If the job
+    was cancelled, it is the text that was given. `seconds` is how long the attempt ran.
 
     >>> JobOutcome("retried", 0.25, reason="error", error_type="KeyError", error="'sku'", delay=7.5).name
     'retried'
@@ -80,7 +86,7 @@ class JobOutcome:
 
     @classmethod
     def of(cls, outcome: Outcome, seconds: float) -> JobOutcome:
-        """The public side of an outcome."""
+        """The public form of an outcome."""
         match outcome:
             case Completed() | Written() | Handed():
                 return cls("completed", seconds)
@@ -135,10 +141,11 @@ _middleware: list[Middleware] = []
 
 
 def on_start(function: S) -> S:
-    """Call this function with every job that is about to run, where it runs: on the loop or in its thread.
+    """Call this function with every job that is about to run, where the job runs: on the loop or in its thread.
 
-    It must be quick, and no `async def` (InvalidOption): on the loop everything waits for it. What it raises is logged
-    with its name; the job runs all the same. What it puts into context variables the handler sees.
+    It must be quick, because on the loop all other jobs wait for it. An `async def` raises InvalidOption. If the
+    function raises, this is logged with its name, and the job runs all the same. The handler sees the context variables
+    that it sets.
 
     >>> @pgqueue.on_start
     ... def announce(job: pgqueue.Job) -> None:
@@ -148,11 +155,12 @@ def on_start(function: S) -> S:
 
 
 def on_finish(function: F) -> F:
-    """If a job's handler was started, call this function with the job and a `JobOutcome`, whatever became of it.
+    """Call this function with the job and a `JobOutcome` after every attempt whose handler was started.
 
-    Once per start, after the outcome has been decided and handed on to be written, in the place where the job ran; but
-    on the loop if it was taken away from a handler that does not stop. Quick and no `async def`, as `on_start`. What it
-    raises is logged with its name and changes nothing. A worker that is killed calls nothing.
+    It is called once per start, after the outcome was decided and handed on to be written. It is called where the job
+    ran. If the job was taken away from a handler that does not stop, it is called on the loop. It must be quick and no
+    `async def`, as `on_start`. If it raises, this is logged with its name and changes nothing. A worker that is killed
+    calls no hook.
 
     >>> @pgqueue.on_finish
     ... def measure(job: pgqueue.Job, outcome: pgqueue.JobOutcome) -> None:
@@ -164,10 +172,12 @@ def on_finish(function: F) -> F:
 def middleware(function: M) -> M:
     """Put this function around the handlers of all tasks: a plain one around sync ones, an async one around async ones.
 
-    It is given the job and `call`, which runs the handler (with the commit of a transactional task) and returns what
-    that returned; a transactional task's result is committed by then, `call` gives None and what the middleware returns
-    counts for nothing. Else what it returns is what the handler is taken to have returned, and what it raises is the
-    attempt's failure. Without a call of `call` the handler does not run. The first one declared is the outermost.
+    It gets the job and `call`, which runs the handler and returns its value. What the middleware returns counts as the
+    handler's value, and an exception of it fails the attempt. If it does not call `call`, the handler does not run. The
+    middleware declared first is the outermost.
+
+    For a transactional task `call` includes the commit and returns None. The result is committed by then: a value that
+    the middleware returns after that is ignored.
 
     >>> @pgqueue.middleware
     ... def trace(job, call):
@@ -184,7 +194,7 @@ def _plain(what: str, function: Hook) -> Hook:
 
 
 def _declare(what: str, function: Hook, declared: list[Any], parameters: int) -> Hook:
-    """Keep it; the same one imported again takes the place of the first."""
+    """Keep the function. If its module is imported again, the new function replaces the old one."""
     generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if generator or not inspect.isfunction(function):
         raise InvalidOption(f"@pgqueue.{what}: {function!r} must be a function, and no generator")
@@ -210,7 +220,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 @dataclass(slots=True)
 class Begun:
-    """The start of a job's handler: when, and the context in which `on_finish` is called."""
+    """The start of a job's handler: its time, and the context in which `on_finish` is called."""
 
     at: float
     context: Context
@@ -218,12 +228,12 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What was declared, for one worker."""
+    """The declared hooks and middleware, for one worker."""
 
     on_start: tuple[OnStart, ...] = ()
     on_finish: tuple[OnFinish, ...] = ()
     middleware: tuple[Middleware, ...] = ()
-    # Changed by the loop and by threads, each only the key that is its own.
+    # Changed by the loop and by threads; each changes only the key of its own job.
     _begun: dict[Job, Begun] = field(default_factory=dict)
 
     def wraps(self, task: Task[..., Any]) -> bool:
@@ -250,7 +260,7 @@ class Hooks:
         return [each for each in self.middleware if inspect.iscoroutinefunction(each) is task.is_async]
 
     def finishing(self, finish: Finish) -> Finish:
-        """`finish`, then the hooks. In this order: not even a hook that hangs keeps an outcome from being written."""
+        """Return a function that calls `finish`, then the hooks: even if a hook hangs, the outcome is written."""
         if not self.on_start and not self.on_finish:
             return finish
 
@@ -261,7 +271,7 @@ class Hooks:
         return finish_and_tell
 
     def finished(self, job: Job, outcome: Outcome) -> None:
-        """Call `on_finish` for a job, once, if its handler was started."""
+        """If the job's handler was started, call `on_finish` for it, once."""
         begun = self._begun.pop(job, None)
         if begun is not None and self.on_finish:
             told = JobOutcome.of(written_in(job, outcome), perf_counter() - begun.at)
@@ -285,12 +295,12 @@ class Hooks:
     def _begin(self, job: Job) -> None:
         if job in self._begun:  # the handler is called again within the same attempt
             return
-        # First: a job that is stopped in the middle of its hooks was started, too.
+        # Noted before the hooks run: a job that is stopped in the middle of them counts as started.
         begun = self._begun[job] = Begun(perf_counter(), copy_context())
         for hook in self.on_start:
             try:
                 hook(job)
-            except (Exception, SystemExit):  # Interrupted is none of these: it is meant for the job
+            except (Exception, SystemExit):  # Interrupted is not among these: it stops the job, not the hook
                 _complain("on_start hook %s failed; job %d (%s) runs all the same", _name(hook), job)
         begun.context = copy_context()
 
@@ -305,7 +315,7 @@ def _tell(hook: OnFinish, job: Job, told: JobOutcome) -> None:
         hook(job, told)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # what passes here takes a slot with it
+    except BaseException:  # an exception that leaves here would cost the worker a slot
         _complain("on_finish hook %s failed; the outcome of job %d (%s) stands", _name(hook), job)
 
 
@@ -338,14 +348,14 @@ def _around_async(fn: Callable[..., Any], chain: list[Middleware]) -> Callable[.
 
 
 def _nested(chain: list[Middleware], job: Job, call: Callable[[], Any]) -> Callable[[], Any]:
-    """The first of the chain outermost."""
+    """The chain as one call; its first middleware is the outermost."""
     for each in reversed(chain):
         call = partial(each, job, call)
     return call
 
 
 class _Called:
-    """A call through middleware: what came out of it, unless its outcome was decided inside: a transaction's is."""
+    """A call through middleware, with its value. If the outcome is decided inside, as by a transaction, that counts."""
 
     __slots__ = ("decided", "job", "value")
 
@@ -355,7 +365,7 @@ class _Called:
         self.decided: Outcome | None = None
 
     def gave(self, value: Any) -> Any:
-        """What the innermost middleware is told that the handler gave."""
+        """Take the handler's value; return the value that the innermost middleware gets."""
         if not isinstance(value, Outcome):
             return value
         if self.decided is not WRITTEN:
@@ -376,14 +386,14 @@ class _Called:
 
 
 class Results:
-    """The layer of tasks whose results are not stored: the handler returns nothing but what it asks for."""
+    """The layer of tasks whose results are not stored: the handler returns Snooze, Retry, Cancel or Fail, else None."""
 
     def wraps(self, task: Task[..., Any]) -> bool:
         """Whether the task's results are not stored."""
         return not task.store_result
 
     def in_thread(self, task: Task[..., Any], call: Handler) -> Handler:
-        """A sync handler that returns nothing but what it asks for."""
+        """A sync handler that returns Snooze, Retry, Cancel or Fail, else None."""
         return lambda *args, **kwargs: _asked(call(*args, **kwargs))
 
     def on_loop(self, task: Task[..., Any], call: Handler) -> Handler:

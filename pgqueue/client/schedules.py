@@ -1,10 +1,10 @@
-"""Schedules as rows: what recurs, seen and operated by hand, and added at run time.
+"""Schedules as rows: list them, operate them by hand, and add them at run time.
 
     pgqueue.schedules.add(conn, "report:7", Cron("0 6 * * MON", tz="Europe/Berlin"), report, account=7)
 
-Called by applications and by the CLI, inside the caller's transaction, on any kind of connection; `spec` by the tasks
-that declare a schedule in code. The jobs are made by the ticks of the leading worker, which hears of every change here
-by NOTIFY and looks now and then. Never makes a tick.
+Called by applications and by the CLI, inside the caller's transaction, on any kind of connection. `spec` is called by
+tasks that declare a schedule in code. The jobs are made by the leading worker's ticks: every change here notifies that
+worker, and it looks now and then, too. This module never makes a tick.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pgqueue.jobs.validation import check_task_name
 P = ParamSpec("P")
 
 NAME_MOST = 200  # bytes
-# What of a job a schedule keeps, or refuses: its columns, and the statements that make jobs of it, name them.
+# The fields of a job that a schedule keeps or refuses. The schedule's columns and the statements of ticks name them.
 KEPT = {"task", "args", "queue", "priority", "run_at", "delay", "headers", "max_attempts", "deadline"}
 KEPT |= {"lock_key", "lock_limit", "on_locked", "limit_key", "rate_key"}
 TIMES = frozenset({"next_at", "last_at", "declared_at", "paused_at"})
@@ -36,11 +36,16 @@ TIMES = frozenset({"next_at", "last_at", "declared_at", "paused_at"})
 
 @dataclass(frozen=True, slots=True)
 class ScheduleInfo:
-    """A schedule as it stands in the database. Times are UTC, by the database's clock.
+    """A schedule in the database. Times are UTC, by the database's clock.
 
-    `state` is active, paused, refused (`refused` says why), orphaned (no live worker has declared it for 10 minutes),
-    or over (it has no time to come). Only an active one ticks. `declared_at` is None for one added at run time.
-    `next_at` is None until a worker has found out.
+    `state` is one of these; only an active schedule ticks:
+    - active
+    - paused
+    - refused: `refused` says why.
+    - orphaned: no live worker has declared it for 10 minutes.
+    - over: it has no time to come.
+
+    `declared_at` is None if the schedule was added at run time. `next_at` is None until a worker has computed it.
     """
 
     name: str
@@ -68,11 +73,12 @@ def add(
 @overload
 def add(conn: object, name: str, when: When, task: str, /, **kwargs: Any) -> bool: ...
 def add(conn: object, name: str, when: When, task: Any, /, *args: Any, **kwargs: Any) -> bool:
-    """Add a schedule, or change the one of this name that was added before; whether it is new.
+    """Add a schedule, or change the schedule of this name that was added before. Return whether it is new.
 
-    Each tick enqueues this call of `task`: a task, also `task.using(…)`, or the name of one that lives elsewhere, with
-    keyword arguments only. Its first tick is the first after now; one with its line unchanged keeps its next time.
-    Raises InvalidArguments or InvalidOption before anything is sent; ScheduleDeclared if code declares this name.
+    Each tick enqueues this call of `task`: a task, also `task.using(…)`, or the name of a task of another codebase,
+    then with keyword arguments only. The first tick is the first time after now. If an existing schedule keeps its cron
+    line, it keeps its next time. Raises InvalidArguments or InvalidOption before anything is sent. Raises
+    ScheduleDeclared if code declares this name.
     """
     return drivers.run(conn, _adding(name, when, _new(task, args, kwargs)))
 
@@ -89,7 +95,7 @@ async def aadd(conn: object, name: str, when: When, task: Any, /, *args: Any, **
 
 
 def pause(conn: object, name: str) -> bool:
-    """Stop a schedule: from the commit on it makes no ticks. False if it was paused already."""
+    """Pause a schedule: from the commit on it makes no ticks. False if it was paused already."""
     return drivers.run(conn, _changing("schedules_pause", name))
 
 
@@ -99,9 +105,9 @@ async def apause(conn: object, name: str) -> bool:
 
 
 def resume(conn: object, name: str) -> bool:
-    """Let a paused schedule tick again, and try a refused one again; its catch_up says what becomes of what it missed.
+    """Let a paused schedule tick again, or try a refused one again. Its catch_up decides about the missed times.
 
-    False if it was neither.
+    False if it was neither paused nor refused.
     """
     return drivers.run(conn, _changing("schedules_resume", name, notify=client()[1]))
 
@@ -112,7 +118,7 @@ async def aresume(conn: object, name: str) -> bool:
 
 
 def run(conn: object, name: str) -> JobHandle[Any]:
-    """Enqueue one job of a schedule now, by hand, also of a paused or orphaned one; its `job.tick` is this moment."""
+    """Enqueue one job of a schedule now, even if it is paused or orphaned. Its `job.tick` is this moment."""
     return drivers.run(conn, _running(name))
 
 
@@ -122,7 +128,7 @@ async def arun(conn: object, name: str) -> JobHandle[Any]:
 
 
 def remove(conn: object, name: str) -> None:
-    """Delete a schedule. Raises ScheduleDeclared if live workers declare it: it would be back at once."""
+    """Delete a schedule. Raises ScheduleDeclared if live workers declare it, because it would be back at once."""
     drivers.run(conn, _removing(name))
 
 
@@ -145,7 +151,7 @@ async def aschedules(conn: object) -> list[ScheduleInfo]:
 
 
 def spec(when: When, new: NewJob[Any], what: str) -> dict[str, Any]:
-    """The columns of a schedule that enqueues this job. InvalidOption for one that says itself when it runs."""
+    """The columns of a schedule that enqueues this job. Raises InvalidOption if the job itself says when it runs."""
     if new.run_at is not None or new.delay is not None or isinstance(new.deadline, datetime):
         raise InvalidOption(
             f"{what}: the schedule says when its jobs run: leave out run_at, delay and a fixed deadline"
@@ -226,7 +232,7 @@ def _removing(name: str) -> Statement[None]:
     def read(rows: list[Row]) -> None:
         if not _found(name, rows):
             raise ScheduleDeclared(
-                f"schedule {name!r} is declared by workers that live: it would be back at once; take it out of the "
+                f"schedule {name!r} is declared by workers that live: it would be back at once. Take it out of the "
                 f"code first, or pause it: pgqueue schedules pause {name}"
             )
 

@@ -1,10 +1,10 @@
 """Tasks: functions that can be enqueued, and the registry that finds them again.
 
-The declaration side of the flow: an application decorates its functions when its modules are imported; the client asks
-a `Task` for a `NewJob` and hands that to `enqueue`; a worker looks up the name in a row among the tasks that its own
-modules declared. Everything that can be wrong with a declaration is said at import.
+An application decorates its functions when its modules are imported. The client asks a `Task` for a `NewJob` and hands
+that to `enqueue`. A worker looks up the name in a row among the tasks that its own modules declared. Every mistake in a
+declaration is reported at import.
 
-Never imports a module by a name found in the database: an unknown name is just unknown.
+Never imports a module by a name found in the database: an unknown name stays unknown.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ R_co = TypeVar("R_co", covariant=True)
 Called_co = TypeVar("Called_co", covariant=True)
 
 Row = Mapping[str, Any] | tuple[Any, ...]
-"""The arguments of one job of many: by name, or by position."""
+"""The arguments of one job in a batch: by name, or by position."""
 
 
 class TaskOptions(TypedDict, total=False):
-    """What `@task(…)` takes."""
+    """The options of `@task(…)`."""
 
     name: str | None
     aliases: Iterable[str]
@@ -76,8 +76,8 @@ class TaskOptions(TypedDict, total=False):
 class Task(Generic[P, R_co]):
     """A function that can be enqueued: `P` are its parameters without the Job, `R_co` what it returns (or awaits to).
 
-    Calling it just calls the function. `new` makes a job of a call and checks the arguments; `enqueue` puts it into the
-    caller's transaction; `using` gives a copy with other options for one call.
+    Calling the task calls the function. `new` makes a job from a call and checks the arguments. `enqueue` inserts the
+    job in the caller's transaction. `using` returns a copy with other options.
 
     >>> @task(name="billing.charge", queue="billing")
     ... def charge(customer: int, cents: int = 100) -> str:
@@ -105,7 +105,7 @@ class Task(Generic[P, R_co]):
     headers: str | None = field(default=None, repr=False)
     max_attempts: int | None = None
     timeout: float | None = None
-    job_timeout: float | None = None  # of the jobs that this copy makes, in its place
+    job_timeout: float | None = None  # for the jobs that this copy makes; comes before `timeout`
     deadline: datetime | float | None = None
     transactional: bool = False
     store_result: bool = True
@@ -116,7 +116,7 @@ class Task(Generic[P, R_co]):
     schedule: Cron | Every | None = field(default=None, repr=False)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, as if it were no task."""
+        """Call the function itself; no job is made."""
         return self.fn(*args, **kwargs)
 
     @property
@@ -125,7 +125,7 @@ class Task(Generic[P, R_co]):
         return self.codec.wants_job
 
     def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob[R_co]:
-        """Return the job this call would enqueue, for `enqueue_many`. Raises InvalidArguments if they do not fit."""
+        """Return the job of this call, for `enqueue_many`. Raises InvalidArguments if the arguments do not fit."""
         new: NewJob[R_co] = NewJob(
             self.name,
             self.codec.encode(args, kwargs),
@@ -147,7 +147,7 @@ class Task(Generic[P, R_co]):
         return new if self.uniqueness is None else self.uniqueness.keyed(new, arguments)
 
     def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
-        """Enqueue a call on the caller's connection, in its transaction: the job exists if that commits."""
+        """Enqueue a call on the caller's connection, in its transaction. The job exists if that commits."""
         return enqueue(conn, self, *args, **kwargs)
 
     async def aenqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
@@ -157,7 +157,7 @@ class Task(Generic[P, R_co]):
     def enqueue_many(self, conn: object, rows: Iterable[Row], /) -> list[JobHandle[R_co]]:
         """Enqueue one job per row (a mapping of keywords or a tuple), in few statements, in the caller's transaction.
 
-        A row that does not fit raises InvalidArguments with a note of its number, and nothing was enqueued.
+        If a row does not fit, InvalidArguments is raised with a note of its number, and no job was enqueued.
         """
         return enqueue_many(conn, self._jobs(rows))
 
@@ -182,12 +182,14 @@ class Task(Generic[P, R_co]):
     ) -> Task[P, R_co]:
         """Return a copy with these options for the jobs it makes; the declared task stays as it is.
 
-        `delay` is seconds or a timedelta; `run_at` has a time zone; giving one replaces an earlier other. `retry` is
-        the most attempts of these jobs; how long they wait in between stays the task's own policy. A job that has not
-        started by its `deadline` (a time, or so long after its enqueue) is cancelled. `timeout` (seconds or a timedelta
-        for each attempt, more or less), `lock` and `unique` take the place of the task's own. `idempotency_key` names
-        the request: while its job lives, and for 24 hours after its end, enqueuing with it again gives the handle of
-        that job. Raises InvalidOption for what cannot be.
+        - `run_at`, a time with a time zone, or `delay`, seconds or a timedelta. Each replaces the other one.
+        - `retry`: the most attempts of these jobs. The waits in between follow the task's own policy.
+        - `deadline`, a time, or how long after the enqueue. If the job has not started by then, it is cancelled.
+        - `timeout` (for each attempt, seconds or a timedelta), `lock` and `unique` replace the task's own.
+        - `idempotency_key` names the request. While its job lives, and for 24 hours after its end, another enqueue with
+          this key returns the handle of that job.
+
+        Raises InvalidOption for values that cannot work.
         """
         if run_at is not None and delay is not None:
             raise InvalidOption(f"task {self.name!r}: give run_at or delay, not both")
@@ -224,10 +226,10 @@ class Task(Generic[P, R_co]):
 if TYPE_CHECKING:
 
     class Nobody:
-        """For type checkers only: no function asks for it, so only one that takes anything accepts it."""
+        """For type checkers only. No function names this type: only a parameter that takes anything accepts it."""
 
     class Declared(Task[P, R_co], Generic[P, R_co, Q, Called_co]):
-        """For type checkers only: a Task that also knows how its function is called (`Q`, `Called_co`)."""
+        """For type checkers only: a Task with the signature of its function (`Q`, `Called_co`)."""
 
         def __call__(self, /, *args: Q.args, **kwargs: Q.kwargs) -> Called_co: ...
 
@@ -236,18 +238,25 @@ if TYPE_CHECKING:
 class Declaration:
     """Make a function a task: `@task`, or `@task(name=…, queue=…)`.
 
-    Takes plain `def` and `async def` functions. Their name in the database is module.qualname unless `name` gives one;
-    `aliases` are older names under which jobs may still wait. A first parameter `job: Job` is given by the worker and
-    is no argument. `retry` is a number of attempts, a RetryPolicy, or a function f(attempt, exc) -> delay | None.
-    `timeout` is how long an attempt may run, `deadline` how long after its enqueue a job may start. If `transactional`,
-    what the handler writes on `job.connection` is committed together with the job's completion, or not at all. With
-    `store_result=False` what it returns is not kept. `lock` is a `Lock`, or its key: at most one job of a key runs at
-    a time. `limit` is a `Limit`, or how many of the task's jobs run at a time; `rate` a `Rate`, or its text: how many
-    start in a period. `unique` is a `Unique`, or its key: at most one job of a key lives at a time. `on_lost_lease` is
-    what happens to a running job when its worker cannot reach the database and others may soon take it for dead: "keep"
-    running it, or "cancel" it, for effects that must never overlap; a task with a lock or limit is cancelled unless it
-    says "keep". `schedule` is a `Cron` or an `Every`: each of its ticks enqueues a call without arguments.
-    Raises InvalidOption for what cannot work.
+    The function is a plain `def` or an `async def`. A first parameter `job: Job` is given by the worker and is no
+    argument. Raises InvalidOption for values that cannot work. The options:
+
+    - `name`: the task's name in the database; default is module.qualname.
+    - `aliases`: older names under which jobs may still wait.
+    - `retry`: a number of attempts, a RetryPolicy, or a function f(attempt, exc) -> delay | None.
+    - `timeout`: how long an attempt may run.
+    - `deadline`: how long after its enqueue a job may start.
+    - `transactional`: the handler's writes on `job.connection` are committed together with the job's completion, or not
+      at all.
+    - `store_result=False`: the handler's value is not kept.
+    - `lock`: a `Lock`, or its key. At most one job of a key runs at a time.
+    - `limit`: a `Limit`, or its number. At most this many of the task's jobs run at a time.
+    - `rate`: a `Rate`, or its text. At most this many jobs start in a period.
+    - `unique`: a `Unique`, or its key. At most one job of a key lives at a time.
+    - `on_lost_lease`: what happens to a running job if its worker cannot reach the database and may soon be taken for
+      dead. "keep" runs it on. "cancel" stops it, for effects that must never overlap. The default is "cancel" for a
+      task with a lock or limit, else "keep".
+    - `schedule`: a `Cron` or an `Every`. Each of its ticks enqueues a call without arguments.
 
     >>> @task(name="mail.send", aliases=["mail.deliver"], retry=3)
     ... async def send(address: str) -> None: ...
@@ -257,7 +266,7 @@ class Declaration:
 
     options: TaskOptions
 
-    @overload  # a first parameter that takes anything, even what does not exist: it cannot be told from a Job
+    @overload  # a first parameter that takes anything: type checkers cannot distinguish it from a Job
     def __call__(self, fn: Callable[Concatenate[Nobody, ...], Any], /) -> Task[..., Any]: ...
 
     @overload
@@ -290,7 +299,7 @@ registry: dict[str, Task[..., Any]] = {}
 
 
 def find(name: str) -> Task[..., Any] | None:
-    """Return the task declared under this name or alias, None if the imported modules declare none."""
+    """Return the task declared under this name or alias; None if the imported modules declare none."""
     return registry.get(name)
 
 
@@ -300,9 +309,9 @@ def declared() -> list[Task[..., Any]]:
 
 
 def remote(name: str, *, queue: str = "default", priority: int = 5) -> Task[..., Any]:
-    """Return a task of another codebase, known by name: it can be enqueued here, with keywords and plain JSON values.
+    """Return a task of another codebase, known by name. It can be enqueued with keywords and plain JSON values.
 
-    Its arguments are checked when it runs. Calling it raises Error; no worker of this codebase runs it.
+    Its arguments are checked when it runs. Calling it raises Error. No worker of this codebase runs it.
 
     >>> remote("billing.charge", queue="billing").new(customer=7).args
     '{"customer":7}'
@@ -316,12 +325,12 @@ def remote(name: str, *, queue: str = "default", priority: int = 5) -> Task[...,
 
 
 def holding(tasks: Mapping[str, Task[..., Any]]) -> frozenset[str]:
-    """The names of those that keep their keys while they wait for another attempt."""
+    """Names of the tasks whose jobs keep their keys while they wait for another attempt."""
     return frozenset(name for name, task in tasks.items() if task.locking and task.locking.lock.hold_on_retry)
 
 
 def scheduled(tasks: Iterable[Task[..., Any]]) -> dict[str, dict[str, Any]]:
-    """What the rows of these schedules are to say, by name. Raises InvalidOption where a call needs arguments."""
+    """The columns of these tasks' schedules, by name. Raises InvalidOption if a task needs arguments."""
     specs: dict[str, dict[str, Any]] = {}
     for each in tasks:
         if each.schedule is not None:
@@ -381,7 +390,7 @@ def _register(new: Task[..., Any]) -> Task[..., Any]:
             raise InvalidOption(
                 f"task name {name!r} is taken by {_origin(other)}, so {_origin(new)} cannot have it: pass name=… to one"
             )
-    if replaced := registry.get(new.name):  # the module was imported again: what it no longer says is gone
+    if replaced := registry.get(new.name):  # the module was imported again: names it no longer declares are removed
         for name in [name for name, each in registry.items() if each is replaced]:
             del registry[name]
     registry.update(dict.fromkeys(names, new))

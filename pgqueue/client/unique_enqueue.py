@@ -1,30 +1,33 @@
-"""Enqueue with unique keys: one job per key, and an enqueue of another is told which job that is.
+"""Enqueue with unique keys: at most one job per key. Another enqueue of the key gets the handle of that job.
 
-Called by `enqueue` for batches in which a job has a key. One statement inserts the keys and the jobs that won all of
-theirs (`unique_enqueue`). Only losers pay a second one, which reads which job holds the key (`unique_enqueue_judge`).
-If no job holds it any more, that one has removed the row, and the first is sent again for the losers. Never commits,
-opens no connection.
+Called by `enqueue` for batches in which a job has a key. Never commits, opens no connection. The statements:
+1. `unique_enqueue` inserts the keys, and the jobs that got all of their keys.
+2. If a job lost a key, `unique_enqueue_judge` reads which job holds it. A key that no job holds any more is removed.
+3. For jobs that lost a removed key, the first statement is sent again.
 
 Why at most one job holds a key:
+1. A job has a key if its row in `unique_key` exists and `key_state` says that it holds. The transaction that makes the
+   job writes this row.
+2. The primary key allows one row per key: a second insert waits for the first transaction. If that one commits, the
+   second caller reads the committed row. If it rolls back, the second row is inserted.
+3. A row is removed only in the version that was read. The statement has read the row and the state of its job in one
+   snapshot, and found that the key is not held.
+4. A job that has ended can live again only by `retry`, which writes the row again. It gets the key, or it finds that
+   another job has it.
+5. After a removal no job has the key, not even the one to be enqueued: its insert is sent again, and may lose.
 
-1. A job has a key if its row in `unique_key` is there and `key_state` says that it holds. The row is written by the
-   transaction that makes the job, and the primary key admits one: a second insert waits for that transaction. If it
-   commits, the second caller reads a row that is committed; if it rolls back, the second row goes in.
-2. A row is removed only by its version, by a statement that has read in one snapshot both the row and the state of its
-   job, and found that it does not hold. A job that has ended lives again by `retry` alone, and that writes the row
-   anew: so it wins, or it finds that another has won.
-3. After a removal no job has the key, not even the one to be enqueued: its insert is sent again, and may lose.
+Other ways do not work or cost more:
+- A look before the insert, without the constraint, makes two jobs (tests/client/test_unique_enqueue.py shows it).
+- An insert that fails and is caught costs the caller's transaction, and fills the server's log.
+- ON CONFLICT DO UPDATE would lock the winner's row for as long as the loser's transaction. It would leave a dead
+  version for each loser.
 
-A look before the insert, without the constraint, makes two jobs (tests/client/test_unique_enqueue.py shows it).
-An insert that fails, and is caught, costs the caller's transaction, and fills the server's log. ON CONFLICT DO UPDATE
-would lock the winner's row for as long as the loser's transaction, and leave a dead version for each loser.
+Every batch takes its keys in the order of their bytes: two batches cannot wait for each other. A deadlock is possible
+if one transaction takes keys in several calls, or if a key's job ends in this very moment. PostgreSQL ends deadlocks.
 
-Every batch takes its keys in the order of their bytes, so two batches cannot wait for each other's. Only keys taken in
-several calls of one transaction, or taken over from a job that ended in this very moment, can deadlock; PostgreSQL ends
-that.
-
-A key that is held only until its job starts (`pending`) says "a job is to come, and it will see what you have written".
-So the loser locks that job's row: claims pass over it until the loser's transaction has ended.
+A key with `hold="pending"` is held until its job starts. It promises the loser that this job will see what the loser's
+transaction has written. To keep the promise, the loser locks that job's row: claims pass over it until the loser's
+transaction has ended.
 """
 
 from __future__ import annotations
@@ -46,17 +49,17 @@ from pgqueue.jobs.keys import Keys
 log = logging.getLogger("pgqueue")
 
 ROUNDS = 100
-"""How often a key may have been released just after it was found taken, each time by another job that ended."""
+"""The insert is sent at most this often: each time another job may have released the key just after it was found."""
 
 NOTES = {
     "40001": "a unique key was taken since this transaction took its snapshot (REPEATABLE READ or SERIALIZABLE); roll "
     "back and try again in a new transaction",
-    "40P01": "two transactions each waited for a unique key of the other; roll back and try again; give all keys to "
+    "40P01": "two transactions each waited for a unique key of the other; roll back and try again. Give all keys to "
     "one enqueue_many, or always in the same order",
-    "55P03": "another transaction has just taken one of these unique keys and is still open, so it is not known "
-    "yet whether its job will exist; roll back (or to a savepoint) and try again. The wait is bounded by lock_timeout, "
+    "55P03": "another transaction has just taken one of these unique keys and is still open: it is not known yet "
+    "whether its job will exist. Roll back (or to a savepoint) and try again. The wait is bounded by lock_timeout, "
     "by 5 s if that is 0",
-    "42883": "if this is one of pgqueue's, the schema of this database is older than this pgqueue; run `pgqueue "
+    "42883": "if this is a function of pgqueue, the schema of this database is older than this pgqueue; run `pgqueue "
     "migrate --check` to see what it lacks, then `pgqueue migrate`",
 }
 
@@ -65,7 +68,7 @@ Placed = tuple[int, NewJob[Any]]
 
 
 def enqueue(conn: object, jobs: Sequence[NewJob[Any]]) -> list[JobHandle[Any]]:
-    """Enqueue these jobs; the handles in their order, each of a new job or of the one that has its key."""
+    """Enqueue these jobs; return handles in their order. Each is of a new job, or of the job that has its key."""
     return drive(conn, _enqueueing(jobs), NOTES)
 
 
@@ -75,7 +78,7 @@ async def aenqueue(conn: object, jobs: Sequence[NewJob[Any]]) -> list[JobHandle[
 
 
 def following(jobs: Sequence[NewJob[Any]], *, schema: str, notify: bool) -> Statement[None]:
-    """The one statement that makes successors of these; if its key is held, one is not made, and that is logged."""
+    """The statement that enqueues these jobs as successors. If a job's key is held, the job is left out and logged."""
 
     def read(rows: list[Row]) -> None:
         for task, holder in json.loads(rows[0][0] or "[]"):
@@ -86,7 +89,7 @@ def following(jobs: Sequence[NewJob[Any]], *, schema: str, notify: bool) -> Stat
 
 
 def impatient(schema: str) -> Statement[None]:
-    """What lets the statements after it, in their transaction, wait for a lock for 5 ms at most."""
+    """The statement after which the others of its transaction wait at most 5 ms for a lock."""
     return Statement(text("unique_enqueue_impatient", schema), {}, lambda rows: None)
 
 
@@ -118,7 +121,7 @@ def _enqueueing(jobs: Sequence[NewJob[Any]]) -> Steps[list[JobHandle[Any]]]:
 def _among_themselves(
     lost: list[Placed], made: dict[int, NewJob[Any]], handles: dict[int, JobHandle[Any]]
 ) -> list[Placed]:
-    """Answer the jobs that lost to one of their own batch; the others, and those that would change it."""
+    """Give handles to jobs that lost to a job of their own batch. Return the other jobs, and those that replace."""
     mine = {name: place for place, job in made.items() if job.keys for name in job.keys.names()}
     others: list[Placed] = []
     for place, job in lost:
@@ -131,7 +134,8 @@ def _among_themselves(
 
 
 def _losing(lost: list[Placed], handles: dict[int, JobHandle[Any]]) -> Steps[list[Placed]]:
-    """Find the holders of the keys, and answer; the jobs to try again: without a holder, or with one on the move."""
+    """Find the holders of the keys, and give handles of them. Return the jobs to try again: those without a holder, or
+    with a holder that is just changing its state."""
     schema, _ = client()
     names = sorted({name for _, job in lost for name in _keys(job).names()})
     replaced = sorted({name for _, job in lost if _keys(job).on_duplicate == "replace" for name in _keys(job).names()})
@@ -154,7 +158,8 @@ def _losing(lost: list[Placed], handles: dict[int, JobHandle[Any]]) -> Steps[lis
 
 
 def _replacing(replacing: list[tuple[int, Placed]], handles: dict[int, JobHandle[Any]]) -> Steps[list[Placed]]:
-    """Change the holders, each to what the last of its losers says; the losers of those that were on the move."""
+    """Give each holder the values of the last job that replaces it. Return the jobs whose holder is just changing its
+    state."""
     schema, notify = client()
     last = {holder: job for holder, (_, job) in replacing}
     jobs = list(last.values())

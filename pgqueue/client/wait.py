@@ -1,16 +1,18 @@
-"""Waiting for the end of a job, on a connection of its own: told by NOTIFY, and looking.
+"""Waits for the end of a job, on its own connection: by LISTEN, and by looking.
 
-Used by JobHandle. A wait says so with a row in `job_waiter`. The statement that ends the job, in whatever way, finds
-the row and notifies the channel of this one job. Without waiters nothing is notified: a transaction with a NOTIFY holds
-a lock of the whole database while it commits, and completions wait for the disk there.
+Used by JobHandle. A wait writes a row in `job_waiter`. Every statement that ends the job finds the row and notifies the
+channel of this job. Without waiters nothing is notified, because a transaction with a NOTIFY holds a lock of the whole
+database while it commits.
 
-The order is: row committed, LISTEN, look. An end that commits before the look is seen by it. An end that commits after
-is heard, if its statement saw the row. If its statement began before the row was there, it is found by looking again.
-So is every end where LISTEN is of no use: behind a pooler, on a standby, without the right to write that row, with
-`notify=False`.
+The order is: commit the row, LISTEN, look. No end of a job is missed:
+1. If it commits before the look, the look sees it.
+2. If it commits later and its statement saw the row, the notification comes.
+3. If its statement began before the row was committed, a later look finds it.
+4. If LISTEN is of no use, a later look finds it, too. This is the case behind a pooler, on a standby, without the right
+   to write that row, and with `notify=False`.
 
-A connection that breaks, or that does not answer, is replaced as long as there is time: the job goes on, so does the
-wait. Never changes a job.
+A connection that breaks or does not answer is replaced as long as there is time, because the job goes on, too. Never
+changes a job.
 """
 
 from __future__ import annotations
@@ -34,20 +36,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("pgqueue")
 
 LOOK_FIRST, LOOK_MOST, LOOK_FACTOR = 0.005, 0.25, 1.4
-"""Seconds between looks of a wait that does not listen: at first, at most; and how they grow."""
+"""Seconds between the looks of a wait that does not listen: the first, the longest, and the factor of growth."""
 TOLD_FIRST, TOLD_MOST, TOLD_FACTOR = 0.01, 1.0, 3.0
-"""The same for a wait that listens: it looks in case it missed the hint, most likely in the first moment."""
+"""The same for a wait that listens. It may miss a notification, most likely in the first moment."""
 CONNECT_FIRST, CONNECT_MOST, CONNECT_FACTOR = 0.05, 2.0, 2.0
 """The same between attempts to connect again."""
 ANSWER_SECONDS = 10.0
-"""A look that takes longer waits over a dead link."""
+"""If a look takes longer, the link is dead."""
 LEAVE_SECONDS = 2.0
-"""The same for what is under way when the wait is cancelled: so much later it has ended at the latest."""
+"""If the wait is cancelled, a statement under way ends within this time, or its connection is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job stands that may have ended: what `result` returns or raises once it has."""
+    """The state of a job, and once it has ended what `result` returns or raises."""
 
     state: str
     result: str | None
@@ -61,14 +63,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Hear of the end of this job from now on."""
+    """Listen on this channel from now on."""
 
     channel: str
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait until something is heard, but no longer than this."""
+    """Wait until a notification comes, but no longer than this."""
 
     seconds: float
 
@@ -78,18 +80,18 @@ Steps = Generator[Statement[Any] | Listen | Pause, Any, Outcome]
 
 @dataclass(slots=True)
 class Wait:
-    """One wait for the end of a job: what to do next on its connection, and where that leads."""
+    """One wait for the end of a job: the steps to take on its connection, and its state."""
 
     job_id: int
     end: float
     """On the monotonic clock; infinite without a timeout."""
     config: Config
     waiter: int | None = None
-    """The number of our row in `job_waiter`, as long as it may be there."""
+    """The number of our row in `job_waiter`, as long as it may exist."""
 
     def steps(self, pid: int) -> Steps:
-        """`pid` is what the connection says of its server's process."""
-        if self.waiter is not None:  # of a connection that broke
+        """The steps on one connection. `pid` is the server process as the connection reports it."""
+        if self.waiter is not None:  # left by a connection that broke
             yield self.leave()
             self.waiter = None
         ask = find_outcome(self.job_id, self.config.schema)
@@ -109,21 +111,21 @@ class Wait:
         return outcome
 
     def leave(self) -> Statement[Any]:
-        """Take our row away."""
+        """The statement that removes our row."""
         return self._statement("leave", waiter=self.waiter)
 
     def lost(self, error: Exception) -> None:
-        """The connection broke, or none could be made: there is time for another one, or it is over."""
+        """The connection broke, or none could be made. Raises ResultTimeout if there is no time for another one."""
         if self.left() <= 0:
             raise self._over(f"was not seen to end in time: {error}") from error
         log.warning("waiting for job %d: %s; connecting again", self.job_id, str(error).strip() or type(error).__name__)
 
     def left(self) -> float:
-        """Seconds."""
+        """The seconds until the wait is over."""
         return self.end - monotonic()
 
     def patience(self) -> float:
-        """How long an answer may take; a second more than there is time for, so that it is over without it."""
+        """How long an answer may take: one second more than is left, so that the wait ends by its own timeout."""
         return max(0.0, min(ANSWER_SECONDS, self.left())) + 1.0
 
     def dsn(self) -> str:
@@ -131,7 +133,7 @@ class Wait:
         return self.config.listen_dsn or dsn
 
     def options(self) -> dict[str, Any]:
-        """How its connections are made."""
+        """The options of its connections."""
         return {
             "autocommit": True,
             "prepare_threshold": None,
@@ -150,7 +152,7 @@ class Wait:
 
 
 def find_outcome(job_id: int, schema: str) -> Statement[Outcome]:
-    """Ask how a job stands; JobNotFound if there is no such job."""
+    """Ask for the state of a job. Raises JobNotFound if no job has this id."""
 
     def read(rows: list[Row]) -> Outcome:
         if not rows:
@@ -171,7 +173,7 @@ def missing(job_id: int) -> JobNotFound:
 
 
 def see(wait: Wait) -> Outcome:
-    """The end of the job, waited for in this thread."""
+    """Wait for the end of the job in this thread."""
     import psycopg
 
     conn = _connect(wait)
@@ -193,8 +195,8 @@ def see(wait: Wait) -> Outcome:
 
 
 async def asee(wait: Wait) -> Outcome:
-    """The end of the job, waited for on this loop."""
-    import asyncio  # not at the top: a process that only enqueues, or shows --help, need not pay 27 ms
+    """Wait for the end of the job on this loop."""
+    import asyncio  # not at the top: slow to import for a process that only enqueues, or shows --help
 
     import psycopg
 
@@ -217,7 +219,7 @@ async def asee(wait: Wait) -> Outcome:
 
 
 def _play(conn: psycopg.Connection[Any], wait: Wait) -> Outcome:
-    """Take the steps of the wait; whatever ends it, no row is left where we can reach it."""
+    """Take the steps of the wait. At its end, also after an error, our row is removed if the connection lives."""
     import psycopg
 
     steps = wait.steps(conn.info.backend_pid)
@@ -238,7 +240,7 @@ def _play(conn: psycopg.Connection[Any], wait: Wait) -> Outcome:
         return cast("Outcome", end.value)
     finally:
         if wait.waiter is not None and not conn.closed:
-            with suppress(psycopg.OperationalError), _bounded(conn, wait):  # what ended us counts, and rows are swept
+            with suppress(psycopg.OperationalError), _bounded(conn, wait):  # the leader prunes rows that are left
                 drivers.run(conn, wait.leave())
 
 
@@ -269,9 +271,10 @@ async def _aplay(conn: psycopg.AsyncConnection[Any], wait: Wait) -> Outcome:
 async def _aanswer(
     conn: psycopg.AsyncConnection[Any], wait: Wait, asking: Coroutine[Any, Any, Any], steps: Steps | None = None
 ) -> Any:
-    """The answer. If the wait is cancelled meanwhile, it is read all the same, and the steps note a row of ours.
+    """Wait for the answer. If the wait is cancelled meanwhile, the answer is read all the same.
 
-    To cancel the query would leave open whether the server has run it, and its answer, if it has, unread.
+    The steps get it, because it may be the number of our row. If the query were cancelled, it would be unknown whether
+    the server has run it.
     """
     import asyncio
 
@@ -285,14 +288,14 @@ async def _aanswer(
                     with suppress(asyncio.CancelledError):
                         await asyncio.wait([doing])
             if not doing.cancelled() and doing.exception() is None and steps is not None:
-                with suppress(StopIteration, Error):  # the cancellation says how this ends
+                with suppress(StopIteration, Error):  # the cancellation is raised instead
                     steps.send(doing.result())
             raise
 
 
 @contextmanager
 def _bounded(conn: psycopg.Connection[Any], wait: Wait) -> Iterator[None]:
-    """Without an answer in time the connection is broken: an OperationalError for the call that waits for it."""
+    """If there is no answer in time, break the connection: the call that waits for it gets an OperationalError."""
     from threading import Timer
 
     from pgqueue.database.sessions import hang_up
@@ -343,24 +346,24 @@ async def _aconnect(wait: Wait) -> psycopg.AsyncConnection[Any]:
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
-        opening.add_done_callback(close)  # cancelled half-way, psycopg would leave the socket open
+        opening.add_done_callback(close)  # if psycopg were cancelled half-way, it would leave the socket open
         raise
 
 
 def _listen(channel: str) -> bytes:
-    """The schema is a checked name, the rest are digits."""
+    """The LISTEN for this channel. It needs no escaping: a checked schema name, fixed text and digits."""
     return f'LISTEN "{channel}"'.encode()
 
 
 def growing(first: float, most: float, factor: float) -> Iterator[float]:
-    """For ever: `first`, then more and more, up to `most`."""
+    """Endless numbers: `first`, then larger by `factor` each time, up to `most`."""
     while True:
         yield min(first, most)
         first = min(most, first * factor)
 
 
 def ending(timeout: float | None) -> float:
-    """When a wait of so many seconds is over."""
+    """The monotonic time at which a wait with this timeout is over."""
     return inf if timeout is None else monotonic() + timeout
 
 

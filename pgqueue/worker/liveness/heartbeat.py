@@ -100,7 +100,7 @@ class Receiver(Protocol):
 
 
 class Heartbeat:
-    """Sends a heartbeat every third of the lease until stopped. `sessions` says which sessions a rescue would have to end."""
+    """Sends a heartbeat every third of the lease until stopped. `sessions`: what a rescue would have to end."""
 
     def __init__(
         self,
