@@ -1,1 +1,1 @@
-"""What people see and do by hand."""
+"""What people look at and do by hand: jobs, queues, limits, locks, workers."""

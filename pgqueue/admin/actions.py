@@ -1,11 +1,11 @@
 """What people do to jobs by hand: `cancel` and `retry` them, by id or all that fit a filter.
 
-Called by applications and by the CLI, which is a thin skin over these. Everything happens inside the caller's
-transaction, on any connection, and with its COMMIT or not at all. Never commits, never opens a connection.
+Called by applications and by the CLI, which is a thin layer over these functions. Everything happens inside the
+caller's transaction, on any connection, and with its COMMIT or not at all. Never commits, never opens a connection.
 
-A job may move while it is asked for: be promoted, claimed, completed. So 0 rows never mean "no such job": a
-generator (`cancelling`, `retrying`) says which statement to send next, looks at what came back, and asks again, in a
-new snapshot, for what was on the move.
+A job may change its state while a statement looks for it: it may be promoted, claimed or completed. If a statement
+finds no row, the job may exist all the same. A generator (`cancelling`, `retrying`) therefore sends the statement
+again, in a new snapshot, for the jobs that were just changing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pgqueue.database.steps import Steps, adrive, drive
 from pgqueue.errors import Error, InvalidOption, JobNotFound
 
 BATCH = 1_000
-"""How many jobs one statement changes; where each statement is a transaction, no session waits long for a row."""
+"""Jobs per statement. If each statement is a transaction, no other session waits long for a row."""
 ROUNDS = 100
-"""How often a job may be on the move each time we look; each takes a claim or a promotion at that very moment."""
+"""The statement is sent at most this often. Each time a job must have changed its state at that very moment."""
 REASON_MOST = 500  # characters
 BY_HAND = "cancelled by hand"
 WAITING = frozenset({"available", "scheduled", "blocked"})
@@ -34,13 +34,22 @@ DONE = ("completed", "skipped")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one job that something was asked of.
+    """What became of one job that was to be cancelled or retried. `state` is the state it was found in.
 
-    `did` is, of a cancel: `cancelled` (it waited, and ends with this transaction), `requested` (it runs, and its worker
-    will stop it), `ended` (it had before). Of a retry: `retried` (it is available again), `again` (it had completed;
-    `new` is the job that does it once more), `completed` (it had, and `again` was not asked for), `alive` (it has not
-    ended), `held` (another job, `holder`, has its unique key). Of both: `missing` (there is no such job). `state` is
-    the state it was found in.
+    After a cancel `did` is one of these:
+    - `cancelled`: it waited, and ends with this transaction.
+    - `requested`: it runs, and its worker will stop it.
+    - `ended`: it had ended before.
+
+    After a retry:
+    - `retried`: it is available again.
+    - `again`: it had completed; job `new` runs the same call again.
+    - `completed`: it had completed, and `again` was not asked for.
+    - `alive`: it has not ended.
+    - `held`: another job, `holder`, has its unique key.
+
+    After both:
+    - `missing`: no job has this id.
     """
 
     id: int
@@ -51,10 +60,10 @@ class Answer:
 
 
 Judge = Callable[[int, str | None, Any], Answer | None]
-"""What the answer is for a job: its id, the state it was in, what the statement made of it. None: it is on the move."""
+"""Makes the answer for a job from its id, its state and the statement's result. None: its state was just changing."""
 
 REFUSALS = frozenset({"ended", "missing", "completed", "alive", "held"})
-"""What `did` says where nothing was done."""
+"""The values of `did` for a job that was not changed."""
 
 
 def sentence(answer: Answer) -> str:
@@ -68,7 +77,7 @@ def sentence(answer: Answer) -> str:
         "completed": "had completed; --again runs it once more, as a new job",
         "alive": f"has not ended: {answer.state}",
         "held": f"was not retried: job {answer.holder} has its unique key",
-        "missing": "is not there: no such id, not committed, or removed by retention",
+        "missing": "is not there: no job has this id, it is not committed, or retention has removed it",
     }
     return f"job {answer.id} {said[answer.did]}"
 
@@ -94,18 +103,22 @@ def cancel(
     task: str | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
 ) -> list[Answer]:
-    """Cancel jobs, with this transaction's COMMIT: those that wait end at once, those that run are stopped.
+    """Cancel jobs, with this transaction's COMMIT: waiting jobs end at once, running jobs are stopped.
 
-    By id, or all that fit a filter: `state` (default: all four that are no end), `queue`, `task` (its name), the oldest
-    `limit` of them. In statements of 1,000 jobs: on a connection in autocommit mode each is a transaction.
+    Give ids, or a filter for jobs: `state` (default: the four live states), `queue`, `task` (its name), and `limit`
+    for the oldest of them. A statement changes up to 1,000 jobs; in autocommit mode each is a transaction.
 
-    One answer for each job, in order: `cancelled`, `requested` (it runs; its worker hears of it after the COMMIT; it
-    may still complete before), `ended` (it had, see `.state`). A handler is stopped as at a timeout: an async one by
-    cancellation, a sync one by an exception at its next step in Python.
+    There is one answer for each job, in order:
+    - `cancelled`: it waited.
+    - `requested`: it runs. Its worker is notified by the COMMIT; the job may still complete before.
+    - `ended`: it had ended before, see `.state`.
 
-    Raises JobNotFound, after all others have been dealt with, for an id that no job has; roll back to undo them; and
-    InvalidOption for a filter that says nothing. At REPEATABLE READ a job that moved since the transaction's snapshot
-    raises the driver's serialization failure: try again in a new transaction.
+    A handler is stopped as at a timeout: an async one by cancellation, a sync one by an exception at its next step in
+    Python.
+
+    If no job has one of the ids, JobNotFound is raised after all other jobs were handled: roll back to undo these. If a
+    filter would choose all jobs, InvalidOption is raised. At REPEATABLE READ, if a job has changed since the
+    transaction's snapshot, the driver's serialization failure is raised: try again in a new transaction.
 
         pgqueue.cancel(conn, job.id, reason="order withdrawn")
         pgqueue.cancel(conn, queue="mail", state="scheduled")
@@ -163,17 +176,17 @@ def retry(
 ) -> list[Answer]:
     """Run failed or cancelled jobs again, with this transaction's COMMIT: available at once, at the end of their lane.
 
-    By id, or all that fit a filter: `state` (default: failed and cancelled), `queue`, `task` (its name), the oldest
-    `limit` of them. In statements of 1,000 jobs: on a connection in autocommit mode each is a transaction.
+    Give ids, or a filter for jobs: `state` (default: failed and cancelled), `queue`, `task` (its name), and `limit` for
+    the oldest of them. A statement changes up to 1,000 jobs; in autocommit mode each is a transaction.
 
-    A job keeps its id and its attempts, and is allowed one more at least; its crashes and its reason are forgotten, a
-    deadline that has passed is dropped. A completed one is run only with `again`, as a new job (its headers name the
-    old as `retry_of`) without its unique keys; a filter must name its state, too. A dead job with a unique key takes it
-    again. One answer for each job, in order: `retried`, `again` (see `.new`), `completed`, `alive` (see `.state`),
-    `held` (see `.holder`: that job has the key).
+    A failed or cancelled job keeps its id and its attempts, and may make at least one more. Its crashes and its reason
+    are forgotten. A deadline that has passed is dropped. If it had a unique key, it takes the key again.
 
-    Raises JobNotFound, after all others have been dealt with, InvalidOption for a filter that says nothing, and at
-    REPEATABLE READ the driver's serialization failure, as `cancel` does.
+    A completed job is run only with `again`; a filter must name its state, too. A new job is made, without the unique
+    keys. Its headers name the old job as `retry_of`.
+
+    There is one answer for each job, in order: `retried`, `again` (see `.new`), `completed`, `alive` (see `.state`), or
+    `held` (see `.holder`). Raises as `cancel` does.
 
         pgqueue.retry(conn, state="failed", task="mail.send")
     """
@@ -227,7 +240,7 @@ def _retried(ids: Sequence[int], again: bool, **given: object) -> Filter | None:
 
 
 def cancelling(ids: Iterable[int], reason: str) -> Steps[list[Answer]]:
-    """Cancel these jobs; an answer for each, `missing` among them."""
+    """Cancel these jobs; return an answer for each, which may be `missing`."""
 
     def judge(id: int, state: str | None, cancelled: bool) -> Answer | None:
         if cancelled:
@@ -240,7 +253,7 @@ def cancelling(ids: Iterable[int], reason: str) -> Steps[list[Answer]]:
 
 
 def retrying(ids: Iterable[int], again: bool) -> Steps[list[Answer]]:
-    """Run these dead jobs again; an answer for each, `missing` among them."""
+    """Run these jobs again; return an answer for each, which may be `missing`."""
 
     def judge(id: int, state: str | None, new: int | None) -> Answer | None:
         if new is not None:
@@ -255,7 +268,7 @@ def retrying(ids: Iterable[int], again: bool) -> Steps[list[Answer]]:
 
 
 def _settling(name: str, ids: Iterable[int], params: Mapping[str, object], judge: Judge) -> Steps[list[Answer]]:
-    """Send the statement until every job has an answer: one without is on the move, and found where it went."""
+    """Send the statement until every job has an answer. A job without an answer was just changing its state."""
     wanted = checked(ids)
     schema, notify = client()
     answers: dict[int, Answer] = {}
@@ -277,7 +290,7 @@ def _settling(name: str, ids: Iterable[int], params: Mapping[str, object], judge
 
 
 def _batches(ids: Iterable[int]) -> Iterator[list[int]]:
-    """In the order of ids, each once: every other change by hand locks them in the same order."""
+    """The ids in order, each once, in batches: all changes by hand lock rows in this order."""
     ordered = sorted(set(ids))
     for first in range(0, len(ordered), BATCH):
         yield ordered[first : first + BATCH]
@@ -293,12 +306,13 @@ def _reason(reason: str) -> str:
 
 
 def _found(answers: list[Answer], asked: Filter | None) -> list[Answer]:
-    """The answers, if every id has a job. What a filter found may be gone, too: by retention, a moment later."""
+    """Return the answers, or raise JobNotFound if a given id has no job. Jobs that a filter found may be removed by
+    retention a moment later: that is no error."""
     missing = [answer.id for answer in answers if answer.did == "missing"]
     if missing and asked is None:
         raise JobNotFound(
-            f"no job {_listed(missing)}: no such id, its transaction is open or was rolled back, retention has removed "
-            "it, or it is younger than this transaction's snapshot (REPEATABLE READ); "
+            f"no job {_listed(missing)}: unknown id, its transaction is open or was rolled back, removed by retention, "
+            "or younger than this transaction's snapshot (REPEATABLE READ). "
             f"{len(answers) - len(missing)} others were dealt with and take effect if you commit",
             job_id=missing[0],
         )
@@ -307,7 +321,7 @@ def _found(answers: list[Answer], asked: Filter | None) -> list[Answer]:
 
 def _restless(ids: list[int]) -> Error:
     return Error(
-        f"jobs {_listed(ids)} were on the move each of {ROUNDS} times; nothing was done to them, try again",
+        f"jobs {_listed(ids)} changed their state each of {ROUNDS} times; nothing was done to them, try again",
         job_id=ids[0],
     )
 

@@ -1,7 +1,7 @@
-"""Which jobs `cancel` and `retry` are meant for: those of some ids, or all that fit a filter.
+"""Which jobs `cancel` and `retry` are to change: those with given ids, or all that fit a filter.
 
-Checked before anything is sent. A filter says at least one thing: to leave everything out never means all jobs, and
-an empty list of ids is no filter. Only finds, never changes a job.
+Checked before anything is sent. A filter names at least one of state, queue and task. An empty filter never means all
+jobs, and an empty list of ids is no filter. Only finds, never changes a job.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pgqueue.jobs.validation import check_queue
 WALKED_MOST = 20_000
 
 LEFT_OUT: Any = ...
-"""The default of a filter's parts. None is another thing: `queue=None` means any queue, and was said."""
+"""The default of a filter's parts. None is different: `queue=None` was given, and means any queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """All jobs in one of these states, of the queue and the task if they are named; the oldest `limit` of them."""
+    """All jobs in one of these states, of the queue and the task if they are named. `limit`: only the oldest ones."""
 
     states: tuple[str, ...]
     queue: str | None = None
@@ -34,9 +34,9 @@ class Filter:
 
 
 def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = (), **given: Any) -> Filter | None:
-    """The filter that is meant, checked; None if ids are.
+    """Check the parts of a filter (`given`) and return the filter; None if there are only ids.
 
-    `states` are those meant where none is named, `others` can be named, too; `given` are the parts of the filter.
+    `states` is the default; `others` are further states that may be named.
     """
     said = {name: value for name, value in given.items() if value is not LEFT_OUT}
     if not said:
@@ -60,7 +60,7 @@ def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = 
 
 
 def finding(asked: Filter) -> Steps[list[int]]:
-    """The ids of the jobs that fit, oldest first, looked for in pieces of 20,000 rows."""
+    """The ids of the jobs that fit, oldest first. Each statement looks at up to 20,000 rows."""
     schema, _ = client()
     found: list[int] = []
     after: int | None = 0
@@ -78,7 +78,7 @@ def finding(asked: Filter) -> Steps[list[int]]:
 
 
 def checked(ids: Iterable[int]) -> list[int]:
-    """The ids, if they can be."""
+    """Return the ids if they are valid, else raise InvalidArguments."""
     wanted = list(ids)
     for id in wanted:
         if not isinstance(id, int) or isinstance(id, bool) or not 0 < id < 1 << 63:

@@ -1,10 +1,9 @@
-"""What people see of limits and rates, and set by hand: how many jobs of each may run at once, or start in a period,
-how many run and how many wait.
+"""Limits and rates by hand: list them with the jobs that run and wait, and set how many jobs may run or start.
 
-Called by the CLI, inside the caller's transaction, on any connection. A limit is a row that every admit reads, so a
-change needs no worker to be told; that it is told all the same makes it quick. Waiting jobs are let in by a sweep,
-which counts as always. No job is stopped: a smaller limit lets none in until enough have ended. With rates it is the
-same: every statement that lets a job start reads the row.
+Called by the CLI, inside the caller's transaction, on any connection. A limit is a row that every statement reads that
+gives a job its key. A change therefore works without a notification; the notification only makes it quick. Waiting
+jobs are unblocked by a sweep, which counts holders as always. No job is stopped: after a limit was lowered, no job
+starts until enough have ended. Rates work in the same way: every statement that lets a job start reads the row.
 """
 
 from __future__ import annotations
@@ -25,10 +24,17 @@ LIMIT_MOST = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class LimitInfo:
-    """A limit: `n` jobs at once (None: neither declared nor set, so none is let in), `declared` by the code (None: it
-    is not), other than that only if it was set `by_hand`. `running` jobs run under it, `held` have it and wait for a
-    slot, a rate or their retry; `waiting` wait for it (10,001: more than 10,000), the first of them for `waited`
-    seconds. `undeclared`: jobs wait for it, and it is neither declared nor set."""
+    """A limit and its jobs.
+
+    - `n`: how many jobs may run at once. None: the limit is neither declared nor set, and no job may start.
+    - `declared`: the number that the code declares; None if it declares none.
+    - `by_hand`: whether `n` was set by hand; else it is `declared`.
+    - `running`: number of jobs that run under the limit.
+    - `held`: number of jobs that have the limit and wait for a slot, a rate or their retry.
+    - `waiting`: number of jobs that wait for the limit; 10,001 means more than 10,000.
+    - `waited`: seconds that the first of them has waited.
+    - `undeclared`: jobs wait for the limit, and it is neither declared nor set.
+    """
 
     name: str
     n: int | None
@@ -43,7 +49,7 @@ class LimitInfo:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a limit is now."""
+    """The present number of a limit."""
 
     name: str
     n: int
@@ -53,10 +59,17 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class RateInfo:
-    """A rate: what may start (`rate`, such as 100/minute; None: not declared, so no job may), `burst` at once,
-    `declared` by the code (None: it is not), other than that only if it was set `by_hand`. `waiting` jobs wait, in so
-    many `lines` (one for each key), the first of them for `waited` seconds; of very many lines 1,000 are looked at.
-    `undeclared`: jobs wait for it, and no worker has declared it."""
+    """A rate and the jobs that wait for it.
+
+    - `rate`: how many jobs may start, such as 100/minute. None: the rate is not declared, and no job may start.
+    - `burst`: how many jobs may start at once after a rest.
+    - `declared`: the rate that the code declares; None if it declares none.
+    - `by_hand`: whether `rate` was set by hand; else it is `declared`.
+    - `lines`: number of keys with waiting jobs. Of very many keys 1,000 are looked at.
+    - `waiting`: number of waiting jobs.
+    - `waited`: seconds that the first of them has waited.
+    - `undeclared`: jobs wait for the rate, and no worker has declared it.
+    """
 
     name: str
     rate: str | None
@@ -71,8 +84,10 @@ class RateInfo:
 
 @dataclass(frozen=True, slots=True)
 class Undeclared:
-    """A `limit` or a `rate` (`kind`) that `waiting` jobs wait for (10,001: more than 10,000), and that is
-    neither declared nor set: none of them is let in."""
+    """A limit or a rate (`kind`) that is neither declared nor set, while `waiting` jobs wait for it.
+
+    None of these jobs may start. A `waiting` of 10,001 means more than 10,000.
+    """
 
     kind: str
     name: str
@@ -81,7 +96,7 @@ class Undeclared:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a rate is now."""
+    """The present value of a rate."""
 
     name: str
     rate: str
@@ -90,28 +105,28 @@ class Pace:
 
 
 def undeclared(conn: object) -> list[Undeclared]:
-    """What jobs wait for and is neither declared nor set, by name; of very many keys of rates 1,000 are looked at."""
+    """The limits and rates that jobs wait for and that are neither declared nor set, by name. Of very many keys of
+    rates 1,000 are looked at."""
     schema, _ = client()
     params = {"after": FIRST_RATE, "n": KEYS_MOST}
     return drivers.run(conn, Statement(text("limits_undeclared", schema), params, lambda rows: unknown(rows[0][0])))
 
 
 def unknown(found: str) -> list[Undeclared]:
-    """What `limits_undeclared` has found."""
+    """Read the answer of `limits_undeclared`."""
     return [Undeclared(**each) for each in json.loads(found)]
 
 
 def rates(conn: object) -> list[RateInfo]:
-    """Every rate that was declared, or that jobs wait for, by name."""
+    """All rates that were declared or that jobs wait for, by name."""
     schema, _ = client()
     return drivers.run(conn, Statement(text("limits_list_rates", schema), {}, _rates_listed))
 
 
 def change_rate(conn: object, name: str, rate: str | None) -> Pace:
-    """Let so many jobs of this rate start from now on, such as "50/minute"; None: as the code declares.
+    """Set a rate by hand, such as "50/minute"; None sets it back to what the code declares.
 
-    The burst stays what the code says. Raises InvalidOption for a rate that cannot be; LimitNotFound if no worker has
-    declared it.
+    The burst stays as declared. Raises InvalidOption for an invalid rate, LimitNotFound if no worker has declared it.
     """
     count, period = (None, None) if rate is None else parse_rate(rate)
     schema, notify = client()
@@ -139,16 +154,16 @@ def shown(count: int, period: float) -> str:
 
 
 def limits(conn: object) -> list[LimitInfo]:
-    """Every limit that was declared or set, or that jobs wait for, by name."""
+    """All limits that were declared or set, or that jobs wait for, by name."""
     schema, _ = client()
     return drivers.run(conn, Statement(text("limits_list", schema), {}, _listed))
 
 
 def change(conn: object, name: str, n: int | None) -> Setting:
-    """Let `n` jobs of this limit run at once from now on, whatever the code declares; None: what the code declares.
+    """Set a limit by hand: `n` jobs may run at once from now on. None sets it back to what the code declares.
 
-    0 lets no job in any more. Raises InvalidOption for a number that cannot be; LimitNotFound if no worker has declared
-    the limit and no job waits for it, or what it is to be again is not declared.
+    With 0 no further job starts. Raises InvalidOption for an invalid number. Raises LimitNotFound if no worker has
+    declared the limit; with a number only if no job waits for it either.
     """
     if not name.isprintable():
         raise InvalidOption(f"limit {name!r:.80}: use a name of printable text")

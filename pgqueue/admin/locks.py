@@ -1,9 +1,9 @@
-"""What people see of keys, and do to them by hand: which jobs hold one, how many wait, take it away.
+"""Keys by hand: list which jobs hold a key and how many wait for it, and take a key away from its holders.
 
-Called by the CLI, inside the caller's transaction, on any connection. Releasing is safe because truth is rows: it only
-moves holders that do not run; the next in line is let in by a sweep, which counts as always. A job that runs keeps its
-key as long as it runs, whatever is ordered: stop it (`cancel`), then it gives the key up itself. If its worker is known
-to be dead, the job is given back as rescue does it, and is a holder that waits then.
+Called by the CLI, inside the caller's transaction, on any connection. A release is safe because it only moves holders
+that do not run. The next job is unblocked by a sweep, which counts holders as always. A running job always keeps its
+key: cancel the job, then it gives up the key itself. If its worker is known to be dead, the job is first given back, as
+rescue does it. After that it is a holder that waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESCUED_MOST = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A job that has a key. `age` is the seconds it has run; None: it does not (granted, or waiting for its retry)."""
+    """A job that has a key. `age` is the seconds it has run; None if it does not run yet, or waits for its retry."""
 
     id: int
     task: str
@@ -35,8 +35,11 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class LockInfo:
-    """A key with the jobs that hold it. `waiting` jobs wait for it (10,001: more than 10,000); `next` is the first of
-    them and has waited for `waited` seconds."""
+    """A key with the jobs that hold it.
+
+    `waiting` is the number of jobs that wait for it; 10,001 means more than 10,000. `next` is the first of them; it has
+    waited for `waited` seconds.
+    """
 
     key: str
     holders: tuple[Holder, ...]
@@ -47,7 +50,7 @@ class LockInfo:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A job that runs and keeps its key."""
+    """A running job, which keeps its key."""
 
     id: int
     task: str
@@ -58,20 +61,20 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The jobs that have lost the key, and those that run and keep it."""
+    """The jobs that have lost the key (`ids`), and the running jobs that keep it."""
 
     ids: tuple[int, ...]
     running: tuple[Running, ...]
 
 
 def locks(conn: object, key: str | None = None) -> list[LockInfo]:
-    """The keys that are held or waited for, the longest lines first; only this one, if one is given."""
+    """The keys that are held or waited for, those with the most waiting jobs first. With `key` only this one."""
     schema, _ = client()
     return drivers.run(conn, Statement(text("locks_list", schema), {"key": key}, _listed))
 
 
 def release(conn: object, key: str) -> Released:
-    """Take a key from its holders that do not run, and from those of workers that are known to be dead."""
+    """Take a key from the holders that do not run, and from holders whose worker is known to be dead."""
     schema, notify = client()
     releasing = Statement(text("locks_release", schema), {"key": check_key(key), "notify": notify}, _released)
     done = drivers.run(conn, releasing)
@@ -88,7 +91,7 @@ def release(conn: object, key: str) -> Released:
 
 
 def sentence(job: Running) -> str:
-    """Why this job keeps the key, in words, for people."""
+    """A sentence for people: why this job keeps the key."""
     where = f"worker {job.worker}" + (f" ({job.process})" if job.process else "")
     return f"job {job.id} ({job.task}) runs on {where} and keeps it until it ends: pgqueue cancel {job.id}"
 

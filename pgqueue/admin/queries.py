@@ -1,11 +1,11 @@
-"""What people ask about jobs, queues and workers: `get`, `find`, `queues`, `status`.
+"""Questions about jobs, queues and workers: `get`, `find`, `queues`, `status`.
 
-Called by applications and by the CLI, which is a thin skin over these. Pure functions make the statements; the public
-ones hand them to the connection, `a…` to an async one. Each is one statement that only reads, in the connection's own
-transaction; its rows are one JSON text, so every driver gives the same. Never changes a job.
+Called by applications and by the CLI, which is a thin layer over these functions. Pure functions make the statements;
+the public functions run them on the connection, `a…` on an async one. Each is one statement that only reads, in the
+connection's own transaction. Its rows are JSON texts, which every driver reads alike. Never changes a job.
 
-Bounded at any size: counts are exact up to 10,000 and estimates beyond (`Count.exact`), and a search looks at the
-newest 20,000 jobs of the states asked for (measured: 10 to 40 ms at 10 million).
+The work is bounded at any size of the tables. Counts are exact up to 10,000 and estimates beyond (`Count.exact`). A
+search looks at the newest 20,000 jobs of the states asked for.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import InvalidOption, JobNotFound
 
 SEARCHED_MOST = 20_000
-"""How many jobs a search looks at before it gives up."""
+"""A search looks at no more jobs than this."""
 
-# The partitions, and the states each holds. A search walks whole partitions: what it filters out, it has looked at.
+# The partitions, and the states each holds. A search walks whole partitions: a job that it filters out was looked at.
 _PARTITIONS = {
     "scheduled": ("scheduled",),
     "available": ("available",),
@@ -55,7 +55,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How far a running job says it is (`job.progress`), and when that was written. `str()` is for people."""
+    """The last progress that a running job reported (`job.progress`), and when it was written; `str()` for people."""
 
     done: float
     total: float | None
@@ -68,11 +68,11 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """A job as it stands in the database. Times are UTC, by the database's clock.
+    """A job in the database. Times are UTC, by the database's clock.
 
-    `reason` says why it is dead, or why it waits for another attempt. `key` is what a blocked job waits for. `progress`
-    is what a running job has said last. `attempts` are those that did not complete, oldest first; `find` leaves them
-    empty.
+    `reason` says why it has failed, was cancelled, or waits for another attempt. `key` is what a blocked job waits for.
+    `progress` is the last one a running job reported. `attempts` are those that did not complete, oldest first; `find`
+    leaves them empty.
     """
 
     id: int
@@ -107,20 +107,20 @@ class JobInfo:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a search found, newest first. `searched` is None if it found enough, else how many jobs it looked at."""
+    """The jobs a search found, newest first. `searched` is None if it found enough, else the jobs it looked at."""
 
     jobs: tuple[JobInfo, ...]
     searched: int | None
 
     @property
     def complete(self) -> bool:
-        """Whether there is nothing else that fits; else older jobs were not looked at, or not needed."""
+        """Whether no other job fits. If False, older jobs were not looked at, or not needed."""
         return self.searched is not None and self.searched < SEARCHED_MOST
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many there are; not `exact` above 10,000. `str()` writes an estimate as `~9,600,000`."""
+    """A number of jobs; above 10,000 an estimate, not `exact`. `str()` writes an estimate as `~9,600,000`."""
 
     n: int
     exact: bool = True
@@ -131,7 +131,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """A queue: its jobs, how long the first of them has been waiting (seconds), and how many live workers serve it."""
+    """A queue: its jobs, the seconds its first job has waited (`oldest`), and how many live workers serve it."""
 
     name: str
     available: Count
@@ -144,13 +144,13 @@ class QueueInfo:
 
     @property
     def unserved(self) -> bool:
-        """Whether nobody works here: no worker that takes jobs and has beaten within three of its leases names it."""
+        """Whether no worker serves this queue: one that takes jobs and has sent a heartbeat within three leases."""
         return self.workers == 0
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownTask:
-    """A task of which `jobs` wait in a queue that is served, by workers that do not know it."""
+    """A task with `jobs` that wait in a queue whose workers do not know the task."""
 
     queue: str
     task: str
@@ -159,10 +159,11 @@ class UnknownTask:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker process; `dead` when it was declared so or has not beaten for three of its leases. Ages in seconds.
+    """A worker process. Ages are in seconds.
 
-    `lost` are slots in which a handler goes on that did not stop at its timeout. `tasks` is how many names of tasks it
-    takes jobs of, aliases too; None: it is of a version before that says nothing of its tasks.
+    `state` is `dead` if it was declared dead, or has sent no heartbeat for three of its leases. `lost` is the number of
+    slots with a handler that did not stop at its timeout. `tasks` is the number of task names that it knows, with
+    aliases. It is None for a worker of an earlier version, which does not report its tasks.
     """
 
     id: int
@@ -181,9 +182,9 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How everything stands at one moment. At most 1,000 queues and the newest 1,000 workers.
+    """States, queues and workers at one moment. At most 1,000 queues and the newest 1,000 workers.
 
-    `unknown` are tasks of which jobs wait, and that no live worker of their queue knows; the most frequent first.
+    `unknown` are the tasks with waiting jobs that no live worker of their queue knows, the most frequent first.
     """
 
     database: str
@@ -198,7 +199,7 @@ class Status:
 
 
 def get(conn: object, id: int) -> JobInfo:
-    """Return the job with its attempts. Raises JobNotFound: no such job, not committed, or removed by retention."""
+    """Return the job with its attempts. Raises JobNotFound: unknown id, not committed, or removed by retention."""
     return drivers.run(conn, one(id, config().schema))
 
 
@@ -218,8 +219,8 @@ def find(
 ) -> list[JobInfo]:
     """Return the newest jobs that fit, newest first, at most `limit` (1 to 10,000).
 
-    `key` is a lock key, a unique key or an idempotency key. Looks at the newest 20,000 jobs of the state (of all,
-    without one), so it may miss older ones.
+    `key` is a lock key, a unique key or an idempotency key. The search looks at the newest 20,000 jobs of the state (or
+    of all states): it may miss older ones.
 
         pgqueue.find(conn, state="failed", task="billing.charge")
     """
@@ -248,7 +249,7 @@ def search(
     key: str | None = None,
     limit: int = 50,
 ) -> Page:
-    """`find` that also says how far it looked."""
+    """As `find`, and also returns how many jobs were looked at."""
     return drivers.run(conn, newest(state, queue, task, limit, config().schema, key))
 
 
@@ -263,7 +264,7 @@ async def aqueues(conn: object) -> list[QueueInfo]:
 
 
 def status(conn: object) -> Status:
-    """Return how everything stands: states, queues, workers. 30 to 60 ms at 10 million jobs."""
+    """Return the numbers of jobs by state, the queues and the workers."""
     return drivers.run(conn, standing(config().schema))
 
 
@@ -276,12 +277,12 @@ async def astatus(conn: object) -> Status:
 
 
 def one(id: int, schema: str) -> Statement[JobInfo]:
-    """Ask for one job with its attempts."""
+    """The statement that asks for one job with its attempts."""
 
     def read(rows: list[Row]) -> JobInfo:
         if not rows:
             raise JobNotFound(
-                f"job {id} is not there: no such id, its transaction is open or was rolled back, "
+                f"job {id} is not there: unknown id, its transaction is open or was rolled back, "
                 "or retention has removed it",
                 job_id=id,
             )
@@ -295,7 +296,7 @@ def one(id: int, schema: str) -> Statement[JobInfo]:
 def newest(
     state: str | None, queue: str | None, task: str | None, limit: int, schema: str, key: str | None = None
 ) -> Statement[Page]:
-    """Ask for the newest jobs that fit."""
+    """The statement that asks for the newest jobs that fit."""
     if state is not None and state not in STATES:
         raise InvalidOption(f"state {state!r}: use one of {', '.join(STATES)}")
     if not 1 <= limit <= 10_000:
@@ -313,7 +314,7 @@ def newest(
 
 
 def standing(schema: str) -> Statement[Status]:
-    """Ask how everything stands."""
+    """The statement that asks for the status."""
     return Statement(text("queries_status", schema), {}, lambda rows: msgspec.json.decode(rows[0][0], type=Status))
 
 
@@ -348,7 +349,8 @@ _TIMES = frozenset({"enqueued_at", "run_at", "started_at", "finished_at", "deadl
 
 
 def _moment(value: str | None) -> datetime | None:
-    """A time of PostgreSQL as Python's, as near as it can: PostgreSQL has infinity, years before 1 and after 9999."""
+    """A time of PostgreSQL as datetime. PostgreSQL has infinity and years before 1 and after 9999: these become the
+    nearest datetime."""
     if value is None:
         return None
     try:

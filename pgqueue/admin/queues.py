@@ -1,6 +1,6 @@
-"""What people do to queues by hand: `pause` them, and `resume`.
+"""What people do to queues by hand: `pause` and `resume` them.
 
-Called by applications and by the CLI. A pause is a row that every claim reads, so it needs no NOTIFY and outlives every
+Called by applications and by the CLI. A pause is a row that every claim reads: it needs no NOTIFY and outlives every
 worker. Everything happens inside the caller's transaction, and with its COMMIT or not at all.
 """
 
@@ -13,10 +13,10 @@ from pgqueue.jobs.validation import check_queue
 
 
 def pause(conn: object, queue: str) -> bool:
-    """Stop a queue: once this is committed no worker takes a job from it. False if it was paused already.
+    """Pause a queue: once this is committed, no worker takes a job from it. False if it was paused already.
 
-    What has been taken goes on, also the few jobs that wait in a worker for their turn; enqueuing goes on as well. It
-    holds until `resume`, whatever restarts in the meantime.
+    Jobs that a worker has taken go on, also the few that wait there for a slot. Enqueuing goes on, too. The pause holds
+    until `resume`, also when workers or the server restart.
 
         pgqueue.pause(conn, "mail")
     """
@@ -29,7 +29,7 @@ async def apause(conn: object, queue: str) -> bool:
 
 
 def resume(conn: object, queue: str) -> bool:
-    """Open a paused queue again; its workers look at once. False if it was not paused."""
+    """End the pause of a queue; its workers look for jobs at once. False if it was not paused."""
     return drivers.run(conn, _resuming(queue))
 
 

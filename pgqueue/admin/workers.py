@@ -1,7 +1,7 @@
-"""What people ask of supervisors and workers: which worker runs what; restart, quiet, scale.
+"""Workers and supervisors by hand: list what runs on which worker, and order a restart, quiet or scale.
 
-Called by the CLI, from anywhere: an order is a row and a NOTIFY, so it reaches a supervisor in another container, too.
-Each is one statement on the connection given. Does nothing itself: supervisors do what they are told.
+Called by the CLI, on any host: an order is a row and a NOTIFY, and reaches a supervisor in another container, too. Each
+function sends one statement on the given connection. The supervisors carry out the orders.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pgqueue.database.statements import Statement, text
 Kind = Literal["restart", "quiet", "scale"]
 
 JOBS_MOST = 100
-"""Of one worker, so many running jobs are shown, those that run longest."""
+"""Of one worker at most this many running jobs are listed, those that run longest."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job that runs on a worker, since `age` seconds."""
+    """A job that has run on a worker for `age` seconds."""
 
     id: int
     task: str
@@ -32,8 +32,10 @@ class RunningJob:
 
 @dataclass(frozen=True, slots=True)
 class WorkerNow:
-    """A worker process as of its last beat, `beat_age` seconds ago. `rss` in bytes; `lost` are slots with a handler
-    that does not stop."""
+    """A worker process at its last heartbeat, `beat_age` seconds ago.
+
+    `rss` is in bytes. `lost` is the number of slots with a handler that does not stop.
+    """
 
     id: int
     host: str
@@ -54,7 +56,7 @@ class WorkerNow:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An order, and the supervisor that was given it."""
+    """An order and the supervisor that it was given to."""
 
     order: int
     supervisor: int
@@ -64,8 +66,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What has become of an order; `problem` says why it could not be carried out, `alive` whether its
-    supervisor still can."""
+    """The state of an order. `problem`: why it could not be carried out. `alive`: whether its supervisor lives."""
 
     order: int
     done: bool
@@ -74,28 +75,29 @@ class Answer:
 
 
 def workers(conn: object, *, host: str | None = None) -> list[WorkerNow]:
-    """Return the workers that are not known to be dead, at most 1,000, with what runs on them."""
+    """Return the workers that are not known to be dead, at most 1,000, with the jobs that run on them."""
     return drivers.run(conn, everybody(host, config().schema))
 
 
 def tell(
     conn: object, kind: Kind, *, size: int | None = None, host: str | None = None, supervisor: int | None = None
 ) -> list[Told]:
-    """Give an order to all supervisors, those of a host, or one; those told. It is heard when this is committed."""
+    """Give an order to all supervisors, to those of a host, or to one. Return one entry for each. It takes effect when
+    this is committed."""
     params = {"kind": kind, "size": size, "host": host, "supervisor": supervisor, "notify": config().notify}
     sql = text("workers_tell", config().schema)
     return drivers.run(conn, Statement(sql, params, lambda rows: [Told(*row) for row in rows]))
 
 
 def answers(conn: object, orders: list[int]) -> list[Answer]:
-    """Return what has become of these orders."""
+    """Return the state of these orders."""
     sql = text("workers_answers", config().schema)
     return drivers.run(conn, Statement(sql, {"ids": orders}, lambda rows: [Answer(*row) for row in rows]))
 
 
 def everybody(host: str | None, schema: str) -> Statement[list[WorkerNow]]:
-    """Ask for the workers of a host, or all."""
-    import msgspec  # only here: an order does without
+    """The statement that asks for the workers of a host, or for all."""
+    import msgspec  # imported here: orders do not need it
 
     params = {"host": host, "n": JOBS_MOST}
     return Statement(
