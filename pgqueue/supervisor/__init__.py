@@ -1,6 +1,9 @@
-"""N worker processes, kept at N whatever happens: the command's `--processes`.
+"""N worker processes, started again when one ends: `pgqueue work --processes`.
 
-`fleet` decides, without I/O; `process` is one worker process seen from here, `worker_end` its end of the pipe there;
-`orders` is the one connection, `signals` and `reloader` what else tells us to do something; `supervisor` lets them
-meet. Called by `pgqueue work`; imports no code of the application, so that each process it starts has the newest.
+- `fleet` decides which processes to start and end, without I/O.
+- `process` is one worker process in the supervisor, `worker_end` the other end of its pipe, in the worker.
+- `orders` has the connection to the database, `reloader` watches files.
+- `supervisor` connects them, and handles signals.
+
+Called by `pgqueue work`. The supervisor imports no code of the application: each process it starts has the newest code.
 """

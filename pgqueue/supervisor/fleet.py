@@ -1,25 +1,27 @@
-"""Which processes there shall be: what to start, to let work, to quiet and to end, decided from what they are.
+"""Decides which worker processes to start, to let work, to quiet and to end.
 
-Pure: no process, no clock, no I/O; `supervisor` tells what has happened and does what `decide` answers. A *generation*
-is all that one restart has started; `current` is the one that works, `wanted` the one to come.
+Pure: no process, no clock, no I/O. `supervisor` reports events and does what `decide` returns. A *generation* is all
+processes that one restart has started. Generation `current` works; `wanted` is the generation to come.
 
     starting ──let work──▶ running ──quieted──▶ quiet ──nothing left──▶ stopped
 
-(from each of them to stopped: it died). A process that has announced itself waits until it is let work, so what is
-starting holds no job and may be ended at any moment. What holds:
+From each state a process may go to stopped: it died. A process that has announced itself waits until it is let work. A
+starting process therefore holds no job, and may be ended at any moment. These rules hold:
 
-1. A running process is quieted only while more than `size` are running. So no decision of ours ever leaves fewer than
-`size` active: they become fewer only by dying, and that is answered by starting.
-2. A restart lets none of its processes work before all of them have announced themselves: one that fails takes the
-whole restart back, and nothing of the old has been touched. A new restart takes the place of one under way.
-3. Only what is starting is ever ended. What runs leaves by itself, when it is quiet and its last job has ended.
-4. At most `size` are starting in place of the missing ones, and at most `size` for a restart.
-5. What `broke` (it died while it starts, or soon after) is replaced later and later; what left by itself, or died after
-it had worked, is replaced at once, whatever else is broken. The pauses begin anew when a process has worked for a while
-that was started after the last one broke: others that work prove nothing about what is started now.
-6. No process that is needed waits for `gap`. It only parts the beginnings of those that take over from others that
-work: at most `together` of them begin within it, and each works for so long before it counts in 1. A process that
-begins is slow: but for what it did before it announced itself (`Worker.warm`), nothing is planned or cached.
+1. A running process is quieted only while more than `size` are running. No decision leaves fewer than `size` active.
+   They become fewer only when processes die, and then new ones are started.
+2. A restart lets none of its processes work before all of them have announced themselves. If one fails, the whole
+   restart is taken back, and no old process was touched. A new restart replaces one under way.
+3. Only a starting process is ever ended. A running one leaves by itself, when it is quiet and its last job has ended.
+4. At most `size` processes are starting in place of missing ones, and at most `size` for a restart.
+5. A process `broke` if it died while starting or soon after. It is replaced after a pause, which grows each time. A
+   process that left by itself, or died after it had worked, is replaced at once.
+6. The pauses start again at the shortest when a process has worked for a while that was started after the last one
+   broke. Processes started earlier prove nothing about those started now.
+7. No process that is needed waits for `gap`. It only separates the starts of processes that replace working ones. At
+   most `together` of them begin within a gap. Each must have worked for one gap before it counts in rule 1.
+
+The gap exists because a process is slow when it begins: only the statements of `Worker.warm` are planned and cached.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-# A process that dies while it starts, or so soon after, is no accident: the next one waits, longer each time.
+# If a process dies while it starts, or this soon after, the next one waits, longer each time.
 YOUNG_SECONDS = 5.0
 BACKOFF_FIRST, BACKOFF_MOST = 0.5, 30.0
-# One that was let work and does not say that it works: others wait for it no longer.
+# If a process was let work and has not reported that it works, others wait for it no longer than this.
 BEGIN_SECONDS = 2.0
 
 
@@ -51,13 +53,18 @@ MOVES = {
 
 
 class IllegalMove(Exception):
-    """A process cannot go from this state to that."""
+    """A process cannot go from one of these states to the other."""
 
 
 @dataclass(slots=True)
 class Child:
-    """One process. `since`: when it came into its state, or was let work. `at_work`: it was let work; `ended`: it was
-    told to end before that; `unfit`: why it is replaced."""
+    """One process.
+
+    - `since`: when it came into its state, or was let work.
+    - `at_work`: it was let work.
+    - `ended`: it is being ended before it was let work.
+    - `unfit`: why it is to be replaced; empty if it is not.
+    """
 
     number: int
     generation: int
@@ -77,21 +84,21 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start a process; it is `child` from now on."""
+    """Start a process for `child`."""
 
     child: Child
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Let it take jobs."""
+    """Let the process take jobs."""
 
     child: Child
 
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """Let it take no more jobs, and leave when those it has are done."""
+    """The process takes no more jobs, and leaves when those it has are done."""
 
     child: Child
     why: str
@@ -99,7 +106,7 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Kill it: it has never taken a job."""
+    """Kill the process, which has never taken a job."""
 
     child: Child
     why: str
@@ -110,7 +117,7 @@ Action = Spawn | Work | Quiet | End
 
 @dataclass(slots=True)
 class Fleet:
-    """`size` processes, of which at most `together` may be starting at once for a restart, and take over within `gap`
+    """`size` processes. For a restart at most `together` start at once, and at most `together` begin within `gap`
     seconds."""
 
     size: int
@@ -120,18 +127,18 @@ class Fleet:
     wanted: int = 1
     quieted: bool = False
     out_of_quiet: bool = False
-    """The restart under way began when all were quiet: nothing old works meanwhile."""
+    """The restart under way began when all were quiet: no old process works meanwhile."""
     problem: str = ""
     """Why the last restart was taken back."""
     children: dict[int, Child] = field(default_factory=dict)
     not_before: float = 0.0
-    """What broke is not replaced before this moment."""
+    """A process that broke is not replaced before this moment."""
     _failures: int = 0
-    """How many times in a row what was started broke. Those started together count once."""
+    """How many times in a row a started process broke. Processes started together count once."""
     _failed_at: int = 0
-    """The number of the last child when one broke last: what has a higher one was started after it."""
+    """The highest child number when a process broke last. A child with a higher number was started later."""
     _broken: int = 0
-    """How many of the missing broke."""
+    """Number of missing processes that broke."""
     _last: int = 0
     _newest: int = 1
     _now: float = 0.0
@@ -139,7 +146,7 @@ class Fleet:
     # What has happened -----------------------------------------------------------------------------------------------
 
     def restart(self) -> int:
-        """Begin a restart, in place of one under way; its generation."""
+        """Begin a restart, in place of one under way; return its generation."""
         self.out_of_quiet = self.quieted or (self.out_of_quiet and self.restarting)
         self.quieted, self.problem, self._failures, self._broken, self.not_before = False, "", 0, 0, 0.0
         self.wanted = self._newest = self._newest + 1
@@ -149,7 +156,7 @@ class Fleet:
         self.size = size
 
     def quiet(self) -> None:
-        """Let all finish and none be started, until a restart."""
+        """Let all processes finish their jobs and leave. None is started until a restart."""
         self.quieted, self.wanted = True, self.current
 
     def announced(self, number: int) -> None:
@@ -159,14 +166,14 @@ class Fleet:
         self.children[number].move(State.RUNNING, now)
 
     def leaves(self, number: int, why: str) -> None:
-        """It takes no more jobs by its own decision, or another process's."""
+        """The process takes no more jobs, by its own decision or by another process's order."""
         child = self.children[number]
         if child.state is State.RUNNING:
             child.unfit = why
             child.move(State.QUIET, child.since)
 
     def unfit(self, number: int, why: str) -> None:
-        """It shall be replaced, and then leave."""
+        """The process is to be replaced, and then to leave."""
         child = self.children[number]
         child.unfit = child.unfit or why
 
@@ -187,7 +194,7 @@ class Fleet:
 
     @property
     def active(self) -> int:
-        """How many take jobs."""
+        """Number of processes that take jobs."""
         return len(self.of(State.RUNNING))
 
     @property
@@ -195,7 +202,7 @@ class Fleet:
         return self.wanted > self.current
 
     def in_effect(self, generation: int) -> bool:
-        """Whether this generation, or a later one, works, and nothing older takes jobs."""
+        """Whether this generation, or a later one, works, and no older process takes jobs."""
         good = self._good()
         return (
             self.current >= generation
@@ -204,7 +211,7 @@ class Fleet:
         )
 
     def due(self, now: float) -> float:
-        """When time alone will change what is decided; infinity: never."""
+        """When the decision will change by time alone; infinity: never."""
         moments = [self.not_before, *(child.since + self.gap for child in self.of(State.RUNNING))]
         return min((moment for moment in moments if moment > now), default=inf)
 
@@ -212,7 +219,7 @@ class Fleet:
         return [child for child in self.children.values() if child.state is state]
 
     def settled(self) -> bool:
-        """Whether exactly `size` are active, none of them to be replaced."""
+        """Whether exactly `size` processes are active, and none of them is to be replaced."""
         return self.active == self.size == len(self._good())
 
     # Those that break ------------------------------------------------------------------------------------------------
@@ -226,20 +233,20 @@ class Fleet:
                 self.not_before = now + min(BACKOFF_MOST, BACKOFF_FIRST * 2.0 ** (self._failures - 2))
 
     def _forgive(self, now: float) -> None:
-        """What was started after the last failure has worked for a while: what is started now can work."""
+        """Forget the failures if a process started after the last one has worked for a while."""
         fine = (child.number for child in self.of(State.RUNNING) if now - child.since >= YOUNG_SECONDS)
         if max(fine, default=0) > self._failed_at:
             self._failures = 0
 
     def _held_back(self, missing: int) -> int:
-        """How many of so many missing ones are not to be replaced yet."""
+        """How many of these missing processes are not to be replaced yet."""
         self._broken = min(self._broken, missing) if self._now < self.not_before else 0
         return self._broken
 
     # What to do ------------------------------------------------------------------------------------------------------
 
     def decide(self, now: float) -> list[Action]:
-        """What to do now. It counts as done: the next answer builds upon it."""
+        """Return what to do now. It counts as done: the next decision builds on it."""
         self._now = now
         self._forgive(now)
         if self.quieted:
@@ -263,7 +270,7 @@ class Fleet:
         actions += [self._spawned(self.wanted) for _ in range(min(self.size - len(new), self.together - booting))]
         if len(new) == self.size and all(child.announced for child in new):
             self.current = self.wanted
-            # What was starting in place of the dead is of the old code.
+            # Processes that were starting in place of dead ones have the old code.
             actions += self._end([child for child in self._coming() if child.generation != self.current], "it is old")
         return actions
 
@@ -291,11 +298,11 @@ class Fleet:
         return [self._quieted(child, why) for child, why in whys[:most]]
 
     def _good(self) -> list[Child]:
-        """What runs and shall go on."""
+        """The running processes that are to go on."""
         return [child for child in self.of(State.RUNNING) if child.generation == self.current and not child.unfit]
 
     def _fresh(self) -> list[Child]:
-        """What has just begun to work, or is about to."""
+        """The processes that have just begun to work, or are about to."""
         return [
             child
             for child in self.children.values()

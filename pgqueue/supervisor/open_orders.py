@@ -1,7 +1,7 @@
-"""The orders that are being carried out, and when each of them is.
+"""The orders that are being carried out; reports each when it is done.
 
-Between the supervisor, which acts, and `orders`, which speaks to the database. Without a database that a process has
-named there are no orders.
+Stands between the supervisor, which acts, and `orders`, which speaks to the database. There are no orders until a
+worker process has named its database.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pgqueue.supervisor.pipe import Message
 
 
 class OpenOrders:
-    """Takes orders. `told` does as an order says, and gives the generation of a restart."""
+    """Takes orders. `told` carries out an order, and returns the generation of a restart."""
 
     def __init__(self, *, told: Callable[[Order], int], status: Callable[[], SupervisorStatus]) -> None:
         self._told, self._status = told, status
@@ -24,7 +24,7 @@ class OpenOrders:
         self._open: dict[int, tuple[Order, int]] = {}
 
     def connect(self, where: Message, serve: Callable[[Coroutine[Any, Any, None]], object]) -> None:
-        """Connect to the database that a process has named, unless it was done."""
+        """Connect to the database that a process has named, unless there is a connection already."""
         if self._orders is None:
             link = Link(where["listen_dsn"] or where["dsn"], where["schema"], where["prepare"])
             how = {"listen": where["listen_dsn"] is not None, "notify": where["notify"]}
@@ -32,7 +32,7 @@ class OpenOrders:
             serve(self._orders.run())
 
     def dead(self, workers: Iterable[int]) -> None:
-        """The process of these workers has ended: rescue them."""
+        """The process of these workers has ended: rescue their jobs."""
         if self._orders is not None:
             self._orders.dead(workers)
 
@@ -42,7 +42,7 @@ class OpenOrders:
             self._orders.status_changed()
 
     def answer(self, fleet: Fleet, *, empty: bool) -> None:
-        """Say which orders are carried out; `empty`: there is no process any more."""
+        """Report the orders that are done. `empty`: no process is left."""
         for number, (order, generation) in list(self._open.items()):
             over, problem = _outcome(order, generation, fleet, empty)
             if over and self._orders is not None:
@@ -50,7 +50,7 @@ class OpenOrders:
                 self._orders.done(number, problem)
 
     async def leave(self) -> None:
-        """Sign off."""
+        """Remove the supervisor's row."""
         if self._orders is not None:
             await self._orders.leave()
 
@@ -59,13 +59,13 @@ class OpenOrders:
 
 
 def _outcome(order: Order, generation: int, fleet: Fleet, empty: bool) -> tuple[bool, str | None]:
-    """Whether it is over, and what was in the way."""
+    """Whether the order is over, and what prevented it."""
     if order.kind == "quiet":
         return (empty, None) if fleet.quieted else (True, "a restart came in between")
     if order.kind == "restart" and fleet.wanted < generation:
-        return True, f"taken back: {fleet.problem or 'told to be quiet'}"
+        return True, f"taken back: {fleet.problem or 'all were ordered to be quiet'}"
     if fleet.quieted:
-        return True, None if order.kind == "scale" else "told to be quiet"
+        return True, None if order.kind == "scale" else "all were ordered to be quiet"
     if order.kind == "scale":
         return fleet.settled() or fleet.size != order.size, None
     return fleet.in_effect(generation), None

@@ -1,13 +1,14 @@
-"""Orders: what the supervisor says to the database and hears from it, over one connection.
+"""The supervisor's connection to the database: its heartbeat, the orders it gets, and their results.
 
-Every message listens, sends the heartbeat and reads what is new, so nothing is lost by a broken connection; NOTIFY only
-makes it quick, and without one orders are found with the next heartbeat. The database being away changes nothing for
-the processes: they are kept, and what was to be said is said when it is back.
+Every message listens, sends the heartbeat and reads new orders: a broken connection loses nothing. NOTIFY only makes it
+quick: without it orders are found with the next heartbeat. While the database is away, the processes go on, and
+results are kept until it is back.
 
-If a worker's process has ended, the worker is rescued at once, without waiting for its lease. That is safe because
-`waitpid` has said so: it cannot claim or complete any more, except by a message that the server had already. So its
-sessions are ended first, and its row is locked against that claim (`rescue`). One that had beaten at the last moment is
-read again.
+If a worker's process has ended, its jobs are rescued at once, without waiting for its lease. This is safe because
+`waitpid` has reported the end:
+1. The process can send nothing any more. Only a message that the server had before may still claim or complete.
+2. Rescue ends the worker's sessions first, and locks its row against a claim (`rescue`).
+3. If a heartbeat had come at the last moment, the row is read again.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ log = logging.getLogger("pgqueue")
 
 
 ORDERS = ":orders"
-"""The channel on which supervisors hear that there is an order."""
+"""The channel that notifies supervisors of a new order."""
 HEARTBEAT_SECONDS = 5.0
 OUTAGE_MOST = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a supervisor is told: restart, quiet, or scale to `size`."""
+    """An order to a supervisor: restart, quiet, or scale to `size`."""
 
     id: int
     kind: str
@@ -47,7 +48,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorStatus:
-    """What the database is told of the supervisor, with the ids of its workers."""
+    """The supervisor's state as written to the database, with the ids of its workers."""
 
     size: int
     active: int
@@ -57,7 +58,7 @@ class SupervisorStatus:
 
 
 class Orders:
-    """Speaks to the database over one session; `told` gets each order once, `status` is asked before each heartbeat."""
+    """Speaks to the database over one session. `told` gets each order once; `status` is read before each heartbeat."""
 
     def __init__(
         self,
@@ -69,14 +70,14 @@ class Orders:
         status: Callable[[], SupervisorStatus],
     ) -> None:
         self.id: int | None = None
-        """Of our row."""
+        """The id of our row."""
         self._session = Session(link, "supervisor")
         self._rescue = Rescue(self._session, notify=notify, rescued=lambda: None)
         self._listen, self._notify = listen, notify
         self._told, self._status = told, status
         self._dead: set[int] = set()
         self._known: set[int] = set()
-        """Orders that were told, and are not written down as done."""
+        """Orders that were passed on, and are not yet stored as done."""
         self._done: dict[int, str | None] = {}
         self._wake = asyncio.Event()
         self._said: SupervisorStatus | None = None
@@ -87,17 +88,17 @@ class Orders:
             self._wake.set()
 
     def dead(self, workers: Iterable[int]) -> None:
-        """The process of these workers has ended."""
+        """The process of these workers has ended: rescue their jobs."""
         self._dead.update(workers)
         self._wake.set()
 
     def done(self, order: int, problem: str | None = None) -> None:
-        """This order is carried out, or cannot be."""
+        """This order is done; with a `problem` it could not be carried out."""
         self._done[order] = problem
         self._wake.set()
 
     async def run(self) -> None:
-        """Speak until cancelled, whatever the database answers."""
+        """Send heartbeats and read orders until cancelled. No error of the database ends it."""
         backoff = Backoff(most=OUTAGE_MOST)
         while True:
             try:
@@ -112,7 +113,7 @@ class Orders:
             await self._pause()
 
     async def leave(self) -> None:
-        """Say what there is still to say, and sign off."""
+        """Write what is left to write, and remove our row."""
         try:
             async with asyncio.timeout(5):
                 await self._give_back()
@@ -123,7 +124,7 @@ class Orders:
         await self._session.close()
 
     async def _round(self) -> None:
-        # What died first: it is in a hurry.
+        # Ended processes come first, because their jobs wait.
         await self._give_back()
         if self.id is None:
             await self._register()
@@ -165,7 +166,7 @@ class Orders:
             [rows] = await self._session.run(self._statement("orders_dead", workers=asked))
             for worker_id, beat in rows:
                 await self._rescue.rescue(worker_id, beat, "has no process any more")
-            # Those that were read are looked at again, until none of them is found alive.
+            # Workers that had a live row are looked up again, until none of them has one.
             self._dead.difference_update(set(asked) - {worker_id for worker_id, _ in rows})
 
     async def _pause(self) -> None:

@@ -1,9 +1,17 @@
 """The pipe between the supervisor and a worker process: one JSON object per line, in both directions.
 
-From the process: `announce` (ready to take jobs; which worker it is), `running`, `vitals` (how it is, once a second),
-`quiet` (takes no more), `empty` (nothing runs, about to leave), `failed` (why it could not start).
-To it: `work`, `quiet`, `stop` (with its grace), `place` (for its title), `over` (its memory limit).
-An end of file says that the other one is gone. Either may be of another version: what is not known is passed over.
+From the worker process:
+- `announce`: it is ready to take jobs; names its worker.
+- `running`: it takes jobs.
+- `vitals`: its state, once a second.
+- `quiet`: it takes no more jobs.
+- `empty`: no job runs in it, and it is about to leave.
+- `failed`: why it could not start.
+
+To the worker process: `work`, `quiet`, `stop` (with its grace), `place` (for its title), `over` (its memory limit).
+
+An end of file means that the other process is gone. The two may be of different versions: an unknown message is
+ignored.
 """
 
 from __future__ import annotations
@@ -24,13 +32,13 @@ def line(say: str, **facts: object) -> bytes:
 
 
 def inherited(fd: int) -> socket.socket:
-    """The end of the pipe that this process was started with; what it starts itself does not get it."""
+    """The end of the pipe that this process was started with. Processes that it starts do not inherit it."""
     os.set_inheritable(fd, False)
     return socket.socket(fileno=fd)
 
 
 class Pipe:
-    """One end, on a loop."""
+    """One end of a pipe, on an event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -45,7 +53,7 @@ class Pipe:
             self._writer.write(line(say, **facts))
 
     async def heard(self) -> AsyncIterator[Message]:
-        """What the other one says, until it is gone."""
+        """The messages of the other process, until it is gone."""
         with suppress(OSError, ValueError):
             while text := await self._reader.readline():
                 if text.endswith(b"\n"):

@@ -1,8 +1,9 @@
-"""One worker process, seen from its supervisor: started, told, heard, and seen to end.
+"""One worker process in its supervisor: starts it, sends and reads messages, and notices its end.
 
-Started anew and not forked: so its code is the newest, and no thread, lock or connection of ours is in it. In a session
-of its own: Ctrl-C at a terminal reaches the supervisor only, which knows what is to be done. Where it is started is the
-directory by its name, as we were started in it: a name that leads to another release now leads there.
+- It is started as a new program, not forked: it has the newest code, and no thread, lock or connection of ours.
+- It has a session of its own: Ctrl-C at a terminal reaches only the supervisor.
+- It is started in the directory with the name that our own had. If that name is a link to another release by now, it
+  starts there.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ log = logging.getLogger("pgqueue")
 
 
 class Process:
-    """The process that is `child`. `said` is told what it says, before it is gone; `code` is its exit code then."""
+    """The process of `child`."""
 
     def __init__(self, child: Child, popen: subprocess.Popen[bytes], pipe: Pipe) -> None:
         self.child = child
         self.pid = popen.pid
         self.pipe = pipe
         self.workers: set[int] = set()
-        """The ids it has had in the database."""
+        """The worker ids that the process has had in the database."""
         self.vitals: Message = {}
         self.place = 0
         self.failure = ""
@@ -44,11 +45,11 @@ class Process:
 
     @property
     def code(self) -> int | None:
-        """How it has ended; None as long as it lives. Minus the number of a signal."""
+        """Its exit code; None while it lives. If a signal has killed it, minus the signal's number."""
         return self._popen.poll()
 
     def how(self, when: str = "") -> str:
-        """Its end, for people."""
+        """A text for people: how the process has ended."""
         code = self.code
         if code is None:
             return "lives"
@@ -59,20 +60,20 @@ class Process:
         self._popen.send_signal(SIGKILL)
 
     async def listen(self, said: Callable[[Process, Message], None]) -> None:
-        """Pass on what it says, until it is gone."""
+        """Pass its messages to `said`, until it is gone."""
         async for message in self.pipe.heard():
             said(self, message)
 
 
 class ProcessStarter:
-    """Starts processes with this command line."""
+    """Starts processes with these arguments."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._command = [sys.executable, "-m", "pgqueue", *arguments]
         self._directory = _here()
 
     async def start(self, child: Child) -> Process:
-        """Start a process; a few milliseconds."""
+        """Start a process, which takes a few milliseconds."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
@@ -87,7 +88,7 @@ class ProcessStarter:
 
 
 def _here() -> Path:
-    """The working directory, by the name under which we were started in it."""
+    """The working directory, with the name it had when we were started."""
     named = os.environ.get("PWD", "")
     try:
         return Path(named) if named and os.path.samefile(named, ".") else Path.cwd()

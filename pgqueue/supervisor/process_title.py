@@ -1,4 +1,4 @@
-"""What the process list shows of us: `pgqueue: worker 2/4 [3 of 10 busy] quiet`."""
+"""The process's title in the process list: `pgqueue: worker 2/4 [3 of 10 busy] quiet`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Finds the processes that shall be replaced although they work: too much memory, enough jobs, a handler that hangs.
+"""Finds working processes that are to be replaced: too much memory, enough jobs, or a handler that hangs.
 
-And those that hang while they start. Decides nothing more: the fleet is told, and starts another one first.
+It also finds processes that hang while they start. It only reports them: the fleet starts another process first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pgqueue.worker.liveness.memory import rss
 
 log = logging.getLogger("pgqueue")
 
-# A process that has not announced itself by then hangs; it has taken no job.
+# If a process has not announced itself after this time, it hangs. It has taken no job.
 BOOT_SECONDS = 120.0
 
 
@@ -35,17 +35,17 @@ class Terms:
 
 
 class Recycling:
-    """Looks at processes on these terms."""
+    """Checks processes against these terms."""
 
     def __init__(self, terms: Terms, fleet: Fleet) -> None:
         self._terms = terms
         self._fleet = fleet
         self.due = 0.0 if terms.memory_limit is not None else inf
-        """When the memory is looked at next."""
+        """When the memory is checked next."""
         self._too_low: set[int] = set()
 
     def look(self, processes: Iterable[Process], now: float) -> None:
-        """Look for what announces itself nowhere; at the memory only as often as the terms say."""
+        """Check processes for problems that they do not report. Memory is checked only as often as the terms say."""
         due = now >= self.due
         if due:
             self.due = now + self._terms.check_every
@@ -58,7 +58,7 @@ class Recycling:
                 self._weigh(process)
 
     def worn(self, process: Process) -> bool:
-        """Whether what it has just said of itself makes it unfit."""
+        """Whether the process's last report makes it unfit."""
         child, most = process.child, self._terms.max_jobs
         if child.state is not State.RUNNING or child.unfit:
             return False
@@ -77,6 +77,6 @@ class Recycling:
             process.pipe.say("over", rss=size, limit=limit)
             self._fleet.unfit(child.number, "it was over its memory limit")
         elif child.number not in self._too_low:
-            self._too_low.add(child.number)  # a new one would be no lighter
+            self._too_low.add(child.number)  # a new process would need as much
             said = "%s: %d MiB without having run a job: the memory limit is below what the code needs"
             log.error(said, process, size >> 20)

@@ -1,4 +1,4 @@
-"""For development: sees when a source file has changed (`--reload`). Looks once a second; no service of the system."""
+"""For development: notices when a source file has changed (`--reload`). It looks at the files once a second."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PASSED_OVER = {"__pycache__", "node_modules", "site-packages"}
 
 
 def sources(directory: Path) -> dict[str, int]:
-    """Every Python file below, with the time of its last change; not what is hidden or installed."""
+    """Every Python file below, with the time of its last change. Hidden and installed files are left out."""
     return dict(_changed_at(directory))
 
 
 async def watch(directory: Path, changed: Callable[[str], object]) -> None:
-    """Call `changed` with a name for every look that finds changes, until cancelled."""
+    """Look until cancelled. If a look finds changes, call `changed` with the name of one changed file."""
     before = await asyncio.to_thread(sources, directory)
     while True:
         await asyncio.sleep(LOOK_SECONDS)

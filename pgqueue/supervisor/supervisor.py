@@ -1,8 +1,8 @@
-"""Keeps N worker processes: hears what happens, asks `fleet` what to do, does it. The life of `work --processes N`.
+"""Keeps N worker processes: collects events, asks `fleet` what to do, and does it. The life of `work --processes N`.
 
-Everything that happens (a process says something or has ended, a signal, an order, a changed file) is told to the fleet
-and wakes the loop; the loop looks by itself once a second for what announces itself nowhere. Kills nothing that may run
-a job, but at the operator's own deadline: SIGTERM, and its grace is over.
+An event is a message of a process, its end, a signal, an order, or a changed file. Each is passed to the fleet and
+wakes the loop. Once a second the loop looks by itself for problems that no event reports. A process that may run a job
+is killed only after the operator's SIGTERM, when its grace is over.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ DONE, DEADLINE, INTERRUPTED = 0, 5, 130
 """Exit codes, as of `work`."""
 
 LOOK_SECONDS = 1.0
-# Between those that take over from others. Four of them under 20,000 jobs/s on two busy CPUs: the worst second had 0.77
-# of the usual jobs, and 0.29 when all began at once (`bench restart` measures it).
+# The gap between processes that take over from others. Without it the worst second of a restart is much worse
+# (`bench restart` measures it).
 GAP_SECONDS = 0.5
-# After it has said that nothing runs in it: a handler that was given up, and does not let it go.
+# If a process has reported that no job runs in it, it must end within this time. A handler given up may keep it alive.
 LEAVE_SECONDS = 5.0
-# A worker's own way out after the grace: stopping handlers, writing what is done, signing off.
+# After the grace a worker gets this time to stop handlers, write outcomes and remove its row.
 LAST_SECONDS = 20.0
 
 
@@ -57,12 +57,12 @@ class Supervisor:
         self._systemd = Systemd()
         self._announced = self._ready = self._reloading = False
         self._left = False
-        """Whether jobs were given up at the deadline."""
+        """Whether jobs were abandoned at the deadline."""
         self._code: int | None = None
         self._deadline: float | None = None
 
     async def run(self) -> int:
-        """Keep them until told to end; the exit code."""
+        """Keep the processes until a signal ends the supervisor; return the exit code."""
         self._handle_signals()
         if self.terms.reload is not None:
             self._serve(watch(self.terms.reload, self._changed))
@@ -79,7 +79,7 @@ class Supervisor:
         dying = self._reap()
         if self._deadline is None:
             self._recycling.look(self._processes.values(), monotonic())
-            if not dying:  # else the fleet would count them; we are woken as soon as it knows
+            if not dying:  # the fleet would still count those processes; `_gone` wakes us when it knows of their end
                 await self._do(self.fleet.decide(monotonic()))
             self._open_orders.answer(self.fleet, empty=not self._processes)
         else:
@@ -87,7 +87,7 @@ class Supervisor:
         self._show()
 
     def _pause(self) -> float:
-        """Until there may be something to do that announces itself nowhere."""
+        """Seconds until there may be something to do without an event."""
         if self._deadline is not None:
             return LOOK_SECONDS
         now = monotonic()
@@ -104,7 +104,7 @@ class Supervisor:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("supervisor: %s", error, exc_info=error)
 
-    # What we are told ------------------------------------------------------------------------------------------------
+    # Signals and orders ----------------------------------------------------------------------------------------------
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -139,7 +139,7 @@ class Supervisor:
         self._restart(f"{file} has changed")
 
     def _told(self, order: Order) -> int:
-        """Do as an order says; the generation of a restart."""
+        """Carry out an order; return the generation of a restart, else 0."""
         why = f"order {order.id}"
         if order.kind == "restart":
             return self._restart(why)
@@ -166,12 +166,12 @@ class Supervisor:
                     process.kill()
         self._wake.set()
 
-    # What we do ------------------------------------------------------------------------------------------------------
+    # Actions of the fleet --------------------------------------------------------------------------------------------
 
     async def _do(self, actions: Sequence[Action]) -> None:
-        """Do what was decided: first what takes no time, so that nothing can happen between the decision and the deed.
+        """Do what was decided. Actions that take no time come first: no event can come between decision and action.
 
-        Starting takes a moment, in which processes die, orders come, and we may be told to stop.
+        Starting a process takes a moment. Meanwhile processes may die, orders may come, and a signal may stop us.
         """
         for action in actions:
             if not isinstance(action, Spawn) and action.child.number in self._processes:
@@ -193,7 +193,7 @@ class Supervisor:
 
     @property
     def _ending(self) -> bool:
-        """Whether nothing is started any more, because we leave."""
+        """Whether no process is started any more, because we leave."""
         return self._deadline is not None or self._code is not None
 
     async def _start(self, child: Child) -> None:
@@ -207,7 +207,7 @@ class Supervisor:
         log.info("%s: is started", process)
         self._serve(self._follow(process))
         self._place()
-        if self._ending:  # told so meanwhile: it was not among those that were told
+        if self._ending:  # since we began to start it; `_stop` did not see this process
             process.kill()
 
     def _place(self) -> None:
@@ -225,12 +225,12 @@ class Supervisor:
                     taken.add(process.place)
                 process.pipe.say("place", place=process.place, of=self.fleet.size)
 
-    # What they say ---------------------------------------------------------------------------------------------------
+    # Messages of the processes ---------------------------------------------------------------------------------------
 
     async def _follow(self, process: Process) -> None:
         listening = asyncio.ensure_future(process.listen(self._said))
         await process.ended.wait()
-        await within(listening, 0.5)  # what it had said before; something it has started may hold the pipe open
+        await within(listening, 0.5)  # read its last messages; a process it has started may hold the pipe open
         process.pipe.close()
         self._gone(process)
 
@@ -244,7 +244,7 @@ class Supervisor:
             process.vitals = message
             child.busy = int(message["busy"])
             if message["state"] == "quiet" and child.state is State.RUNNING:
-                self.fleet.leaves(child.number, "it was told so by another process")  # or has decided so itself
+                self.fleet.leaves(child.number, "another process asked for it")  # or it has decided so itself
                 self._wake.set()
         if said == "vitals":
             if self._recycling.worn(process):
@@ -256,7 +256,7 @@ class Supervisor:
             self._open_orders.connect(message, self._serve)
             self.fleet.announced(child.number)
         elif said == "empty":
-            self.fleet.leaves(child.number, "nothing runs in it any more")  # it may have had no time to say it is quiet
+            self.fleet.leaves(child.number, "nothing runs in it any more")  # it may not have reported that it is quiet
             asyncio.get_running_loop().call_later(LEAVE_SECONDS, self._hangs, process)
         elif said == "failed":
             process.failure = str(message.get("why", ""))
@@ -268,7 +268,7 @@ class Supervisor:
             process.kill()
 
     def _reap(self) -> bool:
-        """Let those that have ended be heard to their end; whether there are any of which the fleet does not know."""
+        """Let the last messages of ended processes be read. Return whether the fleet does not know of an end yet."""
         ended = [process for process in self._processes.values() if process.code is not None]
         for process in ended:
             process.ended.set()
@@ -307,7 +307,7 @@ class Supervisor:
             return "restarting"
         return "running" if self._ready else "starting"
 
-    # The end, and what is shown ---------------------------------------------------------------------------------------
+    # The end, and the status ------------------------------------------------------------------------------------------
 
     def _finish(self, deadline: float) -> None:
         if not self._processes:
@@ -353,7 +353,7 @@ def _cpus() -> int:
 
 
 def keep(terms: Terms) -> int:
-    """Keep worker processes on these terms until told to end; the exit code."""
+    """Keep worker processes on these terms until a signal ends it; return the exit code."""
     with suppress(KeyboardInterrupt):
         return asyncio.run(Supervisor(terms).run())
     return INTERRUPTED

@@ -1,7 +1,7 @@
-"""What systemd is told (`Type=notify`): ready, reloading, stopping, a status line, and that we live (watchdog).
+"""Reports to systemd (`Type=notify`): ready, reloading, stopping, a status text, and that we live (watchdog).
 
-The protocol is one datagram to the socket that `NOTIFY_SOCKET` names. Without it nothing is sent. Processes that we
-start do not inherit it: only the supervisor speaks.
+Each report is one datagram to the socket that `NOTIFY_SOCKET` names. Without this variable nothing is sent. Processes
+that we start do not inherit it: only the supervisor reports.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from time import monotonic, monotonic_ns
 
 
 class Systemd:
-    """Speaks to the process that started us, if that is systemd."""
+    """Reports to systemd, if systemd has started us."""
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
         self._address = environ.pop("NOTIFY_SOCKET", "")
         usec, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", str(os.getpid()))
         self.every = int(usec) / 2e6 if usec.isdigit() and pid == str(os.getpid()) else None
-        """Seconds between signs of life; None: none is waited for."""
+        """Seconds between signs of life; None: systemd waits for none."""
         self._due = 0.0
         self._status = ""
 
@@ -34,13 +34,13 @@ class Systemd:
         self._send("STOPPING=1")
 
     def status(self, text: str) -> None:
-        """A line for `systemctl status`; sent when it is another one."""
+        """Set the text of `systemctl status`; sent if it has changed."""
         if text != self._status:
             self._status = text
             self._send(f"STATUS={text}")
 
     def alive(self) -> None:
-        """A sign of life, if one is due."""
+        """Send a sign of life, if one is due."""
         if self.every is not None and monotonic() >= self._due:
             self._due = monotonic() + self.every
             self._send("WATCHDOG=1")

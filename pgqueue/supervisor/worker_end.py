@@ -1,7 +1,7 @@
-"""A supervised worker process's own end of the pipe: announces, waits to be let work, says how it is, does as told.
+"""The worker process's end of the pipe to its supervisor: announces itself, reports its state, carries out orders.
 
-Used by the process around the worker (`pgqueue work`). When the supervisor is gone, however it went, the worker takes
-no more jobs, finishes what it has and leaves: a new supervisor starts new workers.
+Used by the process around the worker (`pgqueue work`). If the supervisor is gone for any reason, the worker takes no
+more jobs, finishes those it has, and leaves. A new supervisor starts new workers.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ VITALS_SECONDS = 1.0
 
 
 class WorkerEnd:
-    """Our end of the pipe with this file descriptor. `stop` is called with the grace that the supervisor gives us."""
+    """Our end of the pipe, with this file descriptor. `stop` is called with the grace that the supervisor gives us."""
 
     def __init__(self, fd: int) -> None:
         self._socket: socket.socket = inherited(fd)
         self._place, self._of = 0, 0
         self._let_work = asyncio.Event()
         self._gone = False
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it is the supervisor's
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # only the supervisor handles it
         self._tasks: set[asyncio.Task[None]] = set()
         self.stop: Callable[[float], None] = lambda grace: None
 
     @property
     def first(self) -> bool:
-        """Whether this is the first of its kind: it speaks for the others."""
+        """Whether this is the first of its fellow processes: it logs what is the same for all."""
         return self._place <= 1
 
     def failed(self, why: str) -> None:
-        """Say why this process could not start; before there is a loop, or after."""
+        """Report why this process could not start. May be called without an event loop."""
         with suppress(OSError):
             self._socket.sendall(line("failed", why=why))
 
     async def start(self, worker: Worker) -> None:
-        """Start the worker in two steps: it announces itself, and takes jobs when it is let."""
+        """Start the worker in two steps: it announces itself, and takes jobs when the supervisor lets it work."""
         self._socket.setblocking(False)
         self._pipe = await Pipe.open(self._socket)
         self._worker = worker
@@ -63,11 +63,11 @@ class WorkerEnd:
         await self._let_work.wait()
         worker.begin()
         self._title()
-        await worker.seen()  # first: a count in the database must not find too few
+        await worker.seen()  # before `running` is reported: a count of workers in the database must not find too few
         self._pipe.say("running", **self._vitals())
 
     def empty(self) -> None:
-        """Nothing runs any more, and all is written: what is still in this process hangs."""
+        """Report that no job runs and all outcomes are written: what is still in this process hangs."""
         self._pipe.say("empty")
 
     def _serve(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -111,7 +111,7 @@ class WorkerEnd:
         self._title()
 
     async def _over(self, size: int, limit: int) -> None:
-        """Name what runs at the moment when the memory limit was crossed: in the log, and with the attempts."""
+        """Name the jobs that run when the memory limit was crossed: in the log, and in their attempts."""
         text = f"its process was over its memory limit: {_mib(size)} of {_mib(limit)}"
         try:
             jobs = await self._worker.remark("memory", text)
@@ -124,7 +124,7 @@ class WorkerEnd:
         log.warning("over the memory limit: %s of %s; jobs running just now: %s", _mib(size), _mib(limit), names)
 
     async def _show(self) -> None:
-        """Say how we are, once a second: to the supervisor, and in the process's title."""
+        """Report our state once a second: to the supervisor, and in the process's title."""
         while not self._gone:
             self._title()
             if self._let_work.is_set():
