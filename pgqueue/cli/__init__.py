@@ -1,8 +1,8 @@
-"""The command `pgqueue`: one module per command, read when it is asked for.
+"""The command `pgqueue`: one module per command, imported when the command is called.
 
-The outermost layer: parses what people type, calls the layer below, prints. No command does anything the library
-cannot do. What goes wrong becomes one line and an exit code (`exit_codes.py`). Never imports psycopg or the worker
-before a command needs them, so that `--help` is there at once.
+The outermost layer: it parses the command line, calls the layer below and prints. Everything that a command does, the
+library can do, too. An error becomes one line and an exit code (`exit_codes.py`). Only commands that need psycopg and
+the worker import them, so that `--help` comes at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COMMANDS = (
 
 
 class Commands(click.Group):
-    """Finds a command as `command` in the module of its name, and gives every error its exit code."""
+    """Finds a command as `command` in the module of its name. Gives every error its exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -63,8 +63,8 @@ class Commands(click.Group):
     epilog=(
         "The database is named by --dsn or PGQUEUE_DSN; `embedded:` is a server in the directory .pgqueue, made "
         "there at the first use.\n\n"
-        "Exit codes: 0 done, 1 the answer is no, 2 usage or no database named, 3 database unreachable or refused, "
-        "4 schema missing, behind or too new, 5 shutdown deadline passed, 130 interrupted or second signal."
+        "Exit codes: 0 done; 1 the answer is no; 2 usage, or no database named; 3 database unreachable or refused; "
+        "4 schema missing, behind or too new; 5 shutdown deadline passed; 130 interrupted, or second signal."
     ),
 )
 def main() -> None:
@@ -75,5 +75,5 @@ def main() -> None:
       pgqueue migrate                      make or update the tables
       pgqueue work myapp.tasks             run jobs
       pgqueue enqueue mail.send '{"to": "a@example.com"}'
-      pgqueue status                       how everything stands
+      pgqueue status                       jobs, queues and workers
     """

@@ -18,12 +18,12 @@ CONNECT_SECONDS = 10
 
 @contextmanager
 def connected(command: str, *, check: bool = True) -> Iterator[psycopg.Connection[Any]]:
-    """A connection in autocommit mode to the configured database; `check` refuses a schema that does not fit."""
+    """A connection in autocommit mode to the configured database. With `check` the schema must fit."""
     import psycopg
 
     settings = config()
     with psycopg.connect(conninfo(settings), autocommit=True, application_name=f"pgqueue {command}") as conn:
-        # Behind a transaction pooler statements prepared by name may land on another session.
+        # Behind a transaction pooler a prepared statement may be sent to another session, which does not have it.
         conn.prepare_threshold = None
         if check:
             from pgqueue.database import migrations
@@ -34,16 +34,16 @@ def connected(command: str, *, check: bool = True) -> Iterator[psycopg.Connectio
 
 @contextmanager
 def reading(command: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection in one transaction that only reads and may take 30 s, whatever state the tables are in."""
+    """A connection in one transaction that only reads. Each statement may take 30 s."""
     with connected(command) as conn, conn.transaction():
         conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY")
-        # On an empty database the planner prices a status at twice jit_above_cost: compiling would be most of it.
+        # On an empty database the planner's price of a status is above jit_above_cost: compiling would take most time.
         conn.execute("SELECT set_config('statement_timeout', '30s', true), set_config('jit', 'off', true)")
         yield conn
 
 
 def conninfo(settings: Config) -> str:
-    """The DSN as libpq wants it, giving up after 10 s unless it says otherwise. `embedded:` starts that server."""
+    """The DSN for libpq. A connect gives up after 10 s unless the DSN says otherwise. `embedded:` starts its server."""
     from psycopg.conninfo import make_conninfo
 
     dsn = settings.require_dsn()
@@ -57,17 +57,17 @@ def conninfo(settings: Config) -> str:
 
 
 def place(conn: psycopg.Connection[Any]) -> str:
-    """Where a connection goes, as host:port/database."""
+    """The target of a connection, as host:port/database."""
     return f"{conn.info.host}:{conn.info.port}/{conn.info.dbname}"
 
 
 def parts_of(dsn: str) -> dict[str, Any]:
-    """The parameters of a DSN; InvalidOption, without its password, if libpq cannot read it."""
+    """The parameters of a DSN. If libpq cannot read it, InvalidOption is raised, without the password."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
     try:
         return conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
-        # libpq's own message may quote the part it could not read, and that may be the password.
+        # libpq's own message may quote the part that it cannot read, which may be the password.
         raise InvalidOption(f"libpq cannot read the DSN {safe(dsn)!r}") from None

@@ -1,7 +1,7 @@
-"""Every error a command can meet, as one line for people and an exit code for scripts.
+"""Every error of a command as one line for people and an exit code for scripts.
 
-Called around each command by the group. Passwords are removed from whatever is printed. What is no mistake of the user
-and no state of the database is a bug, and keeps its traceback.
+Called around each command by the group. Passwords are removed from everything that is printed. An error that is no
+mistake of the user and no state of the database is a bug, and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DATABASE = 3
 SCHEMA = 4
 DEADLINE = 5
 INTERRUPTED = 130
-BROKEN_PIPE = 141  # as if SIGPIPE had ended us: the reader, such as head, has seen enough
+BROKEN_PIPE = 141  # as if SIGPIPE had ended us: the reader, such as head, reads no more
 
 _NO_TABLE = frozenset({"42P01", "3F000"})
 
@@ -50,7 +50,7 @@ class Refusal(click.ClickException):
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """Turn what a command raises into a Refusal with the right exit code."""
+    """Turn an exception of a command into a Refusal with the right exit code."""
     try:
         yield
     except (click.ClickException, click.exceptions.Exit):
@@ -84,12 +84,12 @@ def code_of(error: BaseException) -> int | None:
 
 
 def _from_psycopg(error: BaseException) -> bool:
-    """Told by name, so that psycopg need not be imported to find out that it was not used."""
+    """Recognised by name, so that psycopg need not be imported for this check."""
     return any(base.__module__ == "psycopg" and base.__name__ == "Error" for base in type(error).__mro__)
 
 
 def line_of(error: BaseException) -> str:
-    """What an error with an exit code says, on one line."""
+    """The text of an error with an exit code, on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     if not _from_psycopg(error):
         return text

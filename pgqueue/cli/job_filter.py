@@ -1,4 +1,4 @@
-"""Which jobs a command acts on: ids, or all that fit a filter; then done in batches, a transaction each."""
+"""The jobs a command acts on: given by ids, or by a filter. They are changed in batches, one transaction each."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def filters(states: Sequence[str]) -> Callable[[F], F]:
     def add(command: F) -> F:
         for option in (
             click.option("--yes", is_flag=True, help="Do not ask."),
-            click.option("--limit", type=click.IntRange(1), help="The oldest of them, so many."),
+            click.option("--limit", type=click.IntRange(1), help="Only this many, the oldest ones."),
             click.option("--task", help="All of this task."),
             click.option("--queue", help="All of this queue."),
             click.option(
@@ -60,9 +60,10 @@ def filters(states: Sequence[str]) -> Callable[[F], F]:
 
 
 def act(verb: str, chosen: Chosen, states: Sequence[str], steps: Changing, *, as_json: bool) -> None:
-    """Find the jobs, ask before acting on a filter, act, say what was done; exit code 1 if not all could be.
+    """Find the jobs, ask before acting on a filter, act, and print what was done.
 
-    `states`: where they are looked for if the filter names no state.
+    If the filter names no state, jobs of these `states` are meant. Exit code 1 if a job that was given by id could not
+    be changed.
     """
     from pgqueue.admin import actions
     from pgqueue.admin.filters import Filter, finding

@@ -1,4 +1,4 @@
-"""Where a worker's log goes: to stderr, as text or JSON; or wherever a file for `logging.config.dictConfig` says."""
+"""A worker's log: to stderr, as text or JSON, or as a file for `logging.config.dictConfig` says."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def set_up(level: str, form: str) -> None:
 
 
 def load(file: Path) -> None:
-    """Configure logging as the file says; a UsageError if it is none that dictConfig takes.
+    """Configure logging as the file says. Raises UsageError if dictConfig does not take it.
 
-    Loggers it does not name stay as they are, unless it says otherwise: dictConfig's own default would silence them.
+    Loggers that the file does not name stay as they are, unless it says otherwise. dictConfig's own default would
+    silence them.
     """
     from logging import config
 
@@ -33,6 +34,6 @@ def load(file: Path) -> None:
         raise click.UsageError(f"--log-config {file}: must be a JSON object, as logging.config.dictConfig takes it")
     try:
         config.dictConfig({"version": 1, "disable_existing_loggers": False} | given)
-    except Exception as error:  # whatever the classes that it names raise
+    except Exception as error:  # the classes that the file names may raise anything
         cause = f" ({error.__cause__})" if error.__cause__ else ""
         raise click.UsageError(f"--log-config {file}: {error}{cause}") from error

@@ -1,6 +1,6 @@
-"""Options that commands share, and the kinds of values people write: durations, moments, queues.
+"""Options that commands share, and types of values: durations, sizes, moments.
 
-`--dsn` and `--schema` become this process's configuration (`pgqueue.configure`), before the environment's.
+`--dsn` and `--schema` become this process's configuration (`pgqueue.configure`), which comes before the environment's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GIVEN = "pgqueue.cli.given"
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
-    """A length of time as `30s`, `5m`, `2h`, `1.5s`, `250ms` or plain seconds; in seconds."""
+    """A length of time, written `30s`, `5m`, `2h`, `1.5s`, `250ms` or as plain seconds; converted to seconds."""
 
     name = "duration"
 
@@ -44,7 +44,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only since
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]
-    """A size as `500M`, `1.5G`, `800K` or plain bytes; in bytes, by powers of 1024."""
+    """A size, written `500M`, `1.5G`, `800K` or as plain bytes; converted to bytes, by powers of 1024."""
 
     name = "size"
 
@@ -58,7 +58,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]
-    """A moment as ISO 8601 with its offset from UTC: `2026-12-24T18:00+01:00`, `2026-12-24 17:00Z`."""
+    """A moment in ISO 8601 with its offset from UTC: `2026-12-24T18:00+01:00`, `2026-12-24 17:00Z`."""
 
     name = "time"
 
@@ -94,7 +94,7 @@ def as_json(command: F) -> F:
 
 
 def given(ctx: click.Context) -> dict[str, str]:
-    """What --dsn and --schema said on this command line."""
+    """The values of --dsn and --schema on this command line."""
     found: dict[str, str] = ctx.meta.setdefault(_GIVEN, {})
     return found
 

@@ -1,4 +1,4 @@
-"""What `restart`, `quiet` and `scale` share: which supervisors to tell, and waiting until it is done."""
+"""Shared by `restart`, `quiet` and `scale`: which supervisors get the order, and waiting until it is done."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def targets(command: F) -> F:
 
 
 def tell(kind: Kind, *, host: str | None, supervisor: int | None, wait: bool, size: int | None = None) -> None:
-    """Give the order, and print which supervisors were told; with `wait` what has become of it."""
+    """Give the order, and print which supervisors got it. With `wait`, wait for its result and print it."""
     from pgqueue.admin import workers
 
     with connected(kind) as conn:
@@ -38,7 +38,7 @@ def tell(kind: Kind, *, host: str | None, supervisor: int | None, wait: bool, si
             click.echo("no supervisor fits: `pgqueue work … --processes N` starts one", err=True)
             raise click.exceptions.Exit(NO)
         for one in told:
-            click.echo(f"{_name(one)}: told to {kind}")
+            click.echo(f"{_name(one)}: ordered to {kind}")
         if wait:
             _wait(told, lambda orders: workers.answers(conn, orders))
 

@@ -1,4 +1,4 @@
-"""Tables and times for people: aligned columns that fit the terminal (80 where there is none), short ages."""
+"""Tables and times for people: aligned columns that fit the terminal (80 characters without one), short ages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NARROWEST = 8
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]], *, right: str = "", gives: str = "") -> list[str]:
-    """The lines of a table. `right` are the heads of columns to the right, `gives` the one that is shortened first.
+    """The lines of a table. `right` names columns that are aligned to the right, `gives` those shortened first.
 
     table(["ID", "TASK"], [[7, "mail.send"]], right="ID", gives="TASK")
     """
@@ -31,12 +31,12 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]], *, right: str 
 
 
 def short(text: str, width: int) -> str:
-    """`text`, cut with an ellipsis where it is longer than `width`."""
+    """`text`; if it is longer than `width`, cut with an ellipsis."""
     return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
 
 
 def plain(text: str) -> str:
-    """`text` on one line and without control characters: what is in a row must not drive the terminal."""
+    """`text` on one line and without control characters: a text from the database must not control the terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
@@ -56,12 +56,12 @@ def span(seconds: float | timedelta | None) -> str:
 
 
 def width() -> int:
-    """How wide tables may be: the terminal, at least 80."""
+    """The width of tables: that of the terminal, at least 80."""
     return max(80, shutil.get_terminal_size((80, 24)).columns)
 
 
 def _fit(widths: list[int], gives: Sequence[int], heads: Sequence[int]) -> None:
-    """Shorten the columns that may give, in turn, then any other, until the line fits."""
+    """Shorten columns until the table fits: first those in `gives` in turn, then the others."""
     over = sum(widths) + MARGIN * (len(widths) - 1) - width()
     widest_first = sorted(range(len(widths)), key=lambda place: -widths[place])
     for place in [*gives, *(place for place in widest_first if place not in gives)]:

@@ -1,6 +1,6 @@
-"""Imports the modules a worker was given, and says in one line what is wrong with one that cannot be imported.
+"""Imports the modules that a worker was given. If a module cannot be imported, one line says why.
 
-The only place where pgqueue imports by name; the names come from the command line, never from the database.
+This is the only place where pgqueue imports by name. The names come from the command line, never from the database.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pgqueue.config import safe
 
 
 def look_in(app_dir: str) -> Path:
-    """From here on modules are looked for in this directory first; return it."""
+    """Let Python look for modules in this directory first; return it."""
     directory = Path(app_dir).resolve()
     sys.path.insert(0, str(directory))
     return directory
 
 
 def import_tasks(modules: Sequence[str], directory: Path) -> None:
-    """Import the modules; a UsageError if one fails or none declares a task. `directory` is where they should be."""
+    """Import the modules, which should be in `directory`. Raises UsageError if one fails, or none declares a task."""
     for module in modules:
         _import(module, directory)
     if not tasks.registry:
@@ -55,9 +55,9 @@ def _dotted(path: str) -> str:
 
 
 def _failed(module: str, directory: Path, error: BaseException) -> click.UsageError:
-    """The error of the module itself: what, and on which line of which file."""
+    """The error of the module itself: its text, with its line and file."""
     what = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    # The line may be one that names the database.
+    # The source line that is shown may contain a DSN.
     return click.UsageError(safe(f"module {module} (in {directory}) fails when imported: {what}{_line(error)}"))
 
 

@@ -1,7 +1,7 @@
 """The process around a worker: event loop, signals, banner, exit code.
 
-Called by `pgqueue work` when everything is imported. A signal is heard even while a handler blocks the loop, because
-Python's own handlers run between bytecodes; the loop is only told.
+Called by `pgqueue work` after everything is imported. A signal works even while a handler blocks the loop, because
+Python's own signal handlers run between bytecodes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ IDLE_CONNECTIONS = 3
 
 @contextmanager
 def worker_end_of(fd: int | None) -> Iterator[WorkerEnd | None]:
-    """The pipe to our supervisor, if there is one; it is told what goes wrong here."""
+    """The pipe to our supervisor, if there is one. An error of this process is reported there."""
     worker_end = None if fd is None else WorkerEnd(fd)
     try:
         yield worker_end
@@ -48,16 +48,16 @@ def worker_end_of(fd: int | None) -> Iterator[WorkerEnd | None]:
 
 
 def serve(worker: Worker, grace: float, stuck: float, worker_end: WorkerEnd | None = None) -> int:
-    """Run the worker until a signal, or until its start or a service fails for good; the exit code.
+    """Run the worker until a signal, or until its start or a service fails for good; return the exit code.
 
-    With a `worker_end` it belongs to a supervisor: it waits to be let work, and is told to stop there, too.
+    With a `worker_end` the worker belongs to a supervisor: this one lets it work, and may stop it, too.
     """
     try:
         with connected("work") as conn:
             facts = _facts(conn, worker)
         name, factory = _loop()
-        # What is imported stays. To look through it all again stops every handler, 15 ms for our own imports alone; and
-        # the interpreter's last look takes 50 ms of CPU at the end of a process, beside those that work.
+        # Imported objects stay. Else each full garbage collection would look through them, and all handlers wait for
+        # it. One more look comes at the end of the process, and takes CPU time from other processes.
         gc.freeze()
         with asyncio.Runner(loop_factory=factory) as runner:
             return runner.run(_serve(worker, grace, stuck, facts | {"loop": name}, worker_end))
@@ -65,7 +65,7 @@ def serve(worker: Worker, grace: float, stuck: float, worker_end: WorkerEnd | No
         code = code_of(error)
         if code is None:
             raise
-        # By the log, so that a log of JSON stays one.
+        # Written to the log, so that a JSON log contains only JSON.
         log.critical("%s", safe(line_of(error)))
         if worker_end is not None:
             worker_end.failed(safe(line_of(error)))
@@ -98,7 +98,7 @@ async def _serve(
         return DONE
     ended.cancel()
     grace = grace if signals.grace is None else signals.grace
-    by = signals.name or "told by the supervisor"
+    by = signals.name or "ordered by the supervisor"
     log.info("%s: no more jobs are taken; those that run have %g s. Again to leave at once", by, grace)
     left = await worker.stop(grace)
     if left:
@@ -111,14 +111,14 @@ async def _serve(
 
 
 async def _first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
-    """Wait for the task to end or the event, whatever comes first."""
+    """Wait until the task has ended or the event is set."""
     told = asyncio.create_task(event.wait())
     await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
     told.cancel()
 
 
 async def _give_up(worker: Worker, grace: float) -> None:
-    """A service failed for good: stop what can be stopped; the error itself is told by the caller."""
+    """A service failed for good: stop what can be stopped. The caller logs the error itself."""
     try:
         await worker.stop(min(grace, 5.0))
     except Exception as error:
@@ -126,8 +126,12 @@ async def _give_up(worker: Worker, grace: float) -> None:
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first sets `received`, the second ends the process at once. SIGUSR1 calls `quiet`. A
-    supervisor's word to `stop` ends it as a first signal does; one that comes as well is not the second."""
+    """The signals of a worker process.
+
+    - SIGTERM and SIGINT: the first sets `received`, the second ends the process at once.
+    - SIGUSR1 calls `quiet`.
+    - A supervisor's order to `stop` works as a first signal. A signal after it does not count as the second one.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, quiet: Callable[[], object]) -> None:
         self.received = asyncio.Event()
@@ -152,7 +156,7 @@ class Signals:
 
 
 def _write(message: str) -> None:
-    """A line of the log past the log: a signal may have interrupted a write to it, and its lock is taken."""
+    """Write a log line without the logger: the signal may have interrupted a write that holds the logger's lock."""
     record = logging.makeLogRecord({"name": log.name, "levelname": "WARNING", "msg": message})
     for handler in logging.getLogger().handlers[:1]:
         os.write(2, f"{handler.format(record)}\n".encode())
@@ -182,7 +186,7 @@ def _facts(conn: psycopg.Connection[Any], worker: Worker) -> dict[str, Any]:
 
 
 def _connections(worker: Worker) -> str:
-    """How many at most: when idle, the completer's, and those that handlers are lent, from a pool for each kind."""
+    """The most connections: when idle, the completer's, and those of handlers, which have a pool for each kind."""
     settings = worker.settings
     own = f"{IDLE_CONNECTIONS if settings.listen else IDLE_CONNECTIONS - 1} idle + 1"
     kinds = {task.is_async for task in tasks.declared() if task.transactional}

@@ -39,7 +39,7 @@ def test_migrate_prints_sql_that_applies_without_a_database_of_its_own(empty_dsn
     assert pgqueue("migrate", "--sql", "--from", str(newest)).stdout == ""
     beyond = pgqueue("migrate", "--sql", "--from", str(newest + 1))
     assert (beyond.returncode, beyond.stdout) == (2, "")
-    assert f"--from {newest + 1}: there is no such migration, the newest of this pgqueue is {newest}" in beyond.stderr
+    assert f"--from {newest + 1}: no migration has this number, the newest of this pgqueue is {newest}" in beyond.stderr
 
 
 def test_migrate_as_somebody_who_may_not_is_3(dsn: str, empty_dsn: str) -> None:

@@ -226,7 +226,7 @@ def test_a_supervisor_with_the_name_and_the_pid_of_another_is_not_told_its_order
         old.close()
     assert first[1:] == ("box", 1)
     done = pgqueue("restart", "--supervisor", str(first[0]), dsn=dsn)
-    assert done.returncode == 0 and "(box:1): told to restart" in done.stdout
+    assert done.returncode == 0 and "(box:1): ordered to restart" in done.stdout
     with boot(tmp_path, dsn, "--processes", "1") as new:
         new.says("ready: ")
         [second] = wait_until(lambda: eyes.all("SELECT id, host, pid FROM pgqueue.supervisor WHERE id > %s", first[0]))

@@ -1,1 +1,1 @@
-"""One module for each command, read when the command is asked for."""
+"""One module for each command, imported when the command is called."""

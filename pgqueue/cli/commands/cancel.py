@@ -1,4 +1,4 @@
-"""`pgqueue cancel`: jobs by id, or all that fit."""
+"""`pgqueue cancel`: cancel jobs by id, or all that fit a filter."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LIVE = ("available", "scheduled", "blocked", "running")
 def command(reason: str, as_json: bool, **chosen: Any) -> None:
     """Cancel jobs by ID, or all that fit.
 
-    Waiting jobs end at once. Running ones are asked to: their worker stops the handler, which may still complete
-    first. Without an ID, --state, --queue and --task choose, and you are asked before anything is done. Exit code
-    1: one of the IDs could not be cancelled, or you said no.
+    Waiting jobs end at once. If a job runs, its worker is asked to stop the handler, which may still complete first.
+    Without an ID, --state, --queue and --task choose the jobs, and you are asked before anything is done. Exit code
+    1: a job with one of the IDs could not be cancelled, or you said no.
 
     \b
     Examples:

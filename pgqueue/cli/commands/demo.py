@@ -1,4 +1,4 @@
-"""`pgqueue demo`: see it work, with nothing but this package installed."""
+"""`pgqueue demo`: see pgqueue work, with nothing but this package installed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pgqueue.cli.options import Duration
 @click.option("--directory", type=click.Path(file_okay=False), help="Keep the embedded server here [a temporary one].")
 @click.option("--json", "as_json", is_flag=True, help="Print the final account as JSON.")
 def command(seconds: float, directory: str | None, as_json: bool) -> None:
-    """Watch it work on an embedded PostgreSQL.
+    """Watch pgqueue work on an embedded PostgreSQL.
 
-    A small shop: transactions enqueue jobs, some roll back, two workers run them, one of them is killed. At the end
-    the account: committed, rolled back, run, lost. Exit code 1 if it does not balance.
+    A small shop: transactions enqueue jobs, some of them roll back. Two workers run the jobs, one worker is killed. At
+    the end comes the account: committed, rolled back, run, lost. Exit code 1 if it does not balance.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`pgqueue enqueue`: one job from the shell, in a transaction of its own."""
+"""`pgqueue enqueue`: enqueue one job from the shell, in a transaction of its own."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pgqueue.cli.options import Duration, Moment, database
 @click.command("enqueue")
 @click.argument("name")
 @click.argument("arguments", metavar="[JSON]", default="{}")
-@click.option("--queue", default="default", show_default=True, help="Its queue.")
+@click.option("--queue", default="default", show_default=True, help="The job's queue.")
 @click.option("--priority", type=int, default=5, show_default=True, help="0 (first) to 9.")
 @click.option("--delay", type=Duration(), help="Start after this time: 30s, 5m, 2h.")
 @click.option("--lock", metavar="KEY", help="At most one job of this key runs at a time.")
-@click.option("--unique", metavar="KEY", help="None, if a job of this key is there: prints the id of that one.")
+@click.option("--unique", metavar="KEY", help="If a job with this key lives, print its id and enqueue none.")
 @click.option("--idempotency-key", metavar="KEY", help="The same, until 24 hours after that job's end.")
 @click.option("--at", "run_at", type=Moment(), help="Start at this time: 2026-12-24T18:00+01:00.")
 @database
@@ -37,8 +37,8 @@ def command(
 ) -> None:
     """Enqueue one job and print its id.
 
-    NAME is the task, JSON the object of its arguments by name; `-` reads it from stdin. The task's code is not
-    needed here, so names and types of arguments are checked when the job runs.
+    NAME is the task, JSON an object with its arguments by name; `-` reads it from stdin. The task's code is not needed
+    here. Therefore names and types of arguments are checked when the job runs.
 
     \b
     Examples:
@@ -67,7 +67,7 @@ def command(
 
 
 def arguments_of(arguments: str) -> dict[str, Any]:
-    """The arguments of a job as a command was given them."""
+    """The arguments of a job, from the command line or stdin."""
     source = sys.stdin.read() if arguments == "-" else arguments
     try:
         value = json.loads(source)

@@ -1,4 +1,4 @@
-"""`pgqueue grants`: give a role what it needs, and no more."""
+"""`pgqueue grants`: give a role the rights it needs, and no more."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from pgqueue.config import config
 def command(role: str, kind: str, sql: bool) -> None:
     """Give a role its least rights.
 
-    Run it as the owner of the schema. enqueue: put jobs in; sees neither arguments nor results, deletes nothing.
-    work: run workers, which also rescue, prune, enqueue and read. operate: cancel, retry, pause and resume by hand,
-    and read. read: status and jobs. All workers use one role, for rescue ends the sessions of dead ones.
+    Run it as the owner of the schema. All workers use one role, because rescue ends the sessions of dead workers.
+
+    \b
+    --for enqueue  insert jobs; sees no arguments and no results, deletes nothing
+    --for work     run workers, which also rescue, prune, enqueue and read
+    --for operate  cancel, retry, pause and resume by hand, and read
+    --for read     status and jobs
 
     \b
     Examples:

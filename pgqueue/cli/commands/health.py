@@ -1,4 +1,4 @@
-"""`pgqueue health`: for probes, which ask every few seconds, on every host. What it may import is held by a test."""
+"""`pgqueue health`: for probes, which run every few seconds on every host. A test limits what it may import."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pgqueue.cli.options import as_json, database
 
 
 @click.command("health")
-@click.option("--ready", is_flag=True, help="Whether one takes jobs, too.")
-@click.option("--host", metavar="NAME", help="Of another host [this one].")
+@click.option("--ready", is_flag=True, help="Whether a worker takes jobs, too.")
+@click.option("--host", metavar="NAME", help="Ask about another host [this one].")
 @as_json
 @database
 def command(ready: bool, host: str | None, as_json: bool) -> None:
-    """Tell whether a worker of this host lives.
+    """Check whether a worker of this host lives.
 
-    Exit code 0, else 1. It lives while it has given a sign of life within its lease. With --ready it must take jobs:
-    started, connected, its tasks imported, not quiet. If all its workers were told to be quiet, a supervisor is well
-    and not ready. What this host or container did before it was started anew does not count. One row is read.
+    Exit code 0 if it does, else 1. A worker lives if it has sent a heartbeat within its lease. With --ready it must
+    also take jobs: started, connected, its tasks imported, not quiet. If all workers of a supervisor were ordered to be
+    quiet, the host is well and not ready. Heartbeats from before a restart of this host or container do not count.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`pgqueue jobs`: the newest jobs that fit, or everything about one."""
+"""`pgqueue jobs`: list the newest jobs that fit, or show everything about one job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pgqueue.admin.queries import JobInfo, Page
 
 SHOWN_MOST = 2_000
-"""How many characters of a value one job shows; --json prints all."""
+"""At most this many characters of a value are shown; --json prints all."""
 
 
 @click.command("jobs")
@@ -28,7 +28,7 @@ SHOWN_MOST = 2_000
 @click.option("--queue", help="Only of this queue.")
 @click.option("--task", help="Only of this task.")
 @click.option("--key", help="Only with this lock key, unique key or idempotency key.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="At most so many.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="List at most this many.")
 @as_json
 @database
 def command(
@@ -36,8 +36,8 @@ def command(
 ) -> None:
     """List the newest jobs, or show one.
 
-    With an ID: everything about that job and its failed attempts. A search looks at the newest 20,000 jobs of the
-    state, and says so when it found too little. Exit code 1: no job has this ID.
+    With an ID it shows everything about that job and its failed attempts. A search looks only at the newest 20,000 jobs
+    of the state; if it has found too few, it says so. Exit code 1: no job has this ID.
 
     \b
     Examples:

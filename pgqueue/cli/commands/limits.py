@@ -1,4 +1,4 @@
-"""`pgqueue limits`: what each limit and rate allows, how many jobs run and wait; `pgqueue limits set NAME VALUE`."""
+"""`pgqueue limits`: show limits and rates with the jobs that run and wait. `pgqueue limits set NAME VALUE` sets one."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ UNDECLARED = "undeclared"
 def command(ctx: click.Context, as_json: bool) -> None:
     """Show limits and rates: what each allows, and which jobs wait.
 
-    How many jobs of each limit may run at once, and do; how many of each rate may start in a period.
+    AT ONCE is how many jobs of a limit may run at once, STARTS how many jobs of a rate may start in a period. `20
+    (code: 10)` means: set by hand to 20, while the code says 10. If a limit or rate is `undeclared`, jobs wait until a
+    worker declares it; these come first.
 
-    AT ONCE is what holds now: `20 (code: 10)` was set by hand where the code says 10; `undeclared`: jobs wait for what
-    no worker has declared, until one does; these come first. HELD jobs have the limit and do not run: they wait for a
-    slot, a rate or their retry.
-    WAITED is how long the first in line has waited. A rate with keys has a line for each key that jobs wait for.
+    HELD is the number of jobs that have the limit and do not run: they wait for a slot, a rate or their retry. WAITED
+    is how long the first waiting job has waited. LINES is the number of a rate's keys that jobs wait for.
 
     \b
     Examples:
@@ -66,11 +66,13 @@ def command(ctx: click.Context, as_json: bool) -> None:
 def change(name: str, value: str, as_json: bool) -> None:
     """Set what the limit or rate NAME allows.
 
-    From now on VALUE jobs of that limit run at once, or start at the rate VALUE.
+    From now on VALUE jobs of that limit may run at once, or jobs may start at the rate VALUE.
 
-    It holds for all workers, whatever their code declares, until it is set again; `default` gives it back to the code,
-    a limit and a rate of that name both. A larger number lets waiting jobs in at once; a smaller one stops no job,
-    and lets none in until enough have ended; 0 lets none in. Exit code 1 if there is no such limit or rate.
+    The value is valid for all workers until it is set again; the number in the code does not count. `default` sets a
+    limit and a rate of that name back to the code's values.
+
+    After a larger number waiting jobs start at once. A smaller number stops no job; no job starts until enough have
+    ended. With 0 no job starts. Exit code 1 if no limit or rate has this name.
 
     \b
     Examples:
@@ -93,7 +95,7 @@ def change(name: str, value: str, as_json: bool) -> None:
 
 
 def _given_back(conn: object, name: str) -> list[Setting | Pace]:
-    """The limit of this name, the rate, or both, as the code says."""
+    """Set the limit of this name, the rate, or both back to what the code says."""
     from pgqueue.admin import limits
     from pgqueue.errors import LimitNotFound
 
@@ -149,7 +151,7 @@ def _rates(found: Sequence[RateInfo]) -> Iterator[str]:
 
 
 def _urgent(found: Sequence[Shown]) -> list[Shown]:
-    """Those that need an operator come first."""
+    """Sorted by name; those that need an operator come first."""
     return sorted(found, key=lambda each: (not each.undeclared, each.name))
 
 

@@ -1,4 +1,4 @@
-"""`pgqueue locks`: which jobs hold a key, and how many wait for it; `pgqueue locks release KEY`: take it away."""
+"""`pgqueue locks`: show which jobs hold a key, and how many wait for it. `pgqueue locks release KEY` takes it away."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ SHOWN_MOST = 100
 def command(ctx: click.Context, as_json: bool) -> None:
     """Show the keys that are held or waited for.
 
-    The longest lines first, with the job that holds each key, or the first of several. `granted`: a job that has the
-    key and waits for a slot. AGE is how long the holder has run, WAITED how long the first in line has waited.
+    Keys with the most waiting jobs come first. HOLDER is the job that holds the key, or the first of several.
+    `granted` means: the job has the key and waits for a slot. AGE is how long the holder has run, WAITED how long the
+    first waiting job has waited.
 
     \b
     Examples:
@@ -58,9 +59,10 @@ def command(ctx: click.Context, as_json: bool) -> None:
 def release(key: str, yes: bool, as_json: bool) -> None:
     """Take KEY from jobs that hold it and do not run.
 
-    That is safe: a granted job waits for the key again, before the others; one that keeps it until its next attempt
-    (hold_on_retry) waits for that without it; the next in line is let in as always. A job that runs keeps its key
-    until it ends, unless its worker is known to be dead: it is named, and the exit code is 1.
+    This is safe. If a granted job loses the key, it waits for it again, before the others. If a job keeps the key until
+    its next attempt (hold_on_retry), it waits for that attempt without the key. The next waiting job gets the key in
+    the usual way. A running job keeps its key until it ends, unless its worker is known to be dead. Then the job is
+    named, and the exit code is 1.
 
     \b
     Examples:

@@ -11,14 +11,14 @@ from pgqueue.config import config
 
 
 @click.command("migrate")
-@click.option("--check", is_flag=True, help="Change nothing; exit 1 if something is to be done.")
+@click.option("--check", is_flag=True, help="Change nothing; exit 1 if a migration is missing.")
 @click.option("--sql", is_flag=True, help="Print the SQL of all migrations; needs no database. Apply with psql -1 -f.")
 @click.option("--from", "from_version", type=click.IntRange(0), default=0, help="With --sql: leave out up to this one.")
 @database
 def command(check: bool, sql: bool, from_version: int) -> None:
     """Make or update the tables.
 
-    Safe while workers work, and from several processes at once. Nothing happens when nothing is to be done.
+    Safe while workers work, and from several processes at once. If no migration is missing, nothing is changed.
 
     \b
     Examples:
@@ -42,7 +42,7 @@ def _print(from_version: int) -> None:
     newest = migrations.files()[-1].version
     if from_version > newest:
         raise click.UsageError(
-            f"--from {from_version}: there is no such migration, the newest of this pgqueue is {newest}"
+            f"--from {from_version}: no migration has this number, the newest of this pgqueue is {newest}"
         )
     click.echo(migrations.as_sql(config().schema, from_version), nl=False)
 

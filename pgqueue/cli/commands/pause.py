@@ -1,4 +1,4 @@
-"""`pgqueue pause`: stop a queue."""
+"""`pgqueue pause`: pause a queue."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pgqueue.cli.options import database
 def command(queue: str) -> None:
     """Take no more jobs from a queue.
 
-    Holds for every worker, at once, until `pgqueue resume`. Jobs that run go on; new ones wait. Pausing a queue that
-    is paused changes nothing.
+    The pause is valid for every worker, at once, until `pgqueue resume`. Running jobs go on; new jobs wait. Pausing a
+    queue that is paused already changes nothing.
 
     \b
     Examples:

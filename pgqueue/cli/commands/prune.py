@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """One ring of history leaves: times in seconds, `age` is that of the leaf being written."""
+    """One ring of history leaves. Times are in seconds; `age` is that of the leaf being written."""
 
     kind: str
     leaves: int
@@ -36,9 +36,9 @@ class Ring:
 def command(everything: bool) -> None:
     """Throw away the oldest history that is due.
 
-    History is kept in rings of leaves; each ring that is due empties its oldest leaf and goes on there. The worker
-    that leads does this by itself; this is for databases without workers, or to make room now (--all, which may
-    remove history younger than its retention when repeated). Exit code 1: a reader of history prevented one.
+    History is kept in rings of leaves. Each ring that is due empties its oldest leaf and goes on there. The leading
+    worker does this by itself: use this command for a database without workers, or to make room now. If --all is
+    repeated, it may remove history younger than its retention. Exit code 1: a reader of history prevented one.
 
     \b
     Examples:
@@ -64,7 +64,7 @@ def _rings(conn: psycopg.Connection[Any]) -> Iterator[Ring]:
 
 
 def _advance(conn: psycopg.Connection[Any], ring: Ring, forced: bool) -> str:
-    """One transaction: the leaf is thrown away and the next one begun, or neither."""
+    """Advance one ring in one transaction: the next leaf is emptied and begun, or neither. Return a text for people."""
 
     from pgqueue.database.statements import text
 

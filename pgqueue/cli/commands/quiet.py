@@ -1,4 +1,4 @@
-"""`pgqueue quiet`: finish what runs, take no more."""
+"""`pgqueue quiet`: finish running jobs, take no more."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pgqueue.cli.orders import targets, tell
 @targets
 @database
 def command(host: str | None, supervisor: int | None, wait: bool) -> None:
-    """Let workers finish what they run and take no more.
+    """Let workers finish their jobs and take no more.
 
-    They leave when their last job has ended; --wait waits for that. The supervisors stay, and do nothing until
-    `pgqueue restart`. SIGUSR1 does the same.
+    The worker processes leave when their last job has ended; --wait waits for that. The supervisors stay, and start no
+    process until `pgqueue restart`. SIGUSR1 does the same.
 
     \b
     Examples:

@@ -16,8 +16,8 @@ def command(host: str | None, supervisor: int | None, wait: bool) -> None:
 
     Each supervisor starts new processes, with the code as it is now. When all of them have announced themselves, the
     old ones take no more jobs, finish those they have, however long that takes, and leave. If a new one fails to
-    start, the restart is taken back and the old ones go on. --wait does not wait for the old ones to leave. SIGHUP
-    does the same.
+    start, the restart is taken back and the old ones go on. The option --wait does not wait for the old ones to leave.
+    SIGHUP does the same.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`pgqueue resume`: open a paused queue again."""
+"""`pgqueue resume`: end the pause of a queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgqueue.cli.options import database
 def command(queue: str) -> None:
     """Take jobs from a paused queue again.
 
-    Workers look at once. Resuming a queue that is not paused changes nothing.
+    Workers look for jobs at once. Resuming a queue that is not paused changes nothing.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`pgqueue retry`: dead jobs by id, or all that fit."""
+"""`pgqueue retry`: run failed or cancelled jobs again, by id or all that fit a filter."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ DEAD = ("failed", "cancelled")
 
 @click.command("retry")
 @filters((*DEAD, "completed"))
-@click.option("--again", is_flag=True, help="Completed ones, too, as new jobs.")
+@click.option("--again", is_flag=True, help="Run completed jobs, too, as new jobs.")
 @as_json
 @database
 def command(again: bool, as_json: bool, **chosen: Any) -> None:
     """Run failed or cancelled jobs again.
 
-    By ID, or all that fit --state, --queue and --task; then you are asked first. They are available at once, and
-    their attempts count on, with at least one more. A completed job is run with --again only, as a new job: its
-    headers name the old. Exit code 1: one of the IDs could not be retried, or you said no.
+    Give IDs, or choose jobs with --state, --queue and --task; then you are asked first. The jobs are available at once,
+    and may make at least one more attempt. A completed job is run with --again only, as a new job: its headers name the
+    old one. Exit code 1: a job with one of the IDs could not be retried, or you said no.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`pgqueue scale N`: another number of processes."""
+"""`pgqueue scale N`: set the number of processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pgqueue.cli.orders import targets, tell
 def command(size: int, host: str | None, supervisor: int | None, wait: bool) -> None:
     """Let each supervisor keep N worker processes.
 
-    More are started; fewer finish what they run and leave. It holds until the supervisor ends: then --processes counts
-    again. SIGTTIN and SIGTTOU are one more and one less.
+    Missing processes are started; surplus ones finish their jobs and leave. The number is valid until the supervisor
+    ends; a new supervisor takes --processes again. SIGTTIN is one more process, SIGTTOU one less.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`pgqueue schedules`: what recurs and when next; add, pause, resume, run and remove schedules."""
+"""`pgqueue schedules`: list, add, pause, resume, run and remove schedules."""
 
 from __future__ import annotations
 
@@ -24,10 +24,16 @@ if TYPE_CHECKING:
 @database
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Show the schedules: their lines, tasks, and times.
+    """Show the schedules: their cron lines, tasks, and times.
 
-    NEXT and LAST are UTC. STATE: active, paused, refused (its line or options cannot be; the reason is below), orphaned
-    (no live worker has declared it for ten minutes), over (no time to come). Only active ones tick.
+    NEXT and LAST are UTC. Only active schedules tick. STATE is one of these:
+
+    \b
+      active
+      paused
+      refused   its cron line or options are wrong; the reason is below
+      orphaned  no live worker has declared it for ten minutes
+      over      it has no time to come
 
     \b
     Examples:
@@ -53,13 +59,13 @@ def list_(as_json: bool) -> None:
 @click.argument("arguments", metavar="[JSON]", default="{}")
 @click.option("--cron", "expr", metavar="LINE", help="Five fields, or six with the seconds first.")
 @click.option("--tz", metavar="ZONE", help="The time zone of --cron [UTC].")
-@click.option("--every", "seconds", type=Duration(least=1.0), help="Every so long, counted from 1970: 30s, 15m, 2h.")
+@click.option("--every", "seconds", type=Duration(least=1.0), help="The interval, counted from 1970: 30s, 15m, 2h.")
 @click.option(
     "--catch-up",
     type=click.Choice(("latest", "all", "none")),
     default="latest",
     show_default=True,
-    help="Which of the ticks that were missed are made.",
+    help="Which of the missed ticks are made.",
 )
 @click.option("--queue", default="default", show_default=True, help="The queue of its jobs.")
 @click.option("--priority", type=int, default=5, show_default=True, help="0 (first) to 9.")
@@ -80,8 +86,8 @@ def add(
     """Add a schedule, or change an added one.
 
     Each tick enqueues a job of TASK with these arguments (JSON, by name; `-` reads it from stdin). The task's code is
-    not needed here, so names and types of arguments are checked when a job runs. Schedules that code declares are
-    changed in the code.
+    not needed here. Therefore names and types of arguments are checked when a job runs. A schedule that code declares
+    is changed in the code.
 
     \b
     Examples:
@@ -109,9 +115,9 @@ def add(
 @click.argument("name")
 @database
 def pause(name: str) -> None:
-    """Stop a schedule until it is resumed.
+    """Pause a schedule until it is resumed.
 
-    Jobs that it has made already are left alone.
+    The jobs that it has made already are not changed.
     """
     from pgqueue.client import schedules
 
@@ -126,7 +132,7 @@ def pause(name: str) -> None:
 def resume(name: str) -> None:
     """Let a schedule tick again.
 
-    Its catch_up says what becomes of the ticks it has missed. A refused one is tried again.
+    Its catch_up decides about the ticks it has missed. A refused schedule is tried again.
     """
     from pgqueue.client import schedules
 
@@ -141,7 +147,7 @@ def resume(name: str) -> None:
 def run(name: str) -> None:
     """Enqueue one job now and print its id.
 
-    Whatever the state of the schedule; its next tick comes as it would have.
+    The schedule may be in any state. Its next tick does not change.
     """
     from pgqueue.client import schedules
 
@@ -155,7 +161,7 @@ def run(name: str) -> None:
 def remove(name: str) -> None:
     """Delete a schedule.
 
-    Exit code 1 if workers that live declare it: it would be back at once.
+    Exit code 1 if live workers declare it, because it would be back at once.
     """
     from pgqueue.client import schedules
 

@@ -29,15 +29,15 @@ UNKNOWN_MOST, NAME_MOST = 10, 60
 
 
 @click.command("status")
-@click.option("--watch", is_flag=True, help="Again every 2 s, until Ctrl-C; with --json a line each time.")
+@click.option("--watch", is_flag=True, help="Repeat every 2 s until Ctrl-C; with --json one line each time.")
 @as_json
 @database
 def command(watch: bool, as_json: bool) -> None:
-    """Show how everything stands: jobs by state, queues, workers.
+    """Show jobs by state, queues and workers.
 
-    Numbers up to 10,000 are counted; larger ones are estimates, marked ~. A queue is NOT SERVED when no worker that
-    takes jobs names it and has given a sign of life within three of its leases. Jobs wait for an UNDECLARED limit or
-    rate until a worker declares it; those are named, too. So are tasks that no live worker of their queue knows.
+    Numbers up to 10,000 are counted; larger ones are estimates, marked ~. A queue is NOT SERVED if no worker serves it
+    that takes jobs and has sent a heartbeat within three leases. Jobs wait for an UNDECLARED limit or rate until a
+    worker declares it. Tasks that no live worker of their queue knows are named, too.
 
     \b
     Examples:
@@ -55,7 +55,7 @@ def command(watch: bool, as_json: bool) -> None:
 
 
 def _watch(as_json: bool) -> None:
-    """A new connection each time, so that a restart of the database is an interruption and not the end."""
+    """Repeat the status. Each time has a new connection, so that it goes on after a restart of the database."""
     from pgqueue.cli.exit_codes import DATABASE, code_of
 
     text = _shown(_read(), as_json)
@@ -73,7 +73,7 @@ def _watch(as_json: bool) -> None:
 
 
 def _read() -> tuple[Status, list[Undeclared] | None]:
-    """How everything stands, and what is undeclared; None if this role may not see that."""
+    """The status, and the undeclared limits and rates; None if this role may not see these."""
     import psycopg
 
     from pgqueue.admin import limits, queries
@@ -120,7 +120,7 @@ def _queues(queues: Sequence[QueueInfo]) -> Iterator[str]:
         yield "No queue has jobs or workers."
         yield "`pgqueue enqueue NAME` puts a job in, `pgqueue work MODULE` runs them."
         return
-    # Those that need somebody come first.
+    # Queues that need an operator come first.
     urgent = sorted(queues, key=lambda queue: (not _stuck(queue), -queue.available.n, queue.name))
     rows = [
         [queue.name, queue.available, queue.scheduled, queue.blocked, queue.running, span(queue.oldest), _served(queue)]
@@ -150,7 +150,7 @@ def _unknown(unknown: Sequence[UnknownTask]) -> Iterator[str]:
 
 def _undeclared(undeclared: Sequence[Undeclared] | None) -> Iterator[str]:
     if undeclared is None:
-        yield "Limits and rates: this role may not see them, `pgqueue grants ROLE --for read` once more."
+        yield "Limits and rates: this role may not see them; run `pgqueue grants ROLE --for read` once more."
         return
     if undeclared:
         yield ""

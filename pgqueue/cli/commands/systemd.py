@@ -1,4 +1,4 @@
-"""`pgqueue systemd`: a unit file for a supervisor with these options."""
+"""`pgqueue systemd`: print a unit file for a supervisor with these options."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Wants=network-online.target
 [Service]
 Type=notify
 NotifyAccess=main
-# PGQUEUE_DSN=postgresql://… stands there, where the process list does not show it.
+# Contains PGQUEUE_DSN=postgresql://…; the process list does not show it there.
 EnvironmentFile={environment}
 WorkingDirectory={directory}
 ExecStart={command}
-# Rolling restart: new processes first; the old ones finish what they run, however long.
+# Rolling restart: new processes first; the old ones finish their jobs, however long that takes.
 ExecReload=/bin/kill -HUP $MAINPID
-# Only the supervisor is told to stop; it tells its processes, and they have --grace.
+# Only the supervisor gets the signal. It stops its processes, which have --grace.
 KillMode=mixed
 TimeoutStopSec={stop:g}
 TimeoutStartSec=180
@@ -36,7 +36,7 @@ RestartSec=1
 [Install]
 WantedBy=multi-user.target
 """
-# A supervisor's own patience after the grace (killing what is left, signing off), and a little more.
+# After the grace the supervisor needs time to kill what is left and to remove its row; this is a little more.
 MORE_SECONDS = 35.0
 
 
@@ -52,8 +52,8 @@ def command(
 ) -> None:
     """Print a systemd unit that runs `pgqueue work`.
 
-    The supervisor speaks systemd's protocol: ready when all its processes work, reload is a rolling restart, a watchdog
-    ends one that hangs. Nothing is installed.
+    The supervisor speaks systemd's protocol: it is ready when all its processes work, and reload is a rolling restart.
+    If the supervisor hangs, systemd's watchdog ends it. Nothing is installed.
 
     \b
     Examples:

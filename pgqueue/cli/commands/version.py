@@ -1,4 +1,4 @@
-"""`pgqueue version`: what is installed here, and what the database has if one is configured."""
+"""`pgqueue version`: the versions installed here, and those of the database if one is configured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pgqueue.config import config
 def command(as_json: bool) -> None:
     """Show versions, here and in the database.
 
-    Of pgqueue, Python, the driver; with a DSN also of the server and the schema.
+    Here: pgqueue, Python and the driver. With a DSN also: the server and the schema.
 
     \b
     Examples:

@@ -29,20 +29,20 @@ WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "f
     "--queues",
     metavar="NAME[:SLOTS],…",
     multiple=True,
-    help="Only these; SLOTS are a queue's own [all queues of the tasks].",
+    help="Only these; SLOTS gives a queue its own slots [all queues of the tasks].",
 )
 @click.option("--concurrency", type=click.IntRange(1), default=10, show_default=True, help="Jobs at once.")
 @click.option(
-    "--processes", type=click.IntRange(1, 1000), default=1, show_default=True, help="So many, kept by a supervisor."
+    "--processes", type=click.IntRange(1, 1000), default=1, show_default=True, help="This many, kept by a supervisor."
 )
 @click.option("--memory-limit", type=Size(), help="Replace a process that has more, such as 500M.")
-@click.option("--max-jobs", type=click.IntRange(1), help="Replace a process after so many jobs.")
+@click.option("--max-jobs", type=click.IntRange(1), help="Replace a process after this many jobs.")
 @click.option(
     "--check-every",
     type=Duration(least=0.1),
     default="5s",
     show_default=True,
-    help="How often the supervisor looks at the memory.",
+    help="How often the supervisor checks the memory.",
 )
 @click.option("--reload", is_flag=True, help="Restart when a file of --app-dir changes, for development.")
 @click.option("--supervised", metavar="FD", type=int, hidden=True)
@@ -50,22 +50,22 @@ WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "f
 @click.option(
     "--pool-size",
     type=click.IntRange(1),
-    help="Connections that handlers are lent at once, sync and async ones each [one for each slot].",
+    help="Most connections of handlers at once, for sync and for async ones each [one for each slot].",
 )
 @click.option(
     "--fail-unknown",
     type=Duration(),
     default="24h",
     show_default=True,
-    help="Fail a job whose task no live worker has known for so long.",
+    help="Fail a job if no live worker has known its task for this time.",
 )
-@click.option("--poll", type=Duration(least=0.01), default="1s", show_default=True, help="Look without being told.")
+@click.option("--poll", type=Duration(least=0.01), default="1s", show_default=True, help="Time between polls.")
 @click.option(
     "--lease",
     type=Duration(least=1.0),
     default="15s",
     show_default=True,
-    help="Without a sign of life for so long, its jobs go to others.",
+    help="After this time without a heartbeat its jobs go to other workers.",
 )
 @click.option(
     "--grace", type=Duration(), default="25s", show_default=True, help="How long running jobs may go on at shutdown."
@@ -75,15 +75,15 @@ WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "f
     type=Duration(least=1.0),
     default="10m",
     show_default=True,
-    help="End the process (exit code 6) when its loop stands still for so long.",
+    help="End the process (exit code 6) if its loop stands still for this time.",
 )
-@click.option("--version-tag", help="Of the code, kept with each attempt [pgqueue's version].")
+@click.option("--version-tag", help="Version of the code, kept with each attempt [pgqueue's version].")
 @click.option(
     "--app-dir",
     type=click.Path(exists=True, file_okay=False),
     default=".",
     show_default=True,
-    help="Where modules are looked for first.",
+    help="The directory where modules are looked for first.",
 )
 @click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
 @click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)
@@ -98,16 +98,18 @@ WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "f
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Run the jobs of a module's tasks.
 
-    Imports each MODULE and takes the jobs of the queues their tasks name. SIGTERM or Ctrl-C: take no more jobs,
-    finish those that run, leave; what still runs after --grace is cancelled and given back (exit code 5). A second
-    signal leaves at once (130); the jobs run again when the lease is over. An outage of the database is waited out;
-    only at the start it is an error (3). SIGUSR1: take no more jobs, finish those that run, leave.
+    Imports each MODULE and takes the jobs of the queues their tasks name. During an outage of the database the worker
+    waits; only at the start an outage is an error (exit code 3).
 
-    With --processes a supervisor keeps so many, whatever happens: SIGHUP or `pgqueue restart` replaces them, new ones
-    first, SIGUSR1 or `pgqueue quiet` lets them finish, SIGTTIN and SIGTTOU or `pgqueue scale` change their number.
+    SIGTERM or Ctrl-C: take no more jobs, finish those that run, leave. Jobs that still run after --grace are cancelled
+    and given back (exit code 5). A second signal leaves at once (130); the jobs run again when the lease is over.
+    SIGUSR1: take no more jobs, finish those that run, leave.
 
-    A failed attempt n is made again after min(most, first x factor^(n-1)) seconds, times a random 0.5 to 1: by default
-    min(21600, 10 x 3^(n-1)), ten attempts within 7 to 15 hours. A task's retry= says otherwise.
+    With --processes a supervisor keeps this many processes. SIGHUP or `pgqueue restart` replaces them, new ones first.
+    SIGUSR1 or `pgqueue quiet` lets them finish. SIGTTIN and SIGTTOU or `pgqueue scale` change their number.
+
+    A failed attempt n is made again after min(most, first x factor^(n-1)) seconds, times a random 0.5 to 1. The default
+    is min(21600, 10 x 3^(n-1)): ten attempts within 7 to 15 hours. A task's retry= may say otherwise.
 
     \b
     Examples:
@@ -157,7 +159,7 @@ def _supervise(options: Mapping[str, Any], directory: Path) -> int:
     return keep(
         Terms(
             options["processes"],
-            tuple(sys.argv[1:]),  # what is started gets the same command line
+            tuple(sys.argv[1:]),  # the worker processes get the same command line
             options["grace"],
             options["memory_limit"],
             options["max_jobs"],
@@ -173,7 +175,7 @@ def _worker(said: dict[str, str], listen_dsn: str | None, how: dict[str, Any]) -
     from pgqueue.database import embedded
     from pgqueue.worker.worker import Worker
 
-    configure(**said)  # type: ignore[arg-type]  # what a module configured does not win over the command line
+    configure(**said)  # type: ignore[arg-type]  # the command line comes before what a module has configured
     settings = config(listen_dsn=listen_dsn)
     dsn = embedded.resolve(settings.require_dsn())
     listen_dsn = OFF if settings.listen_dsn is None else embedded.resolve(settings.listen_dsn)

@@ -1,4 +1,4 @@
-"""`pgqueue workers`: every worker process, and what runs where."""
+"""`pgqueue workers`: every worker process, with the jobs that run on it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ JOBS_MOST = 5
 def command(host: str | None, as_json: bool) -> None:
     """Show the worker processes, and which jobs run where.
 
-    As of each worker's last beat; BEAT is its age. RSS is the memory of the process. A worker that has not beaten for
-    its lease is LATE, and about to be taken for dead.
+    Shown is the state at each worker's last heartbeat; the column BEAT is its age. RSS is the memory of the process. If
+    a worker has sent no heartbeat for its lease, it is LATE, and about to be declared dead.
 
     \b
     Examples:

@@ -1,11 +1,14 @@
 """`pgqueue demo`: a small shop on a real PostgreSQL, one worker killed on the way, and the account at the end.
 
-Called by the CLI. Starts the embedded server in a directory of its own, migrates, starts two workers (`pgqueue work`,
-as an operator would) and two producers, which take orders in transactions (some roll back), kills the busier worker
-with -9, waits until no job is left and settles the account from the shop's own tables. Touches no database but its own.
+Called by the CLI. It touches no database but its own. In order:
+1. It starts the embedded server in its own directory, and migrates.
+2. It starts two workers, with `pgqueue work` as an operator would.
+3. Two producers take orders in transactions, some of which roll back.
+4. It kills the busier worker with -9.
+5. It waits until no job is left, and settles the account from the shop's own tables.
 
-Nothing is left behind, however it ends: what it started is stopped on the way out, and if the demo itself is killed
-with -9, its workers see their stdin end and the server's watchman sees its user gone.
+Nothing is left behind: every process it started is stopped on the way out. If the demo itself is killed with -9, its
+workers notice that their stdin ends, and the server's watchman notices that its user is gone.
 """
 
 from __future__ import annotations
@@ -43,8 +46,8 @@ WORKERS = 2
 PRODUCERS = 2
 KILL_AT = 0.4  # of the time orders are taken
 LOOK_SECONDS = 0.1
-START_SECONDS = 60.0  # a worker that has not announced itself by then has failed
-DRAIN_SECONDS = 60.0  # jobs not run so long after the last order count as lost
+START_SECONDS = 60.0  # if a worker has not registered after this time, it has failed
+DRAIN_SECONDS = 60.0  # jobs not run this long after the last order count as lost
 
 COUNTS = """
 SELECT count(*) FILTER (WHERE state = 'completed'),
@@ -61,10 +64,10 @@ HELD = "SELECT count(*) FROM pgqueue.job_running WHERE worker_id = %s"
 
 
 def run(*, seconds: float, directory: str | None, json: bool) -> int:
-    """Take orders for `seconds`, kill a worker, print the account; 0 if it balances, else 1; 130 when interrupted.
+    """Take orders for `seconds`, kill a worker, print the account. Return 0 if it balances, else 1; 130 if interrupted.
 
-    The server lives in `directory` and stays there, for a look afterwards; without one, in a temporary directory
-    that goes with it. With `json` the account is all that is printed. Raises Error where the server cannot be had.
+    The server's files are in `directory` and stay there, for a look afterwards. Without it they are in a temporary
+    directory, which is removed. With `json` only the account is printed. Raises Error if the server cannot be started.
     """
     say = Teller(quiet=json)
     try:
@@ -85,10 +88,10 @@ def run(*, seconds: float, directory: str | None, json: bool) -> int:
 
 
 def _play(dsn: str, directory: Path, seconds: float, say: Teller, stack: ExitStack) -> Account:
-    """The play in its order: workers, orders, a kill in the middle, no more orders, an empty queue, the account."""
+    """The demo in its order: workers, orders, a kill in the middle, no more orders, an empty queue, the account."""
     from pgqueue.cli.demo import (
         shop,
-    )  # declares tasks and a lifespan, which an import of this module should not do
+    )  # imported here, because it declares tasks and a lifespan
 
     conn = stack.enter_context(psycopg.connect(dsn, autocommit=True))
     conn.execute(TABLES.encode())
@@ -112,7 +115,7 @@ def _play(dsn: str, directory: Path, seconds: float, say: Teller, stack: ExitSta
 
 
 class Watch:
-    """Looks at the queue ten times a second while time passes, and says what it sees."""
+    """Looks at the queue ten times a second, and prints what it sees."""
 
     def __init__(self, conn: psycopg.Connection[Any], workers: list[Worker], directory: Path, say: Teller) -> None:
         self._conn = conn
@@ -128,7 +131,7 @@ class Watch:
         self._producers, self._started = producers, monotonic()
 
     def until_announced(self, number: int) -> None:
-        """Wait until so many workers have registered; Error, with the end of its log, if one ended instead."""
+        """Wait until `number` workers have registered. If one ended instead, raise Error with the end of its log."""
         deadline = monotonic() + START_SECONDS
         while _one_row(self._conn, "SELECT count(*) FROM pgqueue.worker")[0] < number:
             for worker in self._workers.values():
@@ -145,7 +148,7 @@ class Watch:
             self._pause.wait(min(LOOK_SECONDS, max(0.0, until - monotonic())))
 
     def kill_the_busier(self) -> None:
-        """kill -9, by the pid we started, of the worker that has more jobs running. It is not started again."""
+        """Send kill -9 to the worker with more running jobs. It is not started again."""
         worker_id, pid, _ = _one_row(self._conn, BUSIEST)
         worker = self._workers[pid]
         worker.process.kill()
@@ -155,7 +158,7 @@ class Watch:
         self._say.line(f"kill -9 of worker {worker.number} (pid {pid}) in the middle of {jobs} jobs; it stays dead")
 
     def until_empty(self) -> int:
-        """Wait until no job is left, or for too long; how many were completed."""
+        """Wait until no job is left, or the time is over; return how many were completed."""
         deadline = monotonic() + DRAIN_SECONDS
         completed, left = self._look()
         while left and monotonic() < deadline and any(worker.lives for worker in self._workers.values()):
@@ -168,7 +171,7 @@ class Watch:
         return completed
 
     def _look(self) -> tuple[int, int]:
-        """Say where things stand; how many jobs were completed, how many are left."""
+        """Print the progress; return how many jobs were completed, and how many are left."""
         completed, running, waiting = _one_row(self._conn, COUNTS)
         self._notice_rescue()
         committed = sum(producer.committed for producer in self._producers)
@@ -189,7 +192,7 @@ class Watch:
 
 
 class Teller:
-    """What people see meanwhile: one line that is written over on a terminal, else a plain line each second."""
+    """Prints the progress: on a terminal one line that is overwritten, else a plain line each second."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -197,12 +200,12 @@ class Teller:
         self._next = 0.0
 
     def line(self, text: str) -> None:
-        """Something happened: a line that stays."""
+        """Print an event: a line that stays."""
         if not self._quiet:
             print(f"\r\x1b[K{text}" if self._terminal else text, flush=True)
 
     def progress(self, text: str) -> None:
-        """How things stand."""
+        """Print the progress."""
         if self._quiet:
             return
         if self._terminal:
@@ -214,7 +217,7 @@ class Teller:
 
 @contextmanager
 def _signals_as_exceptions() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal end the demo as Ctrl-C does: through every clean-up."""
+    """Let SIGTERM and a closed terminal end the demo as Ctrl-C does: with every clean-up."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

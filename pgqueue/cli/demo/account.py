@@ -1,7 +1,7 @@
-"""The demo's account: the shop's two tables, and whether what stands in them balances.
+"""The demo's account: the shop's two tables, and whether they balance.
 
-Which runs there should be is known from the orders, which there were from the notes the handlers left, one row per run.
-So the verdict believes no bookkeeping; that pgqueue's own agrees is one more line of it.
+The orders say which runs there should be. The handlers' notes, one row per run, say which runs there were. The verdict
+therefore does not depend on pgqueue's own numbers; it only compares them, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FROM due FULL JOIN ran USING (order_id, task)
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What must balance: every job of a committed order has run, none of a rolled back one has."""
+    """What must balance: every job of a committed order has run, and no job of a rolled back order has."""
 
     orders_committed: int
     orders_rolled_back: int
@@ -54,7 +54,8 @@ class Account:
 
     @property
     def balances(self) -> bool:
-        """Run twice is allowed (at-least-once); lost, not completed or run without its order is not."""
+        """Whether the account balances. A job may have run twice (at-least-once). No job may be lost or not completed,
+        and none may have run without its order."""
         return (
             self.orders_found == self.orders_committed > 0
             and self.orders_rolled_back > 0
@@ -63,7 +64,7 @@ class Account:
         )
 
     def lines(self) -> list[str]:
-        """The account as people read it."""
+        """The account as text for people."""
         per_order = self.jobs // max(1, self.orders_found)
         rows = [
             ("orders committed", self.orders_committed, ""),
@@ -88,7 +89,7 @@ class Account:
 def settle(
     conn: psycopg.Connection[Any], tasks: Sequence[str], *, committed: int, rolled_back: int, completed: int
 ) -> Account:
-    """The account of a shop where every order has one job of each of these tasks."""
+    """The account of a shop in which every order has one job of each of these tasks."""
     row = conn.execute(SETTLE, [list(tasks)]).fetchone()
     assert row is not None
     found, jobs, run, twice, lost, without = row

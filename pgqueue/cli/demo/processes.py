@@ -1,7 +1,7 @@
-"""The demo's cast: the server with a database of its own, the worker processes, the producers' threads.
+"""What the demo starts: the server with a database of its own, the worker processes, the producers' threads.
 
 Each is a context that ends what it started. A worker is `pgqueue work` in a session of its own, so that Ctrl-C reaches
-the demo only; its stdin ends with the demo, whatever ends that, and then it ends too.
+only the demo. When the demo ends in any way, the worker's stdin ends, and the worker ends, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ORDER_SECONDS = 0.02  # between two orders of one producer
 
 @contextmanager
 def running_server(directory: str | None) -> Iterator[embedded.Embedded]:
-    """The server of `directory`, which stays; without one, of a temporary directory that goes with its last user."""
+    """The server of `directory`, whose files stay. Without it, of a temporary directory, removed at the end."""
     home = directory or tempfile.mkdtemp(prefix="pgqueue-demo-")
     try:
         server = embedded.start(home, keep=directory is not None)
@@ -44,7 +44,7 @@ def running_server(directory: str | None) -> Iterator[embedded.Embedded]:
 
 
 def fresh_database(server: embedded.Embedded) -> str:
-    """A database that only the demo uses, made anew: what else lives in the directory's server is not touched."""
+    """Make a new, migrated database for the demo. Other databases of the directory's server are not touched."""
     with psycopg.connect(server.dsn, autocommit=True) as conn:
         conn.execute(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)".encode())
         conn.execute(f"CREATE DATABASE {DATABASE}".encode())
@@ -83,7 +83,7 @@ def running_worker(dsn: str, directory: Path, number: int) -> Iterator[Worker]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "pgqueue", *arguments],
-            stdin=subprocess.PIPE,  # never written to: its end tells the worker that we are gone
+            stdin=subprocess.PIPE,  # never written to; when it ends, the worker knows that we are gone
             stdout=output,
             stderr=output,
             env=environment | {"PGQUEUE_DSN": dsn, "PGQUEUE_SCHEMA": config().schema},
@@ -107,7 +107,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 class Producer:
-    """A thread that takes orders on a connection of its own until told to stop, and counts what became of them."""
+    """A thread that takes orders on its own connection until `stop`, and counts commits and rollbacks."""
 
     def __init__(self, dsn: str, number: int) -> None:
         self.committed = 0
@@ -122,7 +122,7 @@ class Producer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let it finish the order it is taking; raises what ended it, if something did."""
+        """Let the thread finish its present order. If an error ended it before, raise that."""
         self._stop.set()
         self._thread.join()
         if self.error is not None:

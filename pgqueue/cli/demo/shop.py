@@ -1,6 +1,6 @@
-"""The demo's shop: its two tasks, and the transaction that takes an order. What an application would have.
+"""The demo's shop: its two tasks, and the transaction that takes an order. An application would look like this.
 
-Imported by the demo's workers (`pgqueue work pgqueue.demo.shop`) and its producers. Each handler notes its run, one
+Imported by the demo's workers (`pgqueue work pgqueue.cli.demo.shop`) and its producers. Each handler notes its run, one
 row per run, for the account at the end.
 """
 
@@ -24,7 +24,7 @@ from pgqueue.config import config
 from pgqueue.jobs.job import Job
 
 QUEUE = "shop"
-DECLINED = 8  # one card in so many is declined
+DECLINED = 8  # one card in eight is declined
 WORK = (0.02, 0.12)  # seconds one job takes, at least and at most
 
 NOTE = """
@@ -35,7 +35,7 @@ VALUES (%(job)s, %(order)s, %(task)s, EXISTS (SELECT FROM shop_order WHERE id = 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the handlers of one worker share: connections for those on the loop and for those in threads."""
+    """What the handlers of one worker share: connections for handlers on the loop, and for handlers in threads."""
 
     loop: AsyncConnectionPool[psycopg.AsyncConnection[Any]]
     threads: ConnectionPool[psycopg.Connection[Any]]
@@ -43,7 +43,7 @@ class Resources:
 
 @lifespan
 async def resources() -> AsyncIterator[Resources]:
-    """Connections to the shop, and the end of this worker when the demo that started it is gone."""
+    """Connections to the shop. Also ends this worker when the demo that started it is gone."""
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _end_with_the_demo)
     dsn, options = config().require_dsn(), {"autocommit": True}
     with ConnectionPool(dsn, kwargs=options, min_size=1, max_size=4, open=True) as threads:
@@ -52,7 +52,7 @@ async def resources() -> AsyncIterator[Resources]:
 
 
 def _end_with_the_demo() -> None:
-    """Its end of our stdin is closed, by its death at the latest: there is nothing left to work for."""
+    """The demo has closed our stdin, or has died: end this worker."""
     os._exit(1)
 
 
@@ -80,7 +80,7 @@ class Declined(Exception):
 
 
 def take_order(conn: psycopg.Connection[Any], card: random.Random) -> None:
-    """One order and its jobs in one transaction; raises Declined when the shop changes its mind after all of it."""
+    """Take one order and enqueue its jobs in one transaction. If the card is declined, Declined rolls it back."""
     with conn.transaction():
         row = conn.execute(
             "INSERT INTO shop_order (cents) VALUES (%s) RETURNING id", [card.randrange(100, 10_000)]
