@@ -1,12 +1,12 @@
-"""For the tests of applications: run the jobs that a test has enqueued, look at them, set the clock.
+"""For tests of applications: run the jobs that a test has enqueued, look at jobs, set the clock.
 
     def test_an_order_sends_a_receipt(pgqueue_conn):
         order(pgqueue_conn, 7)
         assert_enqueued(pgqueue_conn, send_receipt, order_id=7)
         drain(pgqueue_conn).check()
 
-Everything happens on the connection that is given, in its transaction: a test that rolls back leaves nothing. Called by
-tests only; never by a worker or by an application at work. The fixtures are in `pgqueue.pytest_plugin`.
+Everything happens on the connection that the test gives, in its transaction: after a rollback nothing is left. Only
+tests call this, never a worker or an application at work. The fixtures are in `pgqueue.pytest_plugin`.
 """
 
 from pgqueue.testing.clock import Clock

@@ -1,8 +1,8 @@
-"""Iterations in a drain: a batch is what stands between two savepoints of the test's transaction, and is kept by a
-later failure of its job as a worker would keep it.
+"""Iterations in a drain: a batch is the part of the test's transaction between two savepoints.
 
-Used by `context`. The savepoint in which a drain runs a handler moves on with every batch; on the connection that
-`drain()` opens itself there is none, and each batch is committed.
+Used by `context`. If the job fails later, its earlier batches are kept, as a worker would keep them. A drain runs a
+handler in a savepoint, which moves on with every batch. On a connection that `drain()` has opened itself there is no
+savepoint, and each batch is committed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NEXT = b"RELEASE SAVEPOINT pgqueue_job; SAVEPOINT pgqueue_job"
 
 
 class BatchContext(Protocol):
-    """What `context` is for the work of a batch."""
+    """The part of `context` that batches use."""
 
     worker_id: int
     alone: bool
@@ -33,7 +33,7 @@ class BatchContext(Protocol):
 
 
 class Batch:
-    """Stands for `transaction.Transaction`: the batches of one job on the connection of the test."""
+    """Used instead of `transaction.Transaction`: the batches of one job on the connection of the test."""
 
     def __init__(self, context: BatchContext, job: Job) -> None:
         self._context = context
@@ -61,7 +61,7 @@ class Batch:
 
 
 class AsyncBatch(Batch):
-    """The same for an async handler."""
+    """`Batch` for an async handler."""
 
     async def look(self, statement: Statement[Any]) -> list[Row]:  # type: ignore[override]
         return await (await asend(await self._context.aconnection(self._job), statement)).fetchall()
@@ -81,7 +81,7 @@ class AsyncBatch(Batch):
 
 
 class Batches:
-    """Stands for `transactional.Transactional`: lends the connection of the test to one iteration."""
+    """Used instead of `transactional.Transactional`: gives the connection of the test to one iteration."""
 
     def __init__(self, context: BatchContext) -> None:
         self._context = context
@@ -102,8 +102,8 @@ class Batches:
         self._context.iterating = False
 
     def leave(self, work: Any) -> None:
-        """The loop was left: what its batch wrote is undone when the connection is asked for next, or at the end."""
+        """The loop was left: its last batch is undone when the connection is used next, or at the end."""
         self._context.spoilt = True
 
     def drop(self, job: Job, work: Any) -> None:
-        """In a drain the handler has always come to its end."""
+        """Do nothing: in a drain the handler has always ended by now."""

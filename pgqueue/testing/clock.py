@@ -1,9 +1,9 @@
-"""A clock that stands until it is turned: it replaces `pgqueue.now()`, the one place where SQL takes the time from.
+"""A clock that stands still until it is turned. It replaces `pgqueue.now()`, from which all SQL takes the time.
 
-On a connection inside a transaction only that transaction sees it; on one in autocommit mode the whole database does, a
-worker too. The function as it was is put back at the end. Touches no other clock: neither Python's nor PostgreSQL's.
+Inside a transaction only that transaction sees the clock. In autocommit mode the whole database sees it, with its
+workers. At the end the function is restored. No other clock changes, neither Python's nor PostgreSQL's.
 
-A turn makes the ticks of schedules on the way, as the worker that leads would: in its statements, in the same
+A turn makes the ticks of schedules on the way, as the leading worker would: with its statements, in the same
 transaction, by `catch_up`.
 """
 
@@ -33,8 +33,9 @@ class Clock:
             clock.advance(days=7)
             assert drain(conn).completed == 1
 
-    It stands at `now`, else at the time at which it is entered. The role must own the function `pgqueue.now()`, as the
-    one that migrated does. With an async connection: `async with`, `await clock.aadvance(…)`, `await clock.aset(…)`.
+    The clock starts at `now`, else at the time when it is entered. The role must own the function `pgqueue.now()`, as
+    the role that migrated does. With an async connection: `async with`, `await clock.aadvance(…)`, `await
+    clock.aset(…)`.
     """
 
     def __init__(self, conn: object, now: datetime | None = None) -> None:
@@ -44,7 +45,7 @@ class Clock:
 
     @property
     def now(self) -> datetime:
-        """The time it shows, UTC."""
+        """The time the clock shows, UTC."""
         if self._now is None:
             raise InvalidOption("this Clock shows no time yet: use it as `with Clock(conn) as clock:`")
         return self._now
@@ -52,7 +53,7 @@ class Clock:
     def advance(
         self, seconds: float | timedelta = 0, *, minutes: float = 0, hours: float = 0, days: float = 0
     ) -> datetime:
-        """Turn it forward and return the new time; makes the ticks that schedules have had meanwhile.
+        """Turn the clock forward and return the new time. Makes the ticks that schedules have had meanwhile.
 
         Raises InvalidOption for a negative duration.
         """
@@ -65,7 +66,7 @@ class Clock:
         return await aplay(self._conn, self._tick(self._later(seconds, minutes, hours, days)))
 
     def set(self, moment: datetime) -> datetime:
-        """Set it to a datetime with a time zone. Set it back only while no job waits: what was due must stay due.
+        """Set the clock to a datetime with a time zone. Set it back only while no job waits: due jobs must stay due.
 
         Makes the ticks that schedules have had meanwhile.
         """
@@ -76,7 +77,7 @@ class Clock:
         return await aplay(self._conn, self._tick(_aware(moment)))
 
     def turn(self, moment: datetime) -> Steps[datetime]:
-        """The steps that set it, and make no ticks; for a caller that is taking steps already."""
+        """The steps that set the clock without making ticks. For a caller that is taking steps already."""
         self._entered()
         yield Command(in_schema(_NOW.format(moment.isoformat()), config().schema))
         self._now = moment
@@ -99,7 +100,7 @@ class Clock:
         except Exception:
             if error is None:
                 raise
-            # The transaction has failed with `error`: its rollback takes the clock along.
+            # The transaction has failed with `error`: its rollback restores the function.
 
     async def __aenter__(self) -> Clock:
         await aplay(self._conn, self._install())

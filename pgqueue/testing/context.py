@@ -1,7 +1,8 @@
-"""What a drain lends to handlers that are transactional or iterate: the test's own connection, inside a savepoint.
+"""What a drain gives to handlers that are transactional or iterate: the test's own connection, inside a savepoint.
 
-So the test sees what a handler writes, and it rolls back with the test. commit() and rollback() on it raise, as in a
-worker. Sync handlers want a sync psycopg connection below what the drain was given, async handlers an async one.
+The test sees what a handler writes, and its rollback undoes that. commit() and rollback() on the connection raise, as
+in a worker. A sync handler needs a sync psycopg connection below the connection of the drain, an async handler an async
+psycopg connection.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from pgqueue.worker.transactions.iteration import Iterations
 
 
 class DrainContext(JobContext):
-    """The means of one job in a drain; `end` or `aend` when its handler is done."""
+    """The context of one job in a drain. `end` or `aend` is called when its handler is done."""
 
     def __init__(self, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool) -> None:
         super().__init__()
         self.worker_id = worker_id
         self.alone = alone
-        """Whether the drain has a connection of its own."""
+        """Whether the drain has opened its connection itself."""
         self.iterating = self.spoilt = False
-        """To an iteration, too; what one has left behind is to be undone."""
+        """Whether an iteration uses the connection; whether one has left a batch that is to be undone."""
         self._iterations = Iterations(
             Batches(self), OutcomeSql(config().schema, "testing", notify=False), lambda job: None
         )
@@ -48,7 +49,7 @@ class DrainContext(JobContext):
             if not ((self._task.transactional or self.iterating) and isinstance(conn, Connection)):
                 raise self._refusal(job, "connection")
             if conn.info.transaction_status == TransactionStatus.IDLE:
-                conn.execute("SELECT 1")  # so that the block is a savepoint: the drain commits, together with the end
+                conn.execute("SELECT 1")  # begins the transaction: the block becomes a savepoint, and the drain commits
             self._block = conn.transaction()
             self._block.__enter__()
             self._conn = conn
@@ -74,7 +75,7 @@ class DrainContext(JobContext):
         return self._session
 
     def end(self, *, kept: bool) -> None:
-        """Keep what the handler wrote, or undo it. Raises what prevents keeping it."""
+        """Keep the handler's writes, or undo them. Raises if they cannot be kept."""
         session, self._session = self._session, None
         if session is not None:
             try:
@@ -105,12 +106,12 @@ class DrainContext(JobContext):
     def _refusal(self, job: Job, what: str) -> Error:
         told = f"job {job.id} ({job.task}): no job.{what} here"
         if what.startswith(("complete", "acomplete")):
-            return Error(f"{told}: what a drain runs is completed by the drain, in the transaction of the test")
+            return Error(f"{told}: the drain completes its jobs itself, in the transaction of the test")
         if not self._task.transactional:
             return Error(f"{told}: declare the task with transactional=True, or ask inside job.iterate")
         return Error(
             f"{told}: a sync handler needs drain() with psycopg below, an async handler adrain() with an async psycopg "
-            f"connection; this drain was given {type(self._given).__name__}"
+            f"connection. This drain was given {type(self._given).__name__}"
         )
 
 
@@ -119,7 +120,7 @@ def _how(kept: bool) -> tuple[Any, Any, Any]:
 
 
 def _below(conn: Any) -> object:
-    """The driver's connection below one of SQLAlchemy or Django, or of a cursor; what it was given if it is one."""
+    """The driver's connection below one of SQLAlchemy or Django, or of a cursor; `conn` itself if it is one."""
     if isinstance(conn, str):
         from django.db import connections
 

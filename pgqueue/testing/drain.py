@@ -1,9 +1,9 @@
 """Run the jobs that are due, on the connection of the test, in its transaction: a worker with one slot and no loop.
 
-The same stations in the same statements: promote, claim, call, write the outcome down. A row of `pgqueue.worker` stands
-for this worker as long as the drain lasts. Each handler runs in a savepoint: what it wrote on this connection is undone
-when the attempt fails, and an error in its SQL does not end the transaction of the test. Never commits, except on the
-connection that `drain()` opens itself.
+A drain uses a worker's steps and statements: promote, claim, call, write the outcome. While it lasts it has a row in
+`pgqueue.worker`. Each handler runs in a savepoint. If the attempt fails, its writes on this connection are undone. An
+error in its SQL does not end the transaction of the test. Never commits, except on a connection that `drain()` opens
+itself.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ MOST = 10_000
 """The most attempts of one drain; a job that enqueues itself would never end."""
 
 NO_TRANSACTION = "25P01"
-LEASE = 3_600.0  # no worker at this database shall take us for dead while somebody looks at a debugger
+LEASE = 3_600.0  # long, so that no other worker declares us dead while a test waits in a debugger
 UNIX = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What a drain did. `retried` counts attempts that will be made again, `cancelled` and `failed` are ends.
+    """What a drain did. `retried` counts attempts that are made again; `cancelled` and `failed` count ended jobs.
 
-    `errors` are the exceptions that handlers raised (but for Snooze and Cancel), also those of attempts that were made
-    again, each with a note of its job. `unknown` are the names of tasks that are not imported: their jobs are left.
+    `errors` are the exceptions that handlers raised, except Snooze and Cancel, each with a note of its job. Attempts
+    that were made again are included. `unknown` are the names of tasks that are not imported: their jobs are left.
 
     >>> Drained(completed=2)
     Drained(completed=2, retried=0, failed=0, cancelled=0, errors=(), unknown=())
@@ -71,12 +71,11 @@ class Drained:
     unknown: tuple[str, ...] = ()
 
     def check(self) -> Drained:
-        """Raise the first exception that a handler raised, or Error if a job that is due did not complete; else return
-        this."""
+        """Raise the first exception of a handler, or Error if a due job did not complete. Else return this object."""
         if self.errors:
             raise self.errors[0]
         if self.retried or self.failed or self.cancelled or self.unknown:
-            raise Error(f"not every job completed: {self}; why says pgqueue.find(conn)")
+            raise Error(f"not every job completed: {self}; pgqueue.find(conn) says why")
         return self
 
 
@@ -87,7 +86,7 @@ class _Account:
     )
     errors: list[BaseException] = field(default_factory=list)
     waiting: set[int] = field(default_factory=set)
-    """Jobs with an attempt to come."""
+    """Ids of jobs with another attempt to come."""
 
     def add(self, job: Job, outcome: Outcome, error: BaseException | None) -> None:
         self.waiting.discard(job.id)
@@ -120,15 +119,17 @@ def drain(conn: object = None, clock: Clock | None = None, *, most: int = MOST) 
             assert drain(conn).completed == 1
             conn.rollback()  # there was no job, and no reminder
 
-    `conn` is of any kind that `enqueue` takes, inside a transaction; without one a connection to the configured
-    database is opened, and every step committed, as a worker does. An attempt that fails is made again when its time
-    has come: with a `clock` that is turned forward to that time, without one the job is left for a later drain. Jobs
-    that were scheduled for later are left alone in either case: turn the clock yourself.
+    `conn` is of any kind that `enqueue` takes, inside a transaction. Without `conn` a connection to the configured
+    database is opened, and every step is committed, as a worker does.
 
-    One job runs at a time, so locks are kept, and limits and rates hold nobody up, whatever they allow.
+    If an attempt fails, the next one is made when its time has come. With a `clock` the clock is turned forward to that
+    time. Without one the job is left for a later drain. Jobs that were scheduled for later are left alone in both
+    cases: turn the clock yourself.
 
-    Sync handlers run in this thread, async handlers on a fresh loop in another one. Exceptions of handlers are in
-    `.errors`, not raised: `drain(conn).check()` raises them. After `most` attempts it gives up with an Error.
+    One job runs at a time: locks are kept, and no job waits for a limit or a rate.
+
+    Sync handlers run in this thread, async handlers on a fresh loop in another thread. Exceptions of handlers are in
+    `.errors`, and not raised: `drain(conn).check()` raises them. After `most` attempts Error is raised.
     """
     if conn is None:
         with connect() as own:
@@ -148,14 +149,14 @@ async def adrain(conn: object = None, clock: Clock | None = None, *, most: int =
 
 
 def _drain(clock: Clock | None, most: int, *, alone: bool) -> Steps[Drained]:
-    """`alone`: on a connection of our own, where every step is committed."""
+    """The steps of a drain. `alone`: the connection is our own, and every step is committed."""
     account = _Account()
     yield from _in_transaction(alone)
     worker_id, turned = (yield _register()), False
     for claim in count(1):
         job = yield from _claim(worker_id, claim)
         if job is None:
-            # Nothing right after a turn: somebody holds that row, and will hold it whatever the clock says.
+            # No job right after a turn of the clock: another session holds that row, and another turn does not help.
             if turned or clock is None or not (yield from _forward(clock, account.waiting)):
                 break
             turned = True
@@ -181,7 +182,7 @@ def _drain(clock: Clock | None, most: int, *, alone: bool) -> Steps[Drained]:
 
 
 def _in_transaction(alone: bool) -> Steps[None]:
-    """Find out before anything is done: without a transaction nothing of this could be rolled back."""
+    """Check for a transaction before anything is done: without one nothing could be rolled back."""
     if alone:
         return
     try:
@@ -196,7 +197,7 @@ def _in_transaction(alone: bool) -> Steps[None]:
 
 
 def _state(error: Exception) -> str | None:
-    """What the server calls it; SQLAlchemy and Django wrap the driver's error."""
+    """The SQLSTATE of an error. SQLAlchemy and Django wrap the driver's error."""
     for each in (error, getattr(error, "orig", None), error.__cause__, getattr(error, "orig", error).__cause__):
         state: str | None = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
         if state:
@@ -210,7 +211,7 @@ def _commit(alone: bool) -> Steps[None]:
 
 
 def _give_back(job: Job, worker_id: int) -> Steps[None]:
-    """What others can see is tidied up: the job waits again, and its worker is gone."""
+    """Undo what other sessions can see: the job waits again, and its worker's row is removed."""
     yield Command("ROLLBACK")
     yield _endings().one(job, RELEASED, worker_id)
     yield _statement("registration_leave", worker_id=worker_id)
@@ -218,7 +219,7 @@ def _give_back(job: Job, worker_id: int) -> Steps[None]:
 
 
 def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
-    """Promote what is due, then take the most urgent job of all queues that are not paused, and whose lock is free."""
+    """Promote due jobs. Then take the most urgent job with a free lock, of all queues that are not paused."""
     yield _statement("scheduler_promote", after=EVER, n=BATCH, notify=False)
     waiting = 0
     while True:
@@ -227,7 +228,7 @@ def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
         if job is not None:
             return job
         [(keys, queues, number)] = yield _statement("drain_blocked")
-        if number == waiting:  # nothing came to those that wait already
+        if number == waiting:  # no further job was blocked
             return None
         yield _statement("drain_lock", keys=keys)
         yield _unblocker(worker_id, claim, keys, queues)
@@ -243,7 +244,7 @@ def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
 
 
 def _fetch(worker_id: int, claim: int) -> Steps[None]:
-    """Claim the most urgent job, plain or with keys; one with keys may be blocked instead."""
+    """Claim the most urgent job, plain or with keys. A job with keys may be blocked instead."""
     known = list(tasks.registry)
     [(queues, keyed)] = yield _statement("drain_queues", tasks=known)
     lanes = [(queue, rank) for rank in (-2, -1, *RANKS) for queue in queues]
@@ -265,7 +266,7 @@ def _fetch(worker_id: int, claim: int) -> Steps[None]:
 
 
 def _unblocker(worker_id: int, claim: int, keys: list[str], queues: list[str]) -> Command:
-    """Let one of those in that wait for these keys."""
+    """Unblock one of the jobs that wait for these keys."""
     params = {
         "keys": keys,
         "afters": [0] * len(keys),
@@ -290,7 +291,7 @@ def _claimed(worker_id: int, claim: int) -> Steps[Job | None]:
 
 
 def _attempt(job: Job, worker_id: int, alone: bool) -> Steps[Ran]:
-    """Call the handler, with middleware and hooks, and say what became of the job."""
+    """Call the handler, with middleware and hooks; return the outcome and the error."""
     hooks = declared()
     ran = yield from _in_savepoint(job, wrapped(tasks.registry[job.task], hooks), worker_id, alone)
     hooks.finished(job, ran[0])
@@ -298,7 +299,7 @@ def _attempt(job: Job, worker_id: int, alone: bool) -> Steps[Ran]:
 
 
 def _in_savepoint(job: Job, task: Task[..., Any], worker_id: int, alone: bool) -> Steps[Ran]:
-    """Kept if the handler returned, rolled back if it raised."""
+    """Run the handler in a savepoint: released if it returned, rolled back if it raised. With `alone` without one."""
     if alone:
         ran: Ran = yield Call(job, task, worker_id, alone)
         return ran
@@ -308,7 +309,7 @@ def _in_savepoint(job: Job, task: Task[..., Any], worker_id: int, alone: bool) -
         try:
             yield Command("RELEASE SAVEPOINT pgqueue_job")
             return outcome, error
-        except Exception as broken:  # the handler went on after an error in its SQL: nothing it wrote can be kept
+        except Exception as broken:  # the handler went on after an error in its SQL: its writes cannot be kept
             outcome, error = given(job, task.retry, broken, raised=True), broken
     yield Command("ROLLBACK TO SAVEPOINT pgqueue_job")
     yield Command("RELEASE SAVEPOINT pgqueue_job")
@@ -316,7 +317,7 @@ def _in_savepoint(job: Job, task: Task[..., Any], worker_id: int, alone: bool) -
 
 
 def _forward(clock: Clock, waiting: set[int]) -> Steps[bool]:
-    """Turn the clock to the next attempt of what failed here; False if none is to come."""
+    """Turn the clock to the next attempt of a job that failed here. False if no attempt is to come."""
     [(due,)] = yield _statement("drain_due", ids=sorted(waiting))
     if due is None:
         return False

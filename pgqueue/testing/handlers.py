@@ -1,8 +1,8 @@
-"""Call the handler of one job, and say what became of it: the executor's pipe without its slots.
+"""Call the handler of one job and find its outcome: the executor without its slots.
 
 `run` and `arun` need no database. A sync handler runs in the thread of the test, so that it sees that thread's
-connections (Django's are the thread's own); under `arun` and `adrain` in a thread of its own, as in a worker. An async
-handler called from sync code always runs on a fresh loop in a thread of its own, whether the test has a loop or not.
+connections (Django's belong to a thread). Under `arun` and `adrain` a sync handler runs in another thread, as in a
+worker. An async handler called from sync code always runs on a fresh loop in another thread.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Ran = tuple[Outcome, BaseException | None]
-"""What became of a job, and what its handler raised, if it did."""
+"""The outcome of a job, and the exception of its handler, if it raised one."""
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
-# What ends an attempt. KeyboardInterrupt is the user's, and pytest's own (fail, skip, exit) belong to the test.
+# Exceptions that end an attempt. KeyboardInterrupt, and pytest's own (fail, skip, exit), end the test instead.
 ATTEMPT_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
 
 _ids = count(1)
@@ -41,8 +41,9 @@ _ids = count(1)
 def run(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Run the task's handler as a worker would, without a database, and return what it returns.
 
-    The arguments go through JSON and back, a Job is made up, `current_job()` works. Exceptions come through; nothing is
-    retried. Middleware and hooks are called. Raises InvalidArguments for arguments that an enqueue would refuse.
+    The arguments are encoded to JSON and decoded again. The Job is made up, and `current_job()` works. Middleware and
+    hooks are called. Exceptions are raised, and no attempt is retried. Raises InvalidArguments for arguments that an
+    enqueue would refuse.
 
     >>> @pgqueue.task(name="testing.double")
     ... def double(job: pgqueue.Job, n: int) -> int:
@@ -58,7 +59,7 @@ def run(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 async def arun(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """`run` on the loop of the test: an async handler may use what belongs to that loop.
+    """`run` on the loop of the test: an async handler may use objects that belong to that loop.
 
     assert await arun(send, "a@example.com") == "sent"
     """
@@ -69,7 +70,7 @@ async def arun(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 def call(job: Job, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool) -> Ran:
-    """Run the job here to its outcome, with the drain's connection."""
+    """Run the job in this thread, with the drain's connection; return its outcome."""
     if job.late:
         return LATE, None
     job.context = lent = DrainContext(task, conn, worker_id, alone=alone)
@@ -96,19 +97,19 @@ async def acall(job: Job, task: Task[..., Any], conn: object, worker_id: int, *,
         return outcome, None
     except ATTEMPT_ERRORS as error:
         await lent.aend(kept=False)
-        if test is not None and test.cancelling():  # it is the test that ends, not the attempt
+        if test is not None and test.cancelling():  # the test is cancelled, not the attempt
             raise
         return given(job, task.retry, error, raised=True), error
 
 
 def _kept(outcome: Outcome, what: object) -> bool:
-    """Whether what a transactional task wrote stays: not if its result cannot be stored, an end it did not ask for."""
+    """Whether the writes of a transactional task are kept. They are not if its result cannot be stored."""
     return isinstance(outcome, Completed) or isinstance(what, Snooze | Retry | Cancel | Fail)
 
 
 @contextmanager
 def _telling(hooks: Hooks, task: Task[..., Any], job: Job) -> Iterator[list[Any]]:
-    """Tell `on_finish` what became of the job: it gave what is in the list, or it raised."""
+    """Call `on_finish` with the job's outcome: the value in the list, or the exception that was raised."""
     gave: list[Any] = []
     try:
         yield gave
@@ -133,7 +134,7 @@ async def _run_there(task: Task[..., Any], job: Job) -> Any:
 
 
 def _handle(task: Task[..., Any], job: Job) -> Any:
-    """In a context of its own."""
+    """Call the handler; the caller has made a context for it."""
     running_job.set(job)
     job.began = perf_counter()
     return _calling(task, job)()
@@ -152,7 +153,7 @@ def _calling(task: Task[..., Any], job: Job) -> Callable[[], Any]:
 
 
 def _made_up(new: NewJob[Any]) -> Job:
-    """A job as if it had just been enqueued and claimed."""
+    """Make a job as if it had just been enqueued and claimed."""
     now = microseconds(datetime.now(UTC))
     rank = 2 * new.priority + 1
     head = (next(_ids), 0, rank, new.queue, new.task, new.args, 1, new.priority, new.max_attempts, 0, 0)
@@ -161,6 +162,6 @@ def _made_up(new: NewJob[Any]) -> Job:
 
 
 def microseconds(moment: datetime) -> int:
-    """As the worker's connections read times: microseconds since 2000. Without a zone it is UTC."""
+    """A time as the worker's connections read it: microseconds since 2000. Without a time zone it is UTC."""
     since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

@@ -1,6 +1,6 @@
-"""The ticks of schedules in a test: those of the tasks that are declared, and those that were added as rows.
+"""The ticks of schedules in a test, both of declared tasks and of schedules that were added as rows.
 
-Used by the clock when it is turned. The statements are those of the worker that leads.
+Used by the clock when it is turned. The statements are those of the leading worker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pgqueue.worker.leader import ticks
 
 
 def declare() -> Steps[None]:
-    """Enter what the imported modules declare, at the time there is now: ticks come after it."""
+    """Write the schedules of the imported modules at the present time: their ticks come after it."""
     specs = tasks.scheduled(tasks.declared())
     if specs:
         yield _statement("ticks_settle", own=json.dumps(specs), notify=False)
@@ -26,9 +26,9 @@ def declare() -> Steps[None]:
 
 
 def tick() -> Steps[None]:
-    """Make every tick that is due; nothing where nothing is."""
+    """Make every tick that is due."""
     if tasks.scheduled(tasks.declared()):
-        yield from declare()  # after a turn of more than ten minutes no worker seems to declare them
+        yield from declare()  # after a turn of more than ten minutes the schedules would count as orphaned
     while True:
         now, found = ticks.schedules((yield _statement("ticks_read")))
         due = [each for each in found if each.next_at is not None and each.next_at <= now]
@@ -37,7 +37,7 @@ def tick() -> Steps[None]:
             moves = json.dumps([each.said() for each in batch])
             [(names, *_)] = yield _statement("ticks_make", moves=moves, notify=False)
             moved += len(json.loads(names))
-        if not moved:  # another session holds them
+        if not moved:  # no tick is due, or another session holds the rows
             return
 
 

@@ -1,7 +1,8 @@
-"""One description of what to do, played on a sync or an async connection.
+"""Steps that are run on a sync or an async connection.
 
-A generator yields steps (a statement, a command without rows, a handler to call) and is sent their answers; `play` and
-`aplay` take the steps. So nothing in this package is written twice for async. Knows nothing of what the steps mean.
+A generator yields steps (a statement, a command without rows, a handler to call) and is sent their answers. `play` and
+`aplay` run the steps, so that no function of this package is written twice for async. This module does not know what
+the steps mean.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Params = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A statement that gives no rows, or none that are read: SAVEPOINT, or what no driver could read."""
+    """A statement without rows, as SAVEPOINT, or with rows that are not read."""
 
     sql: str
     params: Params | None = None
@@ -30,7 +31,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Run the handler of this job; the answer is a `handlers.Ran`."""
+    """Run the handler of this job. The answer is a `handlers.Ran`."""
 
     job: Job
     task: Task[..., Any]
@@ -43,7 +44,7 @@ Steps = Generator[Step, Any, R]
 
 
 def play(conn: Any, steps: Steps[R]) -> R:
-    """Take the steps on a connection of any sync kind; return what the generator returns."""
+    """Run the steps on a connection of any sync kind; return what the generator returns."""
     answer: Any = None
     failure: BaseException | None = None
     while True:
@@ -53,12 +54,12 @@ def play(conn: Any, steps: Steps[R]) -> R:
             return end.value  # type: ignore[no-any-return]
         try:
             answer, failure = _take(conn, step), None
-        except BaseException as error:  # the generator may have to tidy up; what it does not catch comes out of throw
+        except BaseException as error:  # thrown into the generator, which may tidy up; else `throw` raises it again
             answer, failure = None, error
 
 
 async def aplay(conn: Any, steps: Steps[R]) -> R:
-    """`play` for the async kinds."""
+    """`play` for async connections."""
     answer: Any = None
     failure: BaseException | None = None
     while True:
@@ -93,7 +94,8 @@ async def _atake(conn: Any, step: Step) -> Any:
 
 
 def _command(conn: Any, command: Command) -> None:
-    """Connections of SQLAlchemy have exec_driver_sql, its sessions a method `connection`, all others cursors."""
+    """Run a command. SQLAlchemy's connections have exec_driver_sql, its sessions a method `connection`, all others
+    cursors."""
     if isinstance(conn, str):
         from django.db import connections as django
 
@@ -124,12 +126,12 @@ async def _acommand(conn: Any, command: Command) -> None:
 
 
 def _bound(command: Command, *, numbered: bool = False) -> tuple[Any, ...]:
-    """The statement, and its parameters if it has some: none at all is what lets `%` stand in it."""
+    """The statement, and its parameters if it has any. Without parameters a `%` in the statement is only a `%`."""
     if not command.params:
         return (command.sql,)
     return drivers.numbered(command.sql, command.params) if numbered else (command.sql, dict(command.params))
 
 
 def _is_raw(cursor: Any) -> bool:
-    """True for psycopg's RawCursor, which takes $1 where the others take %(name)s."""
+    """True for psycopg's RawCursor, which takes $1 instead of %(name)s."""
     return any(base.__name__ == "RawCursorMixin" for base in type(cursor).__mro__)

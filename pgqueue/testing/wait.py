@@ -1,6 +1,6 @@
-"""Which jobs wait to be run, and assertions about them: their messages show what was there instead.
+"""Lists jobs that wait to be run, and asserts about them. The messages show the jobs that were found instead.
 
-Arguments are compared as the handler would be given them: decoded by the task's annotations, defaults filled in. Only
+Arguments are compared as the handler would get them: decoded by the task's annotations, with defaults filled in. Only
 the arguments that are named are compared.
 """
 
@@ -26,7 +26,7 @@ MOST = 10_000
 def enqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: Any) -> list[JobInfo]:
     """Return the jobs that wait to be run, oldest first: all, or those of a task, with these arguments.
 
-    The newest 10,000 of each state. Raises InvalidArguments for an argument that the task does not have.
+    Looks at the newest 10,000 jobs of each state. Raises InvalidArguments for an argument that the task does not have.
 
         [job] = enqueued(conn, send_receipt, order_id=7)
         assert job.priority == 0
@@ -40,7 +40,7 @@ async def aenqueued(conn: object, task: Task[..., Any] | str | None = None, /, *
 
 
 def assert_enqueued(conn: object, task: Task[..., Any] | str, /, **args: Any) -> JobInfo:
-    """Assert that a job of this task, with at least these arguments, waits to be run; return the oldest such job.
+    """Assert that a job of this task, with at least these arguments, waits to be run; return the oldest one.
 
     assert_enqueued(conn, send_receipt, order_id=7)
     """
@@ -53,7 +53,7 @@ async def aassert_enqueued(conn: object, task: Task[..., Any] | str, /, **args: 
 
 
 def assert_not_enqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: Any) -> None:
-    """Assert that no job of this task (without one: no job) with these arguments waits to be run.
+    """Assert that no job of this task with these arguments waits to be run. Without a task: no job at all.
 
     assert_not_enqueued(conn, send_receipt)
     """
@@ -98,7 +98,8 @@ def _fitting(waiting: list[JobInfo], task: Task[..., Any] | str | None, args: di
 
 
 def _arguments(task: Task[..., Any], job: JobInfo) -> dict[str, Any]:
-    """By name, as the handler would be given them; as they are stored where they do not fit it (or it is elsewhere)."""
+    """The job's arguments by name, as the handler would get them. If they do not fit the handler, or it is not here, as
+    they are stored."""
     try:
         args, kwargs = task.codec.decode(msgspec.json.encode(job.args))
         bound = _signature(task).bind(*args, **kwargs)
@@ -112,13 +113,13 @@ def _arguments(task: Task[..., Any], job: JobInfo) -> dict[str, Any]:
 
 
 def _signature(task: Task[..., Any]) -> inspect.Signature:
-    """The function's, without the Job."""
+    """The signature of the task's function, without the Job."""
     whole = inspect.signature(task.fn)
     return whole.replace(parameters=list(whole.parameters.values())[task.wants_job :])
 
 
 def _check_names(task: Task[..., Any], args: dict[str, Any]) -> None:
-    """A misspelled name fits no job: `assert_not_enqueued` would always agree."""
+    """Refuse unknown names: a misspelled name fits no job, and `assert_not_enqueued` would always pass."""
     parameters = _signature(task).parameters.values()
     unknown = args.keys() - {parameter.name for parameter in parameters}
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
