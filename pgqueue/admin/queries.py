@@ -144,7 +144,7 @@ class QueueInfo:
 
     @property
     def unserved(self) -> bool:
-        """Whether no worker serves this queue: one that takes jobs and has sent a heartbeat within three leases."""
+        """Whether no worker serves this queue that takes jobs and has sent a heartbeat within three leases."""
         return self.workers == 0
 
 

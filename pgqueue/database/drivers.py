@@ -2,7 +2,7 @@
 
 The client side (`enqueue`, `queries`, `JobHandle`) builds a `Statement` and runs it here on the caller's connection:
 psycopg, psycopg2, asyncpg, SQLAlchemy (also SQLModel) or Django. The kind is recognised by the names of the
-connection's classes. None of these libraries is imported, except by the caller. A kind is looked up once per type.
+connection's classes: none of these libraries is imported for that. A kind is looked up once per type.
 
 The statement joins the connection's transaction as it is. This module never commits, never rolls back and never changes
 a setting of the connection. Only `connect` and `aconnect` open a connection, for callers that ask for it.

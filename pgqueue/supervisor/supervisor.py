@@ -1,8 +1,8 @@
 """Keeps N worker processes: collects events, asks `fleet` what to do, and does it. The life of `work --processes N`.
 
 An event is a message of a process, its end, a signal, an order, or a changed file. Each is passed to the fleet and
-wakes the loop. Once a second the loop looks by itself for problems that no event reports. A process that may run a job
-is killed only after the operator's SIGTERM, when its grace is over.
+wakes the loop. Once a second the loop looks by itself for problems that no event reports. Only the operator kills a
+process that may run a job: by SIGTERM, when its grace is over, or by a second signal.
 """
 
 from __future__ import annotations

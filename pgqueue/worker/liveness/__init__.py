@@ -1,1 +1,1 @@
-"""Which worker lives, and what becomes of the jobs of one that died."""
+"""Which workers live, and what becomes of a dead worker's jobs."""

@@ -6,7 +6,7 @@ It is a counter, because the clocks of machines differ and step.
 A worker is declared dead only if all of these hold:
 1. The judging worker has read the same count for a whole lease, measured by its own monotonic clock.
 2. It has read that count at least three times.
-3. None of its reads came late; each is part of a heartbeat of its own that went through.
+3. None of its reads came late. Each read is part of a heartbeat of the judging worker that went through.
 
 No time stored in the database counts. A stopped server, a failover, a suspended judge or a stepped clock therefore
 declares no worker dead. How long a job runs plays no part either.
