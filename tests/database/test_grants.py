@@ -284,7 +284,7 @@ def test_a_role_that_read_before_there_were_limits_reads_on(role: Role, dsn: str
         name = sql.Identifier(str(conninfo_to_dict(mine)["user"]))
         conn.execute(sql.SQL("REVOKE ALL ON pgqueue.key_limit, pgqueue.key_rate FROM {}").format(name))
     told = pgqueue("status", dsn=mine)
-    assert told.returncode == 0 and "this role may not see them, `pgqueue grants" in told.stdout, told.stderr
+    assert told.returncode == 0 and "this role may not see them; run `pgqueue grants" in told.stdout, told.stderr
     assert '"undeclared": null' in pgqueue("status", "--json", dsn=mine).stdout
 
 

@@ -329,7 +329,7 @@ def test_an_outage_of_two_leases_takes_no_job_away_and_counts_no_crash(
         put(dsn, "crash.waits", *({"key": key} for key in range(4)))
         wait_until(lambda: len(first.all("started")) == len(second.all("started")) == 2)
         own_server.stop()
-        wait_until(lambda: all("no jobs are taken until a beat" in each.written() for each in (first, second)))
+        wait_until(lambda: all("no jobs are taken until a heartbeat" in each.written() for each in (first, second)))
         began = time.monotonic()
         wait_until(lambda: time.monotonic() - began >= 5.0)
         own_server.start()
