@@ -37,7 +37,7 @@ class Filler(Enum):
     RATE_LIMITER = auto()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GroupLoad:
     """A group of slots as it is now."""
 
@@ -59,7 +59,7 @@ class GroupLoad:
     fetchers_turn: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkerLoad:
     """What else decides who may fill slots."""
 
@@ -183,23 +183,26 @@ class Capacity:
                 services.rate_limiter.wanted([rate], anew=True)
 
     def _groups(self) -> list[GroupLoad]:
-        services = self._services
+        services, fetches = self._services, self._services.fetcher.fetches
         queues, asked = services.fetcher.asking
-        return [
-            GroupLoad(
-                queues=group.queues,
-                wanted=group.room(),
-                fitting=group.asked(),
-                free=group.free(),
-                reserved=group.reserved,
-                behind=group.behind,
-                fetching=asked if group.queues[0] in queues else 0,
-                promised=services.unblocker.slots_promised(group.queues),
-                hungry=services.fetcher.hungry(group.queues),
-                fetchers_turn=self._fetchers_turn(group),
+        found = []
+        for group in services.running.groups:
+            hungry = services.fetcher.hungry(group.queues)
+            found.append(
+                GroupLoad(
+                    queues=group.queues,
+                    wanted=group.room(),
+                    fitting=group.asked(),
+                    free=group.free(),
+                    reserved=group.reserved,
+                    behind=group.behind,
+                    fetching=asked if group.queues[0] in queues else 0,
+                    promised=services.unblocker.slots_promised(group.queues),
+                    hungry=hungry,
+                    fetchers_turn=hungry and self._filled_at.get(group.queues) == fetches,
+                )
             )
-            for group in services.running.groups
-        ]
+        return found
 
     def _worker(self) -> WorkerLoad:
         services = self._services

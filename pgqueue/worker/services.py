@@ -49,7 +49,7 @@ from pgqueue.worker.leader.unknown_tasks import UnknownTasks
 from pgqueue.worker.liveness.heartbeat import LISTED_SECONDS, Heartbeat, Identity
 from pgqueue.worker.liveness.lease_guard import LeaseGuard
 from pgqueue.worker.liveness.loop_monitor import BLOCKED_SECONDS, LoopMonitor
-from pgqueue.worker.liveness.registration import enter
+from pgqueue.worker.liveness.registration import entered
 from pgqueue.worker.liveness.rescue import Rescue
 from pgqueue.worker.run.cancellation import SIGNAL, Cancellation
 from pgqueue.worker.run.executor import Executor
@@ -74,6 +74,7 @@ class Services:
 
     def __init__(self, state: WorkerState, *, serve: Serve, quiet: Callable[[], None]) -> None:
         self.state = state
+        state.doubt = asyncio.Event()
         self.quiet = quiet
         self._serve = serve
         self._loop = asyncio.get_running_loop()
@@ -280,12 +281,11 @@ class Services:
 
     async def _register_anew(self) -> None:
         old = self.state.id
-        await persist(self.register, name="register", until=lambda: self.state.id != old)
+        await persist(self._register, name="register", until=lambda: self.state.id != old)
         self.heartbeat = self._new_heartbeat()
         self.heartbeat.start()
         self.fetcher.wake(zero=True)
         self.ticks.wake()
 
-    async def register(self) -> None:
-        """Check the schema and enter this worker; it has a new id then."""
-        self.state.id = await asyncio.to_thread(enter, self.state)
+    async def _register(self) -> None:
+        self.state.id = await entered(self.state)

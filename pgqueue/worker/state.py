@@ -1,7 +1,7 @@
 """What the services of one worker share: the settings, the tasks, the id, the claims, and the jobs that are held.
 
-Made first, and handed to each service. Starts nothing and sends nothing. Changed on the event loop; the heartbeat and
-the threads of handlers read it.
+Made first, and handed to each service. Starts nothing and sends nothing. Changed on the event loop, and read from any
+thread; `other_workers` is written by the heartbeat's thread.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ class WorkerState:
 
     link: Link
     """Where the database is. Set before the first service is made: an embedded server may have to start for it."""
+    doubt: asyncio.Event
+    """Set if a claim failed and may have been committed: the reconciler looks for its jobs. Made with the services, on
+    their event loop: a worker may be started again on another loop."""
 
     def __init__(self, settings: Settings, tasks: Mapping[str, Task[..., Any]]) -> None:
         self.settings = settings
@@ -38,8 +41,6 @@ class WorkerState:
         self.ended_jobs = 0
         self.other_workers = 0
         """How many other workers are alive, as the last heartbeat saw."""
-        self.doubt = asyncio.Event()
-        """Set when a claim failed and may have been committed: the reconciler looks for its jobs."""
 
     @property
     def live_workers(self) -> int:

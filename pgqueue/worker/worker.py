@@ -22,7 +22,7 @@ from pgqueue.database.sessions import Link
 from pgqueue.database.statements import integers
 from pgqueue.jobs.job import Job, fields
 from pgqueue.worker.concurrency.declared_limits import limits_of, rates_of
-from pgqueue.worker.liveness.registration import enter, withdraw
+from pgqueue.worker.liveness.registration import entered
 from pgqueue.worker.services import Services
 from pgqueue.worker.settings import Settings, by_name, settle
 from pgqueue.worker.state import WorkerState
@@ -134,7 +134,7 @@ class Worker:
         self._ended = loop.create_future()
         dsn = await asyncio.to_thread(embedded.resolve, self.settings.dsn)
         self.state.link = Link(dsn, self.settings.schema, self.settings.prepare)
-        await self._enter()
+        self.state.id = await entered(self.state)
         self.services = services = Services(self.state, serve=self._serve, quiet=self.quiet)
         services.heartbeat.start()
         services.lease_guard.start()
@@ -160,17 +160,6 @@ class Worker:
             if not transient(error):
                 raise
             log.warning("not warm yet: %s", str(error).strip() or type(error).__name__)
-
-    async def _enter(self) -> None:
-        """Check and register. Whoever cancels it leaves no row behind: a thread goes on, so it is waited for."""
-        entering = asyncio.ensure_future(asyncio.to_thread(enter, self.state))
-        try:
-            self.state.id = await asyncio.shield(entering)
-        except asyncio.CancelledError:
-            await asyncio.wait([entering])
-            if not entering.cancelled() and entering.exception() is None:
-                await asyncio.to_thread(withdraw, self.state.link, entering.result())
-            raise
 
     def begin(self) -> None:
         """Start the services of a prepared worker."""

@@ -17,9 +17,9 @@ from pgqueue.database import sessions
 from pgqueue.errors import InvalidOption, NotConfigured, SchemaMissing
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import Outcome
-from pgqueue.worker import services
 from pgqueue.worker.complete import completer
 from pgqueue.worker.fetch import notifier
+from pgqueue.worker.liveness import registration
 from pgqueue.worker.liveness.registration import enter
 from pgqueue.worker.liveness.rescue import Rescue
 from pgqueue.worker.state import WorkerState
@@ -638,11 +638,24 @@ async def test_a_worker_taken_for_dead_while_the_database_is_away_registers_when
                 raise psycopg.OperationalError("connection refused")
             return enter(state)
 
-        monkeypatch.setattr(services, "enter", away)
+        monkeypatch.setattr(registration, "enter", away)
         eyes.do("UPDATE pgqueue.worker SET dead_at = now()")
         await until(lambda: worker.worker_id != first)
         put(dsn, says.new("after"))
         await until(eyes.done(1))
+
+
+def test_a_worker_may_be_started_again_on_another_event_loop(dsn: str, eyes: Eyes) -> None:
+    """As a web application does under a test client. What waits on a loop is made with the services."""
+    worker = pgqueue.Worker(dsn=dsn, queues=["default"], tasks=[says], poll=60.0)
+
+    async def life(done: int) -> None:
+        async with worker:
+            put(dsn, says.new("again"))
+            await until(eyes.done(done))
+
+    for done in (1, 2):
+        asyncio.run(life(done))
 
 
 # Without a sign of life ----------------------------------------------------------------------------------------------

@@ -119,12 +119,14 @@ def command(ctx: click.Context, /, **options: Any) -> None:
       pgqueue work tasks --processes 4 --memory-limit 500M
     """
     from pgqueue.cli.task_modules import import_tasks, look_in
-    from pgqueue.cli.worker_process import serve, worker_end_of
 
     directory = look_in(options["app_dir"])
     _set_up_logs(ctx, options)
     if _is_supervisor(ctx, options):
         raise click.exceptions.Exit(_supervise(options, directory))
+
+    from pgqueue.cli.worker_process import serve, worker_end_of  # with all of a worker: a supervisor needs none of it
+
     with worker_end_of(options["supervised"]) as worker_end:
         import_tasks(options["modules"], directory)
         how = {name: options[name] for name in WORKER_OPTIONS} | {"queues": _names(options["queues"])}

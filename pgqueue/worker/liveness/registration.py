@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -31,6 +32,18 @@ def enter(state: WorkerState) -> int:
             queues=list(settings.queues),
             tasks=state.tasks,
         )
+
+
+async def entered(state: WorkerState) -> int:
+    """`enter` from the event loop. If it is cancelled, it waits for the thread, which goes on, and leaves no row."""
+    entering = asyncio.ensure_future(asyncio.to_thread(enter, state))
+    try:
+        return await asyncio.shield(entering)
+    except asyncio.CancelledError:
+        await asyncio.wait([entering])
+        if not entering.cancelled() and entering.exception() is None:
+            await asyncio.to_thread(withdraw, state.link, entering.result())
+        raise
 
 
 def withdraw(link: Link, worker_id: int) -> None:

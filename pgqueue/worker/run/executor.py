@@ -302,7 +302,10 @@ class Executor:
         if ended is not None:
             return ended
         self._job_context.anew(job)
-        return await self._loop.create_task(self._call(job, task), context=self._context.copy())
+        called = self._loop.create_task(self._call(job, task), context=self._context.copy())
+        if (run := self._running.run_of(job)) is not None:
+            run.again = called
+        return await called
 
     # In threads ------------------------------------------------------------------------------------------------------
 

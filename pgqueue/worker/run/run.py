@@ -42,13 +42,17 @@ class Run:
     `stopped`: the thread has left the handler and seen the verdict. `lost`: the job did not stop and was taken away;
     what comes out of the handler some day counts for nothing. `sealed`: the job that cannot be stopped any more, or not
     now if the seal `reopens`. `missed`: what was raised in the thread was lost in a destructor.
+    `again`: the task in which the handler is called once more within this run.
     """
 
-    __slots__ = ("ident", "job", "lock", "lost", "missed", "reopens", "sealed_job", "stop_outcome", "stopped", "task")
+    __slots__ = (
+        "again", "ident", "job", "lock", "lost", "missed", "reopens", "sealed_job", "stop_outcome", "stopped", "task",
+    )  # fmt: skip
 
     def __init__(self, job: Job) -> None:
         self.job: Job | None = job
         self.task: asyncio.Task[None] | None = None
+        self.again: asyncio.Task[Outcome] | None = None
         self.ident = 0
         self.lock: threading.Lock | None = None
         self.stop_outcome: tuple[Job, Outcome] | None = None

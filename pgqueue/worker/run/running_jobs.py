@@ -14,7 +14,7 @@ from typing import Any
 
 from pgqueue.errors import Error
 from pgqueue.jobs.context import JobContext
-from pgqueue.jobs.job import Job
+from pgqueue.jobs.job import Job, running_job
 from pgqueue.worker.run.run import Interrupted, Run
 from pgqueue.worker.run.slots import SlotGroup
 
@@ -47,10 +47,17 @@ class RunningJobs:
         return [job for run in list(self.runs.values()) if (job := run.job) is not None]
 
     def on_loop(self, task: asyncio.Task[Any] | None) -> Job | None:
-        """The job whose handler runs in this task of the loop, if it is one's. From any thread."""
+        """The job whose handler runs in this task of the loop, or has made it. From any thread.
+
+        A task that a handler has made is known from Python 3.12 on, by its context.
+        """
         if task is None:
             return None
-        return next((run.job for run in list(self.runs.values()) if run.task is task), None)
+        for run in list(self.runs.values()):
+            if task is run.task or task is run.again:
+                return run.job
+        context = getattr(task, "get_context", None)
+        return None if context is None else context().get(running_job)
 
     def is_running(self, job: Job) -> bool:
         """Whether it is this run of the job that runs here."""

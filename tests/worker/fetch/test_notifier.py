@@ -15,10 +15,10 @@ from workers import Eyes, until, work
 
 from pgqueue.database import sessions
 from pgqueue.database.sessions import Link
-from pgqueue.worker import services
 from pgqueue.worker.fetch import notifier
 from pgqueue.worker.fetch.notifier import LED, Notifier
 from pgqueue.worker.leader.election import Election
+from pgqueue.worker.liveness import registration
 from pgqueue.worker.liveness.heartbeat import LISTED_SECONDS, Heartbeat
 from pgqueue.worker.liveness.registration import enter
 
@@ -193,7 +193,7 @@ async def test_who_is_taken_for_dead_listens_and_leads_under_its_new_row_only(
 
     monkeypatch.setattr(Heartbeat, "listed", listed)
     async with work(dsn) as worker:
-        monkeypatch.setattr(services, "enter", lambda state: may_register.wait(30) and enter(state))
+        monkeypatch.setattr(registration, "enter", lambda state: may_register.wait(30) and enter(state))
         await until(lambda: worker.services.notifier.election.elected)
         identity, heartbeat, before = worker.services.notifier.identity, worker.services.heartbeat, worker.worker_id
         assert identity is not None
