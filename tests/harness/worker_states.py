@@ -3,6 +3,7 @@ worker."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -51,5 +52,5 @@ def worker_state(
         settle([], queues=list(queues), dsn=link.dsn or "postgresql:///none", **(told | settings)),
         known,  # type: ignore[arg-type]
     )
-    state.link, state.id, state.phase = link, worker_id, "running"
+    state.link, state.id, state.phase, state.doubt = link, worker_id, "running", asyncio.Event()
     return state
