@@ -2,11 +2,15 @@
 
 Everything pgqueue says to the database is a file in `sql/`, read once. SQL is written for the schema `pgqueue`; another
 schema is one checked substitution of that name. Data never becomes SQL text: it travels as parameters only.
+
+What several statements have in common is a fragment of `sql/fragments.sql`: `{{job}}` stands for the fragment `job`. To
+see a statement as the server gets it: `python -m pgqueue.database.statements fetch_claim`.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +26,7 @@ NO_STATEMENTS = ("migrations", "grants")
 """The folders of `sql/` with files that hold no named statements."""
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_USE = re.compile(r"\{\{(\w+)\}\}")
 # Wherever SQL of ours can name the schema. Not every `pgqueue`: a message that says "run `pgqueue migrate`" stays.
 _SCHEMA_USE = re.compile(
     r"""(?<![\w$."])pgqueue(?=\.)                             # pgqueue.job, the channel 'pgqueue.' || queue
@@ -63,7 +68,8 @@ def text(name: str, schema: str) -> str:
     file = _file(home(name))
     if name not in file:
         raise KeyError(f"no statement {name!r} in sql/")
-    return in_schema(_bare(file[name]), schema)
+    sql = _bare(file[name])
+    return in_schema(_expanded(sql, _fragments()) if "{{" in sql else sql, schema)
 
 
 def home(name: str) -> str:
@@ -122,6 +128,34 @@ def _file(stem: str) -> dict[str, str]:
     return found
 
 
+@cache
+def _fragments() -> dict[str, str]:
+    """The fragments by name. One may use those that stand before it in the file, so none can use itself."""
+    path = sql_directory() / "fragments.sql"
+    found: dict[str, str] = {}
+    for name, body in _split(path.read_text(encoding="utf-8")):
+        if name in found:
+            raise ValueError(f"{path.name}: fragment {name!r} is defined twice")
+        found[name] = _expanded(_bare(body), found)
+    return found
+
+
+def _expanded(sql: str, fragments: Mapping[str, str]) -> str:
+    """The SQL with the text of a fragment wherever it is named, indented as the line that names it."""
+
+    def put(line: str) -> str:
+        indent = line[: len(line) - len(line.lstrip())]
+        return _USE.sub(lambda use: _fragment(use[1], fragments).replace("\n", "\n" + indent), line)
+
+    return "\n".join(map(put, sql.splitlines()))
+
+
+def _fragment(name: str, fragments: Mapping[str, str]) -> str:
+    if name not in fragments:
+        raise KeyError(f"no fragment {name!r} in sql/fragments.sql, or it stands behind the fragment that uses it")
+    return fragments[name]
+
+
 def _split(source: str) -> list[tuple[str, str]]:
     pieces = _NAME.split(source)
     return list(zip(pieces[1::2], pieces[2::2], strict=True))
@@ -130,3 +164,8 @@ def _split(source: str) -> list[tuple[str, str]]:
 def _bare(body: str) -> str:
     """The statement without its comment lines: what the server needs, short enough to read in pg_stat_activity."""
     return "\n".join(line for line in body.splitlines() if line and not line.lstrip().startswith("--"))
+
+
+if __name__ == "__main__":
+    for asked in sys.argv[1:]:
+        print(text(asked, "pgqueue"))

@@ -19,26 +19,19 @@ WITH asked AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_blocked WHERE id = ANY (%(ids)s::text::bigint[]) ORDER BY id FOR UPDATE
 ), from_available AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM available))
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        holds, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, {{attempts}}, holds
 ), from_scheduled AS (
     DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM scheduled))
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        holds, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, {{attempts}}, holds
 ), from_blocked AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM blocked))
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        holds, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, {{attempts}}, holds
 ), gone AS (
     TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked
 ), cancelled AS (
-    INSERT INTO pgqueue.job_dead (
-        state, finished_at, bin, reason,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(reason)s::text,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, {{attempts}}, {{job}})
+    SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(reason)s::text, {{attempts}},
+        {{job}}
     FROM gone
     RETURNING id
 ), requested AS (
@@ -88,28 +81,21 @@ WITH asked AS MATERIALIZED (
     SELECT id FROM found WHERE id <> ALL (ARRAY(SELECT id FROM keyed WHERE holder <> id))
 ), dead AS (
     DELETE FROM pgqueue.job_dead WHERE id = ANY (ARRAY(SELECT id FROM picked))
-    RETURNING id, queue, priority, task, args, headers, enqueued_at, attempt, max_attempts, snoozes, deadline,
-        finished_at, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, attempt, snoozes, finished_at
 ), forgotten AS (
     DELETE FROM pgqueue.job_signal WHERE job_id = ANY (ARRAY(SELECT id FROM picked))
 ), retried AS (
-    INSERT INTO pgqueue.job_available (
-        state, rank, run_at, max_attempts, deadline,
-        id, queue, priority, task, args, headers, enqueued_at, attempt, snoozes,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    INSERT INTO pgqueue.job_available (state, rank, run_at, max_attempts, deadline, attempt, snoozes, {{lasting}})
     SELECT DISTINCT ON (id) 'available', 2 * priority + 1, pgqueue.now(),
         CASE WHEN max_attempts IS NOT NULL THEN least(greatest(max_attempts, attempt::integer + 1), 32767) END,
-        CASE WHEN deadline > pgqueue.now() THEN deadline END,
-        id, queue, priority, task, args, headers, enqueued_at, attempt, snoozes,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+        CASE WHEN deadline > pgqueue.now() THEN deadline END, attempt, snoozes, {{lasting}}
     FROM dead ORDER BY id, finished_at DESC
     RETURNING id, queue
 ), again AS (
-    INSERT INTO pgqueue.job_available (state, rank, queue, priority, task, args, headers, max_attempts, lock_key, lock_limit,
-        on_locked, limit_key, rate_key)
-    SELECT 'available', 2 * priority + 1, queue, priority, task, args,
+    INSERT INTO pgqueue.job_available (state, rank, headers, queue, priority, task, args, max_attempts, {{keys}})
+    SELECT 'available', 2 * priority + 1,
         CASE WHEN jsonb_typeof(headers) = 'object' THEN headers ELSE '{}' END || jsonb_build_object('retry_of', id),
-        max_attempts, lock_key, lock_limit, on_locked, limit_key, rate_key
+        queue, priority, task, args, max_attempts, {{keys}}
     FROM (
         SELECT DISTINCT ON (j.id) j.* FROM seen CROSS JOIN LATERAL (
             SELECT * FROM pgqueue.job_done d WHERE d.id = seen.id AND d.state = seen.state OFFSET 0) AS j

@@ -65,32 +65,21 @@ WITH granted AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_blocked WHERE lock_key = %(key)s::text AND holds FOR UPDATE SKIP LOCKED
 ), from_granted AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM granted))
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, {{attempts}}
 ), from_waiting AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM waiting))
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, {{attempts}}
 ), from_later AS (
     DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM later)) RETURNING *
 ), blocked AS (
-    INSERT INTO pgqueue.job_blocked (
-        state, key, rank,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'blocked', 'lock:' || lock_key, CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    INSERT INTO pgqueue.job_blocked (state, key, rank, {{attempts}}, {{job}})
+    SELECT 'blocked', 'lock:' || lock_key, {{front}}, {{attempts}},
+        {{job}}
     FROM (TABLE from_granted UNION ALL TABLE from_waiting) AS given_up
     RETURNING id
 ), put_off AS (
-    INSERT INTO pgqueue.job_scheduled (
-        state, rank, run_at, reason,
-        id, queue, priority, task, args, headers, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'scheduled', rank, run_at, reason,
-        id, queue, priority, task, args, headers, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    INSERT INTO pgqueue.job_scheduled (state, rank, reason, {{attempts}}, {{job}})
+    SELECT 'scheduled', rank, reason, {{attempts}}, {{job}}
     FROM from_later
     RETURNING id
 ), released AS (

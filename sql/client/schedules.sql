@@ -37,17 +37,9 @@ FROM pgqueue.schedule WHERE name = %(name)s::text;
 -- One job of a schedule now, by hand: its tick is this moment. Its next time, a pause and its orphanhood stay. No row: there
 -- is none. One row: the id.
 WITH made AS (
-    INSERT INTO pgqueue.job_available (
-        state, task, args, queue, priority, rank, headers, max_attempts, deadline, lock_key, lock_limit, on_locked,
-        limit_key, rate_key)
-    SELECT 'available', s.task, s.args, s.queue, s.priority, 2 * s.priority + 1,
-        coalesce(s.options -> 'headers', '{}') || jsonb_build_object('pgqueue:schedule', s.name, 'pgqueue:tick',
-            to_char(pgqueue.now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
-        (s.options ->> 'max_attempts')::smallint,
-        pgqueue.now() + make_interval(secs => (s.options ->> 'deadline')::float8),
-        s.options ->> 'lock_key', (s.options ->> 'lock_limit')::integer, s.options ->> 'on_locked',
-        s.options ->> 'limit_key', s.options ->> 'rate_key'
-    FROM pgqueue.schedule s WHERE s.name = %(name)s::text
+    INSERT INTO pgqueue.job_available (state, {{scheduled_columns}})
+    SELECT 'available', {{scheduled_values}}
+    FROM pgqueue.schedule s CROSS JOIN (SELECT pgqueue.now() AS at) AS made WHERE s.name = %(name)s::text
     RETURNING id, queue
 )
 SELECT id, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.' || queue, '')::text END FROM made;

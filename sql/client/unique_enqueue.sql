@@ -11,48 +11,8 @@ WITH patience AS MATERIALIZED (
     SELECT asked.patience, set_config('lock_timeout', CASE asked.patience WHEN '0' THEN '5s' ELSE asked.patience END, true)
     FROM current_setting('lock_timeout') AS asked (patience)
 ), asked AS MATERIALIZED (
-    SELECT
-        line.place,
-        nextval('pgqueue.job_id_seq') AS id,
-        coalesce(line.task, %(task)s::text) AS task,
-        line.args::jsonb AS args,
-        coalesce(line.queue, %(queue)s::text) AS queue,
-        coalesce(line.priority, %(priority)s::text)::smallint AS priority,
-        nullif(coalesce(line.headers, %(headers)s::text), '')::jsonb AS headers,
-        nullif(coalesce(line.max_attempts, %(max_attempts)s::text), '')::smallint AS max_attempts,
-        coalesce(
-            nullif(coalesce(line.run_at, %(run_at)s::text), '')::timestamptz,
-            pgqueue.now() + make_interval(secs => nullif(coalesce(line.delay, %(delay)s::text), '')::float8)
-        ) AS run_at,
-        coalesce(
-            nullif(coalesce(line.deadline, %(deadline)s::text), '')::timestamptz,
-            pgqueue.now() + make_interval(
-                secs => nullif(coalesce(line.deadline_seconds, %(deadline_seconds)s::text), '')::float8)
-        ) AS deadline,
-        nullif(coalesce(line.lock_key, %(lock_key)s::text), '')::jsonb #>> '{}' AS lock_key,
-        nullif(coalesce(line.lock_limit, %(lock_limit)s::text), '')::integer AS lock_limit,
-        nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked,
-        nullif(coalesce(line.limit_key, %(limit_key)s::text), '')::jsonb #>> '{}' AS limit_key,
-        nullif(coalesce(line.rate_key, %(rate_key)s::text), '')::jsonb #>> '{}' AS rate_key,
-        nullif(coalesce(line.unique_key, %(unique_key)s::text), '')::jsonb #>> '{}' AS unique_key,
-        nullif(coalesce(line.idempotency_key, %(idempotency_key)s::text), '')::jsonb #>> '{}' AS idempotency_key,
-        coalesce(line.hold, %(hold)s::text) AS hold,
-        nullif(coalesce(line.hold_seconds, %(hold_seconds)s::text), '')::float8 AS hold_seconds
-    FROM patience CROSS JOIN ROWS FROM (
-        string_to_table(%(task)s::text, E'\n'), string_to_table(%(args)s::text, E'\n'),
-        string_to_table(%(queue)s::text, E'\n'), string_to_table(%(priority)s::text, E'\n'),
-        string_to_table(%(headers)s::text, E'\n'), string_to_table(%(max_attempts)s::text, E'\n'),
-        string_to_table(%(run_at)s::text, E'\n'), string_to_table(%(delay)s::text, E'\n'),
-        string_to_table(%(deadline)s::text, E'\n'), string_to_table(%(deadline_seconds)s::text, E'\n'),
-        string_to_table(%(lock_key)s::text, E'\n'), string_to_table(%(lock_limit)s::text, E'\n'),
-        string_to_table(%(on_locked)s::text, E'\n'),
-        string_to_table(%(limit_key)s::text, E'\n'), string_to_table(%(rate_key)s::text, E'\n'),
-        string_to_table(%(unique_key)s::text, E'\n'),
-        string_to_table(%(idempotency_key)s::text, E'\n'), string_to_table(%(hold)s::text, E'\n'),
-        string_to_table(%(hold_seconds)s::text, E'\n')
-    ) WITH ORDINALITY AS line (task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, deadline_seconds,
-                               lock_key, lock_limit, on_locked,
-                               limit_key, rate_key, unique_key, idempotency_key, hold, hold_seconds, place)
+    SELECT {{keyed_values}}
+    FROM patience CROSS JOIN {{keyed_lines}}
 ), taken AS (
     INSERT INTO pgqueue.unique_key (key, job_id, hold, seconds)
     SELECT wanted.key COLLATE "C", wanted.id, wanted.hold, wanted.seconds
@@ -70,24 +30,13 @@ WITH patience AS MATERIALIZED (
     WHERE coalesce(mine.n, 0) = (asked.unique_key IS NOT NULL)::integer + (asked.idempotency_key IS NOT NULL)::integer
     ORDER BY asked.place
 ), added AS (
-    INSERT INTO pgqueue.job (
-        id, state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
-        limit_key, rate_key,
-        unique_key, idempotency_key)
-    SELECT
-        id, CASE WHEN run_at > pgqueue.now() THEN 'scheduled' ELSE 'available' END,
-        task, args, queue, priority, 2 * priority + 1, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
-        limit_key, rate_key,
-        unique_key, idempotency_key
-    FROM won
-    RETURNING id, CASE state WHEN 'available' THEN queue ELSE ':scheduled' END AS heard
+    INSERT INTO pgqueue.job (id, state, rank, {{new_job}}, unique_key, idempotency_key)
+    SELECT id, {{first_state}}, 2 * priority + 1, {{new_job}}, unique_key, idempotency_key FROM won
+    RETURNING id, {{channel}} AS heard
 )
 SELECT
     (SELECT array_agg(added.id ORDER BY asked.place) FROM asked LEFT JOIN added ON added.id = asked.id),
-    (
-        SELECT count(pg_notify('pgqueue.' || channel.heard, ''))
-        FROM (SELECT DISTINCT heard FROM added WHERE %(notify)s::boolean) AS channel
-    ),
+    {{tell_channels}},
     (SELECT set_config('lock_timeout', patience.patience, true) FROM patience);
 
 -- name: unique_enqueue_judge
@@ -101,69 +50,25 @@ SELECT pgqueue.judge_keys(
 -- ids, their keys and the time of their first enqueue, and start at the latest so many seconds after that. If its time has come, a
 -- job keeps its turn: it goes to the front of its lane. One row: the ids of those that were changed; the others are on the move.
 WITH asked AS MATERIALIZED (
-    SELECT
-        line.holder::bigint AS id,
-        nullif(coalesce(line.at_most, %(at_most)s::text), '')::float8 AS at_most,
-        coalesce(line.task, %(task)s::text) AS task,
-        line.args::jsonb AS args,
-        coalesce(line.queue, %(queue)s::text) AS queue,
-        coalesce(line.priority, %(priority)s::text)::smallint AS priority,
-        nullif(coalesce(line.headers, %(headers)s::text), '')::jsonb AS headers,
-        nullif(coalesce(line.max_attempts, %(max_attempts)s::text), '')::smallint AS max_attempts,
-        coalesce(
-            nullif(coalesce(line.run_at, %(run_at)s::text), '')::timestamptz,
-            pgqueue.now() + make_interval(secs => nullif(coalesce(line.delay, %(delay)s::text), '')::float8)
-        ) AS run_at,
-        coalesce(
-            nullif(coalesce(line.deadline, %(deadline)s::text), '')::timestamptz,
-            pgqueue.now() + make_interval(
-                secs => nullif(coalesce(line.deadline_seconds, %(deadline_seconds)s::text), '')::float8)
-        ) AS deadline,
-        nullif(coalesce(line.lock_key, %(lock_key)s::text), '')::jsonb #>> '{}' AS lock_key,
-        nullif(coalesce(line.lock_limit, %(lock_limit)s::text), '')::integer AS lock_limit,
-        nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked,
-        nullif(coalesce(line.limit_key, %(limit_key)s::text), '')::jsonb #>> '{}' AS limit_key,
-        nullif(coalesce(line.rate_key, %(rate_key)s::text), '')::jsonb #>> '{}' AS rate_key
+    SELECT line.holder::bigint AS id, nullif(coalesce(line.at_most, %(at_most)s::text), '')::float8 AS at_most, {{line_values}}
     FROM ROWS FROM (
-        string_to_table(%(task)s::text, E'\n'), string_to_table(%(args)s::text, E'\n'),
-        string_to_table(%(queue)s::text, E'\n'), string_to_table(%(priority)s::text, E'\n'),
-        string_to_table(%(headers)s::text, E'\n'), string_to_table(%(max_attempts)s::text, E'\n'),
-        string_to_table(%(run_at)s::text, E'\n'), string_to_table(%(delay)s::text, E'\n'),
-        string_to_table(%(deadline)s::text, E'\n'), string_to_table(%(deadline_seconds)s::text, E'\n'),
-        string_to_table(%(lock_key)s::text, E'\n'), string_to_table(%(lock_limit)s::text, E'\n'),
-        string_to_table(%(on_locked)s::text, E'\n'),
-        string_to_table(%(limit_key)s::text, E'\n'), string_to_table(%(rate_key)s::text, E'\n'),
-        string_to_table(%(holder)s::text, E'\n'),
-        string_to_table(%(at_most)s::text, E'\n')
-    ) AS line (task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, deadline_seconds, lock_key, lock_limit,
-               on_locked, limit_key, rate_key, holder, at_most)
+        {{lines}},
+        string_to_table(%(holder)s::text, E'\n'), string_to_table(%(at_most)s::text, E'\n')
+    ) AS line ({{line_names}}, holder, at_most)
 ), gone AS MATERIALIZED (
     SELECT * FROM pgqueue.take_back(ARRAY(SELECT id FROM asked))
 ), changed AS MATERIALIZED (
-    SELECT asked.id, task, args, queue, priority, headers, max_attempts, deadline, lock_key, lock_limit, on_locked,
-        limit_key, rate_key,
-        gone.enqueued_at, gone.unique_key, gone.idempotency_key, gone.holds, gone.was_due,
-        least(asked.run_at, gone.enqueued_at + make_interval(secs => asked.at_most)) AS run_at
-    FROM asked JOIN gone ON gone.id = asked.id
+    SELECT {{job}}, holds, was_due, least(run_at, enqueued_at + make_interval(secs => at_most)) AS run_at
+    FROM asked JOIN gone USING (id)
 ), judged AS MATERIALIZED (
     SELECT *, run_at > pgqueue.now() IS TRUE AS later FROM changed
 ), now_available AS (
-    INSERT INTO pgqueue.job_available (
-        state, rank, id, task, args, queue, priority, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
-        limit_key, rate_key,
-        enqueued_at, unique_key, idempotency_key)
-    SELECT 'available', 2 * priority + CASE WHEN was_due THEN 0 ELSE 1 END, id, task, args, queue, priority, headers, max_attempts,
-        run_at, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, enqueued_at, unique_key, idempotency_key
-    FROM judged WHERE NOT later
+    INSERT INTO pgqueue.job_available (state, rank, run_at, {{job}})
+    SELECT 'available', 2 * priority + CASE WHEN was_due THEN 0 ELSE 1 END, run_at, {{job}} FROM judged WHERE NOT later
     RETURNING id, queue
 ), now_scheduled AS (
-    INSERT INTO pgqueue.job_scheduled (
-        state, rank, id, task, args, queue, priority, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
-        limit_key, rate_key,
-        enqueued_at, unique_key, idempotency_key)
-    SELECT 'scheduled', 2 * priority + 1, id, task, args, queue, priority, headers, max_attempts,
-        run_at, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, enqueued_at, unique_key, idempotency_key
-    FROM judged WHERE later
+    INSERT INTO pgqueue.job_scheduled (state, rank, run_at, {{job}})
+    SELECT 'scheduled', 2 * priority + 1, run_at, {{job}} FROM judged WHERE later
     RETURNING id
 ), told AS (
     -- A job that held a key has given it up; a sweep lets in the jobs that wait for it.
@@ -186,69 +91,17 @@ SELECT pg_catalog.set_config('lock_timeout', '5ms', true);
 -- finds: if its key is held, a successor is not made, and no more is said than which job holds it. One row: those as a JSON array of
 -- [task, holder].
 WITH asked AS MATERIALIZED (
-    SELECT
-        line.place,
-        nextval('pgqueue.job_id_seq') AS id,
-        coalesce(line.task, %(task)s::text) AS task,
-        line.args::jsonb AS args,
-        coalesce(line.queue, %(queue)s::text) AS queue,
-        coalesce(line.priority, %(priority)s::text)::smallint AS priority,
-        nullif(coalesce(line.headers, %(headers)s::text), '')::jsonb AS headers,
-        nullif(coalesce(line.max_attempts, %(max_attempts)s::text), '')::smallint AS max_attempts,
-        coalesce(
-            nullif(coalesce(line.run_at, %(run_at)s::text), '')::timestamptz,
-            pgqueue.now() + make_interval(secs => nullif(coalesce(line.delay, %(delay)s::text), '')::float8)
-        ) AS run_at,
-        coalesce(
-            nullif(coalesce(line.deadline, %(deadline)s::text), '')::timestamptz,
-            pgqueue.now() + make_interval(
-                secs => nullif(coalesce(line.deadline_seconds, %(deadline_seconds)s::text), '')::float8)
-        ) AS deadline,
-        nullif(coalesce(line.lock_key, %(lock_key)s::text), '')::jsonb #>> '{}' AS lock_key,
-        nullif(coalesce(line.lock_limit, %(lock_limit)s::text), '')::integer AS lock_limit,
-        nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked,
-        nullif(coalesce(line.limit_key, %(limit_key)s::text), '')::jsonb #>> '{}' AS limit_key,
-        nullif(coalesce(line.rate_key, %(rate_key)s::text), '')::jsonb #>> '{}' AS rate_key,
-        nullif(coalesce(line.unique_key, %(unique_key)s::text), '')::jsonb #>> '{}' AS unique_key,
-        nullif(coalesce(line.idempotency_key, %(idempotency_key)s::text), '')::jsonb #>> '{}' AS idempotency_key,
-        coalesce(line.hold, %(hold)s::text) AS hold,
-        nullif(coalesce(line.hold_seconds, %(hold_seconds)s::text), '')::float8 AS hold_seconds
-    FROM ROWS FROM (
-        string_to_table(%(task)s::text, E'\n'), string_to_table(%(args)s::text, E'\n'),
-        string_to_table(%(queue)s::text, E'\n'), string_to_table(%(priority)s::text, E'\n'),
-        string_to_table(%(headers)s::text, E'\n'), string_to_table(%(max_attempts)s::text, E'\n'),
-        string_to_table(%(run_at)s::text, E'\n'), string_to_table(%(delay)s::text, E'\n'),
-        string_to_table(%(deadline)s::text, E'\n'), string_to_table(%(deadline_seconds)s::text, E'\n'),
-        string_to_table(%(lock_key)s::text, E'\n'), string_to_table(%(lock_limit)s::text, E'\n'),
-        string_to_table(%(on_locked)s::text, E'\n'),
-        string_to_table(%(limit_key)s::text, E'\n'), string_to_table(%(rate_key)s::text, E'\n'),
-        string_to_table(%(unique_key)s::text, E'\n'),
-        string_to_table(%(idempotency_key)s::text, E'\n'), string_to_table(%(hold)s::text, E'\n'),
-        string_to_table(%(hold_seconds)s::text, E'\n')
-    ) WITH ORDINALITY AS line (task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, deadline_seconds,
-                               lock_key, lock_limit, on_locked,
-                               limit_key, rate_key, unique_key, idempotency_key, hold, hold_seconds, place)
+    SELECT {{keyed_values}}
+    FROM {{keyed_lines}}
 ), judged AS MATERIALIZED (
     SELECT asked.*, CASE WHEN unique_key IS NOT NULL OR idempotency_key IS NOT NULL
         THEN pgqueue.take_keys(idempotency_key, unique_key, hold, hold_seconds, id, ARRAY(SELECT id FROM asked))
         ELSE id END AS holder
     FROM asked ORDER BY coalesce('idempotency:' || idempotency_key, 'unique:' || unique_key) COLLATE "C", place
 ), added AS (
-    INSERT INTO pgqueue.job (
-        id, state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
-        limit_key, rate_key,
-        unique_key, idempotency_key)
-    SELECT
-        id, CASE WHEN run_at > pgqueue.now() THEN 'scheduled' ELSE 'available' END,
-        task, args, queue, priority, 2 * priority + 1, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
-        limit_key, rate_key,
-        unique_key, idempotency_key
+    INSERT INTO pgqueue.job (id, state, rank, {{new_job}}, unique_key, idempotency_key)
+    SELECT id, {{first_state}}, 2 * priority + 1, {{new_job}}, unique_key, idempotency_key
     FROM judged WHERE holder = id ORDER BY place
-    RETURNING CASE state WHEN 'available' THEN queue ELSE ':scheduled' END AS heard
+    RETURNING {{channel}} AS heard
 )
-SELECT
-    (SELECT json_agg(json_build_array(task, holder))::text FROM judged WHERE holder <> id),
-    (
-        SELECT count(pg_notify('pgqueue.' || channel.heard, ''))
-        FROM (SELECT DISTINCT heard FROM added WHERE %(notify)s::boolean) AS channel
-    );
+SELECT (SELECT json_agg(json_build_array(task, holder))::text FROM judged WHERE holder <> id), {{tell_channels}};

@@ -35,21 +35,14 @@ FROM pgqueue.job_blocked;
 -- Take the most urgent of the jobs of these tasks that wait for a limit or a rate, whatever these allow: one job at a time is below any limit.
 WITH picked AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_blocked b
-    WHERE NOT starts_with(b.key, 'lock:') AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+    WHERE NOT starts_with(b.key, 'lock:') AND {{known_here}}
       AND NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = b.queue AND q.paused_at IS NOT NULL)
     ORDER BY b.rank, b.id LIMIT 1
     FOR UPDATE SKIP LOCKED
 ), taken AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 )
-INSERT INTO pgqueue.job_running (
-    state, worker_id, claim, started_at, attempt, holds,
-    id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-    lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), true,
-    id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-    lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-FROM taken;
+{{start}};
 
 -- name: drain_lock
 -- As `unblock_lock`, without a change of settings: the transaction is a test's.

@@ -32,25 +32,17 @@ WITH late AS MATERIALIZED (
         SELECT j.ctid FROM pgqueue.job_blocked j WHERE j.id = asked.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
 ), from_available AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM available))
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, {{attempts}}
 ), from_scheduled AS (
     DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM scheduled))
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, {{attempts}}
 ), from_blocked AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM blocked))
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, {{attempts}}
 ), cancelled AS (
-    INSERT INTO pgqueue.job_dead (
-        state, finished_at, bin, reason,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, {{attempts}}, {{job}})
     SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'),
-        (SELECT min(late.reason) FROM late WHERE late.job_id = gone.id),
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+        (SELECT min(late.reason) FROM late WHERE late.job_id = gone.id), {{attempts}}, {{job}}
     FROM (TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked) AS gone
     RETURNING id
 ), deleted AS (

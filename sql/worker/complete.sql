@@ -1,5 +1,5 @@
--- All statements here end running jobs by their fence (id, worker, claim). They answer NULL when every job was ended, else the ids
--- that were. Each waits for no lock: if its row is locked or gone, a job is left out.
+-- All statements here end running jobs by their fence (id, worker, claim). They answer NULL if every job was ended, else the ids of
+-- those that were. Each waits for no lock: if its row is locked or gone, a job is left out.
 -- Two ways of finding the rows, both by the index on ids, whatever statistics say:
 -- * `complete_plain` asks for `id = ANY`, and compares the pairs (id, claim) in a condition. IS TRUE keeps that condition from
 --   becoming a join, which might read the table.
@@ -10,8 +10,8 @@
 -- The waiters for the result of a job that ends here are told. They are asked for by id, by the index: this is the one way that
 -- costs nothing when there are none, and no more while an old snapshot keeps the dead rows of earlier waiters (measured with
 -- 100,000 dead rows: "is there any waiter at all?" took 20 ms a statement).
--- The row of a job that came in behind another one of its lock says when that was, not when it began. How long `ago` it began is
--- said by the worker that ended it. For other jobs it is NULL, and without any the array is empty.
+-- The row of a job of a chain (chains.py) says when its chain came in, not when the job began. How long `ago` it began is said by
+-- the worker that ended it. For other jobs it is NULL, and without any the array is empty.
 
 -- name: complete_plain
 -- Jobs that succeeded without a result: to history. The shortest way, for most jobs take it. Right because:
@@ -23,26 +23,12 @@
 -- 5. The answer counts what was deleted. If that is less than was asked, it names the ids, so no job is taken for ended.
 WITH ended AS (
     DELETE FROM pgqueue.job_running
-    WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM pgqueue.job_running
-        WHERE id = ANY (%(ids)s::bigint[]) AND worker_id + 0 = %(worker_id)s::bigint
-          AND ((id, claim) IN (SELECT * FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]))) IS TRUE
-        FOR UPDATE SKIP LOCKED))
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    WHERE ctid = ANY (ARRAY(SELECT ctid FROM pgqueue.job_running WHERE {{my_pairs}} FOR UPDATE SKIP LOCKED))
+    RETURNING {{run}}
 ), done AS (
-    INSERT INTO pgqueue.job_done (
-        state, finished_at, bin, version_tag,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM ended
+    {{complete}}
 )
-SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN ARRAY(SELECT id FROM ended) END,
-       (SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
-        FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (%(ids)s::bigint[]))
+SELECT {{plain_answer}}
 FROM ended;
 
 -- name: complete_plain_unlocked
@@ -55,127 +41,65 @@ FROM ended;
 WITH patience AS MATERIALIZED (
     SELECT current_setting('lock_timeout') AS usual, set_config('lock_timeout', '20ms', true) AS short
 ), ended AS (
-    DELETE FROM pgqueue.job_running
-    WHERE (SELECT short FROM patience) IS NOT NULL
-      AND id = ANY (%(ids)s::bigint[]) AND worker_id + 0 = %(worker_id)s::bigint
-      AND ((id, claim) IN (SELECT * FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]))) IS TRUE
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    DELETE FROM pgqueue.job_running WHERE (SELECT short FROM patience) IS NOT NULL AND {{my_pairs}}
+    RETURNING {{run}}
 ), done AS (
-    INSERT INTO pgqueue.job_done (
-        state, finished_at, bin, version_tag,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM ended
+    {{complete}}
 )
-SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN ARRAY(SELECT id FROM ended) END,
-       (SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
-        FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (%(ids)s::bigint[])),
-       set_config('lock_timeout', (SELECT usual FROM patience), true)
+SELECT {{plain_answer}}, set_config('lock_timeout', (SELECT usual FROM patience), true)
 FROM ended;
 
 -- name: complete_result
 -- Jobs that succeeded with a result: to history, each with its own.
 WITH picked AS MATERIALIZED (
-    SELECT r.ctid, r.id, mine.result, mine.ago
-    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(results)s::text[], %(agos)s::float8[])
-         AS mine (id, claim, result, ago)
-    CROSS JOIN LATERAL (
-        SELECT r.ctid, r.id FROM pgqueue.job_running r
-        WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
-        LIMIT 1 FOR UPDATE SKIP LOCKED
-    ) AS r
+    {{pick_results}}
 ), ended AS (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), done AS (
-    INSERT INTO pgqueue.job_done (
-        state, finished_at, bin, version_tag, result,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
-        picked.result::jsonb,
-        ended.id, queue, priority, task, args, headers, run_at, enqueued_at,
-        coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at), attempt, max_attempts,
-        crashes, snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM ended JOIN picked ON picked.id = ended.id
+    {{complete_each}}
     RETURNING id
 )
-SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
-       (SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
-        FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (%(ids)s::bigint[]))
+SELECT {{ended_ids}}, {{tell_waiters}}
 FROM done;
 
 -- name: complete_successors
--- Jobs that succeeded and have enqueued successors: to history, each with its result if it has one; and the successors of
--- those that were ended, of no other, become jobs. Of those runs: a worker that was taken for dead may have been given its own job
--- again, and end both runs with one flush; only one of them is fenced in. Successors with unique keys go another way
--- (`completer`): to take a key may be to wait, and what waits here keeps a whole flush waiting.
+-- Jobs that succeeded and have enqueued successors: to history, each with its result if it has one. The successors of those jobs that
+-- were ended become jobs; no others do. A worker that was taken for dead may have been given its own job again, and end both runs with
+-- one flush: only one of them is fenced in, and has successors. Successors with unique keys go another way (`completer`): to take a
+-- key may be to wait, and what waits here keeps a whole flush waiting.
 WITH picked AS MATERIALIZED (
-    SELECT r.ctid, r.id, mine.result, mine.ago
-    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(results)s::text[], %(agos)s::float8[])
-         AS mine (id, claim, result, ago)
-    CROSS JOIN LATERAL (
-        SELECT r.ctid, r.id FROM pgqueue.job_running r
-        WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
-        LIMIT 1 FOR UPDATE SKIP LOCKED
-    ) AS r
+    {{pick_results}}
 ), ended AS (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), done AS (
-    INSERT INTO pgqueue.job_done (
-        state, finished_at, bin, version_tag, result,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
-        picked.result::jsonb,
-        ended.id, queue, priority, task, args, headers, run_at, enqueued_at,
-        coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at), attempt, max_attempts,
-        crashes, snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM ended JOIN picked ON picked.id = ended.id
+    {{complete_each}}
     RETURNING id, claim
 ), asked AS MATERIALIZED (
-    SELECT s.place, s.task, s.args, s.queue, s.priority, s.headers, s.max_attempts, s.lock_key, s.lock_limit, s.on_locked,
-        s.limit_key, s.rate_key,
+    SELECT s.place, s.task, s.args::jsonb AS args, s.queue, s.priority, s.headers::jsonb AS headers, s.max_attempts,
         coalesce(s.run_at::timestamptz, pgqueue.now() + make_interval(secs => s.delay)) AS run_at,
-        coalesce(s.deadline::timestamptz, pgqueue.now() + make_interval(secs => s.seconds)) AS deadline
+        coalesce(s.deadline::timestamptz, pgqueue.now() + make_interval(secs => s.seconds)) AS deadline, {{keys}}
     FROM unnest(%(parents)s::bigint[], %(parent_claims)s::integer[], %(tasks)s::text[], %(args)s::text[], %(queues)s::text[],
                 %(priorities)s::smallint[], %(headers)s::text[], %(max_attempts)s::smallint[], %(run_ats)s::text[],
                 %(delays)s::float8[], %(deadlines)s::text[], %(deadline_seconds)s::float8[], %(lock_keys)s::text[],
                 %(lock_limits)s::integer[], %(on_lockeds)s::text[], %(limit_keys)s::text[], %(rate_keys)s::text[])
          WITH ORDINALITY
-         AS s (parent, claim, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, lock_key,
-               lock_limit, on_locked, limit_key, rate_key, place)
+         AS s (parent, claim, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, {{keys}}, place)
     WHERE (s.parent, s.claim) IN (SELECT id, claim FROM done)
 ), judged AS MATERIALIZED (
     SELECT asked.*, run_at > pgqueue.now() IS TRUE AS later FROM asked ORDER BY place
 ), available AS (
-    INSERT INTO pgqueue.job_available (
-        task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
-        limit_key, rate_key)
-    SELECT task, args::jsonb, queue, priority, 2 * priority + 1, headers::jsonb, max_attempts, run_at, deadline, lock_key,
-        lock_limit, on_locked, limit_key, rate_key
-    FROM judged WHERE NOT later
+    INSERT INTO pgqueue.job_available (rank, {{new_job}}) SELECT 2 * priority + 1, {{new_job}} FROM judged WHERE NOT later
     RETURNING queue
 ), scheduled AS (
-    INSERT INTO pgqueue.job_scheduled (
-        state, task, args, queue, priority, rank, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked,
-        limit_key, rate_key)
-    SELECT 'scheduled', task, args::jsonb, queue, priority, 2 * priority + 1, headers::jsonb, max_attempts, run_at, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key
-    FROM judged WHERE later
+    INSERT INTO pgqueue.job_scheduled (state, rank, {{new_job}})
+    SELECT 'scheduled', 2 * priority + 1, {{new_job}} FROM judged WHERE later
     RETURNING id
 ), told AS (
     SELECT pg_notify('pgqueue.' || channel, '')::text AS done
     FROM (SELECT queue AS channel FROM available UNION SELECT ':scheduled' FROM scheduled) AS heard
     WHERE %(notify)s::boolean
 )
-SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
-       (SELECT count(done) FROM told),
-       (SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
-        FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (%(ids)s::bigint[]))
+SELECT {{ended_ids}}, {{tell_waiters}}, (SELECT count(done) FROM told)
 FROM done;
 
 -- name: complete_within
@@ -183,20 +107,12 @@ FROM done;
 -- statement raises: whatever the client does then, that transaction cannot commit. `ago` is in microseconds: no text of a
 -- number with a fraction goes where this is sent as text.
 WITH ended AS (
-    DELETE FROM pgqueue.job_running
-    WHERE id = %(id)s::bigint AND claim + 0 = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    DELETE FROM pgqueue.job_running WHERE {{my_one}} RETURNING {{run}}
 ), done AS (
     INSERT INTO pgqueue.job_done (
-        state, finished_at, bin, version_tag, result,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text,
-        %(result)s::text::jsonb,
-        id, queue, priority, task, args, headers, run_at, enqueued_at,
-        coalesce(pgqueue.now() - make_interval(secs => %(ago)s::bigint / 1e6), started_at), attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+        state, finished_at, bin, version_tag, result, started_at, worker_id, claim, {{attempts}}, {{job}})
+    SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text, %(result)s::text::jsonb,
+        coalesce(pgqueue.now() - make_interval(secs => %(ago)s::bigint / 1e6), started_at), worker_id, claim, {{attempts}}, {{job}}
     FROM ended
 )
 SELECT pgqueue.refuse_lost(%(id)s::bigint)::text WHERE NOT EXISTS (SELECT FROM ended)
@@ -207,14 +123,12 @@ FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = %(id)s::bigin
 -- name: complete_mine
 -- Whether a job is still this run's, after its transaction broke off: waits while its row is locked, so for that
 -- transaction to end. No row: it has been ended, by that transaction or by another worker.
-SELECT id FROM pgqueue.job_running
-WHERE id = %(id)s::bigint AND claim + 0 = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
-FOR UPDATE;
+SELECT id FROM pgqueue.job_running WHERE {{my_one}} FOR UPDATE;
 
 -- name: complete_retry
 -- Attempts that did not complete and will be made again: to scheduled, each after its own delay in seconds. An attempt
 -- given back (`spent` false) does not count, a snooze counts as one. What happened is appended to `attempt`. The key is given
--- up, unless `holding`; one that had come in behind another has it when it runs.
+-- up, unless `holding`; a job of a chain has the key when it runs.
 WITH picked AS MATERIALIZED (
     SELECT r.ctid, r.id, mine.delay, mine.spent, mine.snoozed, mine.holding, mine.outcome, mine.error_type, mine.message,
         mine.traceback, mine.ago
@@ -222,185 +136,77 @@ WITH picked AS MATERIALIZED (
                 %(snoozeds)s::boolean[], %(holdings)s::boolean[], %(outcomes)s::text[], %(error_types)s::text[],
                 %(messages)s::text[], %(tracebacks)s::text[], %(agos)s::float8[])
          AS mine (id, claim, delay, spent, snoozed, holding, outcome, error_type, message, traceback, ago)
-    CROSS JOIN LATERAL (
-        SELECT r.ctid, r.id FROM pgqueue.job_running r
-        WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
-        LIMIT 1 FOR UPDATE SKIP LOCKED
-    ) AS r
+    CROSS JOIN LATERAL ({{my_running}} FOR UPDATE SKIP LOCKED) AS r
 ), ended AS (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), noted AS (
-    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, message,
-                                 traceback, version_tag)
-    SELECT ended.id, attempt, worker_id, coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at),
-           pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
-           outcome, error_type, message, traceback, %(version_tag)s::text
-    FROM ended JOIN picked ON picked.id = ended.id
+    {{note_attempts}}
 ), later AS (
-    INSERT INTO pgqueue.job_scheduled (
-        state, run_at, holds, hold_pos, attempt, snoozes, reason,
-        id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'scheduled', pgqueue.now() + make_interval(secs => picked.delay), (holds OR key IS NOT NULL) AND picked.holding,
+    INSERT INTO pgqueue.job_scheduled (state, holds, hold_pos, run_at, attempt, crashes, snoozes, reason, {{job}})
+    SELECT 'scheduled', (holds OR key IS NOT NULL) AND picked.holding,
         CASE WHEN (holds OR key IS NOT NULL) AND picked.holding THEN nextval('pgqueue.job_hold_seq') END,
-        attempt - CASE WHEN picked.spent THEN 0 ELSE 1 END,
-        CASE WHEN picked.snoozed THEN least(snoozes + 1, 32767) ELSE snoozes END, picked.message,
-        ended.id, queue, priority, task, args, headers, enqueued_at, max_attempts, crashes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM ended JOIN picked ON picked.id = ended.id
+        pgqueue.now() + make_interval(secs => picked.delay), attempt - CASE WHEN picked.spent THEN 0 ELSE 1 END, crashes,
+        CASE WHEN picked.snoozed THEN least(snoozes + 1, 32767) ELSE snoozes END, picked.message, {{job}}
+    FROM ended JOIN picked USING (id)
     RETURNING id, run_at
 ), told AS (
     SELECT pg_notify('pgqueue.:scheduled', '')::text AS done FROM later WHERE %(notify)s::boolean LIMIT 1
 )
-SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
-       (SELECT count(done) FROM told)
+SELECT {{ended_ids}}, (SELECT count(done) FROM told)
 FROM later;
 
 -- name: complete_fail
 -- Jobs that failed for good or were cancelled: to the dead, each with its state and reason; the last attempt is appended
 -- to `attempt`.
 WITH picked AS MATERIALIZED (
-    SELECT r.ctid, r.id, mine.state, mine.reason, mine.outcome, mine.error_type, mine.message, mine.traceback,
-        mine.ago
+    SELECT r.ctid, r.id, mine.state, mine.reason, mine.outcome, mine.error_type, mine.message, mine.traceback, mine.ago
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(states)s::text[], %(reasons)s::text[],
                 %(outcomes)s::text[], %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[], %(agos)s::float8[])
          AS mine (id, claim, state, reason, outcome, error_type, message, traceback, ago)
-    CROSS JOIN LATERAL (
-        SELECT r.ctid, r.id FROM pgqueue.job_running r
-        WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
-        LIMIT 1 FOR UPDATE SKIP LOCKED
-    ) AS r
+    CROSS JOIN LATERAL ({{my_running}} FOR UPDATE SKIP LOCKED) AS r
 ), ended AS (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), noted AS (
-    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, message,
-                                 traceback, version_tag)
-    SELECT ended.id, attempt, worker_id, coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at),
-           pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
-           outcome, error_type, message, traceback, %(version_tag)s::text
-    FROM ended JOIN picked ON picked.id = ended.id
+    {{note_attempts}}
 ), dead AS (
     INSERT INTO pgqueue.job_dead (
-        state, finished_at, bin, version_tag, reason,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts, crashes,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT picked.state, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(version_tag)s::text,
-        picked.reason,
-        ended.id, queue, priority, task, args, headers, run_at, enqueued_at,
-        coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at), attempt, max_attempts,
-        crashes, snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked,
-        limit_key, rate_key, unique_key, idempotency_key
-    FROM ended JOIN picked ON picked.id = ended.id
+        state, finished_at, bin, version_tag, reason, started_at, worker_id, claim, {{attempts}}, {{job}})
+    SELECT picked.state, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(version_tag)s::text, picked.reason,
+        coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at), worker_id, claim, {{attempts}}, {{job}}
+    FROM ended JOIN picked USING (id)
     RETURNING id
 )
-SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
-       (SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
-        FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (%(ids)s::bigint[]))
+SELECT {{ended_ids}}, {{tell_waiters}}
 FROM dead;
 
 -- name: complete_release
--- Jobs given back that never started: to the front of their lanes, the attempt not spent. A run_at that the clock has
--- stepped behind becomes now: what was due stays due. Those that were to run behind a holder of their lock: to the front of its line.
+-- Jobs given back that never started: to the front of their lanes, the attempt not spent. A job of a chain goes to the front of the
+-- waiting queue of its lock, unless it is the first of its chain.
 WITH ended AS (
     DELETE FROM pgqueue.job_running
     WHERE ctid = ANY (ARRAY(
-        SELECT r.ctid
-        FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
-        CROSS JOIN LATERAL (
-            SELECT r.ctid, r.id FROM pgqueue.job_running r
-            WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
-            LIMIT 1 FOR UPDATE SKIP LOCKED
-        ) AS r))
+        SELECT r.ctid FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
+        CROSS JOIN LATERAL ({{my_running}} FOR UPDATE SKIP LOCKED) AS r))
     RETURNING *
-), available AS (
-    INSERT INTO pgqueue.job_available (
-        state, rank, hold_pos, attempt,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
-    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
-        CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END, attempt - 1,
-        id, queue, priority, task, args, headers,
-        CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
-    FROM ended WHERE key IS NULL
-    RETURNING id, queue
-), blocked AS (
-    INSERT INTO pgqueue.job_blocked (
-        state, key, rank, attempt,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'blocked', key, CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, attempt - 1,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM ended WHERE key IS NOT NULL
-    RETURNING id
-), told AS (
-    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
-    FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
-)
-SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
-       (SELECT count(done) FROM told)
-FROM (SELECT id FROM available UNION ALL SELECT id FROM blocked) AS given_back;
+), {{give_back}};
 
 -- name: complete_interrupt
--- Jobs that were stopped in the middle for a reason of their worker's own (a shutdown, a lost lease): as the one before;
--- what happened is appended to `attempt`.
+-- Jobs that their worker stopped in the middle, for a reason of its own (a shutdown, a lost lease): as `complete_release`; what
+-- happened is appended to `attempt`.
 WITH picked AS MATERIALIZED (
-    SELECT r.ctid, r.id, mine.outcome, mine.message, mine.ago
-    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(outcomes)s::text[], %(messages)s::text[],
-                %(agos)s::float8[]) AS mine (id, claim, outcome, message, ago)
-    CROSS JOIN LATERAL (
-        SELECT r.ctid, r.id FROM pgqueue.job_running r
-        WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
-        LIMIT 1 FOR UPDATE SKIP LOCKED
-    ) AS r
+    SELECT r.ctid, r.id, mine.outcome, NULL AS error_type, mine.message, NULL AS traceback, mine.ago
+    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(outcomes)s::text[], %(messages)s::text[], %(agos)s::float8[])
+         AS mine (id, claim, outcome, message, ago)
+    CROSS JOIN LATERAL ({{my_running}} FOR UPDATE SKIP LOCKED) AS r
 ), ended AS (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), noted AS (
-    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
-    SELECT ended.id, attempt, worker_id, coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at),
-           pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
-           outcome, message, %(version_tag)s::text
-    FROM ended JOIN picked ON picked.id = ended.id
-), available AS (
-    INSERT INTO pgqueue.job_available (
-        state, rank, hold_pos, attempt,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
-    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
-        CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END, attempt - 1,
-        id, queue, priority, task, args, headers,
-        CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
-    FROM ended WHERE key IS NULL
-    RETURNING id, queue
-), blocked AS (
-    INSERT INTO pgqueue.job_blocked (
-        state, key, rank, attempt,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'blocked', key, CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, attempt - 1,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM ended WHERE key IS NOT NULL
-    RETURNING id
-), told AS (
-    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
-    FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
-)
-SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END,
-       (SELECT count(done) FROM told)
-FROM (SELECT id FROM available UNION ALL SELECT id FROM blocked) AS given_back;
+    {{note_attempts}}
+), {{give_back}};
 
 -- name: complete_missing
 -- Of jobs that could not be ended just now: those that are still ours. Their rows are locked; the next flush tries again.
-SELECT r.id
-FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
-CROSS JOIN LATERAL (
-    SELECT r.ctid, r.id FROM pgqueue.job_running r
-    WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
-    LIMIT 1
-) AS r;
+SELECT r.id FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim) CROSS JOIN LATERAL ({{my_running}}) AS r;
 
 -- name: complete_settled
 -- Of jobs that are ours no more: those that an earlier try of ours ended, though its answer was lost. History says so, or the
@@ -416,15 +222,9 @@ WHERE EXISTS (SELECT FROM pgqueue.job j
 
 -- name: complete_refuse_doubles
 -- After a job could not go where it had to because a row with its id stood there (restored, or inserted by hand): put that
--- row aside as failed. Only where the job is still ours: one that rescue gave to others waits there by right.
+-- row aside as failed. Only where the job is still ours: a job that rescue gave to another worker waits there by right.
 WITH mine AS MATERIALIZED (
-    SELECT r.id
-    FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
-    CROSS JOIN LATERAL (
-        SELECT r.id FROM pgqueue.job_running r
-        WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
-        LIMIT 1
-    ) AS r
+    SELECT r.id FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim) CROSS JOIN LATERAL ({{my_running}}) AS r
 ), available AS (
     DELETE FROM pgqueue.job_available WHERE id = ANY (ARRAY(SELECT id FROM mine)) RETURNING *
 ), scheduled AS (
@@ -434,14 +234,7 @@ WITH mine AS MATERIALIZED (
 ), double AS (
     TABLE available UNION ALL TABLE scheduled UNION ALL TABLE blocked
 )
-INSERT INTO pgqueue.job_dead (
-    state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
-    id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-FROM double
-RETURNING id;
+{{put_aside}};
 
 -- name: complete_release_keys
 -- Jobs with these keys have just been completed, in this transaction or before: their keys are free, or expire so long after their

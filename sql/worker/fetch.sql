@@ -46,16 +46,10 @@ WITH lane AS MATERIALIZED (
     ) AS available LIMIT %(n)s::integer
 ), taken AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked))
-    RETURNING id, pos, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
-        snoozes, deadline, unique_key, idempotency_key
+    RETURNING pos, rank, run_at, least(attempt + 1, 32767)::smallint AS attempt, crashes, snoozes, {{job}}
 ), running AS (
-    INSERT INTO pgqueue.job_running (
-        state, worker_id, claim, started_at, attempt, hold_pos,
-        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        unique_key, idempotency_key)
-    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), NULL,
-        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        unique_key, idempotency_key
+    INSERT INTO pgqueue.job_running (state, worker_id, claim, started_at, hold_pos, rank, {{attempts}}, {{job}})
+    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), NULL, rank, {{attempts}}, {{job}}
     FROM taken
     RETURNING id
 )
@@ -66,7 +60,7 @@ SELECT NULL::bigint, NULL::bigint, NULL::smallint, NULL::text, NULL::text,
        NULL::smallint, NULL::smallint, NULL::smallint, NULL::smallint, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
        NULL::text, NULL::text, NULL::text, NULL::text, NULL::text
 UNION ALL
-SELECT id, pos, rank, queue, task, args::text, least(attempt + 1, 32767)::smallint, priority, max_attempts, crashes, snoozes,
+SELECT id, pos, rank, queue, task, args::text, attempt, priority, max_attempts, crashes, snoozes,
        enqueued_at, run_at, CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END, headers::text, NULL,
        CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END,
        NULL, NULL
@@ -87,11 +81,4 @@ WITH double AS (
     WHERE a.id = ANY (ARRAY(SELECT id FROM pgqueue.job_running UNION ALL SELECT id FROM pgqueue.job_blocked))
     RETURNING a.*
 )
-INSERT INTO pgqueue.job_dead (
-    state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
-    id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-FROM double
-RETURNING id;
+{{put_aside}};

@@ -92,15 +92,10 @@ WITH lane AS MATERIALIZED (
 ), taken AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), blocked AS (
-    INSERT INTO pgqueue.job_blocked (
-        state, key, holds, hold_pos,
-        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
-        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'blocked', CASE WHEN lock_key IS NOT NULL AND NOT holds THEN 'lock:' || lock_key
-                           WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END,
-        holds, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
-        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
-        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    INSERT INTO pgqueue.job_blocked (state, key, holds, hold_pos, rank, {{attempts}}, {{job}})
+    SELECT 'blocked',
+        CASE WHEN lock_key IS NOT NULL AND NOT holds THEN 'lock:' || lock_key WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END,
+        holds, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END, rank, {{attempts}}, {{job}}
     FROM taken
     RETURNING id, rank, key, on_locked, lock_limit
 )
@@ -170,30 +165,19 @@ WITH lane AS MATERIALIZED (
                           > coalesce(((SELECT %(starts)s::text::jsonb) ->> j.lock_key)::bigint, 0) OFFSET 0)
 ), taken AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked))
-    RETURNING id, pos, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
-        snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key,
-        rate_key IS NULL AND holds OR id IN (SELECT id FROM free) AS runs
+    RETURNING {{job}}, {{attempts}}, pos, rank, holds, rate_key IS NULL AND holds OR id IN (SELECT id FROM free) AS runs
 ), running AS (
-    INSERT INTO pgqueue.job_running (
-        state, worker_id, claim, started_at, attempt, hold_pos,
-        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
+    INSERT INTO pgqueue.job_running (state, worker_id, claim, started_at, attempt, hold_pos, rank, run_at, crashes, snoozes,
+        holds, {{job}})
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767),
-        nextval('pgqueue.job_hold_seq'),
-        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, true, unique_key, idempotency_key
+        nextval('pgqueue.job_hold_seq'), rank, run_at, crashes, snoozes, true, {{job}}
     FROM taken WHERE runs
     RETURNING hold_pos
 ), blocked AS (
-    INSERT INTO pgqueue.job_blocked (
-        state, key, holds, hold_pos,
-        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
-        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'blocked', CASE WHEN lock_key IS NOT NULL AND NOT holds THEN 'lock:' || lock_key
-                           WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END,
-        holds, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
-        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
-        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    INSERT INTO pgqueue.job_blocked (state, key, holds, hold_pos, rank, {{attempts}}, {{job}})
+    SELECT 'blocked',
+        CASE WHEN lock_key IS NOT NULL AND NOT holds THEN 'lock:' || lock_key WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END,
+        holds, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END, rank, {{attempts}}, {{job}}
     FROM taken WHERE NOT runs
     RETURNING id, rank, key, on_locked, lock_limit
 )

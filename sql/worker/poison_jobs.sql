@@ -18,7 +18,7 @@ CROSS JOIN LATERAL (
          WHERE p.name = split_part(substr(b.key, 6), ':', 1)
      ) AS r
      WHERE b.queue = queue.name AND b.crashes > 1 AND starts_with(b.key, 'rate:')
-       AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+       AND {{known_here}}
        AND NOT EXISTS (SELECT FROM pgqueue.limiter l WHERE l.key = substr(b.key, 6)
                                                        AND l.next_at > pgqueue.now() + make_interval(secs => r.depth + %(seconds)s::float8))
      ORDER BY b.id LIMIT 1)

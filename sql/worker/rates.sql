@@ -31,7 +31,7 @@ WITH me AS MATERIALIZED (
 ), mine AS MATERIALIZED (
     SELECT m.queue, m.pool, (%(slots)s::integer[])[m.pool] AS slots, (%(spare)s::integer[])[m.pool] AS spare
     FROM unnest(%(queues)s::text[], %(pools)s::integer[]) AS m (queue, pool)
-    WHERE NOT m.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+    WHERE NOT m.queue = {{paused}}
 ), limiter AS MATERIALIZED (
     SELECT asked.key, r.gap, r.depth, r.late, l.worker_id, l.ahead, l.ahead > r.depth + r.gap + 0.001 AS beyond,
            greatest(0, least(%(most)s::integer, floor((r.depth - greatest(coalesce(l.ahead, 0), 0)) / r.gap) + 1))::integer AS room
@@ -56,7 +56,7 @@ WITH me AS MATERIALIZED (
         SELECT * FROM (
             SELECT b.ctid, b.id, b.rank, b.crashes FROM pgqueue.job_blocked b
             WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND b.rank >= 0
-              AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+              AND {{known_here}}
             ORDER BY b.rank, b.id
             LIMIT CASE WHEN %(ordinary)s::boolean THEN least(limiter.room, mine.slots + mine.spare) ELSE 0 END
             FOR UPDATE SKIP LOCKED
@@ -65,7 +65,7 @@ WITH me AS MATERIALIZED (
         SELECT poison_job.* FROM unnest(%(poison)s::integer[]) AS lane (rank) CROSS JOIN LATERAL (
             SELECT b.ctid, b.id, b.rank, b.crashes FROM pgqueue.job_blocked b
             WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue
-              AND b.rank BETWEEN lane.rank AND lane.rank AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+              AND b.rank BETWEEN lane.rank AND lane.rank AND {{known_here}}
             ORDER BY b.rank, b.id LIMIT least(limiter.room, 1)
             FOR UPDATE SKIP LOCKED
         ) AS poison_job
@@ -87,7 +87,7 @@ WITH me AS MATERIALIZED (
 ), others AS MATERIALIZED (
     SELECT DISTINCT served.queue FROM pgqueue.worker w CROSS JOIN unnest(w.queues) AS served (queue)
     WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
-      AND NOT served.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+      AND NOT served.queue = {{paused}}
 ), rest AS MATERIALIZED (
     -- IS NOT TRUE: so the ids of those let in are hashed, not compared one by one with each that is left.
     SELECT limiter.key, (SELECT count(*) FROM unblocked a WHERE a.key = limiter.key) AS taken,
@@ -100,7 +100,7 @@ WITH me AS MATERIALIZED (
                SELECT FROM mine CROSS JOIN LATERAL (
                    SELECT FROM pgqueue.job_blocked b
                    WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND b.rank < 0
-                     AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+                     AND {{known_here}}
                      AND (b.id IN (SELECT id FROM unblocked)) IS NOT TRUE
                    ORDER BY b.rank, b.id LIMIT 1
                ) AS b
@@ -110,7 +110,7 @@ WITH me AS MATERIALIZED (
         SELECT b.rank, b.id, mine.queue, b.task FROM mine CROSS JOIN unnest(%(poison)s::integer[] || 0) AS lane (rank)
         CROSS JOIN LATERAL (
             SELECT b.id, b.rank, b.task FROM pgqueue.job_blocked b
-            WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+            WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = mine.queue AND {{known_here}}
               AND b.rank BETWEEN lane.rank AND CASE lane.rank WHEN 0 THEN 32767 ELSE lane.rank END
               AND (b.id IN (SELECT id FROM unblocked)) IS NOT TRUE
             ORDER BY b.rank, b.id LIMIT 1
@@ -119,14 +119,13 @@ WITH me AS MATERIALIZED (
     ) AS ours ON true
     LEFT JOIN LATERAL (
         -- Among the first 100 of each queue: it only says that others should be told, and not behind all of ours.
-        SELECT b.* FROM others CROSS JOIN LATERAL (
+        SELECT b.* FROM others AS other (name) CROSS JOIN LATERAL (
             SELECT b.rank, b.id, b.queue, b.task FROM pgqueue.job_blocked b
-            WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = others.queue
+            WHERE substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:' AND b.queue = other.name
             ORDER BY b.rank, b.id LIMIT 100
         ) AS b
-        WHERE NOT (b.queue = ANY (%(queues)s::text[]) AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE)
-          AND ((b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
-               OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+        WHERE NOT (b.queue = ANY (%(queues)s::text[]) AND {{known_here}})
+          AND {{served}}
         ORDER BY b.rank, b.id LIMIT 1
     ) AS theirs ON true
 ), moment AS MATERIALIZED (
@@ -145,17 +144,9 @@ WITH me AS MATERIALIZED (
     ON CONFLICT (key) DO UPDATE SET next_at = excluded.next_at, worker_id = excluded.worker_id
 ), taken AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM unblocked))
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
-        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, {{attempts}}
 ), running AS (
-    INSERT INTO pgqueue.job_running (
-        state, worker_id, claim, started_at, attempt, rank, holds,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), 2 * priority, true,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM taken
+    {{start}}
     RETURNING id
 )
 SELECT CASE WHEN (SELECT count(*) FROM unblocked) <> (SELECT count(*) FROM running)
@@ -181,7 +172,7 @@ ORDER BY r.rank, r.id;
 -- other workers may be free for. Locks nothing, decides nothing.
 WITH served AS MATERIALIZED (
     SELECT DISTINCT known.queue FROM pgqueue.served() AS known
-    WHERE NOT known.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+    WHERE NOT known.queue = {{paused}}
 )
 SELECT asked.key, head.crashes > 0 OR NOT (head.queue = ANY (%(queues)s::text[]) AND (head.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE)
 FROM unnest(%(keys)s::text[]) AS asked (key)
@@ -199,8 +190,7 @@ CROSS JOIN LATERAL (
     SELECT b.* FROM served CROSS JOIN LATERAL (
         SELECT b.rank, b.id, b.queue, b.task, b.crashes FROM pgqueue.job_blocked b
         WHERE substr(b.key, 6) = asked.key AND left(b.key, 5) = 'rate:' AND b.queue = served.queue
-          AND ((b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
-               OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+          AND {{served}}
         ORDER BY b.rank, b.id LIMIT 1
     ) AS b
     ORDER BY b.rank, b.id LIMIT 1
@@ -217,11 +207,4 @@ SELECT pg_notify('pgqueue.:control', 'rates ' || %(keys)s::text)::text;
 WITH double AS (
     DELETE FROM pgqueue.job_blocked b WHERE b.id = ANY (ARRAY(SELECT id FROM pgqueue.job_running)) RETURNING b.*
 )
-INSERT INTO pgqueue.job_dead (
-    state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
-    id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-FROM double
-RETURNING id;
+{{put_aside}};

@@ -51,8 +51,7 @@ WITH dead_worker AS MATERIALIZED (
             AND (row_number() OVER together = 1 OR lost.crashes = 0 AND max(lost.crashes) OVER together < 2)),
         false) AS started,
         CASE WHEN lost.key IS NULL AND lost.holds
-                  AND NOT ((lost.queue, lost.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
-                           OR (lost.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+                  AND NOT {{served}}
              THEN coalesce('lock:' || lost.lock_key, 'limit:' || lost.limit_key, 'rate:' || lost.rate_key)
              ELSE lost.key END AS waits_for
     FROM placed AS lost LEFT JOIN dead_worker w ON true
@@ -63,44 +62,28 @@ WITH dead_worker AS MATERIALIZED (
            'crashed', 'its worker died', (SELECT version_tag FROM dead_worker)
     FROM judged WHERE started
 ), dead AS (
-    INSERT INTO pgqueue.job_dead (
-        state, finished_at, bin, reason, crashes,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key,
-        unique_key, idempotency_key)
-    SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'crashed', least(crashes + 1, 32767),
-        id, queue, priority, task, args, headers, run_at, enqueued_at, started_at, attempt, max_attempts,
-        snoozes, deadline, worker_id, claim, lock_key, lock_limit, on_locked, limit_key, rate_key,
-        unique_key, idempotency_key
+    INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, crashes, run_at, started_at, attempt, snoozes, worker_id,
+        claim, {{job}})
+    SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'crashed',
+        least(crashes + 1, 32767), run_at, started_at, attempt, snoozes, worker_id, claim, {{job}}
     FROM judged WHERE started AND crashes >= 2
     RETURNING id
 ), heard AS (
     SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text AS done
     FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM dead))
 ), available AS (
-    INSERT INTO pgqueue.job_available (
-        state, rank, crashes, hold_pos, attempt,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
-    SELECT 'available',
-        CASE crashes + started::integer WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, crashes + started::integer,
-        CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
-        attempt - CASE WHEN started THEN 0 ELSE 1 END,
-        id, queue, priority, task, args, headers,
-        CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, max_attempts, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
+    INSERT INTO pgqueue.job_available (state, rank, crashes, hold_pos, attempt, run_at, snoozes, holds, {{job}})
+    SELECT 'available', CASE crashes + started::integer WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
+        crashes + started::integer, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
+        attempt - CASE WHEN started THEN 0 ELSE 1 END, {{due}},
+        snoozes, holds, {{job}}
     FROM judged WHERE NOT (started AND crashes >= 2) AND waits_for IS NULL
     ORDER BY id
     RETURNING queue
 ), blocked AS (
-    INSERT INTO pgqueue.job_blocked (
-        state, key, rank, crashes, attempt,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    INSERT INTO pgqueue.job_blocked (state, key, rank, crashes, attempt, run_at, snoozes, {{job}})
     SELECT 'blocked', waits_for, CASE crashes + started::integer WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
-        crashes + started::integer, attempt - CASE WHEN started THEN 0 ELSE 1 END,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+        crashes + started::integer, attempt - CASE WHEN started THEN 0 ELSE 1 END, run_at, snoozes, {{job}}
     FROM judged WHERE NOT (started AND crashes >= 2) AND waits_for IS NOT NULL
 ), told AS (
     SELECT pg_notify('pgqueue.' || queue, 'zero')::text AS done

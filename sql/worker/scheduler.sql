@@ -11,14 +11,10 @@ WITH picked AS MATERIALIZED (
 ), due AS (
     DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), available AS (
-    INSERT INTO pgqueue.job_available (
-        state, rank, hold_pos, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes,
-        snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key)
+    INSERT INTO pgqueue.job_available (state, rank, hold_pos, run_at, attempt, crashes, snoozes, holds, {{job}})
     SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
         CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
-        id, queue, priority, task, args, headers,
-        CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, attempt, max_attempts,
-        crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, holds, unique_key, idempotency_key
+        {{due}}, attempt, crashes, snoozes, holds, {{job}}
     FROM due ORDER BY run_at, id
     RETURNING queue
 ), told AS (
@@ -43,11 +39,4 @@ FROM clock;
 WITH double AS (
     DELETE FROM pgqueue.job_scheduled s USING pgqueue.job_available a WHERE s.id = a.id RETURNING s.*
 )
-INSERT INTO pgqueue.job_dead (
-    state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
-    id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-FROM double
-RETURNING id;
+{{put_aside}};

@@ -22,9 +22,8 @@ WITH RECURSIVE holding (queue, task) AS (
     ) AS after
 ), closed AS MATERIALIZED (
     SELECT h.queue, h.task FROM holding h
-    WHERE h.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-       OR NOT ((h.queue, h.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
-               OR (h.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+    WHERE h.queue = {{paused}}
+       OR NOT {{served}}
 ), found AS MATERIALIZED (
     (SELECT a.ctid, a.queue, a.task FROM pgqueue.job_available a WHERE a.holds AND a.lock_key IS NOT NULL)
     UNION ALL
@@ -33,9 +32,8 @@ WITH RECURSIVE holding (queue, task) AS (
     SELECT a.ctid FROM pgqueue.job_available a
     WHERE a.ctid = ANY (ARRAY(
         SELECT found.ctid FROM found
-        WHERE found.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-           OR NOT ((found.queue, found.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
-                   OR (found.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+        WHERE found.queue = {{paused}}
+           OR NOT {{served}}
         LIMIT %(n)s::integer))
     FOR UPDATE SKIP LOCKED
 ), stuck AS MATERIALIZED (
@@ -45,21 +43,14 @@ WITH RECURSIVE holding (queue, task) AS (
     ) AS b
 ), granted AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM idle))
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, {{attempts}}
 ), waiting AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM stuck))
-    RETURNING id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, {{attempts}}
 ), blocked AS (
-    INSERT INTO pgqueue.job_blocked (
-        state, key, rank,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    INSERT INTO pgqueue.job_blocked (state, key, rank, {{attempts}}, {{job}})
     SELECT 'blocked', coalesce('lock:' || lock_key, 'limit:' || limit_key, 'rate:' || rate_key),
-        CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+        {{front}}, {{attempts}}, {{job}}
     FROM (TABLE granted UNION ALL TABLE waiting) AS moved
     RETURNING lock_key, limit_key
 )
@@ -86,9 +77,8 @@ WITH RECURSIVE walked (key, place) AS (
                     ELSE coalesce(b.lock_limit, 1) END AS most, b.on_locked
         FROM pgqueue.job_blocked b
         WHERE b.key = walked.key
-          AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-          AND ((b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
-               OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+          AND NOT b.queue = {{paused}}
+          AND {{served}}
         ORDER BY b.rank, b.id LIMIT 1
     ) AS head ON true
     LEFT JOIN LATERAL (

@@ -126,17 +126,9 @@ WITH clock AS MATERIALIZED (
     WHERE s.name = picked.name
     RETURNING s.name
 ), jobs AS (
-    INSERT INTO pgqueue.job_available (
-        state, id, task, args, queue, priority, rank, headers, max_attempts, deadline, lock_key, lock_limit, on_locked,
-        limit_key, rate_key)
-    SELECT 'available', made.job_id, p.task, p.args, p.queue, p.priority, 2 * p.priority + 1,
-        coalesce(p.options -> 'headers', '{}') || jsonb_build_object('pgqueue:schedule', p.name, 'pgqueue:tick',
-            to_char(made.at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
-        (p.options ->> 'max_attempts')::smallint,
-        pgqueue.now() + make_interval(secs => (p.options ->> 'deadline')::float8),
-        p.options ->> 'lock_key', (p.options ->> 'lock_limit')::integer, p.options ->> 'on_locked',
-        p.options ->> 'limit_key', p.options ->> 'rate_key'
-    FROM made JOIN picked p ON p.name = made.schedule ORDER BY made.at, made.schedule
+    INSERT INTO pgqueue.job_available (state, id, {{scheduled_columns}})
+    SELECT 'available', made.job_id, {{scheduled_values}}
+    FROM made JOIN picked s ON s.name = made.schedule ORDER BY made.at, made.schedule
     RETURNING queue
 ), told AS (
     SELECT pg_notify('pgqueue.' || queue, '')::text AS done

@@ -58,11 +58,11 @@ WITH me AS MATERIALIZED (
         AS wanted (key, after, rank, id)
     CROSS JOIN LATERAL (
         SELECT b.ctid, b.id, b.rank, b.queue, coalesce(b.lock_limit, 1) AS most,
-               b.crashes = 0 AND coalesce(b.limit_key, b.rate_key) IS NULL AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AS plain
+               b.crashes = 0 AND coalesce(b.limit_key, b.rate_key) IS NULL AND {{known_here}} AS plain
         FROM pgqueue.job_blocked b
         WHERE b.key = wanted.key AND (b.rank, b.id) > (wanted.rank, wanted.id) AND NOT b.holds
-          AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-          AND (b.queue = ANY (%(queues)s::text[]) AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+          AND NOT b.queue = {{paused}}
+          AND (b.queue = ANY (%(queues)s::text[]) AND {{known_here}}
                OR (b.queue, b.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
                OR (b.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
         ORDER BY b.rank, b.id LIMIT 1
@@ -101,7 +101,7 @@ WITH me AS MATERIALIZED (
         FROM (
             SELECT b.ctid, b.id, b.rank,
                    b.queue = placed.queue AND coalesce(b.lock_limit, 1) = 1 AND (b.on_locked IN ('skip', 'once')) IS NOT TRUE AND b.crashes = 0
-                       AND coalesce(b.limit_key, b.rate_key) IS NULL AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AS alike
+                       AND coalesce(b.limit_key, b.rate_key) IS NULL AND {{known_here}} AS alike
             FROM pgqueue.job_blocked b
             WHERE b.key = placed.key AND (b.rank, b.id) > (placed.rank, placed.id) AND NOT b.holds
             ORDER BY b.rank, b.id LIMIT CASE WHEN placed.here THEN coalesce(placed.behind, 0) ELSE 0 END
@@ -112,18 +112,14 @@ WITH me AS MATERIALIZED (
 ), taken AS (
     DELETE FROM pgqueue.job_blocked
     WHERE ctid = ANY (ARRAY(SELECT ctid FROM placed WHERE here UNION ALL SELECT ctid FROM chained))
-    RETURNING id, queue, priority, rank, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
-        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, {{attempts}}, rank
 ), running AS (
-    INSERT INTO pgqueue.job_running (
-        state, worker_id, claim, started_at, attempt, rank, holds, key,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
+    INSERT INTO pgqueue.job_running (state, worker_id, claim, started_at, attempt, rank, holds, key, run_at, crashes,
+        snoozes, {{job}})
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767),
-        CASE WHEN chained.id IS NULL THEN 2 * priority ELSE taken.rank END, chained.id IS NULL, chained.key,
-        taken.id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM taken LEFT JOIN chained ON chained.id = taken.id
+        CASE WHEN chained.id IS NULL THEN 2 * priority ELSE taken.rank END, chained.id IS NULL, chained.key, run_at, crashes,
+        snoozes, {{job}}
+    FROM taken LEFT JOIN chained USING (id)
     RETURNING id, hold_pos
 ), shown AS MATERIALIZED (
     SELECT taken.id, coalesce(chained.place, 0) AS place,
@@ -132,7 +128,7 @@ WITH me AS MATERIALIZED (
         CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END AS deadline, lock_key,
         CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL
              THEN json_build_array(unique_key, idempotency_key)::text END AS keys
-    FROM taken LEFT JOIN chained ON chained.id = taken.id
+    FROM taken LEFT JOIN chained USING (id)
 ), large AS MATERIALIZED (
     SELECT coalesce(sum(octet_length(args) + coalesce(octet_length(headers), 0)), 0) > 32768 AS so FROM shown
 )
@@ -178,8 +174,8 @@ WITH me AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT coalesce(b.lock_limit, 1) AS most FROM pgqueue.job_blocked b
         WHERE b.key = wanted.key AND (b.rank, b.id) > (wanted.rank, wanted.id) AND NOT b.holds
-          AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-          AND (b.queue = ANY (%(queues)s::text[]) AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+          AND NOT b.queue = {{paused}}
+          AND (b.queue = ANY (%(queues)s::text[]) AND {{known_here}}
                OR (b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
                OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k))
         ORDER BY b.rank, b.id LIMIT 1
@@ -205,11 +201,11 @@ WITH me AS MATERIALIZED (
     SELECT line.key, line.n, b.*
     FROM line CROSS JOIN LATERAL (
         SELECT b.ctid, b.id, b.rank, b.queue, b.lock_limit,
-               b.crashes = 0 AND coalesce(b.limit_key, b.rate_key) IS NULL AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AS plain
+               b.crashes = 0 AND coalesce(b.limit_key, b.rate_key) IS NULL AND {{known_here}} AS plain
         FROM pgqueue.job_blocked b
         WHERE b.key = line.key AND (b.rank, b.id) > (line.rank, line.id) AND NOT b.holds
-          AND NOT b.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
-          AND (b.queue = ANY (%(queues)s::text[]) AND (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+          AND NOT b.queue = {{paused}}
+          AND (b.queue = ANY (%(queues)s::text[]) AND {{known_here}}
                OR (b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
                OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k))
         ORDER BY b.rank, b.id LIMIT line.most - line.n
@@ -228,37 +224,21 @@ WITH me AS MATERIALIZED (
     WHERE f.fits
 ), taken AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM unblocked))
-    RETURNING id, queue, priority, rank, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
-        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, {{attempts}}, rank
 ), onward AS (
-    INSERT INTO pgqueue.job_blocked (
-        state, key, holds, hold_pos,
-        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'blocked', coalesce('limit:' || limit_key, 'rate:' || rate_key), true, nextval('pgqueue.job_hold_seq'),
-        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    INSERT INTO pgqueue.job_blocked (state, key, holds, hold_pos, rank, {{attempts}}, {{job}})
+    SELECT 'blocked', coalesce('limit:' || limit_key, 'rate:' || rate_key), true, nextval('pgqueue.job_hold_seq'), rank,
+        {{attempts}}, {{job}}
     FROM taken WHERE coalesce(limit_key, rate_key) IS NOT NULL
     RETURNING key, hold_pos
 ), running AS (
-    INSERT INTO pgqueue.job_running (
-        state, worker_id, claim, started_at, attempt, rank, holds,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), 2 * priority, true,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM taken WHERE id = ANY (ARRAY(SELECT id FROM unblocked WHERE here))
+    {{start}} WHERE id = ANY (ARRAY(SELECT id FROM unblocked WHERE here))
     RETURNING id, hold_pos
 ), granted AS (
-    INSERT INTO pgqueue.job_available (
-        state, rank, holds, hold_pos,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, true, nextval('pgqueue.job_hold_seq'),
-        id, queue, priority, task, args, headers,
-        CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, attempt, max_attempts, crashes,
-        snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    INSERT INTO pgqueue.job_available (state, rank, holds, hold_pos, run_at, attempt, crashes, snoozes, {{job}})
+    SELECT 'available', {{front}}, true,
+        nextval('pgqueue.job_hold_seq'), {{due}}, attempt, crashes,
+        snoozes, {{job}}
     FROM taken WHERE NOT id = ANY (ARRAY(SELECT id FROM unblocked WHERE here)) AND coalesce(limit_key, rate_key) IS NULL
     RETURNING queue, hold_pos
 ), room AS MATERIALIZED (
@@ -306,13 +286,8 @@ WITH me AS MATERIALIZED (
 ), dropped AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM refused)) RETURNING *
 ), skipped AS (
-    INSERT INTO pgqueue.job_done (
-        state, finished_at, bin, reason,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'skipped', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), 'locked',
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    INSERT INTO pgqueue.job_done (state, finished_at, bin, reason, {{attempts}}, {{job}})
+    SELECT 'skipped', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), 'locked', {{attempts}}, {{job}}
     FROM dropped
     RETURNING id
 ), told AS (
@@ -363,14 +338,7 @@ WITH double AS (
     WHERE b.id = ANY (ARRAY(SELECT id FROM pgqueue.job_running UNION ALL SELECT id FROM pgqueue.job_available WHERE holds))
     RETURNING b.*
 )
-INSERT INTO pgqueue.job_dead (
-    state, finished_at, bin, reason, id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused',
-    id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts,
-    crashes, snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-FROM double
-RETURNING id;
+{{put_aside}};
 
 -- name: unblock_limits
 -- The same for keys that are limits: with them locked, count the holders of each, and let in as many of those that wait, in (rank,
@@ -403,7 +371,7 @@ WITH me AS MATERIALIZED (
         SELECT unnest(%(queues)s::text[]), 0
     ) AS each
     LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = each.queue
-    WHERE NOT each.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+    WHERE NOT each.queue = {{paused}}
     GROUP BY each.queue) AS open
     JOIN (VALUES (true), (false)) AS kind (ours) ON NOT kind.ours OR open.pool IS NOT NULL
 ), line AS MATERIALIZED (
@@ -460,7 +428,7 @@ WITH me AS MATERIALIZED (
             SELECT b.ctid, b.id, b.rank, b.queue, b.task, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
             WHERE substr(b.key, 7) = substr(line.key, 7) AND left(b.key, 6) = 'limit:' AND b.queue = served.queue AND b.rank >= 0
               AND (b.rank, b.id) > (line.rank, line.id) AND (b.rank, b.id) < (coalesce(far.rank, 32767), coalesce(far.id, 0))
-              AND CASE WHEN (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AND served.shared THEN served.ours
+              AND CASE WHEN {{known_here}} AND served.shared THEN served.ours
                        ELSE NOT served.ours AND ((b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
                                                  OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k)) END
             ORDER BY b.rank, b.id LIMIT least(line.room, reach.most + 1)
@@ -470,7 +438,7 @@ WITH me AS MATERIALIZED (
         SELECT * FROM (
             SELECT b.ctid, b.id, b.rank, b.queue, b.task, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
             WHERE substr(b.key, 7) = substr(line.key, 7) AND left(b.key, 6) = 'limit:' AND b.queue = served.queue AND b.rank < 0
-              AND CASE WHEN (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AND served.shared THEN served.ours
+              AND CASE WHEN {{known_here}} AND served.shared THEN served.ours
                        ELSE NOT served.ours AND ((b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
                                                  OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k)) END
             ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.free - granted.poison))
@@ -521,37 +489,20 @@ WITH me AS MATERIALIZED (
           FROM turned AS head WHERE NOT head.alone) AS judged
 ), taken AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM unblocked))
-    RETURNING id, queue, priority, rank, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes,
-        deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    RETURNING {{job}}, {{attempts}}, rank
 ), onward AS (
-    INSERT INTO pgqueue.job_blocked (
-        state, key, holds, hold_pos,
-        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'blocked', 'rate:' || rate_key, true, nextval('pgqueue.job_hold_seq'),
-        id, rank, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    INSERT INTO pgqueue.job_blocked (state, key, holds, hold_pos, rank, {{attempts}}, {{job}})
+    SELECT 'blocked', 'rate:' || rate_key, true, nextval('pgqueue.job_hold_seq'), rank, {{attempts}}, {{job}}
     FROM taken WHERE rate_key IS NOT NULL
     RETURNING key, hold_pos
 ), running AS (
-    INSERT INTO pgqueue.job_running (
-        state, worker_id, claim, started_at, attempt, rank, holds,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), least(attempt + 1, 32767), 2 * priority, true,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
-    FROM taken WHERE id = ANY (ARRAY(SELECT id FROM unblocked WHERE here))
+    {{start}} WHERE id = ANY (ARRAY(SELECT id FROM unblocked WHERE here))
     RETURNING id, hold_pos
 ), granted AS (
-    INSERT INTO pgqueue.job_available (
-        state, rank, holds, hold_pos,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END, true, nextval('pgqueue.job_hold_seq'),
-        id, queue, priority, task, args, headers,
-        CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END, enqueued_at, attempt, max_attempts, crashes,
-        snoozes, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    INSERT INTO pgqueue.job_available (state, rank, holds, hold_pos, run_at, attempt, crashes, snoozes, {{job}})
+    SELECT 'available', {{front}}, true,
+        nextval('pgqueue.job_hold_seq'), {{due}}, attempt, crashes,
+        snoozes, {{job}}
     FROM taken WHERE NOT id = ANY (ARRAY(SELECT id FROM unblocked WHERE here)) AND rate_key IS NULL
     RETURNING queue, hold_pos
 ), made AS MATERIALIZED (

@@ -12,10 +12,9 @@ WITH looked AS MATERIALIZED (
     ORDER BY j.id LIMIT %(n)s::integer
 ), unknown AS MATERIALIZED (
     SELECT l.* FROM looked l
-    WHERE NOT ((l.queue, l.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
-               OR (l.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+    WHERE NOT {{served}}
       AND (l.queue IN (SELECT s.queue FROM pgqueue.served() AS s)) IS TRUE
-      AND NOT l.queue = ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+      AND NOT l.queue = {{paused}}
 ), seen AS (
     INSERT INTO pgqueue.unknown_task AS t (queue, task, since, seen_at)
     SELECT each.queue, each.task, pgqueue.now(), pgqueue.now()
@@ -46,14 +45,10 @@ WITH looked AS MATERIALIZED (
         CASE WHEN late THEN 'deadline' ELSE concat('no task named ', quote_literal(task), ' is imported by any worker') END, %(version_tag)s::text
     FROM ended
 ), dead AS (
-    INSERT INTO pgqueue.job_dead (
-        state, finished_at, bin, reason, version_tag,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key)
-    SELECT CASE WHEN late THEN 'cancelled' ELSE 'failed' END, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'),
-        CASE WHEN late THEN 'deadline' ELSE 'refused' END, %(version_tag)s::text,
-        id, queue, priority, task, args, headers, run_at, enqueued_at, attempt, max_attempts, crashes, snoozes, deadline,
-        lock_key, lock_limit, on_locked, limit_key, rate_key, unique_key, idempotency_key
+    INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, version_tag, {{attempts}}, {{job}})
+    SELECT CASE WHEN late THEN 'cancelled' ELSE 'failed' END, pgqueue.now(),
+        (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), CASE WHEN late THEN 'deadline' ELSE 'refused' END,
+        %(version_tag)s::text, {{attempts}}, {{job}}
     FROM ended
     RETURNING id
 ), told AS (
@@ -67,8 +62,7 @@ SELECT (SELECT max(id) FROM looked), (SELECT count(*) FROM looked), (SELECT coun
 -- none of these). Answers the time now, and how many were forgotten. Times are seconds since 1970.
 WITH gone AS (
     DELETE FROM pgqueue.unknown_task t
-    WHERE (t.queue, t.task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
-       OR (t.queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+    WHERE {{served}}
        OR t.seen_at < to_timestamp(%(walked)s::float8)
     RETURNING t.task
 )

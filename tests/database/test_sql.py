@@ -12,7 +12,10 @@ from pgqueue.database import statements
 from pgqueue.pytest_plugin import Databases
 
 PLACEHOLDER = re.compile(r"%\((\w+)\)s(?:::([a-z0-9]+(?:\[\])?))?")
-SOURCES = {file.name: file.read_text(encoding="utf-8") for file in statements._files().values()}
+SOURCES = {
+    file.name: file.read_text(encoding="utf-8")
+    for file in [*statements._files().values(), statements.sql_directory() / "fragments.sql"]
+}
 MIGRATIONS = {
     file.name: file.read_text(encoding="utf-8")
     for file in sorted((statements.sql_directory() / "migrations").glob("*.sql"))
@@ -84,21 +87,25 @@ def test_no_update_of_jobs_and_no_ddl(file: str) -> None:
     assert re.findall(r"\b(?:CREATE|ALTER|DROP|TRUNCATE|ATTACH|DETACH)\b", text) == []
 
 
-@pytest.mark.parametrize("file", SOURCES)
-def test_no_statement_of_ours_names_pos_in_an_insert(file: str) -> None:
+def inserts(name: str) -> list[set[str]]:
+    """The columns of each INSERT of jobs in this statement."""
+    lists = re.findall(r"INSERT INTO pgqueue\.job(?:_[a-z]+)?\s*\(([^)]*)\)", code(statements.text(name, "pgqueue")))
+    return [set(re.findall(r"\w+", columns)) for columns in lists]
+
+
+@pytest.mark.parametrize("name", statements.names())
+def test_no_statement_of_ours_names_pos_in_an_insert(name: str) -> None:
     """A moved row that kept its old position would be stranded behind the watermark."""
-    columns = re.findall(r"INSERT INTO pgqueue\.job\w*\s*\(([^)]*)\)", code(SOURCES[file]))
-    assert [text for text in columns if re.search(r"\bpos\b", text)] == []
+    assert [columns for columns in inserts(name) if "pos" in columns] == []
 
 
-@pytest.mark.parametrize("file", SOURCES)
-def test_a_job_that_moves_keeps_all_of_its_keys(file: str) -> None:
+def test_a_job_that_moves_keeps_all_that_it_is() -> None:
     """Into history, too: from there it may be retried."""
-    keys = {"lock_key", "lock_limit", "on_locked", "limit_key", "rate_key", "unique_key", "idempotency_key"}
-    for columns in re.findall(r"INSERT INTO pgqueue\.job\w*\s*\(([^)]*)\)", code(SOURCES[file])):
-        named = set(re.findall(r"\w+", columns))
-        if {"lock_key", "attempt"} <= named:  # a new one has no attempts
-            assert keys <= named, columns
+    kept = set(re.findall(r"\w+", statements._fragments()["job"]))
+    assert {"task", "lock_key", "unique_key"} <= kept
+    moves = [columns for name in statements.names() for columns in inserts(name) if {"id", "enqueued_at"} <= columns]
+    assert len(moves) > 30
+    assert [columns for columns in moves if not kept <= columns] == []
 
 
 @pytest.mark.parametrize("name", statements.names())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +21,9 @@ PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 
 
 def sql_sources() -> list[Path]:
-    """The files of statements, and the migrations."""
-    return sorted([*statements._files().values(), *statements.sql_directory().glob("migrations/*.sql")])
+    """The files of statements, their fragments, and the migrations."""
+    directory = statements.sql_directory()
+    return sorted([*statements._files().values(), directory / "fragments.sql", *directory.glob("migrations/*.sql")])
 
 
 @pytest.mark.parametrize(
@@ -100,6 +103,7 @@ def sql_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def _forget() -> None:
     statements._files.cache_clear()
     statements._file.cache_clear()
+    statements._fragments.cache_clear()
     statements.text.cache_clear()
 
 
@@ -152,6 +156,70 @@ def test_migrations_and_grants_are_no_statements(sql_files: Path, folder: str) -
     (sql_files.parent / folder).mkdir()
     (sql_files.parent / folder / "one.sql").write_text("-- name: one\nSELECT 1\n")
     assert statements.names() == []
+
+
+def test_a_fragment_is_put_in_where_it_is_named(sql_files: Path) -> None:
+    (sql_files.parent / "fragments.sql").write_text(
+        "-- head\n-- name: keys\n-- Two keys.\na,\nb\n\n-- name: all\nid, {{keys}}\n"
+    )
+    (sql_files / "one.sql").write_text("-- name: one\nSELECT (\n    SELECT {{all}} FROM {{keys}}\n)\n")
+    assert statements.text("one", "pgqueue") == "SELECT (\n    SELECT id, a,\n    b FROM a,\n    b\n)"
+    assert statements.names() == ["one"]
+
+
+def test_a_fragment_of_another_schema_names_that(sql_files: Path) -> None:
+    (sql_files.parent / "fragments.sql").write_text("-- name: jobs\npgqueue.job\n")
+    (sql_files / "one.sql").write_text("-- name: one\nSELECT FROM {{jobs}}\n")
+    assert statements.text("one", "other") == "SELECT FROM other.job"
+
+
+def test_a_fragment_that_is_not_there_is_an_error(sql_files: Path) -> None:
+    (sql_files.parent / "fragments.sql").write_text("-- name: a\n{{b}}\n-- name: b\n1\n")
+    (sql_files / "one.sql").write_text("-- name: one\nSELECT {{c}}\n")
+    with pytest.raises(KeyError, match="'b'.*behind the fragment that uses it"):
+        statements.text("one", "pgqueue")
+    (sql_files.parent / "fragments.sql").write_text("-- name: b\n1\n")
+    with pytest.raises(KeyError, match="no fragment 'c'"):
+        statements.text("one", "pgqueue")
+
+
+def test_two_fragments_of_one_name_are_an_error(sql_files: Path) -> None:
+    (sql_files.parent / "fragments.sql").write_text("-- name: a\n1\n-- name: a\n2\n")
+    (sql_files / "one.sql").write_text("-- name: one\nSELECT {{a}}\n")
+    with pytest.raises(ValueError, match=r"fragments\.sql: fragment 'a' is defined twice"):
+        statements.text("one", "pgqueue")
+
+
+def test_a_statement_without_fragments_reads_no_fragment(sql_files: Path) -> None:
+    """`pgqueue health` reads one file."""
+    (sql_files / "one.sql").write_text("-- name: one\nSELECT 1\n")
+    assert statements.text("one", "pgqueue") == "SELECT 1"
+    assert not (sql_files.parent / "fragments.sql").exists()
+    assert all("{{" not in body for body in statements._file("one").values())
+
+
+def test_health_names_no_fragment() -> None:
+    assert "{{" not in "".join(statements._file("health").values())
+
+
+def test_every_fragment_is_used_at_least_twice_and_says_what_it_is() -> None:
+    fragments = (statements.sql_directory() / "fragments.sql").read_text(encoding="utf-8")
+    everything = fragments + "".join(path.read_text(encoding="utf-8") for path in statements._files().values())
+    uses = {name: everything.count("{{" + name + "}}") for name in statements._fragments()}
+    assert {name for name, count in uses.items() if count < 2} == set()
+    assert re.findall(r"^-- name: (\w+)\n(?!-- \S)", fragments, flags=re.MULTILINE) == []
+
+
+@pytest.mark.parametrize("name", statements.names())
+def test_no_fragment_is_left_to_be_put_in(name: str) -> None:
+    assert re.findall(r"\{\{|\}\}", statements.text(name, "pgqueue")) == []
+
+
+def test_a_statement_is_printed_as_the_server_gets_it() -> None:
+    module = [sys.executable, "-m", "pgqueue.database.statements", "fetch_claim"]
+    printed = subprocess.run(module, capture_output=True, text=True, check=True)
+    assert printed.stdout == statements.text("fetch_claim", "pgqueue") + "\n"
+    assert printed.stderr == ""
 
 
 def test_an_unknown_name_says_so() -> None:

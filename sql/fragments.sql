@@ -1,0 +1,233 @@
+-- What several statements have in common. Where a statement, or a later fragment, says `{{name}}`, the server gets the text of the
+-- fragment `name`. To see a statement in full: `python -m pgqueue.database.statements fetch_claim`.
+-- A new column of jobs is a migration, a name in `job` or `new_job`, and a field of `Job` or `NewJob`.
+
+-- Columns of jobs ---------------------------------------------------------------------------------------------------------------------
+
+-- name: keys
+-- What a job needs before it may run.
+lock_key, lock_limit, on_locked, limit_key, rate_key
+
+-- name: lasting
+-- What stays with a job for good. Every partition has these columns.
+id, queue, priority, task, args, headers, enqueued_at, {{keys}}, unique_key, idempotency_key
+
+-- name: job
+-- What no move of a job changes; only a retry by hand changes the last two. Every partition has these columns.
+{{lasting}}, max_attempts, deadline
+
+-- name: attempts
+-- What some moves change. Every partition has these columns.
+run_at, attempt, crashes, snoozes
+
+-- name: run
+-- A job that has run, as history keeps it.
+started_at, worker_id, claim, {{attempts}}, {{job}}
+
+-- name: new_job
+-- What an enqueue says of a job. The database says the rest.
+task, args, queue, priority, headers, max_attempts, run_at, deadline, {{keys}}
+
+-- name: front
+-- The rank of a job that goes back to its lane, before jobs that were never taken; a job with crashes goes to the lanes of poison jobs.
+CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END
+
+-- name: due
+-- If the clock has stepped back behind `run_at`, it becomes now: a job that was due stays due.
+CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END
+
+-- Conditions --------------------------------------------------------------------------------------------------------------------------
+
+-- name: paused
+-- A queue is one of these if it is paused.
+ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
+
+-- name: served
+-- Whether a live worker takes jobs of this `queue` and `task`. A worker of the version before takes every task of its queues: ''.
+((queue, task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+ OR (queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+
+-- name: known_here
+-- Whether the blocked job `b` has one of our `tasks`. IS TRUE: so it is a filter, and never becomes a join.
+(b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+
+-- Claims ------------------------------------------------------------------------------------------------------------------------------
+
+-- Keys --------------------------------------------------------------------------------------------------------------------------------
+
+-- name: start
+-- Jobs of `taken` run here, and hold the keys that they have.
+INSERT INTO pgqueue.job_running (
+    state, worker_id, claim, started_at, rank, holds, attempt, run_at, crashes, snoozes, {{job}})
+SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), 2 * priority, true,
+    least(attempt + 1, 32767), run_at, crashes, snoozes, {{job}}
+FROM taken
+
+-- Ends of jobs ------------------------------------------------------------------------------------------------------------------------
+
+-- name: my_running
+-- The row of the job `mine`, if it still runs here under that claim: looked up by its id alone.
+SELECT r.ctid, r.id FROM pgqueue.job_running r
+WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
+LIMIT 1
+
+-- name: my_one
+-- The condition of one job that runs here under this claim: looked up by its id alone.
+id = %(id)s::bigint AND claim + 0 = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
+
+-- name: my_pairs
+-- The condition of many jobs that run here under these claims: looked up by their ids alone (see the head of complete.sql).
+id = ANY (%(ids)s::bigint[]) AND worker_id + 0 = %(worker_id)s::bigint
+AND ((id, claim) IN (SELECT * FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]))) IS TRUE
+
+-- name: pick_results
+-- The rows of jobs that succeeded, locked, each with its result, and how long ago it began.
+SELECT r.ctid, r.id, mine.result, mine.ago
+FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(results)s::text[], %(agos)s::float8[]) AS mine (id, claim, result, ago)
+CROSS JOIN LATERAL ({{my_running}} FOR UPDATE SKIP LOCKED) AS r
+
+-- name: complete
+-- The jobs of `ended` go to history, without a result.
+INSERT INTO pgqueue.job_done (state, finished_at, bin, version_tag, {{run}})
+SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text, {{run}}
+FROM ended
+
+-- name: complete_each
+-- The jobs of `ended` go to history, each with what `picked` says of it.
+INSERT INTO pgqueue.job_done (
+    state, finished_at, bin, version_tag, result, started_at, worker_id, claim, {{attempts}}, {{job}})
+SELECT 'completed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), %(version_tag)s::text, picked.result::jsonb,
+    coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at), worker_id, claim, {{attempts}}, {{job}}
+FROM ended JOIN picked USING (id)
+
+-- name: note_attempts
+-- What became of the attempts of `ended`, as `picked` says.
+INSERT INTO pgqueue.attempt (
+    job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, message, traceback, version_tag)
+SELECT id, attempt, worker_id, coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at), pgqueue.now(),
+    (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'), outcome, error_type, message, traceback, %(version_tag)s::text
+FROM ended JOIN picked USING (id)
+
+-- name: give_back
+-- The jobs of `ended` go to the front of their lanes, or of the waiting queue for their key; the attempt is not spent. Answers as
+-- the other ends do.
+available AS (
+    INSERT INTO pgqueue.job_available (state, rank, holds, hold_pos, run_at, attempt, crashes, snoozes, {{job}})
+    SELECT 'available', {{front}}, holds, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
+        {{due}}, attempt - 1, crashes, snoozes, {{job}}
+    FROM ended WHERE key IS NULL
+    RETURNING id, queue
+), blocked AS (
+    INSERT INTO pgqueue.job_blocked (state, key, rank, run_at, attempt, crashes, snoozes, {{job}})
+    SELECT 'blocked', key, {{front}}, run_at, attempt - 1, crashes, snoozes, {{job}}
+    FROM ended WHERE key IS NOT NULL
+    RETURNING id
+), told AS (
+    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
+    FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
+)
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END, (SELECT count(done) FROM told)
+FROM (SELECT id FROM available UNION ALL SELECT id FROM blocked) AS given_back
+
+-- name: tell_waiters
+-- Tell those that wait for the end of one of these jobs.
+(SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
+ FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (%(ids)s::bigint[]))
+
+-- name: ended_ids
+-- NULL if every job was ended, else the ids of those that were.
+CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END
+
+-- name: plain_answer
+-- The same without a look at each id if every job was ended; and the waiters are told.
+CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN ARRAY(SELECT id FROM ended) END, {{tell_waiters}}
+
+-- name: put_aside
+-- The jobs of `double` fail: a second row of a job harms only itself. Answers their ids.
+INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, {{attempts}}, {{job}})
+SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused', {{attempts}}, {{job}}
+FROM double
+RETURNING id
+
+-- New jobs ----------------------------------------------------------------------------------------------------------------------------
+
+-- name: lines
+-- A batch as columns of text. Each parameter has a line for each job, or one line that holds for all; an empty line is NULL.
+string_to_table(%(task)s::text, E'\n'), string_to_table(%(args)s::text, E'\n'),
+string_to_table(%(queue)s::text, E'\n'), string_to_table(%(priority)s::text, E'\n'),
+string_to_table(%(headers)s::text, E'\n'), string_to_table(%(max_attempts)s::text, E'\n'),
+string_to_table(%(run_at)s::text, E'\n'), string_to_table(%(delay)s::text, E'\n'),
+string_to_table(%(deadline)s::text, E'\n'), string_to_table(%(deadline_seconds)s::text, E'\n'),
+string_to_table(%(lock_key)s::text, E'\n'), string_to_table(%(lock_limit)s::text, E'\n'),
+string_to_table(%(on_locked)s::text, E'\n'),
+string_to_table(%(limit_key)s::text, E'\n'), string_to_table(%(rate_key)s::text, E'\n')
+
+-- name: line_names
+-- The names of these columns.
+task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, deadline_seconds, {{keys}}
+
+-- name: line_values
+-- A line as a job to be. A key is JSON, for it may have line breaks.
+coalesce(line.task, %(task)s::text) AS task,
+line.args::jsonb AS args,
+coalesce(line.queue, %(queue)s::text) AS queue,
+coalesce(line.priority, %(priority)s::text)::smallint AS priority,
+nullif(coalesce(line.headers, %(headers)s::text), '')::jsonb AS headers,
+nullif(coalesce(line.max_attempts, %(max_attempts)s::text), '')::smallint AS max_attempts,
+coalesce(
+    nullif(coalesce(line.run_at, %(run_at)s::text), '')::timestamptz,
+    pgqueue.now() + make_interval(secs => nullif(coalesce(line.delay, %(delay)s::text), '')::float8)
+) AS run_at,
+coalesce(
+    nullif(coalesce(line.deadline, %(deadline)s::text), '')::timestamptz,
+    pgqueue.now() + make_interval(secs => nullif(coalesce(line.deadline_seconds, %(deadline_seconds)s::text), '')::float8)
+) AS deadline,
+nullif(coalesce(line.lock_key, %(lock_key)s::text), '')::jsonb #>> '{}' AS lock_key,
+nullif(coalesce(line.lock_limit, %(lock_limit)s::text), '')::integer AS lock_limit,
+nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked,
+nullif(coalesce(line.limit_key, %(limit_key)s::text), '')::jsonb #>> '{}' AS limit_key,
+nullif(coalesce(line.rate_key, %(rate_key)s::text), '')::jsonb #>> '{}' AS rate_key
+
+-- name: keyed_lines
+-- The lines of a batch with unique keys, as `line`, in their order.
+ROWS FROM (
+    {{lines}},
+    string_to_table(%(unique_key)s::text, E'\n'), string_to_table(%(idempotency_key)s::text, E'\n'),
+    string_to_table(%(hold)s::text, E'\n'), string_to_table(%(hold_seconds)s::text, E'\n')
+) WITH ORDINALITY AS line ({{line_names}}, unique_key, idempotency_key, hold, hold_seconds, place)
+
+-- name: keyed_values
+-- Such a line as a job to be, with an id.
+line.place,
+nextval('pgqueue.job_id_seq') AS id,
+{{line_values}},
+nullif(coalesce(line.unique_key, %(unique_key)s::text), '')::jsonb #>> '{}' AS unique_key,
+nullif(coalesce(line.idempotency_key, %(idempotency_key)s::text), '')::jsonb #>> '{}' AS idempotency_key,
+coalesce(line.hold, %(hold)s::text) AS hold,
+nullif(coalesce(line.hold_seconds, %(hold_seconds)s::text), '')::float8 AS hold_seconds
+
+-- name: first_state
+-- The state of a new job: available, if it has no time to start, or that has come.
+CASE WHEN run_at > pgqueue.now() THEN 'scheduled' ELSE 'available' END
+
+-- name: channel
+-- The channel that hears of a new job.
+CASE state WHEN 'available' THEN queue ELSE ':scheduled' END
+
+-- name: tell_channels
+-- Tell the channels of the jobs that `added` has put in.
+(SELECT count(pg_notify('pgqueue.' || channel.heard, ''))
+ FROM (SELECT DISTINCT heard FROM added WHERE %(notify)s::boolean) AS channel)
+
+-- name: scheduled_columns
+-- What the schedule of a job says of it.
+task, args, queue, priority, rank, headers, max_attempts, deadline, {{keys}}
+
+-- name: scheduled_values
+-- The same columns, of a job that the schedule `s` makes for the time `made.at`.
+s.task, s.args, s.queue, s.priority, 2 * s.priority + 1,
+coalesce(s.options -> 'headers', '{}') || jsonb_build_object('pgqueue:schedule', s.name, 'pgqueue:tick',
+    to_char(made.at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
+(s.options ->> 'max_attempts')::smallint, pgqueue.now() + make_interval(secs => (s.options ->> 'deadline')::float8),
+s.options ->> 'lock_key', (s.options ->> 'lock_limit')::integer, s.options ->> 'on_locked', s.options ->> 'limit_key',
+s.options ->> 'rate_key'
