@@ -28,6 +28,17 @@ started_at, worker_id, claim, {{attempts}}, {{job}}
 -- What an enqueue says of a job. The database says the rest.
 task, args, queue, priority, headers, max_attempts, run_at, deadline, {{keys}}
 
+-- name: claimed
+-- A job in the columns that `Job` reads. Only a claim knows a position; a deadline that has passed is answered as -infinity.
+id, coalesce(pos, 0), rank, queue, task, args::text, attempt, priority, max_attempts, crashes, snoozes, enqueued_at, run_at,
+CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END, headers::text, lock_key,
+CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END,
+limit_key, rate_key
+
+-- name: no_job
+-- The columns of `claimed` in a row that holds a summary instead of a job.
+NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+
 -- name: front
 -- The rank of a job that goes back to its lane, before jobs that were never taken; a job with crashes goes to the lanes of poison jobs.
 CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END
@@ -51,9 +62,112 @@ ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
 -- Whether the blocked job `b` has one of our `tasks`. IS TRUE: so it is a filter, and never becomes a join.
 (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
 
+-- name: live_worker
+-- Our own worker's row, locked against `rescue_lock`. If the row is missing, or says that the worker is dead, nothing may be taken.
+SELECT w.id FROM pgqueue.worker w WHERE w.id = %(worker_id)s::bigint AND w.dead_at IS NULL FOR KEY SHARE
+
 -- Claims ------------------------------------------------------------------------------------------------------------------------------
 
+-- name: open_lane
+-- Whether a claim may ask the lane `l`: its queue is not paused, and no more urgent job of the other kind waits.
+NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
+AND l.rank <= coalesce(nullif(current_setting('pgqueue.before', true), '')::integer, 32767)
+
+-- name: claim_lanes
+-- The open lanes of a claim, each with its limit, if our worker is alive. The ORDER BY must be there: a hashed anti-join turns the
+-- lanes round.
+SELECT l.queue, l.rank, l.after, l.upto, l.most, l.place
+FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(afters)s::bigint[], %(uptos)s::bigint[], %(mosts)s::integer[])
+     WITH ORDINALITY AS l (queue, rank, after, upto, most, place)
+WHERE EXISTS ({{live_worker}}) AND {{open_lane}}
+ORDER BY l.place
+
+-- name: in_lane
+-- The available jobs `j` of our tasks in the range of this lane. Beside it stands the condition of the index: plain jobs, or keyed.
+j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND j.pos <= lane.upto
+AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+
+-- name: reading_lanes
+-- The lanes of the other kind whose rank is `beyond` this one, in order, but for those of paused queues.
+SELECT l.queue, l.rank, l.after, l.place
+FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(others)s::bigint[]) WITH ORDINALITY AS l (queue, rank, after, place)
+WHERE l.rank > %(beyond)s::integer
+  AND NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
+ORDER BY l.place
+
+-- name: reading_jobs
+-- The available jobs `j` of our tasks behind the cursor of this lane. Beside it stands the condition of the index.
+j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+
+-- name: reading
+-- What the watermark has to know before a claim: (1) the snapshot of this statement was taken, (2) then the head of the position
+-- sequence is read, (3) then this transaction takes its id. Then the first job of the other kind, and the paused queues. Two settings
+-- of this transaction go with it; `| 1` stands for both ranks of a priority.
+SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0), pg_current_xact_id()::text::int8,
+       pg_current_snapshot()::text, other.rank, other.place, other.pos,
+       set_config('pgqueue.before', coalesce((other.rank | 1)::text, ''), true),
+       set_config('synchronous_commit', 'off', true), ARRAY(SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL)
+FROM (SELECT 1) AS always LEFT JOIN other ON true
+
+-- name: block
+-- The jobs of `taken` wait for the first that each lacks, of its lock, its limit and its rate. A job that `holds` has lock and limit.
+INSERT INTO pgqueue.job_blocked (state, key, holds, hold_pos, rank, {{attempts}}, {{job}})
+SELECT 'blocked', CASE WHEN lock_key IS NOT NULL AND NOT holds THEN 'lock:' || lock_key
+                       WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END,
+    holds, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END, rank, {{attempts}}, {{job}}
+FROM taken
+
 -- Keys --------------------------------------------------------------------------------------------------------------------------------
+
+-- name: lock_holders
+-- How many jobs hold the lock `wanted.key`; counted up to `head.most`, behind the hold_pos `wanted.after` (see holder_cursors.py).
+-- A chain holds the key alone, as long as a job of it is left: a job with the limit 1 has yet to start.
+SELECT CASE WHEN count(holder.key) > 0 THEN head.most ELSE count(*)::integer END AS n FROM (
+    (SELECT r.key FROM pgqueue.job_running r
+     WHERE r.lock_key = substr(wanted.key, 6) AND coalesce(r.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
+    UNION ALL
+    (SELECT NULL FROM pgqueue.job_available a WHERE a.lock_key = substr(wanted.key, 6) AND a.holds
+       AND coalesce(a.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
+    UNION ALL
+    (SELECT NULL FROM pgqueue.job_scheduled s WHERE s.lock_key = substr(wanted.key, 6) AND s.holds
+       AND coalesce(s.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
+    UNION ALL
+    (SELECT NULL FROM pgqueue.job_blocked b WHERE b.lock_key = substr(wanted.key, 6) AND b.holds
+       AND coalesce(b.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
+    LIMIT head.most
+) AS holder
+
+-- name: limit_holders
+-- How many jobs hold the limit `wanted.key`, and the lowest hold_pos of these; counted as `lock_holders`. A blocked job holds it only
+-- while it waits for what comes after the limit: a rate.
+SELECT count(*)::integer AS n, min(coalesce(holder.hold_pos, 0)) AS lowest FROM (
+    (SELECT r.hold_pos FROM pgqueue.job_running r
+     WHERE r.limit_key = substr(wanted.key, 7) AND coalesce(r.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
+    UNION ALL
+    (SELECT a.hold_pos FROM pgqueue.job_available a WHERE a.limit_key = substr(wanted.key, 7) AND a.holds
+       AND coalesce(a.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
+    UNION ALL
+    (SELECT s.hold_pos FROM pgqueue.job_scheduled s WHERE s.limit_key = substr(wanted.key, 7) AND s.holds
+       AND coalesce(s.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
+    UNION ALL
+    (SELECT b.hold_pos FROM pgqueue.job_blocked b
+     WHERE b.limit_key = substr(wanted.key, 7) AND b.holds AND (substr(b.key, 1, 5) = 'rate:') IS TRUE
+       AND coalesce(b.hold_pos, 9223372036854775807) > wanted.after LIMIT head.most)
+    LIMIT head.most
+) AS holder
+
+-- name: rate
+-- What the rate of `asked.key` allows, in seconds (see rate_limiter.py): how late a job may start, the gap between two jobs, and how
+-- far ahead the time of the key may be.
+SELECT t.late, t.gap, (p.burst - 1) * t.gap + t.early AS depth
+FROM pgqueue.key_rate p
+CROSS JOIN LATERAL (SELECT least(0.2::float8, p.period / 20) AS late, least(0.05::float8, p.period / 40) AS early) AS e
+CROSS JOIN LATERAL (SELECT e.late, e.early, (p.period + e.late + e.early) / p.count AS gap) AS t
+WHERE p.name = split_part(asked.key, ':', 1)
+
+-- name: of_rate
+-- The jobs `b` that wait for the rate `limiter.key`, as the index on these has it.
+substr(b.key, 6) = limiter.key AND left(b.key, 5) = 'rate:'
 
 -- name: start
 -- Jobs of `taken` run here, and hold the keys that they have.
@@ -62,6 +176,32 @@ INSERT INTO pgqueue.job_running (
 SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), 2 * priority, true,
     least(attempt + 1, 32767), run_at, crashes, snoozes, {{job}}
 FROM taken
+
+-- name: grant
+-- Jobs of `taken` go to the front of their lanes, and hold the keys that they have, until a worker takes them.
+INSERT INTO pgqueue.job_available (state, rank, holds, hold_pos, run_at, attempt, crashes, snoozes, {{job}})
+SELECT 'available', {{front}}, true, nextval('pgqueue.job_hold_seq'), {{due}}, attempt, crashes, snoozes, {{job}}
+FROM taken
+
+-- name: runs_here
+-- Whether the blocked job `b` may run here with its lock: it is no poison job, needs nothing more, and has one of our `tasks`.
+b.crashes = 0 AND coalesce(b.limit_key, b.rate_key) IS NULL AND {{known_here}}
+
+-- name: waiter
+-- The jobs `b` that wait for the lock `wanted.key` behind its (rank, id) (see waiter_cursors.py), of open queues, and of tasks that we
+-- or another live worker of the queue know.
+b.key = wanted.key AND (b.rank, b.id) > (wanted.rank, wanted.id) AND NOT b.holds AND NOT b.queue = {{paused}}
+AND (b.queue = ANY (%(queues)s::text[]) AND {{known_here}} OR {{served}})
+
+-- name: skippable
+-- What decides whether the blocked job `b` may be skipped.
+b.key, b.ctid, b.id, b.task, b.on_locked, coalesce(b.lock_limit, 1) AS most,
+b.on_locked IN ('skip', 'once') AND b.attempt = 0 AND b.snoozes = 0 AND b.crashes = 0 AS skips
+
+-- name: read_claim
+-- The jobs that this claim let in, in the columns of a claim, the most urgent and oldest first.
+SELECT {{claimed}} FROM pgqueue.job_running r
+WHERE r.worker_id = %(worker_id)s::bigint AND r.claim = %(claim)s::integer ORDER BY priority, id
 
 -- Ends of jobs ------------------------------------------------------------------------------------------------------------------------
 

@@ -231,7 +231,7 @@ def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
         if number == waiting:  # no further job was blocked
             return None
         yield _statement("drain_lock", keys=keys)
-        yield _unblocker(worker_id, claim, keys, queues)
+        yield from _unblock(worker_id, claim, keys, queues)
         job = yield from _claimed(worker_id, claim)
         if job is not None:
             return job
@@ -265,15 +265,13 @@ def _fetch(worker_id: int, claim: int) -> Steps[None]:
         yield Command(text("fetch_claim", config().schema), params)
 
 
-def _unblocker(worker_id: int, claim: int, keys: list[str], queues: list[str]) -> Command:
-    """Unblock one of the jobs that wait for these keys."""
-    params = {
+def _unblock(worker_id: int, claim: int, keys: list[str], queues: list[str]) -> Steps[None]:
+    """Unblock one of the jobs that wait for these keys, and skip heads that are to be skipped."""
+    params: dict[str, object] = {
         "keys": keys,
         "afters": [0] * len(keys),
         "ranks": [FRONT[0]] * len(keys),
         "ids": [FRONT[1]] * len(keys),
-        "fresh": [],
-        "heads": True,
         "queues": queues,
         "pools": [1] * len(queues),
         "slots": [1],
@@ -282,7 +280,8 @@ def _unblocker(worker_id: int, claim: int, keys: list[str], queues: list[str]) -
         "claim": claim,
         "notify": False,
     }
-    return Command(text("unblock_move", config().schema), params)
+    yield Command(text("unblock_move", config().schema), params)
+    yield Command(text("unblock_skip", config().schema), params | {"fresh": [], "heads": True})
 
 
 def _claimed(worker_id: int, claim: int) -> Steps[Job | None]:

@@ -1,8 +1,8 @@
 -- What people see of keys, and do to them by hand.
 
 -- name: locks_list
--- Keys with the jobs that hold them and how many wait, as a JSON array, the longest lines first: all that are held or waited for,
--- 1,000 of either at most. Lines are counted up to 10,001. Of a chain (see chains.py) the first that is left holds the key, the
+-- Keys with the jobs that hold them and how many wait, as a JSON array, those with the most waiters first: all that are held or waited
+-- for, 1,000 of either at most. Waiters are counted up to 10,001. Of a chain (see chains.py) the first that is left holds the key; the
 -- others wait, before all that are blocked.
 WITH RECURSIVE walked (key, place) AS (
     (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > 'lock' ORDER BY b.key LIMIT 1)
@@ -52,11 +52,11 @@ WITH RECURSIVE walked (key, place) AS (
 SELECT coalesce(json_agg(to_json(listed) ORDER BY waiting DESC, key), '[]')::text FROM listed;
 
 -- name: locks_release
--- Take a key from those of its holders that do not run: granted jobs, and those that now wait for a limit or a rate, wait for it
--- again, before all that have not had it, and jobs that hold it until their next attempt wait for that without it; a limit they held
--- goes with it. Waits for no transaction: what is being claimed just now is left alone.
--- The next sweep gives the key to the next in line; NOTIFY asks for one. One row: the ids, and those that run, each with its
--- worker, where that is, and whether it is dead; of a chain (see chains.py) the first that is left.
+-- Take a key from those of its holders that do not run. Granted jobs, and jobs that now wait for a limit or a rate, wait for the key
+-- again, before all that have not had it. A job that holds it until its next attempt waits for that without it. A limit that they held
+-- goes with it. Waits for no transaction: a job that is being claimed just now is left alone.
+-- The next sweep gives the key to the next waiter; NOTIFY asks for a sweep. One row: the ids; and those that run, each with its worker,
+-- where that is, and whether it is dead. Of a chain (see chains.py) that is the first that is left.
 WITH granted AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_available WHERE lock_key = %(key)s::text AND holds FOR UPDATE SKIP LOCKED
 ), later AS MATERIALIZED (

@@ -71,7 +71,7 @@ FROM (SELECT found.*, (SELECT to_json(p) FROM pgqueue.job_progress p
 -- name: queries_status
 -- How everything stands, as one JSON object: states, queues, workers. A partition of up to 10,000 rows is counted. A
 -- larger one is estimated from about 300 of its blocks, always the same ones: unlike the planner's statistics this is
--- true to what is there now, whether or not anybody has run ANALYZE. Of a large `available` the smallest queues are
+-- true to what is there now, whether or not ANALYZE was ever run. Of a large `available` the smallest queues are
 -- counted exactly, by their index, until 200,000 rows have been read. Jobs of unknown tasks are looked for among the first
 -- 10,000 of each lane and of those that are blocked, 100,000 in all: workers take everything else from there.
 WITH RECURSIVE counted AS MATERIALIZED (

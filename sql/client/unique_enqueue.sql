@@ -5,8 +5,9 @@
 -- if that has none; afterwards the setting is as it was.
 
 -- name: unique_enqueue
--- A batch of jobs of which some have unique keys (as JSON: they may have line breaks), in the columns of `enqueue_many_later`: those
--- with keys that were all free, and those without. One row: the ids in the lines' order, NULL for a job that was not inserted.
+-- A batch of jobs of which some have unique keys (as JSON: they may have line breaks), in the columns of `enqueue_many_later`. A job is
+-- inserted if all of its keys were free, or if it has none. One row: the ids in the order of the batch, NULL for a job that was not
+-- inserted.
 WITH patience AS MATERIALIZED (
     SELECT asked.patience, set_config('lock_timeout', CASE asked.patience WHEN '0' THEN '5s' ELSE asked.patience END, true)
     FROM current_setting('lock_timeout') AS asked (patience)
@@ -46,9 +47,9 @@ SELECT pgqueue.judge_keys(
     ARRAY(SELECT json_array_elements_text(%(keys)s::text::json)), ARRAY(SELECT json_array_elements_text(%(replaced)s::text::json)));
 
 -- name: unique_enqueue_replace
--- Jobs that have never started become what these lines say (as `unique_enqueue`, with the job's id), in one move: they keep their
--- ids, their keys and the time of their first enqueue, and start at the latest so many seconds after that. If its time has come, a
--- job keeps its turn: it goes to the front of its lane. One row: the ids of those that were changed; the others are on the move.
+-- Jobs that have never started become what this batch says (as `unique_enqueue`, with the job's id), in one move. They keep their ids,
+-- their keys and the time of their first enqueue, and start at the latest so many seconds after that. If its time has come, a job keeps
+-- its turn: it goes to the front of its lane. One row: the ids of the jobs that were changed; the others are on the move.
 WITH asked AS MATERIALIZED (
     SELECT line.holder::bigint AS id, nullif(coalesce(line.at_most, %(at_most)s::text), '')::float8 AS at_most, {{line_values}}
     FROM ROWS FROM (
@@ -87,8 +88,8 @@ SELECT ARRAY(SELECT id FROM now_available UNION ALL SELECT id FROM now_scheduled
 SELECT pg_catalog.set_config('lock_timeout', '5ms', true);
 
 -- name: unique_enqueue_following
--- The successors of a job, in its transaction, some with unique keys; the lines as of `unique_enqueue`. One statement whatever it
--- finds: if its key is held, a successor is not made, and no more is said than which job holds it. One row: those as a JSON array of
+-- The successors of a job, in its transaction, some with unique keys; a batch as that of `unique_enqueue`. One statement whatever it
+-- finds. If its key is held, a successor is not made, and no more is said than which job holds it. One row: these as a JSON array of
 -- [task, holder].
 WITH asked AS MATERIALIZED (
     SELECT {{keyed_values}}

@@ -1,8 +1,8 @@
 -- What pgqueue.testing asks beside the statements of the worker, in the transaction of a test.
 
 -- name: drain_queues
--- The queues that have available jobs of these tasks, as one array; and whether the most urgent of them that can be had has keys. Locks
--- that job, as the claim after it does: a job that another session has locked is passed over by both.
+-- The queues that have available jobs of these tasks, as one array; and whether the most urgent job that can be had has keys. Locks that
+-- job, as the claim after it does: both pass over a job that another session has locked.
 WITH first AS MATERIALIZED (
     SELECT coalesce(a.lock_key, a.limit_key, a.rate_key) IS NOT NULL AS keyed
     FROM pgqueue.job_available a
@@ -32,7 +32,8 @@ SELECT coalesce((SELECT array_agg(key) FROM (SELECT DISTINCT key FROM pgqueue.jo
 FROM pgqueue.job_blocked;
 
 -- name: drain_pass
--- Take the most urgent of the jobs of these tasks that wait for a limit or a rate, whatever these allow: one job at a time is below any limit.
+-- Take the most urgent of the jobs of these tasks that wait for a limit or a rate, whatever these allow: one job at a time is below any
+-- limit.
 WITH picked AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_blocked b
     WHERE NOT starts_with(b.key, 'lock:') AND {{known_here}}

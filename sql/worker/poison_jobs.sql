@@ -1,7 +1,7 @@
 -- name: poison_jobs_waiting
--- The poison job of two crashes or more, of these `tasks`, that has waited longest in these queues, and the rate it waits for, if it does (those that are
--- available come first). Of those that wait for a rate only one whose rate is declared and lets somebody in within so many seconds.
--- One index entry per queue, and one for each poison job that waits for another rate; no lock.
+-- The poison job of two crashes or more, of these `tasks`, that has waited longest in these queues; and the rate that it waits for, if it
+-- does. Those that are available come first. A job that waits for a rate counts only if the rate is declared, and lets a job in within so
+-- many seconds. Reads an index entry per queue, and one for each poison job that waits for another rate; no lock.
 SELECT waiting.id, waiting.key
 FROM unnest(%(queues)s::text[]) AS queue (name)
 CROSS JOIN LATERAL (
@@ -10,17 +10,11 @@ CROSS JOIN LATERAL (
      ORDER BY a.pos LIMIT 1)
     UNION ALL
     (SELECT b.id, NULL, b.key FROM pgqueue.job_blocked b
-     CROSS JOIN LATERAL (
-         -- As in rates.sql: it is open while its time is at most `depth` ahead.
-         SELECT (p.burst - 1) * (p.period + e.late + e.early) / p.count + e.early AS depth
-         FROM pgqueue.key_rate p
-         CROSS JOIN LATERAL (SELECT least(0.2::float8, p.period / 20) AS late, least(0.05::float8, p.period / 40) AS early) AS e
-         WHERE p.name = split_part(substr(b.key, 6), ':', 1)
-     ) AS r
-     WHERE b.queue = queue.name AND b.crashes > 1 AND starts_with(b.key, 'rate:')
-       AND {{known_here}}
-       AND NOT EXISTS (SELECT FROM pgqueue.limiter l WHERE l.key = substr(b.key, 6)
-                                                       AND l.next_at > pgqueue.now() + make_interval(secs => r.depth + %(seconds)s::float8))
+     CROSS JOIN LATERAL (SELECT substr(b.key, 6)) AS asked (key)
+     CROSS JOIN LATERAL ({{rate}}) AS r
+     WHERE b.queue = queue.name AND b.crashes > 1 AND starts_with(b.key, 'rate:') AND {{known_here}}
+       AND NOT EXISTS (SELECT FROM pgqueue.limiter l
+                       WHERE l.key = asked.key AND l.next_at > pgqueue.now() + make_interval(secs => r.depth + %(seconds)s::float8))
      ORDER BY b.id LIMIT 1)
 ) AS waiting
 WHERE NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = queue.name AND q.paused_at IS NOT NULL)

@@ -1,8 +1,8 @@
 -- name: rescue_disarm
--- End the sessions of a worker that has not beaten since `beat`: a stopped process keeps its locks and could still commit.
--- Pid and start time must both match, so that nobody else's session is hit. Not those that are not ours to end, for asking
--- would be an error: a superuser's, if we are none; another role's, without the right. Answers how many were ended, and how
--- many could not be, or not even be seen as they are.
+-- End the sessions of a worker whose last heartbeat is `beat`: a stopped process keeps its locks and could still commit. Pid and start
+-- time must both match, so that no other session is hit. A session that is not ours to end is left, for asking would be an error: a
+-- superuser's, if we are none; another role's, without the right. Answers how many were ended, and how many could not be, or not even
+-- be seen as they are.
 WITH found AS MATERIALIZED (
     SELECT a.pid, a.backend_start IS NOT NULL
         AND (pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'))
@@ -16,21 +16,24 @@ WITH found AS MATERIALIZED (
 SELECT count(CASE WHEN ours THEN pg_terminate_backend(pid) END), count(*) FILTER (WHERE NOT ours) FROM found;
 
 -- name: rescue_lock
--- Take the worker's row against claims (they hold it FOR KEY SHARE). No row: it beat again, or is gone.
+-- Take the worker's row against claims (they hold it FOR KEY SHARE). No row: the worker sent a heartbeat again, or is gone.
 SELECT id FROM pgqueue.worker WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint FOR UPDATE;
 
 -- name: rescue_mark
--- From now on this worker can neither claim nor beat; if it comes back it must register anew.
+-- From now on this worker can neither claim nor send a heartbeat. If it comes back, it must register anew.
 UPDATE pgqueue.worker SET dead_at = coalesce(dead_at, pgqueue.now()), state = 'stopped'
 WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint;
 
 -- name: rescue_jobs
--- Give up to n jobs of a dead worker back to the front of their lanes, the first claimed first. A job that was running at
--- the last beat carries a crash; so do, of those claimed since, as many as the worker had slots: they start in this order,
--- and a killer may need only milliseconds. But of the poison jobs of one claim only the worst had started, the first of them,
--- and beside one with two crashes nothing (poison_jobs.py). With the third crash it is failed. Those that were to run behind a holder
--- of their lock go to the front of its line, and so do holders of a key whose task no live worker knows; of a chain only the first that is left can have started (chains.py). Answers
--- how many were moved.
+-- Give up to n jobs of a dead worker back to the front of their lanes, the first claimed first. Answers how many were moved.
+-- Which jobs carry a crash:
+-- 1. A job that was running at the last heartbeat does.
+-- 2. Of the jobs claimed since then, as many do as the worker had slots: they start in this order, and a killer may need only
+--    milliseconds.
+-- 3. But of the poison jobs of one claim only the worst had started, the first of them; beside one with two crashes no other job
+--    (poison_jobs.py). Of a chain only the first that is left can have started (chains.py).
+-- With the third crash a job is failed. The other jobs of a chain go to the front of the waiting queue of their lock; so does a holder of
+-- a key whose task no live worker knows.
 WITH dead_worker AS MATERIALIZED (
     SELECT id, running, beat_at, concurrency, version_tag FROM pgqueue.worker WHERE id = %(worker_id)s::bigint
 ), picked AS MATERIALIZED (

@@ -3,9 +3,9 @@
 -- because all workers were stopped, the time begins anew.
 
 -- name: unknown_tasks_look
--- Look at the next n available and blocked jobs behind this id. Note the tasks that no live worker knows. Of their jobs end those that are
--- past their deadline (cancelled), and fail those that have been due, and their task unknown, for so many seconds. Waits for no lock of a job.
--- Answers the last id (NULL: no job is left), how many jobs were looked at, and how many of them were ended.
+-- Look at the next n available and blocked jobs behind this id, and note the tasks that no live worker knows. Of the jobs of such a task,
+-- those past their deadline end (cancelled). Those fail that have been due, and their task unknown, for so many seconds. Waits for no
+-- lock of a job. Answers the last id (NULL: no job is left), how many jobs were looked at, and how many of them were ended.
 WITH looked AS MATERIALIZED (
     SELECT j.id, j.queue, j.task, j.enqueued_at, j.run_at, j.deadline FROM pgqueue.job j
     WHERE j.state IN ('available', 'blocked') AND j.id > %(after)s::bigint
@@ -42,7 +42,8 @@ WITH looked AS MATERIALIZED (
     INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
     SELECT id, attempt, %(worker_id)s::bigint, pgqueue.now(), pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
         CASE WHEN late THEN 'cancelled' ELSE 'refused' END,
-        CASE WHEN late THEN 'deadline' ELSE concat('no task named ', quote_literal(task), ' is imported by any worker') END, %(version_tag)s::text
+        CASE WHEN late THEN 'deadline' ELSE concat('no task named ', quote_literal(task), ' is imported by any worker') END,
+        %(version_tag)s::text
     FROM ended
 ), dead AS (
     INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, version_tag, {{attempts}}, {{job}})
@@ -58,8 +59,8 @@ WITH looked AS MATERIALIZED (
 SELECT (SELECT max(id) FROM looked), (SELECT count(*) FROM looked), (SELECT count(*) FROM dead), (SELECT count(done) FROM told);
 
 -- name: unknown_tasks_forget
--- Forget the tasks that a live worker knows again, and those that the last whole walk over all jobs, begun at `walked`, has not seen (NULL:
--- none of these). Answers the time now, and how many were forgotten. Times are seconds since 1970.
+-- Forget the tasks that a live worker knows again; and those that the last whole walk over all jobs, begun at `walked`, has not seen
+-- (NULL: none of these). Answers the time now, and how many were forgotten. Times are seconds since 1970.
 WITH gone AS (
     DELETE FROM pgqueue.unknown_task t
     WHERE {{served}}

@@ -176,7 +176,7 @@ def test_a_fragment_of_another_schema_names_that(sql_files: Path) -> None:
 def test_a_fragment_that_is_not_there_is_an_error(sql_files: Path) -> None:
     (sql_files.parent / "fragments.sql").write_text("-- name: a\n{{b}}\n-- name: b\n1\n")
     (sql_files / "one.sql").write_text("-- name: one\nSELECT {{c}}\n")
-    with pytest.raises(KeyError, match="'b'.*behind the fragment that uses it"):
+    with pytest.raises(KeyError, match=r"'b'.*behind the fragment that uses it"):
         statements.text("one", "pgqueue")
     (sql_files.parent / "fragments.sql").write_text("-- name: b\n1\n")
     with pytest.raises(KeyError, match="no fragment 'c'"):

@@ -192,10 +192,8 @@ class EarlyClaim(UnlockedClaim):
         made = super().statement(name, **params)
         if name != "keyed_claim_move":
             return made
-        early = "AND pg_try_advisory_xact_lock(hashtextextended('pgqueue.lock:' || j.lock_key, 7)) AND NOT EXISTS"
-        sql = made.sql.replace(
-            "AND NOT EXISTS (SELECT FROM pgqueue.job_running", early + " (SELECT FROM pgqueue.job_running"
-        )
+        early = "pg_try_advisory_xact_lock(hashtextextended('pgqueue.' || wanted.key, 7))"
+        sql = made.sql.replace("WHERE held.n = 0", f"WHERE {early} AND held.n = 0")
         assert sql != made.sql
         return replace(made, sql=sql)
 

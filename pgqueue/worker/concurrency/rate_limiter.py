@@ -49,7 +49,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from time import monotonic
-from typing import Any
 
 import msgspec
 import psycopg
@@ -125,8 +124,23 @@ FULL_SECONDS, HAND_ON_SECONDS = 0.1, 1.0
 HAND_ON_BYTES = 7_000
 LOST_FIRST, LOST_MOST = 0.5, 5.0
 """How much later to come where another worker was faster."""
-NOBODY = (0, 0.0, 0.0, False, False, None, False)
-"""What is answered, in effect, of a key without a rate."""
+
+
+class Charged(msgspec.Struct):
+    """What a rate has let in: how many jobs, how long until the next may be, and when these are too late; seconds."""
+
+    taken: int = 0
+    pause: float = 0.0
+    late: float = 0.0
+
+
+class Outlook(msgspec.Struct):
+    """What is left to wait for a rate: see `rates_outlook`."""
+
+    remains: bool = False
+    elsewhere: bool = False
+    last: int | None = None
+    poison: bool = False
 
 
 class RateLimiter:
@@ -307,39 +321,43 @@ class RateLimiter:
 
     async def _try(self, keys: list[str], openings: Openings) -> None:
         link, claim, worker_id = self._session.link, self._state.claims.begin(), self._state.id
+        queues, poison = openings.queues, integers(openings.poison)
         self._asking = frozenset(keys)
         self._again.clear()
         try:
-            [(began,)], _, [(looked, answers)], rows = await self._session.run_then(
+            [(began,)], _, [(looked, said)], [(left,)], rows = await self._session.run_then(
                 link.statement("rates_clock"),
                 link.statement("rates_lock", keys=keys),
                 link.statement(
                     "rates_move",
                     keys=keys,
-                    queues=openings.queues,
+                    queues=queues,
                     pools=[index for index, room in enumerate(openings.rooms, 1) for _ in room.queues],
                     slots=[room.free for room in openings.rooms],
                     spare=[room.spare for room in openings.rooms],
                     most=min(self._most, sum(room.free + room.spare for room in openings.rooms)),
-                    poison=integers(openings.poison),
+                    poison=poison,
                     tasks=self._tasks,
                     ordinary=openings.ordinary,
                     worker_id=worker_id,
                     claim=claim,
                 ),
-                then=[link.statement("rates_read", claim=claim, worker_id=worker_id)],
+                then=[
+                    link.statement("rates_outlook", keys=keys, queues=queues, poison=poison, tasks=self._tasks),
+                    link.statement("rates_read", claim=claim, worker_id=worker_id),
+                ],
             )
             # By our clock no later than when the transaction let in by its own; between the two it may have waited.
             at = self._session.sent + (0.0 if looked is None else max(0.0, (looked - began) / 1e6))
             self.asks += 1
-            found = {key: tuple(rest) for key, *rest in json.loads(answers)}
+            charged = msgspec.json.decode(said, type=dict[str, Charged])
             jobs = [Job(row, claim) for row in rows]
             for job in jobs:
-                job.start_by = at + (found[job.rate_key][2] if job.rate_key in found else 0.0)
+                job.start_by = at + (charged[job.rate_key].late if job.rate_key in charged else 0.0)
             self.started += len(jobs)
             if jobs:
                 self._adapt(jobs)
-            self._note(keys, openings, found)
+            self._note(keys, openings, charged, msgspec.json.decode(left, type=dict[str, Outlook]))
             for key in self._again:
                 self._remember(key, RateWaiters(monotonic()))
             if jobs or not openings.ordinary:
@@ -380,20 +398,25 @@ class RateLimiter:
             self._most = max(LET_IN_LEAST, min(LET_IN_MOST, 2 * self._most, fits))
         self._before, self._came = jobs, now
 
-    def _note(self, keys: list[str], openings: Openings, found: Mapping[str, tuple[Any, ...]]) -> None:
+    def _note(
+        self, keys: list[str], openings: Openings, charged: Mapping[str, Charged], outlooks: Mapping[str, Outlook]
+    ) -> None:
         """What becomes of each line: forgotten if nobody is left, else asked for again, when it may move on."""
-        now, full, took = monotonic(), openings.full, any(taken for taken, *_ in found.values())
+        now, full, took = monotonic(), openings.full, any(each.taken for each in charged.values())
         for key in keys:
-            taken, pause, _, remains, elsewhere, last, poison = found.get(key, NOBODY)
-            before = self._waiters.get(key)
-            if elsewhere and taken:  # if we took nobody, who told us of the line has told the others
-                self._others[key] = None
-            if before is None or not (remains or poison):
+            if key not in charged:  # a key without a rate
                 self._forget(key)
-            elif not remains:  # poison jobs that we cannot take now
+                continue
+            taken, pause, outlook = charged[key].taken, charged[key].pause, outlooks[key]
+            before = self._waiters.get(key)
+            if outlook.elsewhere and taken:  # if we took nobody, who told us of the line has told the others
+                self._others[key] = None
+            if before is None or not (outlook.remains or outlook.poison):
+                self._forget(key)
+            elif not outlook.remains:  # poison jobs that we cannot take now
                 self._remember(key, RateWaiters(now + LOOK_SECONDS))
             elif pause > 0.0:
-                pushed = self._pushed(before, taken, last)
+                last, pushed = outlook.last, self._pushed(before, taken, outlook.last)
                 self._remember(key, RateWaiters(now + max(pause, PAUSE_LEAST) + pushed, last=last, pushed=pushed))
             elif taken:  # our slots are the limit: not for each one that is free
                 self._remember(key, RateWaiters(now + (SLOT_PAUSE if taken < LET_IN_LEAST else 0.0)))

@@ -36,6 +36,27 @@ class Unblocked:
     skipped: int = 0
 
 
+class UnblockSummary(msgspec.Struct):
+    """What a move says of its keys."""
+
+    gone: list[tuple[str, int, int, int]]
+    """(key, how many jobs have left its waiting queue, rank and id of the last one)."""
+    onward: list[str]
+    """Keys to be asked for next."""
+    lowest_hold: int | None = None
+    """The lowest hold_pos of the jobs that came in; None if none did."""
+    held: list[str] = []
+    """Of locks: the keys that other jobs held before."""
+    full: list[str] = []
+    """Of locks: the keys with waiters and no room left."""
+    too_large: bool = False
+    """Of locks: whether the jobs have to be read apart."""
+    oldest: list[tuple[str, int]] = []
+    """Of limits: (key, the lowest hold_pos of its holders)."""
+    ended: list[str] = []
+    """Of limits: the keys with room left and no waiter."""
+
+
 class Semaphores:
     """Makes the moves of one worker, on one session. `rooms` says where a job may run here now."""
 
@@ -69,18 +90,14 @@ class Semaphores:
             ),
             on=on,
         )
-        came = [(LOCK + row[15], row[19], row[0], row[1]) for row in rows]
-        if first[7]:
-            came = msgspec.json.decode(first[14])
+        summary = msgspec.json.decode(first[-1], type=UnblockSummary)
+        if summary.too_large:
             [rows] = await self._session.run(self._read("unblock_read", keys, claim, afters=afters))
-            places = {job_id: place for _, _, job_id, place in came}
-            rows = [(row[0], places[row[0]], *row[2:]) for row in rows]
-        for key, (rank, job_id, place) in _lasts(came).items():
-            self.waiter_cursors.unblocked(key, (rank, job_id), 1 - place)
-        self._learn(rows, first[1], msgspec.json.decode(first[3]) if first[3] else ())
-        longer = msgspec.json.decode(first[5])
+        self._remember(summary.gone)
+        self._learn(rows, summary)
         rows.sort(key=lambda row: (-row[1], row[7], row[0]))
-        return Unblocked(rows, longer, _unsure(keys, behind, {*longer, *(LOCK + row[15] for row in rows)}))
+        sure = {*summary.onward, *(key for key, *_ in summary.gone)}
+        return Unblocked(rows, summary.onward, _unsure(keys, behind, sure))
 
     async def find_waiters(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
         """Of these keys those that somebody waits for; and those of whose lines nobody was found, which were not read
@@ -107,42 +124,37 @@ class Semaphores:
         keys, on = list(asked), await self._begin()
         afters = self._afters(keys)
         behind = self._behind(asked)
-        _, [(_, skipped, _, _, onward, lowest, held, full, gone)], rows = await self._session.run_then(
+        _, [(said,)], *skips, rows = await self._session.run_then(
             self._lock(keys),
-            self._statement(
-                "unblock_move",
-                keys,
-                claim,
-                afters=afters,
-                fresh=[job_id for ids, _ in asked.values() for job_id in ids],
-                heads=any(head for _, head in asked.values()),
-                **_places(behind),
-            ),
+            self._statement("unblock_move", keys, claim, afters=afters, **_places(behind)),
+            *self._skip(asked, afters),
             then=[self._read("unblock_read", keys, claim, afters=afters)],
             on=on,
         )
-        for key, number, rank, job_id in msgspec.json.decode(gone) if gone else ():
-            self.waiter_cursors.unblocked(key, (rank, job_id), number)
-        for key in onward:  # in its line those that come from a lock may stand in front of others
+        summary = msgspec.json.decode(said, type=UnblockSummary)
+        self._remember(summary.gone)
+        for key in summary.onward:  # in its line those that come from a lock may stand in front of others
             self.waiter_cursors.doubt(key)
-        self._learn(rows, lowest, held)
-        return Unblocked(rows, onward, _unsure(keys, behind, set(full)), len(skipped))
+        self._learn(rows, summary)
+        skipped = sum(count for [(count, _)] in skips)
+        return Unblocked(rows, summary.onward, _unsure(keys, behind, set(summary.full)), skipped)
 
     async def unblock_for_limits(self, asked: Wanted, claim: int) -> Unblocked:
         """The same for limits. Those that went on took no slot, so there may be more of them; and the statement keeps
         some back until it is asked again, but never without letting one go on: so the key is to be asked for next."""
         keys, on = list(asked), await self._begin()
         behind = self._behind(asked)
-        _, [(_, onward, _, _, lowest, oldest, ended, gone)], rows = await self._session.run_then(
+        _, [(said,)], rows = await self._session.run_then(
             self._lock(keys),
             self._statement("unblock_limits", keys, claim, afters=self._afters(keys), **_places(behind)),
             then=[self._read("unblock_read_limits", keys, claim)],
             on=on,
         )
-        for key, number, rank, job_id in msgspec.json.decode(gone) if gone else ():
-            self.waiter_cursors.unblocked(key, (rank, job_id), number)
-        self.holder_cursors.counted(msgspec.json.decode(oldest) if oldest else (), lowest)
-        return Unblocked(rows, [*onward, *keys] if onward else [], _unsure(keys, behind, set(keys).difference(ended)))
+        summary = msgspec.json.decode(said, type=UnblockSummary)
+        self._remember(summary.gone)
+        self.holder_cursors.counted(summary.oldest, summary.lowest_hold)
+        onward = [*summary.onward, *keys] if summary.onward else []
+        return Unblocked(rows, onward, _unsure(keys, behind, set(keys).difference(summary.ended)))
 
     async def _begin(self) -> int | None:
         """Connect. What the next statements have to be sent on, because something learned on it goes with them."""
@@ -158,9 +170,28 @@ class Semaphores:
                 self.waiter_cursors.doubt(key)
         return [self.waiter_cursors.position(key) for key in asked]
 
-    def _learn(self, rows: list[Row], lowest: int | None, held: Collection[str]) -> None:
-        if lowest is not None:
-            self.holder_cursors.granted({LOCK + row[15] for row in rows}.difference(held), lowest)
+    def _remember(self, gone: Iterable[tuple[str, int, int, int]]) -> None:
+        for key, number, rank, job_id in gone:
+            self.waiter_cursors.unblocked(key, (rank, job_id), number)
+
+    def _learn(self, rows: list[Row], summary: UnblockSummary) -> None:
+        if summary.lowest_hold is not None:
+            keys = {LOCK + row[15] for row in rows}
+            self.holder_cursors.granted(keys.difference(summary.held), summary.lowest_hold)
+
+    def _skip(self, asked: Wanted, afters: str) -> list[Statement[Any]]:
+        """What ends jobs that are to be skipped; nothing if no job may have to be."""
+        fresh = [job_id for ids, _ in asked.values() for job_id in ids]
+        heads = any(head for _, head in asked.values())
+        if not (fresh or heads):
+            return []
+        asks = {
+            "fresh": integers(fresh),
+            "heads": heads,
+            "notify": self._state.settings.notify,
+            "worker_id": self._state.id,
+        }
+        return [self._session.link.statement("unblock_skip", keys=texts(asked), afters=afters, **asks)]
 
     def _lock(self, keys: list[str]) -> Statement[Any]:
         return self._session.link.statement("unblock_lock", keys=texts(keys))
@@ -195,11 +226,6 @@ class Semaphores:
 def _places(behind: Sequence[Position]) -> dict[str, str]:
     """Behind whom lines are to be read, as statements want it."""
     return {"ranks": integers(rank for rank, _ in behind), "ids": integers(job_id for _, job_id in behind)}
-
-
-def _lasts(came: Iterable[tuple[str, int, int, int]]) -> dict[str, tuple[int, int, int]]:
-    """Of each key the last one that came in: rank, id, place in its chain."""
-    return {key: (rank, job_id, place) for key, rank, job_id, place in sorted(came, key=lambda one: -one[3])}
 
 
 def _unsure(keys: Iterable[str], behind: Iterable[Position], sure: Collection[str]) -> list[str]:

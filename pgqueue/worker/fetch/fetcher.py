@@ -98,9 +98,20 @@ class Claimed:
         return len(self.jobs) + self.blocked >= n
 
 
-Answer = tuple[list[Row], Row, list[Job], Sequence[tuple[str, int, int, int]]]
-"""What came of a fetch: the reading, the claim's first row, jobs, and (queue, rank, how many, highest position) of the
-lanes in which it has blocked jobs."""
+class ClaimSummary(msgspec.Struct):
+    """What a claim says beside its jobs; only one of jobs with keys says more than which lanes were open."""
+
+    lanes: list[int]
+    """The places (from 1) of the lanes that were open."""
+    lowest_hold: int | None = None
+    """The lowest hold_pos of the jobs that run now; None if none does."""
+    held: list[str] = []
+    """The locks that came with such a job."""
+    blocked: Blocked | None = None
+
+
+Answer = tuple[list[Row], ClaimSummary, list[Job]]
+"""What came of a fetch: the reading, and the claim's summary and jobs."""
 
 
 def spaced(wanted: float, poll: float) -> float:
@@ -402,19 +413,19 @@ class Fetcher:
             "ranks": integers(rank for (_, rank, _), *_ in places),
             "afters": integers(after for _, after, _, _ in places),
             "uptos": integers(upto for _, _, upto, _ in places),
+            "mosts": integers(most for *_, most in places),
             "tasks": self._tasks,
         }
-        how = {"mosts": integers(most for *_, most in places), "worker_id": self._state.id, "claim": claim, "n": n}
+        how = {"worker_id": self._state.id, "claim": claim, "n": n}
         send = self._claim_plain if kind is self.kinds.plain else self._claim_keyed
-        [(head, xid, snapshot, rank, place, pos, *_, paused)], first, jobs, blocked = await send(
-            reading, asked, lanes, how
-        )
+        [(head, xid, snapshot, rank, place, pos, *_, paused)], summary, jobs = await send(reading, asked, lanes, how)
+        blocked = () if summary.blocked is None else summary.blocked.lanes
         looked = {lane: head for lane in other[: len(other) if place is None else place - 1] if lane[0] not in paused}
         if place is not None:
             looked[other[place - 1]] = min(pos - 1, head)
         return Claimed(
             reading=Reading(head, xid, snapshot),
-            scanned={places[place - 1][0] for place in msgspec.json.decode(first[5], type=list[int])},
+            scanned={places[place - 1][0] for place in summary.lanes},
             taken=_taken(kind, jobs, blocked),
             jobs=jobs,
             blocked=sum(count for _, _, count, _ in blocked),
@@ -427,7 +438,7 @@ class Fetcher:
     ) -> Answer:
         claim = self._session.link.statement("fetch_claim", **lanes, **how)
         read, [first, *rows] = await self._send(reading, claim)
-        return read, first, [Job(row, how["claim"]) for row in rows], ()
+        return read, msgspec.json.decode(first[-1], type=ClaimSummary), [Job(row, how["claim"]) for row in rows]
 
     async def _claim_keyed(
         self, reading: Statement[Any], asked: Asked, lanes: dict[str, str], how: dict[str, Any]
@@ -442,21 +453,22 @@ class Fetcher:
         cursors = {"starts": self._holder_cursors.often(), "lines": _lines(fronts)}
         claim = link.statement("keyed_claim_move", **lanes, **how, **cursors)
         read, *answers, [first, *rows] = await self._send(reading, *ahead, claim, on=on)
+        summary = msgspec.json.decode(first[-1], type=ClaimSummary)
         if jobs := [Job(row, how["claim"]) for row in rows]:
             self._keys.granted(jobs)
-            self._given(first, jobs, fronts)
-        blocked = Blocked([], {}) if first[14] is None else msgspec.json.decode(first[14], type=Blocked)
+            self._given(summary, jobs, fronts)
+        blocked = Blocked([], {}) if summary.blocked is None else summary.blocked
         keys, singly, lowest = self.keyed_claim.handle_answer(answers, blocked, len(jobs))
         if keys:
             self._keys.blocked(keys, singly, lowest)
-        return read, first, jobs, blocked.lanes
+        return read, summary, jobs
 
-    def _given(self, first: Sequence[Any], jobs: Sequence[Job], fronts: Mapping[str, Position]) -> None:
+    def _given(self, summary: ClaimSummary, jobs: Sequence[Job], fronts: Mapping[str, Position]) -> None:
         """Remember where the holders of the locks that this claim has given begin."""
-        if first[1] is not None:
-            came_with = set(msgspec.json.decode(first[3])) if first[3] else ()
-            keys = [key for job in jobs if (key := job.lock_key) is not None and key not in came_with]
-            self._holder_cursors.granted(keys, first[1])
+        if summary.lowest_hold is not None:
+            held = set(summary.held)
+            keys = [key for job in jobs if (key := job.lock_key) is not None and key not in held]
+            self._holder_cursors.granted(keys, summary.lowest_hold)
             self._keys.waiter_cursors.empty(
                 (line for key in keys if (line := LOCK + key) not in fronts), self._session.sent
             )

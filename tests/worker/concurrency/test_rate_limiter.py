@@ -712,9 +712,10 @@ def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.second
+@pytest.mark.parametrize("statement", ["rates_move", "rates_outlook"])
 @pytest.mark.parametrize("remain", [0, 3])
 async def test_an_ask_costs_the_same_however_many_wait_ahead_who_cannot_go(
-    pacers: Pacers, eyes: Eyes, conn: psycopg.Connection, remain: int
+    pacers: Pacers, eyes: Eyes, conn: psycopg.Connection, remain: int, statement: str
 ) -> None:
     eyes.do(RATED, "k", 1, 1.0, 1)
     eyes.do("INSERT INTO pgqueue.queue (name, paused_at) VALUES ('paused', now())")
@@ -730,14 +731,14 @@ async def test_an_ask_costs_the_same_however_many_wait_ahead_who_cannot_go(
         for row in (("paused", 1, 0), ("nobody's", 1, 0), ("default", -2, 1), ("default", -1, 2)):
             eyes.do(WAITING, *row, number)
         eyes.do("ANALYZE pgqueue.job_blocked")
-        sql = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statements.text('rates_move', 'pgqueue')}"
+        sql = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statements.text(statement, 'pgqueue')}"
         [(plan,)] = conn.execute(sql.encode(), params).fetchall()
         conn.rollback()
         pages.append(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
     assert pages[1] <= 2 * pages[0], pages
 
 
-@pytest.mark.parametrize("statement", ["rates_move", "rates_overdue"])
+@pytest.mark.parametrize("statement", ["rates_move", "rates_outlook", "rates_overdue"])
 def test_a_planner_that_knows_nothing_looks_for_those_who_can_go_by_queue(
     conn: psycopg.Connection, statement: str
 ) -> None:

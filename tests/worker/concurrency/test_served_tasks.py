@@ -17,7 +17,7 @@ from pgqueue.database.statements import Statement
 from pgqueue.worker.liveness.rescue import Rescue
 
 SERVED = re.compile(
-    r"\((\w+)\.queue, \w+\.task\) IN \(SELECT (\w)\.queue, \2\.task FROM (?:pgqueue\.served\(\)|known) AS \2\)"
+    r"\((\w+\.)?queue, (?:\w+\.)?task\) IN \(SELECT (\w)\.queue, \2\.task FROM (?:pgqueue\.served\(\)|known) AS \2\)"
 )
 
 
@@ -26,7 +26,7 @@ class ByQueue(Link):
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         made = super().statement(name, **params)
-        return replace(made, sql=SERVED.sub(r"\1.queue IN (SELECT s.queue FROM pgqueue.served() AS s)", made.sql))
+        return replace(made, sql=SERVED.sub(r"\1queue IN (SELECT s.queue FROM pgqueue.served() AS s)", made.sql))
 
 
 BOTH = pytest.mark.parametrize("link", [Link, ByQueue])

@@ -533,6 +533,7 @@ async def test_an_admit_costs_the_same_however_many_keys_and_waiting_jobs_there_
 
 STATEMENTS = [
     "unblock_move",
+    "unblock_skip",
     "unblock_next",
     "unblock_read",
     "unblock_limits",

@@ -333,3 +333,29 @@ async def test_plain_jobs_behind_a_long_row_are_taken_at_once(desk: Desk, eyes: 
     eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, 40)")
     assert len(await desk.park(40)) == 40
     assert eyes.states() == {"available": 12_000, "running": 40}
+
+
+async def test_what_skips_jobs_is_sent_only_where_one_may_have_to_be_skipped(desk: Desk, eyes: Eyes) -> None:
+    put(eyes, "a", 3, lock_limit=2)
+    await desk.take()
+    assert isinstance(desk.link, Counting)
+    assert "unblock_move" in desk.link.sent
+    assert "unblock_skip" not in desk.link.sent
+    [late] = put(eyes, "a", 1, lock_limit=2, on_locked="skip")
+    await desk.take()
+    assert "unblock_skip" in desk.link.sent
+    assert eyes.state(late) == "skipped"
+    desk.link.sent.clear()
+    desk.admit.swept(["lock:a"])  # the head may be one that its claimer did not live to decide on
+    await desk.let_in()
+    assert "unblock_skip" in desk.link.sent
+
+
+async def test_a_job_is_skipped_by_its_own_limit_whatever_the_first_waiter_allows(desk: Desk, eyes: Eyes) -> None:
+    put(eyes, "a", 3, lock_limit=3)
+    assert len(await desk.take()) == 3
+    [first] = put(eyes, "a", 1, lock_limit=2)
+    assert await desk.take() == []
+    late, fits = put(eyes, "a", 1, lock_limit=3, on_locked="skip") + put(eyes, "a", 1, lock_limit=4, on_locked="skip")
+    assert await desk.take() == []
+    assert [eyes.state(job) for job in (first, late, fits)] == ["blocked", "skipped", "blocked"]
