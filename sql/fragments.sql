@@ -119,6 +119,14 @@ FROM taken
 
 -- Keys --------------------------------------------------------------------------------------------------------------------------------
 
+-- name: lock_keys
+-- Lock these keys, at most 64, for this transaction: in the order of their hashes, so that no two transactions wait for each other.
+SELECT count(pg_catalog.pg_advisory_xact_lock(hashed.hash)::pg_catalog.text)
+FROM (
+    SELECT DISTINCT pg_catalog.hashtextextended('pgqueue.' || asked.key, 7) AS hash
+    FROM unnest(%(keys)s::text[]) AS asked (key) ORDER BY hash LIMIT 64
+) AS hashed
+
 -- name: lock_holders
 -- How many jobs hold the lock `wanted.key`; counted up to `head.most`, behind the hold_pos `wanted.after` (see holder_cursors.py).
 -- A chain holds the key alone, as long as a job of it is left: a job with the limit 1 has yet to start.

@@ -47,9 +47,7 @@ WITH picked AS MATERIALIZED (
 
 -- name: drain_lock
 -- As `unblock_lock`, without a change of settings: the transaction is a test's.
-SELECT count(pg_advisory_xact_lock(hashed.hash)::text)
-FROM (SELECT DISTINCT hashtextextended('pgqueue.' || asked.key, 7) AS hash
-      FROM unnest(%(keys)s::text[]) AS asked (key) ORDER BY hash LIMIT 64) AS hashed;
+{{lock_keys}};
 
 -- name: drain_claimed
 -- The job of this claim, in the columns of a claim. Times are microseconds since 2000, as a worker's connections read them:

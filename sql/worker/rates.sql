@@ -7,14 +7,9 @@
 SELECT pgqueue.now();
 
 -- name: rates_lock
--- Lock these keys of rates, at most 64, for this transaction: in the order of their hashes, so that no two transactions wait for each
--- other. The transaction is a short one, of pgqueue's own, and durable. Some of the jobs that it lets in start before it is flushed; if the
--- server lost the charge for them, other jobs would start in their time.
-SELECT count(pg_catalog.pg_advisory_xact_lock(hashed.hash)::pg_catalog.text)
-FROM (
-    SELECT DISTINCT pg_catalog.hashtextextended('pgqueue.rate:' || asked.key, 7) AS hash
-    FROM unnest(%(keys)s::text[]) AS asked (key) ORDER BY hash LIMIT 64
-) AS hashed
+-- Lock these keys, at most 64. The transaction is a short one, of pgqueue's own, and durable. Some of the jobs that it lets in start before
+-- it is flushed; if the server lost the charge for them, other jobs would start in their time.
+{{lock_keys}}
 CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true) OFFSET 0) AS settings;
 
 -- name: rates_move

@@ -27,13 +27,8 @@ FROM (
 ) AS looked;
 
 -- name: unblock_lock
--- Lock these keys, at most 64, for this transaction: in the order of their hashes, so that no two transactions wait for each other.
--- The transaction is a short one, of pgqueue's own, and may be lost: then its jobs wait again.
-SELECT count(pg_advisory_xact_lock(hashed.hash)::text)
-FROM (
-    SELECT DISTINCT hashtextextended(concat('pgqueue.', asked.key), 7) AS hash
-    FROM unnest(%(keys)s::text[]) AS asked (key) ORDER BY hash LIMIT 64
-) AS hashed
+-- Lock these keys, at most 64. The transaction is a short one, of pgqueue's own, and may be lost: then its jobs wait again.
+{{lock_keys}}
 CROSS JOIN (
     SELECT set_config('lock_timeout', '1s', true), set_config('synchronous_commit', 'off', true) OFFSET 0
 ) AS settings;
@@ -89,21 +84,22 @@ WITH me AS MATERIALIZED (
     ) AS after
     WHERE after.fits
 ), came AS MATERIALIZED (
-    SELECT key, ctid, id, rank, 0 AS place FROM placed WHERE here UNION ALL SELECT key, ctid, id, rank, place FROM chained
+    SELECT key, ctid, id, rank FROM placed WHERE here UNION ALL SELECT key, ctid, id, rank FROM chained
 ), taken AS (
-    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM came)) RETURNING {{job}}, {{attempts}}
+    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM came)) RETURNING {{job}}, {{attempts}}, rank
 ), running AS (
     INSERT INTO pgqueue.job_running (
         state, worker_id, claim, started_at, rank, holds, key, attempt, run_at, crashes, snoozes, {{job}})
     SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(),
-        CASE came.place WHEN 0 THEN 2 * priority ELSE came.rank END, came.place = 0, CASE WHEN came.place > 0 THEN came.key END,
+        CASE WHEN chained.id IS NULL THEN 2 * priority ELSE taken.rank END, chained.id IS NULL, chained.key,
         least(attempt + 1, 32767), run_at, crashes, snoozes, {{job}}
-    FROM taken JOIN came USING (id)
+    FROM taken LEFT JOIN chained USING (id)
     RETURNING hold_pos
 ), shown AS MATERIALIZED (
-    SELECT {{job}}, run_at, least(attempt + 1, 32767)::smallint AS attempt, crashes, snoozes, -came.place AS pos,
-        (2 * priority)::smallint AS rank, sum(octet_length(args::text) + coalesce(octet_length(headers::text), 0)) OVER () > 32768 AS too_large
-    FROM taken JOIN came USING (id)
+    SELECT {{job}}, run_at, least(attempt + 1, 32767)::smallint AS attempt, crashes, snoozes, (2 * priority)::smallint AS rank,
+        -coalesce(chained.place, 0) AS pos,
+        sum(octet_length(args::text) + coalesce(octet_length(headers::text), 0)) OVER () > 32768 AS too_large
+    FROM taken LEFT JOIN chained USING (id)
 )
 SELECT {{no_job}}, CASE
     WHEN (SELECT count(*) FROM came) <> (SELECT count(*) FROM running)
@@ -112,9 +108,8 @@ SELECT {{no_job}}, CASE
         'lowest_hold', (SELECT min(hold_pos) FROM running),
         'held', (SELECT coalesce(json_agg(key), '[]') FROM placed WHERE here AND n > 0),
         'onward', (SELECT coalesce(json_agg(key), '[]') FROM placed WHERE more OR NOT here),
-        'gone', (SELECT coalesce(json_agg(json_build_array(key, n, rank, id)), '[]') FROM (
-            SELECT DISTINCT ON (key COLLATE "C") key, rank, id, count(*) OVER (PARTITION BY key COLLATE "C") AS n
-            FROM came ORDER BY key COLLATE "C", place DESC) AS last),
+        'gone', (SELECT coalesce(json_agg(json_build_array(key, n, last[1], last[2])), '[]') FROM (
+            SELECT key, count(*) AS n, max(ARRAY[rank::bigint, id]) AS last FROM came GROUP BY key) AS gone),
         'too_large', EXISTS (SELECT FROM shown WHERE too_large))::text END AS summary
 UNION ALL
 SELECT {{claimed}}, NULL FROM shown WHERE NOT too_large;
@@ -188,9 +183,8 @@ SELECT CASE
         'onward', (SELECT coalesce(json_agg(DISTINCT key), '[]') FROM onward),
         'full', (SELECT coalesce(json_agg(key), '[]') FROM line
                  WHERE most <= n + (SELECT count(*) FROM unblocked WHERE unblocked.key = line.key)),
-        'gone', (SELECT coalesce(json_agg(json_build_array(key, n, rank, id)), '[]') FROM (
-            SELECT DISTINCT ON (key COLLATE "C") key, rank, id, count(*) OVER (PARTITION BY key COLLATE "C") AS n
-            FROM unblocked ORDER BY key COLLATE "C", rank DESC, id DESC) AS last),
+        'gone', (SELECT coalesce(json_agg(json_build_array(key, n, last[1], last[2])), '[]') FROM (
+            SELECT key, count(*) AS n, max(ARRAY[rank::bigint, id]) AS last FROM unblocked GROUP BY key) AS gone),
         'told', (SELECT count(done) FROM told))::text END AS summary;
 
 -- name: unblock_skip

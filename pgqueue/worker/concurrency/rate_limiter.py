@@ -327,7 +327,7 @@ class RateLimiter:
         try:
             [(began,)], _, [(looked, said)], [(left,)], rows = await self._session.run_then(
                 link.statement("rates_clock"),
-                link.statement("rates_lock", keys=keys),
+                link.statement("rates_lock", keys=[RATE + key for key in keys]),
                 link.statement(
                     "rates_move",
                     keys=keys,
