@@ -102,6 +102,19 @@ class SlowSearch(Link):
         return replace(made, sql=sql)
 
 
+class SlowOutlook(Link):
+    """As the real one, but it takes a while to look what is left to wait."""
+
+    SECONDS = 2.0
+
+    def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
+        made = super().statement(name, **params)
+        slow = f"FROM (SELECT pg_catalog.pg_sleep({self.SECONDS})) AS slow, (SELECT DISTINCT k.key"
+        sql = made.sql.replace("FROM (SELECT DISTINCT k.key", slow)
+        assert name != "rates_outlook" or sql != made.sql
+        return replace(made, sql=sql)
+
+
 def rated(eyes: Eyes, number: int, key: str = "k", **columns: Any) -> list[int]:
     """So many jobs under this key of a rate, not yet in its line; their ids."""
     columns = {"task": "x", "rate_key": key} | columns

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 from commands import pgqueue as command
-from rate_desk import RATED, FreeOfCharge, Pacer, SlowSearch, Unlocked, bound, line, most, race, rated
+from rate_desk import RATED, FreeOfCharge, Pacer, SlowOutlook, SlowSearch, Unlocked, bound, line, most, race, rated
 from workers import Eyes, until, wait_until, work, workers
 
 import pgqueue
@@ -767,6 +767,19 @@ async def test_who_was_long_looked_for_is_not_late(dsn: str, pacers: Pacers, eye
     assert let_in.start_by is not None
     assert let_in.start_by > began + SlowSearch.SECONDS + 0.2
     assert eyes.one("SELECT extract(epoch FROM next_at - now())::float8 FROM pgqueue.limiter") > 1795.0
+
+
+async def test_no_key_is_locked_while_it_is_looked_what_is_left(dsn: str, pacers: Pacers, eyes: Eyes) -> None:
+    eyes.do(RATED, "k", 1, 3600.0, 1)
+    job, _ = rated(eyes, 2)
+    pacer = pacers(link=SlowOutlook(dsn, "pgqueue"))
+    await pacer.park()
+    asked = asyncio.create_task(pacer.ask("k"))
+    await until(lambda: eyes.one("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')"))
+    here = "(SELECT oid FROM pg_database WHERE datname = current_database())"
+    assert eyes.one(f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = {here}") == 0  # noqa: S608
+    assert eyes.state(job) == "running"
+    assert await asked == [job]
 
 
 @pytest.mark.second
