@@ -40,7 +40,7 @@ limit_key, rate_key
 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 
 -- name: front
--- The rank of a job that goes back to its lane, before jobs that were never taken; a job with crashes goes to the lanes of poison jobs.
+-- The rank of a job that goes back to its lane: before jobs that were never taken. A job with crashes goes to the lanes of poison jobs.
 CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END
 
 -- name: due
@@ -100,9 +100,12 @@ ORDER BY l.place
 j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
 
 -- name: reading
--- What the watermark has to know before a claim: (1) the snapshot of this statement was taken, (2) then the head of the position
--- sequence is read, (3) then this transaction takes its id. Then the first job of the other kind, and the paused queues. Two settings
--- of this transaction go with it; `| 1` stands for both ranks of a priority.
+-- What the watermark has to know before a claim, in this order:
+-- 1. The snapshot of this statement was taken.
+-- 2. The head of the position sequence is read.
+-- 3. This transaction takes its id.
+-- Then the first job of the other kind, and the paused queues. Two settings of this transaction go with it. `| 1` stands for both ranks
+-- of a priority.
 SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0), pg_current_xact_id()::text::int8,
        pg_current_snapshot()::text, other.rank, other.place, other.pos,
        set_config('pgqueue.before', coalesce((other.rank | 1)::text, ''), true),
@@ -165,8 +168,8 @@ SELECT count(*)::integer AS n, min(coalesce(holder.hold_pos, 0)) AS lowest FROM 
 ) AS holder
 
 -- name: rate
--- What the rate of `asked.key` allows, in seconds (see rate_limiter.py): how late a job may start, the gap between two jobs, and how
--- far ahead the time of the key may be.
+-- What the rate of `asked.key` allows, in seconds (see rate_limiter.py): how late a job may start, and the gap between two jobs. `depth` is
+-- how far ahead the time of the key may be.
 SELECT t.late, t.gap, (p.burst - 1) * t.gap + t.early AS depth
 FROM pgqueue.key_rate p
 CROSS JOIN LATERAL (SELECT least(0.2::float8, p.period / 20) AS late, least(0.05::float8, p.period / 40) AS early) AS e
@@ -196,8 +199,8 @@ FROM taken
 b.crashes = 0 AND coalesce(b.limit_key, b.rate_key) IS NULL AND {{known_here}}
 
 -- name: waiter
--- The jobs `b` that wait for the lock `wanted.key` behind its (rank, id) (see waiter_cursors.py), of open queues, and of tasks that we
--- or another live worker of the queue know.
+-- The jobs `b` that wait for the lock `wanted.key` behind its (rank, id) (see waiter_cursors.py). Their queue is open, and we or another
+-- live worker of the queue know their task.
 b.key = wanted.key AND (b.rank, b.id) > (wanted.rank, wanted.id) AND NOT b.holds AND NOT b.queue = {{paused}}
 AND (b.queue = ANY (%(queues)s::text[]) AND {{known_here}} OR {{served}})
 

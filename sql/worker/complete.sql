@@ -7,9 +7,9 @@
 --   into a join that reads the table (measured after an ANALYZE under an old snapshot: 2,700 jobs/s instead of 60,000).
 -- `worker_id + 0` and `claim + 0` are no conditions for the index of those (on a table never analysed: 2,500 jobs/s; planned while
 -- the table was empty, just vacuumed: that index was read as a whole).
--- The waiters for the result of a job that ends here are told. They are asked for by id, by the index: this is the one way that
--- costs nothing when there are none, and no more while an old snapshot keeps the dead rows of earlier waiters (measured with
--- 100,000 dead rows: "is there any waiter at all?" took 20 ms a statement).
+-- The waiters for the result of a job that ends here are told. They are asked for by id, by the index. This is the one way that costs
+-- nothing when there are none, and no more while an old snapshot keeps the dead rows of earlier waiters. (Measured with 100,000 dead
+-- rows: "is there any waiter at all?" took 20 ms a statement.)
 -- The row of a job of a chain (chains.py) says when its chain came in, not when the job began. How long `ago` it began is said by
 -- the worker that ended it. For other jobs it is NULL, and without any the array is empty.
 
@@ -17,7 +17,7 @@
 -- Jobs that succeeded without a result: to history. The shortest way, for most jobs take it. Right because:
 -- 1. A row is ended only if its worker is ours, and its id and claim are one of the pairs.
 -- 2. A running row is deleted or inserted, never updated. So a row that was compared is locked as it was, or left out.
--- 3. An id has one row (UNIQUE). If two runs of one job are among the pairs, that row has the claim of one of them: it is ended
+-- 3. An id has one row (UNIQUE). If two runs of one job are among the pairs, that row has the claim of one of them. It is ended
 --    once, and answered once.
 -- 4. What is deleted is inserted by the same statement, with every column and under no condition: both happen, or neither.
 -- 5. The answer counts what was deleted. If that is less than was asked, it names the ids, so no job is taken for ended.
@@ -32,7 +32,7 @@ SELECT {{plain_answer}}
 FROM ended;
 
 -- name: complete_plain_unlocked
--- The same for many jobs at once, without a lock before the DELETE: that saves a record of the log and a look at each row. If a row is
+-- The same for many jobs at once, without a lock before the DELETE. That saves a record of the log and a look at each row. If a row is
 -- locked, it waits 20 ms, and is then an error (lock_not_available). Right because:
 -- 1. The error undoes the transaction, so nothing has ended. The flush goes once more, with `complete_plain`.
 -- 2. After a wait the row is compared once more. If it was moved meanwhile, it is left out.
@@ -65,7 +65,7 @@ FROM done;
 -- name: complete_successors
 -- Jobs that succeeded and have enqueued successors: to history, each with its result if it has one. The successors of those jobs that
 -- were ended become jobs; no others do. A worker that was taken for dead may have been given its own job again, and end both runs with
--- one flush: only one of them is fenced in, and has successors. Successors with unique keys go another way (`completer`): to take a
+-- one flush. Only one of them is fenced in, and has successors. Successors with unique keys go another way (`completer`): to take a
 -- key may be to wait, and what waits here keeps a whole flush waiting.
 WITH picked AS MATERIALIZED (
     {{pick_results}}
@@ -191,7 +191,7 @@ WITH ended AS (
 ), {{give_back}};
 
 -- name: complete_interrupt
--- Jobs that their worker stopped in the middle, for a reason of its own (a shutdown, a lost lease): as `complete_release`; what
+-- Jobs that their worker stopped in the middle, for a reason of its own (a shutdown, a lost lease): as `complete_release`. What
 -- happened is appended to `attempt`.
 WITH picked AS MATERIALIZED (
     SELECT r.ctid, r.id, mine.outcome, NULL AS error_type, mine.message, NULL AS traceback, mine.ago
@@ -221,8 +221,8 @@ WHERE EXISTS (SELECT FROM pgqueue.job j
                 AND a.outcome NOT IN ('crashed', 'aborted', 'interrupted', 'memory') OFFSET 0);
 
 -- name: complete_refuse_doubles
--- After a job could not go where it had to because a row with its id stood there (restored, or inserted by hand): put that
--- row aside as failed. Only where the job is still ours: a job that rescue gave to another worker waits there by right.
+-- After a job could not go where it had to, because a row with its id stood there (restored, or inserted by hand): put that row aside.
+-- Only where the job is still ours: a job that rescue gave to another worker waits there by right.
 WITH mine AS MATERIALIZED (
     SELECT r.id FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim) CROSS JOIN LATERAL ({{my_running}}) AS r
 ), available AS (

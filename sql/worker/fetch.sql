@@ -1,9 +1,9 @@
 -- The claim of plain jobs: those without a lock, a limit or a rate. What claims have in common is in fragments.sql.
 
 -- name: fetch_reading
--- What the watermark has to know before a claim of plain jobs. Then, of the most urgent of these lanes that has a job with keys of
--- these `tasks` behind its cursor: its rank, its place (from 1) and the position of that job; NULL if none has one. Then the names of
--- the paused queues. The claim asks no lane of a lower priority than that one.
+-- What the watermark has to know before a claim of plain jobs. Then the most urgent of these lanes that has a job with keys of these
+-- `tasks` behind its cursor: its rank, its place (from 1) and the position of that job; NULL if none has one. Then the paused queues. The
+-- claim asks no lane of a lower priority than that one.
 WITH lane AS MATERIALIZED (
     {{reading_lanes}}
 ), other AS MATERIALIZED (
@@ -50,8 +50,7 @@ SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
        ARRAY(SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL);
 
 -- name: fetch_refuse_doubles
--- After a claim met an id that is running or blocked already (rows restored, or inserted with ids of their own): put the second row
--- aside.
+-- After a claim met an id that is running or blocked already: put the second row aside. Such rows were restored, or inserted by hand.
 WITH double AS (
     DELETE FROM pgqueue.job_available a
     WHERE a.id = ANY (ARRAY(SELECT id FROM pgqueue.job_running UNION ALL SELECT id FROM pgqueue.job_blocked))

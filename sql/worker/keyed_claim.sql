@@ -2,8 +2,7 @@
 -- of a key is at the head of keyed_claim.py.
 
 -- name: keyed_claim_reading
--- What the watermark has to know before a claim of jobs with keys; as `fetch_reading`, which looks for jobs with keys where this one
--- looks for plain jobs.
+-- What the watermark has to know before a claim of jobs with keys. As `fetch_reading`, but it looks for plain jobs as the other kind.
 WITH lane AS MATERIALIZED (
     {{reading_lanes}}
 ), other AS MATERIALIZED (
@@ -49,8 +48,8 @@ FROM first WHERE alone AND pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hasht
 -- name: keyed_claim_block
 -- Ahead of a claim in the same transaction: block those of the next n available jobs of these `tasks` and lanes that need a key. So a
 -- long row of such jobs costs few fetches, and does not count against a claim's n. Locks no other job, and leaves the rest where it is.
--- If there were any, one row with a JSON object: how many (`n`), their `keys` with those ids that may be skipped, the keys of which a
--- job has a limit above 1 (`several`), and the lowest rank and the lowest id of any (`lowest`).
+-- If there were any, one row with a JSON object: how many (`n`), and their `keys` with those ids that may be skipped. `several` are the
+-- keys of which a job has a limit above 1; `lowest` are the lowest rank and the lowest id of any.
 WITH lane AS MATERIALIZED (
     {{claim_lanes}}
 ), seen AS MATERIALIZED (
@@ -98,7 +97,7 @@ WITH lane AS MATERIALIZED (
     ) AS available LIMIT %(n)s::integer
 ), free AS MATERIALIZED (
     -- Jobs whose keys `keyed_claim_lock` has locked, and that no job holds or waits for: they need not be blocked. Each key is looked
-    -- up by itself (OFFSET 0, LIMIT), and so is each id (IS TRUE): a join might read all of job_blocked, or compare all with all.
+    -- up by itself (OFFSET 0, LIMIT), and so is each id (IS TRUE). A join might read all of job_blocked, or compare all with all.
     SELECT wanted.id
     FROM (
         SELECT j.id, 'lock:' || j.lock_key AS key, coalesce(((SELECT %(starts)s::text::jsonb) ->> j.lock_key)::bigint, 0) AS after,

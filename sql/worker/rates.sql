@@ -8,21 +8,23 @@ SELECT pgqueue.now();
 
 -- name: rates_lock
 -- Lock these keys, at most 64. The transaction is a short one, of pgqueue's own, and durable. Some of the jobs that it lets in start before
--- it is flushed; if the server lost the charge for them, other jobs would start in their time.
+-- it is flushed. If the server lost the charge for these, other jobs would start in their time.
 {{lock_keys}}
 CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true) OFFSET 0) AS settings;
 
 -- name: rates_move
--- With these keys locked: let in as many of the jobs that wait for each, in (rank, id) order, as its rate allows now and as slots are free
--- here; and charge the rate for them. `queues` come with the place of their pool, `slots` by pool. Of a rate so fast that it is no loss if
--- they come too late, `spare` more may come. Which jobs are passed over:
+-- With these keys locked: let waiting jobs in, in (rank, id) order, as the rate of each allows now and as slots are free here; and charge
+-- the rate for them. `queues` come with the place of their pool, `slots` by pool. Of a rate so fast that it is no loss if they come too
+-- late, `spare` more may come. Which jobs are passed over:
 -- 1. Those of paused queues, of queues of others, and of tasks that are not among `tasks`.
 -- 2. Poison jobs of other ranks than `poison`; at most one comes in.
 -- 3. All but poison jobs, if not `ordinary`.
 -- If a time is beyond what the rate could have set (it was changed, or the clock was), it is cut down. The time before the search decides
--- how many come in; the time after it is charged and answered: however long the search took, no job is late because of it.
--- Answers that time, and a summary, as a JSON object: of each key that has a rate, by its name, how many jobs were `taken`, the `pause` in
--- seconds until the next may be, and after how many seconds these are too `late` to start.
+-- how many come in. The time after it is charged and answered, so no job is late because the search took long.
+-- Answers that time, and a summary, as a JSON object: of each key that has a rate, by its name,
+-- * `taken`: how many jobs came in.
+-- * `pause`: in how many seconds the next job may.
+-- * `late`: after how many seconds these jobs are too late to start.
 WITH me AS MATERIALIZED (
     {{live_worker}}
 ), clock AS MATERIALIZED (
@@ -41,8 +43,8 @@ WITH me AS MATERIALIZED (
         FROM clock CROSS JOIN pgqueue.limiter l WHERE l.key = asked.key LIMIT 1
     ) AS l ON true
 ), head AS MATERIALIZED (
-    -- By queue, so that jobs that can go are not looked for behind jobs that cannot; poison jobs by themselves for the same reason
-    -- (BETWEEN: of one rank, any index on ids has the order that is asked for).
+    -- By queue, so that jobs that can go are not looked for behind jobs that cannot; poison jobs by themselves for the same reason.
+    -- BETWEEN, for of one rank any index on ids has the order that is asked for.
     SELECT limiter.key, limiter.room, limiter.gap < 0.002 AS fast, mine.pool, mine.slots, mine.spare, b.*
     FROM limiter JOIN mine ON mine.slots > 0
     CROSS JOIN LATERAL (
@@ -152,8 +154,8 @@ LEFT JOIN LATERAL (
 {{read_claim}};
 
 -- name: rates_overdue
--- Of these keys those that could have let a job in for longer than so many seconds, or whose time is beyond what the rate could have set;
--- and that a job waits for whose queue is open, and whose task a live worker of it knows. Then whether the first of these jobs is a poison
+-- Of these keys those that could have let a job in for longer than so many seconds, or whose time is beyond what the rate could have set.
+-- A job must wait whose queue is open, and whose task a live worker of the queue knows. Then whether the first of these jobs is a poison
 -- job, or not of our queues and tasks: another worker may be free for it. Locks nothing, decides nothing.
 WITH open_queue AS MATERIALIZED (
     SELECT DISTINCT known.queue AS name FROM pgqueue.served() AS known WHERE NOT known.queue = {{paused}}

@@ -32,8 +32,8 @@ WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint;
 --    milliseconds.
 -- 3. But of the poison jobs of one claim only the worst had started, the first of them; beside one with two crashes no other job
 --    (poison_jobs.py). Of a chain only the first that is left can have started (chains.py).
--- With the third crash a job is failed. The other jobs of a chain go to the front of the waiting queue of their lock; so does a holder of
--- a key whose task no live worker knows.
+-- With the third crash a job is failed. The other jobs of a chain go to the front of the waiting queue of their lock. So does a holder of
+-- a key, if no live worker knows its task.
 WITH dead_worker AS MATERIALIZED (
     SELECT id, running, beat_at, concurrency, version_tag FROM pgqueue.worker WHERE id = %(worker_id)s::bigint
 ), picked AS MATERIALIZED (

@@ -10,9 +10,9 @@ RETURNING EXISTS (SELECT FROM pgqueue.job_blocked)
        OR EXISTS (SELECT FROM pgqueue.job_available a WHERE a.holds AND a.limit_key IS NOT NULL);
 
 -- name: sweep_block
--- Jobs that hold a key and cannot go on wait again for the first of their keys, before all jobs that have not had it; others may have
--- those keys. Such jobs are granted, or wait for a limit or a rate while they hold a lock or a limit; and their queue is paused, or no
--- live worker there knows their task. A job whose queue only has no slot free stays. Answers the keys.
+-- Jobs that hold a key and cannot go on wait again for the first of their keys, before all jobs that have not had it. Others may have
+-- those keys. A job cannot go on if its queue is paused, or no live worker there knows its task. It is a granted one, or one that waits
+-- for a limit or a rate. A job whose queue only has no slot free stays. Answers the keys.
 WITH RECURSIVE holding (queue, task) AS (
     (SELECT b.queue, b.task FROM pgqueue.job_blocked b WHERE b.holds AND b.queue <> '' ORDER BY b.queue, b.task LIMIT 1)
     UNION ALL

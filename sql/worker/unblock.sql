@@ -8,9 +8,9 @@
 -- Lock order: keys (in the order of their hashes, or by trying), our worker's row, then rows of jobs with SKIP LOCKED.
 
 -- name: unblock_waiters
--- Those of these keys that a job waits for. Asked after the end of a holder has been committed, and without a lock: a worker that blocks
--- a job later than this has seen asks for the key by itself, and finds that holder gone. Each waiting queue is read behind (rank, id);
--- see waiter_cursors.py. Answers the keys; how many seconds it took to read those that were read from the `front`; how many those were.
+-- Those of these keys that a job waits for. Asked without a lock, after the end of a holder has been committed. A worker that blocks a job
+-- later than this has seen asks for the key by itself, and finds that holder gone. Each waiting queue is read behind (rank, id); see
+-- waiter_cursors.py. Answers the keys; how many seconds it took to read those that were read from the `front`; how many those were.
 SELECT coalesce(array_agg(looked.key) FILTER (WHERE looked.waits), '{}'),
        extract(epoch FROM sum(looked.took) FILTER (WHERE looked.rank = %(front)s::smallint))::float8,
        count(*) FILTER (WHERE looked.rank = %(front)s::smallint)
@@ -35,10 +35,10 @@ CROSS JOIN (
 
 -- name: unblock_next
 -- As `unblock_move` for the usual case, at half its price. With these keys locked, the first job that waits for each key that has room
--- comes in here. It does so only if it needs nothing more, is no poison job, is of our `tasks`, and one of our `slots` is left for it.
--- Where the limit is 1, the jobs next in the waiting queue come in with it, as a chain: so many `behind` by pool, up to the first that
--- is not of the same kind. They run after it here, one at a time (see chains.py). A job behind the first does not hold the key: the key
--- is in its `key`, and the order of the chain is that of `rank` and `id`.
+-- comes in here. It must need nothing more, be no poison job and of our `tasks`, and one of our `slots` must be left for it.
+-- Where the limit is 1, the next jobs of the waiting queue come in with it, as a chain: so many `behind` by pool. The chain ends before
+-- the first job that is not of the same kind. Its jobs run here one at a time (see chains.py). A job behind the first does not hold the
+-- key. The key is in its `key`; the order of the chain is that of `rank` and `id`.
 -- Holders are read behind the hold_pos `after` (see holder_cursors.py), waiting queues behind (rank, id) (see waiter_cursors.py).
 -- The last column of the first row is the summary, as a JSON object:
 -- * `lowest_hold`: the lowest hold_pos of the jobs that came in.
@@ -115,12 +115,11 @@ UNION ALL
 SELECT {{claimed}}, NULL FROM shown WHERE NOT too_large;
 
 -- name: unblock_move
--- With these keys locked: count the holders of each lock, and let in as many of the jobs that wait for it, in (rank, id) order, as the
--- limit of its first waiter allows. A job with a smaller limit holds up the jobs behind it. Heads of queues that are paused, or of tasks
--- that no live worker of their queue knows, are passed over. A job that comes in goes one of three ways:
+-- With these keys locked: count the holders of each lock, and let waiting jobs in, in (rank, id) order, as the limit of the first allows.
+-- A job with a smaller limit holds up the jobs behind it. Heads of queues that are paused, or of tasks that no live worker of their queue
+-- knows, are passed over. `queues` come with the place of their pool, `slots` by pool. A job that comes in goes one of three ways:
 -- 1. If it needs a limit or a rate, too, it waits for that next, and keeps the lock.
--- 2. Else it runs here, if it is of our `tasks`, is no poison job, and a slot is left (`queues` with the place of their pool, `slots` by
---    pool).
+-- 2. Else it runs here, if it is of our `tasks`, is no poison job, and a slot is left.
 -- 3. Else it goes to the front of its lane as granted. A poison job does, for its lane sees to it that it comes alone.
 -- Holders are read behind the hold_pos `after` (see holder_cursors.py), waiting queues behind (rank, id) (see waiter_cursors.py).
 -- Answers a summary, as a JSON object; the jobs that run here are read by `unblock_read`:
@@ -188,10 +187,10 @@ SELECT CASE
         'told', (SELECT count(done) FROM told))::text END AS summary;
 
 -- name: unblock_skip
--- Behind `unblock_move` in its transaction, with the same keys locked: end as skipped those of the jobs `fresh` (and, if `heads` says so,
--- of the first waiters) that have never started, wait for one of these keys, and find no room. A job that says `skip` ends. A job that
--- says `once` ends if another `once` job of its task waits for the key, and will run after it. Waiting queues are read from the front.
--- Answers how many were skipped. Right because:
+-- Behind `unblock_move` in its transaction, with the same keys locked: end jobs as skipped that have never started and find no room. These
+-- are some of the jobs `fresh`; and, if `heads` says so, of the first waiters of these keys. A job that says `skip` ends. A job that says
+-- `once` ends if another `once` job of its task waits for the key, and will run after it. Waiting queues are read from the front. Answers
+-- how many were skipped. Right because:
 -- 1. The keys are locked, so no other transaction makes a holder of one; the snapshot is from after the move, and has its holders.
 -- 2. Holders are counted for the limit of each job. One that ends meanwhile was there when the job asked.
 -- 3. The `once` job that stays is locked against a cancel: should it be withdrawn in this moment, the others stay.
@@ -265,13 +264,13 @@ WITH double AS (
 {{put_aside}};
 
 -- name: unblock_limits
--- With these keys, which are limits, locked: count the holders of each, and let in as many of the jobs that wait for it, in (rank, id)
--- order, as the limit allows. A limit that was never declared lets no job in. A job that comes in goes one of three ways:
+-- With these keys, which are limits, locked: count the holders of each, and let waiting jobs in, in (rank, id) order, as the limit allows.
+-- A limit that was never declared lets no job in. A job that comes in goes one of three ways:
 -- 1. If it needs a rate, too, it waits for that next, and keeps the limit.
 -- 2. Else it runs here, if a slot is left for it.
--- 3. Else it goes to the front of its lane as granted: of each queue as many as other workers had slots for at their last heartbeats.
---    One is granted always, unless a job of the queue runs here, or one is granted and not taken yet. No more than that: an urgent job
---    that comes later should not find the whole limit granted to jobs that wait for a slot.
+-- 3. Else it goes to the front of its lane as granted. Of each queue as many are as other workers had slots for at their last
+--    heartbeats. One is granted always, unless a job of the queue runs here, or one is granted and not taken yet. No more than that: an
+--    urgent job that comes later should not find the whole limit granted to jobs that wait for a slot.
 -- Which job passes which:
 -- 1. A job for which no worker has a slot holds up none that can go. It gets the last places, in its order; and so do the jobs behind it
 --    that need the same slots after a rate.
@@ -316,8 +315,8 @@ WITH me AS MATERIALIZED (
     -- By queue, so that jobs that can go are not looked for behind jobs that cannot; poison jobs by themselves for the same reason.
     -- One more of each than can go now: a job of another queue that comes after that one is not to pass it.
     -- Granted poison jobs do not count for others: a worker that runs one takes no other, and has slots for those.
-    -- Jobs of tasks that only others know are looked for among the first of a queue of ours, eight for each that may go, not behind
-    -- all of ours: the workers that know them look further.
+    -- Jobs of tasks that only others know are looked for among the first of a queue of ours, not behind all of ours: eight for each that
+    -- may go. The workers that know them look further.
     SELECT line.key, line.room, served.ours, served.pool, served.slots, served.free AS free_at_most, reach.most,
            CASE WHEN b.rank < 0 THEN granted.poison ELSE granted.n END AS granted, b.*
     FROM line CROSS JOIN served
@@ -385,7 +384,7 @@ WITH me AS MATERIALIZED (
                <= greatest((alone OR NOT bool_or(here) OVER (PARTITION BY key, queue, ours))::integer, free) - granted AS fits
     FROM turned
 ), fitting AS MATERIALIZED (
-    -- No job passes another of its queue, nor, if it waits for a slot of ours, a job before it that waits for the same slots.
+    -- No job passes another of its queue. If it waits for a slot of ours, it passes no job before it that waits for the same slots.
     SELECT judged.*, bool_and(fits) OVER (PARTITION BY key, queue, ours, kin, alone ORDER BY rank, id)
            AND (slots = 0 OR NOT late OR bool_and(fits OR free > 0) OVER (PARTITION BY key, pool, other, alone ORDER BY rank, id)) AS goes
     FROM judged
