@@ -72,11 +72,13 @@ def line(eyes: Eyes) -> list[tuple[int, int]]:
 
 
 @pytest.mark.promise("L08")
+@pytest.mark.parametrize("size", [10, 20_000])
 async def test_those_next_in_line_come_in_behind_the_first_and_run_one_after_the_other(
-    desks: Desks, eyes: Eyes
+    desks: Desks, eyes: Eyes, size: int
 ) -> None:
+    """Also if they are so large that they are read apart."""
     desk = desks()
-    jobs = put(eyes, 6)
+    jobs = put(eyes, 6, args=f'{{"text": "{size * "x"}"}}')
     assert await desk.take() == jobs[:1]
     assert running(eyes) == [(jobs[0], True, None)] + [(job, False, "lock:a") for job in jobs[1:4]]
     admits = desk.admit.moves
