@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from pgqueue.config import config
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.jobs.job import Job
-from pgqueue.worker.transactions.in_doubt import asend, send
+from pgqueue.worker.transactions.steps import asend, send
 
 NEXT = b"RELEASE SAVEPOINT pgqueue_job; SAVEPOINT pgqueue_job"
 

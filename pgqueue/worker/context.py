@@ -16,8 +16,8 @@ from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.serialization_retries import sqlstate
 from pgqueue.worker.state import WorkerState
+from pgqueue.worker.transactions.commit import lost
 from pgqueue.worker.transactions.iteration import Iterations
-from pgqueue.worker.transactions.transaction import lost
 from pgqueue.worker.transactions.transactional import Transactional
 
 

@@ -59,7 +59,9 @@ def restless() -> Iterator[None]:
 def whole(worker: Worker) -> bool:
     """Whether every connection of the worker's pools is back in them, and no transaction is known."""
     pools = [
-        pool for pool in (worker.services.handler_pool._sync, worker.services.handler_pool._async) if pool is not None
+        pool
+        for pool in (worker.services.handler_pool.threads.pool, worker.services.handler_pool.on_loop.pool)
+        if pool is not None
     ]
     stats = [pool.get_stats() for pool in pools]
     there = all(each["pool_available"] == each["pool_size"] for each in stats)

@@ -44,8 +44,7 @@ Wire.put = stopping_put
 TRANSFERS = """
 import signal, threading
 from pgqueue import Job
-from pgqueue.worker.transactions.async_transaction import AsyncWork
-from pgqueue.worker.transactions.transaction import Work
+from pgqueue.worker.transactions.commit import Commit
 
 MOVE = "UPDATE account SET balance = balance + CASE id WHEN 1 THEN -50 ELSE 50 END"
 
@@ -65,17 +64,13 @@ async def loop(job: Job) -> None:
     await (await job.aconnection()).execute(MOVE)
     stop("handler")
 
-commit, acommit = Work._commit, AsyncWork._commit
+commit = Commit._commit_end
 
-def stopping_commit(self, *args):
+async def stopping_commit(self, *args):
     stop("commit")
-    commit(self, *args)
+    await commit(self, *args)
 
-async def stopping_acommit(self, *args):
-    stop("commit")
-    await acommit(self, *args)
-
-Work._commit, AsyncWork._commit = stopping_commit, stopping_acommit
+Commit._commit_end = stopping_commit
 """
 
 

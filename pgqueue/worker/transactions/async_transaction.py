@@ -1,157 +1,72 @@
-"""The transaction of one attempt on the event loop: what `transaction` is in threads; why it is right stands there."""
+"""The transaction of one attempt on the loop: `commit` decides, and here is what a cancellation must not break into.
+
+A cancellation lands at an `await`. The job itself is not cancelled once it is uninterruptible. A handler may cancel its
+own tasks all the same, by a timeout around its iteration, say: so `keep` runs to its end.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from time import monotonic
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
-
-import psycopg
 
 from pgqueue.database.backoff import to_its_end
 from pgqueue.database.statements import Row, Statement
 from pgqueue.jobs.job import Job
-from pgqueue.jobs.outcomes import WRITTEN, Completed, Outcome
+from pgqueue.jobs.outcomes import Outcome
 from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.worker.transactions.commit import Commit, TransactionServices
 from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection
-from pgqueue.worker.transactions.in_doubt import asend, asettle
-from pgqueue.worker.transactions.transaction import AnyTransaction, TransactionServices, ended_before, lost
+from pgqueue.worker.transactions.steps import asend
 
 
-class AsyncTransaction(AnyTransaction):
-    """The transaction of one attempt on the loop."""
+class AsyncTransaction:
+    """The transaction of one attempt on the loop: begun when first asked for."""
 
-    _conn: AsyncHandlerConnection | None
-
-    def __init__(self, home: TransactionServices, job: Job, *, lent: bool = False) -> None:
-        super().__init__(home, job, lent=lent)
+    def __init__(self, around: TransactionServices, job: Job, *, for_iteration: bool = False) -> None:
+        self.commit = Commit(around, job, around.pool.on_loop, nullcontext(), for_iteration)
+        self.statement = self.commit.statement
+        self.undo = self.commit.undo
+        self._around = around
+        self._job = job
         self._beginning = asyncio.Lock()
 
     async def connection(self) -> AsyncHandlerConnection:
         """The connection; begins the transaction at the first call, whichever of the handler's tasks that is."""
-        conn = self._conn
+        conn: AsyncHandlerConnection | None = self.commit.conn
         if conn is None:
             async with self._beginning:
-                conn = self._conn or await self._begin()
+                conn = self.commit.conn or await self.commit.begin()
         return conn
 
     async def end(self, retry: RetryPolicy, what: object) -> Outcome:
         """Commit with what the handler returned. Raises what prevents it; then nothing is committed."""
-        outcome, kept = self._outcome(retry, what)
-        conn = self._conn
+        outcome, kept = self.commit.outcome(retry, what)
+        conn = self.commit.conn
         if conn is None or not kept:
             return outcome
-        self._open(conn)
-        await self._home.running.auninterruptible(self._job)
-        self.ending = monotonic()
-        try:
-            await self._commit(conn, outcome)
-        except psycopg.Error as error:
-            self._known(error, conn)
-            self._ended(error, *await self._settle(conn, error, self._settled()))
-        self._job.ended = outcome
-        return WRITTEN
+        self.commit.check_open(conn)
+        await self._around.running.auninterruptible(self._job)
+        return await self.commit.end(conn, outcome)
 
     async def look(self, statement: Statement[Any]) -> list[Row]:
         """The rows of a statement that only reads, in a transaction of its own."""
         conn = await self.connection()
         rows = await (await asend(conn, statement)).fetchall()
-        await self._commit_with(conn, [])
-        await self.undo()
+        await self.commit.end_reading(conn)
         return rows
 
     async def keep(self, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:
-        """`Transaction.keep`. Nor does a cancellation of the handler's own, of a timeout around the loop, break into
-        it."""
+        """Commit what was written, with these statements (`Commit.keep`); then the job can be stopped again."""
         conn = await self.connection()
-        await self._home.running.auninterruptible(self._job, reopens=True)
-        self.ending = monotonic()
+        await self._around.running.auninterruptible(self._job, reopens=True)
         try:
-            await to_its_end(self._keep(conn, statements, kept))
+            await to_its_end(self.commit.keep(conn, statements, kept))
         finally:
-            self._home.running.interruptible(self._job)
-
-    async def _settle(self, conn: AsyncHandlerConnection, error: psycopg.Error, done: Statement[Any]) -> list[bool]:
-        questions = self._questions(conn, error, done)
-        with self._home.pool.kept(conn):
-            await self.undo()
-            return await asettle(error, self._home.pool, questions)
+            self._around.running.interruptible(self._job)
 
     async def finish(self) -> None:
-        """`undo` for good (see `Transaction.finish`)."""
-        self.over = True
+        """`undo` for good. A task of the handler's that is just asking for a connection gets none."""
+        self.commit.over = True
         await self.undo()
-
-    async def undo(self) -> None:
-        """Give the connection back: after a commit as it is, else closed (see `Transaction.undo`). The last step."""
-        if left := self.leave():
-            await left
-
-    def leave(self) -> Coroutine[Any, Any, None] | None:
-        """`undo` in two steps: from now on this transaction is not seen any more; what is returned undoes it."""
-        conn, self._conn, committed = self._conn, None, self._committed
-        self._committing = self._committed = False
-        self.ending = 0.0
-        return None if conn is None else self._undo(conn, committed)
-
-    async def _undo(self, conn: AsyncHandlerConnection, committed: bool) -> None:
-        try:
-            if not committed:
-                await conn.close()
-        finally:
-            await self._home.pool.arelease(conn)
-            self._look_at_the_clock()
-
-    async def _begin(self) -> AsyncHandlerConnection:
-        while True:
-            conn = await self._home.pool.aacquire(begun=self._first)
-            try:
-                self._look()  # Python 3.11's wait_for, in the pool, may swallow a cancellation
-                await conn.begin(self._job.claim)
-            except BaseException as error:
-                dead = conn.closed
-                await conn.close()
-                await self._home.pool.arelease(conn)
-                if dead and isinstance(error, psycopg.OperationalError):
-                    continue
-                raise
-            if not self.over:
-                self._conn, self._began, self._first = conn, monotonic(), False
-                return conn
-            await conn.close()
-            await self._home.pool.arelease(conn)
-            raise ended_before(self._job)
-
-    async def _commit(self, conn: AsyncHandlerConnection, outcome: Outcome) -> None:
-        if isinstance(outcome, Completed):
-            await self._commit_with(conn, self._within(outcome), completes=True)
-            return
-        await asend(conn, self.statement("complete_mine"))
-        ending = self._ending(outcome)
-        if ending.read(await (await asend(conn, ending)).fetchall()) is not None:
-            raise lost(self._job)
-        await self._commit_with(conn, [])
-
-    async def _commit_with(
-        self, conn: AsyncHandlerConnection, statements: Sequence[Statement[Any]], completes: bool = False
-    ) -> None:
-        settled = self._home.begin_early(True) if completes else None
-        along = statements[0] if len(statements) == 1 and conn.can_take(statements[0]) else None
-        for statement in statements if along is None else ():
-            await asend(conn, statement)
-        self._committing = True
-        await conn.end(along, settled)
-        self._committed = True
-
-    async def _keep(
-        self, conn: AsyncHandlerConnection, statements: Sequence[Statement[Any]], kept: Statement[Any]
-    ) -> None:
-        try:
-            self._open(conn)
-            await self._commit_with(conn, statements)
-        except psycopg.Error as error:
-            self._known(error, conn)
-            self._kept(error, *await self._settle(conn, error, kept))
-        finally:
-            await self.undo()

@@ -2,10 +2,12 @@
 
 Used by the connections of `handler_connection`, which send them; why their statements may go together stands there.
 
-A message is text with several statements, for libpq has one call that sends it and waits for all its answers, and that
-lets go of the interpreter once. A pipeline is some forty calls, each of which may hand the interpreter to another
-thread: with ten threads that took more CPU than the rest. The price is that text has no parameters. So only numbers and
-flags of ours and the version tag go that way, the tag quoted by libpq; a job's result is data, and has its own message.
+1. A message is text with several statements. libpq has one call that sends it and waits for all its answers, and that
+   releases the interpreter once.
+2. A pipeline is some forty calls, each of which may hand the interpreter to another thread. With ten threads that took
+   more CPU than the rest.
+3. Text has no parameters. So only the worker's own numbers and flags go that way, and its version tag, quoted by libpq.
+   A job's result is data, and has a message of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from psycopg import ConnectionInfo
     from psycopg.pq.abc import PGconn, PGresult
 
-# Longer than this no handler waits for a row lock of another session, unless it says so itself (SET LOCAL).
+# No handler waits longer than this for a row lock of another session, unless it says so itself (SET LOCAL).
 LOCK_SECONDS = 10
 
 BEGIN = b"BEGIN; SET LOCAL lock_timeout = '%ds'" % LOCK_SECONDS
@@ -49,7 +51,7 @@ Answers = Generator[Wait, Ready | int, "list[PGresult]"]
 
 
 class CommitMessage:
-    """What all connections of one worker prepare: the completion of a job; and `UNLOCK`, for a SELECT is planned."""
+    """What all connections of one worker prepare: the completion of a job; and `UNLOCK`, as a SELECT is planned."""
 
     def __init__(self, schema: str) -> None:
         self.source = text("complete_within", schema)
@@ -59,7 +61,7 @@ class CommitMessage:
         """Whether none of them was dropped unseen."""
 
     def completes(self, statement: Statement[Any]) -> bool:
-        """Whether this is the statement that was prepared, and can go as text."""
+        """Whether this is the prepared statement, with parameters that can go as text."""
         return self.usable and statement.sql == self.source and statement.params["result"] is None
 
     def completion(self, number: int, statement: Statement[Any], pgconn: PGconn, info: ConnectionInfo) -> bytes:
@@ -69,10 +71,10 @@ class CommitMessage:
 
 
 @lru_cache(64)
-def ending(number: int | None, ahead: bool) -> bytes:
-    """COMMIT, and what clears the session, with what the `number`th preparing has for it; `ahead` begins the next."""
+def ending(number: int | None, early: bool) -> bytes:
+    """COMMIT, and what clears the session, with what the `number`th preparing has for it; `early` begins the next."""
     unlock = UNLOCK if number is None else b"EXECUTE " + name(number, 1)
-    if ahead:  # what clears must not be undone with what follows
+    if early:  # what clears must not be undone with what follows
         return b"; ".join((COMMIT, b"BEGIN", *CLEARING, unlock, COMMIT, BEGIN))
     return b"; ".join((COMMIT, *CLEARING, unlock))
 

@@ -1,35 +1,48 @@
-"""The connections that handlers get, of both kinds: only the worker begins and ends their transactions.
+"""The connections that handlers get, for threads and for the loop: only the worker begins and ends their transactions.
 
-BEGIN and the end of a transaction go straight through libpq: for a transactional job they are two of three messages,
-and whatever a cursor or a block of `conn.transaction()` does for general use costs more there than the round trip.
+BEGIN and the end of a transaction go straight through libpq. For a transactional job they are two of three messages,
+and what a cursor or `conn.transaction()` does for general use would cost more there than the round trip.
 
-The end is one message of several statements: the completion, COMMIT, and what clears the session. The server leaves out
-whatever follows an error in a message. So COMMIT runs only if the completion has, as if a client had waited for each
-answer; what clears runs only after a COMMIT that took place, so no advisory lock is let go before; and nothing is sent
-twice. Only the last answer is looked at. If it is good, all were, and COMMIT was no ROLLBACK: the transaction had not
-failed when the message was sent, which is looked at under the lock of the connection. If it is an error, it may be that
-of the completion, of COMMIT or of what follows a COMMIT that took place; some errors only the first two can say
-(`REFUSALS`), then nothing is committed. Whatever else is said, or if nothing is, it is an unknown COMMIT: the
-connection is closed, and `in_doubt` finds out.
+The end is one message of several statements: the completion, COMMIT, and what clears the session. Why that is as safe
+as one message for each:
 
-Where the next job is at hand, BEGIN for it is the *ahead* part of the same message: behind a COMMIT of what clears, for
-that must not be undone with it. If its transaction is there already, a handler waits for one message less. A
-transaction takes no snapshot and no lock before its first statement, and nothing is prepared in it; only its `now()`
-is older: that of the message's arrival, for all of the message. So a job gets it only if its claim had been answered
-when the message was sent (else `now()` would lie before what led to the job), and not later than `AHEAD_SECONDS` after
-it was sent. Otherwise the transaction is begun anew, in one message. A second transaction of one job never gets it. A
-session that has died in that time is found out by the handler's first statement, and costs an attempt.
+1. After an error the server leaves out the rest of a message. So COMMIT runs only if the completion has, as if a client
+   had waited for each answer.
+2. What clears the session runs only after a COMMIT that took place. So no advisory lock is released before, and nothing
+   is sent twice.
+3. Only the last answer is read. If it is good, all were good.
+4. Then COMMIT was no ROLLBACK either: that the transaction has not failed is checked under the connection's lock, just
+   before the message is sent.
+5. If the last answer is an error, it may be that of the completion, of COMMIT, or of what follows a COMMIT that took
+   place. Some errors only the first two can raise (`REFUSALS`): then nothing is committed.
+6. After any other error, or without an answer, the COMMIT is unknown: the connection is closed, and `in_doubt` finds
+   out whether it took place.
 
-The completion is prepared when the connection is made, under a name of ours. Handlers can drop it. psycopg does so for
-them: after a DROP, an ALTER or a rollback to a savepoint it drops all statements of the session. We are told
-(`_deallocate`), and from there on this connection sends the completion by itself, which needs no name, until it has
-ended a few transactions undisturbed and prepares again. If it is dropped unseen, by a DEALLOCATE inside a function,
-the completion that needs it fails: nothing was committed, so the job runs again as after any abort of the database, and
-this worker's connections use no such names any more.
+If the next job is at hand, BEGIN for it goes in the same message: that transaction is *begun early*. A handler that
+gets it waits for one message less.
+
+1. What clears the session must not be undone with the next transaction. So a COMMIT stands between them.
+2. Before its first statement a transaction has no snapshot and no lock, and nothing is prepared in it. Only its `now()`
+   is older: it is the moment the message arrived.
+3. So a job gets it only if its claim was answered before the message was sent. Otherwise `now()` could lie before what
+   led to the job.
+4. And it gets it only within `EARLY_SECONDS` after the message was sent. Otherwise the transaction is begun anew, in
+   one message.
+5. A second transaction of one job is never one that was begun early.
+6. If its session has died meanwhile, the handler's first statement fails, which costs one attempt.
+
+The completion is prepared when the connection is made, under a name of the worker's. Handlers can drop it:
+
+1. After a DROP, an ALTER or a rollback to a savepoint, psycopg drops all statements of the session, and says so
+   (`_deallocate`). From there on this connection sends the completion by itself, which needs no name. When it has ended
+   a few transactions undisturbed, it prepares again.
+2. A DEALLOCATE inside a function drops it unseen. Then the message fails at the completion: nothing was committed, and
+   the job runs again as after any abort of the database. From there on this worker's connections use no such names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +50,6 @@ from psycopg import (
     AsyncConnection,
     Connection,
     ConnectionInfo,
-    Error,
     InternalError,
     NotSupportedError,
     OperationalError,
@@ -63,19 +75,18 @@ from pgqueue.worker.transactions.commit_message import (
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
-# So old a transaction that was begun ahead may be when a handler gets it: so long before the start of the job its now()
-# may lie.
-AHEAD_SECONDS = 0.05
-# After so long a connection goes back to its pool, which looks after it, before a transaction is begun on it again.
+# A transaction begun early may be this old when a handler gets it: its now() may lie so long before the job's start.
+EARLY_SECONDS = 0.05
+# A connection that is out for longer goes back to its pool, which looks after it, before the next transaction.
 OUT_SECONDS = 60.0
-# So many transactions a connection ends without the names it lost before it prepares again: handlers that roll back to
-# a savepoint in every job would pay for that each time.
+# A connection that lost its names ends so many transactions without them before it prepares again. If a handler rolls
+# back to a savepoint in every job, it would otherwise pay for that each time.
 UNDISTURBED = 5
 UNKNOWN = "26000"
 """The SQLSTATE of a name that no statement has (any more)."""
 REFUSALS = ("PGQ01", "23", "40001")
-"""So begin the SQLSTATEs that nothing after a COMMIT that took place can raise: a completion that found no row of this
-run, constraints, serialization. What else a deferred trigger raises is settled; that only takes longer."""
+"""The beginnings of SQLSTATEs that nothing after a COMMIT that took place can raise: a completion that found no row of
+this run, constraints, serialization. Whatever else a deferred trigger raises is settled, which only takes longer."""
 DROPPED = (
     "what ends the job is not prepared any more: its handler has dropped it, by a DEALLOCATE of its own; "
     "from now on this worker does without"
@@ -83,7 +94,7 @@ DROPPED = (
 
 
 class BegunEarly:
-    """A transaction that was begun ahead: when, and which claims had been answered by then (all up to `settled`)."""
+    """A transaction that was begun early: when, and which claims had been answered by then (all up to `settled`)."""
 
     __slots__ = ("at", "settled")
 
@@ -93,18 +104,26 @@ class BegunEarly:
 
     def suits(self, claim: int) -> bool:
         """Whether a job of this claim can have it."""
-        return claim <= self.settled and monotonic() - self.at < AHEAD_SECONDS
+        return claim <= self.settled and monotonic() - self.at < EARLY_SECONDS
 
 
 class _Both:
-    """What both kinds have in common."""
+    """What both kinds have in common. A base class, because psycopg makes the connections of a pool from one class.
+
+    The coroutines are run in threads by `steps.run`. `_exchange` and `_answers_to_preparing` differ: how they hold the
+    connection's lock, and how libpq is called.
+    """
 
     pgconn: PGconn
     info: ConnectionInfo
+    _exchange: Callable[..., Awaitable[PGresult]]
+    """The last answer to a message: the error, if there is one. If it `commits`, there must be something to commit."""
+    _answers_to_preparing: Callable[[], Awaitable[list[PGresult]]]
 
     own = False
-    """Whether its session is ours alone."""
+    """Whether its session is the worker's alone."""
     kept = False
+    """Whether it is in a transaction that only the worker may end."""
     prepared: CommitMessage | None = None
     """What completes a job in one message; None behind a pooler, and where nothing is prepared."""
     number = 0
@@ -114,16 +133,57 @@ class _Both:
     undisturbed = 0
     """How many transactions were ended while it was not."""
     early: BegunEarly | None = None
-    """The transaction that it is in, if that was begun ahead and no job has it yet."""
+    """The transaction that it is in, if that was begun early and no job has it yet."""
     out_since = 0.0
-    """When its pool gave it away."""
+    """When its pool gave it out."""
     permit: object | None = None
-    """Of those there are for handlers, if they are fewer than slots, the one it has (`permits`)."""
-    forsaken = False
-    """Whether it is only the handler's that its job was taken from."""
+    """The permit it came with, if there are fewer connections than slots (`permits`)."""
+    discarded = False
+    """Whether its job was taken from the handler, which may have it for ever."""
+
+    async def begin(self, claim: int) -> None:
+        """Begin the transaction of a job of this claim."""
+        if self._due():
+            await self._prepare()
+        if (said := self._beginning(claim)) is not None:
+            await self._say(said)
+        self.kept = True
+
+    async def end(self, statement: Statement[Any] | None = None, settled: int | None = None) -> None:
+        """Commit, after this completion of the job, in one message. May leave the connection closed.
+
+        Raises what the server says; OperationalError if there was no answer. With `settled`, up to which claims were
+        answered, the next transaction begins in the same message.
+        """
+        self.kept = False
+        early = self._next(settled)
+        await self._finish(self._ending(statement, early is not None))
+        self.early = early
+
+    async def undo_early(self) -> None:
+        """Undo a transaction that was begun early and that no job wants."""
+        self.early = None
+        await self._say(ROLLBACK)
+
+    async def _say(self, command: bytes) -> None:
+        _raise(await self._exchange(command), self.info)
+
+    async def _finish(self, message: bytes) -> None:
+        self._heed(await self._exchange(message, commits=True))
+
+    async def _prepare(self) -> None:
+        self.number += 1
+        for answer in await self._answers_to_preparing():
+            _raise(answer, self.info)
+        self.ready = True
+
+    def _to_prepare(self) -> list[tuple[bytes, bytes]]:
+        """Names, and their statements."""
+        assert self.prepared is not None
+        return [(name(self.number, index), statement) for index, statement in enumerate(self.prepared.statements)]
 
     def can_take(self, statement: Statement[Any]) -> bool:
-        """Whether `end` can take this statement along. Not in a failed transaction: the server says why."""
+        """Whether `end` can take this statement along. Not in a failed transaction: sent alone, it says why."""
         there = self.ready and self.prepared is not None and self.prepared.completes(statement)
         return there and self.pgconn.transaction_status == TransactionStatus.INTRANS
 
@@ -137,28 +197,31 @@ class _Both:
         return self.prepared is not None and self.prepared.usable
 
     def _next(self, settled: int | None) -> BegunEarly | None:
-        """What to begin with the end of this one, where a job is at hand."""
-        prepares = not self.ready and self._can_prepare()  # soon, in no transaction
+        """What to begin with the end of this one, if a job is at hand."""
+        prepares = not self.ready and self._can_prepare()  # soon, and outside of a transaction
         if settled is None or not self.own or prepares or monotonic() - self.out_since > OUT_SECONDS:
             return None
         return BegunEarly(settled)
 
     def _beginning(self, claim: int) -> bytes | None:
-        """What to say to have a transaction for a job of this claim; None if it is there."""
-        ahead, self.early = self.early, None
-        if ahead is None:
+        """The message that begins a transaction for a job of this claim; None if it is there."""
+        early, self.early = self.early, None
+        if early is None:
             return BEGIN
-        there = ahead.suits(claim) and self.pgconn.transaction_status == TransactionStatus.INTRANS
+        there = early.suits(claim) and self.pgconn.transaction_status == TransactionStatus.INTRANS
         return None if there else ANEW
 
-    def _drop(self) -> None:
-        self.ready, self.undisturbed = False, 0
+    def _deallocate(self, name: bytes | None) -> Any:
+        """Psycopg's: what it drops."""
+        if name is None:
+            self.ready, self.undisturbed = False, 0
+        return super()._deallocate(name)  # type: ignore[misc]
 
-    def _ending(self, statement: Statement[Any] | None, ahead: bool) -> bytes:
-        """The message that commits, after this completion, if any."""
+    def _ending(self, statement: Statement[Any] | None, early: bool) -> bytes:
+        """The message that commits, after this completion if there is one; `early` begins the next transaction."""
         if not self.own:
             return COMMIT
-        commit = ending(self.number if self.ready and self._can_prepare() else None, ahead)
+        commit = ending(self.number if self.ready and self._can_prepare() else None, early)
         if statement is None:
             self.undisturbed += 1
             return commit
@@ -166,7 +229,7 @@ class _Both:
         return self.prepared.completion(self.number, statement, self.pgconn, self.info) + b"; " + commit
 
     def _heed(self, answer: PGresult) -> None:
-        """Raise what was said last, if it was no good; the connection is closed if it may have been committed."""
+        """Raise the last answer if it is an error. The connection is closed if the COMMIT may have taken place."""
         if answer.status in OK:
             return
         code = (answer.error_field(DiagnosticField.SQLSTATE) or b"").decode()
@@ -182,33 +245,6 @@ class _Both:
 
 class HandlerConnection(_Both, Connection[Any]):
     """A connection on which only the worker begins and ends a transaction: `commit` and `rollback` raise meanwhile."""
-
-    def leave(self) -> None:
-        """Undo a transaction that was begun ahead and that no job wants."""
-        self.early = None
-        try:
-            self._say(ROLLBACK)
-        except Error:
-            self.close()
-
-    def begin(self, claim: int) -> None:
-        """Begin the transaction of a job of this claim."""
-        if self._due():
-            self._prepare()
-        if (said := self._beginning(claim)) is not None:
-            self._say(said)
-        self.kept = True
-
-    def end(self, statement: Statement[Any] | None = None, settled: int | None = None) -> None:
-        """Commit, after this completion of the job, in one message. May leave the connection closed.
-
-        Raises what the server says; OperationalError if there was no answer. With `settled`, the claims that have been
-        answered, the next transaction begins with it.
-        """
-        self.kept = False
-        ahead = self._next(settled)
-        self._finish(self._ending(statement, ahead is not None))
-        self.early = ahead
 
     def commit(self) -> None:
         _refuse(self, "commit")
@@ -231,68 +267,31 @@ class HandlerConnection(_Both, Connection[Any]):
         finally:
             self.lock.release()
 
-    def _say(self, command: bytes) -> None:
+    async def _exchange(self, message: bytes, *, commits: bool = False) -> PGresult:
         with self.lock:
-            answer = self._last(command)
-        _raise(answer, self.info)
-
-    def _finish(self, message: bytes) -> None:
-        with self.lock:
-            _check(self)
-            answer = self._last(message)
-        self._heed(answer)
+            if commits:
+                _check(self)
+            return self._last(message)
 
     def _last(self, message: bytes) -> PGresult:
-        """The last answer to a message: the error, if there is one."""
         with answered(self):
             answer = self.pgconn.exec_(message)
-            if self.pgconn.status != ConnStatus.OK:
-                raise OperationalError(self.pgconn.get_error_message() or "the connection is lost")
+            self._look_at_link()
             return answer
 
-    def _prepare(self) -> None:
-        assert self.prepared is not None
-        self.number += 1
+    async def _answers_to_preparing(self) -> list[PGresult]:
         with self.lock, answered(self):
-            numbered = enumerate(self.prepared.statements)
-            found = [self.pgconn.prepare(name(self.number, index), statement) for index, statement in numbered]
-            if self.pgconn.status != ConnStatus.OK:
-                raise OperationalError(self.pgconn.get_error_message() or "the connection is lost")
-        for answer in found:
-            _raise(answer, self.info)
-        self.ready = True
+            found = [self.pgconn.prepare(named, statement) for named, statement in self._to_prepare()]
+            self._look_at_link()
+        return found
 
-    def _deallocate(self, name: bytes | None) -> Any:
-        if name is None:
-            self._drop()
-        return super()._deallocate(name)
+    def _look_at_link(self) -> None:
+        if self.pgconn.status != ConnStatus.OK:
+            raise OperationalError(self.pgconn.get_error_message() or "the connection is lost")
 
 
 class AsyncHandlerConnection(_Both, AsyncConnection[Any]):
     """The same for the loop."""
-
-    async def leave(self) -> None:
-        """Undo a transaction that was begun ahead and that no job wants."""
-        self.early = None
-        try:
-            await self._say(ROLLBACK)
-        except Error:
-            await self.close()
-
-    async def begin(self, claim: int) -> None:
-        """Begin the transaction of a job of this claim."""
-        if self._due():
-            await self._prepare()
-        if (said := self._beginning(claim)) is not None:
-            await self._say(said)
-        self.kept = True
-
-    async def end(self, statement: Statement[Any] | None = None, settled: int | None = None) -> None:
-        """Commit, after this completion of the job, in one message."""
-        self.kept = False
-        ahead = self._next(settled)
-        await self._finish(self._ending(statement, ahead is not None))
-        self.early = ahead
 
     async def commit(self) -> None:
         _refuse(self, "commit")
@@ -302,39 +301,25 @@ class AsyncHandlerConnection(_Both, AsyncConnection[Any]):
         _refuse(self, "rollback")
         await super().rollback()
 
-    async def _say(self, command: bytes) -> None:
+    async def _exchange(self, message: bytes, *, commits: bool = False) -> PGresult:
         async with self.lock:
-            answer = await self._last(command)
-        _raise(answer, self.info)
-
-    async def _finish(self, message: bytes) -> None:
-        async with self.lock:
-            _check(self)
-            answer = await self._last(message)
-        self._heed(answer)
+            if commits:
+                _check(self)
+            return await self._last(message)
 
     async def _last(self, message: bytes) -> PGresult:
         with answered(self):
             self.pgconn.send_query(message)
             return (await self.wait(answers(self.pgconn)))[-1]
 
-    async def _prepare(self) -> None:
-        assert self.prepared is not None
-        self.number += 1
+    async def _answers_to_preparing(self) -> list[PGresult]:
         found: list[PGresult] = []
         async with self.lock:
             with answered(self):
-                for index, statement in enumerate(self.prepared.statements):
-                    self.pgconn.send_prepare(name(self.number, index), statement)
+                for named, statement in self._to_prepare():
+                    self.pgconn.send_prepare(named, statement)
                     found += await self.wait(answers(self.pgconn))
-        for answer in found:
-            _raise(answer, self.info)
-        self.ready = True
-
-    def _deallocate(self, name: bytes | None) -> Any:
-        if name is None:
-            self._drop()
-        return super()._deallocate(name)
+        return found
 
 
 class answered:

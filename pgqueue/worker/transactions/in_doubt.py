@@ -1,9 +1,13 @@
 """Finds out whether a COMMIT without an answer took place.
 
-Used by the transactions of handlers (`transaction`). The old session is ended, if it is ours to end. Then the job's
-running row is locked on a new connection, which waits while the old transaction has it locked, until that has ended.
-Then what that transaction would have written is looked for, in a statement of its own, so that it is seen. The database
-being away is waited out: until this is known the run is not over.
+Used by `commit`, on a connection of its own:
+
+1. The old session is ended, if it is the worker's to end.
+2. The job's running row is locked. While the old transaction has it locked, that waits. Afterwards the old transaction
+   has ended.
+3. What the old transaction would have written is looked for, in a statement of its own: so it is seen if it is there.
+
+While the database is away, this waits and tries again: until the answer is known the run is not over.
 """
 
 from __future__ import annotations
@@ -14,53 +18,23 @@ from time import sleep
 from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
-from psycopg.rows import tuple_row
 
 from pgqueue.database.backoff import Backoff, transient
-from pgqueue.database.statements import Row, Statement
-from pgqueue.worker.transactions.handler_pool import HandlerPool
+from pgqueue.database.statements import Statement
+from pgqueue.worker.transactions.handler_pool import Side
 
 
-def settle(error: psycopg.Error, lender: HandlerPool, questions: Sequence[Statement[Any]]) -> list[bool]:
-    """Ask on a new connection: of each question whether it answers a row. Raises `error` if the worker ends first."""
+async def settle(error: psycopg.Error, side: Side[Any], questions: Sequence[Statement[Any]]) -> list[bool]:
+    """Of each question: whether it answers a row. Raises `error` if the worker ends before there is an answer."""
     backoff = Backoff()
     while True:
         try:
-            conn = lender.acquire(settles=True)
+            conn = await side.acquire(settles=True)
             try:
-                return [send(conn, question).fetchone() is not None for question in questions]
+                return [bool(await side.rows(conn, question)) for question in questions]
             finally:
-                lender.release(conn)
+                await side.release(conn)
         except psycopg.Error as again:
-            if lender.closed or not transient(again):
+            if side.pools.closed or not transient(again):
                 raise error from again
-            sleep(backoff.pause())
-
-
-async def asettle(error: psycopg.Error, lender: HandlerPool, questions: Sequence[Statement[Any]]) -> list[bool]:
-    """`settle` on the loop."""
-    backoff = Backoff()
-    while True:
-        try:
-            conn = await lender.aacquire(settles=True)
-            try:
-                return [await (await asend(conn, question)).fetchone() is not None for question in questions]
-            finally:
-                await lender.arelease(conn)
-        except psycopg.Error as again:
-            if lender.closed or not transient(again):
-                raise error from again
-            await asyncio.sleep(backoff.pause())
-
-
-def send(conn: Connection[Any], statement: Statement[Any]) -> Cursor[Row]:
-    """Send a statement; its rows are tuples, its parameters named, whatever the connection's owner likes."""
-    cursor = Cursor(conn, row_factory=tuple_row)
-    return cursor.execute(statement.sql, statement.params)
-
-
-async def asend(conn: AsyncConnection[Any], statement: Statement[Any]) -> AsyncCursor[Row]:
-    """`send` on the loop."""
-    cursor = AsyncCursor(conn, row_factory=tuple_row)
-    return await cursor.execute(statement.sql, statement.params)
+            await side.wait((asyncio.sleep if side.is_async else sleep)(backoff.pause()))

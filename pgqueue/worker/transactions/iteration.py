@@ -1,22 +1,35 @@
 """`job.iterate` and `job.aiterate`: a long list in batches, each batch one transaction that also says how far it went.
 
 A batch begins with BEGIN when the loop body (or the source) first asks for the connection. It ends with one statement
-that locks the running row by the run's fence (id, worker, claim) and appends a row (job, n, cursor), one more if the
-body has enqueued jobs, and COMMIT, which checks what was deferred. So it costs three round trips beside its own
-statements.
+that locks the running row by the run's fence (id, worker, claim) and appends a row (job, n, cursor). If the body has
+enqueued jobs, one more statement follows. Then comes COMMIT, which checks what was deferred. So a batch costs three
+round trips beside its own statements.
 
-Why each batch is applied once, in order. Batch n is what comes after the cursor of n - 1, and its writes and its row
-are one transaction. (1) Between two runs: the append locks the running row of its own run until the COMMIT, and raises
-if there is none. To give the job to another run that row has to be deleted, so whatever an old run commits is
-committed before the next run is claimed, and that run reads the last cursor after it was claimed. (2) Inside one run,
-also one that the executor repeats in place under the same claim: the number n is the primary key, so no n is committed
-twice; and the next n is begun only when the last is known to be committed. A COMMIT without an answer is settled
-first (`in_doubt`): the running row is locked on a new connection, so the old transaction has ended; then the row n is
-there or it is not. (3) A run is not stopped between the append and the answer to its COMMIT: it is sealed. Neither
-of the two suffices: without the fence a late run could append a number that was thrown away meanwhile; without the key
-a repeated run could read the cursor just before a COMMIT without an answer takes place.
+Why each batch is applied once, in order. Batch n is what comes after the cursor of batch n - 1. Its writes and its row
+are one transaction.
 
-The naive way, to write the cursor after the batch was committed, applies a batch twice if the worker dies in between.
+Between two runs:
+
+1. The append locks the running row of its own run until the COMMIT, and raises if there is none.
+2. To give the job to another run, that row has to be deleted. So whatever an old run commits is committed before the
+   next run is claimed.
+3. The next run reads the last cursor after it was claimed.
+
+Inside one run, also one that the executor repeats in place under the same claim:
+
+4. The number n is in the primary key. So no n is committed twice.
+5. Batch n + 1 is begun only when batch n is known to be committed. A COMMIT without an answer is settled first
+   (`in_doubt`): the running row is locked on a new connection, so the old transaction has ended, and row n is there or
+   it is not.
+6. A run is not stopped between the append and the answer to its COMMIT: there it is uninterruptible.
+
+Neither the fence nor the key suffices alone:
+
+7. Without the fence, a late run could append a number that was thrown away meanwhile.
+8. Without the key, a repeated run could read the cursor just before a COMMIT without an answer takes place.
+
+The naive way is to write the cursor after the batch was committed. If the worker dies in between, it applies a batch
+twice.
 """
 
 from __future__ import annotations
@@ -46,7 +59,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class LastCommit:
-    """Where one iteration is: the number and the cursor of its last batch. No I/O."""
+    """How far one iteration is: the number and the cursor of its last batch. No I/O."""
 
     def __init__(self, job: Job, endings: OutcomeSql) -> None:
         self.job = job
@@ -94,7 +107,7 @@ class LastCommit:
         return appended
 
     def end(self) -> None:
-        """The loop is over; what was enqueued before it is enqueued again, what a batch left behind is not."""
+        """The loop is over: what was enqueued before it is enqueued again, what a batch left behind is not."""
         self.over = True
         if not self.dropped:
             self.job.successors = self._before  # a list, if an empty one: so the executor asks whether we were `left`
@@ -111,9 +124,8 @@ class LastCommit:
         )
 
 
-class TransactionLender(Protocol):
-    """Lends what batches are committed by (`work.Work`, on the loop `awork.AsyncWork`): a worker's transactions, or a
-    drain."""
+class IterationTransactions(Protocol):
+    """What batches are committed by: a worker's transactions (`Transactional`), or those of a drain."""
 
     def for_iteration(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
     def afor_iteration(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
@@ -125,7 +137,9 @@ class TransactionLender(Protocol):
 class Iterations:
     """The iterations of one worker. `checkpoint` raises if a job was told to stop."""
 
-    def __init__(self, transactions: TransactionLender, endings: OutcomeSql, checkpoint: Callable[[Job], None]) -> None:
+    def __init__(
+        self, transactions: IterationTransactions, endings: OutcomeSql, checkpoint: Callable[[Job], None]
+    ) -> None:
         self.places: dict[Job, LastCommit] = {}
         """Of the jobs that have iterated and are not over yet."""
         self._transactions = transactions
@@ -184,7 +198,7 @@ class Iterations:
                 place.through = True
             finally:
                 self._close(place)
-        finally:  # what is raised into a thread comes once: if it kept us from one step, it spares its second
+        finally:  # an Interrupted comes once: a step that it broke into is done here
             self._close(place)
         self._checkpoint(job)
 
@@ -197,6 +211,7 @@ class Iterations:
         place.end()
         self._transactions.end_iteration(place.job, place.work)
 
+    # A twin, as the handler's loop runs between its steps: an Interrupted may come there, a cancellation may not.
     async def _abatches(self, place: LastCommit, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
         job, work = place.job, self._transactions.afor_iteration(place.job, place.begin)
         try:
@@ -219,7 +234,7 @@ class Iterations:
                     self._transactions.end_iteration(job, work)
 
     def _leave(self, place: LastCommit) -> None:
-        """The loop was left, so what its batch has begun is undone."""
+        """The loop was left: what its batch has begun is undone."""
         if not place.over and place.work is not None:
             self._transactions.leave(place.work)
             place.end()
@@ -227,7 +242,7 @@ class Iterations:
 
 
 class _Loop:
-    """The batches of `aiterate`. Says at once when the loop over it is left: the generator is closed only later."""
+    """The batches of `aiterate`. It notes at once when the loop over it is left: the generator is closed only later."""
 
     def __init__(self, batches: AsyncIterator[list[Any]], leave: Callable[[], None]) -> None:
         self._batches = batches

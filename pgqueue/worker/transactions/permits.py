@@ -1,12 +1,14 @@
-"""Places: how many connections may be lent at once where they are fewer than slots, and which jobs wait for one.
+"""Permits: how many connections may be out at once if they are fewer than slots, and which jobs wait for one.
 
-Used by the lender of handlers' connections, one for its pool of each kind. First come, first served. A job with a place
-gets a connection as soon as there is one, so what is waited for in the pool itself is the database only, and what is
-waited for here is other handlers only. That is normal, and has no end of its own: it is the job's timeout that says how
-long is too long. So a wait ends when its job is to stop: on the loop by cancellation; a thread, into which nothing is
-raised while it takes a connection, looks for itself.
+Used by each side of `handler_pool`. First come, first served.
 
-A place is given up once, with what comes first: the connection is given back, or a job is taken from its handler, which
+1. A job with a permit gets a connection as soon as there is one. So in the pool itself it waits for the database only,
+   and here it waits for other handlers only.
+2. To wait for other handlers is normal, and no time limit ends it: how long is too long is said by the job's timeout.
+3. So a wait ends when its job is to stop. On the loop that is a cancellation. Nothing is raised into a thread while it
+   takes a connection: it looks for itself.
+
+A permit is given up once, by what comes first: the connection is released, or the job is taken from its handler, which
 may have that connection for as long as it hangs.
 """
 
@@ -17,11 +19,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-LOOK_SECONDS = 0.1  # how late a thread that waits hears that its job is to stop
+LOOK_SECONDS = 0.1  # so late a thread that waits hears that its job is to stop
 
 
 class Permits:
-    """`number` places, for threads or for the loop."""
+    """`number` permits, for threads or for the loop."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -35,48 +37,48 @@ class Permits:
         return len(self._taken)
 
     def acquire(self, look: Callable[[], object]) -> object:
-        """A place, in a thread; `look` is called now and then while it waits, and ends the wait if it raises."""
+        """A permit, in a thread; `look` is called now and then while it waits, and ends the wait if it raises."""
         given = threading.Lock()
         given.acquire()
-        place = self._ask(given.release)
+        permit = self._ask(given.release)
         try:
             while not given.acquire(timeout=LOOK_SECONDS):
                 look()
         except BaseException:
-            self.release(place)
+            self.release(permit)
             raise
-        return place
+        return permit
 
     async def aacquire(self) -> object:
-        """A place, on the loop; a task that is cancelled waits no more."""
+        """A permit, on the loop; a task that is cancelled waits no more."""
         given = asyncio.Event()
-        place = self._ask(given.set)
+        permit = self._ask(given.set)
         try:
             await given.wait()
         except BaseException:
-            self.release(place)
+            self.release(permit)
             raise
-        return place
+        return permit
 
-    def release(self, place: object) -> None:
-        """Give this place up, or one's turn in the line for it; nothing if that was done before."""
+    def release(self, permit: object) -> None:
+        """Give this permit up, or the turn in the waiting queue; nothing if that was done before."""
         with self._lock:
-            if place in self._taken:
-                self._taken.discard(place)
+            if permit in self._taken:
+                self._taken.discard(permit)
             else:
-                self._waiting = deque(each for each in self._waiting if each[0] is not place)
+                self._waiting = deque(each for each in self._waiting if each[0] is not permit)
             while self._waiting and len(self._taken) < self.number:
                 self._grant(*self._waiting.popleft())
 
     def _ask(self, tell: Callable[[], object]) -> object:
-        place = object()
+        permit = object()
         with self._lock:
             if len(self._taken) < self.number:
-                self._grant(place, tell)
+                self._grant(permit, tell)
             else:
-                self._waiting.append((place, tell))
-        return place
+                self._waiting.append((permit, tell))
+        return permit
 
-    def _grant(self, place: object, tell: Callable[[], object]) -> None:
-        self._taken.add(place)
+    def _grant(self, permit: object, tell: Callable[[], object]) -> None:
+        self._taken.add(permit)
         tell()

@@ -1,8 +1,8 @@
 """A SQLAlchemy session inside a transaction that it does not own: `job.session()`.
 
-SQLAlchemy is imported only when a handler asks. The engine is made once per worker, knows one trick, and owns nothing:
-its "driver connection" is the job's psycopg connection behind a face that makes savepoints of its transactions, because
-the worker alone ends the transaction they are in.
+SQLAlchemy is imported only when a handler asks. The engine is made once per worker, and owns nothing. Its "driver
+connection" is a `SavepointConnection` around the job's psycopg connection. What SQLAlchemy takes for transactions are
+savepoints there, because only the worker ends the transaction they are in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pgqueue.worker.transactions.handler_connection import HandlerConnection
 
-_lent: ContextVar[SavepointConnection] = ContextVar("pgqueue_lent")
+_for_engine: ContextVar[SavepointConnection] = ContextVar("pgqueue_session_connection")
 
 
 SAVEPOINT = b"SAVEPOINT pgqueue_session"
@@ -30,7 +30,7 @@ RELEASE = b"RELEASE SAVEPOINT pgqueue_session"
 
 
 class SavepointConnection:
-    """The connection as SQLAlchemy sees it: what it takes for its transaction is a savepoint of the worker's.
+    """The connection as SQLAlchemy sees it: what SQLAlchemy takes for its transaction is a savepoint of the worker's.
 
     So what SQLAlchemy rolls back (at `session.begin()`, after a flush that failed) is rolled back, and nothing else.
     """
@@ -85,13 +85,13 @@ def session(conn: HandlerConnection) -> Session:
     commit() and rollback() on it raise; `begin_nested()` is free. ImportError without SQLAlchemy.
     """
     face = SavepointConnection(conn)
-    token = _lent.set(face)
+    token = _for_engine.set(face)
     try:
         made: Any = _session_class()(bind=_engine().connect())
         made.face = face
         return made  # type: ignore[no-any-return]
     finally:
-        _lent.reset(token)
+        _for_engine.reset(token)
 
 
 @cache
@@ -100,7 +100,7 @@ def _engine() -> Engine:
     from sqlalchemy.pool import NullPool
 
     return create_engine(
-        "postgresql+psycopg://", creator=lambda: _lent.get(), poolclass=NullPool, use_native_hstore=False
+        "postgresql+psycopg://", creator=lambda: _for_engine.get(), poolclass=NullPool, use_native_hstore=False
     )
 
 

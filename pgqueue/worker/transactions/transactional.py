@@ -1,10 +1,10 @@
 """Transactional tasks: what a handler writes on its job's connection is committed together with the job's completion.
 
-A layer of the worker's chain: it puts the transaction (`transaction`) around the handlers of the tasks that want one.
-A handler asks for its connection by `job.connection` or `await job.aconnection()`; only then is one taken from the pool
-and a transaction begun. A handler that never asks is completed like any other.
+A layer of the worker's chain: it puts a transaction around the handlers of the tasks that want one. A handler asks for
+its connection by `job.connection` or `await job.aconnection()`. Only then is a connection taken from the pool and a
+transaction begun. If a handler never asks, its job is completed like any other.
 
-A run is not stopped from the moment it begins to commit: no job is committed and cancelled both.
+A run is not stopped from the moment it begins to commit: no job is both committed and cancelled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ W = TypeVar("W", Transaction, AsyncTransaction)
 
 
 class Transactional:
-    """Runs transactional tasks of one worker, and knows which transaction is which job's."""
+    """Runs the transactional tasks of one worker, and knows the transaction of each job."""
 
     def __init__(self, around: TransactionServices) -> None:
         self._around = around
@@ -69,43 +69,45 @@ class Transactional:
         return job in self._open
 
     def for_iteration(self, job: Job, begin: Callable[[Transaction], object]) -> Transaction:
-        """What an iteration commits its batches by. A job that is not transactional has it until `take_back`.
+        """What an iteration commits its batches by. A job that is not transactional has it until `end_iteration`.
 
-        `begin` is told before it can be asked for, so that an iteration stopped at any step knows what to take back.
+        `begin` is told before the transaction is known here: so an iteration stopped at any step knows what to end.
         """
-        work = self._open.get(job)
-        if work is None and not _on_a_loop():
-            work = Transaction(self._around, job, lent=True)
-        if not isinstance(work, Transaction):
-            raise Error(
-                f"job {job.id} ({job.task}): its handler is async: `async for batch in job.aiterate(…)`", job_id=job.id
-            )
-        begin(_unused(job, work))
-        if work.for_iteration:
-            self._open[job] = work
-        return work
+        return self._for_iteration(
+            Transaction, job, begin, not _on_a_loop(), "async: `async for batch in job.aiterate(…)`"
+        )
 
     def afor_iteration(self, job: Job, begin: Callable[[AsyncTransaction], object]) -> AsyncTransaction:
         """The same for an async handler."""
+        here = self._loop is asyncio.get_running_loop()
+        return self._for_iteration(AsyncTransaction, job, begin, here, "sync: `for batch in job.iterate(…)`")
+
+    def _for_iteration(self, kind: type[W], job: Job, begin: Callable[[W], object], here: bool, otherwise: str) -> W:
         work = self._open.get(job)
-        if work is None and self._loop is asyncio.get_running_loop():
-            work = AsyncTransaction(self._around, job, lent=True)
-        if not isinstance(work, AsyncTransaction):
-            raise Error(f"job {job.id} ({job.task}): its handler is sync: `for batch in job.iterate(…)`", job_id=job.id)
-        begin(_unused(job, work))
-        if work.for_iteration:
+        if work is None and here:
+            work = kind(self._around, job, for_iteration=True)
+        if not isinstance(work, kind):
+            raise Error(f"job {job.id} ({job.task}): its handler is {otherwise}", job_id=job.id)
+        if work.commit.conn is not None:
+            raise Error(
+                f"job {job.id} ({job.task}): job.connection was asked for before the iteration, whose first batch "
+                "would commit what was written there; ask inside the loop, or after it",
+                job_id=job.id,
+            )
+        begin(work)
+        if work.commit.for_iteration:
             self._open[job] = work
         return work
 
     def end_iteration(self, job: Job, work: Transaction | AsyncTransaction) -> None:
         """The iteration is over: a job that is not transactional has no connection any more."""
-        if work.for_iteration and self._open.get(job) is work:
-            work.over = True
+        if work.commit.for_iteration and self._open.get(job) is work:
+            work.commit.over = True
             del self._open[job]
 
     def drop(self, job: Job, work: Transaction | AsyncTransaction) -> None:
-        """The job has ended, and its handler goes on, or left its loop lying about: end its session."""
-        work.over = True
+        """The job has ended, and its handler goes on, or has left its loop: end its session."""
+        work.commit.over = True
         self.end_iteration(job, work)
         if isinstance(work, AsyncTransaction):
             self.leave(work)
@@ -113,10 +115,10 @@ class Transactional:
             work.discard()
 
     def cut_overdue(self) -> None:
-        """Hang up where a COMMIT waits over a dead link: it is settled on another one. Called with each beat."""
+        """Hang up where a COMMIT waits over a dead link: it is settled on another one. Called with each heartbeat."""
         for work in list(self._open.values()):
-            if work.overdue():
-                work.cut()
+            if work.commit.overdue():
+                work.commit.cut()
 
     def abandoned(self, job: Job) -> None:
         """The job was taken from its handler, which goes on: its transaction must not."""
@@ -126,7 +128,7 @@ class Transactional:
 
     def leave(self, work: AsyncTransaction) -> None:
         """Undo what this has begun; it is not seen any more. From any thread."""
-        left = work.leave()
+        left = work.commit.leave()
         if left is not None:
             self._loop.call_soon_threadsafe(self._undo, left)
 
@@ -146,11 +148,11 @@ class Transactional:
                     try:
                         return work.end(task.retry, call(*args, **kwargs))
                     except Exception:
-                        work.check()  # what was committed already must not be done again
+                        work.commit.check()  # what was committed already must not be done again
                         raise
                     finally:
                         work.finish()
-                finally:  # what is raised into a thread comes once: if it kept us from one step, it spares its second
+                finally:  # an Interrupted comes once: a step that it broke into is done here
                     work.finish()
                     self._open.pop(job, None)
             finally:
@@ -167,7 +169,7 @@ class Transactional:
             try:
                 return await work.end(task.retry, await call(*args, **kwargs))
             except Exception:
-                work.check()
+                work.commit.check()
                 raise
             finally:
                 try:
@@ -186,16 +188,6 @@ def _no_connection(job: Job, work: Transaction | AsyncTransaction | None, what: 
     else:
         why = "its handler is sync: use `job.connection`"
     return Error(f"job {job.id} ({job.task}): no job.{what} here: {why}", job_id=job.id)
-
-
-def _unused(job: Job, work: W) -> W:
-    if work.begun:
-        raise Error(
-            f"job {job.id} ({job.task}): job.connection was asked for before the iteration, whose first batch would "
-            "commit what was written there; ask inside the loop, or after it",
-            job_id=job.id,
-        )
-    return work
 
 
 def _on_a_loop() -> bool:

@@ -14,8 +14,7 @@ from crashes.tasks import AGAIN
 from pgqueue.client.tasks import Task, task
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
-from pgqueue.worker.transactions.in_doubt import send
-from pgqueue.worker.transactions.transaction import Transaction
+from pgqueue.worker.transactions.commit import Commit
 
 ITEMS, SIZE = 6, 2
 TABLE = "CREATE TABLE item (place bigserial, token bigint NOT NULL, item integer NOT NULL)"
@@ -52,14 +51,14 @@ TASKS: dict[str, Task[..., Any]] = {
 
 def cursor_afterwards() -> None:
     """The batch is committed, and where to go on is written after it, in a transaction of its own."""
-    real = Transaction._commit_with
+    real = Commit._commit_with
 
-    def commit(self: Transaction, conn: Any, statements: Sequence[Statement[Any]], completes: bool = False) -> None:
-        real(self, conn, [])
+    async def commit(self: Commit, conn: Any, statements: Sequence[Statement[Any]], early: int | None = None) -> None:
+        await real(self, conn, [])
         for statement in statements:
-            send(conn, statement)
+            await self._side.send(conn, statement)
 
-    Transaction._commit_with = commit  # type: ignore[method-assign]
+    Commit._commit_with = commit  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

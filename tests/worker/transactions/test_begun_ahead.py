@@ -6,6 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
+import bodies
 import psycopg
 import pytest
 import sqlalchemy
@@ -19,8 +20,8 @@ from pgqueue.worker.run.slots import SlotGroup
 from pgqueue.worker.services import Services
 from pgqueue.worker.transactions import handler_connection
 from pgqueue.worker.transactions.commit_message import ANEW, BEGIN
-from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, BegunEarly, HandlerConnection
-from pgqueue.worker.transactions.handler_pool import HandlerPool
+from pgqueue.worker.transactions.handler_connection import BegunEarly
+from pgqueue.worker.transactions.handler_pool import Side
 
 __all__ = ["accounts"]
 
@@ -29,23 +30,18 @@ __all__ = ["accounts"]
 def said(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What was said by itself to begin and end transactions. The next jobs are at hand always, and never too late."""
     commands: list[bytes] = []
-    say, asay = HandlerConnection._say, AsyncHandlerConnection._say
+    say = handler_connection._Both._say
 
-    def says(conn: HandlerConnection, command: bytes) -> None:
+    async def says(conn: handler_connection._Both, command: bytes) -> None:
         commands.append(command)
-        say(conn, command)
-
-    async def asays(conn: AsyncHandlerConnection, command: bytes) -> None:
-        commands.append(command)
-        await asay(conn, command)
+        await say(conn, command)
 
     def adapt(pool: SlotGroup, least: int = 0) -> None:
         pool.prefetch = 20
 
-    monkeypatch.setattr(HandlerConnection, "_say", says)
-    monkeypatch.setattr(AsyncHandlerConnection, "_say", asays)
+    monkeypatch.setattr(handler_connection._Both, "_say", says)
     monkeypatch.setattr(SlotGroup, "adapt", adapt)
-    monkeypatch.setattr(handler_connection, "AHEAD_SECONDS", 60.0)
+    monkeypatch.setattr(handler_connection, "EARLY_SECONDS", 60.0)
     return commands
 
 
@@ -87,7 +83,7 @@ async def test_nothing_of_a_session_is_left_to_who_gets_its_next_transaction(
     dsn: str, accounts: Eyes, said: list[bytes], monkeypatch: pytest.MonkeyPatch, on_loop: bool, seconds: float
 ) -> None:
     """Nor does undoing that one, to begin it anew, undo what has cleared the session."""
-    monkeypatch.setattr(handler_connection, "AHEAD_SECONDS", seconds)
+    monkeypatch.setattr(handler_connection, "EARLY_SECONDS", seconds)
     found: list[Any] = []
 
     def looks(job: Job) -> None:
@@ -154,7 +150,7 @@ async def test_one_that_nobody_wants_is_not_kept(
     writing, lasting = writer(on_loop), laster(on_loop, begun, going)
     async with work(dsn, writing, lasting, concurrency=1) as worker:
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(worker.services.handler_pool, "_leave_idle", lambda: None)
+            meanwhile.setattr(worker.services.handler_pool, "_undo_stale", lambda: None)
             last = together(dsn, worker, writing, lasting, writing)
             await until(begun.is_set)
             assert accounts.one(f"SELECT count(*) {SESSIONS} AND state = 'idle in transaction'") == 1
@@ -171,12 +167,12 @@ async def test_one_whose_session_is_gone_costs_no_attempt(
     dsn: str, accounts: Eyes, said: list[bytes], monkeypatch: pytest.MonkeyPatch, on_loop: bool
 ) -> None:
     """If it is found out while it is begun anew."""
-    monkeypatch.setattr(handler_connection, "AHEAD_SECONDS", 0.0)
+    monkeypatch.setattr(handler_connection, "EARLY_SECONDS", 0.0)
     begun, going = threading.Event(), threading.Event()
 
     writing, lasting = writer(on_loop), laster(on_loop, begun, going)
     async with work(dsn, writing, lasting, concurrency=1) as worker:
-        monkeypatch.setattr(worker.services.handler_pool, "_leave_idle", lambda: None)
+        monkeypatch.setattr(worker.services.handler_pool, "_undo_stale", lambda: None)
         last = together(dsn, worker, writing, lasting, writing)
         await until(begun.is_set)
         assert accounts.one(f"SELECT count(*) {SESSIONS} AND state = 'idle in transaction'") == 1
@@ -254,37 +250,28 @@ async def test_who_asks_what_became_of_a_commit_does_so_in_nobodys_transaction(
 ) -> None:
     """Only an attempt's first transaction may be one that was begun ahead."""
     asked: list[bool] = []
-    take, atake = HandlerPool.acquire, HandlerPool.aacquire
+    take, atake = bodies.real(Side, "acquire")
 
-    def takes(lender: HandlerPool, **how: Any) -> HandlerConnection:
+    def takes(lender: Side[Any], **how: Any) -> Any:
         asked.append(how.get("begun", False))
         return take(lender, **how)
 
-    async def atakes(lender: HandlerPool, **how: Any) -> AsyncHandlerConnection:
+    async def atakes(lender: Side[Any], **how: Any) -> Any:
         asked.append(how.get("begun", False))
         return await atake(lender, **how)
 
-    monkeypatch.setattr(HandlerPool, "acquire", takes)
-    monkeypatch.setattr(HandlerPool, "aacquire", atakes)
-    finish, afinish = HandlerConnection._finish, AsyncHandlerConnection._finish
+    bodies.replace(monkeypatch, Side, "acquire", takes, atakes)
+    finish = handler_connection._Both._finish
     lost: list[int] = []
 
-    def lose(conn: HandlerConnection | AsyncHandlerConnection) -> None:
+    async def finishes(conn: handler_connection._Both, message: bytes) -> None:
+        await finish(conn, message)
         if len(lost) == 0:
             lost.append(1)
             conn.pgconn.finish()
             raise psycopg.OperationalError("the answer was lost")
 
-    def finishes(conn: HandlerConnection, message: bytes) -> None:
-        finish(conn, message)
-        lose(conn)
-
-    async def afinishes(conn: AsyncHandlerConnection, message: bytes) -> None:
-        await afinish(conn, message)
-        lose(conn)
-
-    monkeypatch.setattr(HandlerConnection, "_finish", finishes)
-    monkeypatch.setattr(AsyncHandlerConnection, "_finish", afinishes)
+    monkeypatch.setattr(handler_connection._Both, "_finish", finishes)
 
     writing = writer(on_loop)
     async with work(dsn, writing, concurrency=1) as worker:
@@ -338,7 +325,7 @@ async def test_the_pools_close_though_a_connection_does_not_come_back(dsn: str, 
         async with work(dsn, writing) as worker:
             await until(accounts.is_in(enqueued(dsn, writing), "completed"))
             hangs = asyncio.create_task(asyncio.Event().wait())
-            worker.services.handler_pool._leaving.add(hangs)  # type: ignore[arg-type]
-    pool = worker.services.handler_pool._async if on_loop else worker.services.handler_pool._sync
+            worker.services.handler_pool._undoing.add(hangs)  # type: ignore[arg-type]
+    pool = worker.services.handler_pool.on_loop.pool if on_loop else worker.services.handler_pool.threads.pool
     assert pool is not None and pool.closed
     hangs.cancel()

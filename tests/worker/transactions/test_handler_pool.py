@@ -20,6 +20,7 @@ from pgqueue import Job
 from pgqueue.database.sessions import Link
 from pgqueue.worker.transactions import handler_pool
 from pgqueue.worker.transactions.handler_pool import HandlerPool, Identity
+from pgqueue.worker.transactions.steps import run
 
 __all__ = ["accounts", "restless"]
 
@@ -160,7 +161,7 @@ async def test_a_session_whose_connection_broke_is_ended_before_the_next_attempt
             await tidied(worker, accounts)
             assert listed == [(1, True)]
             assert accounts.one(there, pids[0]) == 0
-            assert worker.services.handler_pool._orphans == set()
+            assert worker.services.handler_pool.orphans == set()
     assert balances(accounts)[0] == 90
     assert accounts.all("SELECT attempt, error_type FROM pgqueue.attempt") == [(1, "OperationalError")]
 
@@ -173,16 +174,16 @@ async def test_who_gets_no_connection_is_told_why(dsn: str, monkeypatch: pytest.
     async def listed() -> None: ...
 
     lender = HandlerPool(Link(dsn, "pgqueue"), 1, listed)
-    conn = await asyncio.to_thread(lender.acquire)
+    conn = await asyncio.to_thread(run, lender.threads.acquire())
     with pytest.raises(PoolTimeout, match=r"within 0.3 s: the database takes none, or all 1 \(one for each slot\)"):
-        await asyncio.to_thread(lender.acquire)
-    waits = asyncio.ensure_future(asyncio.to_thread(lender.acquire))
-    lender.release(conn)
-    lender.release(await waits)  # whoever waits is given the one that comes back
-    aconn = await lender.aacquire()
+        await asyncio.to_thread(run, lender.threads.acquire())
+    waits = asyncio.ensure_future(asyncio.to_thread(run, lender.threads.acquire()))
+    run(lender.threads.release(conn))
+    run(lender.threads.release(await waits))  # whoever waits is given the one that comes back
+    aconn = await lender.on_loop.acquire()
     with pytest.raises(PoolTimeout, match=r"all 1 \(one for each slot\)"):
-        await lender.aacquire()
-    await lender.arelease(aconn)
+        await lender.on_loop.acquire()
+    await lender.on_loop.release(aconn)
     await lender.close()
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+import bodies
 import psycopg
 import pytest
 from accounts import accounts, balances
@@ -24,8 +25,8 @@ from pgqueue.database.sessions import Link
 from pgqueue.jobs.outcomes import Cancelled
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker.run.run import Run
-from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, HandlerConnection
-from pgqueue.worker.transactions.handler_pool import HandlerPool
+from pgqueue.worker.transactions.handler_connection import HandlerConnection
+from pgqueue.worker.transactions.handler_pool import HandlerPool, Side
 from pgqueue.worker.transactions.transaction import Transaction
 
 __all__ = ["accounts", "restless"]
@@ -40,11 +41,11 @@ THRICE = RetryPolicy(attempts=3, first=0.01, most=0.02)
     ("owner", "step"),
     [
         (HandlerPool, "_configure"),
-        (HandlerPool, "acquire"),
+        (Side, "acquire"),
         (HandlerConnection, "begin"),
         (Transaction, "undo"),
         (HandlerConnection, "close"),
-        (HandlerPool, "release"),
+        (Side, "release"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
@@ -123,9 +124,9 @@ async def test_timeouts_at_any_moment_lose_no_connection(dsn: str, accounts: Eye
 
 
 def there(lender: HandlerPool) -> bool:
-    assert lender._async is not None
-    stats = lender._async.get_stats()
-    return stats["pool_available"] == stats["pool_size"]
+    assert lender.on_loop.pool is not None
+    stats = lender.on_loop.pool.get_stats()
+    return bool(stats["pool_available"] == stats["pool_size"])
 
 
 async def test_who_is_stopped_while_he_puts_back_what_was_begun_ahead_loses_no_connection(dsn: str) -> None:
@@ -136,23 +137,23 @@ async def test_who_is_stopped_while_he_puts_back_what_was_begun_ahead_loses_no_c
 
     lender = HandlerPool(Link(dsn, "pgqueue"), 2, listed)
     for steps in range(1, 4):
-        conn = await lender.aacquire()
+        conn = await lender.on_loop.acquire()
         await conn.begin(1)
         await conn.end(None, 1)
-        await lender.arelease(conn)
-        assert conn.early is not None and lender._aearly == [conn]
-        lender._orphans.add((0, "2026-01-01"))  # nobody's
-        taking = asyncio.create_task(lender.aacquire())
+        await lender.on_loop.release(conn)
+        assert conn.early is not None and lender.on_loop.early == [conn]
+        lender.orphans.add((0, "2026-01-01"))  # nobody's
+        taking = asyncio.create_task(lender.on_loop.acquire())
         for _ in range(steps):
             await asyncio.sleep(0)
         assert not taking.done()
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await taking
-        assert lender._aearly == []
+        assert lender.on_loop.early == []
         await until(lambda: there(lender))
-        await lender.arelease(await lender.aacquire())
-        assert lender._orphans == set()
+        await lender.on_loop.release(await lender.on_loop.acquire())
+        assert lender.orphans == set()
     await lender.close()
 
 
@@ -162,19 +163,19 @@ async def test_who_is_stopped_while_the_pool_takes_a_connection_back_loses_none(
     async def listed() -> None: ...
 
     lender = HandlerPool(Link(dsn, "pgqueue"), 2, listed, size=1)
-    conn = await lender.aacquire()
-    assert lender._async is not None
-    await lender._async._lock.acquire()
-    giving = asyncio.create_task(lender.arelease(conn))
+    conn = await lender.on_loop.acquire()
+    assert lender.on_loop.pool is not None
+    await lender.on_loop.pool._lock.acquire()
+    giving = asyncio.create_task(lender.on_loop.release(conn))
     for _ in range(3):
         await asyncio.sleep(0)
         giving.cancel()
     assert not giving.done()
-    lender._async._lock.release()
+    lender.on_loop.pool._lock.release()
     with pytest.raises(asyncio.CancelledError):
         await giving
     async with asyncio.timeout(30):  # there is one place, and one connection
-        await lender.arelease(await lender.aacquire())
+        await lender.on_loop.release(await lender.on_loop.acquire())
     await until(lambda: there(lender))
     await lender.close()
 
@@ -184,16 +185,16 @@ async def test_a_cancellation_that_is_swallowed_in_the_pool_is_heard_all_the_sam
 ) -> None:
     """As Python 3.11's `wait_for` does when what it waits for comes at the same moment."""
     asked, never, went_on = asyncio.Event(), asyncio.Event(), list[int]()
-    real = HandlerPool.aacquire
+    _, real = bodies.real(Side, "acquire")
 
-    async def swallowing(self: HandlerPool, **how: bool) -> AsyncHandlerConnection:
+    async def swallowing(self: Side[Any], **how: Any) -> Any:
         if not asked.is_set():
             asked.set()
             with suppress(asyncio.CancelledError):
                 await never.wait()
         return await real(self, **how)
 
-    monkeypatch.setattr(HandlerPool, "aacquire", swallowing)
+    bodies.replace(monkeypatch, Side, "acquire", None, swallowing)
 
     async def waits(job: Job) -> None:
         await job.aconnection()
@@ -214,7 +215,16 @@ async def test_a_cancellation_that_is_swallowed_in_the_pool_is_heard_all_the_sam
     assert went_on == [] and balances(accounts)[0] == 101
 
 
-TRACED = ("work.py", "lending.py", "borrowed.py", "transactions.py", "iterate.py", "pool.py")
+TRACED = (
+    "transaction.py",
+    "commit.py",
+    "steps.py",
+    "in_doubt.py",
+    "transactional.py",
+    "handler_connection.py",
+    "iteration.py",
+    "pool.py",
+)
 """Where a connection is taken, used and given back: ours, and the pool's."""
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import bodies
 import psycopg
 import pytest
 from workers import Eyes, until, work
@@ -16,8 +17,7 @@ from pgqueue import Job, Snooze, testing
 from pgqueue.client.tasks import Task, task
 from pgqueue.jobs.outcomes import Cancelled
 from pgqueue.jobs.retry import RetryPolicy
-from pgqueue.worker.transactions.async_transaction import AsyncTransaction
-from pgqueue.worker.transactions.transaction import Transaction
+from pgqueue.worker.transactions.commit import Commit
 
 SOON = RetryPolicy(attempts=5, first=0.01, most=0.05)
 ITEMS = 25
@@ -217,13 +217,13 @@ async def test_a_commit_of_a_batch_whose_answer_is_lost_is_settled(
 ) -> None:
     """The session ends right before the COMMIT of the second batch, or right after it."""
     cuts: list[int] = []
-    commit, acommit = Transaction._commit_with, AsyncTransaction._commit_with
+    commit, acommit = bodies.real(Commit, "_commit_with")
 
     def end(conn: Any) -> None:
         cuts.append(1)
         effects.do("SELECT pg_terminate_backend(%s, 5000)", conn.info.backend_pid)
 
-    def cutting(work: Transaction, conn: Any, statements: Any) -> None:
+    def cutting(work: Commit, conn: Any, statements: Any) -> None:
         second = _number(statements) == 2 and not cuts
         if committed or not second:
             commit(work, conn, statements)
@@ -234,7 +234,7 @@ async def test_a_commit_of_a_batch_whose_answer_is_lost_is_settled(
                 raise psycopg.OperationalError("the answer did not come")
             commit(work, conn, statements)
 
-    async def acutting(work: AsyncTransaction, conn: Any, statements: Any) -> None:
+    async def acutting(work: Commit, conn: Any, statements: Any) -> None:
         second = _number(statements) == 2 and not cuts
         if committed or not second:
             await acommit(work, conn, statements)
@@ -245,8 +245,7 @@ async def test_a_commit_of_a_batch_whose_answer_is_lost_is_settled(
                 raise psycopg.OperationalError("the answer did not come")
             await acommit(work, conn, statements)
 
-    monkeypatch.setattr(Transaction, "_commit_with", cutting)
-    monkeypatch.setattr(AsyncTransaction, "_commit_with", acutting)
+    bodies.replace(monkeypatch, Commit, "_commit_with", cutting, acutting)
     goes = going(on_loop, transactional)
     async with work(dsn, goes):
         job = put(dsn, goes)
@@ -263,24 +262,23 @@ async def test_what_stops_a_job_in_the_commit_of_a_batch_stops_it_after_it(
 ) -> None:
     """Cancelled while the COMMIT of the second batch is under way: that batch is kept, the next one is not begun."""
     told: list[bool] = []
-    commit, acommit = Transaction._commit_with, AsyncTransaction._commit_with
+    commit, acommit = bodies.real(Commit, "_commit_with")
 
     def interrupt(job_id: int) -> None:
         told.append(worker.services.executor.interrupt(job_id, Cancelled("enough")))
 
-    def telling(work: Transaction, conn: Any, statements: Any) -> None:
+    def telling(work: Commit, conn: Any, statements: Any) -> None:
         if _number(statements) == 2:
             interrupt(work._job.id)
         commit(work, conn, statements)
 
-    async def atelling(work: AsyncTransaction, conn: Any, statements: Any) -> None:
+    async def atelling(work: Commit, conn: Any, statements: Any) -> None:
         if _number(statements) == 2:
             interrupt(work._job.id)
             await asyncio.sleep(0)
         await acommit(work, conn, statements)
 
-    monkeypatch.setattr(Transaction, "_commit_with", telling)
-    monkeypatch.setattr(AsyncTransaction, "_commit_with", atelling)
+    bodies.replace(monkeypatch, Commit, "_commit_with", telling, atelling)
     goes = going(on_loop, transactional)
     async with work(dsn, goes) as worker:
         job = put(dsn, goes)
@@ -578,10 +576,10 @@ async def test_a_deferred_constraint_fails_its_own_batch(dsn: str, effects: Eyes
 async def test_a_timeout_of_the_handlers_own_does_not_break_into_a_commit(
     dsn: str, effects: Eyes, monkeypatch: pytest.MonkeyPatch, transactional: bool
 ) -> None:
-    commit = AsyncTransaction._commit_with
+    _, commit = bodies.real(Commit, "_commit_with")
     ended: list[bool] = []
 
-    async def slowly(work: AsyncTransaction, conn: Any, statements: Any) -> None:
+    async def slowly(work: Commit, conn: Any, statements: Any) -> None:
         if _number(statements) == 2 and not ended:
             asyncio.get_running_loop().call_soon(expired.set)
             await asyncio.sleep(0.05)
@@ -607,7 +605,7 @@ async def test_a_timeout_of_the_handlers_own_does_not_break_into_a_commit(
         assert looping.cancelled()
         raise LookupError("timed out")
 
-    monkeypatch.setattr(AsyncTransaction, "_commit_with", slowly)
+    bodies.replace(monkeypatch, Commit, "_commit_with", None, slowly)
     goes = declared(agoes, transactional=transactional)
     async with work(dsn, goes):
         job = put(dsn, goes)

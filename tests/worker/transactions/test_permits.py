@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+import bodies
 import psycopg
 import pytest
 from accounts import accounts
@@ -17,10 +18,10 @@ import pgqueue
 from pgqueue import Job
 from pgqueue.database.sessions import Link
 from pgqueue.jobs.outcomes import Cancelled
-from pgqueue.worker.transactions.async_transaction import AsyncTransaction
-from pgqueue.worker.transactions.handler_pool import HandlerPool
+from pgqueue.worker.transactions.commit import Commit
+from pgqueue.worker.transactions.handler_pool import HandlerPool, Side
 from pgqueue.worker.transactions.permits import Permits
-from pgqueue.worker.transactions.transaction import Transaction
+from pgqueue.worker.transactions.steps import run
 from pgqueue.worker.worker import Worker
 
 __all__ = ["accounts"]
@@ -31,7 +32,7 @@ INSERT = "INSERT INTO effect VALUES (%s, %s)"
 
 def free(worker: Worker) -> bool:
     """Whether nobody has a place, or waits for one."""
-    both = [worker.services.handler_pool._permits, worker.services.handler_pool._apermits]
+    both = [worker.services.handler_pool.threads.permits, worker.services.handler_pool.on_loop.permits]
     return all(places is not None and not places.taken and not places._waiting for places in both)
 
 
@@ -96,22 +97,22 @@ async def test_who_takes_a_connection_that_is_only_just_back_has_a_place_of_his_
     async def listed() -> None: ...
 
     lender = HandlerPool(Link(dsn, "pgqueue"), 4, listed, size=2)
-    conn: Any = await (lender.aacquire() if on_loop else asyncio.to_thread(lender.acquire))
-    pool: Any = lender._async if on_loop else lender._sync
-    places = lender._apermits if on_loop else lender._permits
+    conn: Any = await (lender.on_loop.acquire() if on_loop else asyncio.to_thread(run, lender.threads.acquire()))
+    pool: Any = lender.on_loop.pool if on_loop else lender.threads.pool
+    places = lender.on_loop.permits if on_loop else lender.threads.permits
     assert places is not None
     put, meanwhile = pool.putconn, list[object]()
 
     async def aputs(back: Any) -> None:
         await put(back)
-        meanwhile.append(await lender.aacquire())
+        meanwhile.append(await lender.on_loop.acquire())
 
     def puts(back: Any) -> None:
         put(back)
-        meanwhile.append(lender.acquire())
+        meanwhile.append(run(lender.threads.acquire()))
 
     async def give(back: Any) -> None:
-        await (lender.arelease(back) if on_loop else asyncio.to_thread(lender.release, back))
+        await (lender.on_loop.release(back) if on_loop else asyncio.to_thread(run, lender.threads.release(back)))
 
     with monkeypatch.context() as patch:
         patch.setattr(pool, "putconn", aputs if on_loop else puts)
@@ -180,33 +181,23 @@ async def test_ten_slots_share_few_connections_and_nothing_hangs(
         "pgqueue.worker.transactions.handler_pool.GET_SECONDS", 5.0
     )  # who hangs in the pool fails the attempt
     most, lent = [0, 0], [0, 0]
-    take, give, atake, agive = HandlerPool._take, HandlerPool.release, HandlerPool._atake, HandlerPool.arelease
+    take, give = Side._take, Side.release
 
     def count(on_loop: bool, by: int) -> None:
         lent[on_loop] += by
         most[on_loop] = max(most[on_loop], lent[on_loop])
 
-    def counting_take(lender: HandlerPool, begun: bool) -> Any:
-        conn = take(lender, begun)
-        count(False, 1)
+    async def counting_take(side: Side[Any], begun: bool) -> Any:
+        conn = await take(side, begun)
+        count(side.is_async, 1)
         return conn
 
-    async def counting_atake(lender: HandlerPool, begun: bool) -> Any:
-        conn = await atake(lender, begun)
-        count(True, 1)
-        return conn
+    async def counting_give(side: Side[Any], conn: Any) -> None:
+        count(side.is_async, -(conn.permit is not None))
+        await give(side, conn)
 
-    def counting_give(lender: HandlerPool, conn: Any) -> None:
-        count(False, -(conn.permit is not None))
-        give(lender, conn)
-
-    async def counting_agive(lender: HandlerPool, conn: Any) -> None:
-        count(True, -(conn.permit is not None))
-        await agive(lender, conn)
-
-    for name, step in (("_take", counting_take), ("_atake", counting_atake), ("release", counting_give)):
-        monkeypatch.setattr(HandlerPool, name, step)
-    monkeypatch.setattr(HandlerPool, "arelease", counting_agive)
+    monkeypatch.setattr(Side, "_take", counting_take)
+    monkeypatch.setattr(Side, "release", counting_give)
     tasks = [declared(fn) for fn in KINDS[kind]]
     jobs = [task.new() for _ in range(210 // len(tasks)) for task in tasks]
     seen, ended = 0, asyncio.Event()
@@ -265,7 +256,9 @@ async def test_a_handler_that_waits_for_a_connection_can_be_stopped(
     async with work(dsn, asking, concurrency=4, pool_size=1) as worker:
         enqueued(dsn, asking, True)
         await until(has.is_set)
-        places = worker.services.handler_pool._apermits if on_loop else worker.services.handler_pool._permits
+        places = (
+            worker.services.handler_pool.on_loop.permits if on_loop else worker.services.handler_pool.threads.permits
+        )
         assert places is not None
         waits = enqueued(dsn, asking.using(timeout=0.3, retry=1) if how == "timeout" else asking, False)
         if how == "timeout":
@@ -372,20 +365,23 @@ async def test_a_transaction_begun_ahead_that_nobody_wants_is_in_nobodys_way(
     dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch, on_loop: bool
 ) -> None:
     """It is out of the pool, which has no other, and who begins a second transaction of a job does not get it."""
-    monkeypatch.setattr(HandlerPool, "_leave_idle", lambda lender: None)
+    monkeypatch.setattr(HandlerPool, "_undo_stale", lambda lender: None)
     monkeypatch.setattr("pgqueue.worker.transactions.handler_pool.GET_SECONDS", 5.0)
     begun, going = threading.Event(), threading.Event()
     writing, lasting = writer(on_loop), laster(on_loop, begun, going)
     async with work(dsn, writing, lasting, queues=["default:1", "other:1"], pool_size=1) as worker:
         together(dsn, worker, writing, lasting)
         await until(begun.is_set)
-        assert len(worker.services.handler_pool._aearly if on_loop else worker.services.handler_pool._early) == 1
+        assert (
+            len(worker.services.handler_pool.on_loop.early if on_loop else worker.services.handler_pool.threads.early)
+            == 1
+        )
         lender = worker.services.handler_pool
         if on_loop:
-            await lender.arelease(await lender.aacquire())
+            await lender.on_loop.release(await lender.on_loop.acquire())
         else:
-            await asyncio.to_thread(lambda: lender.release(lender.acquire()))
-        assert not (lender._aearly if on_loop else lender._early)
+            await asyncio.to_thread(lambda: run(lender.threads.release(run(lender.threads.acquire()))))
+        assert not (lender.on_loop.early if on_loop else lender.threads.early)
         assert accounts.one(f"SELECT count(*) {SESSIONS}") == 1
         going.set()
         await until(lambda: free(worker))
@@ -397,10 +393,10 @@ async def test_who_settles_a_commit_does_not_wait_for_those_in_line(
     dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch, on_loop: bool
 ) -> None:
     """Nobody can stop it meanwhile; and the one before it may have its connection for hours."""
-    commit, acommit, cuts = Transaction._commit, AsyncTransaction._commit, list[int]()
+    (commit, acommit), cuts = bodies.real(Commit, "_commit_end"), list[int]()
     waits, has = threading.Event(), threading.Event()
 
-    def lost(work: Transaction, conn: Any, outcome: Any) -> None:
+    def lost(work: Commit, conn: Any, outcome: Any) -> None:
         commit(work, conn, outcome)
         if not cuts:
             cuts.append(1)
@@ -408,7 +404,7 @@ async def test_who_settles_a_commit_does_not_wait_for_those_in_line(
             conn.close()
             raise psycopg.OperationalError("the answer did not come")
 
-    async def alost(work: AsyncTransaction, conn: Any, outcome: Any) -> None:
+    async def alost(work: Commit, conn: Any, outcome: Any) -> None:
         await acommit(work, conn, outcome)
         if not cuts:
             cuts.append(1)
@@ -416,23 +412,21 @@ async def test_who_settles_a_commit_does_not_wait_for_those_in_line(
             await conn.close()
             raise psycopg.OperationalError("the answer did not come")
 
-    monkeypatch.setattr(Transaction, "_commit", lost)
-    monkeypatch.setattr(AsyncTransaction, "_commit", alost)
+    bodies.replace(monkeypatch, Commit, "_commit_end", lost, alost)
 
-    take, atake, got = HandlerPool.acquire, HandlerPool.aacquire, threading.Event()
+    (take, atake), got = bodies.real(Side, "acquire"), threading.Event()
 
-    def slow_take(lender: HandlerPool, **how: Any) -> Any:
+    def slow_take(lender: Side[Any], **how: Any) -> Any:
         if how.get("settles"):
             got.wait(0.5)  # time enough for who is next in line, if it were let in
         return take(lender, **how)
 
-    async def slow_atake(lender: HandlerPool, **how: Any) -> Any:
+    async def slow_atake(lender: Side[Any], **how: Any) -> Any:
         if how.get("settles"):
             await asyncio.to_thread(got.wait, 0.5)
         return await atake(lender, **how)
 
-    monkeypatch.setattr(HandlerPool, "acquire", slow_take)
-    monkeypatch.setattr(HandlerPool, "aacquire", slow_atake)
+    bodies.replace(monkeypatch, Side, "acquire", slow_take, slow_atake)
 
     def keeps(job: Job) -> None:
         _ = job.connection
@@ -449,7 +443,9 @@ async def test_who_settles_a_commit_does_not_wait_for_those_in_line(
         first = enqueued(dsn, writing)
         await until(lambda: cuts)
         enqueued(dsn, keeping)
-        places = worker.services.handler_pool._apermits if on_loop else worker.services.handler_pool._permits
+        places = (
+            worker.services.handler_pool.on_loop.permits if on_loop else worker.services.handler_pool.threads.permits
+        )
         await until(lambda: places is not None and len(places._waiting) == 1)
         waits.set()
         await until(lambda: worker.state.ended_jobs == 1, 5)
@@ -464,4 +460,4 @@ async def test_the_size_is_for_each_pool_and_no_more_than_there_are_slots(dsn: s
 
     assert HandlerPool(Link(dsn, "pgqueue"), 4, listed, size=2)._size == 2
     for lender in (HandlerPool(Link(dsn, "pgqueue"), 4, listed, size=9), HandlerPool(Link(dsn, "pgqueue"), 4, listed)):
-        assert (lender._size, lender._permits, lender._apermits) == (4, None, None)
+        assert (lender._size, lender.threads.permits, lender.on_loop.permits) == (4, None, None)

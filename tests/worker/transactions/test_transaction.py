@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import bodies
 import psycopg
 import pytest
 from accounts import accounts, balances
@@ -16,9 +17,8 @@ from workers import Eyes, until, wait_until, work
 
 import pgqueue
 from pgqueue import Job, Snooze
-from pgqueue.worker.transactions.async_transaction import AsyncTransaction
-from pgqueue.worker.transactions.handler_pool import HandlerPool
-from pgqueue.worker.transactions.transaction import Transaction
+from pgqueue.worker.transactions.commit import Commit
+from pgqueue.worker.transactions.handler_pool import Side
 
 __all__ = ["accounts"]
 
@@ -66,15 +66,15 @@ async def test_who_asks_while_the_run_ends_gets_no_connection(
     """A thread or a task that the handler does not wait for: its transaction would be ended by nobody."""
     taken, go_on = threading.Event(), threading.Event()
     said: list[BaseException | None] = []
-    take, atake = HandlerPool.acquire, HandlerPool.aacquire
+    take, atake = bodies.real(Side, "acquire")
 
-    def slow_take(lender: HandlerPool, **how: Any) -> Any:
+    def slow_take(lender: Side[Any], **how: Any) -> Any:
         conn = take(lender, **how)
         taken.set()
         assert go_on.wait(20)
         return conn
 
-    async def slow_atake(lender: HandlerPool, **how: bool) -> Any:
+    async def slow_atake(lender: Side[Any], **how: bool) -> Any:
         conn = await atake(lender, **how)
         taken.set()
         assert await asyncio.to_thread(go_on.wait, 20)
@@ -95,8 +95,7 @@ async def test_who_asks_while_the_run_ends_gets_no_connection(
         asking.add_done_callback(lambda asked: said.append(asked.exception()))
         assert await asyncio.to_thread(taken.wait, 20)
 
-    monkeypatch.setattr(HandlerPool, "acquire", slow_take)
-    monkeypatch.setattr(HandlerPool, "aacquire", slow_atake)
+    bodies.replace(monkeypatch, Side, "acquire", slow_take, slow_atake)
     leaving = declared(aleaves if on_loop else leaves)
     async with work(dsn, leaving) as worker:
         await until(accounts.is_in(enqueued(dsn, leaving), "completed"))
@@ -161,9 +160,9 @@ class Cut:
         self._eyes = eyes
         self._numbers = iter(range(number))
         self._all = threading.Barrier(number, self._end)
-        commit, acommit = Transaction._commit, AsyncTransaction._commit
+        commit, acommit = bodies.real(Commit, "_commit_end")
 
-        def cutting(work: Transaction, conn: Any, outcome: Any) -> None:
+        def cutting(work: Commit, conn: Any, outcome: Any) -> None:
             first = next(self._numbers, None) is not None
             if committed or not first:
                 commit(work, conn, outcome)
@@ -171,7 +170,7 @@ class Cut:
                 self._all.wait(30)
                 conn.execute("SELECT 1")
 
-        async def acutting(work: AsyncTransaction, conn: Any, outcome: Any) -> None:
+        async def acutting(work: Commit, conn: Any, outcome: Any) -> None:
             first = next(self._numbers, None) is not None
             if committed or not first:
                 await acommit(work, conn, outcome)
@@ -179,8 +178,7 @@ class Cut:
                 await asyncio.to_thread(self._all.wait, 30)
                 await conn.execute("SELECT 1")
 
-        patch.setattr(Transaction, "_commit", cutting)
-        patch.setattr(AsyncTransaction, "_commit", acutting)
+        bodies.replace(patch, Commit, "_commit_end", cutting, acutting)
 
     def _end(self) -> None:
         sql = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'pgqueue job'"
@@ -228,27 +226,26 @@ async def test_a_commit_is_found_though_its_worker_was_taken_for_dead_before_it_
 ) -> None:
     """The answer to its COMMIT is lost; when it asks, its worker has another id. It was committed under the first."""
     ids: list[int] = []
-    commit, acommit = Transaction._commit, AsyncTransaction._commit
+    commit, acommit = bodies.real(Commit, "_commit_end")
 
     def dies(conn: Any) -> None:
         accounts.do("UPDATE pgqueue.worker SET dead_at = now() WHERE id = %s", ids[0])
         wait_until(lambda: worker.worker_id != ids[0])
         accounts.do("SELECT pg_terminate_backend(%s, 5000)", conn.info.backend_pid)
 
-    def losing(work: Transaction, conn: Any, outcome: Any) -> None:
+    def losing(work: Commit, conn: Any, outcome: Any) -> None:
         commit(work, conn, outcome)
         ids.append(worker.worker_id)
         dies(conn)
         conn.execute("SELECT 1")
 
-    async def alosing(work: AsyncTransaction, conn: Any, outcome: Any) -> None:
+    async def alosing(work: Commit, conn: Any, outcome: Any) -> None:
         await acommit(work, conn, outcome)
         ids.append(worker.worker_id)
         await asyncio.to_thread(dies, conn)
         await conn.execute("SELECT 1")
 
-    monkeypatch.setattr(Transaction, "_commit", losing)
-    monkeypatch.setattr(AsyncTransaction, "_commit", alosing)
+    bodies.replace(monkeypatch, Commit, "_commit_end", losing, alosing)
     ends = Snooze(3600) if state == "scheduled" else None
 
     def effect(job: Job) -> Snooze | None:
@@ -282,22 +279,21 @@ async def test_a_rerun_after_a_failed_commit_can_be_stopped(
 ) -> None:
     """The first run was sealed for its commit; the second is not."""
     tried: list[object] = []
-    commit, acommit = Transaction._commit, AsyncTransaction._commit
+    commit, acommit = bodies.real(Commit, "_commit_end")
 
-    def conflicting(work: Transaction, conn: Any, outcome: Any) -> None:
+    def conflicting(work: Commit, conn: Any, outcome: Any) -> None:
         if not tried:
             tried.append(outcome)
             raise psycopg.errors.SerializationFailure
         commit(work, conn, outcome)
 
-    async def aconflicting(work: AsyncTransaction, conn: Any, outcome: Any) -> None:
+    async def aconflicting(work: Commit, conn: Any, outcome: Any) -> None:
         if not tried:
             tried.append(outcome)
             raise psycopg.errors.SerializationFailure
         await acommit(work, conn, outcome)
 
-    monkeypatch.setattr(Transaction, "_commit", conflicting)
-    monkeypatch.setattr(AsyncTransaction, "_commit", aconflicting)
+    bodies.replace(monkeypatch, Commit, "_commit_end", conflicting, aconflicting)
     again, go_on = threading.Event(), threading.Event()
 
     def hangs(job: Job) -> None:

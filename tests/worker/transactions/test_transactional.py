@@ -9,6 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import bodies
 import pages
 import psycopg
 import pytest
@@ -20,8 +21,7 @@ from workers import Eyes, until, work
 import pgqueue
 from pgqueue import Cancel, Fail, Job, Retry, Snooze
 from pgqueue.client.tasks import task
-from pgqueue.worker.transactions.async_transaction import AsyncTransaction
-from pgqueue.worker.transactions.transaction import Transaction
+from pgqueue.worker.transactions.commit import Commit
 
 __all__ = ["accounts"]
 
@@ -293,9 +293,9 @@ async def test_a_commit_whose_answer_is_lost_is_settled(
     class Lost(psycopg.OperationalError):
         pass
 
-    commit, acommit = Transaction._commit, AsyncTransaction._commit
+    commit, acommit = bodies.real(Commit, "_commit_end")
 
-    def cutting(work: Transaction, conn: Any, outcome: Any) -> None:
+    def cutting(work: Commit, conn: Any, outcome: Any) -> None:
         if committed:
             commit(work, conn, outcome)
         cut.session(conn)
@@ -306,7 +306,7 @@ async def test_a_commit_whose_answer_is_lost_is_settled(
         if not committed:
             commit(work, conn, outcome)
 
-    async def acutting(work: AsyncTransaction, conn: Any, outcome: Any) -> None:
+    async def acutting(work: Commit, conn: Any, outcome: Any) -> None:
         if committed:
             await acommit(work, conn, outcome)
         cut.session(conn)
@@ -317,8 +317,7 @@ async def test_a_commit_whose_answer_is_lost_is_settled(
         if not committed:
             await acommit(work, conn, outcome)
 
-    monkeypatch.setattr(Transaction, "_commit", cutting)
-    monkeypatch.setattr(AsyncTransaction, "_commit", acutting)
+    bodies.replace(monkeypatch, Commit, "_commit_end", cutting, acutting)
     moving = declared(atransfer if on_loop else transfer)
     async with work(dsn, moving) as worker:
         with psycopg.connect(dsn) as conn:
@@ -484,7 +483,7 @@ async def test_it_says_who_may_ask_and_how(dsn: str, accounts: Eyes) -> None:
 async def test_a_transaction_that_was_open_for_long_is_named(
     dsn: str, accounts: Eyes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgqueue.worker.transactions.transaction.LONG_SECONDS", 0.0)
+    monkeypatch.setattr("pgqueue.worker.transactions.commit.LONG_SECONDS", 0.0)
 
     def holds(job: Job) -> None:
         job.connection.execute("SELECT FROM account WHERE id = 1 FOR UPDATE")
@@ -564,9 +563,9 @@ async def test_the_ten_lines_of_the_readme_move_money_once(
     assert len(lines) <= 10
     module: dict[str, Any] = {"__name__": "transfer"}
     exec(block.text, module)
-    commit, runs = Transaction._commit, []
+    (commit, _), runs = bodies.real(Commit, "_commit_end"), []
 
-    def cutting(work: Transaction, conn: Any, outcome: Any) -> None:
+    def cutting(work: Commit, conn: Any, outcome: Any) -> None:
         runs.append(outcome)
         if len(runs) == 2:
             commit(work, conn, outcome)
@@ -576,7 +575,7 @@ async def test_the_ten_lines_of_the_readme_move_money_once(
         else:
             conn.execute("SELECT 1")
 
-    monkeypatch.setattr(Transaction, "_commit", cutting)
+    bodies.replace(monkeypatch, Commit, "_commit_end", cutting, None)
     quick = dataclasses.replace(module["transfer"], retry=SOON)
     async with work(dsn, quick):
         with psycopg.connect(dsn) as conn:
@@ -625,7 +624,7 @@ async def test_a_job_that_is_delivered_many_times_has_one_effect(dsn: str, accou
 async def test_a_commit_over_a_dead_wire_is_given_up_and_settled(
     dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch, on_loop: bool
 ) -> None:
-    monkeypatch.setattr("pgqueue.worker.transactions.transaction.ROUND_TRIP_SECONDS", 1.0)
+    monkeypatch.setattr("pgqueue.worker.transactions.commit.ROUND_TRIP_SECONDS", 1.0)
     with Wire(dsn) as wire:
 
         def effect(job: Job) -> None:

@@ -1,0 +1,312 @@
+"""The transaction of one attempt: begun when its handler first asks for it, committed with the job's end, or undone.
+
+`Commit` has its state and its decisions: what is sent in which order, what an error means, when it is committed, what
+is asked after a COMMIT without an answer. It is owned by a `Transaction` in a thread or an `AsyncTransaction` on the
+loop, which know what may break in there.
+
+When the handler has returned, the completion deletes the running row by its fence, and COMMIT follows, in the same
+message if possible (`handler_connection` says why that is as safe).
+
+Why the effect happens once:
+
+1. The completion is a statement of the same transaction as the handler's writes. So both are committed, or neither is.
+2. It deletes the row of `job_running` that only this run's fence (id, worker, claim) names. If rescue has given the job
+   to another worker, it finds no row and raises.
+3. A transaction in which a statement has failed cannot commit, whatever this process does next.
+4. So two runs of one job cannot both commit: both would have to delete the same row.
+5. A COMMIT without an answer is settled by locking the row on a new connection, which waits for the old transaction to
+   end (`in_doubt`).
+6. If the row is gone, the old transaction was committed, and history says so; or the job was given to another worker.
+7. If the row is there, the old transaction was not committed and never will be. The attempt has failed like any other.
+8. Until that is known the run is not over. So no other outcome is written.
+
+One attempt may have several transactions, one after another: `keep` commits what was written so far, and the job goes
+on (`iteration` says why that is right).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from pgqueue.database.sessions import ROUND_TRIP_SECONDS, hang_up
+from pgqueue.database.statements import Row, Statement, text
+from pgqueue.errors import Error, JobLost
+from pgqueue.jobs.job import Job, fields
+from pgqueue.jobs.outcomes import WRITTEN, Cancel, Completed, Fail, Outcome, Retry, Snooze, given
+from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
+from pgqueue.worker.run.running_jobs import RunningJobs
+from pgqueue.worker.state import WorkerState
+from pgqueue.worker.transactions.handler_pool import HandlerPool, Side
+from pgqueue.worker.transactions.in_doubt import settle
+
+log = logging.getLogger("pgqueue")
+
+
+LONG_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionServices:
+    """What the transactions of one worker have in common."""
+
+    pool: HandlerPool
+    outcome_sql: OutcomeSql
+    state: WorkerState
+    running: RunningJobs
+    begin_early: Callable[[bool], int | None] = lambda is_async: None
+    """Whether a transaction should begin for the next job, in a thread or on the loop, with the end of this one: the
+    claims that have been answered, all up to this one; else None."""
+
+
+class Commit:
+    """The state of one attempt's transaction, and what is decided about it. Its coroutines are bodies (`steps`)."""
+
+    def __init__(
+        self,
+        around: TransactionServices,
+        job: Job,
+        side: Side[Any],
+        having: AbstractContextManager[Any],
+        for_iteration: bool,
+    ) -> None:
+        self.for_iteration = for_iteration
+        """It is there for an iteration only: the task is not transactional."""
+        self.sending_since = 0.0
+        """When it began to commit, by this process's clock; 0 if it does not."""
+        self.over = False
+        """The run is over, so no transaction begins any more: nothing would end it."""
+        self.conn: Any = None
+        """The connection of the transaction there is now."""
+        self.session: Any = None
+        """A SQLAlchemy session on that connection, if the handler has asked for one."""
+        self.having = having
+        """Held where the connection is set or taken away: another thread may end the run, or discard the job."""
+        self._first = True
+        """Whether no transaction has begun yet."""
+        self._committing = self._committed = False
+        self._around = around
+        self._job = job
+        self._side = side
+        self._worker_id = around.state.id
+        """Of this run's fence. If the worker was taken for dead it has another id since: what was committed under this
+        one would not be found under that."""
+        self._began = 0.0
+
+    # What the handler returned ---------------------------------------------------------------------------------------
+
+    def outcome(self, retry: RetryPolicy, what: object) -> tuple[Outcome, bool]:
+        """The outcome of what the handler returned; and whether its writes are committed with it."""
+        outcome = given(self._job, retry, what)
+        return outcome, isinstance(outcome, Completed) or isinstance(what, Snooze | Retry | Cancel | Fail)
+
+    def statement(self, name: str, **params: object) -> Statement[list[Row]]:
+        """The named statement, with this run's fence."""
+        fence = {"id": self._job.id, "claim": self._job.claim, "worker_id": self._worker_id}
+        return Statement(text(name, self._around.outcome_sql.schema), fence | params, list)
+
+    def check(self) -> None:
+        """Raise if the handler ended the transaction itself."""
+        conn = self.conn
+        if conn is not None and not self._committing and not conn.closed:
+            self.check_open(conn)
+
+    def check_open(self, conn: Any) -> None:
+        """Raise if there is no transaction any more that could be committed with the end."""
+        if conn.closed:
+            raise psycopg.OperationalError("job.connection is closed: nothing of this attempt is kept")
+        if conn.pgconn.transaction_status == TransactionStatus.IDLE:
+            raise Fail(
+                f"the handler of job {self._job.id} ({self._job.task}) ended the transaction by itself, by a COMMIT or "
+                "ROLLBACK in its SQL: what it wrote is not undone, and running it again could do it twice"
+            )
+
+    # From other threads ----------------------------------------------------------------------------------------------
+
+    def overdue(self) -> bool:
+        """Whether its last messages wait over a dead link."""
+        return 0.0 < self.sending_since < monotonic() - ROUND_TRIP_SECONDS
+
+    def cut(self) -> None:
+        """End the session of the transaction there is now; what uses it gets an error."""
+        conn = self.conn
+        if conn is not None:
+            hang_up(conn)
+
+    def leave(self) -> Coroutine[Any, Any, None] | None:
+        """`undo` in two steps: from now on this transaction is not seen any more; what is returned undoes it."""
+        with self.having:
+            conn, session, committed = self.conn, self.session, self._committed
+            self.conn, self.session, self._committing, self._committed = None, None, False, False
+            self.sending_since = 0.0
+        return None if conn is None else self._undo(conn, session, committed, self._began)
+
+    # Bodies ----------------------------------------------------------------------------------------------------------
+
+    async def begin(self) -> Any:
+        """Begin a transaction; its connection."""
+        while True:
+            conn = await self._side.acquire(begun=self._first, look=self._look)
+            try:
+                if self._side.is_async:
+                    self._look()  # Python 3.11's wait_for, in the pool, may swallow a cancellation
+                await conn.begin(self._job.claim)
+            except BaseException as error:
+                dead = conn.closed
+                await self._undo(conn)
+                if dead and isinstance(error, psycopg.OperationalError):
+                    continue  # it was dead in the pool; if the database is away, `acquire` raises
+                raise
+            with self.having:  # a run that ended before is seen here; one that ends afterwards sees the connection
+                if not self.over:
+                    self.conn, self._began, self._first = conn, monotonic(), False
+                    return conn
+            await self._undo(conn)
+            raise ended_before(self._job)
+
+    async def end(self, conn: Any, outcome: Outcome) -> Outcome:
+        """Commit, with this end of the job. Raises what prevents it; then nothing is committed."""
+        self.sending_since = monotonic()
+        try:
+            await self._commit_end(conn, outcome)
+        except psycopg.Error as error:
+            settled = self._around.outcome_sql.about(
+                "complete_settled", [self._job], self._worker_id, attempts=[self._job.attempt]
+            )
+            mine, done = await self._settle(conn, error, settled)
+            if mine:
+                raise
+            if not done:
+                raise lost(self._job) from error
+        self._job.ended = outcome
+        return WRITTEN
+
+    async def keep(self, conn: Any, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:
+        """Commit what was written, with these statements; the job goes on.
+
+        The first raises LOST if the job is not this run's any more; `kept` answers a row if they were committed.
+        """
+        self.sending_since = monotonic()
+        try:
+            self.check_open(conn)
+            await self._commit_with(conn, statements)
+        except psycopg.Error as error:
+            mine, done = await self._settle(conn, error, kept)
+            if not mine:
+                raise lost(self._job) from error
+            if not done:
+                raise
+        finally:
+            await self.undo()  # after the commit it only releases the connection
+
+    async def end_reading(self, conn: Any) -> None:
+        """Commit a transaction that has only read."""
+        self.sending_since = monotonic()
+        try:
+            await self._commit_with(conn, [])
+        finally:
+            await self.undo()
+
+    async def undo(self) -> None:
+        """Release the connection: after a commit as it is, else closed. In every case the last step; safe to repeat.
+
+        Closed, and not rolled back: what the handler left behind may still have it, and writes nowhere any more.
+        """
+        if left := self.leave():
+            await left
+
+    async def _commit_end(self, conn: Any, outcome: Outcome) -> None:
+        """Write the job's end, and commit."""
+        sql = self._around.outcome_sql
+        if isinstance(outcome, Completed):
+            early = self._around.begin_early(self._side.is_async)
+            await self._commit_with(conn, sql.within(self._job, outcome, self._worker_id), early)
+            return
+        # This waits while the row is locked; the next statement would not.
+        await self._side.send(conn, self.statement("complete_mine"))
+        ending = sql.one(self._job, outcome, self._worker_id)
+        if ending.read(await self._side.rows(conn, ending)) is not None:
+            raise lost(self._job)
+        await self._commit_with(conn, [])
+
+    async def _commit_with(self, conn: Any, statements: Sequence[Statement[Any]], early: int | None = None) -> None:
+        """Send these statements, and COMMIT; a single one goes in one message with it, if possible."""
+        along = statements[0] if len(statements) == 1 and conn.can_take(statements[0]) else None
+        for statement in statements if along is None else ():
+            await self._side.send(conn, statement)
+        self._committing = True
+        await conn.end(along, early)
+        self._committed = True
+
+    async def _settle(self, conn: Any, error: psycopg.Error, done: Statement[Any]) -> tuple[bool, bool]:
+        """After an error: whether the job is still this run's, and whether it is `done`. Raises the error if it says
+        that nothing was committed."""
+        if error.sqlstate == LOST:
+            raise lost(self._job) from error
+        if not conn.closed:
+            raise error  # the server has said no
+        log.warning(
+            "job %d (%s): no answer says whether its COMMIT took place (%s); finding out whether it was committed",
+            self._job.id,
+            self._job.task,
+            str(error).strip() or type(error).__name__,
+            extra=fields(self._job),
+        )
+        pid, backend_start = self._around.pool.identity(conn) or (None, None)
+        end = self.statement("transactions_end_session", pid=pid, backend_start=backend_start)
+        questions = [end, self.statement("complete_mine"), done]
+        with self._side.kept(conn):  # the run cannot be stopped now: its questions must not wait for other jobs
+            await self.undo()  # its room in the pool is needed to ask
+            _, mine, was_done = await settle(error, self._side, questions)
+        return mine, was_done
+
+    async def _undo(self, conn: Any, session: Any = None, committed: bool = False, began: float | None = None) -> None:
+        try:
+            if session is not None:
+                session.leave()
+        finally:
+            try:
+                if not committed:
+                    await self._side.close(conn)
+            finally:
+                await self._side.release(conn)
+        if began is not None and (took := monotonic() - began) > LONG_SECONDS:
+            log.warning(
+                "job %d (%s) had its transaction open for %.1f s, so long it held its row locks and held up vacuum; "
+                "do what is slow before job.connection is first asked for",
+                self._job.id,
+                self._job.task,
+                took,
+                extra=fields(self._job, seconds=took),
+            )
+
+    def _look(self) -> None:
+        """Raise if a connection is of no use any more."""
+        if self.over:
+            raise ended_before(self._job)
+        self._around.running.checkpoint(self._job)
+
+
+def ended_before(job: Job) -> Error:
+    """What is raised in a thread or task that a run has left behind, and that asks for its connection."""
+    return Error(
+        f"job {job.id} ({job.task}): its run is over, and so is its transaction; "
+        "wait for your threads and tasks before the handler returns",
+        job_id=job.id,
+    )
+
+
+def lost(job: Job) -> JobLost:
+    """What is raised in a run if its job was given to another worker meanwhile."""
+    return JobLost(
+        f"job {job.id} ({job.task}) was given to another worker meanwhile; nothing of this attempt was committed",
+        job_id=job.id,
+    )
