@@ -1,4 +1,4 @@
-"""What is behind every method of `Job` that does something, in a worker."""
+"""The context of a worker's jobs: carries out the methods of `Job`."""
 
 from __future__ import annotations
 
@@ -107,5 +107,5 @@ class WorkerContext(JobContext):
 
 
 def _explained(job: Job, error: Exception) -> Exception:
-    """What was raised, or JobLost if the statement found that the job is not this run's any more."""
+    """The error itself, or JobLost if the statement found that the job is not this run's any more."""
     return lost(job) if sqlstate(error) == LOST else error

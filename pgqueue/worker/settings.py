@@ -1,4 +1,4 @@
-"""What one worker was told: checked once, at the door, trusted from then on.
+"""The settings of one worker: checked once, when it is made, and trusted from then on.
 
 Made by the worker from its arguments and the configuration. Decides nothing, connects nowhere.
 """
@@ -42,14 +42,14 @@ class Settings:
 
     @property
     def lent(self) -> int:
-        """How many connections handlers are lent at most, those in threads and those on the loop each."""
+        """How many connections handlers in threads may have at most, and handlers on the loop as many."""
         own = [slots for slots in self.queues.values() if slots is not None]
         slots = sum(own) + (self.concurrency if len(own) < len(self.queues) else 0)
         return slots if self.pool_size is None else min(self.pool_size, slots)
 
     @property
     def listen(self) -> bool:
-        """Whether there is a LISTEN; without it the worker polls."""
+        """Whether this worker listens; without LISTEN it polls."""
         return self.listen_dsn is not None
 
 
@@ -86,7 +86,7 @@ def settle(
 
 
 def by_name(declared: Iterable[Task[..., Any]] | None) -> dict[str, Task[..., Any]]:
-    """The tasks by every name a job may have for them; all that are declared, if none are given."""
+    """The tasks by every name a job may have for them; without `declared` all tasks of the registry."""
     if declared is None:
         return dict(registry)
     return {name: task for task in declared for name in (task.name, *task.aliases)}
@@ -95,7 +95,7 @@ def by_name(declared: Iterable[Task[..., Any]] | None) -> dict[str, Task[..., An
 def queue_slots(named: Sequence[str] | None, declared: Iterable[Task[..., Any]]) -> dict[str, int | None]:
     """Queue names with the slots of their own: `mail:5` is at most five jobs of mail at once in this process.
 
-    Without names: every queue a declared task names, all with the common slots. Raises InvalidOption.
+    Without names: every queue of a declared task, all with the common slots. Raises InvalidOption.
     """
     if named is None:
         return {task.queue: None for task in declared} or {"default": None}

@@ -1,4 +1,4 @@
-"""One worker: its life from start to stop. What it is made of is in `services`.
+"""One worker: its life from start to stop. Its parts are in `services`.
 
 Three connections when idle: fetch (with the duties), listen, heartbeat; the completer opens the fourth at its first
 outcome.
@@ -30,16 +30,16 @@ from pgqueue.worker.state import WorkerState
 log = logging.getLogger("pgqueue")
 
 FLUSH_SECONDS = 10.0
-HAND_ON_SECONDS = 1.0  # the keys of our last jobs; whom we miss, the sweep finds
-GIVE_BACK_SECONDS = 1.0  # what was brought while we left; what we miss, rescue finds
+HAND_ON_SECONDS = 1.0  # for the keys of our last jobs; the sweep finds those that we miss
+GIVE_BACK_SECONDS = 1.0  # for jobs that came while we left; rescue finds those that we miss
 # How long handlers may take to leave when they are stopped at the shutdown's deadline.
 STOP_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """How a worker is: `busy` of `slots` run, `lost` are taken by handlers that do not stop, `ended` jobs it is done
-    with."""
+    """The state of a worker. `busy` of `slots` run, `lost` belong to handlers that do not stop, `ended` jobs have left
+    it."""
 
     worker_id: int
     state: str
@@ -52,12 +52,14 @@ class Vitals:
 class Worker:
     """A worker inside this process: takes jobs of its queues and runs them, until it is stopped.
 
-    `queues` is a sequence of names, each with slots of its own if written `name:slots`; default: every queue an
-    imported task names. `concurrency` is how many jobs run at once. `tasks` defaults to all that are declared.
-    `lease` (seconds) is how long this worker may give no sign of life before its jobs are given to others; `poll`
-    (seconds) how often it looks without being told. `pool_size` is how many connections sync handlers are lent at once
-    at most, and async ones as many; default: one for each slot. Only jobs of its tasks are taken from its queues. The
-    worker that leads fails a job whose task no live worker has known for `fail_unknown` seconds.
+    - `queues`: names, each with slots of its own if written `name:slots`. Default: every queue of an imported task.
+    - `concurrency`: how many jobs run at once.
+    - `tasks`: only jobs of these tasks are taken. Default: all that are declared.
+    - `lease`: seconds without a sign of life of this worker after which its jobs go to other workers.
+    - `poll`: how often it looks for jobs without being notified, in seconds.
+    - `pool_size`: how many connections sync handlers may have at once, and async ones as many. Default: one for each
+      slot.
+    - `fail_unknown`: a job fails when no live worker has known its task for this many seconds.
 
     Raises NotConfigured without a DSN, SchemaMissing, SchemaBehind or SchemaTooNew when the database does not fit.
 
@@ -106,12 +108,12 @@ class Worker:
 
     @property
     def worker_id(self) -> int:
-        """This worker's id in the database, 0 before `prepare`; another one after it was taken for dead."""
+        """This worker's id in the database, 0 before `prepare`; another one after it had seemed dead."""
         return self.state.id
 
     @property
     def settings(self) -> Settings:
-        """What this worker was told."""
+        """The settings of this worker."""
         return self.state.settings
 
     # Life ------------------------------------------------------------------------------------------------------------
@@ -149,7 +151,7 @@ class Worker:
     async def warm(self) -> None:
         """Do once, for no job, what the first jobs of a prepared worker would wait for: connect, plan, fill caches.
 
-        For whoever lets others work meanwhile. That the database is away is no matter: the services wait for it.
+        For a caller with other workers that go on meanwhile. If the database is away, the services wait for it.
         """
         services = self.services
         plain = services.outcome_sql.about("complete_plain", [], self.worker_id)
@@ -164,7 +166,7 @@ class Worker:
     def begin(self) -> None:
         """Start the services of a prepared worker."""
         services = self.services
-        self.state.phase = "running"  # said by the heartbeat that lists the fetcher's connection
+        self.state.phase = "running"  # written by the heartbeat that lists the fetcher's connection
         self._fetching = self._serve(services.fetcher.run(), "fetcher")
         self._writing = self._serve(services.completer.run(), "completer")
         others: list[Any] = [services.scheduler, services.pruner, services.reconciler, services.cancellation]
@@ -177,25 +179,26 @@ class Worker:
         keyed = [task for task in self.state.tasks.values() if task.locking or (task.limiting and task.limiting.limit)]
         endless = sorted({task.name for task in keyed if task.timeout is None})
         if endless:
-            said = (
+            message = (
                 "tasks with a lock or limit, without a timeout: %s; a job that hangs keeps it for as long as it hangs, "
                 "unless it was enqueued with a timeout of its own"
             )
-            log.warning(said, ", ".join(endless))
+            log.warning(message, ", ".join(endless))
 
     async def seen(self) -> None:
-        """Wait until others can see our state in the database; a second at most."""
+        """Wait until other workers can see our state in the database; a second at most."""
         await self.services.listed()
 
     async def run(self) -> None:
-        """Work until stopped, or quiet and everything that ran is written, or a service fails for good (raised)."""
+        """Work until stopped. It also ends when it is quiet and all its jobs are written, or a service fails for good
+        (raised)."""
         if self._ended is None:
             await self.start()
         assert self._ended is not None
         await asyncio.shield(self._ended)
 
     def quiet(self) -> None:
-        """Take no more jobs, hand back those that have not started; `run` returns when what runs has ended."""
+        """Take no more jobs, hand back those that have not started; `run` returns when the running jobs have ended."""
         if self.state.phase == "running":
             services = self.services
             self.state.phase = "quiet"
@@ -209,12 +212,12 @@ class Worker:
         await asyncio.wait([self._fetching])
 
     def vitals(self) -> Vitals:
-        """How it is just now."""
+        """The state of this worker just now."""
         state, running = self.state, self.services.running
         return Vitals(state.id, state.phase, len(running.runs), running.slots, running.lost, state.ended_jobs)
 
     async def remark(self, outcome: str, message: str) -> list[Job]:
-        """Append a row to the attempts of what runs now, which go on; those jobs."""
+        """Append a row to the attempts of the jobs that run now, which go on. Answers these jobs."""
         jobs = self.services.running.jobs()
         ids, claims = [job.id for job in jobs], integers([job.claim for job in jobs])
         about = {"worker_id": self.worker_id, "ids": ids, "claims": claims, "version_tag": self.settings.version_tag}
@@ -227,7 +230,7 @@ class Worker:
         await self.services.rate_limiter.idle()
         await self.services.executor.idle()
         await self.services.completer.flushed()
-        if not self._stopping:  # else it goes on until we have left
+        if not self._stopping:  # else the worker goes on until it has left
             self._end()
 
     def _end(self) -> None:
@@ -235,17 +238,20 @@ class Worker:
             self._ended.set_result(None)
 
     def completing(self) -> int | None:
-        """What changes as long as the completer moves, None if it has nothing to do: for the watchdog."""
+        """For the watchdog: a number that changes as long as the completer moves, None if it has nothing to do."""
         services = self.services
         return services.complete_session.ended + services.completer.ended if services.completer.unwritten() else None
 
     async def stop(self, timeout: float = 25.0) -> int:
         """Stop within `timeout` seconds; how many jobs were still running at the deadline.
 
-        In this order: take no more, hand back what has not started, wait for what runs, stop what is left and give back
-        what has really stopped (its attempt is not spent, a row says `interrupted`), write all outcomes down, leave. A
-        handler that cannot be stopped, in a call into C, keeps its job until the lease is over; rescue gives it back
-        then. Killing the process at any moment loses nothing.
+        1. Take no more jobs, and hand back those that have not started.
+        2. Wait for the running jobs until the deadline, then stop those that are left.
+        3. Give back the jobs that have really stopped: the attempt is not spent, a row says `interrupted`.
+        4. Write all outcomes, and leave.
+
+        If a handler cannot be stopped, in a call into C, it keeps its job until the lease is over. Then rescue
+        gives the job back. Killing the process at any moment loses nothing.
         """
         if self.state.phase in ("starting", "stopped"):
             await (self._leave() if self._prepared and self.state.phase == "starting" else self._stack.aclose())
@@ -270,8 +276,8 @@ class Worker:
         self.services.executor.cancel()
         await within(self.services.executor.idle(), STOP_SECONDS)
         for job in self.services.running.jobs():
-            said = "job %d (%s) could not be stopped; it is given back when this worker's lease is over"
-            log.error(said, job.id, job.task, extra=fields(job))
+            message = "job %d (%s) could not be stopped; it is given back when this worker's lease is over"
+            log.error(message, job.id, job.task, extra=fields(job))
         return left
 
     async def _leave(self) -> None:
@@ -279,13 +285,14 @@ class Worker:
         self.services.lease_guard.close()
         await asyncio.to_thread(self.services.heartbeat.stop)
         await self._cancel(*self._tasks - {self._writing})
-        # A claim or an admit may have been answered up to now: what it brought is given back before the completer goes.
+        # The answer to a claim or an unblocking may have come until now: its jobs are given back before the completer
+        # goes.
         await within(self.services.completer.flushed(), GIVE_BACK_SECONDS)
         await self._cancel(*self._tasks)
         try:
             async with asyncio.timeout(5):
                 await self._sign_off()
-        except Exception as error:  # whatever it is, what follows must be taken down
+        except Exception as error:  # whatever the error is, what follows must be taken down
             log.warning("could not sign off: %s; rescue will notice", error)
         await self.services.close_sessions()
         self.services.executor.close()
@@ -298,10 +305,10 @@ class Worker:
         await asyncio.gather(*services, return_exceptions=True)
 
     async def _sign_off(self) -> None:
-        """Hand back what we do not know, and take our row away.
+        """Hand back the rows that we do not know, and delete our row.
 
         A claim that was cut off may still be under way in the server. It holds our row FOR KEY SHARE, so the DELETE
-        waits for it; or it comes later, finds no row and takes nothing. What is found after the DELETE is all there is.
+        waits for it. Or it comes later, finds no row and takes nothing. So no row comes after the DELETE.
         """
         session, reconciler, link = self.services.fetch_session, self.services.reconciler, self.state.link
         leave = link.statement("registration_leave", worker_id=self.worker_id)
@@ -327,6 +334,6 @@ class Worker:
         if error is not None and self._ended is not None and not self._ended.done():
             log.critical("%s failed for good: %s", task.get_name(), error)
             self._ended.set_exception(error)
-            # Half a worker must not look alive: without beats its jobs are given to others.
+            # Half a worker must not look alive: without heartbeats its jobs are given to others.
             self.quiet()
             self.services.heartbeat.abandon()

@@ -1,7 +1,8 @@
--- What was asked of running jobs: read by the worker that runs them; where it came too late, seen to by any worker.
+-- Requests to running jobs. The worker that runs a job reads them; if one came too late, any worker carries it out.
 
 -- name: cancellation_read
--- What was asked of the jobs this worker runs. From the few requests to the jobs, never through all that the worker runs.
+-- The requests to jobs that this worker runs. Goes from the few requests to the jobs, never through all that the worker
+-- runs.
 SELECT s.job_id, r.claim, s.reason
 FROM pgqueue.job_signal s
 CROSS JOIN LATERAL (
@@ -11,9 +12,11 @@ WHERE s.kind = 'cancel'
 ORDER BY s.job_id, s.created_at;
 
 -- name: cancellation_settle
--- Up to n requests to jobs that run no longer: a job that waits (its attempt failed, or its worker died, before the request was
--- read) is cancelled; requests to what has ended are deleted. One snapshot, in which a job is in one place or has ended; one
--- that is on the move stays for the next time. Answers how many jobs were cancelled, and how many requests deleted.
+-- Carry out up to n requests to jobs that run no longer. A job may wait because its attempt failed, or its worker died,
+-- before the request was read. Then it is cancelled. If a job has ended, its request is deleted.
+--
+-- In one snapshot a job is in one table or has ended. The request to a job that is being moved stays for the next time.
+-- Answers how many jobs were cancelled, and how many requests deleted.
 WITH late AS MATERIALIZED (
     SELECT s.ctid, s.job_id, s.reason FROM pgqueue.job_signal s
     WHERE NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = s.job_id OFFSET 0)

@@ -1,26 +1,33 @@
--- All statements here end running jobs by their fence (id, worker, claim). They answer NULL if every job was ended, else the ids of
--- those that were. Each waits for no lock: if its row is locked or gone, a job is left out.
--- Two ways of finding the rows, both by the index on ids, whatever statistics say:
--- * `complete_plain` asks for `id = ANY`, and compares the pairs (id, claim) in a condition. IS TRUE keeps that condition from
---   becoming a join, which might read the table.
--- * The others need a value of each job beside its row, so they look each id up by itself: LATERAL with a LIMIT cannot be turned
---   into a join that reads the table (measured after an ANALYZE under an old snapshot: 2,700 jobs/s instead of 60,000).
--- `worker_id + 0` and `claim + 0` are no conditions for the index of those (on a table never analysed: 2,500 jobs/s; planned while
--- the table was empty, just vacuumed: that index was read as a whole).
--- The waiters for the result of a job that ends here are told. They are asked for by id, by the index. This is the one way that costs
--- nothing when there are none, and no more while an old snapshot keeps the dead rows of earlier waiters. (Measured with 100,000 dead
--- rows: "is there any waiter at all?" took 20 ms a statement.)
--- The row of a job of a chain (chains.py) says when its chain came in, not when the job began. How long `ago` it began is said by
--- the worker that ended it. For other jobs it is NULL, and without any the array is empty.
+-- The statements here end running jobs by their fence (id, worker, claim). They answer NULL when every job was ended,
+-- else the ids of the jobs that were. None waits for a lock: if the row of a job is locked or gone, the job is left
+-- out. The exceptions are `complete_plain_unlocked`, `complete_within` and `complete_mine`.
+--
+-- There are two ways of finding the rows. Both use the index on ids, whatever statistics say. docs/design/run.md has
+-- the figures.
+--
+-- - `complete_plain` asks for `id = ANY`, and compares the pairs (id, claim) in a condition. IS TRUE keeps that
+--   condition from becoming a join, which might read the table.
+-- - The others need a value of each job beside its row, so they look each id up by itself. LATERAL with a LIMIT cannot
+--   be turned into a join that reads the table.
+--
+-- `worker_id + 0` and `claim + 0` keep these columns from being conditions of an index.
+--
+-- The waiters for the result of a job that ends here are notified. They are asked for by id, by the index. Only this
+-- way costs nothing without waiters, and no more while an old snapshot keeps the dead rows of earlier waiters.
+--
+-- The row of a job that came behind another one of its lock says when it came, not when it began. The worker that ended
+-- it says how long `ago` it began. For other jobs `ago` is NULL, and if all are, the array is empty.
 
 -- name: complete_plain
--- Jobs that succeeded without a result: to history. The shortest way, for most jobs take it. Right because:
+-- Jobs that succeeded without a result: to history. The shortest way, because most jobs take it. Right because:
 -- 1. A row is ended only if its worker is ours, and its id and claim are one of the pairs.
 -- 2. A running row is deleted or inserted, never updated. So a row that was compared is locked as it was, or left out.
--- 3. An id has one row (UNIQUE). If two runs of one job are among the pairs, that row has the claim of one of them. It is ended
---    once, and answered once.
--- 4. What is deleted is inserted by the same statement, with every column and under no condition: both happen, or neither.
--- 5. The answer counts what was deleted. If that is less than was asked, it names the ids, so no job is taken for ended.
+-- 3. An id has one row (UNIQUE). If two runs of one job are among the pairs, that row has the claim of one of them. So
+--    it is ended once, and answered once.
+-- 4. What is deleted is inserted by the same statement, with every column and under no condition: both happen, or
+--    neither.
+-- 5. The answer counts what was deleted. If that is less than was asked, it names the ids, so no job is taken for
+--    ended.
 WITH ended AS (
     DELETE FROM pgqueue.job_running
     WHERE ctid = ANY (ARRAY(SELECT ctid FROM pgqueue.job_running WHERE {{my_pairs}} FOR UPDATE SKIP LOCKED))
@@ -32,8 +39,8 @@ SELECT {{plain_answer}}
 FROM ended;
 
 -- name: complete_plain_unlocked
--- The same for many jobs at once, without a lock before the DELETE. That saves a record of the log and a look at each row. If a row is
--- locked, it waits 20 ms, and is then an error (lock_not_available). Right because:
+-- Many jobs at once, to history without a result, without a lock before the DELETE. That saves a record of the log and
+-- a look at each row. If a row is locked, it waits 20 ms, and is then an error (lock_not_available). Right because:
 -- 1. The error undoes the transaction, so nothing has ended. The flush goes once more, with `complete_plain`.
 -- 2. After a wait the row is compared once more. If it was moved meanwhile, it is left out.
 -- 3. No deadlock lasts: a wait ends after 20 ms, and PostgreSQL looks for deadlocks after a second.
@@ -50,7 +57,7 @@ SELECT {{plain_answer}}, set_config('lock_timeout', (SELECT usual FROM patience)
 FROM ended;
 
 -- name: complete_result
--- Jobs that succeeded with a result: to history, each with its own.
+-- Jobs that succeeded with a result: to history, each with its own result.
 WITH picked AS MATERIALIZED (
     {{pick_results}}
 ), ended AS (
@@ -63,10 +70,14 @@ SELECT {{ended_ids}}, {{tell_waiters}}
 FROM done;
 
 -- name: complete_successors
--- Jobs that succeeded and have enqueued successors: to history, each with its result if it has one. The successors of those jobs that
--- were ended become jobs; no others do. A worker that was taken for dead may have been given its own job again, and end both runs with
--- one flush. Only one of them is fenced in, and has successors. Successors with unique keys go another way (`completer`): to take a
--- key may be to wait, and what waits here keeps a whole flush waiting.
+-- Jobs that succeeded and have enqueued successors: to history, each with its result if it has one. The successors of
+-- the runs that were ended become jobs.
+--
+-- Why of runs, not of jobs? A worker that had seemed dead may have been given its own job again, and end both runs with
+-- one flush. By the fence only one of them ends.
+--
+-- Successors with unique keys go another way (`completer`). To take a key may mean to wait, and a wait here keeps a
+-- whole flush waiting.
 WITH picked AS MATERIALIZED (
     {{pick_results}}
 ), ended AS (
@@ -103,9 +114,9 @@ SELECT {{ended_ids}}, {{tell_waiters}}, (SELECT count(done) FROM told)
 FROM done;
 
 -- name: complete_within
--- One job that succeeded, completed inside a transaction of its handler, by its fence. If it is not this run's any more, the
--- statement raises: whatever the client does then, that transaction cannot commit. `ago` is in microseconds: no text of a
--- number with a fraction goes where this is sent as text.
+-- One job that succeeded, completed inside a transaction of its handler, by its fence. If it is not this run's any
+-- more, the statement raises. Then that transaction cannot commit, whatever the client does. `ago` is in microseconds:
+-- where this is sent as text, it must have no fraction.
 WITH ended AS (
     DELETE FROM pgqueue.job_running WHERE {{my_one}} RETURNING {{run}}
 ), done AS (
@@ -121,14 +132,14 @@ SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text
 FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = %(id)s::bigint;
 
 -- name: complete_mine
--- Whether a job is still this run's, after its transaction broke off: waits while its row is locked, so for that
--- transaction to end. No row: it has been ended, by that transaction or by another worker.
+-- Whether a job is still this run's, after its transaction broke off. While its row is locked, this waits for that
+-- transaction to end. No row: the job has been ended, by that transaction or by another worker.
 SELECT id FROM pgqueue.job_running WHERE {{my_one}} FOR UPDATE;
 
 -- name: complete_retry
 -- Attempts that did not complete and will be made again: to scheduled, each after its own delay in seconds. An attempt
--- given back (`spent` false) does not count, a snooze counts as one. What happened is appended to `attempt`. The key is given
--- up, unless `holding`; a job of a chain has the key when it runs.
+-- given back (`spent` false) does not count, a snooze counts as one. What happened is appended to `attempt`. The key is
+-- given up, unless `holding`. A job of a chain that ran has the key, too.
 WITH picked AS MATERIALIZED (
     SELECT r.ctid, r.id, mine.delay, mine.spent, mine.snoozed, mine.holding, mine.outcome, mine.error_type, mine.message,
         mine.traceback, mine.ago
@@ -156,7 +167,7 @@ SELECT {{ended_ids}}, (SELECT count(done) FROM told)
 FROM later;
 
 -- name: complete_fail
--- Jobs that failed for good or were cancelled: to the dead, each with its state and reason; the last attempt is appended
+-- Jobs that failed for good or were cancelled: to history, each with its state and reason; the last attempt is appended
 -- to `attempt`.
 WITH picked AS MATERIALIZED (
     SELECT r.ctid, r.id, mine.state, mine.reason, mine.outcome, mine.error_type, mine.message, mine.traceback, mine.ago
@@ -180,8 +191,9 @@ SELECT {{ended_ids}}, {{tell_waiters}}
 FROM dead;
 
 -- name: complete_release
--- Jobs given back that never started: to the front of their lanes, the attempt not spent. A job of a chain goes to the front of the
--- waiting queue of its lock, unless it is the first of its chain.
+-- Jobs given back that never started: to the front of their lanes, the attempt not spent. If the clock has stepped
+-- behind a run_at, it becomes now: a job that was due stays due. Jobs of a chain behind its holder become the first
+-- waiters of their lock again.
 WITH ended AS (
     DELETE FROM pgqueue.job_running
     WHERE ctid = ANY (ARRAY(
@@ -191,8 +203,8 @@ WITH ended AS (
 ), {{give_back}};
 
 -- name: complete_interrupt
--- Jobs that their worker stopped in the middle, for a reason of its own (a shutdown, a lost lease): as `complete_release`. What
--- happened is appended to `attempt`.
+-- Jobs that were stopped in the middle for a reason of their worker's own (a shutdown, a lost lease). They go where
+-- `complete_release` puts them; what happened is appended to `attempt`.
 WITH picked AS MATERIALIZED (
     SELECT r.ctid, r.id, mine.outcome, NULL AS error_type, mine.message, NULL AS traceback, mine.ago
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(outcomes)s::text[], %(messages)s::text[], %(agos)s::float8[])
@@ -205,12 +217,13 @@ WITH picked AS MATERIALIZED (
 ), {{give_back}};
 
 -- name: complete_missing
--- Of jobs that could not be ended just now: those that are still ours. Their rows are locked; the next flush tries again.
+-- Of jobs that could not be ended just now, those that are still ours. Their rows are locked; the next flush tries
+-- again.
 SELECT r.id FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim) CROSS JOIN LATERAL ({{my_running}}) AS r;
 
 -- name: complete_settled
--- Of jobs that are ours no more: those that an earlier try of ours ended, though its answer was lost. History says so, or the
--- row of the attempt. `worker_ids`: we may have been taken for dead meanwhile, and have another id.
+-- Of jobs that are ours no more, those that an earlier try of ours ended, though its answer was lost. History says so,
+-- or the row of the attempt. `worker_ids`: we may have seemed dead meanwhile, and have another id.
 SELECT mine.id
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(attempts)s::smallint[]) AS mine (id, claim, attempt)
 WHERE EXISTS (SELECT FROM pgqueue.job j
@@ -221,8 +234,8 @@ WHERE EXISTS (SELECT FROM pgqueue.job j
                 AND a.outcome NOT IN ('crashed', 'aborted', 'interrupted', 'memory') OFFSET 0);
 
 -- name: complete_refuse_doubles
--- After a job could not go where it had to, because a row with its id stood there (restored, or inserted by hand): put that row aside.
--- Only where the job is still ours: a job that rescue gave to another worker waits there by right.
+-- A job could not go where it had to, because a row with its id stood there (restored, or inserted by hand). Put that
+-- row aside as failed. Only while the job is still ours: the row of a job that rescue gave back waits there by right.
 WITH mine AS MATERIALIZED (
     SELECT r.id FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim) CROSS JOIN LATERAL ({{my_running}}) AS r
 ), available AS (
@@ -237,8 +250,9 @@ WITH mine AS MATERIALIZED (
 {{put_aside}};
 
 -- name: complete_release_keys
--- Jobs with these keys have just been completed, in this transaction or before: their keys are free, or expire so long after their
--- end. Only tidies up: an enqueue that wants the key judges for itself. Waits for no lock, and leaves alone what is not completed.
+-- Jobs with these keys have just been completed, in this transaction or before. So their keys are free, or expire a set
+-- time after their end. Only tidies up: an enqueue that wants the key judges for itself. Waits for no lock, and leaves
+-- alone the keys of jobs that have not completed.
 WITH picked AS MATERIALIZED (
     SELECT k.ctid, k.hold
     FROM unnest(%(keys)s::text[], %(ids)s::bigint[]) AS mine (key, id)

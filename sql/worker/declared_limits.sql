@@ -1,20 +1,14 @@
--- Which job starts next under a rate. One row per key of a rate says when it is at rest again (`next_at`). Every transaction that
--- would change it locks the key first (`rates_lock`), and reads it in a statement of its own after it. Lock order: keys, our
--- worker's row, blocked rows with SKIP LOCKED. Of a rate of count/period with a burst, all in seconds (why so: at the head of
--- pgqueue/worker/concurrency/rate_limiter.py):
---     late  = least(0.2, period / 20)    may pass between being let in and the start
---     early = least(0.05, period / 40)   may be anticipated, so that a fast rate lets in several at a time
---     gap   = (period + late + early) / count
---     depth = (burst - 1) * gap + early
+-- What a worker's code declares of limits and rates.
 
 -- name: declared_limits_put
--- What a worker's code says of limits: holds for each that was not set by hand. No row for one of which it said the same before.
--- Which jobs could be let in now, a sweep finds; it hears of that. Answers the names that are new or were changed.
+-- Write the limits that a worker's code declares. They hold if they were not set by hand. A limit that was declared
+-- alike before has no row in the answer. A sweep is notified: it finds the jobs that could start now. Answers the names
+-- that are new or were changed.
 WITH said AS (
     INSERT INTO pgqueue.key_limit AS l (name, n, declared, declared_at)
     SELECT given.name, given.n, given.n, pgqueue.now()
     FROM unnest(%(names)s::text[], %(ns)s::integer[]) AS given (name, n)
-    -- Not left to the ON CONFLICT: that locks the row first, and waits for a transaction that has just set it and not committed.
+    -- Not left to the ON CONFLICT: that locks the row first, and waits for a transaction that has just set it.
     WHERE NOT EXISTS (SELECT FROM pgqueue.key_limit l WHERE l.name = given.name AND l.declared = given.n)
     ORDER BY given.name COLLATE "C"
     ON CONFLICT (name) DO UPDATE
@@ -27,15 +21,15 @@ SELECT array_agg(name), CASE WHEN %(notify)s::boolean AND count(*) > 0 THEN pg_n
 FROM said;
 
 -- name: declared_limits_put_rates
--- What a worker's code says of rates: holds for each that was not set by hand; its burst in either case. No row for one of which
--- it said the same before. Which jobs could start now, a sweep finds; it hears of that. Answers the names that are new or were
--- changed.
+-- Write the rates that a worker's code declares. They hold if they were not set by hand; the burst always holds. A rate
+-- that was declared alike before has no row in the answer. A sweep is notified: it finds the jobs that could start now.
+-- Answers the names that are new or were changed.
 WITH said AS (
     INSERT INTO pgqueue.key_rate AS r (name, count, period, burst, declared_count, declared_period, declared_at)
     SELECT given.name, given.count, given.period, given.burst, given.count, given.period, pgqueue.now()
     FROM unnest(%(names)s::text[], %(counts)s::integer[], %(periods)s::float8[], %(bursts)s::integer[])
         AS given (name, count, period, burst)
-    -- Not left to the ON CONFLICT: that locks the row first, and waits for a transaction that has just set it and not committed.
+    -- Not left to the ON CONFLICT: that locks the row first, and waits for a transaction that has just set it.
     WHERE NOT EXISTS (
         SELECT FROM pgqueue.key_rate r WHERE r.name = given.name AND r.burst = given.burst
             AND (r.declared_count, r.declared_period) = (given.count, given.period))

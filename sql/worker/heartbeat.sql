@@ -1,6 +1,6 @@
 -- name: heartbeat_write
--- Raise our counter, say what we run (NULL: only which sessions we have), and read the counters of all workers. Our own row is
--- missing from the answer when we have been declared dead.
+-- Raise our counter, write which jobs we run (NULL: only which sessions we have), and read the counters of all workers.
+-- If we have been declared dead, our own row is missing from the answer.
 WITH mine AS (
     UPDATE pgqueue.worker
     SET beat = beat + 1, beat_at = CASE WHEN %(running)s::bigint[] IS NULL THEN beat_at ELSE pgqueue.now() END,
@@ -15,7 +15,7 @@ SELECT id, beat, extract(epoch FROM lease)::float8 FROM pgqueue.worker
 WHERE dead_at IS NULL AND id <> %(worker_id)s::bigint;
 
 -- name: heartbeat_remark
--- Something that is worth knowing of attempts that go on, by their fence: they need not have anything to do with it.
+-- Append a remark to attempts that go on, by their fence. The attempts need not be the cause of the remark.
 INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
 SELECT r.id, r.attempt, r.worker_id, r.started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
        %(outcome)s::text, %(message)s::text, %(version_tag)s::text

@@ -1,13 +1,14 @@
--- Where jobs that iterate go on. The proof is at the head of pgqueue/iterate.py.
+-- Where jobs that iterate go on. The proof is at the head of pgqueue/worker/transactions/iteration.py.
 
 -- name: iteration_last
 -- The last batch that was committed, by any run of this job: its number and cursor. One step into the primary key.
 SELECT n, cursor::text FROM pgqueue.job_cursor WHERE job_id = %(id)s::bigint ORDER BY n DESC LIMIT 1;
 
 -- name: iteration_append
--- The end of a batch, in its transaction: lock the running row by this run's fence until the COMMIT, and append the cursor.
--- If the job is not this run's any more the statement raises: whatever the client does then, nothing of the batch can be
--- committed. Every hundredth throws away those before the last, so that a long iteration does not pile them up.
+-- The end of a batch, in its transaction: lock the running row by this run's fence until the COMMIT, and append the
+-- cursor. If the job is not this run's any more, the statement raises. Then nothing of the batch can be committed,
+-- whatever the client does. Every hundredth batch deletes the rows before the last, so a long iteration does not pile
+-- them up.
 WITH mine AS MATERIALIZED (
     SELECT id FROM pgqueue.job_running
     WHERE id = %(id)s::bigint AND claim + 0 = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
@@ -27,8 +28,8 @@ SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint) END FROM 
 SELECT n FROM pgqueue.job_cursor WHERE job_id = %(id)s::bigint AND n = %(n)s::integer;
 
 -- name: iteration_forget
--- Throw away the cursors of these jobs if they have completed; a dead job keeps them for a retry by hand, one that waits
--- for another attempt anyway.
+-- Delete the cursors of these jobs if they have completed. A failed or cancelled job keeps them for a retry by hand. A
+-- job that waits for another attempt keeps them, too.
 DELETE FROM pgqueue.job_cursor
 WHERE job_id = ANY (ARRAY(
     SELECT j.id FROM pgqueue.job j

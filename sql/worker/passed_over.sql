@@ -1,7 +1,7 @@
 -- name: passed_over
--- Which rows of these tasks lie in ranges that claims have passed: each with the number of its range (from 0) and its position, in
--- order, up to `most`. Read-only, and without locks: a row that is locked is exactly what is looked for. Each half states the condition
--- of its index.
+-- The rows of these tasks in ranges that claims have passed, in order, `most` at most. Answers the number of the range
+-- (from 0) and the position. Read-only, and without locks: it looks for locked rows. Each half states the condition of
+-- its index.
 SELECT passed.place, available.pos
 FROM (SELECT l.queue, l.rank, l.keyed, l.low, l.high, l.number - 1 AS place
       FROM unnest(%(queues)s::text[], %(ranks)s::smallint[], %(keyed)s::boolean[], %(lows)s::bigint[], %(highs)s::bigint[])

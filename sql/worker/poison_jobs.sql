@@ -1,7 +1,9 @@
 -- name: poison_jobs_waiting
--- The poison job of two crashes or more, of these `tasks`, that has waited longest in these queues; and the rate that it waits for, if it
--- does. Those that are available come first. A job that waits for a rate counts only if the rate is declared, and lets a job in within so
--- many seconds. Reads an index entry per queue, and one for each poison job that waits for another rate; no lock.
+-- The poison job of two crashes or more, of these `tasks`, that has waited longest in these queues. Available jobs come
+-- first. Answers its id, and the rate it waits for, if it does.
+--
+-- A job that waits for a rate counts only if the rate is declared and may start a job within `seconds`. Reads one index
+-- entry per queue, and one for each poison job that waits for another rate; takes no lock.
 SELECT waiting.id, waiting.key
 FROM unnest(%(queues)s::text[]) AS queue (name)
 CROSS JOIN LATERAL (

@@ -1,7 +1,8 @@
--- What running jobs say of how far they are: `job_progress`, one row per job while it runs.
+-- The progress of running jobs: `job_progress`, one row per job while it runs.
 
 -- name: progress_write
--- What jobs of this worker have said last, by their fence: one that is not ours any more writes nothing. Locks no job.
+-- Write the last progress of jobs of this worker, by their fence: a job that is not ours any more writes nothing. Locks
+-- no job.
 INSERT INTO pgqueue.job_progress (job_id, done, total)
 SELECT r.id, mine.done, mine.total
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(dones)s::float8[], %(totals)s::float8[])
@@ -15,13 +16,13 @@ ORDER BY r.id
 ON CONFLICT (job_id) DO UPDATE SET done = excluded.done, total = excluded.total, updated_at = pgqueue.now();
 
 -- name: progress_forget
--- Throw away what these jobs have said, unless they run again: then it is for that worker to do.
+-- Delete the progress of these jobs. If a job runs again, its worker does that.
 DELETE FROM pgqueue.job_progress p
 WHERE p.job_id = ANY (%(ids)s::bigint[])
   AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = p.job_id OFFSET 0);
 
 -- name: progress_sweep
--- The same for what workers that died have left: at most n rows that were not touched for a minute.
+-- Delete the rows that dead workers have left: at most n rows that were not touched for a minute.
 DELETE FROM pgqueue.job_progress
 WHERE job_id = ANY (ARRAY(
     SELECT p.job_id FROM pgqueue.job_progress p
@@ -30,8 +31,9 @@ WHERE job_id = ANY (ARRAY(
     LIMIT %(n)s::integer));
 
 -- name: progress_sweep_cursors
--- The same for up to n jobs after this id, whichever worker ran them; and for those that history has forgotten. A job is in one
--- partition in every snapshot, so one that is nowhere is gone for good. Answers the last id it has looked at, NULL at the end.
+-- Delete the cursors of up to n jobs after this id, whichever worker ran them, if they have completed or history has
+-- forgotten them. A job is in one partition in every snapshot, so a job that is in none is gone for good. Answers the
+-- last id it has looked at, NULL at the end.
 WITH RECURSIVE known AS (
     SELECT min(job_id) AS job_id FROM pgqueue.job_cursor WHERE job_id > %(after)s::bigint
     UNION ALL

@@ -1,6 +1,6 @@
 -- name: pruner_advance
--- Advance one ring if its time has come (or when forced): truncates the next leaf and moves to it, in one transaction, or
--- does neither. False: not due, or another session is at it. NULL: a reader holds the leaf; the next round tries again.
+-- Advance one ring if its time has come (or when forced): truncate the next leaf and move to it in one transaction, or
+-- do neither. False: not due, or another session does it. NULL: a reader holds the leaf; the next round tries again.
 SELECT pgqueue.advance_ring(%(kind)s::text, %(forced)s::boolean);
 
 -- name: pruner_rings
@@ -10,11 +10,13 @@ SELECT kind, leaves, bin, extract(epoch FROM retention)::float8, extract(epoch F
 FROM pgqueue.ring ORDER BY kind;
 
 -- name: pruner_waiters
--- Forget waiters that have waited for a job for more than an hour: most died without a word; one that lives goes on by looking.
+-- Forget waiters that have waited for a job for more than an hour. Most died without a word; a waiter that lives goes
+-- on by looking.
 DELETE FROM pgqueue.job_waiter WHERE created_at < (SELECT pgqueue.now()) - interval '1 hour' RETURNING waiter;
 
 -- name: pruner_rates
--- Forget up to n keys of rates that have been at rest for so many seconds: their rows say nothing. Answers how many.
+-- Forget up to n keys of rates that have been at rest for this number of seconds: their rows say nothing. Answers how
+-- many.
 WITH old AS MATERIALIZED (
     SELECT ctid FROM pgqueue.limiter
     WHERE next_at < (SELECT pgqueue.now()) - make_interval(secs => %(seconds)s::float8) LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
@@ -24,9 +26,12 @@ WITH old AS MATERIALIZED (
 SELECT count(*) FROM gone;
 
 -- name: pruner_unique_keys
--- Go on through the keys, behind `after`, n of them. Remove a key that holds no more and that its job can never need again (a job
--- that failed or was cancelled can be retried by hand). Note when a key expires before history forgets its job. Waits for no lock.
--- Answers the last key looked at (NULL: there was none), how many were removed, and how many are noted.
+-- Go on through the unique keys after `after`, n of them. Remove a key that holds no more and that its job can never
+-- need again. (A job that failed or was cancelled can be retried by hand.) Note when a key expires before history
+-- forgets its job.
+--
+-- Waits for no lock. Answers the last key looked at (NULL: there was none), how many were looked at and removed, and
+-- how many are noted.
 WITH walked AS MATERIALIZED (
     SELECT k.key, k.job_id, k.hold, k.seconds, k.expires_at, k.xmin AS version FROM pgqueue.unique_key k
     WHERE k.key > %(after)s::text ORDER BY k.key LIMIT %(n)s::integer

@@ -1,20 +1,22 @@
 -- name: registration_register
--- A new worker process: an id that was never used before and never will be again; and the names of the tasks that it knows.
+-- A new worker process: an id that was never used before and never will be again; and the names of the tasks that it
+-- knows.
 INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks, state)
 VALUES (make_interval(secs => %(lease)s::float8), %(pid)s::integer, %(concurrency)s::integer, %(host)s::text,
         %(version_tag)s::text, %(queues)s::text[], %(tasks)s::text[], 'starting')
 RETURNING id;
 
 -- name: registration_leave
--- A worker that ended in order takes its row with it. One that still has jobs leaves it for rescue (see the next).
+-- Delete the row of a worker that ended in order. A worker that still has jobs leaves its row for rescue (see the
+-- next).
 DELETE FROM pgqueue.worker w
 WHERE w.id = %(worker_id)s::bigint
   AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.worker_id = w.id)
 RETURNING id;
 
 -- name: registration_abandon
--- The jobs that are left did not crash: the operator's deadline ended them. Rescue gives their attempts back. Those that
--- run still (`stuck`) are noted as interrupted here, for with the process they end.
+-- The jobs that are left did not crash: the operator's deadline ended them. Rescue gives their attempts back. Jobs that
+-- still run (`stuck`) end with the process, so they are noted as interrupted here.
 WITH noted AS (
     INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
     SELECT r.id, r.attempt, r.worker_id, r.started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),

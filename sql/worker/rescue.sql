@@ -1,8 +1,10 @@
 -- name: rescue_disarm
--- End the sessions of a worker whose last heartbeat is `beat`: a stopped process keeps its locks and could still commit. Pid and start
--- time must both match, so that no other session is hit. A session that is not ours to end is left, for asking would be an error: a
--- superuser's, if we are none; another role's, without the right. Answers how many were ended, and how many could not be, or not even
--- be seen as they are.
+-- End the sessions of a worker without a heartbeat since `beat`: a stopped process keeps its locks and could still
+-- commit. Pid and start time must both match, so that no other session is hit.
+--
+-- Sessions that we may not end are left out, because asking would be an error. These are sessions of a superuser, if we
+-- are none, and of another role, if we lack the right. Answers how many were ended, and how many could not be ended or
+-- even seen.
 WITH found AS MATERIALIZED (
     SELECT a.pid, a.backend_start IS NOT NULL
         AND (pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'))
@@ -16,24 +18,29 @@ WITH found AS MATERIALIZED (
 SELECT count(CASE WHEN ours THEN pg_terminate_backend(pid) END), count(*) FILTER (WHERE NOT ours) FROM found;
 
 -- name: rescue_lock
--- Take the worker's row against claims (they hold it FOR KEY SHARE). No row: the worker sent a heartbeat again, or is gone.
+-- Lock the worker's row against claims (they hold it FOR KEY SHARE). No row: it sent another heartbeat, or is gone.
 SELECT id FROM pgqueue.worker WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint FOR UPDATE;
 
 -- name: rescue_mark
--- From now on this worker can neither claim nor send a heartbeat. If it comes back, it must register anew.
+-- From now on this worker can neither claim nor send heartbeats; if it comes back it must register anew.
 UPDATE pgqueue.worker SET dead_at = coalesce(dead_at, pgqueue.now()), state = 'stopped'
 WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint;
 
 -- name: rescue_jobs
--- Give up to n jobs of a dead worker back to the front of their lanes, the first claimed first. Answers how many were moved.
--- Which jobs carry a crash:
--- 1. A job that was running at the last heartbeat does.
--- 2. Of the jobs claimed since then, as many do as the worker had slots: they start in this order, and a killer may need only
+-- Give up to n jobs of a dead worker back to the front of their lanes, the first claimed first. Answers how many were
+-- moved.
+--
+-- Which jobs count a crash:
+--
+-- 1. A job that was running at the last heartbeat.
+-- 2. Of the jobs claimed since, as many as the worker had slots: they start in this order, and a killer may need only
 --    milliseconds.
--- 3. But of the poison jobs of one claim only the worst had started, the first of them; beside one with two crashes no other job
---    (poison_jobs.py). Of a chain only the first that is left can have started (chains.py).
--- With the third crash a job is failed. The other jobs of a chain go to the front of the waiting queue of their lock. So does a holder of
--- a key, if no live worker knows its task.
+-- 3. Of the poison jobs of one claim only the worst, the first in this order, can have started. Beside a job with two
+--    crashes no other job of its claim can have (poison_jobs.py).
+-- 4. Of a chain only the first job that is left can have started (chains.py).
+--
+-- With the third crash a job is failed. Jobs of a chain behind its holder become the first waiters of their key again.
+-- So do holders of a key with a task that no live worker knows.
 WITH dead_worker AS MATERIALIZED (
     SELECT id, running, beat_at, concurrency, version_tag FROM pgqueue.worker WHERE id = %(worker_id)s::bigint
 ), picked AS MATERIALIZED (
@@ -95,7 +102,8 @@ WITH dead_worker AS MATERIALIZED (
 SELECT (SELECT count(*) FROM lost), (SELECT count(done) FROM told) + (SELECT count(done) FROM heard);
 
 -- name: rescue_strays
--- Workers that have jobs in job_running but are dead, or have no row: their jobs were claimed while they were being judged.
+-- Workers that have jobs in job_running but are dead, or have no row: their jobs were claimed while they were being
+-- judged.
 SELECT DISTINCT r.worker_id
 FROM pgqueue.job_running r LEFT JOIN pgqueue.worker w ON w.id = r.worker_id
 WHERE w.id IS NULL OR w.dead_at IS NOT NULL;

@@ -1,6 +1,7 @@
 -- name: scheduler_promote
 -- Move up to n due jobs from scheduled to available, earliest first, and wake the workers of their queues. Answers how
--- many were moved. `after` keeps the walk out of what was promoted long ago; the caller moves it only when nothing was left.
+-- many were moved. `after` keeps the walk out of jobs promoted long ago; the caller moves it only when no due job was
+-- left.
 WITH picked AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_scheduled
     -- (SELECT ...): a volatile function is no bound of an index scan, which would then walk all that is not due yet.
@@ -24,8 +25,11 @@ WITH picked AS MATERIALIZED (
 SELECT (SELECT count(*) FROM available), (SELECT count(done) FROM told);
 
 -- name: scheduler_next
--- Whether something due is left (its row is locked, or it became due just now); seconds until the earliest that is not,
--- NULL when there is none; and the time the next walk may start from: a minute ago, for transactions that commit late.
+-- Three answers.
+--
+-- 1. Whether a due job is left: its row is locked, or it became due just now.
+-- 2. Seconds until the earliest job that is not due; NULL if there is none.
+-- 3. The time the next walk may start from: a minute ago, for transactions that commit late.
 WITH clock AS MATERIALIZED (SELECT pgqueue.now() AS now)
 SELECT EXISTS (SELECT FROM pgqueue.job_scheduled
                WHERE run_at >= %(after)s::text::timestamptz AND run_at <= clock.now),

@@ -1,8 +1,8 @@
--- What the sweep asks: is it ours to do, which grants lie idle, which keys have room.
+-- What the sweep asks: whether it is ours to do, which granted jobs cannot go on, which keys have room.
 
 -- name: sweep_due
--- Whether the sweep is ours to do: no worker has done it for so many seconds (or the clock has stepped back). If it is, a row comes
--- back. It says whether a job waits for a key or has been granted one, so that an idle queue costs nothing more.
+-- Whether the sweep is ours to do: no worker has done it for this number of seconds, or the clock has stepped back. If
+-- so, a row comes back. It says whether a job waits for a key or was granted one, so an idle queue costs nothing more.
 UPDATE pgqueue.duty SET done_at = pgqueue.now()
 WHERE name = 'sweep' AND (done_at <= pgqueue.now() - make_interval(secs => %(seconds)s::float8) OR done_at > pgqueue.now())
 RETURNING EXISTS (SELECT FROM pgqueue.job_blocked)
@@ -10,9 +10,11 @@ RETURNING EXISTS (SELECT FROM pgqueue.job_blocked)
        OR EXISTS (SELECT FROM pgqueue.job_available a WHERE a.holds AND a.limit_key IS NOT NULL);
 
 -- name: sweep_block
--- Jobs that hold a key and cannot go on wait again for the first of their keys, before all jobs that have not had it. Others may have
--- those keys. A job cannot go on if its queue is paused, or no live worker there knows its task. It is a granted one, or one that waits
--- for a limit or a rate. A job whose queue only has no slot free stays. Answers the keys.
+-- Block jobs again that hold a key and cannot go on: their queue is paused, or no live worker there knows their task.
+-- They wait for the first of their keys again, before the waiters that have not had it. Other jobs may have the keys.
+--
+-- They are granted, or hold a lock while they wait for a limit, or hold either while they wait for a rate. A job stays
+-- if its queue only has no free slot. Answers the keys.
 WITH RECURSIVE holding (queue, task) AS (
     (SELECT b.queue, b.task FROM pgqueue.job_blocked b WHERE b.holds AND b.queue <> '' ORDER BY b.queue, b.task LIMIT 1)
     UNION ALL
@@ -59,9 +61,14 @@ UNION
 SELECT 'limit:' || limit_key FROM blocked WHERE limit_key IS NOT NULL;
 
 -- name: sweep_keys
--- The next n keys that jobs wait for, after this one, by jumping along their index. Of these: locks and limits that seem to have room,
--- locks with a head that may have to be skipped, and every rate: the rate limiter decides. Locks nothing, decides nothing. One row: these
--- keys, and the last one looked at (NULL: the walk is at its end).
+-- Answer those of the next n keys with waiters, after this one, that the unblocker or the rate limiter should ask for.
+-- Jumps along the index of keys.
+--
+-- - Locks and limits that seem to have room.
+-- - Locks with a first waiter that may have to be skipped.
+-- - Every rate: the rate limiter decides.
+--
+-- Locks nothing, decides nothing. One row: these keys, and the last key looked at (NULL: the walk is at its end).
 WITH RECURSIVE walked (key, place) AS (
     (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > %(after)s::text ORDER BY b.key LIMIT 1)
     UNION ALL

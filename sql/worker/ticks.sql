@@ -1,18 +1,19 @@
--- What a worker that makes ticks asks and says: which schedules there are, when they tick next, and the ticks themselves.
--- Times travel as microseconds since 1970 where they are read, as texts where they are written: any driver does that.
+-- What a worker that makes ticks sends: it reads the schedules, writes when they tick next, and makes the ticks. Times
+-- travel as microseconds since 1970 where they are read, as texts where they are written: any driver does that.
 
 -- name: ticks_declare
--- What this worker's code declares. Once; a worker that begins anew has another id.
+-- Write down what this worker's code declares, once. A worker that begins anew has another id.
 INSERT INTO pgqueue.declaration (worker_id, hash, schedules)
 VALUES (%(worker_id)s::bigint, %(hash)s::text, %(schedules)s::text::jsonb)
 ON CONFLICT (worker_id) DO NOTHING
 RETURNING worker_id;
 
 -- name: ticks_settle
--- Make the schedules what live code declares: of workers that disagree the one that was started last is right, and `own`
--- (NULL: nothing) before all of them. Says of each, every few minutes, that it is declared still. A row that is locked
--- waits for the next time. A new line has no next time yet. Forgets what workers declared that are gone. Answers how many
--- schedules are new or were changed.
+-- Make the schedules what live code declares. If workers disagree, the worker that was started last is right, and `own`
+-- (NULL: nothing) before all of them. Every few minutes, note of each schedule that it is still declared.
+--
+-- If a row is locked, it waits for the next time. If `line` or `tz` was changed, there is no next time yet. Forgets the
+-- declarations of workers that are gone. Answers how many schedules are new or were changed.
 WITH clock AS MATERIALIZED (
     SELECT pgqueue.now() AS now
 ), live AS MATERIALIZED (
@@ -66,7 +67,7 @@ WITH clock AS MATERIALIZED (
 SELECT n, CASE WHEN n > 0 AND %(notify)s::boolean THEN pg_notify('pgqueue.:scheduled', 'schedules')::text END FROM news;
 
 -- name: ticks_read
--- The schedules that tick: neither paused nor refused nor orphaned, nor at their end. Times in microseconds since 1970; the
+-- The schedules that tick: not paused, refused or orphaned, nor at their end. Times in microseconds since 1970; the
 -- last column is the time now.
 WITH clock AS MATERIALIZED (
     SELECT pgqueue.now() AS now
@@ -79,7 +80,7 @@ FROM clock LEFT JOIN pgqueue.schedule s
     AND (s.declared_at IS NULL OR s.declared_at > clock.now - interval '10 minutes');
 
 -- name: ticks_place
--- Say when schedules tick next, or why they do not, if each is still as it was read. Answers those that were.
+-- Write when schedules tick next, or why they do not, if each is still as it was read. Answers those that were.
 WITH asked AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%(places)s::text::jsonb)
         AS p (name text, line text, tz text, expected timestamptz, next timestamptz, refused text)
@@ -96,9 +97,10 @@ WITH asked AS MATERIALIZED (
 SELECT coalesce(json_agg(name), '[]')::text FROM placed;
 
 -- name: ticks_make
--- Make the ticks of schedules that are still as they were read, and due: one row of `tick` and one available job for each, and
--- the schedule's next time. Nothing for a schedule that was moved meanwhile, is locked, or must not tick; nothing
--- for a time that is a job already. Answers the schedules that were moved, how many jobs there are, and the time now.
+-- Make the ticks of schedules that are due and still as they were read. Each tick is a row of `tick` and an available
+-- job; the schedule gets its next time. A schedule is left out if it was moved meanwhile, is locked, or must not tick.
+-- A time is left out if it has a job already. Answers the schedules that were moved, how many jobs there are, and the
+-- time now.
 WITH clock AS MATERIALIZED (
     SELECT pgqueue.now() AS now
 ), asked AS MATERIALIZED (
@@ -139,7 +141,7 @@ SELECT (SELECT coalesce(json_agg(name), '[]')::text FROM moved), (SELECT count(*
 FROM clock;
 
 -- name: ticks_overdue
--- Whether a tick is so late that the worker that should make it does not.
+-- Whether a tick is so late that the worker that should make it seems to fail.
 SELECT EXISTS (
     SELECT FROM pgqueue.schedule s CROSS JOIN (SELECT pgqueue.now() AS now) AS clock
     WHERE s.next_at < clock.now - interval '5 seconds' AND s.paused_at IS NULL AND s.refused IS NULL

@@ -1,11 +1,15 @@
--- Jobs of tasks that no live worker of their queue knows. They stay available, or blocked; no worker is there to end them. A queue
--- that no worker serves, or that is paused, is left alone: `status` says so, and a worker may come. If no look was made for a day,
--- because all workers were stopped, the time begins anew.
+-- Jobs of tasks that no live worker of their queue knows. They stay available, or blocked, and no worker could end
+-- them. A queue that no worker serves, or that is paused, is left alone: `status` says so, and a worker may come. If no
+-- look was made for a day, because all workers were stopped, the time begins anew.
 
 -- name: unknown_tasks_look
--- Look at the next n available and blocked jobs behind this id, and note the tasks that no live worker knows. Of the jobs of such a task,
--- those past their deadline end (cancelled). Those fail that have been due, and their task unknown, for so many seconds. Waits for no
--- lock of a job. Answers the last id (NULL: no job is left), how many jobs were looked at, and how many of them were ended.
+-- Look at the next n available and blocked jobs after this id. Note the tasks that no live worker knows.
+--
+-- 1. If a job of these is past its deadline, cancel it.
+-- 2. If it has been due, and its task unknown, for `seconds`, fail it.
+--
+-- Waits for no lock of a job. Answers the last id (NULL: no job is left), how many jobs were looked at, and how many of
+-- them were ended.
 WITH looked AS MATERIALIZED (
     SELECT j.id, j.queue, j.task, j.enqueued_at, j.run_at, j.deadline FROM pgqueue.job j
     WHERE j.state IN ('available', 'blocked') AND j.id > %(after)s::bigint
@@ -59,8 +63,9 @@ WITH looked AS MATERIALIZED (
 SELECT (SELECT max(id) FROM looked), (SELECT count(*) FROM looked), (SELECT count(*) FROM dead), (SELECT count(done) FROM told);
 
 -- name: unknown_tasks_forget
--- Forget the tasks that a live worker knows again; and those that the last whole walk over all jobs, begun at `walked`, has not seen
--- (NULL: none of these). Answers the time now, and how many were forgotten. Times are seconds since 1970.
+-- Forget the tasks that a live worker knows again. Also forget those that the last whole walk over all jobs, begun at
+-- `walked`, has not seen (NULL: none of these). Answers the time now, and how many were forgotten. Times are seconds
+-- since 1970.
 WITH gone AS (
     DELETE FROM pgqueue.unknown_task t
     WHERE {{served}}

@@ -1,24 +1,31 @@
-"""What runs here one after the other: behind a job that holds a lock, those of its line that came in with it.
+"""Which jobs run here one after another: a job that holds a lock, and the next waiters of that lock, which came with
+it.
 
-An admit of one job costs a round trip, a lock, a plan, a count of the holders; moving the row is a fifth of it. Where
-the jobs of a key are short, an admit therefore lets in several of its line at once (`unblock_next`): the first one as
-the holder, the others *behind* it, in `job_running` as well, and in the hands of the same worker. They are its chain.
+To unblock one job costs a round trip, a lock, a plan and a count of the holders. Where the jobs of a key are short, an
+unblocking therefore takes several waiters at once (`unblock_next`). The first one is the holder. The others are
+*behind* it: they, too, are rows of `job_running` and belong to this worker. They are the chain of the first one. The
+figures are in docs/design/concurrency.md.
 
-Why never two of them run at once. A chain is in one process, and `next` gives out one for each end of the one before,
-after that has been committed. Every admit counts every row of the key in `job_running`, those behind, too: as long as
-one of a chain is left no other job comes in. Only jobs with the limit 1 are chained.
+Why no two jobs of a chain run at once, nor any other job of the key beside them:
 
-Why the end of the one before must have freed the key. One that is given back, or keeps its key until its next
-attempt, still holds it, elsewhere; one that was taken from us, because we seemed dead, is in other hands. Then the
-chain is `cut`: what is left of it goes back to its line, before all others, and no job comes in before that holder
-has ended.
+1. A chain is in one process. `next` gives out one job for each end of the job before, after that end was committed.
+2. Every unblocking counts every row of the key in `job_running`, also those behind. So no other job of the key starts
+   as long as one job of the chain is left.
+3. Only jobs with the limit 1 are chained.
 
-Why nothing is lost with the process. Those behind do not `hold` the key; in their rows it is what they wait for.
-Rescue, and whatever else moves them, puts them back into the line by that. Of a chain only the first that is left can
-have started: the ends of all before it are committed.
+Why the job before must have freed the key. A job that was given back, or keeps its key until its next attempt, holds
+the key elsewhere. A job that was taken from us, because we seemed dead, belongs to another worker. In each of these
+cases the chain is `cut`: what is left of it goes back to the waiters, before all others. No job of the key starts
+before that holder has ended.
 
-Why no job waits long for it. Only short jobs have others behind them, 50 ms of work. What has not started a second
-after it came in goes back to its line, behind whatever is more urgent there by then.
+Why no job is lost if the process dies:
+
+1. The jobs behind do not `hold` the key. Their rows have it in `key`, as what they wait for.
+2. By `key`, rescue and every other move put them back among the waiters.
+3. Of a chain only the first job that is left can have started: the ends of all before it are committed.
+
+Why no job waits long for a chain. Only short jobs have others behind them, 50 ms of work. A job of a chain that has not
+started a second after it came goes back to the waiters, behind more urgent ones.
 
 Decides only; called on the loop.
 """
@@ -31,7 +38,7 @@ from collections.abc import Iterable
 from pgqueue.jobs.job import Job
 
 LONGEST_SECONDS = 1.0
-"""So long after they came in those behind others that have not started yet go back to their lines."""
+"""How long after they came the jobs of a chain that have not started go back to the waiters."""
 
 Chain = deque[Job]
 
@@ -41,14 +48,17 @@ class Chains:
 
     def __init__(self) -> None:
         self._behind: dict[Job, Chain] = {}
-        """Behind each of those that run, or wait for a slot, those that come after it."""
+        """By the job that runs, or waits for a slot: the jobs that come after it."""
 
     def __bool__(self) -> bool:
         return bool(self._behind)
 
     def add(self, jobs: Iterable[Job]) -> list[Chain]:
-        """Of these, those that are chained come after the one of their lock that is not, in this order. Without that
-        one (what we let in was taken from us before we had read it all) they are not ours, either."""
+        """Chain those of these jobs that are marked as chained behind the job of their lock that is not, in this order.
+
+        If that job is not among them, its row was taken from us before we had read all. Then the chained jobs are not
+        ours, either.
+        """
         firsts: dict[str | None, Job] = {}
         made: dict[Job, Chain] = {}
         for job in jobs:
@@ -60,11 +70,11 @@ class Chains:
         return list(made.values())
 
     def all(self) -> list[Job]:
-        """All that come after others."""
+        """All jobs that come after others."""
         return [job for chain in self._behind.values() for job in chain]
 
     def next(self, ended: Job) -> Job | None:
-        """This one has ended, and with it its hold on the key: the job that runs now, if one comes after it."""
+        """This job has ended and freed its key: the job that runs now, if one comes after it."""
         chain = self._behind.pop(ended, None)
         if not chain:
             return None
@@ -74,11 +84,11 @@ class Chains:
         return job
 
     def cut(self, job: Job) -> list[Job]:
-        """Take out all that come after this one."""
+        """Take out all jobs that come after this one."""
         return list(self._behind.pop(job, ()))
 
     def shorten(self, chains: Iterable[Chain]) -> list[Job]:
-        """Take out what is left of these."""
+        """Take out all jobs that are left of these chains."""
         left = [job for chain in chains for job in chain]
         for chain in chains:
             chain.clear()
@@ -94,7 +104,7 @@ class Chains:
         return None
 
     def empty(self) -> list[Job]:
-        """Take out everything."""
+        """Take out all jobs."""
         jobs = self.shorten(self._behind.values())
         self._behind.clear()
         return jobs

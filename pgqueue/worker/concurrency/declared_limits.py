@@ -1,9 +1,9 @@
-"""Says what this worker's code declares of limits and rates, once, when the worker has been told to work.
+"""Writes down which limits and rates this worker's code declares, once, when the worker begins to work.
 
-Not before: a process that is started and found to be broken, or that waits beside the old ones, changes nothing. What
-people have set by hand stays. Where workers of two versions declare different numbers, the last one started decides.
+Not before: a process that is found to be broken, or that waits beside the old ones, changes nothing. What was set by
+hand stays. If workers of two versions declare different numbers, the last one started decides.
 
-And says in the log what jobs wait for that is not declared: they would wait without a word.
+Also warns in the log of limits and rates that jobs wait for and no worker has declared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pgqueue.worker.state import WorkerState
 log = logging.getLogger("pgqueue")
 
 PATIENCE_SECONDS = 30.0
-"""So long nothing is said of what is undeclared: code that enqueues is often deployed before the workers."""
+"""How long an undeclared limit is not mentioned: code that enqueues is often deployed before the workers."""
 AGAIN_SECONDS = 600.0
 
 
@@ -77,7 +77,7 @@ class DeclaredLimits:
         self._changed = changed
 
     async def run(self) -> None:
-        """Declare, however often it takes."""
+        """Declare, however many attempts that takes."""
         await persist(self._step, name="declare", until=lambda: self.declared)
 
     async def _step(self) -> None:
@@ -109,7 +109,7 @@ class DeclaredLimits:
 
 
 class UndeclaredLimits:
-    """Warns of limits and rates that jobs wait for and that are not declared: of each once in ten minutes."""
+    """Warns of limits and rates that jobs wait for and no worker has declared: of each once in ten minutes."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -119,12 +119,13 @@ class UndeclaredLimits:
         self._seen: set[tuple[str, str]] = set()
 
     async def look(self) -> None:
-        """Look at all keys of limits, and at 1,000 of rates from where the last look stopped. Once a minute or so."""
+        """Look at all keys of limits, and at 1,000 keys of rates from where the last look stopped. Called about once a
+        minute."""
         link, now = self._session.link, monotonic()
         try:
             asked = link.statement("limits_undeclared", after=self._after, n=KEYS_MOST)
             [[(found, after)]] = await self._session.run(asked)
-        except psycopg.errors.InsufficientPrivilege:  # granted before there were limits
+        except psycopg.errors.InsufficientPrivilege:  # granted before limits existed
             log.error("undeclared limits are not looked for: this role needs its rights again, `pgqueue grants`")
             return
         for each in unknown(found):
@@ -137,7 +138,7 @@ class UndeclaredLimits:
                 said = "%s jobs wait for the %s %s, which no worker has declared; none starts until one does"
                 log.warning(said, jobs, each.kind, each.name)
         self._after = after or FIRST_RATE
-        if after is None:  # what is not there any more is new when it comes back
+        if after is None:  # a key that has gone counts as new when it comes back
             self._since = {key: since for key, since in self._since.items() if key in self._seen}
             self._said = {key: said for key, said in self._said.items() if key in self._seen}
             self._seen.clear()

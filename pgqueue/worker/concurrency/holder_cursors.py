@@ -1,27 +1,34 @@
-"""Where to begin to read the holders of a key: behind those that have gone.
+"""Where to begin to read the holders of a key: after those that have gone.
 
-An index keeps the entries of deleted rows until vacuum may remove them, and it may not while a transaction holds a
-snapshot from before. A statement that reads the rows of a key from the first one then reads all that ever went before.
-So a worker remembers for each key of a lock that it gives where to begin, by what it has seen when it gave it last.
-(For the jobs that wait: see waiter_cursors.)
+An index keeps the entries of deleted rows until vacuum may remove them. Vacuum may not while a transaction holds an
+older snapshot. Then a statement that reads the rows of a key from the first one reads all that ever went before. So a
+worker remembers for each key of a lock where to begin, by what it saw when it gave the key last. (For the jobs that
+wait: see waiter_cursors.)
 
-Why holders are exact. A row that enters a table as a holder draws a `hold_pos` from one sequence, whichever the table
-is. When a transaction that has locked a key (see admit) counts its holders and finds none, anywhere, no transaction
-under way can make one: a holder is made only under that lock, and a holder that is being moved (claimed, rescued, put
-back) is still seen where it was. So whatever holds the key from then on draws later than that, and what has a lower
-number is gone for ever. The number of the row that was let in at that moment, less one, is where to begin; so is any
-lower one, and one number, the lowest, does for all that were let in by one statement. Where others held a lock before
-nothing is learned.
+Why the cursor of a lock is exact:
 
-A limit is seldom without a holder. But when all its holders were counted, what has a lower number than the oldest of
-them is gone as well. A job that is let in later draws a higher number than all of them, and so does each of them when
-it is moved. Until that is committed it is seen where it was, with the number it had there. So a limit is read from its
-oldest holder on: one that runs for very long has the others that came and went beside it read again, where there is a
-snapshot.
+1. A row that enters any table as a holder draws a `hold_pos` from one sequence.
+2. A holder is made only under the key's lock. A holder that is being moved (claimed, rescued, put back) is seen where
+   it was until the move commits.
+3. So if a transaction that has locked the key counts its holders in all tables and finds none, no transaction under way
+   can make one.
+4. The job that is then unblocked draws a number, and every later holder a higher one. No holder will ever have a lower
+   one.
+5. So reading may begin after that number less one, or after any lower number. The lowest number that a statement drew
+   does for all jobs that it unblocked.
+6. If other jobs held the lock before, nothing is learned.
 
-A server that others took over from may have lost the last of a sequence, and begin again below. So what was learned
-holds on one connection only, to one server process: statements are sent with the connection they were made for
-(`Session.run(on=…)`), and behind a pooler nothing is remembered. Should the numbers go back all the same, everything is
+Why the cursor of a limit is exact:
+
+1. A limit usually has holders. Its cursor is learned when all of them were counted.
+2. No holder then has a number below the oldest one's. New holders and moved holders always draw higher numbers.
+3. A holder that is being moved is visible under its old number until the move commits.
+4. So a limit is read from its oldest holder on. While a snapshot is held, a holder that runs for very long has those
+   that came and went beside it read again.
+
+After a failover the new server may have lost the last numbers of a sequence, and begin again below. So a cursor holds
+on one connection only, to one server process: statements are sent with the connection they were made for
+(`Session.run(on=…)`). Behind a pooler nothing is remembered. If the numbers go back all the same, everything is
 forgotten.
 """
 
@@ -33,9 +40,9 @@ from collections.abc import Iterable
 import msgspec
 
 KEYS_MOST = 4_096
-"""Of so many keys it is remembered where their holders begin, and of as many that were given before them."""
+"""The number of keys that are remembered, and of older keys beside them."""
 SENT_MOST, SENT_LEAST = 256, 8
-"""So many of them go with a claim, which does not know the keys it will meet: those given so often at least."""
+"""How many cursors go with a claim, which does not know the keys it will meet. Only keys given that often are sent."""
 
 
 class HolderCursors:
@@ -46,31 +53,31 @@ class HolderCursors:
         self._forget()
 
     def _forget(self) -> None:
-        # Two of each age instead of the order of their use: most keys come once only, and that should cost little.
+        # Two dicts of two ages instead of an order of use: most keys come once only, and that should cost little.
         self._after: dict[str, int] = {}
         self._before: dict[str, int] = {}
         self._again: Counter[str] = Counter()
-        """How often each of these was given once more."""
+        """How often each of these keys was given once more."""
         self._often: dict[str, int] = {}
-        """After which `hold_pos` the holders are, of those that were given often; the last given last."""
+        """The cursors of the keys that were given often; the key given last stands last."""
         self._lowest = 0
 
     def on(self, connection: int | None) -> None:
-        """The next statements go to this connection; None: to one that is not ours alone, or not the same for long."""
+        """The next statements go to this connection. None: it is not ours alone, or not the same for long."""
         if connection != self._on or connection is None:
             self._on = connection
             self._forget()
 
     def after(self, key: str) -> int:
-        """After which `hold_pos` the holders of this key are to be looked for."""
+        """The `hold_pos` after which the holders of this key are to be read."""
         return self._after.get(key, self._before.get(key, 0))
 
     def often(self) -> str:
-        """The same of the keys that were given often, as a JSON object."""
+        """The cursors of the keys that were given often, as a JSON object."""
         return msgspec.json.encode(self._often).decode() if self._often else "{}"
 
     def granted(self, keys: Iterable[str], lowest: int) -> None:
-        """These, which no job held, were given to jobs that have `lowest` as their `hold_pos` or more."""
+        """These keys, which no job held, were given to jobs with a `hold_pos` of `lowest` or higher."""
         if self._on is None:
             return
         self._drawn(lowest)
@@ -82,8 +89,8 @@ class HolderCursors:
         self._age()
 
     def counted(self, oldest: Iterable[tuple[str, int]], lowest: int | None) -> None:
-        """Of these limits all holders were counted, and the oldest have these `hold_pos`; jobs that were let in now
-        have `lowest` or more."""
+        """All holders of these limits were counted, and the oldest have these `hold_pos`. Jobs unblocked now have
+        `lowest` or higher."""
         if self._on is None:
             return
         if lowest is not None:
@@ -92,7 +99,7 @@ class HolderCursors:
         self._age()
 
     def _drawn(self, lowest: int) -> None:
-        if lowest <= self._lowest:  # each statement draws higher ones than the one before
+        if lowest <= self._lowest:  # each statement draws higher numbers than the statement before
             self._forget()
         self._lowest = lowest
 

@@ -1,43 +1,61 @@
-"""Lets jobs start under a rate: remembers which lines wait here, asks when one may move on and a slot is free.
+"""Starts jobs that wait for a rate: asks for the keys with waiters when they may move on and a slot is free.
 
-Jobs under a rate wait in `job_blocked` under its key, where the claim puts them. The transaction
-here moves them to `job_running`, as many as the rate allows at that moment, and charges the rate for them. They are to
-start at once. One that has not started within `late` seconds goes back to its line unstarted, no attempt spent, and is
+The claim puts jobs under a rate into `job_blocked`, under the key of the rate. The transaction here moves them to
+`job_running`, as many as the rate allows at that moment, and charges the rate for them. They are to start at once. If a
+job has not started within `late` seconds, it goes back to the waiters unstarted. No attempt is spent, and the job is
 charged again.
 
-The rate is GCRA (sql/worker/rates.sql). For n = count starts in a period P with a burst b, in the database's clock:
+The rate is GCRA (sql/worker/rates.sql). For n = count starts in a period P with a burst b, in seconds of the database's
+clock:
 
-    gap = (P + late + early) / n        depth = (b - 1) * gap + early        late <= P / 20, early <= P / 40
+    late = min(0.2, P / 20)             may pass between the move of a job and its start
+    early = min(0.05, P / 40)           may be anticipated, so that several jobs of a fast rate are moved at a time
+    gap = (P + late + early) / n
+    depth = (b - 1) * gap + early
 
-`next_at` is one gap further for each job let in, counted from now or from where it was, whichever is later; and nobody
-is let in while it is more than `depth` ahead. How many that allows is decided before the heads are looked for; let in
-they are at a second look at the clock, when all are found, from which they are charged. `next_at` is no further ahead
-then than it was before, so that no more were found than that moment allows; and a long search makes nobody late.
+Each job that is moved takes `next_at` on by one gap, from now or from where it was, whichever is later. No job is moved
+while `next_at` is more than `depth` ahead.
 
-Why never more than n + b - 1 handlers start in a window of P. Let t1 <= … <= tk be the times at which k jobs were let
-in. Each adds a gap to a `next_at` that was t1 at least before the first, so before the last it was t1 + (k - 1) * gap
-at least; and it was tk + depth at most. So (k - 1) * gap <= tk - t1 + depth. A job that starts at s was let in between
-s - late and s, so starts in a half-open window of P were let in within less than P + late: (k - 1) * gap < P + late +
-early + (b - 1) * gap = (n + b - 1) * gap, so k <= n + b - 1. `next_at` is read and written with the key's advisory lock
-held, by a snapshot taken after it, so two that ask at the same time follow one another. The price of the exact bound is
-that a rate is up to 7 % lower than its name (P = 1 s), 0.4 % for a minute. Not covered: the database's clock set back,
-a rate or burst raised in between, and what passes between the look at the clock and the handler's first line.
+The clock is read twice. By the first reading it is decided how many jobs may be moved, before they are looked for. By
+the second reading, when all are found, they are moved and charged. At the second reading `next_at` is no further ahead
+than at the first. So not more jobs were found than that moment allows, and a long search makes no job late.
 
-Why it is judged at the start. The answer says how long after its beginning the transaction let in, by the clock, and
-that was sent after we noted the time. So what we count as lateness is never less than it is, however long the answer
-took, or the process stood still before it looked.
+Why never more than n + b - 1 handlers start in a window of P:
 
-How many are let in at once. An answer has a fixed cost, so many jobs of a fast rate come together. But what waits at
-hand may be too late: it goes back, and costs as much again. So as many are let in as start in half of the time they
-have left when they come, as quickly as the jobs of the answer before have started. While more than half as many wait at
-hand, no key is asked for.
+1. Let t1 <= … <= tk be the times at which k jobs were moved.
+2. Before the first job `next_at` counts as t1 at least, and each job adds a gap. So before the last job it was at
+   least t1 + (k - 1) * gap.
+3. Before the last job it was tk + depth at most. So (k - 1) * gap <= tk - t1 + depth.
+4. A job that starts at s was moved between s - late and s. So the jobs that start in a half-open window of P were moved
+   within less than P + late.
+5. So (k - 1) * gap < P + late + early + (b - 1) * gap = (n + b - 1) * gap, and k <= n + b - 1.
+6. `next_at` is read and written with the key's advisory lock held, by a snapshot taken after the lock. So two
+   transactions that ask at the same time follow one another. They lock keys first, then the worker's row, then blocked
+   rows with SKIP LOCKED.
 
-Why nobody waits for ever. Who blocks a job remembers its line (`told`), and forgets it when the database says that none
-is left whom it could take. What is lost (the process dies, a head was locked) the sweep finds: it names all lines, and
-those that could have moved for half a second are remembered here, or other workers are told. So are they if we have no
-slot for a tenth of a second. Who finds that another worker was faster comes later and later, up to 5 s, so that few ask
-for one line; but not if the other does not serve the queue of our first. A full worker never asks; a line without jobs
-is not remembered, and costs nothing.
+The proof does not cover a database clock that is set back, nor a rate or burst that is raised in between. Nor does it
+cover the time between the look at the clock and the start of the handler's code. docs/rates.md has the price of the
+exact bound.
+
+Why lateness is judged at the start of the handler. The answer says how long after its beginning, by the database's
+clock, the transaction moved the jobs. We noted the time before we sent that beginning. So the lateness that we count is
+never less than the real one, however long the answer took, or this process stood still.
+
+How many jobs are moved at once. An answer has a fixed cost, so many jobs of a fast rate come together. But a job that
+waits here for long may be too late. Then it goes back, and costs as much again. So an answer brings as many jobs as
+start in half of the time they have left, at the speed of the answer before. While more than half as many wait here, no
+key is asked for.
+
+Why no job waits for ever:
+
+1. A worker that blocks a job remembers its key (`wanted`). It forgets the key when the database says that no job is
+   left that this worker could take.
+2. The sweep finds what was lost because a process died or a first waiter was locked: it names all keys with waiters.
+   Keys that could have moved for half a second are remembered here, or other workers are notified of them.
+3. Other workers are also notified if this worker has had no free slot for a tenth of a second.
+4. A worker that finds that another worker was faster asks later and later, up to 5 s, so that few ask for one key. It
+   does not if the other worker does not serve the queue of our first waiter.
+5. A full worker never asks. A key without waiters is not remembered, and costs nothing.
 """
 
 from __future__ import annotations
@@ -64,12 +82,12 @@ from pgqueue.worker.state import WorkerState
 log = logging.getLogger("pgqueue")
 
 LOOK_SECONDS = 1.0
-"""How often a line is looked at although no slot seems to be free for it."""
+"""How often a key is asked for although no slot seems to be free for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Openings:
-    """What may start at once, by groups of slots; `poison` are the ranks of the poison jobs that may be run now."""
+    """What may start at once, by groups of slots. `poison` are the ranks of the poison jobs that may run now."""
 
     rooms: Sequence[Room]
     poison: Sequence[int] = ()
@@ -94,36 +112,42 @@ class Openings:
 
 @dataclass(slots=True)
 class RateWaiters:
-    """What we remember of a key: when it may be asked for, which pools had no slot for it, and who was faster."""
+    """What is remembered of a key with waiters."""
 
     at: float
+    """When it may be asked for."""
     full: set[int] = field(default_factory=set)
+    """The groups that had no slot for it, when that was `asked` last."""
     asked: float = 0.0
     last: int | None = None
+    """The worker that moved a job of it last, by the last answer, if that worker could have taken ours."""
     pushed: float = 0.0
+    """By how much the next question was put off because another worker was faster."""
 
     def fits(self, roomy: set[int], now: float) -> bool:
-        """Whether a slot may be free for it, now that these pools have some; it is looked now and then all the same."""
+        """Whether a slot may be free for it, now that the groups `roomy` have some. It is asked for now and then all
+        the same."""
         return not self.full or bool(self.full & roomy) or now - self.asked >= LOOK_SECONDS
 
 
 HANDED = "rates "
-"""How a NOTIFY of `:control` begins that hands lines on."""
+"""How a NOTIFY of `:control` begins that names keys to other workers."""
 KEYS_MOST = 64  # each is a row of the server's lock table
 LET_IN_LEAST, LET_IN_MOST, SWEPT_MOST = 50, 1_000, 1_000
 SHARE = 0.5
 """All jobs of one answer are to start within this part of the time that is left until they are too late."""
 IDLE_SECONDS, LOCKED_SECONDS = 30.0, 0.1
 PAUSE_LEAST, SLOT_PAUSE = 0.01, 0.002
-"""The shortest pause between two asks for one key: of a fast rate several are let in together; where slots are few."""
+"""The shortest pause between two questions for one key: several jobs of a fast rate come together. The second is for a
+worker with few slots."""
 KEPT_SECONDS = 1.0
-"""So long the jobs of an answer are remembered: how quickly they start says how large the next one may be."""
+"""How long the jobs of an answer are remembered. How quickly they start says how large the next answer may be."""
 OVERDUE_SECONDS = 0.5
 FULL_SECONDS, HAND_ON_SECONDS = 0.1, 1.0
-"""How long a line may wait for a slot here before others are told, and how often at most they are."""
+"""How long a key may wait for a slot here before other workers are notified, and how often at most they are."""
 HAND_ON_BYTES = 7_000
 LOST_FIRST, LOST_MOST = 0.5, 5.0
-"""How much later to come where another worker was faster."""
+"""By how much later to ask for a key for which another worker was faster: the first time, and at most."""
 
 
 class Charged(msgspec.Struct):
@@ -144,8 +168,8 @@ class Outlook(msgspec.Struct):
 
 
 class RateLimiter:
-    """Keeps the lines moving. `openings` says what may start here now, `reserve` keeps a slot of these pools
-    free that is free next, `deliver` receives what shall start at once."""
+    """Keeps the keys of rates moving. `openings` says what may start here now, `deliver` receives jobs that are to
+    start at once. `reserve` keeps the next free slot of these groups open."""
 
     def __init__(
         self,
@@ -157,7 +181,7 @@ class RateLimiter:
         deliver: Callable[[list[Job]], None],
     ) -> None:
         self.asks = self.started = 0
-        """How often this worker has asked, and how many jobs it has let in."""
+        """How often this worker has asked, and how many jobs it has moved."""
         self._session = session
         self._state = state
         self._tasks = texts(state.tasks)
@@ -170,12 +194,13 @@ class RateLimiter:
         self._came = 0.0
         self._waiters: dict[str, RateWaiters] = {}
         self._times: list[tuple[float, str]] = []
-        """A heap of when lines may be asked for; entries that a line's `at` does not confirm are void."""
+        """A heap of when keys may be asked for. An entry that does not match the `at` of its key is void."""
         self._due: dict[str, float] = {}
-        """Lines that may be asked for, since when."""
+        """Keys that may be asked for, since when."""
         self._asking: frozenset[str] = frozenset()
         self._again: set[str] = set()
-        """Of those that are asked for just now, the lines that somebody joined meanwhile: the answer may not know."""
+        """Of the keys asked for just now, those for which a job was blocked meanwhile: the answer may not know that
+        job."""
         self._swept: list[str] = []
         self._others: dict[str, None] = {}
         self._handed_on = 0.0
@@ -183,10 +208,10 @@ class RateLimiter:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    # What others tell ------------------------------------------------------------------------------------------------
+    # What others say --------------------------------------------------------------------------------------------------
 
     def wanted(self, keys: Iterable[str], *, anew: bool = False) -> None:
-        """Somebody waits for these rates; `anew`: ask for them whatever we know."""
+        """Jobs wait for these rates; `anew`: ask for them whatever is remembered."""
         now = monotonic()
         for key in [key.removeprefix(RATE) for key in keys]:
             if key in self._asking:
@@ -196,7 +221,7 @@ class RateLimiter:
         self._wake.set()
 
     def handed_on(self, keys: str) -> None:
-        """Another worker has no slot for these, a JSON array."""
+        """Another worker has no slot for these keys, a JSON array."""
         try:
             found = msgspec.json.decode(keys, type=list[str])
         except msgspec.DecodeError as error:
@@ -208,11 +233,11 @@ class RateLimiter:
             if key in self._asking:
                 self._again.add(key)
             elif key not in self._due and (line is None or line.pushed or line.at > now + LOOK_SECONDS):
-                self._remember(key, RateWaiters(now))  # what we knew may be of a rate that was changed
+                self._remember(key, RateWaiters(now))  # what is remembered may be of a rate that was changed
         self._wake.set()
 
     def swept(self, keys: Iterable[str]) -> None:
-        """The lines there are, whether they can move or not."""
+        """All keys of rates with waiters, whether they can move or not."""
         self._swept += [key.removeprefix(RATE) for key in keys]
         self._wake.set()
 
@@ -228,7 +253,7 @@ class RateLimiter:
     # The loop --------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Let jobs in until cancelled."""
+        """Start jobs until cancelled."""
         await persist(self._step, name="rates")
 
     async def _step(self) -> None:
@@ -252,8 +277,8 @@ class RateLimiter:
         await self._hand_on()
 
     def _wanted(self, openings: Openings) -> set[int]:
-        """The pools that due lines want a slot of; none while no line is asked for."""
-        if self._supplied():  # a slot kept free would be kept from the jobs that are at hand
+        """The groups that due keys want a slot of; none while no key is asked for."""
+        if self._supplied():  # a slot kept free would be kept from the jobs that wait here
             return set()
         groups, wanted = set(range(1, len(openings.rooms) + 1)), set[int]()
         for key in self._due:
@@ -263,7 +288,7 @@ class RateLimiter:
         return wanted
 
     def _patience(self) -> float:
-        """Seconds until something is to do without being told."""
+        """Seconds until there is something to do without a wake."""
         while self._times and not self._valid(*self._times[0]):
             heappop(self._times)
         now, pause = monotonic(), IDLE_SECONDS
@@ -289,7 +314,7 @@ class RateLimiter:
         self._due.pop(key, None)
 
     def _ripen(self) -> None:
-        """Lines whose time has come are due."""
+        """Keys that may be asked for by now are due."""
         now = monotonic()
         while self._times and self._times[0][0] <= now:
             at, key = heappop(self._times)
@@ -297,7 +322,7 @@ class RateLimiter:
                 self._due[key] = at
 
     def _eligible(self, openings: Openings) -> list[str]:
-        """Due lines that a slot may be free for, those first that have waited longest."""
+        """Due keys that a slot may be free for, the longest due first."""
         if not self._due or not openings.roomy or self._supplied():
             return []
         now, roomy = monotonic(), openings.roomy
@@ -313,7 +338,9 @@ class RateLimiter:
                 for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
                     await self._ask(half, self._openings())
             else:
-                log.warning("rate %s: somebody has held it for a second; the sweep comes back to it", keys[0])
+                log.warning(
+                    "rate %s: another transaction has held it for a second; the sweep comes back to it", keys[0]
+                )
                 self._forget(keys[0])
         except psycopg.errors.UniqueViolation:
             [doubles] = await self._session.run(self._session.link.statement("rates_refuse_doubles"))
@@ -347,7 +374,7 @@ class RateLimiter:
                     link.statement("rates_read", claim=claim, worker_id=worker_id),
                 ],
             )
-            # By our clock no later than when the transaction let in by its own; between the two it may have waited.
+            # By our clock no later than the moment when the transaction moved the jobs: it may have waited for keys.
             at = self._session.sent + (0.0 if looked is None else max(0.0, (looked - began) / 1e6))
             self.asks += 1
             charged = msgspec.json.decode(said, type=dict[str, Charged])
@@ -376,7 +403,8 @@ class RateLimiter:
         return self._supplied_until() > monotonic()
 
     def _supplied_until(self) -> float:
-        """Until when so many wait at hand, if none of them starts. A larger answer costs less per job than two.
+        """Until when more than half as many wait here if none of them starts. One larger answer costs less per job than
+        two.
 
         They start in order, so one job says it.
         """
@@ -384,9 +412,9 @@ class RateLimiter:
         return self._before[place].start_by or 0.0 if place >= 0 else 0.0
 
     def _adapt(self, jobs: list[Job]) -> None:
-        """Set how many are let in at once from how quickly the jobs of the answer before have started.
+        """Set how many jobs one answer may bring from how quickly the jobs of the answer before have started.
 
-        If all of them have started, more would have: then it grows by a quarter at least. It at most doubles.
+        If all of them have started, more would have: then the number grows by a quarter at least. It at most doubles.
         """
         now, before = monotonic(), self._before
         if before:
@@ -401,7 +429,7 @@ class RateLimiter:
     def _note(
         self, keys: list[str], openings: Openings, charged: Mapping[str, Charged], outlooks: Mapping[str, Outlook]
     ) -> None:
-        """What becomes of each line: forgotten if nobody is left, else asked for again, when it may move on."""
+        """Forget each key without a job that we could take; ask for the others when they may move on."""
         now, full, took = monotonic(), openings.full, any(each.taken for each in charged.values())
         for key in keys:
             if key not in charged:  # a key without a rate
@@ -409,7 +437,7 @@ class RateLimiter:
                 continue
             taken, pause, outlook = charged[key].taken, charged[key].pause, outlooks[key]
             before = self._waiters.get(key)
-            if outlook.elsewhere and taken:  # if we took nobody, who told us of the line has told the others
+            if outlook.elsewhere and taken:  # if we took none, the worker that told us has told the others
                 self._others[key] = None
             if before is None or not (outlook.remains or outlook.poison):
                 self._forget(key)
@@ -418,23 +446,24 @@ class RateLimiter:
             elif pause > 0.0:
                 last, pushed = outlook.last, self._pushed(before, taken, outlook.last)
                 self._remember(key, RateWaiters(now + max(pause, PAUSE_LEAST) + pushed, last=last, pushed=pushed))
-            elif taken:  # our slots are the limit: not for each one that is free
+            elif taken:  # our slots are the limit: not a question for each slot that is free
                 self._remember(key, RateWaiters(now + (SLOT_PAUSE if taken < LET_IN_LEAST else 0.0)))
             elif full or took:
                 before.full, before.asked = full or set(range(1, len(openings.rooms) + 1)), now
-            else:  # somebody has them locked, or they are poison jobs of which one is enough
+            else:  # the waiters are locked by another transaction, or are poison jobs of which one is enough
                 self._remember(key, RateWaiters(now + LOCKED_SECONDS))
 
     def _pushed(self, before: RateWaiters, taken: int, last: int | None) -> float:
-        """How much later to come: not at all if we let somebody in, or nobody else who could take ours did."""
+        """How much later to ask: not at all if we took a job, or if no other worker that could take ours was faster."""
         if taken or last is None or last == self._state.id or before.last is None:
             return 0.0
         return min(LOST_MOST, max(LOST_FIRST, 2 * before.pushed))
 
-    # What nobody remembers -------------------------------------------------------------------------------------------
+    # What no worker remembers -----------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Of the lines swept, those that should have moved on: we ask, and tell others if the first may be for them."""
+        """Of the keys swept, find those that should have moved on. Ask for them, and notify other workers if the first
+        waiter may be for them."""
         swept, self._swept = [key for key in self._swept if key not in self._due], []
         queues = self._openings().queues
         for first in range(0, len(swept), SWEPT_MOST):
@@ -446,11 +475,11 @@ class RateLimiter:
             for key, others in rows:
                 if others:
                     self._others[key] = None
-                if key not in self._due:  # somebody of ours may wait behind
+                if key not in self._due:  # one of our jobs may wait behind it
                     self._remember(key, RateWaiters(monotonic()))
 
     async def _hand_on(self) -> None:
-        """Tell others of the lines we have no slot for, and of those that only others can serve."""
+        """Notify other workers of the keys that we have no slot for, and of those that only other workers can serve."""
         now = monotonic()
         if not self._state.settings.notify:
             self._others.clear()
@@ -465,7 +494,7 @@ class RateLimiter:
             keys.append(key)
         if keys:
             self._handed_on = now
-            for key in keys:  # those that found no room have their turn next
+            for key in keys:  # keys that found no room in the notification have their turn next
                 self._others.pop(key, None)
                 if since := self._due.pop(key, None):
                     self._due[key] = since

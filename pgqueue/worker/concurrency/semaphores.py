@@ -1,7 +1,7 @@
-"""The moves of an admit: each locks some keys and lets in those that may, in one round trip.
+"""The moves of the unblocker: each locks some keys and moves the waiters that may go on, in one round trip.
 
-Which key is asked for when is for admit. A move says what it has seen of its keys to `holder_cursors` and
-`waiter_cursors`, and the next begins there.
+The unblocker decides which key is asked for when. A move notes what it has seen of its keys in `holder_cursors` and
+`waiter_cursors`, and the next move begins there.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from pgqueue.worker.run.slots import Room
 from pgqueue.worker.state import WorkerState
 
 Wanted = Mapping[str, tuple[list[int], bool]]
-"""Keys, each with its jobs that were blocked just now, and whether the head of its line may have to be skipped."""
+"""Keys, each with its jobs that were blocked just now, and whether its first waiter may have to be skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unblocked:
-    """The rows of those who came in here, those behind others in their chains last, and in order; keys to be asked for
-    next, keys that have room, as far as we know, and a line that was not read from its front, and how many jobs were
-    skipped."""
+    """What a move has done.
+
+    `rows`: the jobs that came to this worker, followers in chains last and in order. `onward`: keys to ask for next.
+    `unsure`: keys that seem to have room, though their waiters were not read from the start. `skipped`: number of jobs
+    skipped.
+    """
 
     rows: list[Row]
     onward: list[str]
@@ -75,7 +78,7 @@ class Semaphores:
         self._rooms = rooms
 
     async def unblock_next(self, asked: Wanted, claim: int) -> Unblocked:
-        """Let in the next to locks, the short way; who has to go the long way is to be asked for next."""
+        """Move the first waiters of locks the short way. `onward` has the keys that have to go the long way."""
         keys, on = list(asked), await self._begin()
         afters = self._afters(keys)
         behind = [self.waiter_cursors.position(key) for key in keys]
@@ -100,8 +103,8 @@ class Semaphores:
         return Unblocked(rows, summary.onward, _unsure(keys, behind, sure))
 
     async def find_waiters(self, keys: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Of these keys those that somebody waits for; and those of whose lines nobody was found, which were not read
-        from the front."""
+        """The keys that jobs wait for; and the keys for which none was found, though their waiters were not read from
+        the start."""
         behind = [self.waiter_cursors.position_to_look(key) for key in keys]
         [rows] = await self._session.run(
             self._session.link.statement(
@@ -120,7 +123,7 @@ class Semaphores:
         return lines, unsure
 
     async def unblock_for_locks(self, asked: Wanted, claim: int) -> Unblocked:
-        """Let those in that wait for locks; what they wait for that went on is to be asked for next."""
+        """Move the first waiters of locks. `onward` has the limits and rates that they wait for next."""
         keys, on = list(asked), await self._begin()
         afters = self._afters(keys)
         behind = self._behind(asked)
@@ -133,15 +136,19 @@ class Semaphores:
         )
         summary = msgspec.json.decode(said, type=UnblockSummary)
         self._remember(summary.gone)
-        for key in summary.onward:  # in its line those that come from a lock may stand in front of others
+        for key in summary.onward:  # jobs that come from a lock may stand before other waiters of this key
             self.waiter_cursors.doubt(key)
         self._learn(rows, summary)
         skipped = sum(count for [(count, _)] in skips)
         return Unblocked(rows, summary.onward, _unsure(keys, behind, set(summary.full)), skipped)
 
     async def unblock_for_limits(self, asked: Wanted, claim: int) -> Unblocked:
-        """The same for limits. Those that went on took no slot, so there may be more of them; and the statement keeps
-        some back until it is asked again, but never without letting one go on: so the key is to be asked for next."""
+        """Move the first waiters of limits.
+
+        Jobs that went on to a rate took no slot, so more waiters may go on. The statement also keeps some waiters back
+        until it is asked again, but never without moving one on. So if any job went on, these keys are to be asked for
+        next, too.
+        """
         keys, on = list(asked), await self._begin()
         behind = self._behind(asked)
         _, [(said,)], rows = await self._session.run_then(
@@ -157,16 +164,17 @@ class Semaphores:
         return Unblocked(rows, onward, _unsure(keys, behind, set(keys).difference(summary.ended)))
 
     async def _begin(self) -> int | None:
-        """Connect. What the next statements have to be sent on, because something learned on it goes with them."""
+        """Connect. Answers the connection that the next statements have to be sent on, because cursors learned there go
+        with them."""
         await self._session.ready()
         on = self._session.lasting
         self.holder_cursors.on(on)
         return on
 
     def _behind(self, asked: Wanted) -> list[Position]:
-        """Behind whom the lines of these keys are to be read."""
+        """After which positions the waiters of these keys are to be read."""
         for key, (_, head) in asked.items():
-            if head:  # the sweep has seen somebody: perhaps where nobody else looks
+            if head:  # the sweep has seen a waiter: perhaps before the cursor
                 self.waiter_cursors.doubt(key)
         return [self.waiter_cursors.position(key) for key in asked]
 
@@ -204,7 +212,8 @@ class Semaphores:
 
     def _statement(self, name: str, keys: list[str], claim: int, **more: Any) -> Statement[Any]:
         rooms = self._rooms()
-        # A lock that has been asked for has one to come, who would hold it without a slot; of a limit as many as may.
+        # A lock that is asked for will have a holder, with or without a slot. A limit gets only as many as there are
+        # slots for.
         sure = 0 if keys[0].startswith(LIMIT) else len(keys)
         given = [room.free - max(0, min(room.left, room.free - sure)) for room in rooms]
         self.slots_promised = {tuple(room.queues): slots for room, slots in zip(rooms, given, strict=True)}
@@ -224,10 +233,10 @@ class Semaphores:
 
 
 def _places(behind: Sequence[Position]) -> dict[str, str]:
-    """Behind whom lines are to be read, as statements want it."""
+    """After which positions waiters are to be read, as statements want them."""
     return {"ranks": integers(rank for rank, _ in behind), "ids": integers(job_id for _, job_id in behind)}
 
 
 def _unsure(keys: Iterable[str], behind: Iterable[Position], sure: Collection[str]) -> list[str]:
-    """The keys for which somebody may be left in front of those who were seen; not those that are `sure`."""
+    """The keys for which a waiter may be left before the cursor, without those that are `sure`."""
     return [key for key, place in zip(keys, behind, strict=True) if place != FRONT and key not in sure]

@@ -1,18 +1,27 @@
-"""Finds the keys that a job waits for and no job holds: what makes waiting for a key safe, whatever was missed.
+"""Finds keys that a job waits for and no job holds: what makes waiting for a key safe, whatever was missed.
 
-The quick way is that the worker that frees a key admits the next job. It misses: an admit inside a transaction with an
-old snapshot, one that met a head locked by a cancel that was then rolled back, one that was never made because its
-process died, a queue that was paused and is open again. So every few seconds one worker of all (the first to change the
-row of the duty) walks the distinct keys of job_blocked, by jumping along their index, and names those with room to
-admit. It also blocks again what was granted to queues that are paused now, and to tasks that no live worker of their
-queue knows any more, so that other jobs get their keys.
+The quick way is that the worker that frees a key unblocks the next job. That misses:
 
-If a worker has unblocked something, or found a job waiting, it asks every few seconds. It stops when it finds none, or
-when another worker was faster, which then goes on asking: while keys are in use a worker sweeps. If keys do not seem to
-be in use, the leader still asks, three times more seldom, and all others now and then; for the worker that is to sweep
-may have died, and the leader may hang. So a fleet with nothing to do sends next to nothing.
+- an unblocking inside a transaction with an old snapshot
+- a first waiter that was locked by a cancel, which was then rolled back
+- an unblocking that was never made because its process died
+- a queue that was paused and is open again
 
-Only looks and names: it takes no key's lock, and lets no job in.
+So every few seconds one worker of all walks the distinct keys of job_blocked, by jumping along their index. It is the
+first worker to change the row of the duty. It names the keys with room to the unblocker. It also blocks again what was
+granted to paused queues, and to tasks that no live worker of their queue knows. So other jobs get their keys.
+
+How often a worker asks whether to sweep:
+
+1. If it has unblocked a job, or found a job waiting, it asks every few seconds. So while keys are in use a worker
+   sweeps.
+2. It stops when it finds no job, or when another worker was faster, which then goes on asking.
+3. If keys do not seem to be in use, the leader asks every 15 s, in case the worker that is to sweep has died.
+4. All other workers then ask every one to two minutes, in case the leader hangs.
+
+So a fleet with nothing to do sends next to nothing.
+
+Only looks and names: it takes no key's lock, and starts no job.
 """
 
 from __future__ import annotations
@@ -32,14 +41,14 @@ SWEEP = "sweep"
 """What a NOTIFY of `:control` says when keys were freed by hand."""
 EVERY_SECONDS = 5.0
 LEADER_TIMES, OTHERS_TIMES = 3, 12
-"""So many times more seldom where keys are not in use, as far as this worker knows."""
+"""How many times more seldom the leader, and the other workers, ask where keys do not seem to be in use."""
 AT_ONCE_SECONDS = 0.05
-"""Of all the workers that are told to sweep at once, one does."""
+"""If all workers are to sweep at once, one of them does within this time."""
 KEYS_MOST = 1_000
 
 
 class Sweep:
-    """Sweeps over the given session; `found` is told the keys."""
+    """Sweeps over the given session; `found` receives the keys."""
 
     def __init__(
         self,
@@ -56,15 +65,15 @@ class Sweep:
         self._leads = leads
         self._every = every
         self._wake = asyncio.Event()
-        self._told = False
+        self._at_once = False
         self._keyed = False
-        """Keys are in use, and it may be on us to go on sweeping."""
+        """Keys are in use, and this worker may have to go on sweeping."""
         self._last = -math.inf
         self._seldom = jittered(OTHERS_TIMES * every)
 
     def sweep_soon(self) -> None:
-        """Something has happened that may have freed keys without an admit."""
-        self._told = True
+        """Keys may have been freed without an unblocking."""
+        self._at_once = True
         self._wake.set()
 
     def wake(self) -> None:
@@ -78,7 +87,7 @@ class Sweep:
             self._wake.set()
 
     async def run(self) -> None:
-        """Sweep at once, now and then, and when told, until cancelled."""
+        """Sweep at the start, now and then, and when asked to, until cancelled."""
         await persist(self._step, name="sweep")
 
     def _due(self) -> float:
@@ -88,13 +97,13 @@ class Sweep:
         return self._last + (LEADER_TIMES * self._every if self._leads() else self._seldom)
 
     async def _step(self) -> None:
-        if not self._told:
+        if not self._at_once:
             await wait(self._wake, max(0.0, self._due() - monotonic()))
         self._wake.clear()
-        if self._told:
-            self._told = False
+        if self._at_once:
+            self._at_once = False
             if not await self.sweep(AT_ONCE_SECONDS):
-                await asyncio.sleep(2 * AT_ONCE_SECONDS)  # a sweep just now may have looked before it happened
+                await asyncio.sleep(2 * AT_ONCE_SECONDS)  # another worker's sweep may have looked before it happened
                 await self.sweep(AT_ONCE_SECONDS)
         elif monotonic() >= self._due():
             self._last, self._seldom = monotonic(), jittered(OTHERS_TIMES * self._every)
@@ -103,7 +112,7 @@ class Sweep:
     async def sweep(self, seconds: float = 0.0) -> bool:
         """Sweep, unless a worker has done it in the last `seconds`."""
         link = self._session.link
-        self._keyed = False  # before we look: what comes into use meanwhile counts
+        self._keyed = False  # before we look: a key that comes into use meanwhile counts
         [due] = await self._session.run(link.statement("sweep_due", seconds=seconds))
         if not due:
             return False
@@ -119,12 +128,12 @@ class Sweep:
                 "%d keys were granted to jobs of paused queues, or of tasks that no worker takes; others get them",
                 len(blocked),
             )
-        self._tell([*keys, *[key for (key,) in blocked]])
+        self._name([*keys, *[key for (key,) in blocked]])
         while after is not None:
             [[(keys, after)]] = await self._session.run(link.statement("sweep_keys", after=after, n=KEYS_MOST))
-            self._tell(keys)
+            self._name(keys)
         return True
 
-    def _tell(self, keys: list[str]) -> None:
+    def _name(self, keys: list[str]) -> None:
         if keys:
             self._found(keys)

@@ -1,46 +1,47 @@
-"""Lets jobs go on that wait for a lock or a limit: it is told which keys may be free, and asks the database for them.
+"""Starts jobs that wait for a lock or a limit: asks the database for the keys that others have named as perhaps free.
 
-A claim blocks jobs whose key is taken, and commits. A completion deletes the row of a running job, and commits. Each
-then names the keys here. An unblocking is one short transaction: lock the keys, then, in a second statement, count the
-holders and move jobs.
+A claim blocks a job if its key is taken, and commits. A completion deletes the row of a running job, and commits. Each
+then names the keys here. An unblocking is one short transaction. It locks the keys. Then, in a second statement, it
+counts the holders and moves jobs.
 
-A job has at most one lock, one limit and one rate, and gets them in this order, one at a time. When it has got its
-lock, it moves to the waiters of its limit in the same transaction; the limit is asked for in the next one. No job waits
-for a lock while it holds a limit, so no two jobs can wait for each other. Rates are for `rate_limiter`.
+A job has at most one lock, one limit and one rate, and gets them in this order, one at a time. The transaction that
+gives a job its lock also moves it to the waiters of its limit. The limit is asked for in the next transaction. No job
+waits for a lock while it holds a limit, so no two jobs can wait for each other. Rates are for `rate_limiter`.
 
 Why a limit is never exceeded:
 
-1. A row becomes a holder of its key only in a transaction that has the key's advisory lock: in `unblock_move`,
+1. A row becomes a holder of its key only in a transaction that has the key's advisory lock. That is in `unblock_move`,
    `unblock_next` and `unblock_limits`, and in a claim that has locked the key first (`keyed_claim_lock`).
-2. The snapshot of such a statement is taken after it has the lock. PostgreSQL gives the lock away after the commit is
-   visible. So the snapshot has every earlier holder of the key.
-3. All other moves take a holder away, or delete one row of a holder and insert another in one transaction: the claim of
-   a granted job, rescue, release, a retry that keeps its key, promotion, the move to the next key. A snapshot finds
-   exactly one of the two rows.
-4. So the holders that are counted are at least those that there are. To count in the statement that takes the lock, or
-   to hand a key on without counting, would each exceed a limit of 1 at once.
+2. The snapshot of the statement that counts is taken after the transaction has the lock. PostgreSQL gives the lock away
+   after the commit is visible. So the snapshot has every earlier holder of the key.
+3. All other moves take a holder away, or delete its row and insert another one in one transaction. These are the claim
+   of a granted job, rescue, release, a retry that keeps its key, promotion, and the move to the next key. A snapshot
+   finds exactly one of the two rows.
+4. So the holders that are counted are at least those that there are. A count in the statement that takes the lock would
+   exceed a limit of 1 at once. So would a key that is handed on without a count.
 
 `holder_cursors` says where counting begins, so that rows which have gone are not read again.
 
 Which keys are asked for. After a job was blocked, and after a holder has ended, the key is asked for. Two questions are
 saved, and both savings are only hints:
 
-- One of this worker's own jobs holds the key, and all jobs that this worker blocked on it have the limit 1 and are not
-  to be skipped. Then none of them could go on before that job has ended, and the question after its end sees them: they
-  were committed before. If the first waiter may run beside a holder, the worker that blocked it asks.
+- Suppose one of this worker's own jobs holds the key. Suppose, too, that all jobs this worker blocked on it have the
+  limit 1 and are never skipped. Then the key is not asked for: none of them could go on before that job has ended. The
+  question after its end sees them: they were committed before. If the first waiter may run beside a holder, the worker
+  that blocked it asks.
 - For a key without known waiters, the waiters are looked up first (`unblock_waiters`), for many keys at once: most keys
   have none.
 
-The short way (`unblock_next`) is for a key with waiters whose holder has ended here, and for one on which only jobs
-with the limit 1 were blocked: the first waiter goes on, if that is all there is to do. If it is not, the key goes the
-long way after it.
+A key with waiters goes the short way (`unblock_next`) if a holder has ended here. It does, too, if only jobs with the
+limit 1 were blocked on it. The first waiter goes on, if that is all there is to do. If it is not, the key goes the long
+way after it.
 
-Why no job waits for ever. An unblocking may come too early (the end of the holder is not visible yet), may meet a row
-that another transaction has locked, or may never come, if the process dies after its commit. The sweep finds those.
+Why no job waits for ever. An unblocking may come too early, while the end of the holder is not visible yet. It may meet
+a row that another transaction has locked. It may never come, if the process dies after its commit. The sweep finds the
+waiters of these keys.
 
-It takes no lock of a plain job, and decides nothing by what it remembers. It waits for a key for a second at most. If
-that second is over, the keys of the batch are tried in smaller batches, and a key that is held alone is left to the
-sweep.
+It takes no lock of a plain job, and decides nothing by what it remembers. It waits for a key for a second at most.
+Then the keys of the batch are tried in smaller batches. A key that waited alone is left to the sweep.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from pgqueue.database.sessions import Session
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.keys import LIMIT, LOCK, RATE
 from pgqueue.worker.concurrency.semaphores import Semaphores, Unblocked
-from pgqueue.worker.concurrency.waiter_cursors import LINE_SECONDS
+from pgqueue.worker.concurrency.waiter_cursors import HINT_SECONDS
 from pgqueue.worker.run.slots import Room
 from pgqueue.worker.state import WorkerState
 
@@ -86,8 +87,8 @@ def held(job: Job) -> list[str]:
 
 
 class Unblocker:
-    """Keeps the keys busy. `rooms` says where a job may run here now, `deliver` receives those that shall;
-    `rates_wanted` is told which rates jobs wait for."""
+    """Keeps the keys busy. `rooms` says where a job may run here now, `deliver` receives the jobs that shall.
+    `rates_wanted` receives the rates that jobs wait for."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Unblocker:
         self._since = 0.0
         self._holding: dict[Job, list[str]] = {}
         self._ours: dict[str, int] = {}
-        """How many jobs that run here hold each key, as far as is known. A Counter would cost 0.7 µs a job more."""
+        """How many jobs that run here hold each key, as this worker knows. A Counter would cost 0.7 µs a job more."""
         self._chained = False
         """Whether a job has come in behind another one."""
         self._cut_short: set[str] = set()
@@ -130,7 +131,7 @@ class Unblocker:
         """Keys of which no waiter was found, though reading began behind the first one; first when, and last."""
         self._timer: asyncio.TimerHandle | None = None
 
-    # What others tell ------------------------------------------------------------------------------------------------
+    # What others say -------------------------------------------------------------------------------------------------
 
     def blocked(
         self,
@@ -156,7 +157,7 @@ class Unblocker:
             if not key.startswith(RATE):
                 ids, head = self._wanted.get(key, ([], False))
                 self._wanted[key] = ([*ids, *fresh], head)
-        self._tell_rates(keys)
+        self._name_rates(keys)
         self._wake.set()
 
     def swept(self, keys: Iterable[str]) -> None:
@@ -165,7 +166,7 @@ class Unblocker:
         for key in keys:
             if not key.startswith(RATE):
                 self._wanted[key] = (self._wanted.get(key, ([], True))[0], True)
-        self._tell_rates(keys)
+        self._name_rates(keys)
         self._wake.set()
 
     def holding(self, jobs: Iterable[Job]) -> None:
@@ -219,7 +220,7 @@ class Unblocker:
             self._holding[after] = keys
 
     def blocked_again(self, job: Job) -> None:
-        """This job waits for its lock again, or is about to, in front of others."""
+        """This job waits for its lock again, or is about to, before other waiters."""
         self.waiter_cursors.doubt(f"{LOCK}{job.lock_key}")
 
     def _follow(self, key: str) -> None:
@@ -253,14 +254,14 @@ class Unblocker:
         """Whether there is something to ask for."""
         return bool(self._wanted or self._freed or self._followed)
 
-    def _tell_rates(self, keys: Iterable[str]) -> None:
+    def _name_rates(self, keys: Iterable[str]) -> None:
         if rates := [key for key in keys if key.startswith(RATE)]:
             self._rates_wanted(rates)
 
     # Unblocking ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Unblock until cancelled. What is lost while the database is away, the sweep finds."""
+        """Unblock until cancelled. The sweep finds the keys that were lost while the database was away."""
         try:
             await persist(self._step, name="unblock")
         finally:
@@ -337,11 +338,11 @@ class Unblocker:
         for key in keys:
             self._unsure[key] = (self._unsure.get(key, (now,))[0], now)
         if self._unsure and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LINE_SECONDS, self._come_back)
+            self._timer = asyncio.get_running_loop().call_later(HINT_SECONDS, self._come_back)
 
     def _come_back(self, until: float | None = None) -> None:
         """Read from the first waiter the keys that were found empty first before `until`; default: a second ago."""
-        until = monotonic() - LINE_SECONDS if until is None else until
+        until = monotonic() - HINT_SECONDS if until is None else until
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

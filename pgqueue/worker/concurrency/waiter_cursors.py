@@ -1,23 +1,26 @@
-"""Where to begin to read the line of jobs for a key: behind those of the line that have gone.
+"""Where to begin to read the waiters of a key: after those that have gone.
 
-As with holders (see holder_cursors), an index keeps the entries of jobs that were let in for as long as a transaction
-holds a snapshot from before; and a line is read by each admit of its key, and by each claim that meets a job of it. So
-a worker remembers the place of the last job that it let in, and reads on from there.
+As with holders (see holder_cursors), an index keeps the entries of jobs that were unblocked, as long as a transaction
+holds an older snapshot. The waiters of a key are read by each of its unblockings, and by each claim that meets a job of
+it. So a worker remembers the position of the last job that it unblocked, and reads on from there.
 
-Why that may be wrong for a moment, and for how long: any worker may block a job in front of those that wait. So it is
-done for lines only from which many are let in, and many a second (`BUSY_TAKEN`, `BUSY_RATE`); not past what this worker
-blocks itself; for `LINE_SECONDS`, then the line is read from its front once; and a line that seems to be at its end
-while there is room is read from its front before that is believed. So no job is left behind, and all it changes is
-this: of such a key, a job that another worker has blocked before those that wait is seen a second later at most, and
-jobs that are let in meanwhile run before it.
+This may be wrong for a moment: any worker may block a job before those that wait. So the cursor is a hint, used under
+these conditions:
 
-Where reading from the front has become slow (`SLOW_SECONDS` for a line, the quickest of several; it takes some hundred
-dead entries), so are the looks that ask whether a job waits, and each end of a job makes some. Then the looks, too,
-begin behind the jobs that have gone, and all reads do so of any line. If a read finds no job so, the worker comes back
-to the line a second after, unless it was read from its front meanwhile; or at once, when the worker leaves. That second
-is all it costs.
+1. Only for busy keys, of which many jobs are unblocked, and many a second (`BUSY_TAKEN`, `BUSY_RATE`).
+2. Not past the jobs that this worker blocks itself.
+3. For `HINT_SECONDS` only. Then the waiters are read from the start once.
+4. If no waiter seems to be left while there is room, the waiters are read from the start before that is believed.
 
-Nothing is decided here about which job may hold a key: that is counted, under its lock.
+So no job is left behind. All that changes: of a busy key, a job that another worker has blocked before those that wait
+is seen a second later at most. Jobs that are unblocked meanwhile run before it.
+
+Each end of a job makes some looks that ask whether a job waits. If reading from the start has become slow, so are
+these looks. It is slow if the quickest of several took `SLOW_SECONDS` for a key. Then every reader of any key starts at
+its cursor. If a reader finds no waiting job there, the worker reads the waiters again from the start one second later,
+unless that was done meanwhile. At shutdown the worker does so at once.
+
+Nothing is decided here about which job may hold a key: the holders are counted, under the key's lock.
 """
 
 from __future__ import annotations
@@ -29,131 +32,142 @@ from itertools import islice
 from time import monotonic
 
 Position = tuple[int, int]
-"""(rank, id) in a line."""
+"""(rank, id) of a waiter."""
 
 FRONT: Position = (-32768, 0)
-"""Before any row of a line."""
+"""The start: before any waiter."""
 
 KEYS_MOST = 4_096
-"""Of so many lines it is remembered which job was let in last."""
+"""The number of keys that are remembered."""
 SENT_MOST = 256
-"""So many of them, those let in from last, go with a claim, which does not know the keys it will meet."""
-BUSY_TAKEN, BUSY_RATE, LINE_SECONDS = 100, 10, 1.0
-"""A line that so many came from, and so many in the last second, is busy; for so long it is not read from the front."""
+"""How many cursors, the last used ones, go with a claim, which does not know the keys it will meet."""
+BUSY_TAKEN, BUSY_RATE, HINT_SECONDS = 100, 10, 1.0
+"""A key is busy if `BUSY_TAKEN` of its jobs were unblocked, and `BUSY_RATE` of them in the last second. Its cursor is
+used for `HINT_SECONDS`."""
 SLOW_SECONDS, SLOW_LOOKS = 50e-6, 8
-"""Reading is slow when each of so many looks in a row took so long for a line."""
+"""Reading is slow when each of `SLOW_LOOKS` looks in a row took `SLOW_SECONDS` for a key."""
 
 
 @dataclass(slots=True)
 class WaiterCursor:
-    """The place of the last job that was let in; when the line was read from its front, and whether it has to be until
-    it is known what was found there; how many were let in, how many of them lately, and since when that is; the first
-    place that was blocked at since it was read last."""
+    """What is remembered of the waiters of one key."""
 
     last: Position
-    looked: float
-    anew: bool = True
-    taken: int = 0
-    lately: int = 0
-    since: float = 0.0
-    blocked: Position | None = None
+    """The position of the last job that was unblocked."""
+    read_at: float
+    """When the waiters were read from the start."""
+    reread: bool = True
+    """Whether they are to be read from the start, until it is known what was found there."""
+    unblocked: int = 0
+    recent: int = 0
+    """How many jobs were unblocked since `recent_since`."""
+    recent_since: float = 0.0
+    lowest_blocked: Position | None = None
+    """The lowest position of the jobs that we have blocked since the waiters were read last."""
 
 
 class WaiterCursors:
-    """What one worker remembers of the lines that it lets in from."""
+    """What one worker remembers of the waiters of keys."""
 
     def __init__(self) -> None:
         self.slow = False
-        """Whether reading lines from their fronts is slow."""
+        """Whether reading waiters from the start is slow."""
         self._times: deque[float] = deque(maxlen=SLOW_LOOKS)
         self._cursors: dict[str, WaiterCursor] = {}
-        """The one let in from last is the last."""
+        """The key used last stands last."""
 
     def position(self, key: str) -> Position:
-        """Behind which place an admit is to read the line of this key now; the caller does read it."""
+        """The position after which an unblocking is to read the waiters of this key now. The caller does read them."""
         now = monotonic()
-        line = self._cursors.get(key) or self._new(key, now)
-        line.blocked = None
-        if now - line.looked >= LINE_SECONDS:
-            line.looked, line.anew = now, True
-        self._judge(line, now)
-        return line.last if self._from_last(line) else FRONT
+        cursor = self._cursors.get(key) or self._new(key, now)
+        cursor.lowest_blocked = None
+        if now - cursor.read_at >= HINT_SECONDS:
+            cursor.read_at, cursor.reread = now, True
+        self._judge(cursor, now)
+        return cursor.last if self._from_cursor(cursor) else FRONT
 
-    def _judge(self, line: WaiterCursor, now: float) -> None:
-        """One from which few were let in lately is not busy any more."""
-        if now - line.since >= LINE_SECONDS:
-            line.taken = line.taken if line.lately >= BUSY_RATE else 0
-            line.lately, line.since = 0, now
+    def _judge(self, cursor: WaiterCursor, now: float) -> None:
+        """A key of which few jobs were unblocked lately is not busy any more."""
+        if now - cursor.recent_since >= HINT_SECONDS:
+            cursor.unblocked = cursor.unblocked if cursor.recent >= BUSY_RATE else 0
+            cursor.recent, cursor.recent_since = 0, now
 
     def _new(self, key: str, now: float) -> WaiterCursor:
-        """From before the line is read, so that what we block meanwhile is not forgotten."""
+        """Made before the waiters are read, so that no job that we block meanwhile is forgotten."""
         if len(self._cursors) >= KEYS_MOST:
             del self._cursors[next(iter(self._cursors))]
-        line = self._cursors[key] = WaiterCursor(FRONT, now, since=now)
-        return line
+        cursor = self._cursors[key] = WaiterCursor(FRONT, now, recent_since=now)
+        return cursor
 
     def position_to_look(self, key: str) -> Position:
-        """The same for a look whether a job waits."""
+        """The position for a look whether a job waits."""
         return self.position(key) if self.slow else FRONT
 
     def known(self, kind: str) -> dict[str, Position]:
-        """The same for claims, which may read any line of this kind, of those not to be read from the front."""
-        since = monotonic() - LINE_SECONDS
-        last = islice(((key, line) for key, line in reversed(self._cursors.items()) if key.startswith(kind)), SENT_MOST)
-        sure = ((key, line) for key, line in last if self._from_last(line) and line.looked > since)
-        return {key: line.last for key, line in sure if line.last != FRONT}
+        """The positions for claims, which may read any key of this kind. Keys that are to be read from the start are
+        left out."""
+        since = monotonic() - HINT_SECONDS
+        last = islice(
+            ((key, cursor) for key, cursor in reversed(self._cursors.items()) if key.startswith(kind)), SENT_MOST
+        )
+        sure = ((key, cursor) for key, cursor in last if self._from_cursor(cursor) and cursor.read_at > since)
+        return {key: cursor.last for key, cursor in sure if cursor.last != FRONT}
 
-    def _from_last(self, line: WaiterCursor) -> bool:
-        return not line.anew and (self.slow or line.taken >= BUSY_TAKEN)
+    def _from_cursor(self, cursor: WaiterCursor) -> bool:
+        return not cursor.reread and (self.slow or cursor.unblocked >= BUSY_TAKEN)
 
-    def unblocked(self, key: str, place: Position, number: int = 1) -> None:
-        """The first `number` jobs in this line, when it was read (`behind`), were up to this place, and have gone."""
-        line = self._cursors.pop(key, None)
-        if line is None:  # put out since then: it is not known what was blocked meanwhile
-            line = self._new(key, monotonic())
+    def unblocked(self, key: str, position: Position, number: int = 1) -> None:
+        """`number` jobs at the head of this key's waiters, up to and including this one, have left them."""
+        cursor = self._cursors.pop(key, None)
+        if cursor is None:  # dropped since then: whether we blocked a job meanwhile is not known
+            cursor = self._new(key, monotonic())
         else:
-            self._cursors[key] = line
-            line.anew = line.blocked is not None and line.blocked <= place
-        line.last = place
-        line.taken += number
-        line.lately += number
+            self._cursors[key] = cursor
+            cursor.reread = cursor.lowest_blocked is not None and cursor.lowest_blocked <= position
+        cursor.last = position
+        cursor.unblocked += number
+        cursor.recent += number
 
     def empty(self, keys: Iterable[str], at: float) -> None:
-        """Statements that were sent at that time have read these lines from their fronts and found no job."""
+        """Statements that were sent at that time have read the waiters of these keys from the start and found none."""
         for key in keys if self._cursors else ():
-            line = self._cursors.get(key)
-            if line is not None and at >= line.looked:
-                line.looked = at
-                line.anew = line.blocked is not None and line.blocked <= line.last
-                self._judge(line, at)
+            cursor = self._cursors.get(key)
+            if cursor is not None and at >= cursor.read_at:
+                cursor.read_at = at
+                cursor.reread = cursor.lowest_blocked is not None and cursor.lowest_blocked <= cursor.last
+                self._judge(cursor, at)
 
     def blocked(self, keys: Iterable[str], lowest: Position) -> None:
-        """We have blocked jobs of these keys, none of a lower rank or a lower id than these two."""
+        """We have blocked jobs of these keys, none at a lower position than `lowest`."""
         for key in keys:
-            line = self._cursors.get(key)
-            if line is not None:
-                line.blocked = lowest if line.blocked is None else min(lowest, line.blocked)
-                line.anew = line.anew or lowest <= line.last
+            cursor = self._cursors.get(key)
+            if cursor is not None:
+                cursor.lowest_blocked = lowest if cursor.lowest_blocked is None else min(lowest, cursor.lowest_blocked)
+                cursor.reread = cursor.reread or lowest <= cursor.last
 
     def ended(self, key: str) -> bool:
-        """An admit that did not read this line from its front has found no job in it. Whether another shall read it
-        from there at once; else that is due in a while."""
+        """An unblocking that began at the cursor found no waiter. Whether the waiters are to be read from the start at
+        once.
+
+        If reading is slow, this is done a while later instead.
+        """
         if not self.slow:
             self.doubt(key)
         return not self.slow
 
     def doubt(self, key: str) -> None:
-        """A job may be in this line in front of those we know: it is to be read from its front."""
-        line = self._cursors.get(key)
-        if line is not None:
-            line.anew = True
+        """A job may wait before those we know: the waiters of this key are to be read from the start."""
+        cursor = self._cursors.get(key)
+        if cursor is not None:
+            cursor.reread = True
 
     def read_since(self, key: str, at: float) -> bool:
-        """Whether this line was read from its front after that time, and it is known what was found there."""
-        line = self._cursors.get(key)
-        return line is not None and line.looked > at and not line.anew
+        """Whether the waiters of this key were read from the start after that time, and none that we blocked since is
+        unread."""
+        cursor = self._cursors.get(key)
+        return cursor is not None and cursor.read_at > at and not cursor.reread
 
-    def took(self, seconds: float, lines: int) -> None:
-        """To read so many lines from their fronts took the server so long."""
-        self._times.append(seconds / lines)
+    def took(self, seconds: float, keys: int) -> None:
+        """The server took this time to read the waiters of this number of keys from the start."""
+        self._times.append(seconds / keys)
         self.slow = len(self._times) == SLOW_LOOKS and min(self._times) >= SLOW_SECONDS

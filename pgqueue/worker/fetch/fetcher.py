@@ -1,18 +1,21 @@
 """Claims jobs: one fetch in flight, sized by the room the executor has, behind the watermark.
 
-Part of the flow between notifier and executor: woken by the notifier, by room, or by its own slow poll. A fetch is
-one round trip, one READ COMMITTED transaction: a reading (snapshot, head, own id, in this order), then the claim. It
-never waits for jobs inside the database, and never decides what a job means.
+Part of the flow between notifier and executor. It is woken by the notifier, by room, or by its own slow poll. A fetch
+is one round trip and one READ COMMITTED transaction: a reading (snapshot, head, own id, in this order), then the claim.
+It never waits for jobs inside the database, and never decides what a job means.
 
-Jobs are of two kinds, plain ones and those with keys. A fetch asks one kind; which one `kinds` says. The watermark is
-one: what a reading learns of transactions lowers the cursors of both.
+Jobs are of two kinds, plain jobs and jobs with keys. A fetch asks one kind; which one `kinds` says. There is one
+watermark: what a reading learns of transactions lowers the cursors of both kinds.
 
-A job that needs a key and does not hold it is blocked by the claim and comes back through the unblocker: it took no
-slot, so the fetch is repeated.
+If a job needs a key and does not hold it, the claim blocks it, and the unblocker starts it later. The job took no slot,
+so the fetch is repeated.
 
-Wake-ups are not lost: the event is cleared *before* a fetch, so news that comes while a fetch is under way leads to
-another one. What is *known* is kept per kind and queue: one whose slots are taken is not asked, and may have more.
-Whatever is missed all the same (NOTIFY off, a pooler, a broken listener) is found by the poll.
+Why no wake is lost:
+
+1. The event is cleared *before* a fetch. So a wake that comes during a fetch leads to another one.
+2. Each kind has a set of queues that are `known` to have no more jobs. A queue that was not asked, because its slots
+   are taken, is not in it.
+3. The poll finds whatever is missed all the same (NOTIFY off, a pooler, a broken listener).
 """
 
 from __future__ import annotations
@@ -60,12 +63,12 @@ class Asked:
     lanes: list[Lane]
     mosts: list[int]
     starts: list[int] = field(default_factory=list)
-    """Behind which position each lane is asked."""
+    """The position after which each lane is asked."""
     passed_over: list[tuple[Lane, int]] = field(default_factory=list)
-    """Positions at or before the start of their lane, asked for by themselves."""
+    """Positions at or before the start of their lane, which are asked for by themselves."""
 
     def ranges(self) -> list[tuple[Lane, int, int, int]]:
-        """What the claim is asked for, in order: (lane, behind which position, up to which, how many)."""
+        """What the claim is asked for, in order: (lane, after which position, up to which position, how many rows)."""
         alone: defaultdict[Lane, list[int]] = defaultdict(list)
         for lane, pos in sorted(self.passed_over):
             alone[lane].append(pos)
@@ -82,19 +85,19 @@ class Claimed:
 
     reading: Reading
     scanned: set[Lane]
-    """The lanes it has looked at."""
+    """The lanes that the claim has looked at."""
     taken: dict[Lane, tuple[int, int]]
-    """How many rows each of these gave, blocked ones too, and the highest position of them."""
+    """How many rows each of these lanes gave, blocked ones too, and the highest position of them."""
     jobs: list[Job]
     blocked: int
-    """How many jobs it has blocked."""
+    """How many jobs the claim has blocked."""
     other: int | None
     """The rank of the most urgent lane of the other kind that had a job; None if none had."""
     looked: dict[Lane, int]
     """How far the reading has looked at lanes of the other kind, and seen no job."""
 
     def more(self, n: int) -> bool:
-        """Whether there may be more: it has given all of n."""
+        """Whether there may be more jobs: the claim has given all of n."""
         return len(self.jobs) + self.blocked >= n
 
 
@@ -111,13 +114,14 @@ class ClaimSummary(msgspec.Struct):
 
 
 Answer = tuple[list[Row], ClaimSummary, list[Job]]
-"""What came of a fetch: the reading, and the claim's summary and jobs."""
+"""The answer to a fetch: the reading, and the claim's summary and jobs."""
 
 
 def spaced(wanted: float, poll: float) -> float:
-    """Seconds until the next look, where a fetch is wanted in `wanted`: then, if that is near; else in a poll or more.
+    """Seconds until the next look, if a fetch is wanted in `wanted` seconds.
 
-    At random, but such that no look comes right before the fetch, which would find what it finds.
+    If that is near, the look is the fetch. Else it comes after a poll or more, at random, but not right before the
+    fetch: it would find what the fetch finds.
     """
     if wanted <= 2 * poll:
         return wanted
@@ -137,7 +141,7 @@ class FetchCapacity(Protocol):
 
 
 class Receiver(Protocol):
-    """Takes what was fetched."""
+    """Takes the jobs that were fetched."""
 
     def deliver(self, jobs: list[Job], /) -> None:
         """These jobs were claimed."""
@@ -149,7 +153,7 @@ class Receiver(Protocol):
 
 
 class Keys(Protocol):
-    """Is told what a claim has done with keys."""
+    """Learns what a claim has done with keys."""
 
     waiter_cursors: WaiterCursors
 
@@ -165,9 +169,9 @@ class Keys(Protocol):
 
 
 class Fetcher:
-    """Keeps the executor supplied with jobs of `tasks`. `news` and `roomier` wake it; `deliver` receives what it took.
+    """Keeps the executor supplied with jobs of `tasks`. `wake` and `slots_freed` wake it; `deliver` receives its jobs.
 
-    Jobs of other tasks stay where they are: they are for other workers, and the cursors of this one may pass them.
+    Jobs of other tasks stay where they are, for other workers. The cursors of this worker may pass them.
     """
 
     def __init__(
@@ -185,7 +189,7 @@ class Fetcher:
         self.keyed_claim = KeyedClaim()
         self.fetches = 0
         self.asking: tuple[Sequence[str], int] = ((), 0)
-        """The queues a claim under way asks, and for how many jobs."""
+        """The queues that a claim under way asks, and for how many jobs."""
         self._session = session
         self._state = state
         self._tasks = texts(state.tasks)
@@ -196,13 +200,13 @@ class Fetcher:
         self._holder_cursors = HolderCursors()
         self._wake = asyncio.Event()
         self._group_turns = itertools.count()
-        # One for each group: a common one would come to the same queue each time where the number of groups fits.
+        # One count for each group. A common count could come to the same queue each time, by the number of groups.
         self._queue_turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._generation = 0
         self._quiet = False
 
     def wake(self, zero: bool = False) -> None:
-        """Something may have become available; `zero`: even behind the watermark (a rescue freed rows)."""
+        """Jobs may have become available; `zero`: even behind the watermark (a rescue freed rows)."""
         if zero:
             self.watermark.start_at_zero()
         self.kinds.unknown()
@@ -213,7 +217,7 @@ class Fetcher:
         self._wake.set()
 
     def hungry(self, queues: Iterable[str]) -> bool:
-        """Whether there may be jobs in these queues that it has not taken for want of room."""
+        """Whether there may be jobs in these queues that were not taken for want of room."""
         return self.kinds.hungry(list(queues))
 
     def quiet(self) -> None:
@@ -222,9 +226,9 @@ class Fetcher:
         self._wake.set()
 
     async def warm(self) -> None:
-        """Connect, and have the claim planned, by one that asks for no job.
+        """Connect, and have the claims planned, by claims that ask for no job.
 
-        A claim's first time takes the server ten times as long, and the jobs it takes wait for it.
+        A claim's first time takes the server ten times as long, and the jobs it takes would wait for it.
         """
         for room in self._capacity.to_fetch()[:1]:
             for kind in (self.kinds.plain, self.kinds.keyed):
@@ -233,7 +237,7 @@ class Fetcher:
                 await self._claim(kind, asked, 0, 0)
 
     async def run(self) -> None:
-        """Fetch until `quiet`; the database being away is waited out."""
+        """Fetch until `quiet`; if the database is away, wait for it."""
         await persist(self._step, name="fetch", until=lambda: self._quiet)
 
     async def _step(self) -> None:
@@ -254,7 +258,7 @@ class Fetcher:
             await self._look(roomy)
 
     async def _fetch_alone(self, room: Room) -> None:
-        """Ask both kinds for a poison job that must run alone: that neither has one is an answer, too."""
+        """Ask both kinds for a poison job that must run alone. If neither kind has one, that is delivered, too."""
         for kind in (self.kinds.plain, self.kinds.keyed):
             if await self._fetch(room, kind) is not False:
                 return
@@ -272,7 +276,7 @@ class Fetcher:
         return min(inf if look is None else look, self.passed_over.next_look(queues)) - now
 
     async def _look(self, roomy: Sequence[Room]) -> None:
-        """A poll: fetch both kinds, unless one cheap read-only statement proves that there is nothing."""
+        """A poll: have both kinds fetched, unless one cheap read-only statement proves that there is no job."""
         link = self._session.link
         [[(head, snapshot, paused)]] = await self._send(link.statement("fetch_probe"))
         kinds = (self.kinds.plain, self.kinds.keyed)
@@ -282,13 +286,14 @@ class Fetcher:
             self.kinds.unknown()
 
     async def _fetch(self, room: Room, kind: Kind) -> bool | None:
-        """Ask these queues for jobs of this kind, and deliver them; whether there were any, None if it is not known."""
+        """Ask these queues for jobs of this kind, and deliver them. Whether there were any; None if that is not
+        known."""
         asked = self._asked(room, kind, next(self._queue_turns[room.queues[0]]))
         n = room.free if kind is self.kinds.plain else self.keyed_claim.room(room.free, self._state.live_workers)
         other, beyond = self.kinds.other(kind), self.kinds.beyond(kind, room.queues)
         kind.known.update(room.queues)
         if beyond == NO_RANK and not room.alone and not self._due(other.lanes(asked.lanes)):
-            other.known.update(room.queues)  # unless the reading sees one, or news come meanwhile
+            other.known.update(room.queues)  # unless the reading sees one, or a wake comes meanwhile
         if await self._session.ready() != self._generation:
             self._begin_anew()
         claim = self._state.claims.begin()
@@ -301,7 +306,7 @@ class Fetcher:
             await self._refuse_doubles()
             return None
         except BaseException:
-            # Whether rows were taken is unknown; reconciliation hands them back once this claim counts as given up.
+            # Whether rows were taken is unknown. Reconciliation hands them back once this claim counts as given up.
             self._forget()
             self._state.in_doubt()
             raise
@@ -343,26 +348,26 @@ class Fetcher:
         asked.passed_over = self._due(asked.lanes)
 
     def _due(self, lanes: Sequence[Lane]) -> list[tuple[Lane, int]]:
-        """The positions of these lanes that have to be asked for by themselves now."""
+        """The positions of these lanes that are to be asked for by themselves now."""
         if not self.passed_over.remembers:
             return []
         return self.passed_over.due(dict(zip(lanes, self.watermark.cursors(lanes), strict=True)), monotonic())
 
     def _has_passed(self, asked: Asked, now: float) -> None:
-        """A claim was committed: what its cursors have passed is read once more."""
+        """A claim was committed: the ranges that its cursors have passed are to be read once more."""
         self.passed_over.asked(asked.passed_over, now)
         for lane, start, cursor in zip(asked.lanes, asked.starts, self.watermark.cursors(asked.lanes), strict=True):
             if cursor > start:
                 self.passed_over.passed(lane, start, cursor, now)
 
     def _forget(self) -> None:
-        """What a claim has taken is unknown: both kinds begin anew."""
+        """Which rows a claim has taken is unknown: both kinds begin anew."""
         self.watermark.forget()
         self.passed_over.forget()
         self.kinds.unknown()
 
     def _begin_anew(self) -> None:
-        """On a new connection, to a server that perhaps has forgotten what this worker completed."""
+        """There is a new connection, perhaps to a server that has forgotten what this worker completed: begin anew."""
         self.watermark.forget()
         self.passed_over.forget()
         if self._generation:
@@ -370,14 +375,15 @@ class Fetcher:
         self._generation = self._session.generation
 
     async def _refuse_doubles(self) -> None:
-        """Rows that were available; what else it was is not ours to judge."""
+        """Fail the second rows of jobs that run or are blocked already. Only rows that were available can be judged
+        here."""
         [available] = await self._session.run(self._session.link.statement("fetch_refuse_doubles"))
         for (job_id,) in available:
             said = "job %d is running, and a second row with its id was available; that row is failed: refused"
             log.error(said, job_id, extra={"job_id": job_id})
 
     def _asked(self, room: Room, kind: Kind, turn: int = 0) -> Asked:
-        """The lanes to ask, most urgent first; queues of one rank take turns; a poison job comes alone."""
+        """The lanes to ask, most urgent first. Queues take turns within a rank; a poison job comes alone."""
         turn %= len(room.queues)
         queues = [*room.queues[turn:], *room.queues[:turn]]
         poison = self._capacity.poison_ranks()
@@ -388,7 +394,8 @@ class Fetcher:
         )
 
     async def _send(self, *statements: Statement[Any], on: int | None = None) -> list[Any]:
-        """Send these in one transaction, with a reading of passed ranges if one is due, and what others ask beside."""
+        """Send these in one transaction, with a reading of passed ranges if one is due, and with the statements of
+        `beside`."""
         ranges = self.passed_over.to_read(monotonic())
         beside = [_passed_over(self._session.link, ranges, self._tasks)] if ranges else []
         answers = await self._session.run(*statements, *beside, *self._beside(), on=on)
@@ -475,7 +482,7 @@ class Fetcher:
 
     @staticmethod
     def _short_of_limit(asked: Asked, taken: Mapping[Lane, tuple[int, int]], n: int) -> set[str]:
-        """The queues with a lane that gave all it was allowed to: there may be more of it."""
+        """The queues with a lane that gave all it was allowed to: the lane may have more."""
         return {
             lane[0]
             for lane, most in zip(asked.lanes, asked.mosts, strict=True)
@@ -484,7 +491,7 @@ class Fetcher:
 
 
 def _lines(cursors: Mapping[str, Position]) -> str:
-    """Where lines begin, as a claim wants it: a JSON object by lock."""
+    """The cursors of waiters, as a claim wants them: a JSON object by lock."""
     return msgspec.json.encode({key.removeprefix(LOCK): place for key, place in cursors.items()}).decode()
 
 

@@ -1,20 +1,21 @@
 """Plain jobs and jobs with keys (a lock, a limit, a rate): which kind a fetch asks, and what is known of the other.
 
-Part of the fetch, asked by the fetcher before and after each claim. Decides by what it is told: it does no I/O and has
-no clock (`now` is any monotonic time in seconds).
+Part of the fetch, asked by the fetcher before and after each claim. It does no I/O and has no clock (`now` is any
+monotonic time in seconds).
 
 Each kind has lanes and a claim of its own; a fetch asks one kind. So the claim of a plain job knows nothing of keys. No
 plain job waits behind jobs that need one. How the kinds go together:
 
 1. Each reading also looks for the most urgent lane of the *other* kind that has a job behind its cursor. The claim then
    asks no lane of a lower priority. So priority is strict over what the reading saw.
-2. The lanes before that one have no job in the reading's own snapshot, and that one none before the job. So their
-   cursors move to its head and to that job, as if they had been asked: it sees locked rows, too. If the reading saw no
-   job at all, the other kind need not be asked.
-3. Where a claim was held back and took nothing, the other kind is asked next. What that has passed over is locked: the
-   next reading looks beyond its ranks, and moves no cursor. So no kind starves, and both come to rest.
-4. Within a priority the kinds take turns. After a claim of jobs with keys plain jobs come first for as long as it took:
-   it may take forty times as long as a claim of a few plain jobs.
+2. The lanes before that one have no job in the reading's own snapshot, which has locked rows, too. So their cursors
+   move to its head, as if they had been asked. That lane has none before the job, so its cursor moves to the job. If
+   the reading saw no job at all, the other kind need not be asked.
+3. If a claim was held back and took nothing, the other kind is asked next. Jobs that the other kind then passes over
+   are locked: the next reading looks beyond their ranks, and moves no cursor. So no kind starves, and both come to
+   rest.
+4. Within a priority the kinds take turns. After a claim of jobs with keys plain jobs come first for as long as it took.
+   It may take forty times as long as a claim of a few plain jobs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Kind:
     reading: str
     """The statement that is sent before a claim of this kind."""
     known: set[str] = field(default_factory=set)
-    """Queues that have no more of this kind, as far as this worker knows."""
+    """Queues that have no more jobs of this kind, by all this worker knows."""
 
     def lanes(self, lanes: Iterable[Lane]) -> list[Lane]:
         """The lanes of this kind of the same queues and ranks."""
@@ -49,13 +50,13 @@ class Turn:
     """Which kind is next, for queues that share slots and may have jobs of both."""
 
     next: Kind | None = None
-    """The kind that must be asked next: because the other was held back for its sake, or because it was itself."""
+    """The kind that must be asked next: the other kind was held back for its sake, or it was held back itself."""
     held_back: bool = False
     """Whether the last claim left lanes out for the sake of the other kind, and took nothing."""
     beyond: int = NO_RANK
     """The reading before `next` looks beyond this rank: up to there the other kind was just asked, and gave nothing."""
     keyed_wait: bool = False
-    """Whether the last reading before a claim of plain jobs saw one with keys."""
+    """Whether the last reading before a claim of plain jobs saw a job with keys."""
     plain_until: float = 0.0
     """Until then plain jobs come first: for as long as the last claim of jobs with keys has taken."""
 
@@ -68,7 +69,7 @@ class Kinds:
         self._turns: defaultdict[str, Turn] = defaultdict(Turn)
 
     def other(self, kind: Kind) -> Kind:
-        """The one that is not this one."""
+        """The other kind."""
         return self.keyed if kind is self.plain else self.plain
 
     def hungry(self, queues: Collection[str]) -> bool:
@@ -92,7 +93,8 @@ class Kinds:
         return self.keyed if turn.keyed_wait and now >= turn.plain_until else self.plain
 
     def beyond(self, kind: Kind, queues: Sequence[str]) -> int:
-        """Return the rank beyond which the reading before this claim looks at the other kind; `NO_RANK`: at all."""
+        """The rank beyond which the reading before this claim looks at the other kind; `NO_RANK`: it looks at all
+        ranks."""
         turn = self._turns[queues[0]]
         return turn.beyond if turn.next is kind else NO_RANK
 
@@ -106,10 +108,10 @@ class Kinds:
         now: float,
         seconds: float,
     ) -> None:
-        """A claim of this kind was committed; it took so many seconds.
+        """A claim of this kind was committed; it took this number of seconds.
 
-        `asked`: the lanes it was sent with; `taken`: those that gave rows; `other_rank`: of the most urgent lane of the
-        other kind that the reading saw a job in.
+        `asked`: the lanes it was sent with. `taken`: the lanes that gave rows. `other_rank`: the rank of the most
+        urgent lane of the other kind in which the reading saw a job.
         """
         turn, other = self._turns[queues[0]], self.other(kind)
         bound = ANY_RANK if other_rank is None else other_rank | 1  # both ranks of its priority

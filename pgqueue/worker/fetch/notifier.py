@@ -1,13 +1,18 @@
 """Hears NOTIFY on a connection of its own and wakes the others. A hint only: everything works without it.
 
-The connection is in autocommit mode and does nothing else, so that it never holds a snapshot. It is pinged, because a
-half-open socket says nothing; it reconnects with jitter for ever; and each (re)LISTEN is followed by a fetch, for
-what was missed meanwhile. The ping is also where leadership is tried for (`leader.election`). So others must know the
-session before it may hold the lock, or listen (`listed`; a worker that was taken for dead waits for its new row): a
-leader that was stopped, not killed, would lead for ever, and no worker could end its session. A session that listens
-and does not read keeps the server from forgetting any notification since, until its queue is full and transactions that
-notify cannot commit. If its connection broke, a session is *left* (see sessions): its lock is free as soon as any
-session of this worker has sent its next message.
+The connection is in autocommit mode and does nothing else, so it never holds a snapshot. It is pinged, because a
+half-open socket says nothing. It reconnects with jitter for ever. Each (re)LISTEN is followed by a fetch, for what was
+missed meanwhile. The ping also tries for the leadership (`leader.election`).
+
+Other workers must know the session before it may hold the leader's lock, or listen. `listed` waits for that; a worker
+that had seemed dead waits for its new row. Why:
+
+1. A leader that was stopped, not killed, would lead for ever, and no worker could end its session.
+2. A session that listens and does not read keeps the server from forgetting any later notification. When the server's
+   queue is full, transactions that notify cannot commit.
+
+If its connection broke, a session is *left* (see sessions). Its lock is free as soon as any session of this worker has
+sent its next message.
 """
 
 from __future__ import annotations
@@ -23,11 +28,11 @@ from pgqueue.database.sessions import Identity, Link, connect, identify, send
 from pgqueue.database.statements import Statement
 from pgqueue.worker.leader.election import Election
 
-# Channels of the schema that are no queue's: a queue's name cannot begin with a colon.
+# Channels of the schema that belong to no queue: a queue's name cannot begin with a colon.
 SCHEDULED = ":scheduled"
 CONTROL = ":control"
 LED = ":led"
-"""Never notified: what `heard` is told when this worker has taken the lead."""
+"""Never notified: the channel that `heard` receives when this worker has taken the lead."""
 PING_SECONDS = 10.0
 LEADER_PING_SECONDS = 10.0
 PING_ANSWER_SECONDS = 10.0
@@ -35,7 +40,9 @@ PING_ANSWER_SECONDS = 10.0
 
 class Notifier:
     """Listens for some queues; calls `heard(channel, payload)` for each notification, and with "" after each LISTEN.
-    `listed` waits until our `identity` is known to the workers that would rescue us, and says whether it is."""
+
+    `listed` waits until the workers that would rescue us know our `identity`, and answers whether they do.
+    """
 
     def __init__(
         self,
@@ -62,7 +69,7 @@ class Notifier:
         try:
             self.identity = await identify(conn, self._link, patience=PING_ANSWER_SECONDS)
             if self._listed is not None and not await self._listed():
-                raise TimeoutError("no beat went through that would let others know this session")
+                raise TimeoutError("no heartbeat went through that would make this session known to other workers")
             self.election.enter()
             await send(conn, self._link, *map(_listen_to, self._channels), patience=PING_ANSWER_SECONDS)
             self._heard("", "")
@@ -70,7 +77,7 @@ class Notifier:
                 self.election.sought.clear()
                 await self._ping(conn)
                 await self._listen_until_sought(conn)
-        except Exception:  # the server may not have noticed: it would lead for as long as it lives
+        except Exception:  # the server may not have noticed: the session would lead for as long as it lives
             if self.identity is not None:
                 self._link.left.add(self.identity)
             raise
@@ -99,7 +106,7 @@ class Notifier:
             self._heard(note.channel.removeprefix(f"{self._link.schema}."), note.payload)
 
     async def _ping(self, conn: Wire) -> None:
-        """Ask for an answer, and for the lead if we do not have it."""
+        """Ask for an answer, and for the lead if this worker does not have it."""
         [[(leads,)]] = await send(conn, self._link, self.election.ping(), patience=PING_ANSWER_SECONDS)
         if self.election.won(leads):
             self._heard(LED, "")

@@ -3,27 +3,27 @@
 Part of the fetch, asked by the fetcher beside the watermark. Decides positions only: it does no I/O and has no clock
 (`now` is any monotonic time in seconds).
 
-**Why.** SKIP LOCKED passes a locked row, and the cursor goes by. The transaction that locked it may roll back: the
-claim of a worker that died, a cancellation that was undone, an application that met a duplicate and waits. Then the row
-is free again, and behind the cursor.
+**Why.** SKIP LOCKED passes a locked row, and the cursor goes by. The transaction that locked it may roll back.
+It may be the claim of a worker that died, a cancellation that was undone, or an application that met a duplicate and
+waits. Then the row is free again, and behind the cursor.
 
-**Why no such row stays behind.**
+**Why no row stays behind.**
 
 1. Each range that a claim has passed is read once more, without locks, `READ_AFTER` seconds later or more.
-2. At that reading a row of the range is visible, or gone, or of a transaction that was in progress at the fetch. Such a
+2. At that reading a row of the range is visible, or gone, or of a transaction that was in progress at the fetch. That
    transaction has a floor: the cursor falls below the row when it ends (see watermark).
 3. A visible row was passed over. Its position is remembered.
 4. A remembered position is asked for by itself: a lane of one position, under the same conditions as every lane. So it
-   is a range that was passed, and 1 holds for it: a row that is still visible is remembered again, for twice as long.
+   is a range that was passed, and 1 holds for it. A row that is still visible is remembered again, for twice as long.
 5. A position is forgotten for two reasons only: a reading did not see its row, or its lane's cursor lies below it.
 6. More than `POSITIONS_MOST` rows are not remembered one by one. The cursor falls back below the lowest of them, and
    what it then passes is a range again.
 
 A reading that fails changes nothing: its ranges are read again.
 
-**What it costs.** The reading of a range walks the index entries that the claim has walked: 0.3 µs a job, with an old
-snapshot and without. Ranges younger than `READ_AFTER` are not read: most of their locked rows are claims of other
-workers, which commit.
+**What it costs.** The reading of a range walks the index entries that the claim has walked (docs/design/fetch.md has
+the figure). Ranges younger than `READ_AFTER` are not read: most of their locked rows are claims of other workers, which
+commit.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from dataclasses import dataclass
 from pgqueue.jobs.job import Lane
 
 READ_AFTER, READ_EVERY = 0.1, 0.2
-"""Seconds: no range is read when it is younger; and when the oldest is so old, all that are due are read."""
+"""Seconds. No range is read before it has the first age. When the oldest has the second age, all that are due are
+read."""
 ASK_FIRST, ASK_MOST = 0.01, 5.0
 """Seconds until a remembered position is asked for; twice as long each time, up to the second number."""
 POSITIONS_MOST = 1_000
-"""So many rows of one reading are remembered by position."""
+"""How many rows of one reading are remembered by position."""
 ASKED_MOST = 100
-"""So many remembered positions go with one claim."""
+"""How many remembered positions go with one claim."""
 FALL_SHARE = 100
-"""A fall below many locked rows waits so many times what the reading took, times the workers: 1 % of one core."""
+"""A fall below many locked rows waits this multiple of the time of the reading, times the workers: 1 % of one core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What is due at a time, after a delay in seconds."""
+    """Something is due at a time, after a delay in seconds."""
 
     at: float
     delay: float
@@ -136,7 +137,7 @@ class PassedOver:
             to, _ = self._falls.get(lane, (pos - 1, None))
             self._falls[lane] = (min(to, pos - 1), Waits(now + max(delay, FALL_SHARE * fleet_seconds), delay))
 
-    # What is to be asked for
+    # What to ask for
 
     @property
     def remembers(self) -> bool:

@@ -1,7 +1,8 @@
-"""Poison jobs: jobs whose worker died under them. They run one at a time, so that the third crash names the killer.
+"""Poison jobs: jobs that ran when their worker died. They run one at a time, so that the third crash names the killer.
 
-A poison job with one crash runs beside ordinary jobs, but never beside another poison job; one with two crashes runs
-alone in its process. Kept by the worker, asked by the fetcher; decides only, moves nothing."""
+A poison job with one crash runs beside ordinary jobs, but never beside another poison job. A poison job with two
+crashes runs alone in its process. Kept by the worker, asked by the fetcher; decides only, moves nothing.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +30,20 @@ class PoisonJobs:
     def __init__(self) -> None:
         self._held: dict[int, Job] = {}
         self.draining = False
-        """Whether to fetch nothing until nothing is held, and then only one that must run alone."""
+        """Whether to fetch nothing until this worker holds no job, and then only a poison job that must run alone."""
         self.asked = 0
-        """How often one that must run alone could be asked for."""
+        """How often a poison job that must run alone could be asked for."""
 
     @property
     def alone(self) -> bool:
-        """Whether the one we hold must run alone."""
+        """Whether the poison job that we hold must run alone."""
         return any(job.crashes > 1 for job in self._held.values())
 
     def ranks(self, *, idle: bool) -> Sequence[int]:
-        """The ranks of poison jobs to ask for: none beside another one, of two crashes only if nothing else is held."""
+        """The ranks of poison jobs to ask for.
+
+        None while another poison job is held; poison jobs of two crashes only if no job is held.
+        """
         if self._held:
             return ()
         if not idle:
@@ -48,11 +52,14 @@ class PoisonJobs:
         return (MORE_CRASHES,) if self.draining else (ONE_CRASH, MORE_CRASHES)
 
     def keep(self, jobs: list[Job], *, idle: bool = True) -> list[Job]:
-        """What to keep of a fetch: one poison job at most, and beside one with two crashes nothing, nor such a one
-        beside others that are held (not `idle`). The rest goes back.
+        """The jobs to keep of a fetch; the others go back.
 
-        A fetch that brings one with two crashes, or nothing at all, is what way was made for. Should the process die
-        before that is written, `rescue_jobs` must know which one it was: most crashes, least id.
+        1. One poison job at most.
+        2. Beside a poison job with two crashes no other job is kept.
+        3. A poison job with two crashes is not kept while other jobs are held (not `idle`).
+
+        `draining` ends with a fetch that brings a poison job with two crashes, or no job. If the process dies before
+        the others have gone back, `rescue_jobs` must know which job was kept: most crashes, least id.
         """
         poison = [job for job in jobs if job.crashes]
         if not jobs:
@@ -72,8 +79,10 @@ class PoisonJobs:
         return [worst] if self.alone else [job for job in jobs if job is worst or not job.crashes]
 
     def ended(self, jobs: Iterable[Job]) -> bool:
-        """Whether the poison job we hold was among these: the next one may come. Not a run of it from before we were
-        taken for dead and given it anew."""
+        """Whether the poison job we hold was among these: the next one may come.
+
+        An earlier run of it does not count, from before we seemed dead and were given it anew.
+        """
         if not self._held:
             return False
         ours = [job for job in jobs if self._held.get(job.id) is job]
@@ -89,7 +98,7 @@ OPEN_TIMES = 10
 
 
 class SpareSlot:
-    """Decides when to make way for what is waiting. Pure: time is passed in."""
+    """Decides when to make room for a poison job that must run alone. Pure: time is passed in."""
 
     def __init__(self) -> None:
         self._waiting: int | None = None
@@ -99,11 +108,11 @@ class SpareSlot:
         self._most = CLOSED_SECONDS
 
     def taken(self) -> None:
-        """We could ask for such jobs: what waits now, if any, has not waited for us."""
+        """This worker could ask for poison jobs that must run alone: one that waits now has not waited for us."""
         self._waiting, self._closed_at, self._most = None, None, CLOSED_SECONDS
 
     def drains(self, waiting: int | None, patience: float, now: float) -> bool:
-        """Whether to make way for the job `waiting`, the first in its line; None: nothing waits."""
+        """Whether to make room for the job `waiting`, the first of the waiting poison jobs; None: none waits."""
         if waiting is None:
             self.taken()
             return False
@@ -120,8 +129,10 @@ class SpareSlot:
 
 
 class PoisonDrain:
-    """Looks while the worker is busy. `drain` is told whether to take no jobs, so that a poison job can run alone, and
-    which rate that job waits for, if it does."""
+    """Looks for poison jobs that must run alone while the worker is busy.
+
+    `drain` receives whether to take no jobs, so that a poison job can run alone, and the rate that this job waits for.
+    """
 
     def __init__(
         self,
@@ -140,7 +151,7 @@ class PoisonDrain:
         self._asked_before = -1
         self._drain = drain
         self._turn = SpareSlot()
-        # Not all at once: each that makes way stands still for a while.
+        # Not all workers at once: each that makes room stands still for a while.
         self._slower = random.uniform(2.0, 3.0)
 
     async def run(self) -> None:
@@ -155,8 +166,8 @@ class PoisonDrain:
             self._turn.taken()
             return
         patience = PATIENCE_SECONDS * (1.0 if self._leads() else self._slower)
-        # For one whose rate stays closed until we would have given up, way is made in vain. Not "closed now": a rate
-        # that many wait for is open for moments only.
+        # If the rate of the job stays closed until we would have given up, making room is in vain. "Closed now" is no
+        # test: a rate with many waiters is open for moments only.
         look = self._session.link.statement(
             "poison_jobs_waiting", queues=self._queues, tasks=self._tasks, seconds=patience + CLOSED_SECONDS
         )

@@ -1,14 +1,15 @@
-"""Compares what this worker holds with what the database says it holds, and hands back what it does not know.
+"""Compares the jobs this worker holds with its rows in job_running, and hands back the rows that it does not know.
 
-A claim without an answer (the connection broke between COMMIT and the rows) has moved jobs to this worker that it
-never heard of. After every such doubt, and once a minute, the rows in job_running are compared. Only claims that are
-settled count: one in flight will still be answered.
+If the connection of a claim broke between COMMIT and the rows, it has moved jobs to this worker that the worker never
+heard of. After every doubt of this kind, and once a minute, the rows in job_running are compared. Only claims that are
+settled count: a claim in flight will still be answered.
 
-Why what is lost is found soon, not within the minute. The look comes after whatever is still under way in the server on
-sessions that broke off: they have been ended when its message is sent (see sessions), so the claim is committed, and
-seen, or never will be. What it cannot decide on or not hand back, it looks for again after a second, until nothing of
-the kind is left: a row of a claim that is not settled because an older one, of another service, waits for its answer
-over a wire that is dead, too; a row that is locked.
+Why a lost row is found soon, not within the minute:
+
+1. Sessions that broke off are ended before the comparison is sent (see sessions). So each of their claims is committed,
+   and seen, or never will be.
+2. A row may be of a claim that is not settled: an older claim, of another service, waits for its answer over a dead
+   connection. Or a row is locked. While there are rows of these kinds, the worker compares again after a second.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from pgqueue.worker.state import WorkerState
 log = logging.getLogger("pgqueue")
 
 EVERY_SECONDS = 60.0
-# Beside an old snapshot it walks the dead rows of all jobs since (0.17 s after 1.5 million), and claims wait for it: it
-# takes a quarter of a percent of the time at most, until it comes only so seldom.
+# Under an old snapshot the comparison walks the dead rows of all jobs since, and claims wait for it. So it takes a
+# quarter of a percent of the time at most, until it comes every `SELDOM_SECONDS`.
 DEAR_SHARE, SELDOM_SECONDS = 400, 300.0
 AGAIN_SECONDS = 1.0
 
@@ -58,7 +59,7 @@ class Reconciler:
         await self._compare()
 
     async def _compare(self) -> bool:
-        """False if some are left to decide on."""
+        """False if some rows are left to decide on."""
         settled, link = self._state.claims.settled, self._session.link
         [rows] = await self._session.run(link.statement("reconciler_held", worker_id=self._state.id))
         self._took = self._session.took
@@ -75,7 +76,7 @@ class Reconciler:
                 notify=self._state.settings.notify,
             )
         )
-        # A job that was completed between the two statements is no longer there: not lost, only late.
+        # A job that was completed between the two statements has no row any more: not lost, only late.
         released = len(lost) if some is None else len(some)
         if released:
             log.warning("the answer to a claim was lost: %d jobs are handed back", released)

@@ -1,36 +1,40 @@
 """Where each lane's next claim begins: fast under an old snapshot, and no row left behind.
 
-Part of the fetch, asked by the fetcher of one worker before and after each claim. It decides positions only: it does
-no I/O, has no clock (`now` is any monotonic time in seconds), and never decides which job is more urgent.
+Part of the fetch, asked by the fetcher of one worker before and after each claim. It decides positions only, never
+which job is more urgent. It does no I/O and has no clock (`now` is any monotonic time in seconds).
 
-**Why.** While somebody holds an old snapshot, Postgres can remove no dead index entry, so a claim that begins at the
-head of the index walks every job ever taken since. One that begins behind the last position looked at does not.
+**Why.** While a transaction holds an old snapshot, Postgres can remove no dead index entry. Then a claim that begins at
+the head of the index walks over every job taken since. A claim that begins after the last position looked at does not.
 
 **The naive version** keeps the highest position taken and asks for `pos > cursor`. It loses jobs: A draws 10 and stays
-open, B draws 11 and commits, 11 is taken, the cursor is 11; then A commits, and nobody ever looks at 10 again.
+open. B draws 11 and commits. 11 is taken, and the cursor is 11. Then A commits, and no claim ever looks at 10 again.
 
 **What we know instead.** A transaction draws its id before any `pos`. A fetch reads, in this order, the snapshot, the
 head `h` and its own id `w`; only then it claims. Three facts follow:
-  1. Whatever has a position <= h was drawn before w was, hence by an id below w.
-  2. At the moment of the snapshot an id below w had either ended, so the claim, which sees more, saw its rows; or it
-     was in progress: listed, or at least the snapshot's xmax. (xmax is the latest id that has *ended*, plus 1; a
-     younger one may be open and stands in no list.)
-  3. An id in progress that the previous fetch did not find in progress is younger than that fetch's w. So it drew all
-     its positions after that fetch had read its head: they are above it. That head is its **floor**.
 
-**The invariant**, for every lane: a row at or below the cursor, still to be taken, belongs to an id in progress at the
-last fetch, and lies above that id's floor. A cursor rises only over what the claim has scanned, and never above h.
-So, by 1 and 2, whatever it leaves behind belongs to an id in progress and, by 3, lies above the floor. Once the id has
-ended, cursors fall back to its floor, and the row is ahead again. (A lane whose claim began at or below the floor need
-not fall: that scan began after the id had ended, and below its rows.)
+1. A position up to h was drawn before w was. So it belongs to an id below w.
+2. At the moment of the snapshot, an id below w had ended or was in progress. If it had ended, the claim, which sees
+   more, saw its rows. In progress means: listed, or at least the snapshot's xmax. (xmax is the latest id that has
+   *ended*, plus 1. A younger id may be open and stands in no list.)
+3. An id in progress that the previous fetch did not find in progress is younger than that fetch's w. So it drew all its
+   positions after that fetch had read its head: they are above it. That head is its **floor**.
 
-By 3 a floor depends on nothing but the id: it is the head of the youngest fetch with w < id, and a younger id never has
-a lower one. So no floor is stored per id (between xmax and w there may be a million of them): the pairs (w, h) of the
-fetches are the steps of a function, and of all ids that have ended only the oldest matters.
+**The invariant** is about every row of a lane that is at or below its cursor and still to be taken. The row belongs to
+an id in progress at the last fetch, and lies above that id's floor. It holds because:
 
-Row locks obey none of this: a row that was locked was visible, and is behind the cursor when its lock is rolled back.
-`passed_over` finds such rows. Behind it stands a sweep that trusts no proof: once a minute one lane starts at zero, but
-all workers together never spend more than 1 % of a core on that. A rescue has all lanes start at zero at once.
+1. A cursor rises only over rows that the claim has scanned, and never above h.
+2. So, by facts 1 and 2, a row that it leaves behind belongs to an id in progress. By fact 3 it lies above the floor.
+3. Once the id has ended, cursors fall back to its floor, and the row is ahead again.
+4. If a lane's claim began at or below the floor, its cursor need not fall. That scan began after the id had ended, and
+   below its rows.
+
+By fact 3 a floor depends on nothing but the id. It is the head of the youngest fetch with w < id, and a younger id
+never has a lower floor. So no floor is stored per id: between xmax and w there may be a million of them. The pairs (w,
+h) of the fetches are the steps of a function. Of all ids that have ended only the oldest matters.
+
+Row locks obey none of this. A row that was locked was visible, and is behind the cursor when its lock is rolled back.
+`passed_over` finds these rows. Behind that stands a sweep that trusts no proof: once a minute one lane starts at zero.
+All workers together spend at most 1 % of a core on it. After a rescue all lanes start at zero at once.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ from pgqueue.jobs.job import Lane
 
 SWEEP_EVERY = 60.0  # seconds between two lanes that start at zero, at least
 SWEEP_MOST = 3_600.0  # but no later: one slow answer must not cancel the sweep
-SWEEP_SHARE = 100  # and at least so many times what one costs the fleet: 1 % of one core for all workers together
+SWEEP_SHARE = 100  # and at least this multiple of what one costs the fleet: 1 % of one core for all workers together
 LOOK_AGAIN = 0.010  # seconds; without it one fetch was followed by a chain of 139 (other workers' fetches have ids too)
 MOST_FLOORS = 1_000
 
@@ -54,7 +58,7 @@ class Reading:
     """What the first statement of a fetch, or a probe, saw; read in this order: snapshot, head, xid."""
 
     head: int
-    """The last position drawn, 0 if none ever was."""
+    """The last position drawn; 0 before the first."""
     xid: int | None
     """The fetch's own transaction id; None for a probe, which takes none."""
     snapshot: str
@@ -73,18 +77,19 @@ class Fetch:
     open: Collection[Lane]
     """The lanes that are not paused."""
     taken: Mapping[Lane, tuple[int, int]]
-    """How many rows a lane gave, blocked ones too, and the highest position of them."""
+    """How many rows each lane gave, blocked ones too, and the highest position of them."""
     n: int
     """How many rows were asked for in total."""
     looked: Mapping[Lane, int] = field(default_factory=dict)
-    """Lanes that were not asked, and up to where the reading has seen no row of them, in its own snapshot."""
+    """Lanes that were not asked, and the position up to which the reading has seen no row of them, in its own
+    snapshot."""
 
 
 class Watermark:
     """The cursors of one worker on one connection. `starts`, the claim, `fetched`; one claim in flight at a time.
 
-    A claim that failed and certainly took nothing is not reported: it changes nothing. After one that may have taken
-    rows, a new connection, any doubt: `forget`.
+    A claim that failed and certainly took nothing is not reported: it changes nothing. Call `forget` after a claim that
+    may have taken rows, after a new connection, and after any doubt.
     """
 
     __slots__ = (
@@ -100,7 +105,7 @@ class Watermark:
         """Begin anew, every lane at zero. An answer still on its way is not believed any more."""
         self._cursors: dict[Lane, int] = {}
         self._in_flight = False
-        # The last fetch processed; its ids in progress are those listed and those from xmax up to, not including, xid.
+        # The last fetch processed. Its ids in progress are those listed, and those from xmax up to, not including, xid.
         self._head = self._xid = self._xmax = 0
         self._listed: list[int] = []
         self._exhausted: set[Lane] = set()
@@ -114,11 +119,12 @@ class Watermark:
         self._owed: set[Lane] = set()  # lanes that started at zero and have not been scanned since
 
     def start_at_zero(self) -> None:
-        """Let the next claim look at everything: a rescue has freed rows we may have passed while they were locked."""
+        """The next claim looks at everything: a rescue has freed rows that we may have passed while they were
+        locked."""
         self._zero_asked = True
 
     def starts(self, lanes: Sequence[Lane], now: float) -> list[int]:
-        """Return for each lane the position the next claim must look behind; 0 where it must look at everything."""
+        """For each lane the position after which the next claim must look; 0 where it must look at everything."""
         for lane in lanes:
             if lane not in self._cursors:
                 self._begin_at_zero(lane, now)
@@ -134,17 +140,18 @@ class Watermark:
         return [self._cursors[lane] for lane in lanes]
 
     def fall(self, lane: Lane, to: int) -> None:
-        """Let the next claim of this lane look behind this position, if it would look behind a higher one."""
+        """The next claim of this lane looks after this position, if it would look after a higher one."""
         if self._cursors.get(lane, 0) > to:
             self._cursors[lane] = to
             self._exhausted.discard(lane)
 
     def cursors(self, lanes: Sequence[Lane]) -> list[int]:
-        """Return for each lane how far it has been looked at; no claim begins with this."""
+        """For each lane how far it has been looked at; no claim begins with this."""
         return [self._cursors.get(lane, 0) for lane in lanes]
 
     def fetched(self, fetch: Fetch, now: float, cost: float = 0.0) -> bool:
-        """Process a committed fetch; True if it should be repeated at once. It cost all workers so many seconds."""
+        """Process a committed fetch; True if it should be repeated at once. `cost`: its seconds, times the number of
+        workers."""
         reading, lanes, taken = fetch.reading, fetch.lanes, fetch.taken
         assert reading.xid is not None, "a probe is not a fetch"
         if not self._in_flight or self._went_backwards(reading.head, reading.xid):
@@ -158,7 +165,7 @@ class Watermark:
         full = sum(count for count, _ in taken.values()) >= fetch.n
         last = max((i for i, lane in enumerate(lanes) if lane in taken), default=-1) if full else len(lanes)
         reached = [i for i, lane in enumerate(lanes[: last + 1]) if lane in fetch.open]
-        # A lane that this fetch has not asked is as it was, if no position was drawn since: whatever id has come since
+        # If no position was drawn since, a lane that this fetch has not asked is as it was. An id that has come since
         # then draws its positions above this head.
         same = reading.head == self._head
         self._exhausted = self._exhausted.difference(lanes) if same else set()
@@ -173,7 +180,8 @@ class Watermark:
                 self._cursors[lane] = reading.head
                 self._exhausted.add(lane)
             elif count:
-                # Above h no floor would guard it; and a row that was passed over lies behind the cursor.
+                # Above h no floor would guard it. The cursor never goes down here: a row that was passed over lies
+                # below it.
                 self._cursors[lane] = max(self._cursors[lane], min(highest, reading.head))
         for lane in lowered:
             self._cursors[lane] = floor
@@ -184,7 +192,7 @@ class Watermark:
         return self._repeat(bool(lowered), full, now)
 
     def idle(self, reading: Reading, paused: frozenset[str], lanes: Sequence[Lane], now: float) -> bool:
-        """Return whether a probe proves that a fetch of these lanes would find nothing. Stores nothing."""
+        """Whether a probe proves that a fetch of these lanes would find nothing. Stores nothing."""
         return (
             reading.head == self._head
             and not self._zero_asked
@@ -194,7 +202,7 @@ class Watermark:
         )
 
     def next_look(self, now: float) -> float | None:
-        """Return when, not before `now`, a fetch is wanted even if no wake and no poll comes; None if never."""
+        """When, not before `now`, a fetch is wanted even if no wake and no poll comes; None if never."""
         at = min(self._look_at, self._sweep_due)
         return now if self._zero_asked else None if at == math.inf else max(now, at)
 
@@ -226,7 +234,7 @@ class Watermark:
             self._tidy_floors()
 
     def _tidy_floors(self) -> None:
-        """Drop the steps no id in progress needs; of more than 1,000 merge the oldest: a lower floor is safe."""
+        """Drop the steps that no id in progress needs. Of more than 1,000, merge the oldest: a lower floor is safe."""
         unlisted = range(self._step(self._xmax), len(self._floor_xids))
         keep = sorted({self._step(xid) for xid in self._listed}.union(unlisted))
         if len(keep) > MOST_FLOORS:
@@ -235,17 +243,17 @@ class Watermark:
         self._floor_heads = [self._floor_heads[i] for i in keep]
 
     def _went_backwards(self, head: int, xid: int) -> bool:
-        """Another server answers: a standby promoted before it had seen everything.
+        """Whether another server answers: a standby promoted before it had seen everything.
 
         Its sequence may stand up to 32 higher than the lost one (the log runs ahead of it), so the head alone does not
-        tell; ids do not run ahead.
+        tell. Ids do not run ahead.
         """
         return head < self._head or xid <= self._xid
 
     # Repeats
 
     def _repeat(self, lowered: bool, full: bool, now: float) -> bool:
-        """Once at once, for the sake of speed; from then on, as long as cursors keep falling, 10 ms apart."""
+        """Repeat once at once, for the sake of speed. From then on, as long as cursors keep falling, 10 ms apart."""
         again = lowered and not full and not self._repeated
         self._repeated = lowered and (again or self._repeated)
         self._look_at = now + LOOK_AGAIN if lowered and not again else math.inf
@@ -254,25 +262,25 @@ class Watermark:
     # Starts at zero
 
     def _begin_at_zero(self, lane: Lane, now: float) -> None:
-        """A claim that does not reach the lane leaves its cursor there, and the scan is still owed."""
+        """If a claim does not reach the lane, its cursor stays there, and the scan is still owed."""
         self._cursors[lane] = 0
-        self._exhausted.discard(lane)  # should this claim fail, no probe may skip its repetition
+        self._exhausted.discard(lane)  # if this claim fails, no probe may skip its repetition
         self._owed.add(lane)
         self._swept[lane] = now
 
     def _count_sweep(self, reached: set[Lane], now: float, fleet_seconds: float) -> None:
-        """A dear scan from zero puts off the next sweep."""
+        """An expensive scan from zero puts off the next sweep."""
         if not self._owed.isdisjoint(reached):
             self._sweep_due = max(self._sweep_due, now + min(SWEEP_SHARE * fleet_seconds, SWEEP_MOST))
         self._owed -= reached
 
 
 def _both_kinds(lanes: Sequence[Lane]) -> list[Lane]:
-    """These lanes and those of the other kind: a reading looks at these, and their sweep is part of it."""
+    """These lanes and those of the other kind: a reading looks at the other kind, so its sweep is part of it."""
     return [(queue, rank, keyed) for keyed in (False, True) for queue, rank, _ in lanes]
 
 
 def _parse(snapshot: str) -> tuple[int, list[int]]:
-    """Return xmax and the ids in progress below it, ascending."""
+    """The xmax and the ids in progress below it, ascending."""
     _, xmax, listed = snapshot.split(":")
     return int(xmax), [int(xid) for xid in listed.split(",")] if listed else []

@@ -1,11 +1,12 @@
-"""Does what is asked of running jobs: reads the requests of `job_signal` for what runs here, and stops those jobs.
+"""Stops running jobs that were asked to stop: reads the requests of `job_signal` for the jobs that run here.
 
-Told by NOTIFY at once; looks by itself every few seconds, while something runs here. A request stays in its table until
-its job has ended, however often that changes hands: if we die with the job half stopped, the next worker that gets it
-finds the request. One that came too late, because the attempt had failed just then and the job waits for the next, is
-seen to by `settle`, which also deletes what is done; a worker that stopped something calls it, and maintenance.
+A NOTIFY wakes it at once. While a job runs here, it also looks by itself every few seconds. A request stays in its
+table until its job has ended, however often the job changes workers. So if this process dies with the job half stopped,
+the next worker of the job finds the request. A request may come too late, because the attempt has just failed and the
+job waits for the next one. `settle` carries out these requests, and deletes those that are done. A worker that stopped
+a job calls it, and maintenance does.
 
-Never locks a running row, never writes an outcome: the executor stops the job, the completer writes it down.
+Never locks a running row, never writes an outcome: the executor stops the job, the completer writes its outcome.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ log = logging.getLogger("pgqueue")
 SIGNAL = "signal"
 """What a NOTIFY of `:control` says when there is a request."""
 LOOK_SECONDS = 5.0
-# A job that we have and do not know yet (its claim is being answered) or no longer (its outcome is on the way).
+# The first pause if a requested job is not known here. Its claim is still being answered, or its outcome is on the way.
 SOON_FIRST = 0.05
 SETTLED_MOST = 1_000
 
@@ -43,29 +44,31 @@ class Cancellation:
         self._state = state
         self._interrupt = interrupt
         self._wake = asyncio.Event()
-        self._heeded: dict[int, int] = {}
+        self._stopped: dict[int, int] = {}
         """The jobs already stopped, or being stopped, with their claims."""
         self._pause, self._misses = LOOK_SECONDS, 0
 
     def wake(self) -> None:
-        """Something is asked of some job, here or elsewhere."""
+        """There is a request for some job, here or elsewhere."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Heed requests until cancelled."""
+        """Carry out requests until cancelled."""
         await persist(self._step, name="signals")
 
     async def settle(self) -> None:
-        """See to requests to jobs that run no longer."""
+        """Carry out requests to jobs that run no longer."""
         link = self._session.link
         [[(cancelled, deleted)]] = await self._session.run(link.statement("cancellation_settle", n=SETTLED_MOST))
         if cancelled:
-            log.info("%d jobs were cancelled that had stopped running before they could be told", cancelled)
+            log.info("%d jobs were cancelled that had stopped running before the request reached them", cancelled)
         if deleted:
             log.debug("%d requests are done with", deleted)
 
     async def _step(self) -> None:
-        if await wait(self._wake, jittered(self._pause)) or self._state.held or self._heeded:  # else idle: no statement
+        if (
+            await wait(self._wake, jittered(self._pause)) or self._state.held or self._stopped
+        ):  # else idle: no statement
             self._wake.clear()
             await self._read()
 
@@ -73,11 +76,11 @@ class Cancellation:
         link = self._session.link
         [rows] = await self._session.run(link.statement("cancellation_read", worker_id=self._state.id))
         asked = {job_id: (claim, reason) for job_id, claim, reason in rows}
-        over = [job_id for job_id, claim in self._heeded.items() if asked.get(job_id, (None,))[0] != claim]
+        over = [job_id for job_id, claim in self._stopped.items() if asked.get(job_id, (None,))[0] != claim]
         for job_id in over:
-            del self._heeded[job_id]
-        new = {job_id: request for job_id, request in asked.items() if job_id not in self._heeded}
-        self._again_soon(missed=[job_id for job_id, request in new.items() if not self._heed(job_id, *request)])
+            del self._stopped[job_id]
+        new = {job_id: request for job_id, request in asked.items() if job_id not in self._stopped}
+        self._again_soon(missed=[job_id for job_id, request in new.items() if not self._stop(job_id, *request)])
         if over:
             await self.settle()
 
@@ -85,9 +88,9 @@ class Cancellation:
         self._misses = self._misses + 1 if missed else 0
         self._pause = min(LOOK_SECONDS, SOON_FIRST * 2**self._misses) if missed else LOOK_SECONDS
 
-    def _heed(self, job_id: int, claim: int, reason: str) -> bool:
+    def _stop(self, job_id: int, claim: int, reason: str) -> bool:
         if not self._interrupt(job_id, Cancelled(reason)):
             return False
         log.info("job %d is being cancelled: %s", job_id, reason, extra={"job_id": job_id, "reason": reason})
-        self._heeded[job_id] = claim
+        self._stopped[job_id] = claim
         return True

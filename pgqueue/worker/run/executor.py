@@ -1,12 +1,11 @@
 """Runs claimed jobs: async handlers on the loop, sync handlers in threads, both at once, at most `slots` together.
 
-The pipe, one short step after another: find the task, decode the arguments, call the handler, turn result or exception
-into an Outcome, hand it to the completer. Nothing here does I/O; the fetcher fills `offer`, the completer empties
-`finish`.
+For each job: find the task, decode the arguments, call the handler, turn the result or exception into an Outcome, hand
+that to the completer. Nothing here does I/O. The fetcher fills `offer`, the completer empties `finish`.
 
-Speed is the absence of work per job. A handler that never waits costs no task object and no turn of the loop: a *run*
-(one task on the loop, or one thread) takes the next job as soon as it has finished one, as long as the turn lasts. A
-handler gets a clean context: a run whose context was changed by a handler is not used again.
+Speed is the absence of work per job. A *run* is one task on the loop, or one thread. As soon as it has finished a job,
+it takes the next one, as long as its turn lasts. So a handler that never waits costs no task object and no turn of the
+loop. A handler gets a clean context: a run is not used again after a handler has changed its context.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ log = logging.getLogger("pgqueue")
 
 # How long runs may go on without giving the loop a turn; the fetcher and the completer need it.
 TURN_SECONDS = 0.001
-# How soon to look whether a thread has left; then later and later, for it may be in C for long.
+# How soon to look whether a thread has left, first and at most: it may be in C for long.
 INSIST_FIRST, INSIST_MOST = 0.01, 1.0
 
 STOPPED = interrupted("its worker was shut down")
 
 
 class Executor:
-    """Runs jobs for one worker. `offer` takes jobs; `finish` is given each with its outcome, from any thread;
+    """Runs jobs for one worker. `offer` takes jobs. `finish` is called for each job with its outcome, from any thread.
     `slots_freed` is called on the loop when there is room for more. `context` is behind every handler's `Job`."""
 
     def __init__(
@@ -71,8 +70,8 @@ class Executor:
         self._ended = asyncio.Event()
 
     def offer(self, group: SlotGroup, jobs: Sequence[Job], *, first: bool = False) -> None:
-        """Take claimed jobs; they start as slots are free, `first` before others that wait, those past their deadline
-        never. Called on the loop."""
+        """Take claimed jobs. They start as slots are free; `first`: before others that wait. Jobs past their deadline
+        never start. Called on the loop."""
         if late := late_of(jobs):
             for job in late:
                 self._finish(job, LATE)
@@ -80,26 +79,27 @@ class Executor:
         group.put(self._timeouts.with_tasks(jobs), first=first)
         self._dispatch()
 
-    def reserve(self, places: Iterable[int]) -> None:
-        """Keep one slot free in these groups, counted from 1, for what `offer` is given as `first`; in no other."""
-        wanted = set(places)
-        for place, group in enumerate(self._running.groups, 1):
-            group.reserved = int(place in wanted)
+    def reserve(self, numbers: Iterable[int]) -> None:
+        """Keep one slot free in these groups, counted from 1, for jobs offered as `first`; in no other group."""
+        wanted = set(numbers)
+        for number, group in enumerate(self._running.groups, 1):
+            group.reserved = int(number in wanted)
             if group.waiting and not group.reserved:
                 self._dispatch_soon()
 
     def hand_back(self) -> list[Job]:
-        """Give up all jobs that have not started; the caller releases them. What waits to run again is released."""
+        """Give up all jobs that have not started; the caller releases them. Jobs that wait to run again are released,
+        too."""
         self._retries.leave_all()
         return [job for group in self._running.groups for job, _ in group.empty()]
 
     def interrupt(self, job_id: int, outcome: Outcome) -> bool:
         """Stop this job, which then ends with `outcome`, whatever its handler says; False if it is not here.
 
-        An async handler is cancelled; in a sync one an exception is raised, at its next step in Python: a call into C
-        (a query, a sleep) is not left before it returns. A job that waits for a slot, or behind another one of its
-        lock, ends at once. Only the first call counts: a handler that swallows it runs on, and its job ends with
-        `outcome` when it returns. Called on the loop.
+        An async handler is cancelled. In a sync one an exception is raised at its next step in Python. A call into C (a
+        query, a sleep) is not left before it returns. A job that waits for a slot ends at once. Only the first call
+        counts: if a handler swallows the exception it runs on, and its job ends with `outcome` when it returns. Called
+        on the loop.
         """
         for group in self._running.groups:
             waiting = group.remove(job_id)
@@ -123,16 +123,17 @@ class Executor:
             self._threads.call_loop(run.interrupt, job, outcome)
 
     def _interrupted(self, run: Run, job: Job, pause: float = INSIST_FIRST) -> None:
-        """See to it that the job leaves a pause, and a destructor that has swallowed the exception."""
+        """End the pause before the job runs again. Raise the exception again if a destructor has swallowed it."""
         self._retries.leave(job)
         if (again := run.insist(job)) is not None:
             more = INSIST_FIRST if again else min(INSIST_MOST, 2 * pause)
             self._loop.call_later(pause, self._interrupted, run, job, more)
 
     def abandon(self, job: Job) -> None:
-        """Take away a job that was interrupted and does not stop: it ends now, its slot is lost until its handler ends.
+        """Take away a job that was interrupted and does not stop: it ends now, and its slot is lost until its handler
+        ends.
 
-        What the handler says then counts for nothing. Called on the loop. One that has just ended is left alone.
+        Nothing that the handler says later counts. Called on the loop. A job that has just ended is left alone.
         """
         run = self._running.run_of(job)
         if run is not None and (outcome := run.abandon(job)) is not None:
@@ -143,8 +144,10 @@ class Executor:
             self._job_context.abandoned(job)
 
     def cancel(self) -> None:
-        """Stop what runs, for good: it is given back, and noted as interrupted. What is sealed ends as it will. An
-        async handler that returns all the same has completed; a sync one may have swallowed the exception half-way."""
+        """Stop all runs, for good: their jobs are given back and noted as interrupted. A sealed run ends as it will.
+
+        An async handler that returns all the same has completed. A sync one may have swallowed the exception half-way.
+        """
         self._running.cancelled = True
         self._retries.close()
         for run in self._runs:
@@ -161,8 +164,8 @@ class Executor:
             await self._ended.wait()
 
     def close(self) -> None:
-        """Let idle threads end. A thread whose handler hangs is left behind, without its transaction; it dies with the
-        process."""
+        """Let idle threads end. A thread with a handler that hangs is left behind, without its transaction; it dies
+        with the process."""
         for run in list(self._running.runs.values()):
             if run.job is not None:
                 self._job_context.abandoned(run.job)
@@ -183,7 +186,7 @@ class Executor:
                 if runs_on_loop(task):
                     run.task = self._loop.create_task(self._run(group, run, job, task), context=self._context.copy())
                     run.task.add_done_callback(partial(self._run_ended, group, run))
-                    # The run just made may work off everything in its turn; more runs are started only if it waits.
+                    # This run may work off all waiting jobs in its turn; more runs are started only if it waits.
                     self._dispatch_soon()
                     break
                 run.lock = threading.Lock()
@@ -192,7 +195,7 @@ class Executor:
     def _run_ended(self, group: SlotGroup, run: Run, task: asyncio.Task[None]) -> None:
         self._run_gone(run)
         job = run.job
-        # Before its first step: nobody else saw the job.
+        # Cancelled before its first step: its handler has not seen the job.
         if task.cancelled() and job is not None and self._running.runs.get(job.id) is run:
             self._finish(job, RELEASED if run.stop_outcome is None else run.stop_outcome[1])
             self._forget(job, run)
@@ -202,8 +205,10 @@ class Executor:
     def _slot_lost(self, job: Job) -> None:
         self._running.lost += 1
         slots = self._running.slots
-        said = "job %d (%s) does not stop and is taken away; its handler goes on in a slot that is lost (%d of %d are)"
-        log.error(said, job.id, job.task, self._running.lost, slots, extra=fields(job))
+        message = (
+            "job %d (%s) does not stop and is taken away; its handler goes on in a slot that is lost (%d of %d are)"
+        )
+        log.error(message, job.id, job.task, self._running.lost, slots, extra=fields(job))
         if self._running.half_lost:
             log.critical("half of this worker's slots are lost to handlers that do not stop: it takes no more jobs")
             self._low()
@@ -217,7 +222,7 @@ class Executor:
             log.warning("a handler that had not stopped has returned; its slot is free again")
 
     def _forget(self, job: Job, run: Run) -> None:
-        """It runs no more here. If we were given it anew (we had been taken for dead), that run is another one."""
+        """The job runs here no more. If we were given it anew (we had seemed dead), its other run stays."""
         if self._running.runs.get(job.id) is run:
             del self._running.runs[job.id]
 
@@ -237,8 +242,10 @@ class Executor:
     # On the loop -----------------------------------------------------------------------------------------------------
 
     async def _run(self, group: SlotGroup, run: Run, job: Job, task: Task[..., Any]) -> None:
-        """Run this job, then waiting ones, until the turn ends, nothing is left, or a handler changed the context or
-        cancelled us: the next one shall not feel it."""
+        """Run this job, then waiting ones, until the turn ends or no job is left.
+
+        It also ends if a handler changed the context or cancelled this task, so that the next job does not feel it.
+        """
         clean, me, running, finish = contextvars.copy_context(), run.task, self._running.runs, self._finish
         assert me is not None
         while True:
@@ -279,7 +286,7 @@ class Executor:
             value = await (task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs))
             return COMPLETED if value is None and job.successors is None else given(job, task.retry, value)
         except asyncio.CancelledError as error:
-            # Only a shutdown gives a job back: one that cancels itself would come back at once, for ever.
+            # Only a shutdown gives a job back: a job that cancels itself would come back at once, for ever.
             return STOPPED if self._running.cancelled else given(job, task.retry, error, raised=True)
         except (GeneratorExit, KeyboardInterrupt):
             raise
@@ -293,7 +300,7 @@ class Executor:
         return await self._again(job, task, abort)
 
     async def _again(self, job: Job, task: Task[..., Any], abort: BaseException) -> Outcome:
-        """Run it once more, after a pause, as if it had not run; or say how it ends."""
+        """Run the job once more, after a pause, as if it had not run; or answer how it ends."""
         self._running.reopen(job)
         try:
             ended = await self._retries.again(job, task.retry, abort)
@@ -310,7 +317,8 @@ class Executor:
     # In threads ------------------------------------------------------------------------------------------------------
 
     def _run_in_thread(self, group: SlotGroup, run: Run, task: Task[..., Any]) -> bool:
-        """Run this job, then waiting ones, until nothing is left; False if something was raised in this thread."""
+        """Run this job, then waiting ones, until none is left; False if an exception was raised in this thread from
+        outside."""
         me, job = threading.get_ident(), run.job
         while job is not None:
             job.began = started = perf_counter()
@@ -345,7 +353,7 @@ class Executor:
             if run.stop_outcome is None or not run.stopped_before(job):
                 outcome = self._context.copy().run(self._call_sync, job, task)
         except Interrupted:
-            pass  # the verdict says how it ends
+            pass  # `stop_outcome` says how the job ends
         run.job, run.ident = None, 0
         if run.stop_outcome is None:
             return outcome
@@ -365,7 +373,9 @@ class Executor:
             return COMPLETED if value is None and job.successors is None else given(job, task.retry, value)
         except Interrupted:
             raise
-        except BaseException as error:  # nobody is above us in this thread; what passes here takes a slot with it
+        except (
+            BaseException
+        ) as error:  # no caller in this thread would catch it: an exception that leaves here takes a slot with it
             if self._loop.is_closed() or not aborted(task.retry, error):
                 return given(job, task.retry, error, raised=True)
             abort = error
@@ -379,7 +389,8 @@ class Executor:
         return self._context.copy().run(self._call_sync, job, task)
 
     def _wait_for_loop(self, deciding: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:
-        """In a thread: what the loop decides; given back if the loop ends first, for with it the worker has ended."""
+        """In a thread: wait for the loop to decide. If the loop ends first, the worker has ended, and the job is given
+        back."""
         try:
             return asyncio.run_coroutine_threadsafe(deciding, self._loop).result()
         except CancelledError:

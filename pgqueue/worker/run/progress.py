@@ -1,10 +1,10 @@
-"""Writes down what handlers say of how far they are (`job.progress`), and tidies up after jobs that leave such rows.
+"""Writes down the progress that handlers report (`job.progress`), and deletes the rows when the jobs are over.
 
-A handler only puts two numbers into a dict; once a second, if one has said something, one statement writes the
-last of all jobs of this worker, by their fence. If none says anything: no statement. Jobs that are over are named by
-the worker (`over`), in one call per flush of the completer; their rows go with the next statement, so completions pay
-nothing. What a dead worker leaves is found by maintenance (`sweep`). A row that is left is never shown: control
-shows only what was said since the job was claimed.
+A handler only puts two numbers into a dict. Once a second one statement writes the last numbers of all jobs of this
+worker, by their fence. If no handler reported anything, there is no statement. The worker names the jobs that are over
+(`ended`) once per flush of the completer. Their rows go with the next statement, so completions pay nothing.
+Maintenance finds the rows that a dead worker leaves (`sweep`). No reader sees such a row: only progress since the job
+was claimed is shown.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pgqueue.worker.state import WorkerState
 ROUND_SECONDS = 1.0
 SWEPT_MOST = 1_000
 
-Said = tuple[float, float | None]
+Report = tuple[float, float | None]
 
 
 class Progress:
-    """Takes what jobs say, from any thread. `iterated` is told which jobs are over, and says which of them have gone
-    through an iteration."""
+    """Takes progress from handlers, in any thread. `iterated` is given jobs that are over, and answers which of them
+    have gone through an iteration."""
 
     def __init__(
         self,
@@ -44,28 +44,28 @@ class Progress:
         self._thread = threading.get_ident()
         self._wake = asyncio.Event()
         self._signalled = False
-        # Never replaced, only emptied: a thread may be in the middle of saying something.
-        self._said: dict[Job, Said] = {}
+        # Never replaced, only emptied: a thread may be in the middle of a report.
+        self._reports: dict[Job, Report] = {}
         self._written: set[Job] = set()
-        self._silent: set[int] = set()
+        self._rows_left: set[int] = set()
         """Jobs that are over and may have a row in `job_progress`."""
-        self._through: set[int] = set()
+        self._cursors_left: set[int] = set()
         """Jobs that are over and may have rows in `job_cursor`."""
         self._swept_to = 0
 
     def report(self, job: Job, done: float, total: float | None) -> None:
-        """Take what this job says. No I/O but, at most once a second, a signal to the loop."""
-        self._said[job] = (done, total)
+        """Take the progress of this job. No I/O but, at most once a second, a signal to the loop."""
+        self._reports[job] = (done, total)
         self._signal()
 
     def ended(self, jobs: Sequence[Job]) -> None:
         """These jobs are not ours any more. Called on the loop."""
         iterated = self._iterated(jobs)
-        silent = self._written.intersection(jobs) if self._written else ()
-        if iterated or silent:
-            self._written.difference_update(silent)
-            self._silent.update(job.id for job in silent)
-            self._through.update(iterated)
+        rows_left = self._written.intersection(jobs) if self._written else ()
+        if iterated or rows_left:
+            self._written.difference_update(rows_left)
+            self._rows_left.update(job.id for job in rows_left)
+            self._cursors_left.update(iterated)
             self._signal()
 
     async def run(self) -> None:
@@ -73,7 +73,7 @@ class Progress:
         await persist(self._step, name="progress")
 
     async def sweep(self) -> None:
-        """Throw away what is left of jobs that others ran."""
+        """Delete the rows that are left of jobs that other workers ran."""
         link = self._session.link
         _, [(last,)] = await self._session.run(
             link.statement("progress_sweep", n=SWEPT_MOST),
@@ -89,36 +89,38 @@ class Progress:
         await asyncio.sleep(ROUND_SECONDS)
 
     async def _write(self) -> None:
-        said = dict(self._said.popitem() for _ in range(len(self._said)))
-        said = {job: numbers for job, numbers in said.items() if self._state.holds(job)}
-        silent, self._silent = self._silent, set()
-        through, self._through = self._through, set()
-        self._written.update(said)
+        reports = dict(self._reports.popitem() for _ in range(len(self._reports)))
+        reports = {job: numbers for job, numbers in reports.items() if self._state.holds(job)}
+        rows_left, self._rows_left = self._rows_left, set()
+        cursors_left, self._cursors_left = self._cursors_left, set()
+        self._written.update(reports)
         try:
-            await self._session.run(*self._statements(said, silent, through))
+            await self._session.run(*self._statements(reports, rows_left, cursors_left))
         except BaseException:
-            for job, numbers in said.items():
-                self._said.setdefault(job, numbers)
-            self._silent |= silent
-            self._through |= through
+            for job, numbers in reports.items():
+                self._reports.setdefault(job, numbers)
+            self._rows_left |= rows_left
+            self._cursors_left |= cursors_left
             self._signal()
             raise
 
-    def _statements(self, said: dict[Job, Said], silent: set[int], through: set[int]) -> list[Statement[Any]]:
+    def _statements(
+        self, reports: dict[Job, Report], rows_left: set[int], cursors_left: set[int]
+    ) -> list[Statement[Any]]:
         link = self._session.link
         made: list[Statement[Any]] = []
-        if said:
+        if reports:
             columns = {
-                "ids": [job.id for job in said],
-                "claims": [job.claim for job in said],
-                "dones": [float(done) for done, _ in said.values()],
-                "totals": [None if total is None else float(total) for _, total in said.values()],
+                "ids": [job.id for job in reports],
+                "claims": [job.claim for job in reports],
+                "dones": [float(done) for done, _ in reports.values()],
+                "totals": [None if total is None else float(total) for _, total in reports.values()],
             }
             made.append(link.statement("progress_write", worker_id=self._state.id, **columns))
-        if silent:
-            made.append(link.statement("progress_forget", ids=sorted(silent)))
-        if through:
-            made.append(link.statement("iteration_forget", ids=sorted(through)))
+        if rows_left:
+            made.append(link.statement("progress_forget", ids=sorted(rows_left)))
+        if cursors_left:
+            made.append(link.statement("iteration_forget", ids=sorted(cursors_left)))
         return made
 
     def _signal(self) -> None:

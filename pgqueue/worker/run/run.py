@@ -1,17 +1,18 @@
-"""A run: one task on the loop, or one thread, that works off jobs one after another; and how it is stopped inside one.
+"""A run: one task on the loop, or one thread, that works off jobs one after another; and how a job in it is stopped.
 
-Used by the executor only. A run costs a job that is not stopped two attributes. Stopping is the rare case, so it bears
-the waiting: the call that stops a thread holds the run's lock. A thread that has left its handler looks whether it was
-told to stop, and only then takes the lock, too.
+Used by the executor only. A run costs a job that is not stopped two attributes. Stopping is the rare case, so the call
+that stops a thread does the waiting: it holds the run's lock. A thread that has left its handler looks whether it was
+to stop. Only if it was, it takes the lock, too.
 
-A run that is about to commit is *sealed*: under the same lock (on the loop: in one step) it either finds a verdict, and
-stops, or none is given any more. So a job is never committed and stopped both. Where the run goes on after the
-commit (a batch of an iteration), the seal *reopens*: a verdict given meanwhile is kept, and found at the unseal.
+A run that is about to commit is *sealed* (`uninterruptible`), under the same lock; on the loop, in one step. If it
+finds that its job is to stop, it stops. Else the job cannot be stopped any more. So no job is both committed and
+stopped. Where the run goes on after the commit (a batch of an iteration), the seal *reopens*. A stop that comes
+meanwhile is kept, and found when the seal is taken away (`interruptible`).
 
 An exception raised into a thread can land in a destructor or the callback of a weak reference. There the interpreter
-reports it as unraisable and goes on; so we listen to what is reported, and raise it again (`insist`), until the handler
-has left. Never on suspicion: a handler that is leaving must not be disturbed while it cleans up. So at any moment at
-most one Interrupted is on its way into a thread, and `settle` has no more than one to take back.
+reports it as unraisable and goes on. So we listen to these reports, and raise it again (`insist`) until the handler has
+left. Never on suspicion: a handler that is leaving must not be disturbed while it cleans up. So at any moment at most
+one Interrupted is on its way into a thread, and `settle` has no more than one to take back.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ class Interrupted(BaseException):
 
 
 class Run:
-    """What runs `job` now, on the loop (`task`) or in the thread `ident`; `verdict` is how a stopped job shall end.
+    """What runs `job` now, on the loop (`task`) or in the thread `ident`. `stop_outcome` is how a stopped job shall
+    end.
 
-    `stopped`: the thread has left the handler and seen the verdict. `lost`: the job did not stop and was taken away;
-    what comes out of the handler some day counts for nothing. `sealed`: the job that cannot be stopped any more, or not
-    now if the seal `reopens`. `missed`: what was raised in the thread was lost in a destructor.
-    `again`: the task in which the handler is called once more within this run.
+    - `stopped`: the thread has left the handler and seen the stop outcome.
+    - `lost`: the job did not stop and was taken away. What the handler says later counts for nothing.
+    - `sealed_job`: the job that cannot be stopped any more, or not now if the seal `reopens`.
+    - `missed`: the exception raised in the thread was lost in a destructor.
+    - `again`: the task in which the handler is called once more within this run.
     """
 
     __slots__ = (
@@ -63,7 +66,7 @@ class Run:
         self.stopped = False
 
     def interrupt(self, job: Job, outcome: Outcome) -> bool:
-        """Stop `job` if it is still what runs here; it ends with `outcome`. A second call changes nothing."""
+        """Stop `job` if it still runs here; it ends with `outcome`. A second call changes nothing."""
         if self.lock is not None:
             return self._interrupt_thread(self.lock, job, outcome)
         if self.sealed_job is job and not self.reopens:
@@ -78,13 +81,13 @@ class Run:
         with lock:
             if self.stop_outcome is not None:
                 return self.stop_outcome[0] is job
-            # In this order, and the thread in the other: it names no job any more, then looks for a verdict. So either
-            # we see that it has gone on, or it sees that we want it and waits for the lock.
+            # We set the stop outcome, then look at the job. The thread clears the job, then looks for a stop outcome.
+            # So either we see that it has gone on, or it sees that we want it and waits for the lock.
             self.stop_outcome = (job, outcome)
             if self.job is not job or (self.sealed_job is job and not self.reopens):
                 self.stop_outcome = None
                 return False
-            # A thread that has not begun looks before it calls the handler; a sealed one when it unseals.
+            # A thread that has not begun looks before it calls the handler; a sealed one when its seal is taken away.
             if self.ident and self.sealed_job is not job:
                 _listen()
                 _raised[self.ident] = self
@@ -92,8 +95,10 @@ class Run:
             return True
 
     def insist(self, job: Job) -> bool | None:
-        """Whether what was raised in the thread of `job` was lost in a destructor: then it is raised again. None: the
-        handler has left."""
+        """Whether the exception raised in the thread of `job` was lost in a destructor; then it is raised again.
+
+        None: the handler has left.
+        """
         if self.lock is None:
             return None
         with self.lock:
@@ -119,7 +124,8 @@ class Run:
         return self.stop_outcome[1]
 
     def uninterruptible(self, job: Job, *, reopens: bool = False) -> bool:
-        """In the run itself: nothing stops `job` any more. False if it was stopped before; it must not commit then."""
+        """In the run itself: from here on `job` cannot be stopped. False if it was stopped before; then it must not
+        commit."""
         if self.lock is None:
             self.sealed_job, self.reopens = None if self.stop_asked(job) else job, reopens
             return self.sealed_job is job
@@ -128,11 +134,11 @@ class Run:
                 self.sealed_job, self.reopens = job, reopens
                 return True
             self.ident = 0  # nothing more is raised
-        _take_back()  # so that it does not come in the middle of the rollback
+        _take_back()  # so that no exception comes in the middle of the rollback
         return False
 
     def interruptible(self, job: Job) -> bool:
-        """In the run itself: `job` can be stopped again. False if it was told to stop meanwhile; it must stop then."""
+        """In the run itself: `job` can be stopped again. False if it was to stop meanwhile; then it must stop."""
         if self.lock is None:
             self.sealed_job = None
             return not self.stop_asked(job)
@@ -141,9 +147,11 @@ class Run:
             return self.stop_outcome is None
 
     def shield(self, job: Job) -> bool:
-        """In the thread of the run: from now on nothing is raised into it; a stop of `job` is heard at the unseal.
+        """In the thread of the run: from now on nothing is raised into it. A stop of `job` is kept until
+        `interruptible`.
 
-        Unlike `seal` it holds for a job that was stopped before, too. False: it is sealed already, and stays so.
+        Unlike `uninterruptible` it also holds for a job that was stopped before. False: the job is sealed already, and
+        stays so.
         """
         assert self.lock is not None
         with self.lock:  # a call that was about to raise into us has done so
@@ -152,12 +160,12 @@ class Run:
             self.sealed_job, self.reopens = job, True
             stopped = self.stop_outcome is not None
         if stopped:
-            with suppress(Interrupted):  # the verdict says the same
+            with suppress(Interrupted):  # `stop_outcome` says the same
                 _take_back()
         return True
 
     def stop_asked(self, job: Job) -> bool:
-        """Whether `job` was told to stop."""
+        """Whether `job` is to stop."""
         return self.stopped_before(job) or (self.task is not None and self.task.cancelling() > 0)
 
     def stopped_before(self, job: Job) -> bool:
@@ -165,9 +173,11 @@ class Run:
         return self.stop_outcome is not None and self.stop_outcome[0] is job
 
     def settle(self, outcome: Outcome) -> Outcome:
-        """In the thread, out of the handler, with a verdict in sight: how the job ends; `stopped` if by that verdict.
+        """In the thread, out of the handler, with a stop outcome in sight: how the job ends; `stopped` if by that
+        outcome.
 
-        Afterwards nothing can be raised here any more: at most one Interrupted is raised per run, under the lock.
+        Afterwards nothing can be raised here any more: at most one Interrupted is on its way, and it is taken back
+        here.
         """
         assert self.lock is not None
         try:
@@ -184,10 +194,10 @@ class Run:
 
 
 def _take_back() -> None:
-    """What is still on its way into this thread; Interrupted if it comes just now.
+    """Take back the exception that may still be on its way into this thread.
 
-    By one of our own, which takes its place and is caught. Calling it off (NULL) would leave the interpreter up to 3.12
-    looking for it at every call and jump, in all threads; and under a tracer, so with coverage, it never gets on.
+    We raise one of our own, which replaces it and is caught. To call it off (NULL) would make interpreters up to
+    3.12 look for it at every call and jump, in all threads. Under a tracer, so with coverage, they never get on.
     """
     with suppress(Interrupted):
         _raise_in(threading.get_ident(), Interrupted)
@@ -196,9 +206,9 @@ def _take_back() -> None:
 
 
 _raised: dict[int, Run] = {}
-"""The threads into which something was raised, until they have left their handler."""
+"""The runs of the threads into which an exception was raised, until the thread has left the handler."""
 _report: Any = None
-"""What was told of unraisable exceptions before us."""
+"""The hook for unraisable exceptions that was there before ours."""
 
 
 def _listen() -> None:
@@ -217,7 +227,7 @@ def _unraisable(lost: Any) -> None:
 
 
 def in_time(job: Job) -> bool:
-    """Whether a job that was let in under a rate may start now: not too late, and not a second time."""
+    """Whether a job that was unblocked under a rate may start now: not too late, and not a second time."""
     assert job.start_by is not None
     punctual = monotonic() <= job.start_by
     if job.start_by > STARTED:

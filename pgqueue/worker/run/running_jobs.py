@@ -1,8 +1,8 @@
 """Whether a run may go on: what the run of a job asks before its next step, from inside its handler.
 
-The executor is one: it lists what runs, and stops it from outside; here is the inside. A handler asks at checkpoints;
-the transactions of handlers `seal` their run before they commit, and `hold` it where they must not be left half-way.
-When the run is over, `EndedContext` is all that its job has left.
+The executor lists the runs, and stops them from outside. Here is the inside. A handler asks at checkpoints. The
+transactions of handlers make their run `uninterruptible` before they commit. They `shield` it in steps that must not be
+left half-way. When the run is over, its job has only `EndedContext` left.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pgqueue.worker.run.slots import SlotGroup
 
 
 class RunningJobs:
-    """What runs in one worker, in which groups of slots. The methods are called in the run itself: in its thread, or in
+    """What runs in one worker, in which groups of slots. The methods are called in the run itself, in its thread or in
     its task on the loop, if they do not say otherwise."""
 
     def __init__(self, groups: Sequence[SlotGroup]) -> None:
         self.groups = groups
         self.runs: dict[int, Run] = {}
-        """What runs each job, by its id."""
+        """The run of each job, by its id."""
         self.cancelled = False
         """Everything is being stopped, for good."""
         self.lost = 0
-        """Slots whose handler was to stop and runs on without its job."""
+        """Slots with a handler that was to stop and runs on without its job."""
 
     @property
     def slots(self) -> int:
-        """How many there are in all groups."""
+        """The number of slots in all groups."""
         return sum(group.slots for group in self.groups)
 
     @property
@@ -47,7 +47,7 @@ class RunningJobs:
         return [job for run in list(self.runs.values()) if (job := run.job) is not None]
 
     def on_loop(self, task: asyncio.Task[Any] | None) -> Job | None:
-        """The job whose handler runs in this task of the loop, or has made it. From any thread.
+        """The job with a handler that runs in this task of the loop, or has made it. From any thread.
 
         A task that a handler has made is known from Python 3.12 on, by its context.
         """
@@ -64,7 +64,7 @@ class RunningJobs:
         return self.run_of(job) is not None
 
     def stopping(self, job: Job) -> bool:
-        """Whether this job was told to stop, or taken away. From any thread."""
+        """Whether this job is to stop, or was taken away. From any thread."""
         run = self.run_of(job)
         return run is None or self.cancelled or run.stop_asked(job)
 
@@ -80,32 +80,32 @@ class RunningJobs:
     def uninterruptible(self, job: Job, *, reopens: bool = False) -> None:
         """From here on this job is not stopped any more: it is about to commit. In the thread of its sync handler.
 
-        Raises Interrupted if it was told to stop before: then it must not commit. Nothing else is raised into it later.
-        A seal that `reopens` is followed by `unseal`.
+        Raises Interrupted if the job was to stop before: then it must not commit. Nothing else is raised into it later.
+        If it `reopens`, `interruptible` follows.
         """
         run = self.run_of(job)
         if run is None or not run.uninterruptible(job, reopens=reopens):
             raise Interrupted
 
     async def auninterruptible(self, job: Job, *, reopens: bool = False) -> None:
-        """`seal` for an async handler, in its task. Raises CancelledError if it was told to stop before."""
+        """`uninterruptible` for an async handler, in its task. Raises CancelledError if the job was to stop before."""
         run = self.run_of(job)
         if run is None or not run.uninterruptible(job, reopens=reopens):
-            await asyncio.sleep(0)  # the cancellation that is on its way comes through here
-            raise asyncio.CancelledError  # it had come, and been swallowed
+            await asyncio.sleep(0)  # a cancellation that is on its way is raised here
+            raise asyncio.CancelledError  # the cancellation had been swallowed
 
     def interruptible(self, job: Job) -> None:
-        """The job can be stopped again; raises, as `checkpoint` does, if it was told to stop. In the run itself."""
+        """The job can be stopped again. If it was to stop meanwhile, raises as `checkpoint` does. In the run itself."""
         run = self.run_of(job)
         if run is not None:
             run.interruptible(job)
         self.checkpoint(job)
 
     def shield(self, job: Job, *, leaving: bool = False) -> Shield:
-        """Nothing is raised into the thread of this sync job meanwhile; a stop in that time is heard afterwards.
+        """Nothing is raised into the thread of this sync job meanwhile; a stop in that time takes effect afterwards.
 
-        For steps that must not be left half-way: taking a connection from its pool, giving it back. With `leaving` it
-        is not heard here: the handler is on its way out, and the executor asks how the job ends.
+        For steps that must not be left half-way: taking a connection from its pool, giving it back. With `leaving` the
+        stop is not raised here: the handler is on its way out, and the executor asks how the job ends.
         """
         return Shield(self.run_of(job), job, leaving)
 
@@ -114,14 +114,14 @@ class RunningJobs:
         return run if run is not None and run.job is job else None
 
     def reopen(self, job: Job) -> None:
-        """Its commit has failed, and it runs again: it can be stopped again, too."""
+        """The commit of this job has failed, and it runs again: it can be stopped again, too."""
         run = self.run_of(job)
         if run is not None:
             run.interruptible(job)
 
 
 class Shield:
-    """What `hold` gives. A class, for it is there twice in each transactional job: a generator costs twice as much."""
+    """What `shield` gives. A class, because each transactional job makes two: a generator costs twice as much."""
 
     __slots__ = ("_job", "_leaving", "_run")
 
@@ -130,8 +130,8 @@ class Shield:
 
     def __enter__(self) -> None:
         run = self._run
-        # Nothing is raised into a thread that the handler has started; and the handler itself can be stopped while that
-        # one waits.
+        # Our exception is never raised into a thread that the handler has started. The handler itself can be stopped
+        # while that thread waits.
         if run is not None and (run.lock is None or run.ident != get_ident() or not run.shield(self._job)):
             self._run = None
 
@@ -141,8 +141,10 @@ class Shield:
 
 
 class EndedContext(JobContext):
-    """What is left when the run is over, to what has kept the job (a thread or a task of the handler's, a handler it
-    was taken away from): what would be dropped without a word says so."""
+    """The context of a job when its run is over: calls that would have no effect say so.
+
+    A thread or a task of the handler may have kept the job, or a handler that the job was taken away from.
+    """
 
     over = True
 

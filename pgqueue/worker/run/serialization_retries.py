@@ -1,12 +1,13 @@
-"""Runs again, in the same slot and soon, what the database aborted for reasons of its own: a deadlock, a serialization
-failure, a lock not got in time. Such an abort is no failure of the handler, so it spends no attempt.
+"""Runs a job again, in the same slot and soon, if the database aborted it: a deadlock, a serialization failure, a lock
+timeout. Such an abort is no failure of the handler, so it spends no attempt.
 
-Called by the executor with what a handler raised, in its exception path only; a thread asks through the loop. Every
-abort is a row in `attempt`, appended by one statement that also reads the fence: so the ten a job has are counted over
-all its claims and workers, and a job that was given to another worker while it ran is not run again here. What a pause
-waits for is the other side of the conflict; it ends early when the job is to stop, or the worker to take no more.
+Called by the executor with the exception of a handler, in its exception path only; a thread asks through the loop.
+Every abort is a row in `attempt`, appended by one statement that also reads the fence. So the ten aborts of a job are
+counted over all its claims and workers. A job that was given to another worker while it ran is not run again here. The
+pause gives the other side of the conflict time. It ends early when the job is to stop, or the worker to take no more.
 
-Never decides what a failure becomes: with the ten used up, or the database away, the abort is one (`outcome.given`).
+Never decides what becomes of a failure. If the ten are used up, or the database is away, the abort counts as a failure
+(`outcomes.given`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pgqueue.worker.state import WorkerState
 log = logging.getLogger("pgqueue")
 
 ABORTS_MOST = 10
-"""How many a job has in its life, before the next one counts as a failure."""
+"""How many aborts a job has in its life, before the next one counts as a failure."""
 PAUSE_LEAST, PAUSE_FIRST, PAUSE_MOST = 0.05, 0.1, 1.0
 NOTE_SECONDS = 5.0
 # deadlock_detected, serialization_failure, lock_not_available
@@ -34,7 +35,8 @@ WRAPPERS_MOST = 8
 
 
 def aborted(retry: RetryPolicy, error: BaseException) -> bool:
-    """Whether this is an abort to be retried in place. What the handler asked for, `fail_on`, a retry function win."""
+    """Whether this is an abort to be retried in place. Requests of the handler, `fail_on` and a retry function come
+    first."""
     if retry.function is not None or isinstance(error, (Snooze, Retry, Cancel, Fail, *retry.fail_on)):
         return False
     return sqlstate(error) in STATES
@@ -56,7 +58,7 @@ def sqlstate(error: BaseException) -> str | None:
 def _attribute(error: BaseException, name: str) -> object:
     try:
         return getattr(error, name, None)
-    except Exception:  # a property of a foreign exception that fails is none
+    except Exception:  # a property of a foreign exception may fail
         return None
 
 
@@ -86,12 +88,12 @@ class SerializationRetries:
             event.set()
 
     def leave_all(self) -> None:
-        """Nothing that waits now is to run again here."""
+        """No job that waits now is to run again here."""
         for event in self._pausing.values():
             event.set()
 
     def close(self) -> None:
-        """From now on nothing is to run again here."""
+        """From now on no job is to run again here."""
         self._closed = True
         self.leave_all()
 
@@ -99,24 +101,24 @@ class SerializationRetries:
         try:
             before = await self._noted(job, error)
         except Exception as away:
-            said = "job %d (%s) was aborted, which could not be noted: %s; it counts"
-            log.warning(said, job.id, job.task, away, extra=fields(job))
+            message = "job %d (%s) was aborted; that could not be noted (%s), so it counts as a failure"
+            log.warning(message, job.id, job.task, away, extra=fields(job))
             return given(job, retry, error, raised=True)
         if before is None:
-            said = "job %d (%s): had been given to another worker; it is not run again here"
-            log.warning(said, job.id, job.task, extra=fields(job))
-            return RELEASED  # by its fence, which does not hold: nothing is written
+            message = "job %d (%s): had been given to another worker; it is not run again here"
+            log.warning(message, job.id, job.task, extra=fields(job))
+            return RELEASED  # its fence does not hold any more: nothing is written
         if before >= ABORTS_MOST:
             return given(job, retry, error, raised=True)
-        said = "job %d (%s) was aborted by the database (%s) and runs again"
-        log.info(said, job.id, job.task, sqlstate(error), extra=fields(job))
+        message = "job %d (%s) was aborted by the database (%s) and runs again"
+        log.info(message, job.id, job.task, sqlstate(error), extra=fields(job))
         if self._closed or await within(left.wait(), pause(before + 1)):
             return RELEASED
         self.retried += 1
         return None
 
     async def _noted(self, job: Job, error: BaseException) -> int | None:
-        """`_note`, but no longer than we care. It is never cancelled: that would wait for the database, too."""
+        """`_note`, for `NOTE_SECONDS` at most. It is never cancelled: that would wait for the database, too."""
         noting = asyncio.ensure_future(self._note(job, error))
         self._noting.add(noting)
         noting.add_done_callback(self._noting_ended)

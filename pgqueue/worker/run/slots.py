@@ -1,7 +1,7 @@
-"""Slots: how many jobs run at once, which wait at hand for a slot, and how many more to fetch.
+"""Slots: how many jobs run at once, which wait here for a slot, and how many more to fetch.
 
-Shared by the executor, which fills and frees slots, and the worker, which tells the fetcher how much room there is. One
-group for the common slots, one for each queue that has slots of its own. Decides numbers only; runs nothing.
+Shared by the executor, which fills and frees slots, and by `capacity`, which says how much room there is. One group for
+the common slots, one for each queue that has slots of its own. Decides numbers only; runs nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 from pgqueue.client.tasks import Task
 from pgqueue.jobs.job import Job
 
-# Work to have at hand beyond what runs, so that a fetch is answered before the executor is idle.
+# How much work waits here beyond what runs, so that a fetch is answered before the executor is idle.
 PREFETCH_SECONDS = 0.05
 PREFETCH_MOST = 2000
-# So many may come in behind a job with a lock, in its chain.
+# The longest chain behind a job with a lock.
 BEHIND_MOST = 7
 
 Entry = tuple[Job, Task[..., Any]]
@@ -36,17 +36,17 @@ class Room:
     fetching: int = 0
     """For the unblocker: jobs that a fetch under way has asked for."""
     left: int = 0
-    """For the unblocker: how many of the free ones should be left to the next fetch."""
+    """For the unblocker: how many of the free slots should be left to the next fetch."""
     behind: int = 0
-    """For the unblocker: how many may come in behind each holder of a lock, in its chain."""
+    """For the unblocker: how many jobs may follow each job with a lock in its chain."""
     spare: int = 0
-    """For the rate limiter: how many jobs more may wait at hand."""
+    """For the rate limiter: how many jobs more may wait here."""
     alone: bool = False
     """For the fetcher: ask only for poison jobs that must run alone; the answer is delivered even if it is empty."""
 
 
 class SlotGroup:
-    """Slots shared by some queues: what runs, what waits at hand, and how much more to fetch.
+    """Slots shared by some queues: what runs, what waits here, and how much more to fetch.
 
     Read and changed from the loop and from threads; `_lock` guards the few lines where that matters.
     """
@@ -58,14 +58,14 @@ class SlotGroup:
         self.waiting: deque[Entry] = deque()
         self.prefetch = 0
         self.behind = 0
-        """How many may come in behind each job with a lock, to run after it."""
+        """How many jobs may follow each job with a lock in its chain."""
         self.reserved = 0
-        """Slots that what waits here does not get: somebody is about to bring a job that must start at once."""
+        """Slots that waiting jobs do not get, because a job is about to come that must start at once."""
         self._lock = threading.Lock()
         self._seconds, self._jobs = 0.0, 0
 
     def room(self) -> int:
-        """How many jobs to fetch now; 0 while there is enough at hand."""
+        """How many jobs to fetch now; 0 while enough wait here."""
         return self.asked() if self.low() else 0
 
     def asked(self) -> int:
@@ -116,7 +116,7 @@ class SlotGroup:
             return self.waiting[0][1] if self.waiting else None
 
     def put(self, entries: Sequence[Entry], *, first: bool = False) -> None:
-        """Let these wait here; `first` before others, but behind those that must start in time as they must."""
+        """Put these jobs here to wait. `first`: before others, but behind jobs that must start in time as they must."""
         with self._lock:
             if not first:
                 self.waiting.extend(entries)
@@ -127,7 +127,7 @@ class SlotGroup:
             self.waiting.extendleft(reversed([*before, *entries]))
 
     def empty(self) -> list[Entry]:
-        """Take out everything that waits."""
+        """Take out all jobs that wait."""
         with self._lock:
             entries = list(self.waiting)
             self.waiting.clear()
@@ -136,17 +136,18 @@ class SlotGroup:
     def remove(self, job_id: int) -> Job | None:
         """Take out the job of this id if it waits here."""
         with self._lock:
-            for place, (job, _) in enumerate(self.waiting):
+            for index, (job, _) in enumerate(self.waiting):
                 if job.id == job_id:
-                    del self.waiting[place]
+                    del self.waiting[index]
                     return job
             return None
 
     def adapt(self, least: int = 0) -> None:
-        """Set the prefetch from how long jobs have lasted since the last fetch: 50 ms of work, none for long jobs. And
-        how many come in behind others: as much work, of one slot.
+        """Set `prefetch` from how long jobs have lasted since the last fetch: 50 ms of work, none for long jobs.
 
-        When fewer than `least` have ended since, they say too little yet, and are counted with the next."""
+        Also set `behind`, the length of chains: as much work, of one slot. If fewer than `least` jobs have ended since,
+        they say too little, and are counted with the next ones.
+        """
         with self._lock:
             if self._jobs < least:
                 return
@@ -156,7 +157,7 @@ class SlotGroup:
             return
         mean = seconds / jobs
         wanted = 0.0 if mean >= PREFETCH_SECONDS else PREFETCH_SECONDS / max(mean, 1e-6)
-        # Twice what was just worked off, at most: a few quick jobs say little about the next thousand.
+        # Twice the number of jobs just worked off, at most: a few quick jobs say little about the next thousand.
         self.prefetch = min(int(self.slots * wanted), 2 * jobs, PREFETCH_MOST)
         self.behind = min(int(wanted), 2 * jobs, BEHIND_MOST)
 

@@ -1,7 +1,7 @@
 """The threads in which sync handlers run: made when they are needed, kept for the next job, all of them daemons.
 
-Used by the executor only, which says what is to be done in them. If its handler hangs, a thread is left behind; it dies
-with the process. Knows nothing of jobs and of stopping them.
+Used by the executor only, which says what they do. If its handler hangs, a thread is left behind; it dies with the
+process. Knows nothing of jobs and of stopping them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Threads:
             self._loop.call_soon_threadsafe(callback, *args)
 
     def close(self) -> None:
-        """Let idle threads end, and the others when what they do is done."""
+        """Let idle threads end, and the others when their work is done."""
         for _ in self._threads:
             self._inbox.put(None)
 

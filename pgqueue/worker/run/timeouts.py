@@ -1,13 +1,15 @@
-"""Stops jobs that run longer than their timeout, their task's or their own; and takes those away that do not stop.
+"""Stops jobs that run longer than their timeout, their task's or their own; takes those away that do not stop.
 
-Only what has a timeout pays: the watch is put into the call path of the tasks that have one when the worker starts, of
-any other when a job is `given` whose headers name one. A job that has none pays for the look for headers. One heap
-of moments for the whole worker, one timer on the loop for the earliest. A job that has ended leaves its moment in the
-heap; that finds nobody when it comes. Handlers start in threads, too: they append to `_new` and wake the loop only for
-a moment earlier than the one it sleeps for.
+Only a job with a timeout pays. When the worker starts, the watch is put into the call path of the tasks with a timeout.
+For any other task that is done when a job is offered that has a timeout in its headers. A job without one pays for the
+look for headers.
 
-Two moments per job: at the timeout it is interrupted; `GRACE` seconds after that was done, if it runs still, it is
-abandoned. A loop that stands still while the timeout passes does not take the grace away from the handler.
+There is one heap of moments for the whole worker, and one timer on the loop for the earliest. A job that has ended
+leaves its moment in the heap; when that comes, nothing is done. Handlers start in threads, too: they append to `_new`,
+and wake the loop only for a moment earlier than the one it sleeps for.
+
+Two moments per job. At the timeout it is interrupted. If it still runs `GRACE` seconds after that, it is abandoned. If
+the loop stands still while the timeout passes, the handler has its grace all the same.
 """
 
 from __future__ import annotations
@@ -33,16 +35,16 @@ from pgqueue.worker.run.slots import Entry
 log = logging.getLogger("pgqueue")
 
 GRACE = 5.0
-# So many moments may belong to jobs that have ended before the heap is gone through.
+# How many moments may belong to jobs that have ended before the heap is searched for them.
 STALE_MOST = 1_000
 
 Moment = tuple[float, int, Job, Task[..., Any], float, bool]
-"""When, a number that keeps the order of equals, who, of which task, with which timeout, and whether it has been
-interrupted before."""
+"""When; a number that keeps the order of equals; the job, its task and timeout; and whether it was interrupted before.
+"""
 
 
 class Timeouts:
-    """Watches jobs with a timeout. `runs` says whether a job runs still, `interrupt` and `abandon` stop it."""
+    """Watches jobs with a timeout. `runs` says whether a job still runs, `interrupt` and `abandon` stop it."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class Timeouts:
         self.tasks = {name: wrapped(task, self) for name, task in tasks.items()}
         """By name, with the watch in the call path of those that have a timeout."""
         self._own: dict[str, Task[..., Any]] = {}
-        """The others that have had a job with a timeout of its own, with the watch."""
+        """The other tasks that have had a job with a timeout of its own, with the watch."""
         self._runs = runs
         self._interrupt = interrupt
         self._abandon = abandon
@@ -103,7 +105,7 @@ class Timeouts:
         return in_thread
 
     def on_loop(self, task: Task[..., Any], call: Handler) -> Handler:
-        """The same of an async handler."""
+        """An async handler that is watched from its first line."""
 
         async def on_loop(*args: Any, **kwargs: Any) -> Any:
             self._watch(current_job(), task)
@@ -117,12 +119,12 @@ class Timeouts:
             return
         at = monotonic() + timeout
         self._new.append((at, next(self._numbers), job, task, timeout, False))
-        # In this order, and the loop in the other: it says when it wakes, then looks for what is new.
+        # We append, then look when the loop wakes. The loop says when it wakes, then looks for what is new.
         if (at < self._next or len(self._new) > STALE_MOST) and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._tick)
 
     def _tick(self) -> None:
-        """See to every moment that has come, and sleep until the next."""
+        """Handle every moment that has come, and sleep until the next."""
         while True:
             self._take_in()
             while self._heap and self._heap[0][0] <= monotonic():
@@ -151,17 +153,17 @@ class Timeouts:
             self._abandon(job)
             return
         if self._interrupt(job.id, timed_out(job, task.retry, timeout)):
-            said = "job %d (%s) runs longer than %g s and is being stopped"
-            log.info(said, job.id, job.task, timeout, extra=fields(job))
+            message = "job %d (%s) runs longer than %g s and is being stopped"
+            log.info(message, job.id, job.task, timeout, extra=fields(job))
         heapq.heappush(self._heap, (monotonic() + GRACE, number, job, task, timeout, True))
 
 
 def _timeout(job: Job, task: Task[..., Any]) -> float | None:
-    """How long this attempt may run. What somebody has written into the headers that is no time harms no job."""
+    """How long this attempt may run. A header that is no valid timeout harms no job."""
     try:
         own = own_timeout(job)
     except ValueError as error:
-        said = "job %d (%s): its header %s cannot be a timeout (%s); that of its task holds"
-        log.warning(said, job.id, job.task, TIMEOUT, error, extra=fields(job))
+        message = "job %d (%s): its header %s cannot be a timeout (%s); the timeout of its task holds"
+        log.warning(message, job.id, job.task, TIMEOUT, error, extra=fields(job))
         return task.timeout
     return task.timeout if own is None else own

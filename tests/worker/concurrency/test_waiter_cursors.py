@@ -18,8 +18,8 @@ from pgqueue.worker.concurrency.waiter_cursors import (
     BUSY_RATE,
     BUSY_TAKEN,
     FRONT,
+    HINT_SECONDS,
     KEYS_MOST,
-    LINE_SECONDS,
     SENT_MOST,
     SLOW_LOOKS,
     SLOW_SECONDS,
@@ -76,19 +76,19 @@ def test_claims_are_told_of_the_lines_of_busy_keys_while_those_are_known(
     memory.position("a")
     memory.unblocked("a", (11, 1001))
     assert memory.known("") == {"a": (11, 1001)}
-    clock[0] += LINE_SECONDS
+    clock[0] += HINT_SECONDS
     assert memory.known("") == {}
 
 
 def test_one_from_which_few_were_let_in_lately_is_busy_no_more(memory: WaiterCursors, clock: list[float]) -> None:
     busy(memory)
     for few in (BUSY_RATE, BUSY_RATE - 1):
-        clock[0] += LINE_SECONDS
+        clock[0] += HINT_SECONDS
         assert memory.position("a") == FRONT
         for number in range(few):
             memory.unblocked("a", (11, 1000 + number))
         assert memory.position("a") == (11, 999 + few)
-    clock[0] += LINE_SECONDS
+    clock[0] += HINT_SECONDS
     assert memory.position("a") == FRONT
     memory.unblocked("a", (11, 2000))
     assert memory.position("a") == FRONT
@@ -100,7 +100,7 @@ def test_one_that_was_busy_once_is_not_for_ever_because_it_is_found_empty(
     """The naive one judges only when an admit reads the line, and claims see to it that none has to."""
     busy(memory)
     for _ in range(8):
-        clock[0] += LINE_SECONDS / 4
+        clock[0] += HINT_SECONDS / 4
         memory.empty(["a"], clock[0])
     assert memory.known("") == {}
 
@@ -108,7 +108,7 @@ def test_one_that_was_busy_once_is_not_for_ever_because_it_is_found_empty(
 def test_it_is_read_from_the_front_once_in_a_while(memory: WaiterCursors, clock: list[float]) -> None:
     busy(memory)
     assert memory.position("a") == (11, BUSY_TAKEN)
-    clock[0] += LINE_SECONDS
+    clock[0] += HINT_SECONDS
     assert memory.position("a") == FRONT, "and until somebody was found there"
     assert memory.position("a") == FRONT
     memory.unblocked("a", (11, 1000))
@@ -168,7 +168,7 @@ def test_where_it_is_slow_every_line_is_read_from_its_front_once_in_a_while(
     slow(memory)
     first(memory)
     assert memory.position("a") == memory.position_to_look("a") == (11, 7)
-    clock[0] += LINE_SECONDS
+    clock[0] += HINT_SECONDS
     assert memory.known("") == {}
     assert memory.position_to_look("a") == FRONT, "and until it is known who was found there"
     assert (memory.position_to_look("a"), memory.known("")) == (FRONT, {})
@@ -181,12 +181,12 @@ def test_a_line_that_a_claim_found_empty_need_not_be_read_from_its_front_for_a_w
 ) -> None:
     slow(memory)
     first(memory)
-    clock[0] += LINE_SECONDS
+    clock[0] += HINT_SECONDS
     memory.empty(["a"], clock[0] - 0.1)
     assert memory.position_to_look("a") == (11, 7)
     assert memory.read_since("a", clock[0] - 0.2)
     assert not memory.read_since("a", clock[0] - 0.1)
-    clock[0] += LINE_SECONDS - 0.1
+    clock[0] += HINT_SECONDS - 0.1
     assert memory.position_to_look("a") == FRONT
     assert not memory.read_since("a", clock[0] - 0.2), "it is not known yet who was found"
 
@@ -196,7 +196,7 @@ def test_what_we_park_while_a_line_is_looked_at_is_not_taken_for_nobody(
 ) -> None:
     slow(memory)
     first(memory)
-    clock[0] += LINE_SECONDS
+    clock[0] += HINT_SECONDS
     assert memory.position_to_look("a") == FRONT
     memory.blocked(["a"], (11, 5))
     memory.empty(["a"], clock[0])
@@ -219,7 +219,7 @@ def test_an_answer_from_before_says_nothing_of_a_line_that_is_being_read(
 ) -> None:
     slow(memory)
     first(memory)
-    clock[0] += LINE_SECONDS
+    clock[0] += HINT_SECONDS
     assert memory.position("a") == FRONT
     memory.empty(["a"], clock[0] - 0.1)
     assert memory.position("a") == FRONT
@@ -269,7 +269,7 @@ async def test_one_parked_by_another_worker_waits_for_a_second_at_most(
     await there.park()
     there.admit._wanted.clear()
     assert await next_one() == ids[4]
-    clock[0] += LINE_SECONDS
+    clock[0] += HINT_SECONDS
     assert await next_one() == urgent
     assert await next_one() == ids[5]
     [running] = here.jobs
@@ -313,7 +313,7 @@ async def test_the_long_way_begins_behind_those_it_has_let_in_too(
 
     assert [await next_two() for _ in range(2)] == [ids[2:4], ids[4:6]]
     [line] = here.admit.waiter_cursors._cursors.values()
-    assert (line.last, line.taken) == ((11, ids[5]), 6)
+    assert (line.last, line.unblocked) == ((11, ids[5]), 6)
     urgent = put(eyes, 2, priority=0, rank=1, lock_limit=2)
     await there.park()
     there.admit._wanted.clear()
@@ -397,7 +397,7 @@ async def test_of_large_jobs_as_of_small_ones_the_line_is_remembered(desks: Desk
         await desk.complete(*desk.jobs)
         assert [job.id for job in await desk.let_in()] == [job_id]
     [line] = desk.admit.waiter_cursors._cursors.values()
-    assert (line.last, line.taken) == ((11, ids[2]), 3)
+    assert (line.last, line.unblocked) == ((11, ids[2]), 3)
 
 
 async def left_behind(here: Desk, there: Desk, eyes: Eyes) -> int:
@@ -421,7 +421,7 @@ async def test_where_reading_is_slow_who_was_parked_in_front_is_come_back_to(
     desks: Desks, eyes: Eyes, naive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The naive one believes that nobody is there, and leaves it to the sweep."""
-    monkeypatch.setattr("pgqueue.worker.concurrency.unblocker.LINE_SECONDS", 0.2)
+    monkeypatch.setattr("pgqueue.worker.concurrency.unblocker.HINT_SECONDS", 0.2)
     if naive:
         monkeypatch.setattr("pgqueue.worker.concurrency.unblocker.Unblocker._come_back_to", lambda admit, keys: None)
     here = desks()
@@ -445,7 +445,7 @@ async def test_who_leaves_comes_back_at_once(desks: Desks, eyes: Eyes) -> None:
     await here.admit.idle()
     running.cancel()
     assert [job.id for job in here.jobs] == [urgent]
-    assert monotonic() - began < LINE_SECONDS
+    assert monotonic() - began < HINT_SECONDS
 
 
 @pytest.mark.second

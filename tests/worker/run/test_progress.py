@@ -173,12 +173,12 @@ async def test_a_job_that_is_not_ours_any_more_writes_nothing_and_removes_nothin
             with psycopg.connect(dsn) as conn:
                 assert pgqueue.get(conn, job).progress is None  # what the run before has said is not shown
             held.say += [(2, 10)]
-            await until(lambda: held.said == 2 and not first.services.progress._said)
+            await until(lambda: held.said == 2 and not first.services.progress._reports)
             held.end.set()
             await until(lambda: not first.state.held)
             other.say = [(7, 10)]
             await until(lambda: eyes.all(ROWS) == [(job, 7, 10)])
-            await until(lambda: not first.services.progress._silent)
+            await until(lambda: not first.services.progress._rows_left)
             assert eyes.all(ROWS) == [(job, 7, 10)]
             assert second.services.progress._written
             other.end.set()
@@ -237,7 +237,7 @@ async def test_no_memory_of_jobs_that_are_over(dsn: str, eyes: Eyes, monkeypatch
             brief.enqueue_many(conn, [()] * 200)
         await until(eyes.done(200))
         service = worker.services.progress
-        await until(lambda: not (service._said or service._written or service._silent))
+        await until(lambda: not (service._reports or service._written or service._rows_left))
         assert eyes.all(ROWS) == []
 
 

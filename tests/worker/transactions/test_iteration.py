@@ -116,7 +116,9 @@ async def test_each_batch_is_one_transaction_with_its_cursor(
         job = put(dsn, goes)
         await until(effects.is_in(job, "completed"))
         await until(lambda: not cursors(effects))
-        await until(lambda: not worker.services.progress._through and not worker.services.context._iterations.places)
+        await until(
+            lambda: not worker.services.progress._cursors_left and not worker.services.context._iterations.places
+        )
     assert seen == [
         ([*range(1, 11)], 0, []),
         ([*range(11, 21)], 10, [(1, 10)]),
