@@ -76,7 +76,7 @@ class Answer:
 
 def workers(conn: object, *, host: str | None = None) -> list[WorkerNow]:
     """Return the workers that are not known to be dead, at most 1,000, with the jobs that run on them."""
-    return drivers.run(conn, everybody(host, config().schema))
+    return drivers.run(conn, all_workers(host, config().schema))
 
 
 def tell(
@@ -95,7 +95,7 @@ def answers(conn: object, orders: list[int]) -> list[Answer]:
     return drivers.run(conn, Statement(sql, {"ids": orders}, lambda rows: [Answer(*row) for row in rows]))
 
 
-def everybody(host: str | None, schema: str) -> Statement[list[WorkerNow]]:
+def all_workers(host: str | None, schema: str) -> Statement[list[WorkerNow]]:
     """The statement that asks for the workers of a host, or for all."""
     import msgspec  # imported here: orders do not need it
 

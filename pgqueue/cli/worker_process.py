@@ -190,8 +190,8 @@ def _connections(worker: Worker) -> str:
     settings = worker.settings
     own = f"{IDLE_CONNECTIONS if settings.listen else IDLE_CONNECTIONS - 1} idle + 1"
     kinds = {task.is_async for task in tasks.declared() if task.transactional}
-    lent = len(kinds) * settings.lent
-    return f"{own}, and up to {lent} for transactional tasks" if lent else own
+    handlers = len(kinds) * settings.handler_connections
+    return f"{own}, and up to {handlers} for transactional tasks" if handlers else own
 
 
 def _banner(facts: dict[str, Any]) -> str:

@@ -225,7 +225,7 @@ class Task(Generic[P, R_co]):
 
 if TYPE_CHECKING:
 
-    class Nobody:
+    class NoType:
         """For type checkers only. No function names this type: only a parameter that takes anything accepts it."""
 
     class Declared(Task[P, R_co], Generic[P, R_co, Q, Called_co]):
@@ -267,7 +267,7 @@ class Declaration:
     options: TaskOptions
 
     @overload  # a first parameter that takes anything: type checkers cannot distinguish it from a Job
-    def __call__(self, fn: Callable[Concatenate[Nobody, ...], Any], /) -> Task[..., Any]: ...
+    def __call__(self, fn: Callable[Concatenate[NoType, ...], Any], /) -> Task[..., Any]: ...
 
     @overload
     def __call__(

@@ -73,14 +73,14 @@ def call(job: Job, task: Task[..., Any], conn: object, worker_id: int, *, alone:
     """Run the job in this thread, with the drain's connection; return its outcome."""
     if job.late:
         return LATE, None
-    job.context = lent = DrainContext(task, conn, worker_id, alone=alone)
+    job.context = context = DrainContext(task, conn, worker_id, alone=alone)
     try:
         what = _run_here(task, job)
         outcome = given(job, task.retry, what)
-        lent.end(kept=_kept(outcome, what))
+        context.end(kept=_kept(outcome, what))
         return outcome, None
     except ATTEMPT_ERRORS as error:
-        lent.end(kept=False)
+        context.end(kept=False)
         return given(job, task.retry, error, raised=True), error
 
 
@@ -88,15 +88,15 @@ async def acall(job: Job, task: Task[..., Any], conn: object, worker_id: int, *,
     """`call` from a running loop."""
     if job.late:
         return LATE, None
-    job.context = lent = DrainContext(task, conn, worker_id, alone=alone)
+    job.context = context = DrainContext(task, conn, worker_id, alone=alone)
     test = asyncio.current_task()
     try:
         what = await _run_there(task, job)
         outcome = given(job, task.retry, what)
-        await lent.aend(kept=_kept(outcome, what))
+        await context.aend(kept=_kept(outcome, what))
         return outcome, None
     except ATTEMPT_ERRORS as error:
-        await lent.aend(kept=False)
+        await context.aend(kept=False)
         if test is not None and test.cancelling():  # the test is cancelled, not the attempt
             raise
         return given(job, task.retry, error, raised=True), error

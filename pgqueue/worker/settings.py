@@ -41,7 +41,7 @@ class Settings:
     fail_unknown: float
 
     @property
-    def lent(self) -> int:
+    def handler_connections(self) -> int:
         """How many connections handlers in threads may have at most, and handlers on the loop as many."""
         own = [slots for slots in self.queues.values() if slots is not None]
         slots = sum(own) + (self.concurrency if len(own) < len(self.queues) else 0)

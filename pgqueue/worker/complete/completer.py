@@ -118,7 +118,7 @@ class Completer:
     def finish(self, job: Job, outcome: Outcome) -> None:
         """Take the outcome of a job, from any thread. The loop gets one signal per batch, not per job."""
         self._waiting.append((job, outcome))
-        if not self._signalled and not (self._calm and _nobody_waits(job, outcome)):
+        if not self._signalled and not (self._calm and _can_wait(job, outcome)):
             self._signalled = True
             if threading.get_ident() == self._thread:
                 self._wake.set()
@@ -158,9 +158,7 @@ class Completer:
                 self._busy = []
             if waiting:
                 self._wake.set()
-            self._calm = (
-                bool(self._in_flight) and not self._busy and all(_nobody_waits(*each) for each in self._in_flight)
-            )
+            self._calm = bool(self._in_flight) and not self._busy and all(_can_wait(*each) for each in self._in_flight)
         if self._in_flight:
             await self._flush(self._in_flight)
         if not self.unwritten():
@@ -335,7 +333,7 @@ class Completer:
         return self._outcome_sql.about(name, jobs, self._state.id, **params)
 
 
-def _nobody_waits(job: Job, outcome: Outcome) -> bool:
+def _can_wait(job: Job, outcome: Outcome) -> bool:
     """Whether nothing waits for this job's end: its outcome is written, it has no key, and it is no poison job."""
     if outcome is not WRITTEN or job.crashes:
         return False

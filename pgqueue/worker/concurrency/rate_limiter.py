@@ -229,10 +229,10 @@ class RateLimiter:
             return
         now = monotonic()
         for key in found:
-            line = self._waiters.get(key)
+            waiters = self._waiters.get(key)
             if key in self._asking:
                 self._again.add(key)
-            elif key not in self._due and (line is None or line.pushed or line.at > now + LOOK_SECONDS):
+            elif key not in self._due and (waiters is None or waiters.pushed or waiters.at > now + LOOK_SECONDS):
                 self._remember(key, RateWaiters(now))  # what is remembered may be of a rate that was changed
         self._wake.set()
 
@@ -301,13 +301,13 @@ class RateLimiter:
         return pause
 
     def _valid(self, at: float, key: str) -> bool:
-        line = self._waiters.get(key)
-        return line is not None and line.at == at and key not in self._due
+        waiters = self._waiters.get(key)
+        return waiters is not None and waiters.at == at and key not in self._due
 
-    def _remember(self, key: str, line: RateWaiters) -> None:
-        self._waiters[key] = line
+    def _remember(self, key: str, waiters: RateWaiters) -> None:
+        self._waiters[key] = waiters
         self._due.pop(key, None)
-        heappush(self._times, (line.at, key))
+        heappush(self._times, (waiters.at, key))
 
     def _forget(self, key: str) -> None:
         self._waiters.pop(key, None)

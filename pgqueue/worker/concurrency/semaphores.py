@@ -89,7 +89,7 @@ class Semaphores:
                 keys,
                 claim,
                 afters=afters,
-                **_places(behind),
+                **_positions(behind),
             ),
             on=on,
         )
@@ -110,14 +110,14 @@ class Semaphores:
             self._session.link.statement(
                 "unblock_waiters",
                 keys=texts(keys),
-                **_places(behind),
+                **_positions(behind),
                 front=FRONT[0],
             )
         )
         [(lines, seconds, read)] = rows
-        somebody = set(lines)
-        unsure = _unsure(keys, behind, somebody)
-        self.waiter_cursors.empty(set(keys).difference(somebody, unsure), self._session.sent)
+        waiting = set(lines)
+        unsure = _unsure(keys, behind, waiting)
+        self.waiter_cursors.empty(set(keys).difference(waiting, unsure), self._session.sent)
         if read:
             self.waiter_cursors.took(seconds, read)
         return lines, unsure
@@ -129,7 +129,7 @@ class Semaphores:
         behind = self._behind(asked)
         _, [(said,)], *skips, rows = await self._session.run_then(
             self._lock(keys),
-            self._statement("unblock_move", keys, claim, afters=afters, **_places(behind)),
+            self._statement("unblock_move", keys, claim, afters=afters, **_positions(behind)),
             *self._skip(asked, afters),
             then=[self._read("unblock_read", keys, claim, afters=afters)],
             on=on,
@@ -153,7 +153,7 @@ class Semaphores:
         behind = self._behind(asked)
         _, [(said,)], rows = await self._session.run_then(
             self._lock(keys),
-            self._statement("unblock_limits", keys, claim, afters=self._afters(keys), **_places(behind)),
+            self._statement("unblock_limits", keys, claim, afters=self._afters(keys), **_positions(behind)),
             then=[self._read("unblock_read_limits", keys, claim)],
             on=on,
         )
@@ -232,7 +232,7 @@ class Semaphores:
         )
 
 
-def _places(behind: Sequence[Position]) -> dict[str, str]:
+def _positions(behind: Sequence[Position]) -> dict[str, str]:
     """After which positions waiters are to be read, as statements want them."""
     return {"ranks": integers(rank for rank, _ in behind), "ids": integers(job_id for _, job_id in behind)}
 

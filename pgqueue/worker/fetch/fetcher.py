@@ -456,28 +456,28 @@ class Fetcher:
         ahead = self.keyed_claim.statements(
             link, lanes, how["n"], self._state.id, self._state.live_workers, alone=alone
         )
-        fronts = self._keys.waiter_cursors.known(LOCK)
-        cursors = {"starts": self._holder_cursors.often(), "lines": _lines(fronts)}
+        positions = self._keys.waiter_cursors.known(LOCK)
+        cursors = {"starts": self._holder_cursors.often(), "lines": _positions(positions)}
         claim = link.statement("keyed_claim_move", **lanes, **how, **cursors)
         read, *answers, [first, *rows] = await self._send(reading, *ahead, claim, on=on)
         summary = msgspec.json.decode(first[-1], type=ClaimSummary)
         if jobs := [Job(row, how["claim"]) for row in rows]:
             self._keys.granted(jobs)
-            self._given(summary, jobs, fronts)
+            self._given(summary, jobs, positions)
         blocked = Blocked([], {}) if summary.blocked is None else summary.blocked
         keys, singly, lowest = self.keyed_claim.handle_answer(answers, blocked, len(jobs))
         if keys:
             self._keys.blocked(keys, singly, lowest)
         return read, summary, jobs
 
-    def _given(self, summary: ClaimSummary, jobs: Sequence[Job], fronts: Mapping[str, Position]) -> None:
+    def _given(self, summary: ClaimSummary, jobs: Sequence[Job], positions: Mapping[str, Position]) -> None:
         """Remember where the holders of the locks that this claim has given begin."""
         if summary.lowest_hold is not None:
             held = set(summary.held)
             keys = [key for job in jobs if (key := job.lock_key) is not None and key not in held]
             self._holder_cursors.granted(keys, summary.lowest_hold)
             self._keys.waiter_cursors.empty(
-                (line for key in keys if (line := LOCK + key) not in fronts), self._session.sent
+                (line for key in keys if (line := LOCK + key) not in positions), self._session.sent
             )
 
     @staticmethod
@@ -490,7 +490,7 @@ class Fetcher:
         }
 
 
-def _lines(cursors: Mapping[str, Position]) -> str:
+def _positions(cursors: Mapping[str, Position]) -> str:
     """The cursors of waiters, as a claim wants them: a JSON object by lock."""
     return msgspec.json.encode({key.removeprefix(LOCK): place for key, place in cursors.items()}).decode()
 

@@ -26,7 +26,7 @@ from pgqueue.worker.concurrency.waiter_cursors import (
     Position,
     WaiterCursors,
 )
-from pgqueue.worker.fetch.fetcher import _lines
+from pgqueue.worker.fetch.fetcher import _positions
 from pgqueue.worker.fetch.kinds import NO_RANK
 
 __all__ = ["desks"]
@@ -495,7 +495,7 @@ def claim(conn: psycopg.Connection, desk: Desk, lines: dict[str, Position]) -> i
     conn.execute(text("keyed_claim_reading", "pgqueue").encode(), reading)
     conn.execute(text("keyed_claim_lock", "pgqueue").encode(), {**lanes, "workers": 1})
     params = {
-        **lanes, "mosts": [1], "starts": json.dumps({"a": 10**9}), "lines": _lines(lines),
+        **lanes, "mosts": [1], "starts": json.dumps({"a": 10**9}), "lines": _positions(lines),
         "worker_id": desk.worker_id, "claim": 1,
     }  # fmt: skip
     return pages(conn, "keyed_claim_move", params)
