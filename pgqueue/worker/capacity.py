@@ -61,7 +61,7 @@ class GroupLoad:
 
 @dataclass(slots=True)
 class WorkerLoad:
-    """What else decides who may fill slots."""
+    """What else decides which service may fill slots."""
 
     running: bool = True
     """Whether the worker takes jobs: it has begun, and was not told to be quiet."""

@@ -27,6 +27,8 @@ from pgqueue.client.tasks import holding, scheduled
 from pgqueue.database import embedded
 from pgqueue.database.backoff import persist
 from pgqueue.database.sessions import Session
+from pgqueue.jobs.job import Job
+from pgqueue.jobs.outcomes import Outcome
 from pgqueue.worker.capacity import Capacity
 from pgqueue.worker.complete.completer import Completer
 from pgqueue.worker.complete.job_logger import with_lines
@@ -58,9 +60,9 @@ from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.serialization_retries import SerializationRetries
 from pgqueue.worker.run.slots import slot_groups
 from pgqueue.worker.state import WorkerState
+from pgqueue.worker.transactions.commit import TransactionServices
 from pgqueue.worker.transactions.handler_pool import HandlerPool
 from pgqueue.worker.transactions.iteration import Iterations
-from pgqueue.worker.transactions.transaction import TransactionServices
 from pgqueue.worker.transactions.transactional import Transactional
 
 log = logging.getLogger("pgqueue")
@@ -189,7 +191,7 @@ class Services:
     def _last_beat(self) -> float:
         return self.heartbeat.last_beat
 
-    def _stop_run(self, job: Any, outcome: Any) -> None:
+    def _stop_run(self, job: Job, outcome: Outcome) -> None:
         self.executor.interrupt_run(job, outcome)
 
     def _begin_early(self, is_async: bool) -> int | None:

@@ -20,7 +20,7 @@ from pgqueue.database.statements import _files, home, names, text
 NAMES = [name for name in names() if _files()[home(name)].parent.name != "testing"]
 ELSE = {
     "locks_release", "workers_list",  # by hand: as many jobs as run
-    "unblock_refuse_doubles", "complete_refuse_doubles", "rates_refuse_doubles",  # after somebody restored a row
+    "unblock_refuse_doubles", "complete_refuse_doubles", "rates_refuse_doubles",  # after a row was restored by hand
     "actions_cancel", "queries_find",  # in sessions that are not ours
 }  # fmt: skip
 """They may read as they like."""

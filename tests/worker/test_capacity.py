@@ -1,4 +1,4 @@
-"""Who may fill the free slots: one pure function, as a table of cases."""
+"""Which service may fill the free slots: one pure function, as a table of cases."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ def case(
         case("nothing when late", RATE_LIMITER, [], worker=replace(WORKER, late=True)),
     ],
 )
-def test_who_may_fill_a_group(filler: Filler, group: GroupLoad, worker: WorkerLoad, found: Sequence[Room]) -> None:
+def test_which_room_a_service_may_fill(
+    filler: Filler, group: GroupLoad, worker: WorkerLoad, found: Sequence[Room]
+) -> None:
     assert rooms([group], worker, filler) == found
 
 

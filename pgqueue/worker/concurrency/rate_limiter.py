@@ -437,7 +437,7 @@ class RateLimiter:
                 continue
             taken, pause, outlook = charged[key].taken, charged[key].pause, outlooks[key]
             before = self._waiters.get(key)
-            if outlook.elsewhere and taken:  # if we took none, the worker that told us has told the others
+            if outlook.elsewhere and taken:  # else the worker that named the key to us has named it to others
                 self._others[key] = None
             if before is None or not (outlook.remains or outlook.poison):
                 self._forget(key)

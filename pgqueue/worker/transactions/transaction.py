@@ -24,8 +24,6 @@ from pgqueue.worker.transactions.steps import run, send
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-__all__ = ["Transaction", "TransactionServices"]
-
 
 class Transaction:
     """The transaction of one attempt in a thread: begun when first asked for."""

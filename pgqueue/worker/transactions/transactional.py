@@ -21,7 +21,8 @@ from pgqueue.errors import Error
 from pgqueue.jobs.job import Job, current_job
 from pgqueue.jobs.outcomes import Outcome
 from pgqueue.worker.transactions.async_transaction import AsyncTransaction
-from pgqueue.worker.transactions.transaction import Transaction, TransactionServices
+from pgqueue.worker.transactions.commit import TransactionServices
+from pgqueue.worker.transactions.transaction import Transaction
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session

@@ -85,7 +85,7 @@ async def test_those_next_in_line_come_in_behind_the_first_and_run_one_after_the
     for nth in range(3):
         assert ids(await desk.complete(*desk.jobs)) == [jobs[nth + 1]]
         desk.jobs[:] = desk.jobs[1:]
-        assert desk.admit.moves == admits, "nobody was asked for the key"
+        assert desk.admit.moves == admits, "no statement asked for the key"
     assert await desk.complete(*desk.jobs) == []
     assert ids(await desk.let_in()) == jobs[4:5]
     assert await desk.complete(*desk.jobs) == desk.chains.all() + desk.jobs[1:]

@@ -301,7 +301,7 @@ async def test_suspects_come_one_at_a_time_and_the_worse_alone(pacers: Pacers, e
     await pacer.park()  # one of a lane of suspects at a time
     pacer.poison = ()
     assert await pacer.ask("k") == plain
-    assert 0.5 < pacer.rates._waiters["k"].at - monotonic() <= LOOK_SECONDS  # until we may take who is left
+    assert 0.5 < pacer.rates._waiters["k"].at - monotonic() <= LOOK_SECONDS  # until we may take the jobs that are left
     pacer.poison = (-2,)
     assert await pacer.ask("k") == once[:1]
     pacer.poison, pacer.ordinary = (-1,), False

@@ -109,7 +109,7 @@ def test_it_is_read_from_the_front_once_in_a_while(memory: WaiterCursors, clock:
     busy(memory)
     assert memory.position("a") == (11, BUSY_TAKEN)
     clock[0] += HINT_SECONDS
-    assert memory.position("a") == FRONT, "and until somebody was found there"
+    assert memory.position("a") == FRONT, "and until a job was found there"
     assert memory.position("a") == FRONT
     memory.unblocked("a", (11, 1000))
     assert memory.position("a") == (11, 1000)
@@ -170,7 +170,7 @@ def test_where_it_is_slow_every_line_is_read_from_its_front_once_in_a_while(
     assert memory.position("a") == memory.position_to_look("a") == (11, 7)
     clock[0] += HINT_SECONDS
     assert memory.known("") == {}
-    assert memory.position_to_look("a") == FRONT, "and until it is known who was found there"
+    assert memory.position_to_look("a") == FRONT, "and until it is known which job was found there"
     assert (memory.position_to_look("a"), memory.known("")) == (FRONT, {})
     memory.empty(["a", "b"], clock[0])
     assert (memory.position_to_look("a"), memory.known("")) == ((11, 7), {"a": (11, 7)})

@@ -179,7 +179,7 @@ async def test_who_gets_no_connection_is_told_why(dsn: str, monkeypatch: pytest.
         await asyncio.to_thread(run, lender.threads.acquire())
     waits = asyncio.ensure_future(asyncio.to_thread(run, lender.threads.acquire()))
     run(lender.threads.release(conn))
-    run(lender.threads.release(await waits))  # whoever waits is given the one that comes back
+    run(lender.threads.release(await waits))  # the job that waits is given the one that comes back
     aconn = await lender.on_loop.acquire()
     with pytest.raises(PoolTimeout, match=r"all 1 \(one for each slot\)"):
         await lender.on_loop.acquire()

@@ -142,7 +142,7 @@ async def test_who_is_stopped_while_he_puts_back_what_was_begun_ahead_loses_no_c
         await conn.end(None, 1)
         await lender.on_loop.release(conn)
         assert conn.early is not None and lender.on_loop.early == [conn]
-        lender.orphans.add((0, "2026-01-01"))  # nobody's
+        lender.orphans.add((0, "2026-01-01"))  # no worker's
         taking = asyncio.create_task(lender.on_loop.acquire())
         for _ in range(steps):
             await asyncio.sleep(0)

@@ -79,7 +79,7 @@ async def test_who_waits_no_more_leaves_the_line_and_what_was_given_at_that_mome
     with pytest.raises(Stop):
         await in_thread
     assert len(places._waiting) == 2
-    places.release(first)  # it is the second's, who is cancelled before it hears of it
+    places.release(first)  # it is the second's, which is cancelled before it hears of it
     on_loop.cancel()
     with pytest.raises(asyncio.CancelledError):
         await on_loop
