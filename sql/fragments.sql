@@ -172,7 +172,8 @@ SELECT count(*)::integer AS n, min(coalesce(holder.hold_pos, 0)) AS lowest FROM 
 -- how far ahead the time of the key may be.
 SELECT t.late, t.gap, (p.burst - 1) * t.gap + t.early AS depth
 FROM pgqueue.key_rate p
-CROSS JOIN LATERAL (SELECT least(0.2::float8, p.period / 20) AS late, least(0.05::float8, p.period / 40) AS early) AS e
+CROSS JOIN LATERAL (SELECT least(greatest(0.2::float8, least(5, p.period / p.count / 100)), p.period / 20) AS late,
+                           least(0.05::float8, p.period / 40) AS early) AS e
 CROSS JOIN LATERAL (SELECT e.late, e.early, (p.period + e.late + e.early) / p.count AS gap) AS t
 WHERE p.name = split_part(asked.key, ':', 1)
 

@@ -8,7 +8,8 @@ charged again.
 The rate is GCRA (sql/worker/rates.sql). For n = count starts in a period P with a burst b, in seconds of the database's
 clock:
 
-    late = min(0.2, P / 20)             may pass between the move of a job and its start
+    patience = min(5, P / n / 100)      a job that is too late waits for a whole gap, so a slow rate waits longer for it
+    late = min(P / 20, max(0.2, patience))  may pass between the move of a job and its start
     early = min(0.05, P / 40)           may be anticipated, so that several jobs of a fast rate are moved at a time
     gap = (P + late + early) / n
     depth = (b - 1) * gap + early

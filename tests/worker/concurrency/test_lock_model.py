@@ -566,7 +566,8 @@ class Keys(RuleBasedStateMachine):
 
     def pace(self, key: str) -> tuple[Rate, float, float]:
         rate = RATES[key.partition(":")[0]]
-        late, early = min(0.2, rate.period / 20), min(0.05, rate.period / 40)
+        late = min(rate.period / 20, max(0.2, min(5.0, rate.period / rate.count / 100)))
+        early = min(0.05, rate.period / 40)
         return rate, early, (rate.period + late + early) / rate.count
 
     def holder(self, key: str) -> int | None:
