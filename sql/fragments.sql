@@ -104,13 +104,22 @@ j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND (j.task I
 -- 1. The snapshot of this statement was taken.
 -- 2. The head of the position sequence is read.
 -- 3. This transaction takes its id.
--- Then the first job of the other kind, and the paused queues. Two settings of this transaction go with it. `| 1` stands for both ranks
--- of a priority.
+-- Then the first job of the other kind, and the paused queues. A setting of this transaction goes with it. `| 1` stands for both ranks
+-- of a priority. The statement adds how durable the transaction is, and FROM `reading_from`.
 SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0), pg_current_xact_id()::text::int8,
        pg_current_snapshot()::text, other.rank, other.place, other.pos,
-       set_config('pgqueue.before', coalesce((other.rank | 1)::text, ''), true),
-       set_config('synchronous_commit', 'off', true), ARRAY(SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL)
-FROM (SELECT 1) AS always LEFT JOIN other ON true
+       ARRAY(SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL),
+       set_config('pgqueue.before', coalesce((other.rank | 1)::text, ''), true)
+
+-- name: reading_from
+-- Where `reading` is read from: one row.
+(SELECT 1) AS always LEFT JOIN other ON true
+
+-- name: durable
+-- This transaction is durable when it is answered, whatever role, database and server say. A job with a key starts only after that. Else a
+-- crash could take back that it holds the key, and another job of the key would start beside it.
+pg_catalog.set_config('synchronous_commit',
+    coalesce(nullif(pg_catalog.current_setting('synchronous_commit'), 'off'), 'on'), true)
 
 -- name: block
 -- The jobs of `taken` wait for the first that each lacks, of its lock, its limit and its rate. A job that `holds` has lock and limit.

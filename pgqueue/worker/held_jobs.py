@@ -2,6 +2,14 @@
 
 The fetcher, the unblocker and the rate limiter deliver jobs here; from here they go to the executor. The completer says
 here that jobs are written, and their keys go to the unblocker. What may be delivered is for `capacity`.
+
+The database may give this worker a job that it holds already. A crash of the server takes claims back that were not
+durable, those of plain jobs. Or this worker had seemed dead. Then the job does not start beside itself:
+
+1. If the earlier claim has not started, it is forgotten, and the job starts under the new claim.
+2. If it runs, the run goes on under the new claim. Its outcome ends the row that is there now.
+3. If it is transactional, its transaction is bound to the earlier claim and cannot commit. If it is told to stop, it
+   ends without an effect. So the new claim waits until that run has ended, and starts then.
 """
 
 from __future__ import annotations
@@ -11,15 +19,17 @@ import logging
 from collections.abc import Iterable, Sequence
 from time import monotonic
 
-from pgqueue.jobs.job import STARTED, Job
+from pgqueue.jobs.job import STARTED, Job, fields
 from pgqueue.jobs.keys import RATE
-from pgqueue.jobs.outcomes import RELEASED, Outcome
+from pgqueue.jobs.outcomes import RELEASED, Outcome, interrupted
 from pgqueue.worker.capacity import Capacity
 from pgqueue.worker.concurrency.chains import LONGEST_SECONDS, Chain, Chains
 from pgqueue.worker.neighbours import Neighbours
 from pgqueue.worker.run.slots import SlotGroup
 
 log = logging.getLogger("pgqueue")
+
+TAKEN = interrupted("its row was taken from its worker")
 
 
 class HeldJobs:
@@ -30,6 +40,8 @@ class HeldJobs:
 
     def __init__(self, services: Neighbours, capacity: Capacity) -> None:
         self.chains = Chains()
+        self._later: dict[int, Job] = {}
+        """By id, jobs that start when their earlier run has ended."""
         self._services = services
         self._capacity = capacity
         self._state = services.state
@@ -44,6 +56,8 @@ class HeldJobs:
         if jobs and state.claims.void(jobs[0].claim):
             log.warning("%d jobs of a claim from before this worker was taken for dead are left to others", len(jobs))
             jobs = []
+        if not state.held.keys().isdisjoint([job.id for job in jobs]):
+            jobs = [job for job in jobs if job.id not in state.held or self._starts_anew(state.held[job.id], job)]
         for job in jobs:
             state.held[job.id] = job
         # A fetch was under way when the worker was told to be quiet; or it brought poison jobs, which come one by one.
@@ -56,6 +70,27 @@ class HeldJobs:
             services.executor.offer(group, mine, first=first)
         services.rate_limiter.slots_freed()  # it was the fetcher's turn
 
+    def _starts_anew(self, before: Job, job: Job) -> bool:
+        """Whether a job that is held as `before` starts now under its new claim (the three cases above)."""
+        running = self._services.running
+        if before is job:  # of a chain, or it has waited for the end of its earlier run
+            return True
+        if self._take_out(job.id):
+            self._services.poison_jobs.ended([before])
+            return True
+        if running.is_running(before):
+            log.warning("job %d (%s) was claimed again while it runs here", job.id, job.task, extra=fields(job))
+            if not (running.stopping(before) or before.written or self._state.tasks[job.task].transactional):
+                before.claim, before.attempt = job.claim, job.attempt
+                return False
+        self._state.held[job.id] = self._later[job.id] = job
+        return False
+
+    def _take_out(self, job_id: int) -> bool:
+        """Forget this job if it has not started."""
+        found = [self.chains.remove(job_id), *(group.remove(job_id) for group in self._services.running.groups)]
+        return any(job is not None for job in found)
+
     def fetched(self) -> None:
         """A fetch has been answered: the slots that it did not fill are free for others."""
         self._services.unblocker.fetched()
@@ -65,8 +100,10 @@ class HeldJobs:
         """Take jobs that have got their key. They come few at a time: they do not measure how many to have at hand."""
         firsts = [job for job in jobs if not job.chained]
         if len(firsts) < len(jobs) and not self._state.claims.void(jobs[0].claim):
-            chains = self.chains.add(jobs)
+            doubles = [job for job in jobs if job.chained and job.id in self._state.held]
+            chains = self.chains.add([job for job in jobs if job not in doubles] if doubles else jobs)
             self._state.held.update((job.id, job) for chain in chains for job in chain)
+            self.give_back(doubles)
             self._loop.call_later(LONGEST_SECONDS, self._shorten, chains)
         self.deliver(firsts, moved=True)
         self._capacity.filled(firsts)
@@ -131,6 +168,14 @@ class HeldJobs:
         services.rate_limiter.slots_freed()
         if services.poison_jobs.ended(jobs):
             services.fetcher.wake()
+        if self._later:
+            self._start_later(jobs)
+
+    def _start_later(self, ended: Iterable[Job]) -> None:
+        """Start the jobs that were claimed again while these runs of them had not ended."""
+        for job in ended:
+            if self._later.get(job.id, job) is not job:
+                self.deliver([self._later.pop(job.id)], moved=True)
 
     def kept_keys(self, jobs: Iterable[Job]) -> None:
         """These jobs end here, and their keys are not free, or perhaps not: no job of their chains goes on."""
@@ -148,7 +193,7 @@ class HeldJobs:
 
     def interrupt(self, job_id: int, outcome: Outcome) -> bool:
         """Stop this job, wherever it is; False if it is not here (see `Executor.interrupt`)."""
-        waiting = self.chains.remove(job_id)
+        waiting = self._later.pop(job_id, None) or self.chains.remove(job_id)
         if waiting is None:
             return self._services.executor.interrupt(job_id, outcome)
         self._services.finish(waiting, outcome)
@@ -156,7 +201,16 @@ class HeldJobs:
 
     def hand_back(self) -> list[Job]:
         """Take out all jobs that have not started; the caller gives them back."""
-        return self._services.executor.hand_back() + self.chains.empty()
+        later = list(self._later.values())
+        self._later.clear()
+        return self._services.executor.hand_back() + self.chains.empty() + later
+
+    def gone(self, jobs: Iterable[Job]) -> None:
+        """These jobs had a lock or a limit, and have no row here any more: those that have not ended are stopped."""
+        said = "job %d (%s) is not this worker's any more, and another job of its key may run: it is stopped"
+        for job in jobs:
+            if self._state.holds(job) and not job.written and self.interrupt(job.id, TAKEN):
+                log.error(said, job.id, job.task, extra=fields(job))
 
     def lose(self) -> None:
         """Other workers have taken this one for dead. What has not started is theirs; what runs ends by its fence."""

@@ -105,10 +105,11 @@ class Services:
             self.outcome_sql,
             written=self.held_jobs.written,
             kept=self.held_jobs.kept_keys,
+            goes_on=self.held_jobs.chains.goes_on,
         )
         self.poison_jobs = PoisonJobs()
         self.election = Election(link, held=settings.listen)
-        self.reconciler = Reconciler(self.fetch_session, state)
+        self.reconciler = Reconciler(self.fetch_session, state, gone=self.held_jobs.gone)
         self.unblock_session = Session(link, "unblock", self.listed)
         self.unblocker = Unblocker(
             self.unblock_session,
@@ -233,6 +234,8 @@ class Services:
         elif channel == CONTROL and payload.startswith(HANDED):
             self.rate_limiter.handed_on(payload.removeprefix(HANDED))
         elif channel == CONTROL or not channel:
+            if not channel:  # the listener's session is a new one: the server may have forgotten claims
+                self.state.in_doubt()
             self.cancellation.wake()
             self.sweep.sweep_soon()
             self.fetcher.wake()
@@ -268,6 +271,10 @@ class Services:
     def punctual_again(self) -> None:
         """Jobs may be taken again."""
         self._loop.call_soon_threadsafe(self.fetcher.slots_freed)
+
+    def reconnected(self) -> None:
+        """The server may have forgotten claims."""
+        self._loop.call_soon_threadsafe(self.state.in_doubt)
 
     def _rescue(self, dead: list[tuple[int, int]]) -> None:
         self._serve(self.rescue.seen(dead, leads=self.election.leads()), "rescue")

@@ -25,8 +25,8 @@ class WorkerState:
     link: Link
     """Where the database is. Set before the first service is made: an embedded server may have to start for it."""
     doubt: asyncio.Event
-    """Set if a claim failed and may have been committed: the reconciler looks for its jobs. Made with the services, on
-    their event loop: a worker may be started again on another loop."""
+    """Set if a claim failed and may have been committed, or a session was lost: the reconciler compares. Made with the
+    services, on their event loop: a worker may be started again on another loop."""
 
     def __init__(self, settings: Settings, tasks: Mapping[str, Task[..., Any]]) -> None:
         self.settings = settings
@@ -48,7 +48,8 @@ class WorkerState:
         return 1 + self.other_workers
 
     def in_doubt(self) -> None:
-        """A claim failed. Whether it was committed is unknown."""
+        """A claim failed, and whether it was committed is unknown. Or a session was lost, and the server may have been
+        restarted."""
         self.doubt.set()
 
     def holds(self, job: Job) -> bool:

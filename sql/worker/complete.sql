@@ -56,6 +56,10 @@ WITH patience AS MATERIALIZED (
 SELECT {{plain_answer}}, set_config('lock_timeout', (SELECT usual FROM patience), true)
 FROM ended;
 
+-- name: complete_durably
+-- Beside the end of a job that hands its lock on: the next job of its chain starts when this is answered.
+SELECT {{durable}};
+
 -- name: complete_result
 -- Jobs that succeeded with a result: to history, each with its own result.
 WITH picked AS MATERIALIZED (

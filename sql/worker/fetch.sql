@@ -13,7 +13,9 @@ WITH lane AS MATERIALIZED (
         ORDER BY j.pos NULLS FIRST LIMIT 1
     ) AS waiting LIMIT 1
 )
-{{reading}};
+-- A plain claim may be lost with a crash of the server: then its jobs run once more.
+{{reading}}, set_config('synchronous_commit', 'off', true)
+FROM {{reading_from}};
 
 -- name: fetch_claim
 -- Move up to n available plain jobs of these `tasks` in the open lanes to this worker, the most urgent lane first. Every condition

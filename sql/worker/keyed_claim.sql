@@ -12,7 +12,8 @@ WITH lane AS MATERIALIZED (
         ORDER BY j.pos NULLS FIRST LIMIT 1
     ) AS waiting LIMIT 1
 )
-{{reading}};
+{{reading}}, {{durable}}
+FROM {{reading_from}};
 
 -- name: keyed_claim_lock
 -- Ahead of a claim in the same transaction: lock the keys of the next n available jobs of these `tasks` and lanes. A setting of this

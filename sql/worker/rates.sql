@@ -7,10 +7,9 @@
 SELECT pgqueue.now();
 
 -- name: rates_lock
--- Lock these keys, at most 64. The transaction is a short one, of pgqueue's own, and durable. Some of the jobs that it lets in start before
--- it is flushed. If the server lost the charge for these, other jobs would start in their time.
+-- Lock these keys, at most 64. The transaction is a short one, of pgqueue's own.
 {{lock_keys}}
-CROSS JOIN (SELECT pg_catalog.set_config('lock_timeout', '1s', true) OFFSET 0) AS settings;
+CROSS JOIN (SELECT set_config('lock_timeout', '1s', true), {{durable}} OFFSET 0) AS settings;
 
 -- name: rates_move
 -- With these keys locked: let waiting jobs in, in (rank, id) order, as the rate of each allows now and as slots are free here; and charge

@@ -27,11 +27,9 @@ FROM (
 ) AS looked;
 
 -- name: unblock_lock
--- Lock these keys, at most 64. The transaction is a short one, of pgqueue's own, and may be lost: then its jobs wait again.
+-- Lock these keys, at most 64. The transaction is a short one, of pgqueue's own.
 {{lock_keys}}
-CROSS JOIN (
-    SELECT set_config('lock_timeout', '1s', true), set_config('synchronous_commit', 'off', true) OFFSET 0
-) AS settings;
+CROSS JOIN (SELECT set_config('lock_timeout', '1s', true), {{durable}} OFFSET 0) AS settings;
 
 -- name: unblock_next
 -- As `unblock_move` for the usual case, at half its price. With these keys locked, the first job that waits for each key that has room

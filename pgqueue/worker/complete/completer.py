@@ -72,7 +72,7 @@ class Completer:
     """Collects outcomes and writes them in batches.
 
     `written(jobs)`: these jobs have left this worker. Before that, `kept(jobs)`: those of them whose key is still
-    taken, or may be.
+    taken, or may be. `goes_on(job)`: another job of its lock starts here when its end is written.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Completer:
         *,
         written: Callable[[Sequence[Job]], None],
         kept: Callable[[Sequence[Job]], None] = lambda jobs: None,
+        goes_on: Callable[[Job], bool] = lambda job: False,
     ) -> None:
         self.fenced = 0
         """Outcomes dropped because the job had been given to another worker."""
@@ -93,6 +94,7 @@ class Completer:
         self._outcome_sql = outcome_sql
         self._written = written
         self._kept = kept
+        self._goes_on = goes_on
         self._tidies = True
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -233,6 +235,8 @@ class Completer:
         messages: list[Statement[Any]] = [ending for ending, _ in endings]
         if self._tidies and (release := self._outcome_sql.release(batch)) is not None:
             messages.append(release)
+        if messages and any([self._goes_on(job) for job, _ in batch]):
+            messages.append(self._outcome_sql.durably())
         try:
             answers = await self._session.run(*messages) if messages else []
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):

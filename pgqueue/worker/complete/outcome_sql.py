@@ -139,10 +139,16 @@ class OutcomeSql:
             "result": done.result,
             "ago": None if (ago := _ago(job)) is None else int(1e6 * ago),
         }
-        completion: Statement[Any] = Statement(text("complete_within", self.schema), params, list)
-        if not done.successors:
-            return [completion]
-        return [completion, following(done.successors, schema=self.schema, notify=self.notify)]
+        sent: list[Statement[Any]] = [Statement(text("complete_within", self.schema), params, list)]
+        if job.lock_key is not None:  # another job of its lock may start when this is committed
+            sent.append(self.durably())
+        if done.successors:
+            sent.append(following(done.successors, schema=self.schema, notify=self.notify))
+        return sent
+
+    def durably(self) -> Statement[Any]:
+        """What makes the transaction it is in durable, whatever the settings say."""
+        return Statement(text("complete_durably", self.schema), {}, list)
 
     def alone(self, job: Job, done: Completed, worker_id: int) -> list[Statement[Any]]:
         """The statements that complete one job whose successors want keys, in a transaction of its own.

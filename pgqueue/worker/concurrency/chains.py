@@ -9,6 +9,7 @@ figures are in docs/design/concurrency.md.
 Why no two jobs of a chain run at once, nor any other job of the key beside them:
 
 1. A chain is in one process. `next` gives out one job for each end of the job before, after that end was committed.
+   That commit is durable (`goes_on`), so a crash of the server does not bring the job before back.
 2. Every unblocking counts every row of the key in `job_running`, also those behind. So no other job of the key starts
    as long as one job of the chain is left.
 3. Only jobs with the limit 1 are chained.
@@ -72,6 +73,10 @@ class Chains:
     def all(self) -> list[Job]:
         """All jobs that come after others."""
         return [job for chain in self._behind.values() for job in chain]
+
+    def goes_on(self, job: Job) -> bool:
+        """Whether a job comes after this one."""
+        return bool(self._behind.get(job))
 
     def next(self, ended: Job) -> Job | None:
         """This job has ended and freed its key: the job that runs now, if one comes after it."""

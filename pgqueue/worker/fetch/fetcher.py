@@ -425,7 +425,7 @@ class Fetcher:
         }
         how = {"worker_id": self._state.id, "claim": claim, "n": n}
         send = self._claim_plain if kind is self.kinds.plain else self._claim_keyed
-        [(head, xid, snapshot, rank, place, pos, *_, paused)], summary, jobs = await send(reading, asked, lanes, how)
+        [(head, xid, snapshot, rank, place, pos, paused, *_)], summary, jobs = await send(reading, asked, lanes, how)
         blocked = () if summary.blocked is None else summary.blocked.lanes
         looked = {lane: head for lane in other[: len(other) if place is None else place - 1] if lane[0] not in paused}
         if place is not None:

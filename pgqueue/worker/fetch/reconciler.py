@@ -1,8 +1,15 @@
-"""Compares the jobs this worker holds with its rows in job_running, and hands back the rows that it does not know.
+"""Compares the jobs this worker holds with its rows in job_running.
 
-If the connection of a claim broke between COMMIT and the rows, it has moved jobs to this worker that the worker never
-heard of. After every doubt of this kind, and once a minute, the rows in job_running are compared. Only claims that are
-settled count: a claim in flight will still be answered.
+It does so after every doubt, and once a minute. A doubt is a claim without an answer, or a session that was lost.
+
+1. Rows that this worker does not know are handed back. The connection of a claim may have broken between COMMIT and the
+   rows. Only claims that are settled count: a claim in flight will still be answered.
+2. Jobs with a lock or a limit that have no row any more are stopped (`gone`): another job of their key may start beside
+   them. A failover to an asynchronous standby forgets rows, and a restored backup does.
+
+Why no job is stopped that is still ours. Only jobs that were held before the comparison was sent can be stopped. Their
+claims were committed by then, so the comparison sees their rows. If a job has none, its end was committed, or its row
+was taken away. If its end was, `gone` finds that it does not run any more, or that its transaction is written.
 
 Why a lost row is found soon, not within the minute:
 
@@ -15,10 +22,12 @@ Why a lost row is found soon, not within the minute:
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
+from pgqueue.jobs.job import Job
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -31,11 +40,12 @@ AGAIN_SECONDS = 1.0
 
 
 class Reconciler:
-    """Reconciles over the given session, at once when `state` is in doubt."""
+    """Reconciles over the given session, at once when `state` is in doubt. `gone` stops jobs that have no row."""
 
-    def __init__(self, session: Session, state: WorkerState) -> None:
+    def __init__(self, session: Session, state: WorkerState, *, gone: Callable[[list[Job]], None]) -> None:
         self._session = session
         self._state = state
+        self._gone = gone
         self._pause = jittered(EVERY_SECONDS)
         self._took = 0.0
 
@@ -61,8 +71,11 @@ class Reconciler:
     async def _compare(self) -> bool:
         """False if some rows are left to decide on."""
         settled, link = self._state.claims.settled, self._session.link
+        keyed = [(job, job.claim) for job in self._state.held.values() if job.lock_key or job.limit_key]
         [rows] = await self._session.run(link.statement("reconciler_held", worker_id=self._state.id))
         self._took = self._session.took
+        if keyed and (gone := [job for job, claim in keyed if (job.id, claim) not in set(rows)]):
+            self._gone(gone)
         unknown = [(job_id, claim) for job_id, claim in rows if not self._state.knows(job_id, claim)]
         lost = [(job_id, claim) for job_id, claim in unknown if claim <= settled]
         if not lost:

@@ -98,6 +98,10 @@ class Receiver(Protocol):
         """A heartbeat has gone through after this worker was `late`."""
         ...
 
+    def reconnected(self) -> None:
+        """The heartbeat's session was lost, and there is another one."""
+        ...
+
 
 class Heartbeat:
     """Sends a heartbeat every third of the lease until stopped. `sessions`: what a rescue would have to end."""
@@ -125,6 +129,8 @@ class Heartbeat:
         self._receiver = receiver
         self._sessions = sessions
         self._identity: Identity | None = None
+        self._connected = False
+        """Whether there has been a session."""
         self._due = monotonic()
         self._listed: list[Callable[[], object]] = []
         self._stop = threading.Event()
@@ -197,6 +203,9 @@ class Heartbeat:
                     conn.execute(end.sql, end.params)
                 rows = conn.execute(statements.text("sessions_identity", self._link.schema)).fetchall()
             self._identity = own(conn, rows)
+            if self._connected:
+                self._receiver.reconnected()
+            self._connected = True
             while not self._stop.is_set():
                 self._beat(conn)
                 backoff.succeeded()

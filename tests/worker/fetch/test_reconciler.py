@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from workers import Eyes, Taker, until
 
+from pgqueue.jobs.job import Job
 from pgqueue.worker.fetch.reconciler import Reconciler
 
 
@@ -21,7 +22,8 @@ class Bench:
         self.taker, self.eyes = Taker(dsn), eyes
         self.known: set[tuple[int, int]] = set()
         self.taker.state.knows = lambda job_id, claim: (job_id, claim) in self.known  # type: ignore[method-assign]
-        self.reconciler = Reconciler(self.taker.session, self.taker.state)
+        self.gone: list[Job] = []
+        self.reconciler = Reconciler(self.taker.session, self.taker.state, gone=self.gone.extend)
 
     async def claim(self, *, known: bool) -> int:
         """A job of ours, one that we know of or one whose answer was lost; its id."""

@@ -98,6 +98,7 @@ class Beats:
         self.dead: list[tuple[int, int]] = []
         self.declared = threading.Event()
         self.again = threading.Event()
+        self.reconnects = 0
         self.loop = asyncio.new_event_loop()
         self.running = RunningJobs([])
         self.sessions: list[tuple[int, str]] = []
@@ -111,6 +112,9 @@ class Beats:
 
     def workers_died(self, dead: list[tuple[int, int]]) -> None:
         self.dead += dead
+
+    def reconnected(self) -> None:
+        self.reconnects += 1
 
     def declared_dead(self) -> None:
         self.declared.set()

@@ -1,0 +1,117 @@
+"""A server that crashes right after jobs have started forgets no holder of a key: no two jobs of one key run at once.
+
+The crash comes 0 to 100 ms after jobs started, so also before the server would have written a commit by itself. Its log
+writer sleeps for 10 s here, so only what was durable by its own commit survives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from servers import embedded_server
+from workers import Eyes, Workers, wait_until, workers
+
+from pgqueue.database import migrations
+
+TASKS = """
+@pgqueue.task(name="crash.lock", lock="{key}")
+async def lock(job: pgqueue.Job, key: str, seconds: float) -> None:
+    await run(key, job, seconds)
+
+@pgqueue.task(name="crash.limit", limit=1)
+async def limit(job: pgqueue.Job, key: str, seconds: float) -> None:
+    await run(key, job, seconds)
+
+async def run(key, job, seconds):
+    say("began", key=key, job=job.id)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        say("over", key=key, job=job.id)
+"""
+KEYS = 8
+LONG, SHORT = 0.6, 0.004
+"""Seconds a job runs: past the restart of the server; or so short that many jobs of a key come as a chain."""
+ENQUEUE = """
+    INSERT INTO pgqueue.job (task, args, lock_key, limit_key)
+    SELECT 'crash.lock', jsonb_build_object('key', key, 'seconds', seconds), key, NULL
+    FROM unnest(%s::text[], %s::float8[]) AS asked (key, seconds)
+    UNION ALL SELECT 'crash.limit', jsonb_build_object('key', 'limit', 'seconds', %s::float8), NULL, 'crash.limit'
+    FROM generate_series(1, 2)
+"""
+
+
+def enqueue(dsn: str, trial: int) -> int:
+    """Two jobs for each of some keys, a long waiting queue of short jobs of one key, two jobs of a limit. How many there
+    are."""
+    asked = [(f"{trial}-{n}", LONG) for n in range(KEYS)] * 2 + [(f"{trial}-short", SHORT)] * 60
+    with psycopg.connect(dsn) as conn:
+        conn.execute("SET LOCAL synchronous_commit = on")
+        conn.execute(ENQUEUE, [[key for key, _ in asked], [seconds for _, seconds in asked], LONG])
+    return len(asked) + 2
+
+
+def overlaps(events: Iterable[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    """(key, job, job) where the second began before the first was over."""
+    found, running = [], defaultdict(dict[int, int])
+    for event in sorted(events, key=lambda event: event["at"]):
+        runs = running[event["key"]]
+        if event["event"] == "began":
+            found += [(event["key"], other, event["job"]) for other in runs]
+            runs[event["job"]] = runs.get(event["job"], 0) + 1
+        else:
+            runs[event["job"]] -= 1
+            if not runs[event["job"]]:
+                del runs[event["job"]]
+    return found
+
+
+def events(made: Workers) -> list[dict[str, Any]]:
+    return [event for process in made.all for event in list(process.events) if event["event"] in ("began", "over")]
+
+
+@pytest.mark.second
+@pytest.mark.promise("F27")
+@pytest.mark.parametrize("durability", ["on", "off"])
+def test_a_crash_of_the_server_lets_no_two_jobs_of_a_key_run_at_once(durability: str, tmp_path: Path) -> None:
+    """With the server's `synchronous_commit` off it holds, too."""
+    server = embedded_server(wal_writer_delay="10s", synchronous_commit=durability)
+    try:
+        dsn = server.dsn("postgres")
+        migrations.migrate(dsn)
+        with workers(tmp_path, dsn, TASKS) as made:
+            made.ready(2, concurrency=40, poll=1.0)
+            jobs = 0
+            for trial in range(25):
+                before = len(events(made))
+                jobs += enqueue(dsn, trial)
+                wait_until(lambda before=before: len(events(made)) > before)  # type: ignore[misc]
+                time.sleep(trial * 0.004)  # so long after the start the server crashes
+                server.restart("immediate")
+                eyes = Eyes(dsn)
+                left = "SELECT count(*) FROM pgqueue.job WHERE state NOT IN ('completed', 'failed')"
+                wait_until(lambda eyes=eyes: not eyes.one(left))  # type: ignore[misc]
+                eyes.conn.close()
+            for process in made.all:
+                assert process.stop() == 0, process.written()
+            found = events(made)
+        assert overlaps(found) == []
+        assert len({event["job"] for event in found}) == jobs
+    finally:
+        server.end()
+
+
+def test_the_account_of_overlaps_finds_one() -> None:
+    def event(name: str, key: str, job: int, at: float) -> dict[str, Any]:
+        return {"event": name, "key": key, "job": job, "at": at}
+
+    apart = [event("began", "a", 1, 1), event("over", "a", 1, 2), event("began", "a", 2, 3), event("began", "b", 3, 3)]
+    assert overlaps(apart) == []
+    assert overlaps([*apart, event("began", "a", 4, 4)]) == [("a", 2, 4)]
+    assert overlaps([*apart, event("began", "b", 3, 4)]) == [("b", 3, 3)]
