@@ -23,7 +23,7 @@ from pgqueue.cli.database import connected, place
 from pgqueue.cli.exit_codes import DEADLINE, DONE, INTERRUPTED, code_of, line_of
 from pgqueue.client import tasks
 from pgqueue.config import config, safe
-from pgqueue.database import migrations
+from pgqueue.database import forks, migrations
 from pgqueue.supervisor.worker_end import WorkerEnd
 from pgqueue.worker.liveness.watchdog import Watchdog
 from pgqueue.worker.worker import Worker
@@ -139,8 +139,8 @@ class Signals:
         self.grace: float | None = None
         self._loop = loop
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle)
-        signal.signal(signal.SIGUSR1, lambda *_: loop.call_soon_threadsafe(quiet))
+            forks.handle_signal(number, self._handle)
+        forks.handle_signal(signal.SIGUSR1, lambda *_: loop.call_soon_threadsafe(quiet))
 
     def stop(self, grace: float) -> None:
         if not self.received.is_set():

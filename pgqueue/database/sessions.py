@@ -29,7 +29,7 @@ from typing import Any
 from psycopg import AsyncConnection, Connection, Error, Notify, OperationalError
 from psycopg.types.numeric import Int8BinaryLoader
 
-from pgqueue.database import statements
+from pgqueue.database import forks, statements
 from pgqueue.database.pipeline import Wire
 from pgqueue.database.statements import Statement
 
@@ -217,6 +217,7 @@ async def connect(link: Link, application_name: str) -> Wire:
     except asyncio.CancelledError:
         opening.add_done_callback(_finish)  # if psycopg were cancelled half-way, it would leave the socket open
         raise
+    forks.cut_in_children(conn)
     conn.adapters.register_loader("timestamptz", Int8BinaryLoader)
     conn.prepares = link.prepare
     return conn

@@ -24,6 +24,8 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+from pgqueue.database import forks
+
 Message = dict[str, Any]
 
 
@@ -32,9 +34,11 @@ def line(say: str, **facts: object) -> bytes:
 
 
 def inherited(fd: int) -> socket.socket:
-    """The end of the pipe that this process was started with. Processes that it starts do not inherit it."""
+    """The end of the pipe that this process was started with. Processes that it starts or forks do not have it."""
     os.set_inheritable(fd, False)
-    return socket.socket(fileno=fd)
+    end = socket.socket(fileno=fd)
+    forks.cut_in_children(end)
+    return end
 
 
 class Pipe:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from pgqueue.database import forks
 from pgqueue.database.backoff import transient
 from pgqueue.supervisor.pipe import Message, Pipe, inherited, line
 from pgqueue.supervisor.process_title import show, worker_title
@@ -33,7 +34,7 @@ class WorkerEnd:
         self._place, self._of = 0, 0
         self._let_work = asyncio.Event()
         self._gone = False
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # only the supervisor handles it
+        forks.handle_signal(signal.SIGHUP, signal.SIG_IGN)  # only the supervisor handles it
         self._tasks: set[asyncio.Task[None]] = set()
         self.stop: Callable[[float], None] = lambda grace: None
 

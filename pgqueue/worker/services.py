@@ -24,7 +24,7 @@ from typing import Any
 
 from pgqueue.client.middleware import RESULTS, declared, wrapped
 from pgqueue.client.tasks import holding, scheduled
-from pgqueue.database import embedded
+from pgqueue.database import embedded, forks
 from pgqueue.database.backoff import persist
 from pgqueue.database.sessions import Session
 from pgqueue.jobs.job import Job
@@ -55,6 +55,7 @@ from pgqueue.worker.liveness.registration import entered
 from pgqueue.worker.liveness.rescue import Rescue
 from pgqueue.worker.run.cancellation import SIGNAL, Cancellation
 from pgqueue.worker.run.executor import Executor
+from pgqueue.worker.run.forked_child import ForkGuard
 from pgqueue.worker.run.progress import Progress
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.serialization_retries import SerializationRetries
@@ -80,6 +81,7 @@ class Services:
         self.quiet = quiet
         self._serve = serve
         self._loop = asyncio.get_running_loop()
+        forks.end_loop_in_children(self._loop)
         self.running = RunningJobs(slot_groups(state.settings.queues, state.settings.concurrency))
         self.capacity = Capacity(self)
         self.held_jobs = HeldJobs(self, self.capacity)
@@ -161,7 +163,8 @@ class Services:
             state, running, self.transactional, iterations, self.outcome_sql, report=self.progress.report
         )
         self.lease_guard = LeaseGuard(state.settings.lease, last_beat=self._last_beat, stop=self._stop_run)
-        layers = (RESULTS, self.transactional, hooks, self.lease_guard)
+        others = (RESULTS, self.transactional, hooks, self.lease_guard)
+        layers = (ForkGuard(others), *others)
         self.executor = Executor(
             running,
             {name: wrapped(task, *layers) for name, task in state.tasks.items()},

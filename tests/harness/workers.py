@@ -74,7 +74,12 @@ def main() -> None:
     spec = importlib.util.spec_from_file_location(Path(sys.argv[1]).stem, sys.argv[1])
     assert spec is not None and spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    asyncio.run(serve(json.loads(sys.argv[2])))
+    if os.environ.get("LOOP") == "uvloop":
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(json.loads(sys.argv[2])))
+    return asyncio.run(serve(json.loads(sys.argv[2])))
 
 
 # In the test ---------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import msgspec
 import psycopg
 
-from pgqueue.database import statements
+from pgqueue.database import forks, statements
 from pgqueue.database.backoff import Backoff, transient, within
 from pgqueue.database.sessions import Identity as Identity
 from pgqueue.database.sessions import ending, options, own, transaction
@@ -195,6 +195,7 @@ class Heartbeat:
 
     def _beat_on_one_connection(self, backoff: Backoff) -> None:
         with psycopg.connect(self._link.dsn, **options(self._link, "pgqueue beat")) as conn:
+            forks.cut_in_children(conn)
             with transaction(conn, self._link, pipeline=True):
                 if self._identity is not None:
                     # Our last session may have lost its connection before the COMMIT. It would keep our row locked for

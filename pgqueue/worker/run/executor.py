@@ -21,9 +21,11 @@ from time import perf_counter
 from typing import Any
 
 from pgqueue.client.tasks import Task
+from pgqueue.database import forks
 from pgqueue.jobs.context import JobContext
 from pgqueue.jobs.job import Job, fields, late_of, running_job
 from pgqueue.jobs.outcomes import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted
+from pgqueue.worker.run.forked_child import end_child
 from pgqueue.worker.run.run import Interrupted, Run, in_time
 from pgqueue.worker.run.running_jobs import EndedContext, RunningJobs
 from pgqueue.worker.run.serialization_retries import SerializationRetries, aborted
@@ -62,6 +64,7 @@ class Executor:
         self._job_context = context
         self._ended_context = EndedContext(context)
         self._loop = asyncio.get_running_loop()
+        self._forks = forks.depth
         self._context = contextvars.copy_context()
         self._runs: set[Run] = set()
         self._threads = Threads(self._run_in_thread)
@@ -277,6 +280,8 @@ class Executor:
                 self._low()
 
     async def _call(self, job: Job, task: Task[..., Any]) -> Outcome:
+        if forks.depth != self._forks:
+            end_child(self._forks, job)
         if job.start_by is not None and not in_time(job):
             return RELEASED
         token = running_job.set(job)
@@ -284,13 +289,18 @@ class Executor:
         try:
             args, kwargs = task.codec.decode(job.args)
             value = await (task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs))
+            if forks.depth != self._forks:
+                end_child(self._forks, job)
             return COMPLETED if value is None and job.successors is None else given(job, task.retry, value)
         except asyncio.CancelledError as error:
+            end_child(self._forks, job, error)
             # Only a shutdown gives a job back: a job that cancels itself would come back at once, for ever.
             return STOPPED if self._running.cancelled else given(job, task.retry, error, raised=True)
-        except (GeneratorExit, KeyboardInterrupt):
+        except (GeneratorExit, KeyboardInterrupt) as error:
+            end_child(self._forks, job, error)
             raise
         except BaseException as error:
+            end_child(self._forks, job, error)
             if not aborted(task.retry, error):
                 return given(job, task.retry, error, raised=True)
             abort = error
@@ -352,8 +362,8 @@ class Executor:
             run.ident = me
             if run.stop_outcome is None or not run.stopped_before(job):
                 outcome = self._context.copy().run(self._call_sync, job, task)
-        except Interrupted:
-            pass  # `stop_outcome` says how the job ends
+        except Interrupted as error:
+            end_child(self._forks, job, error)  # else `stop_outcome` says how the job ends
         run.job, run.ident = None, 0
         if run.stop_outcome is None:
             return outcome
@@ -363,6 +373,8 @@ class Executor:
             return run.settle(outcome)
 
     def _call_sync(self, job: Job, task: Task[..., Any]) -> Outcome:
+        if forks.depth != self._forks:
+            end_child(self._forks, job)
         if job.start_by is not None and not in_time(job):
             return RELEASED
         running_job.set(job)
@@ -370,12 +382,15 @@ class Executor:
         try:
             args, kwargs = task.codec.decode(job.args)
             value = task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs)
+            if forks.depth != self._forks:
+                end_child(self._forks, job)
             return COMPLETED if value is None and job.successors is None else given(job, task.retry, value)
         except Interrupted:
             raise
         except (
             BaseException
         ) as error:  # no caller in this thread would catch it: an exception that leaves here takes a slot with it
+            end_child(self._forks, job, error)
             if self._loop.is_closed() or not aborted(task.retry, error):
                 return given(job, task.retry, error, raised=True)
             abort = error

@@ -38,6 +38,7 @@ from weakref import WeakKeyDictionary
 from psycopg import AsyncConnection, AsyncCursor, Cursor, Error, OperationalError
 from psycopg.rows import tuple_row
 
+from pgqueue.database import forks
 from pgqueue.database.backoff import to_its_end
 from pgqueue.database.sessions import Link, options
 from pgqueue.database.statements import Row, Statement, text
@@ -336,11 +337,13 @@ class HandlerPool:
     # Called by the pools' own threads and tasks, and a thread waits for the loop: two, as the ways to wait differ.
 
     def _configure(self, conn: HandlerConnection) -> None:
+        forks.cut_in_children(conn)
         if self._own(conn, conn.execute(text("sessions_identity", self._link.schema)).fetchone()):
             done: Future[object] = asyncio.run_coroutine_threadsafe(_awaited(self._listed), self._loop)
             done.result()
 
     async def _aconfigure(self, conn: AsyncHandlerConnection) -> None:
+        forks.cut_in_children(conn)
         cursor = await conn.execute(text("sessions_identity", self._link.schema))
         if self._own(conn, await cursor.fetchone()):
             await self._listed()
