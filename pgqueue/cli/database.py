@@ -12,6 +12,7 @@ from pgqueue.errors import InvalidOption
 
 if TYPE_CHECKING:
     import psycopg
+    from psycopg.pq import Ping
 
 CONNECT_SECONDS = 10
 
@@ -54,6 +55,13 @@ def conninfo(settings: Config) -> str:
     parts = parts_of(dsn)
     patience = {} if "PGCONNECT_TIMEOUT" in os.environ else {"connect_timeout": CONNECT_SECONDS}
     return make_conninfo("", **(patience | parts))
+
+
+def server_state() -> Ping:
+    """Whether the configured server takes connections: `REJECT` while it is starting up, as in recovery."""
+    from psycopg.pq import PGconn, Ping
+
+    return Ping(PGconn.ping(conninfo(config()).encode()))
 
 
 def place(conn: psycopg.Connection[Any]) -> str:

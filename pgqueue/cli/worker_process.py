@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,12 +19,14 @@ from typing import Any
 
 import click
 import psycopg
+from psycopg.pq import Ping
 
-from pgqueue.cli.database import connected, place
+from pgqueue.cli.database import connected, place, server_state
 from pgqueue.cli.exit_codes import DEADLINE, DONE, INTERRUPTED, code_of, line_of
 from pgqueue.client import tasks
 from pgqueue.config import config, safe
 from pgqueue.database import forks, migrations
+from pgqueue.database.backoff import Backoff
 from pgqueue.supervisor.worker_end import WorkerEnd
 from pgqueue.worker.liveness.watchdog import Watchdog
 from pgqueue.worker.worker import Worker
@@ -53,8 +56,7 @@ def serve(worker: Worker, grace: float, stuck: float, worker_end: WorkerEnd | No
     With a `worker_end` the worker belongs to a supervisor: this one lets it work, and may stop it, too.
     """
     try:
-        with connected("work") as conn:
-            facts = _facts(conn, worker)
+        facts = _first_look(worker, worker_end)
         name, factory = _loop()
         # Imported objects stay. Else each full garbage collection would look through them, and all handlers wait for
         # it. One more look comes at the end of the process, and takes CPU time from other processes.
@@ -70,6 +72,25 @@ def serve(worker: Worker, grace: float, stuck: float, worker_end: WorkerEnd | No
         if worker_end is not None:
             worker_end.failed(safe(line_of(error)))
         return code
+
+
+def _first_look(worker: Worker, worker_end: WorkerEnd | None) -> dict[str, Any]:
+    """Check the schema; what the banner says. Waits for a server that is starting up, as long as that takes."""
+    backoff, state = Backoff(), None
+    while True:
+        try:
+            with connected("work") as conn:
+                return _facts(conn, worker)
+        except psycopg.OperationalError as error:
+            before, state = state, server_state()
+            # If it takes connections by now, it may just have come up: then the next error is another one.
+            if state not in (Ping.REJECT, Ping.OK) or before == state == Ping.OK:
+                raise
+            if before is None and state == Ping.REJECT:
+                log.warning("waiting for the server: %s", safe(line_of(error)))
+        if worker_end is not None:
+            worker_end.waits()
+        time.sleep(backoff.pause())
 
 
 async def _serve(

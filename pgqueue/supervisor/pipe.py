@@ -6,6 +6,7 @@ From the worker process:
 - `vitals`: its state, once a second.
 - `quiet`: it takes no more jobs.
 - `empty`: no job runs in it, and it is about to leave.
+- `waits`: it cannot start yet, because the server is starting up.
 - `failed`: why it could not start.
 
 To the worker process: `work`, `quiet`, `stop` (with its grace), `place` (for its title), `over` (its memory limit).

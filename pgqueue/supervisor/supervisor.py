@@ -56,6 +56,8 @@ class Supervisor:
         self._wake = asyncio.Event()
         self._systemd = Systemd()
         self._announced = self._ready = self._reloading = False
+        self._first: set[int] | None = None
+        """Of the processes that were started first, those that have not ended; None before there were any."""
         self._left = False
         """Whether jobs were abandoned at the deadline."""
         self._code: int | None = None
@@ -179,6 +181,8 @@ class Supervisor:
         for action in actions:
             if isinstance(action, Spawn) and not self._ending:
                 await self._start(action.child)
+        if self._first is None and self._processes:
+            self._first = set(self._processes)
 
     def _tell(self, process: Process, action: Work | Quiet | End) -> None:
         match action:
@@ -258,6 +262,8 @@ class Supervisor:
         elif said == "empty":
             self.fleet.leaves(child.number, "nothing runs in it any more")  # it may not have reported that it is quiet
             asyncio.get_running_loop().call_later(LEAVE_SECONDS, self._hangs, process)
+        elif said == "waits":
+            child.since = monotonic()  # it does not hang: the server is starting up
         elif said == "failed":
             process.failure = str(message.get("why", ""))
         self._wake.set()
@@ -286,12 +292,22 @@ class Supervisor:
         if restarting and not self.fleet.restarting:
             log.error("the restart is taken back: %s; the old processes go on", how)
         self._open_orders.dead(process.workers)
-        if not self._announced and not expected:
+        if self._was_last_hope(child) and not expected:
             self._code = process.code if (process.code or 0) > 0 else 1
             self._kill_all()
         if self._deadline is not None and process.code == DEADLINE:
             self._left = True
         self._wake.set()
+
+    def _was_last_hope(self, child: Child) -> bool:
+        """Whether all processes that were started first have ended, this one last, and none has announced itself.
+
+        Then what is started cannot work. If only some have ended, their end may have been an accident.
+        """
+        if self._announced or self._first is None or child.number not in self._first:
+            return False
+        self._first.discard(child.number)
+        return not self._first
 
     def _status(self) -> SupervisorStatus:
         fleet = self.fleet

@@ -48,6 +48,11 @@ class WorkerEnd:
         with suppress(OSError):
             self._socket.sendall(line("failed", why=why))
 
+    def waits(self) -> None:
+        """Report that the server is starting up. May be called without an event loop."""
+        with suppress(OSError):
+            self._socket.sendall(line("waits"))
+
     async def start(self, worker: Worker) -> None:
         """Start the worker in two steps: it announces itself, and takes jobs when the supervisor lets it work."""
         self._socket.setblocking(False)

@@ -18,6 +18,7 @@ import pytest
 from commands import Worker, pgqueue, working
 from psycopg.conninfo import conninfo_to_dict
 from servers import Server
+from starting import StartingServer
 from workers import apply_ddl, wait_until
 
 from pgqueue.database import migrations
@@ -299,6 +300,18 @@ def test_a_database_that_is_away_at_the_start_is_3(app: Path) -> None:
     done = pgqueue("work", "shop", dsn="postgresql://a:hush-hush@127.0.0.1:1/x", cwd=app)
     assert (done.returncode, "127.0.0.1" in done.stderr, "hush" in done.stderr) == (3, True, False)
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.promise("F41")
+def test_a_server_that_is_starting_up_is_waited_for(dsn: str, app: Path) -> None:
+    with StartingServer(dsn) as server, working("shop", dsn=server.dsn, cwd=app) as worker:
+        worker.says("starting up")
+        wait_until(lambda: server.refused >= 4)  # a try and a look each
+        server.opened.set()
+        worker.says("ready")
+        assert worker.output.count("waiting for the server") == 1
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 0, worker.output
 
 
 def test_a_listen_dsn_nobody_can_read_is_2_and_its_password_stays_secret(dsn: str, app: Path) -> None:

@@ -10,6 +10,7 @@ import psutil
 import psycopg
 import pytest
 from servers import Server
+from starting import StartingServer, kill_starting
 from supervised import TASKS, Flow, Sampler, gone, put, supervised
 from workers import Eyes, wait_until
 
@@ -280,3 +281,35 @@ def test_ctrl_c_at_a_terminal_reaches_the_supervisor_only(tmp_path: Path, dsn: s
         groups = {os.getpgid(child.pid) for child in one.children()}
         assert os.getpgid(one.pid) not in groups and len(groups) == 2
         assert {psutil.Process(pid).ppid() for pid in one.pids()} == {one.pid}
+
+
+@pytest.mark.second
+@pytest.mark.promise("F41")
+def test_one_of_the_first_that_is_killed_while_it_starts_is_replaced(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
+    waits = TASKS + "\nwhile not (HERE / 'go on').exists():\n    time.sleep(0.01)\n"
+    with supervised(tmp_path, dsn, processes=3, source=waits, ready=False) as one:
+        killed = kill_starting(one, 2)
+        one.worker.says("process 4 (pid ")
+        (tmp_path / "go on").touch()
+        one.worker.says("ready: 3 worker processes")
+        assert killed not in one.pids() and len(one.pids()) == 3
+        one.signal(signal.SIGTERM)
+        assert one.worker.ends() == 0
+
+
+@pytest.mark.second
+@pytest.mark.promise("F41")
+def test_if_all_the_first_fail_the_supervisor_ends_with_their_code(tmp_path: Path, dsn: str) -> None:
+    with supervised(tmp_path, dsn, processes=3, source="import no_such_module", ready=False) as one:
+        assert one.worker.ends() == 2
+        assert "'no_such_module'" in one.worker.output
+
+
+@pytest.mark.second
+@pytest.mark.promise("F41")
+def test_a_server_that_is_starting_up_ends_no_supervisor(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
+    with StartingServer(dsn) as server, supervised(tmp_path, server.dsn, processes=2, ready=False) as one:
+        wait_until(lambda: server.refused >= 8)
+        server.opened.set()
+        one.worker.says("ready: 2 worker processes")
+        assert one.counts("before it had announced itself") == 0

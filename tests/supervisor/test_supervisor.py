@@ -14,7 +14,7 @@ from workers import until
 
 from pgqueue.supervisor import supervisor as keeping
 from pgqueue.supervisor.fleet import YOUNG_SECONDS, Child, State
-from pgqueue.supervisor.recycling import Terms
+from pgqueue.supervisor.recycling import BOOT_SECONDS, Terms
 from pgqueue.supervisor.supervisor import DEADLINE, DONE, GAP_SECONDS, INTERRUPTED, LOOK_SECONDS, Supervisor
 
 
@@ -323,13 +323,54 @@ async def test_one_that_is_done_and_does_not_go_is_ended(made: list[Kept], monke
 # The end -------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_supervisor_ends_with_the_code_of_the_first_one_if_that_does_not_start(made: list[Kept]) -> None:
+@pytest.mark.promise("F41")
+async def test_the_supervisor_ends_with_the_code_of_the_last_one_if_none_of_the_first_starts(made: list[Kept]) -> None:
     kept = Kept(2)
     made.append(kept)
     await kept.rest()
-    kept.all[0].dies(2)
+    kept.all[0].dies(-9)
     await kept.rest()
-    assert kept.supervisor._code == 2 and kept.all[1].told == ["kill"]
+    assert len(kept.all) == 3 and kept.all[1].told == [], "it is replaced"
+    kept.all[1].dies(2)
+    await kept.rest()
+    assert kept.supervisor._code == 2 and kept.all[2].told == ["kill"]
+
+
+@pytest.mark.promise("F41")
+@pytest.mark.parametrize("killed", [[0], [0, 1], [2, 3, 0]])
+async def test_one_of_the_first_that_dies_while_it_starts_is_replaced(killed: list[int], made: list[Kept]) -> None:
+    kept = Kept(4)
+    made.append(kept)
+    await kept.rest()
+    for number in killed:
+        kept.all[number].dies(-9)
+    await kept.rest()
+    assert kept.supervisor._code is None and len(kept.all) == 4 + len(killed)
+    for one in kept.all:
+        one.announces()
+    await kept.rest()
+    for one in kept.all:
+        if one.code is None:
+            one.says("running")
+    await kept.rest()
+    assert kept.supervisor.fleet.active == 4 and "kill" not in [word for one in kept.all for word in one.told]
+
+
+@pytest.mark.promise("F41")
+async def test_one_that_waits_for_a_server_that_is_starting_up_does_not_hang(made: list[Kept]) -> None:
+    kept = Kept(1)
+    made.append(kept)
+    await kept.rest()
+    [one] = kept.all
+    one.child.since -= BOOT_SECONDS + 1
+    one._words.put_nowait({"say": "waits"})
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await kept.rest()
+    assert one.told == []
+    one.child.since -= BOOT_SECONDS + 1
+    await kept.rest()
+    assert one.told == ["kill"], "if it does not say so again"
 
 
 @pytest.mark.promise("S01")

@@ -99,7 +99,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """Run the jobs of a module's tasks.
 
     Imports each MODULE and takes the jobs of the queues their tasks name. During an outage of the database the worker
-    waits; only at the start an outage is an error (exit code 3).
+    waits; only at the start an outage is an error (exit code 3), unless the server is just starting up.
 
     SIGTERM or Ctrl-C: take no more jobs, finish those that run, leave. Jobs that still run after --grace are cancelled
     and given back (exit code 5). A second signal leaves at once (130); the jobs run again when the lease is over.
