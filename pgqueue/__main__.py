@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import atexit
 import gc
+import signal
 import sys
+
+from pgqueue import early_signals
 
 NO_LIBPQ = (
     "pgqueue: psycopg found no libpq, PostgreSQL's client library: pip install 'psycopg[binary]', "
     "or install your system's libpq (Debian and Ubuntu: libpq5)"
 )
+
+INTERRUPTED = 130
 
 
 def main() -> None:
@@ -18,10 +23,14 @@ def main() -> None:
         # A probe runs every few seconds, on every host: garbage collection would only cost time in so short a process.
         gc.disable()
         atexit.register(gc.freeze)
+    if sys.argv[1:2] == ["work"]:
+        early_signals.keep(signal.SIGHUP, signal.SIGUSR1, signal.SIGTTIN, signal.SIGTTOU)
     try:
         from pgqueue.cli import main as cli
 
         cli(prog_name="pgqueue")
+    except KeyboardInterrupt:  # in the middle of an import; a command has its own answer
+        sys.exit(INTERRUPTED)
     except ImportError as error:
         # psycopg's own message is longer: it has a line for each of the three ways it tried.
         if "no pq wrapper available" not in str(error):

@@ -21,6 +21,7 @@ import click
 import psycopg
 from psycopg.pq import Ping
 
+from pgqueue import early_signals
 from pgqueue.cli.database import connected, place, server_state
 from pgqueue.cli.exit_codes import DEADLINE, DONE, INTERRUPTED, code_of, line_of
 from pgqueue.client import tasks
@@ -162,6 +163,8 @@ class Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             forks.handle_signal(number, self._handle)
         forks.handle_signal(signal.SIGUSR1, lambda *_: loop.call_soon_threadsafe(quiet))
+        if signal.SIGUSR1 in early_signals.take():
+            quiet()
 
     def stop(self, grace: float) -> None:
         if not self.received.is_set():

@@ -11,11 +11,12 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+from pgqueue import early_signals
 from pgqueue.database.backoff import wait, within
 from pgqueue.supervisor.fleet import Action, Child, End, Fleet, Quiet, Spawn, State, Work
 from pgqueue.supervisor.open_orders import OpenOrders
@@ -112,11 +113,20 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
-        loop.add_signal_handler(signal.SIGHUP, self._restart, "SIGHUP")
-        loop.add_signal_handler(signal.SIGUSR1, self._quiet, "SIGUSR1")
-        loop.add_signal_handler(signal.SIGTTIN, lambda: self._scale(self.fleet.size + 1, "SIGTTIN"))
-        loop.add_signal_handler(signal.SIGTTOU, lambda: self._scale(self.fleet.size - 1, "SIGTTOU"))
+        orders: dict[int, Callable[[], object]] = {
+            signal.SIGHUP: lambda: self._restart("SIGHUP"),
+            signal.SIGUSR1: lambda: self._quiet("SIGUSR1"),
+            signal.SIGTTIN: lambda: self._scale(self.fleet.size + 1, "SIGTTIN"),
+            signal.SIGTTOU: lambda: self._scale(self.fleet.size - 1, "SIGTTOU"),
+        }
+        for ordered, order in orders.items():
+            loop.add_signal_handler(ordered, order)
         loop.add_signal_handler(signal.SIGCHLD, self._wake.set)
+        for early in early_signals.take():
+            if early == signal.SIGHUP:
+                log.info("SIGHUP: nothing runs yet, and what is started now is new")
+            else:
+                orders[early]()
 
     def _restart(self, why: str) -> int:
         log.info("%s: rolling restart: new processes first, then the old ones finish and leave", why)

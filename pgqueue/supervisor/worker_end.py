@@ -34,7 +34,8 @@ class WorkerEnd:
         self._place, self._of = 0, 0
         self._let_work = asyncio.Event()
         self._gone = False
-        forks.handle_signal(signal.SIGHUP, signal.SIG_IGN)  # only the supervisor handles it
+        for number in (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU):  # only the supervisor handles them
+            forks.handle_signal(number, signal.SIG_IGN)
         self._tasks: set[asyncio.Task[None]] = set()
         self.stop: Callable[[float], None] = lambda grace: None
 

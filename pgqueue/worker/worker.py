@@ -100,7 +100,7 @@ class Worker:
         self.state = WorkerState(settings, named)
         self.services: Services
         """Made by `prepare`, when this worker has its id."""
-        self._prepared = self._stopping = False
+        self._prepared = self._stopping = self._quiet_soon = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
@@ -174,6 +174,8 @@ class Worker:
         others += [services.poison_drain, services.progress, *([services.notifier] if self.settings.listen else [])]
         for service in others:
             self._serve(service.run(), type(service).__name__.lower())
+        if self._quiet_soon:
+            self.quiet()
 
     def _warn_of_locks(self) -> None:
         keyed = [task for task in self.state.tasks.values() if task.locking or (task.limiting and task.limiting.limit)]
@@ -198,7 +200,11 @@ class Worker:
         await asyncio.shield(self._ended)
 
     def quiet(self) -> None:
-        """Take no more jobs, hand back those that have not started; `run` returns when the running jobs have ended."""
+        """Take no more jobs, hand back those that have not started; `run` returns when the running jobs have ended.
+
+        While the worker starts, this is kept until it has started.
+        """
+        self._quiet_soon = self.state.phase == "starting"
         if self.state.phase == "running":
             services = self.services
             self.state.phase = "quiet"

@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 from commands import Worker, pgqueue, working
+from early import early
 from psycopg.conninfo import conninfo_to_dict
 from servers import Server
 from starting import StartingServer
@@ -300,6 +301,26 @@ def test_a_database_that_is_away_at_the_start_is_3(app: Path) -> None:
     done = pgqueue("work", "shop", dsn="postgresql://a:hush-hush@127.0.0.1:1/x", cwd=app)
     assert (done.returncode, "127.0.0.1" in done.stderr, "hush" in done.stderr) == (3, True, False)
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.promise("F41")
+def test_a_worker_that_is_told_to_be_quiet_at_once_leaves_when_it_has_started(dsn: str, app: Path) -> None:
+    with working("shop", dsn=dsn, cwd=app, where=early("USR1")) as worker:
+        assert worker.ends() == 0, worker.output
+        assert "ready" in worker.output
+
+
+@pytest.mark.promise("F41")
+@pytest.mark.parametrize("name", ["HUP", "TERM"])
+def test_other_signals_do_to_a_worker_at_once_what_they_do_later_to_a_process(dsn: str, app: Path, name: str) -> None:
+    with working("shop", dsn=dsn, cwd=app, where=early(name)) as worker:
+        assert worker.ends() == -signal.Signals[f"SIG{name}"]
+
+
+@pytest.mark.promise("F41")
+def test_ctrl_c_while_a_command_imports_is_130_without_a_traceback(dsn: str, app: Path) -> None:
+    done = pgqueue("status", dsn=dsn, cwd=app, where=early("INT"))
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 @pytest.mark.promise("F41")

@@ -17,7 +17,7 @@ from pgqueue.database import statements
 
 PACKAGE = Path(__file__).parents[2] / "pgqueue"
 
-GROUND = "errors config logs distribution"
+GROUND = "errors config logs distribution early_signals"
 # What each wing may import: itself, and these. A name with dots is one module and nothing else of its wing.
 WINGS = {
     **{module: GROUND for module in GROUND.split()},
@@ -30,7 +30,7 @@ WINGS = {
     "testing": f"{GROUND} admin client database jobs worker pgqueue",
     "cli": f"{GROUND} admin client database jobs supervisor testing worker pgqueue",
     "pytest_plugin": f"{GROUND} database testing",
-    "__main__": "cli",
+    "__main__": "cli early_signals",
 }
 # The same between the rooms of the worker and the modules that stand beside them.
 ROOMS = {

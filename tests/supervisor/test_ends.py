@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
+from early import early
 from servers import Server
 from starting import StartingServer, kill_starting
 from supervised import TASKS, Flow, Sampler, gone, put, supervised
@@ -313,3 +314,43 @@ def test_a_server_that_is_starting_up_ends_no_supervisor(tmp_path: Path, dsn: st
         server.opened.set()
         one.worker.says("ready: 2 worker processes")
         assert one.counts("before it had announced itself") == 0
+
+
+@pytest.mark.promise("F41")
+@pytest.mark.parametrize(
+    ("names", "size", "says"),
+    [(("HUP", "TTIN"), 1, "SIGTTIN"), pytest.param(("TTOU",), 2, "SIGTTOU", marks=pytest.mark.second)],
+)
+def test_signals_in_the_first_moment_are_orders(
+    tmp_path: Path, dsn: str, names: tuple[str, ...], size: int, says: str
+) -> None:
+    with supervised(tmp_path, dsn, processes=size, ready=False, where=early(*names)) as one:
+        one.worker.says(f"{says}: from now on {3 - size} processes")
+        one.worker.says(f"ready: {3 - size} worker processes")
+        one.signal(signal.SIGTERM)
+        assert one.worker.ends() == 0
+
+
+@pytest.mark.second
+@pytest.mark.promise("F41")
+def test_a_supervisor_that_is_told_to_be_quiet_at_once_starts_nothing_before_a_restart(
+    tmp_path: Path, dsn: str
+) -> None:
+    with supervised(tmp_path, dsn, processes=1, ready=False, where=early("USR1")) as one:
+        one.worker.says("SIGUSR1: no more jobs are taken")
+        one.signal(signal.SIGHUP)
+        one.worker.says("ready: 1 worker processes")
+        assert one.counts("is started") == 1
+
+
+@pytest.mark.second
+@pytest.mark.promise("F41")
+def test_signals_for_the_supervisor_that_reach_a_worker_process_do_nothing_there(tmp_path: Path, dsn: str) -> None:
+    """As of `systemctl kill`, which signals every process of a unit."""
+    with supervised(tmp_path, dsn, processes=1) as one:
+        [worker] = one.children()
+        for number in (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU):
+            worker.send_signal(number)
+        one.signal(signal.SIGTERM)
+        assert one.worker.ends() == 0, one.worker.output
+        assert one.counts("was killed") == 0

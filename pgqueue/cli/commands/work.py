@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from pgqueue import early_signals
 from pgqueue.cli.options import Duration, Size, database, given
 
 if TYPE_CHECKING:
@@ -125,6 +127,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     if _is_supervisor(ctx, options):
         raise click.exceptions.Exit(_supervise(options, directory))
 
+    if options["supervised"] is None:
+        early_signals.give_back(signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU)  # one worker has no answer to them
     from pgqueue.cli.worker_process import serve, worker_end_of  # with all of a worker: a supervisor needs none of it
 
     with worker_end_of(options["supervised"]) as worker_end:
