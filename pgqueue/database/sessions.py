@@ -19,17 +19,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from psycopg import AsyncConnection, Connection, Error, Notify, OperationalError
 from psycopg.types.numeric import Int8BinaryLoader
 
-from pgqueue.database import forks, statements
+from pgqueue.database import alarms, forks, statements
 from pgqueue.database.pipeline import Wire
 from pgqueue.database.statements import Statement
 
@@ -264,16 +264,14 @@ def transaction(conn: Connection[Any], link: Link, *, pipeline: bool = False) ->
     If it takes too long, the link is dead: the connection is broken, and OperationalError is raised. The pipeline is
     opened here because its end is a round trip, too, and must be inside this time.
     """
-    timer = threading.Timer(ROUND_TRIP_SECONDS, hang_up, [conn])
-    timer.daemon = True
-    timer.start()
-    try:
-        with conn.pipeline() if pipeline else nullcontext(), conn.transaction():
-            conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
-            conn.execute(link.statement("sessions_settings").sql)
-            yield
-    finally:
-        timer.cancel()
+    with (
+        alarms.after(ROUND_TRIP_SECONDS, partial(hang_up, conn)),
+        conn.pipeline() if pipeline else nullcontext(),
+        conn.transaction(),
+    ):
+        conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
+        conn.execute(link.statement("sessions_settings").sql)
+        yield
 
 
 async def identify(conn: Wire, link: Link, *, patience: float | None = None) -> Identity | None:

@@ -25,7 +25,7 @@ from typing import Any
 from pgqueue.client.middleware import RESULTS, declared, wrapped
 from pgqueue.client.tasks import holding, scheduled
 from pgqueue.database import embedded, forks
-from pgqueue.database.backoff import persist
+from pgqueue.database.backoff import persist, within
 from pgqueue.database.sessions import Session
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import Outcome
@@ -60,6 +60,7 @@ from pgqueue.worker.run.progress import Progress
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.serialization_retries import SerializationRetries
 from pgqueue.worker.run.slots import slot_groups
+from pgqueue.worker.run.threads import START_SECONDS
 from pgqueue.worker.state import WorkerState
 from pgqueue.worker.transactions.commit import TransactionServices
 from pgqueue.worker.transactions.handler_pool import HandlerPool
@@ -295,9 +296,14 @@ class Services:
         old = self.state.id
         await persist(self._register, name="register", until=lambda: self.state.id != old)
         self.heartbeat = self._new_heartbeat()
-        self.heartbeat.start()
+        await self._start_heartbeat()
         self.fetcher.wake(zero=True)
         self.ticks.wake()
+
+    async def _start_heartbeat(self) -> None:
+        """Start its thread off the loop: where memory is at its limit this may never return."""
+        if not await within(asyncio.to_thread(self.heartbeat.start), START_SECONDS):
+            raise RuntimeError(f"the thread of the heartbeat did not begin within {START_SECONDS:g} s")
 
     async def _register(self) -> None:
         self.state.id = await entered(self.state)

@@ -182,7 +182,8 @@ class Heartbeat:
                 self._beat_on_one_connection(backoff)
             except Exception as error:
                 if not transient(error):
-                    log.exception("heartbeat: the database refuses it; this worker will be taken for dead")
+                    what = "the database refuses it" if isinstance(error, psycopg.Error) else "it cannot be sent"
+                    log.exception("heartbeat: %s; this worker will be taken for dead", what)
                 pause = backoff.pause()
                 log.warning(
                     "heartbeat: %s; trying again in %.2f s%s",

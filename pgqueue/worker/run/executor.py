@@ -94,7 +94,23 @@ class Executor:
         """Give up all jobs that have not started; the caller releases them. Jobs that wait to run again are released,
         too."""
         self._retries.leave_all()
-        return [job for group in self._running.groups for job, _ in group.empty()]
+        return self._take_from_threads() + [job for group in self._running.groups for job, _ in group.empty()]
+
+    def _take_from_threads(self) -> list[Job]:
+        """Take back the jobs that no thread has begun with: usually none, all of them where no thread can be had."""
+        back = []
+        for group, run, _ in self._threads.take_back():
+            job, run.job = run.job, None
+            assert job is not None
+            self._forget(job, run)
+            self._runs.discard(run)
+            group.end(0.0)
+            if run.stop_outcome is None:
+                back.append(job)
+            else:
+                self._finish(job, run.stop_outcome[1])
+            self._slot_freed(group)
+        return back
 
     def interrupt(self, job_id: int, outcome: Outcome) -> bool:
         """Stop this job, which then ends with `outcome`, whatever its handler says; False if it is not here.

@@ -2,15 +2,37 @@
 
 Used by the executor only, which says what they do. If its handler hangs, a thread is left behind; it dies with the
 process. Knows nothing of jobs and of stopping them.
+
+A thread may not be had: memory or the number of threads is at its limit. `Thread.start` then raises, or it waits for
+ever, because the new thread died before it could say that it lives. So the loop never calls it:
+
+1. The loop starts a bare thread, which is not waited for. That one calls `Thread.start`, and may wait.
+2. The new thread says that it is there. If it has not within `START_SECONDS`, it counts as missing.
+3. What a missing thread should have done stays in the inbox. The next thread that is free takes it.
+4. While threads are missing, another one is tried, after pauses that grow from one second to half a minute.
+
+Why the count of idle threads stays right. Each entry of the inbox has a thread: one that was idle, one that is coming,
+or one that is missing. A thread that becomes free pays for a missing one first: it has just taken, or will take, that
+one's entry. Only if none is missing it is idle. All counts change on the loop.
 """
 
 from __future__ import annotations
 
+import _thread
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
+
+log = logging.getLogger("pgqueue")
+
+START_SECONDS = 5.0
+# Each try may leave a bare thread behind that waits for ever, so the pauses grow.
+AGAIN_SECONDS, AGAIN_MOST = 1.0, 30.0
+SAY_SECONDS = 60.0
 
 
 class Threads:
@@ -20,20 +42,35 @@ class Threads:
         self._work = work
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[tuple[tuple[Any, ...], Callable[[], None]] | None] = queue.SimpleQueue()
-        self._threads: set[threading.Thread] = set()
+        self._threads: set[int] = set()
+        """Numbers of the threads that are there, or were and have not said that they go."""
+        self._coming: set[int] = set()
         self._made = 0
         self._idle = 0
+        self._missing = 0
+        self._pause = AGAIN_SECONDS
+        self._said = -SAY_SECONDS
+        self._closed = self._trying = False
 
     def start(self, *args: Any, done: Callable[[], None]) -> None:
-        """Call `work(*args)` in a thread, and then `done()` on the loop. Called on the loop."""
-        if self._idle == 0:
-            self._made += 1
-            thread = threading.Thread(target=self._serve, name=f"pgqueue-{self._made}", daemon=True)
-            self._threads.add(thread)
-            thread.start()
-        else:
-            self._idle -= 1
+        """Call `work(*args)` in a thread, and then `done()` on the loop. Called on the loop, which never waits."""
         self._inbox.put((args, done))
+        if self._idle:
+            self._idle -= 1
+        else:
+            self._make()
+
+    def take_back(self) -> list[tuple[Any, ...]]:
+        """What no thread has begun with, as it was given to `start`. It is not done any more. Called on the loop."""
+        taken: list[tuple[Any, ...]] = []
+        while True:
+            try:
+                entry = self._inbox.get_nowait()
+            except queue.Empty:
+                return taken
+            if entry is not None:
+                taken.append(entry[0])
+                self._free()
 
     def call_loop(self, callback: Callable[..., object], *args: Any) -> None:
         """Run `callback` on the loop; not if the thread has outlived its worker, and the loop is closed."""
@@ -42,20 +79,82 @@ class Threads:
 
     def close(self) -> None:
         """Let idle threads end, and the others when their work is done."""
-        for _ in self._threads:
+        self._closed = True
+        for _ in range(len(self._threads) + len(self._coming)):
             self._inbox.put(None)
 
-    def _serve(self) -> None:
+    # Making threads, on the loop -------------------------------------------------------------------------------------
+
+    def _make(self) -> None:
+        self._made += 1
+        self._coming.add(self._made)
+        try:
+            _thread.start_new_thread(self._start, (self._made,))
+        except (RuntimeError, MemoryError) as error:
+            self._not_come(self._made, str(error))
+            return
+        self._loop.call_later(START_SECONDS, self._not_come, self._made, f"it did not begin within {START_SECONDS:g} s")
+
+    def _come(self, number: int) -> None:
+        self._threads.add(number)
+        self._pause = AGAIN_SECONDS
+        if number in self._coming:
+            self._coming.discard(number)
+        else:  # it was given up, and comes all the same
+            self._free()
+
+    def _not_come(self, number: int, why: str) -> None:
+        if number not in self._coming:
+            return
+        self._coming.discard(number)
+        self._missing += 1
+        if monotonic() - self._said >= SAY_SECONDS:
+            self._said = monotonic()
+            message = "no thread can be started for a sync handler: %s; %d jobs wait, %d threads are there"
+            log.error(message, why, self._missing, len(self._threads))
+        self._try_soon()
+
+    def _try_soon(self) -> None:
+        if not self._trying:
+            self._trying = True
+            self._loop.call_later(self._pause, self._try_again)
+            self._pause = min(AGAIN_MOST, 2 * self._pause)
+
+    def _try_again(self) -> None:
+        self._trying = False
+        if self._missing and not self._closed:
+            self._missing -= 1
+            self._make()
+            if self._missing:
+                self._try_soon()
+
+    def _free(self) -> None:
+        if self._missing:
+            self._missing -= 1
+        else:
+            self._idle += 1
+
+    # In threads ------------------------------------------------------------------------------------------------------
+
+    def _start(self, number: int) -> None:
+        """In a bare thread: start the one that works. This may wait for ever."""
+        try:
+            threading.Thread(target=self._serve, args=[number], name=f"pgqueue-{number}", daemon=True).start()
+        except (RuntimeError, MemoryError) as error:
+            self.call_loop(self._not_come, number, str(error) or type(error).__name__)
+
+    def _serve(self, number: int) -> None:
+        self.call_loop(self._come, number)
         while (message := self._inbox.get()) is not None:
             args, done = message
             if not self._work(*args):
-                return self.call_loop(self._gone, threading.current_thread(), done)
+                return self.call_loop(self._gone, number, done)
             self.call_loop(self._freed, done)
 
     def _freed(self, done: Callable[[], None]) -> None:
-        self._idle += 1
+        self._free()
         done()
 
-    def _gone(self, thread: threading.Thread, done: Callable[[], None]) -> None:
-        self._threads.discard(thread)
+    def _gone(self, number: int, done: Callable[[], None]) -> None:
+        self._threads.discard(number)
         done()
