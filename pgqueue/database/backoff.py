@@ -28,6 +28,11 @@ _TRANSIENT = (
     psycopg.errors.InvalidSqlStatementName,
 )
 
+_AWAY = ("08", "57P", "53300")
+"""SQLSTATE classes and codes by which a server, or a pooler, ends a session or takes none."""
+LOST_SECONDS = 0.05
+"""A service whose session is lost asks again after this time. The session paces its connections (see outage)."""
+
 
 def transient(error: BaseException) -> bool:
     """Whether trying again can help: the database is away, restarting, failing over or overloaded.
@@ -37,13 +42,25 @@ def transient(error: BaseException) -> bool:
     return isinstance(error, _TRANSIENT)
 
 
+def is_loss(error: BaseException) -> bool:
+    """Whether the error says that the connection or the server is gone. Else the server has answered the statement."""
+    if isinstance(error, psycopg.Error) and error.sqlstate is not None:
+        return error.sqlstate.startswith(_AWAY)
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError)
+
+
+def one_line(error: BaseException) -> str:
+    """What the error says, in one line: the driver's own texts have several."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def jittered(seconds: float) -> float:
     """`seconds` times a random 1 to 2, so that workers started together do not stay in step."""
     return seconds * random.uniform(1.0, 2.0)
 
 
 class Backoff:
-    """Growing pauses with jitter, 50 ms at first and 5 s at most. After a success they start again at the first."""
+    """Growing pauses with jitter, 50 ms at first and 5 s at most. An answered statement starts them again at the first."""
 
     def __init__(self, first: float = 0.05, most: float = 5.0) -> None:
         self._first, self._most, self._next = first, most, first
@@ -57,20 +74,35 @@ class Backoff:
         return seconds
 
 
-async def persist(step: Callable[[], Awaitable[None]], *, name: str, until: Callable[[], bool] = lambda: False) -> None:
+async def persist(
+    step: Callable[[], Awaitable[None]],
+    *,
+    name: str,
+    until: Callable[[], bool] = lambda: False,
+    answers: Callable[[], int] | None = None,
+) -> None:
     """Repeat `step` until cancelled or `until()` is true. A transient error is logged, then comes a pause. Any other
-    error is raised."""
-    backoff = Backoff()
+    error is raised.
+
+    - `answers` counts the answered statements of the step's session. A step that was answered none starts no back-off
+      anew: many steps only wait. Without it, every step that returns does.
+    - After a loss of the connection there is no pause and no line: the session has said so, and paces its connections.
+    """
+    backoff, seen = Backoff(), 0
     while not until():
         try:
             await step()
-            backoff.succeeded()
+            if answers is None or answers() != seen:
+                backoff.succeeded()
         except Exception as error:
             if not transient(error):
                 raise
-            pause = backoff.pause()
-            log.warning("%s: %s; trying again in %.2f s", name, str(error).strip() or type(error).__name__, pause)
+            pause, level = backoff.pause(), logging.WARNING
+            if is_loss(error):
+                pause, level = LOST_SECONDS, logging.DEBUG
+            log.log(level, "%s: %s; trying again in %.2f s", name, one_line(error), pause)
             await asyncio.sleep(pause)
+        seen = 0 if answers is None else answers()
 
 
 async def wait(event: asyncio.Event, seconds: float | None) -> bool:

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -30,6 +30,8 @@ from psycopg import AsyncConnection, Connection, Error, Notify, OperationalError
 from psycopg.types.numeric import Int8BinaryLoader
 
 from pgqueue.database import alarms, forks, statements
+from pgqueue.database.backoff import is_loss
+from pgqueue.database.outage import Outage
 from pgqueue.database.pipeline import Wire
 from pgqueue.database.statements import Statement
 
@@ -40,11 +42,17 @@ Identity = tuple[int, str]
 
 # If a round trip takes longer than this, the link is dead: statement_timeout (30 s) would have answered before.
 ROUND_TRIP_SECONDS = 45.0
+# If the database is away, a session is opened again after this time at most.
+PAUSE_MOST = 5.0
 # A session that looks older than its connection by at most this time still counts as that connection's own.
 TRAVEL_SECONDS = 1.0
 
 BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", {}, lambda rows: None)
 COMMIT = Statement("COMMIT", {}, lambda rows: None)
+
+
+class Replaced(OperationalError):
+    """Nothing was sent: the connection that the message was made for has been replaced by another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,8 @@ class Link:
     prepare: bool = True
     left: set[Identity] = field(default_factory=set, compare=False, repr=False)
     """Sessions of this worker that lost their connection with a message under way, and were not ended yet."""
+    outage: Outage = field(default_factory=Outage, compare=False, repr=False)
+    """Which sessions of this worker are lost: it paces their connections."""
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         """The named statement of `sql/` with its parameters. Its answer is a list of its rows."""
@@ -66,17 +76,26 @@ class Session:
     """One connection of a worker. `run` sends statements as one transaction in one round trip.
 
     `opened` is awaited for each new connection before it is used: other workers must know its session before it holds a
-    lock.
+    lock. If the database is away, the next call waits before it connects: 50 ms, growing to `most` seconds.
     """
 
-    def __init__(self, link: Link, name: str, opened: Callable[[], Awaitable[object]] | None = None) -> None:
+    def __init__(
+        self,
+        link: Link,
+        name: str,
+        opened: Callable[[], Awaitable[object]] | None = None,
+        *,
+        most: float = PAUSE_MOST,
+    ) -> None:
         self.link = link
         self._opened = opened
+        self._most = most
         self.identity: Identity | None = None
         self.generation = 0
         """Number of connections this session has had. Facts learned on an earlier connection may be wrong on this."""
         self.ended = 0
         """Number of round trips that were answered or failed. No round trip hangs for ever."""
+        self._answers = 0
         self.sent = 0.0
         """When the last message was sent, by `monotonic`."""
         self.took = 0.0
@@ -108,12 +127,13 @@ class Session:
             try:
                 connection = await self._connected()
                 if on not in (None, self.generation):
-                    raise OperationalError("what was to be sent was made for a connection that is not there any more")
+                    raise Replaced("what was to be sent was made for a connection that is not there any more")
                 if self.link.left:
                     await end_left(connection, self.link)
                 return await self._exchange(connection, messages, after)
-            except BaseException:
+            except BaseException as error:
                 await self.close()
+                self._failed(error)
                 raise
             finally:
                 self.ended += 1
@@ -129,14 +149,28 @@ class Session:
                 self.link.left.add(identity)
             raise
         self.took = monotonic() - self.sent
+        self._answers += 1
+        self.link.outage.answered(self._name)
         return answers
+
+    def _failed(self, error: BaseException) -> None:
+        if is_loss(error) and not isinstance(error, Replaced):
+            self.link.outage.lost(self._name, error, self._most)
 
     async def ready(self) -> int:
         """Connect if needed; return the generation of the connection that the next `run` will use."""
         if self._connection is None or self._connection.closed:
             async with self._turn:
-                await self._connected()
+                try:
+                    await self._connected()
+                except BaseException as error:
+                    self._failed(error)
+                    raise
         return self.generation
+
+    def answers(self) -> int:
+        """Number of round trips that were answered."""
+        return self._answers
 
     @property
     def lasting(self) -> int | None:
@@ -175,6 +209,8 @@ class Session:
 
     async def _connected(self) -> Wire:
         if self._connection is None or self._connection.closed:
+            if pause := self.link.outage.pause(self._name):
+                await asyncio.sleep(pause)
             began = monotonic()
             self._connection = await connect(self.link, f"pgqueue {self._name}")
             self._connection.add_notify_handler(self._note)
@@ -258,20 +294,21 @@ def hang_up(conn: AsyncConnection[Any] | Connection[Any]) -> None:
 
 
 @contextmanager
-def transaction(conn: Connection[Any], link: Link, *, pipeline: bool = False) -> Iterator[None]:
-    """A transaction of a worker on a sync connection, with `pipeline` as a pipeline.
+def transaction(conn: Connection[Any], link: Link) -> Iterator[None]:
+    """A transaction of a worker on a sync connection in autocommit mode.
 
-    If it takes too long, the link is dead: the connection is broken, and OperationalError is raised. The pipeline is
-    opened here because its end is a round trip, too, and must be inside this time.
+    If it takes too long, the link is dead: the connection is broken, and OperationalError is raised. After any error
+    the connection is closed, which undoes the transaction. The driver's own blocks would log what they ignore then.
     """
-    with (
-        alarms.after(ROUND_TRIP_SECONDS, partial(hang_up, conn)),
-        conn.pipeline() if pipeline else nullcontext(),
-        conn.transaction(),
-    ):
-        conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
-        conn.execute(link.statement("sessions_settings").sql)
-        yield
+    try:
+        with alarms.after(ROUND_TRIP_SECONDS, partial(hang_up, conn)):
+            conn.execute(BEGIN.sql)
+            conn.execute(link.statement("sessions_settings").sql)
+            yield
+            conn.execute(COMMIT.sql)
+    except BaseException:
+        conn.close()
+        raise
 
 
 async def identify(conn: Wire, link: Link, *, patience: float | None = None) -> Identity | None:

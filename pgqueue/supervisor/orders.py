@@ -23,7 +23,7 @@ from typing import Any
 
 from psycopg import sql
 
-from pgqueue.database.backoff import Backoff
+from pgqueue.database.backoff import LOST_SECONDS, Backoff, is_loss, one_line
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Statement
 from pgqueue.worker.liveness.rescue import Rescue
@@ -106,8 +106,10 @@ class Orders:
                 await self._round()
                 backoff.succeeded()
             except Exception as error:
-                pause = backoff.pause()
-                log.warning("supervisor: %s; trying again in %.2f s, the processes go on", str(error).strip(), pause)
+                pause, level = backoff.pause(), logging.WARNING
+                if is_loss(error):  # the session has said so, and paces its connections
+                    pause, level = LOST_SECONDS, logging.DEBUG
+                log.log(level, "supervisor: %s; trying again in %.2f s, the processes go on", one_line(error), pause)
                 await asyncio.sleep(pause)
                 continue
             await self._pause()

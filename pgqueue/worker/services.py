@@ -25,7 +25,7 @@ from typing import Any
 from pgqueue.client.middleware import RESULTS, declared, wrapped
 from pgqueue.client.tasks import holding, scheduled
 from pgqueue.database import embedded, forks
-from pgqueue.database.backoff import persist, within
+from pgqueue.database.backoff import is_loss, persist, within
 from pgqueue.database.sessions import Session
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import Outcome
@@ -68,6 +68,9 @@ from pgqueue.worker.transactions.iteration import Iterations
 from pgqueue.worker.transactions.transactional import Transactional
 
 log = logging.getLogger("pgqueue")
+
+START = "start"
+"""Of the session that registers this worker anew."""
 
 Serve = Callable[[Coroutine[Any, Any, None], str], object]
 """Lets a service run, under a name, for as long as the worker lives."""
@@ -306,4 +309,12 @@ class Services:
             raise RuntimeError(f"the thread of the heartbeat did not begin within {START_SECONDS:g} s")
 
     async def _register(self) -> None:
-        self.state.id = await entered(self.state)
+        outage = self.state.link.outage
+        await asyncio.sleep(outage.pause(START))
+        try:
+            self.state.id = await entered(self.state)
+        except Exception as error:
+            if is_loss(error):
+                outage.lost(START, error)
+            raise
+        outage.answered(START)

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from pgqueue.database.backoff import Backoff, jittered, persist, transient, wait
+from pgqueue.database.backoff import LOST_SECONDS, Backoff, is_loss, jittered, one_line, persist, transient, wait
 
 TRANSIENT = [
     psycopg.OperationalError("connection refused"),
@@ -72,7 +72,7 @@ async def test_a_loop_survives_transient_errors_and_ends_at_others(monkeypatch: 
         pauses.append(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", no_sleep)
-    answers = [psycopg.OperationalError("away"), None, psycopg.OperationalError("away"), ValueError("a bug")]
+    answers = [errors.DiskFull("full"), None, errors.DiskFull("full"), ValueError("a bug")]
 
     async def step() -> None:
         answer = answers.pop(0)
@@ -83,6 +83,71 @@ async def test_a_loop_survives_transient_errors_and_ends_at_others(monkeypatch: 
         await persist(step, name="test")
     assert answers == []
     assert len(pauses) == 2 and max(pauses) <= 0.05  # the success in between began the pauses anew
+
+
+@pytest.mark.promise("F30")
+async def test_a_step_that_was_answered_nothing_starts_no_pauses_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive: each step that returns does. Then a fetch that fails, and waits for a wake in between, never backs off."""
+    pauses: list[float] = []
+
+    async def no_sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", no_sleep)
+    answered, rounds = 0, 0
+
+    async def step() -> None:
+        nonlocal answered, rounds
+        rounds += 1
+        if rounds == 31:
+            answered += 1
+        elif rounds % 2:
+            raise errors.DiskFull("full")
+
+    await persist(step, name="test", until=lambda: rounds == 33, answers=lambda: answered)
+    assert len(pauses) == 16 and pauses[13] >= 2.5 and pauses[14] >= 2.5 and pauses[15] <= 0.05
+
+
+@pytest.mark.promise("F30")
+async def test_a_lost_session_is_waited_for_by_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[float] = []
+
+    async def no_sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", no_sleep)
+
+    async def step() -> None:
+        raise psycopg.OperationalError("connection refused")
+
+    await persist(step, name="test", until=lambda: len(pauses) == 20)
+    assert set(pauses) == {LOST_SECONDS} and caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (psycopg.OperationalError("connection refused"), True),
+        (psycopg.InterfaceError("the connection is closed"), True),
+        (ConnectionResetError("reset"), True),
+        (TimeoutError(), True),
+        (errors.AdminShutdown("terminating"), True),
+        (errors.CannotConnectNow("starting up"), True),
+        (errors.TooManyConnections("too many"), True),
+        (errors.ConnectionFailure("a pooler's"), True),
+        (errors.DeadlockDetected("deadlock"), False),
+        (errors.QueryCanceled("statement timeout"), False),
+        (errors.DiskFull("full"), False),
+        (errors.ReadOnlySqlTransaction("a standby"), False),
+        (errors.UndefinedTable("no table"), False),
+        (ValueError("ours"), False),
+    ],
+)
+def test_a_lost_connection_is_told_from_an_answer(error: BaseException, lost: bool) -> None:
+    assert is_loss(error) is lost
+    assert one_line(error) and "\n" not in one_line(error)
 
 
 async def test_a_loop_ends_when_told_or_cancelled() -> None:

@@ -307,14 +307,11 @@ async def test_no_setting_of_the_role_breaks_a_worker(
 
 
 @pytest.mark.promise("F06")
-@pytest.mark.parametrize("pipeline", [False, True])
-def test_a_link_that_dies_before_the_last_answer_is_hung_up(
-    pipeline: bool, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All that is left to come is the answer to COMMIT, and to leaving the pipeline."""
+def test_a_link_that_dies_before_the_last_answer_is_hung_up(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is left to come is the answer to COMMIT."""
     monkeypatch.setattr(sessions, "ROUND_TRIP_SECONDS", 1.0)
     with Wire(dsn) as wire, psycopg.connect(wire.dsn, application_name="pgqueue beat", autocommit=True) as conn:
-        with pytest.raises(psycopg.OperationalError), transaction(conn, Link(dsn, "pgqueue"), pipeline=pipeline):
+        with pytest.raises(psycopg.OperationalError), transaction(conn, Link(dsn, "pgqueue")):
             conn.execute("SELECT 1").fetchall()
             assert wire.kill("pgqueue beat") == 1
         assert conn.closed

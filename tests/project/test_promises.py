@@ -55,7 +55,8 @@ def test_the_option_lists_long_tests_too_and_runs_none(tmp_path: Path) -> None:
     marked = '@pytest.mark.long\n@pytest.mark.promise("E01")\ndef test_much():\n    raise SystemExit("run")'
     done = run(tmp_path, marked, "--promises")
     assert "test_it.py::test_much" in done.stdout
-    assert "without a test: 116 of 117" in done.stdout
+    number = len(promises.rows(promises.PAGE.read_text(encoding="utf-8")))
+    assert f"without a test: {number - 1} of {number}" in done.stdout
     assert "SystemExit" not in done.stdout
 
 

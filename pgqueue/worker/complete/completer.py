@@ -141,7 +141,7 @@ class Completer:
 
     async def run(self) -> None:
         """Flush until cancelled. While the database is away, outcomes are kept and sent again."""
-        await persist(self._step, name="complete")
+        await persist(self._step, name="complete", answers=self._session.answers)
 
     async def _step(self) -> None:
         if not self._in_flight:

@@ -78,7 +78,7 @@ class DeclaredLimits:
 
     async def run(self) -> None:
         """Declare, however many attempts that takes."""
-        await persist(self._step, name="declare", until=lambda: self.declared)
+        await persist(self._step, name="declare", answers=self._session.answers, until=lambda: self.declared)
 
     async def _step(self) -> None:
         link, limits, rates = self._session.link, self._limits, self._rates

@@ -255,7 +255,7 @@ class RateLimiter:
 
     async def run(self) -> None:
         """Start jobs until cancelled."""
-        await persist(self._step, name="rates")
+        await persist(self._step, name="rates", answers=self._session.answers)
 
     async def _step(self) -> None:
         if not await wait(self._wake, self._patience()) and not self._waiters and not self._others:

@@ -263,7 +263,7 @@ class Unblocker:
     async def run(self) -> None:
         """Unblock until cancelled. The sweep finds the keys that were lost while the database was away."""
         try:
-            await persist(self._step, name="unblock")
+            await persist(self._step, name="unblock", answers=self._session.answers)
         finally:
             if self._timer is not None:
                 self._timer.cancel()

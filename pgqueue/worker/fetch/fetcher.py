@@ -238,7 +238,7 @@ class Fetcher:
 
     async def run(self) -> None:
         """Fetch until `quiet`; if the database is away, wait for it."""
-        await persist(self._step, name="fetch", until=lambda: self._quiet)
+        await persist(self._step, name="fetch", answers=self._session.answers, until=lambda: self._quiet)
 
     async def _step(self) -> None:
         roomy = [room for room in self._capacity.to_fetch() if room.free]

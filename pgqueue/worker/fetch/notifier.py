@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from psycopg import sql
 
-from pgqueue.database.backoff import jittered, persist, wait
+from pgqueue.database.backoff import jittered, transient, wait
 from pgqueue.database.pipeline import Wire
 from pgqueue.database.sessions import Identity, Link, connect, identify, send
 from pgqueue.database.statements import Statement
@@ -33,6 +33,8 @@ SCHEDULED = ":scheduled"
 CONTROL = ":control"
 LED = ":led"
 """Never notified: the channel that `heard` receives when this worker has taken the lead."""
+NAME = "listen"
+"""Of the listener's session."""
 PING_SECONDS = 10.0
 LEADER_PING_SECONDS = 10.0
 PING_ANSWER_SECONDS = 10.0
@@ -62,10 +64,17 @@ class Notifier:
 
     async def run(self) -> None:
         """Listen until cancelled."""
-        await persist(self._listen, name="listen")
+        while True:
+            try:
+                await self._listen()
+            except Exception as error:
+                if not transient(error):
+                    raise
+                await asyncio.sleep(self._link.outage.lost(NAME, error))
 
     async def _listen(self) -> None:
-        conn = await connect(self._link, "pgqueue listen")
+        """Listen on one connection until it breaks."""
+        conn = await connect(self._link, f"pgqueue {NAME}")
         try:
             self.identity = await identify(conn, self._link, patience=PING_ANSWER_SECONDS)
             if self._listed is not None and not await self._listed():
@@ -76,6 +85,7 @@ class Notifier:
             while True:
                 self.election.sought.clear()
                 await self._ping(conn)
+                self._link.outage.answered(NAME)  # only now: what comes before may succeed each time
                 await self._listen_until_sought(conn)
         except Exception:  # the server may not have noticed: the session would lead for as long as it lives
             if self.identity is not None:

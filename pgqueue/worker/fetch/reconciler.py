@@ -51,7 +51,7 @@ class Reconciler:
 
     async def run(self) -> None:
         """Reconcile after every doubt and once a minute, until cancelled."""
-        await persist(self._step, name="reconcile")
+        await persist(self._step, name="reconcile", answers=self._session.answers)
 
     async def _step(self) -> None:
         await wait(self._state.doubt, self._pause)

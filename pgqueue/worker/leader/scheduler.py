@@ -57,7 +57,7 @@ class Scheduler:
 
     async def run(self) -> None:
         """Promote until cancelled."""
-        await persist(self._step, name="schedule")
+        await persist(self._step, name="schedule", answers=self._session.answers)
 
     async def _step(self) -> None:
         self._wake.clear()

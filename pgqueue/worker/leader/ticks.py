@@ -141,7 +141,7 @@ class Ticks:
 
     async def run(self) -> None:
         """Declare the schedules, then make ticks until cancelled."""
-        await persist(self._step, name="ticks")
+        await persist(self._step, name="ticks", answers=self._session.answers)
 
     async def _step(self) -> None:
         self._wake.clear()

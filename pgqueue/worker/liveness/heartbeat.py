@@ -10,6 +10,10 @@ A worker is declared dead only if all of these hold:
 
 No time stored in the database counts. A stopped server, a failover, a suspended judge or a stepped clock therefore
 declares no worker dead. How long a job runs plays no part either.
+
+A heartbeat is one message, with its COMMIT. A process may be stopped at any moment of it, and its session may not be
+listed yet. The server needs nothing more from the process then, so the worker's row stays locked by no session that a
+rescue cannot find.
 """
 
 from __future__ import annotations
@@ -18,17 +22,17 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import psycopg
 
-from pgqueue.database import forks, statements
-from pgqueue.database.backoff import Backoff, transient, within
+from pgqueue.database import statements
+from pgqueue.database.backoff import Backoff, is_loss, one_line, transient, within
+from pgqueue.database.sessions import PAUSE_MOST, Session
 from pgqueue.database.sessions import Identity as Identity
-from pgqueue.database.sessions import ending, options, own, transaction
 from pgqueue.worker.liveness.loop_monitor import LoopMonitor
 from pgqueue.worker.liveness.memory import rss
 from pgqueue.worker.run.running_jobs import RunningJobs
@@ -36,6 +40,8 @@ from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
+NAME = "beat"
+"""Of the heartbeat's session."""
 # After this part of its lease without a heartbeat, a worker takes no more jobs: others may be about to declare it dead.
 LATE = 0.8
 # If a heartbeat takes longer than this, a new session is used before it is listed: jobs must not wait for a heartbeat.
@@ -122,15 +128,18 @@ class Heartbeat:
         self._state = state
         self._worker_id = state.id
         """The one that it keeps alive; a worker that was taken for dead has another heartbeat."""
-        self._link = state.link
+        # What other services have left is theirs to end: that can take longer than a heartbeat may.
+        most = min(PAUSE_MOST, lease / 6)
+        self._session = Session(replace(state.link, left=set()), NAME, most=most)
+        self._backoff = Backoff(most=most)
+        self._said_late = False
+        self._generation = 0
+        """Of the last session that has carried a heartbeat."""
         self._lease = lease
         self._running = running
         self._monitor = monitor
         self._receiver = receiver
         self._sessions = sessions
-        self._identity: Identity | None = None
-        self._connected = False
-        """Whether there has been a session."""
         self._due = monotonic()
         self._listed: list[Callable[[], object]] = []
         self._stop = threading.Event()
@@ -176,42 +185,31 @@ class Heartbeat:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        backoff = Backoff(most=self._lease / 6)
-        while not self._stop.is_set():
-            try:
-                self._beat_on_one_connection(backoff)
-            except Exception as error:
-                if not transient(error):
-                    what = "the database refuses it" if isinstance(error, psycopg.Error) else "it cannot be sent"
-                    log.exception("heartbeat: %s; this worker will be taken for dead", what)
-                pause = backoff.pause()
-                log.warning(
-                    "heartbeat: %s; trying again in %.2f s%s",
-                    str(error).strip(),
-                    pause,
-                    "; no jobs are taken until a heartbeat goes through" if self.late() else "",
-                )
-                self._wait(pause)
+        with asyncio.Runner() as loop:  # of this thread alone: no handler can block it
+            while not self._stop.is_set():
+                try:
+                    loop.run(self._beat())
+                except Exception as error:
+                    self._wait(self._failed(error))
+                else:
+                    self._backoff.succeeded()
+                    self._wait(self._due - monotonic())
+            loop.run(self._session.close())
         self._tell(len(self._listed))  # no heartbeat will list their sessions: wake all that wait for one
 
-    def _beat_on_one_connection(self, backoff: Backoff) -> None:
-        with psycopg.connect(self._link.dsn, **options(self._link, "pgqueue beat")) as conn:
-            forks.cut_in_children(conn)
-            with transaction(conn, self._link, pipeline=True):
-                if self._identity is not None:
-                    # Our last session may have lost its connection before the COMMIT. It would keep our row locked for
-                    # hours.
-                    end = ending(self._link, self._identity)
-                    conn.execute(end.sql, end.params)
-                rows = conn.execute(statements.text("sessions_identity", self._link.schema)).fetchall()
-            self._identity = own(conn, rows)
-            if self._connected:
-                self._receiver.reconnected()
-            self._connected = True
-            while not self._stop.is_set():
-                self._beat(conn)
-                backoff.succeeded()
-                self._wait(self._due - monotonic())
+    def _failed(self, error: Exception) -> float:
+        """The pause before the next try. A lost session says so by itself, and paces its connections."""
+        if self.late() and not self._said_late:
+            self._said_late = True
+            log.info("heartbeat: no jobs are taken until a heartbeat goes through")
+        if not transient(error):
+            what = "the database refuses it" if isinstance(error, psycopg.Error) else "it cannot be sent"
+            log.exception("heartbeat: %s; this worker will be taken for dead", what)
+        elif is_loss(error):
+            return self._session.link.outage.pause(NAME)
+        pause = self._backoff.pause()
+        log.warning("heartbeat: %s; trying again in %.2f s", one_line(error), pause)
+        return pause
 
     def _wait(self, seconds: float) -> None:
         """Wait up to `seconds`, or until a stop or a heartbeat is requested. Check the event loop meanwhile."""
@@ -227,32 +225,38 @@ class Heartbeat:
             done()
         del self._listed[:listed]
 
-    def _beat(self, conn: psycopg.Connection[Any]) -> None:
+    async def _beat(self) -> None:
+        generation = await self._session.ready()  # this session is listed, too
         listed = len(self._listed)  # counted before the sessions are read: these callers' sessions are among them
         due = monotonic() >= self._due
-        own = [self._identity] if self._identity else []
-        sessions = [{"pid": pid, "backend_start": start} for pid, start in [*self._sessions(), *own]]
-        params = {
-            "worker_id": self._worker_id,
-            "state": self._state.phase,
+        mine = [self._session.identity] if self._session.identity else []
+        sessions = [{"pid": pid, "backend_start": start} for pid, start in [*self._sessions(), *mine]]
+        write = self._session.link.statement(
+            "heartbeat_write",
+            worker_id=self._worker_id,
+            state=self._state.phase,
             # A heartbeat ahead of time does not write the running jobs. Rescue takes a job as not started if it was
             # claimed before the last list of running jobs and is missing there. A job may be about to start just now.
-            "running": statements.integers(list(self._running.runs)) if due else None,
-            "lost": self._running.lost,
-            "rss": rss(),
-            "sessions": msgspec.json.encode(sessions).decode(),
-        }
+            running=statements.integers(list(self._running.runs)) if due else None,
+            lost=self._running.lost,
+            rss=rss(),
+            sessions=msgspec.json.encode(sessions).decode(),
+        )
         sent = monotonic()
-        with transaction(conn, self._link, pipeline=True):
-            beats = conn.execute(statements.text("heartbeat_write", self._link.schema), params).fetchall()
+        [beats] = await self._session.run(write)
         if all(worker_id != self._worker_id for worker_id, _, _ in beats):
             self._receiver.declared_dead()
             self._stop.set()
             return
+        if generation != self._generation:
+            if self._generation:
+                self._receiver.reconnected()
+            self._generation = generation
         if due:
             self._due = sent + self._lease / 3
         late, self.last_beat = self.late(), sent
         if late:
+            self._said_late = False
             self._receiver.punctual_again()
         self._tell(listed)
         dead = self.judge.observe([one for one in beats if one[0] != self._worker_id], monotonic())

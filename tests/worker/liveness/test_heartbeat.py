@@ -15,14 +15,17 @@ from faults import Wire
 from worker_states import worker_state
 from workers import Eyes, wait_until
 
-from pgqueue.database import sessions
+from pgqueue.database import pipeline, sessions
 from pgqueue.database.sessions import Link
+from pgqueue.database.statements import Statement, text
 from pgqueue.worker.liveness.heartbeat import LATE, Heartbeat, Judge
 from pgqueue.worker.liveness.loop_monitor import LoopMonitor
 from pgqueue.worker.liveness.registration import register
 from pgqueue.worker.run.running_jobs import RunningJobs
 
 LEASE = 15.0
+WRITE = text("heartbeat_write", "pgqueue")
+WRITTEN = "SELECT FROM pg_stat_activity WHERE wait_event = 'ClientRead' AND query LIKE '%%SET beat = beat + 1%%'"
 STEP = 5.0
 
 
@@ -166,23 +169,57 @@ def test_a_beat_whose_commit_was_cut_off_does_not_keep_the_next_one_waiting(
 ) -> None:
     """Its session has the worker's own row locked, and would for hours: the worker would be taken for dead."""
     monkeypatch.setattr(sessions, "ROUND_TRIP_SECONDS", 1.0)
-    fetchall, cut = psycopg.Cursor.fetchall, threading.Event()
+    put, cut, sent = pipeline.Wire.put, threading.Event(), list[str]()
 
-    def cutting_fetchall(self: psycopg.Cursor[Any]) -> list[Any]:
-        rows = fetchall(self)
-        beat = threading.current_thread().name == "pgqueue-heartbeat" and rows and len(rows[0]) == 3
-        if beat and not cut.is_set():  # the answer is there, the COMMIT not sent
+    def cutting_put(self: pipeline.Wire, message: Statement[Any]) -> int:
+        if message.sql == "COMMIT" and sent and sent[-1] == WRITE and not cut.is_set():
+            while self.pgconn.flush():
+                pass
+            wait_until(lambda: eyes.all(WRITTEN))  # the server has done all that was sent, and waits for the COMMIT
             assert wire.kill("pgqueue beat") == 1
             cut.set()
-        return rows
+        sent.append(message.sql)
+        return put(self, message)
 
-    monkeypatch.setattr(psycopg.Cursor, "fetchall", cutting_fetchall)
+    monkeypatch.setattr(pipeline.Wire, "put", cutting_put)
     with Wire(dsn) as wire, beating(wire.dsn, lease=6.0) as beats:
         assert cut.wait(30)
         held = eyes.backends("pgqueue beat")
         assert not eyes.all("SELECT FROM pgqueue.worker FOR NO KEY UPDATE SKIP LOCKED")
         wait_until(lambda: row(eyes, beats.worker_id)[0] >= 1, 30.0)
         assert not {*held} & {*eyes.backends("pgqueue beat")}
+
+
+@pytest.mark.promise("F24")
+def test_a_process_that_is_stopped_in_the_middle_of_its_first_beat_keeps_no_row(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No heartbeat has listed its session yet, so no rescue could end that.
+
+    Naive: send the COMMIT after the answer to the heartbeat.
+    """
+    go_on, sent, put, answer = threading.Event(), threading.Event(), pipeline.Wire.put, pipeline.Wire._answer
+
+    def seen_put(self: pipeline.Wire, message: Statement[Any]) -> int:
+        if message.sql == WRITE:
+            sent.set()
+        return put(self, message)
+
+    async def stopped(self: pipeline.Wire, parts: int) -> Any:
+        if sent.is_set():
+            go_on.wait(60)  # the thread stands still, as all of a stopped process does
+        return await answer(self, parts)
+
+    monkeypatch.setattr(pipeline.Wire, "put", seen_put)
+    monkeypatch.setattr(pipeline.Wire, "_answer", stopped)
+    with beating(dsn) as beats:
+        try:
+            wait_until(lambda: row(eyes, beats.worker_id)[0] == 1, 10.0)
+            [session] = row(eyes, beats.worker_id)[3]
+            assert session["pid"] == eyes.backends("pgqueue beat")[0][0]
+            assert eyes.all("SELECT id FROM pgqueue.worker FOR UPDATE NOWAIT") == [(beats.worker_id,)]
+        finally:
+            go_on.set()
 
 
 def test_who_finds_its_row_marked_or_gone_says_so_once_and_beats_no_more(dsn: str, eyes: Eyes) -> None:

@@ -1,0 +1,145 @@
+"""An outage: how often a worker tries to connect, and what it says; and that only an answered statement ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import monotonic
+
+import psycopg
+import pytest
+from outages import count_connects
+from servers import Server
+from workers import Eyes, until, work
+
+import pgqueue
+from pgqueue.database import migrations
+from pgqueue.database.outage import SAID_SECONDS, UNWANTED_SECONDS, Outage
+from pgqueue.database.sessions import Link, Session
+
+AWAY = psycopg.OperationalError("connection refused\n\tIs the server running?")
+
+
+@pgqueue.task(name="outage.plain")
+async def plain() -> None: ...
+
+
+class Clock:
+    """A clock for an outage, and the outage."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.outage = Outage(lambda: self.now)
+
+    def lose(self, name: str, times: int = 1) -> list[float]:
+        """Lose this session so often, each time after its pause. Returns the pauses."""
+        pauses = []
+        for _ in range(times):
+            self.now += self.outage.pause(name)
+            pauses.append(self.outage.lost(name, AWAY))
+        return pauses
+
+
+@pytest.mark.promise("F30")
+def test_pauses_of_a_lost_session_grow_until_a_statement_is_answered() -> None:
+    clock = Clock()
+    pauses = clock.lose("fetch", 12)
+    assert 0.02 <= pauses[0] <= 0.05 and all(2.5 <= pause <= 5.0 for pause in pauses[8:])
+    assert clock.outage.pause("fetch") == pytest.approx(pauses[-1]) and clock.outage.pause("listen") == 0.0
+    clock.outage.answered("fetch")
+    assert clock.outage.pause("fetch") == 0.0
+    assert clock.lose("fetch")[0] <= 0.05
+    assert max(clock.outage.lost("beat", AWAY, most=0.2) for _ in range(9)) <= 0.2
+
+
+@pytest.mark.promise("F30")
+def test_one_line_when_it_is_lost_one_a_minute_and_one_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    for _ in range(30):
+        clock.lose("fetch")
+        clock.lose("listen")
+        clock.now += 5.0
+    assert len(caplog.records) == 1 + int(clock.now - 100.0) // int(SAID_SECONDS)
+    assert caplog.records[0].getMessage() == (
+        "the database is lost (fetch): connection refused Is the server running?; trying again until it is back"
+    )
+    assert "fetch, listen" in caplog.records[1].getMessage()
+    caplog.clear()
+    clock.outage.answered("fetch")
+    assert caplog.records == []
+    clock.outage.answered("listen")
+    clock.outage.answered("listen")
+    assert [record.getMessage()[:28] for record in caplog.records] == ["the database is back after 1"]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+@pytest.mark.promise("F30")
+def test_a_session_that_is_not_wanted_any_more_holds_up_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    clock.lose("unblock")
+    clock.now += UNWANTED_SECONDS + 1
+    clock.lose("fetch")
+    clock.outage.answered("fetch")
+    assert [record.getMessage()[:20] for record in caplog.records] == [
+        "the database is lost", "the database is lost", "the database is back",
+    ]  # fmt: skip
+
+
+@pytest.mark.promise("F30")
+async def test_a_connection_that_opens_and_breaks_is_no_success(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: a connection that opens starts the back-off anew. Then it is opened twenty times a second."""
+    session = Session(link := Link(dsn, "pgqueue"), "fetch")
+    end = link.statement("sessions_end", pid=0, backend_start="2020-01-01")
+    pauses = []
+    for _ in range(5):
+        await session.ready()
+        assert session.identity is not None
+        eyes.do("SELECT pg_terminate_backend(%s, 5000)", session.identity[0])
+        with pytest.raises(psycopg.OperationalError):
+            await session.run(end)
+        pauses.append(link.outage.pause("fetch"))
+    assert pauses[-1] >= 0.3
+    await session.run(end)
+    assert link.outage.pause("fetch") == 0.0 and session.answers() == 1
+    await session.close()
+
+
+@pytest.mark.second
+@pytest.mark.promise("F30")
+async def test_a_worker_tries_seldom_and_says_little_while_its_server_is_away(
+    own_server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of each session about ten tries in nine seconds, however many services share it. Naive: each service for itself.
+
+    Then the listener is lost again and again, and comes back as soon each time.
+    """
+    caplog.set_level(logging.INFO)
+    dsn, seconds = own_server.dsn("postgres"), 9.0
+    migrations.migrate(dsn)
+    async with work(dsn, plain) as worker:
+        await until(lambda: worker.services.election.elected)
+        tried = count_connects(monkeypatch)
+        caplog.clear()
+        await asyncio.to_thread(own_server.stop)
+        began = monotonic()
+        await until(lambda: monotonic() - began > seconds)
+        said, connects = [(one.name, one.getMessage()) for one in caplog.records], tried[:]
+        await asyncio.to_thread(own_server.start)
+        await until(lambda: "the database is back" in caplog.text and worker.services.election.elected)
+        print(f"{len(connects)} tries in {seconds:g} s; {said}")
+        assert set(connects) == {"pgqueue fetch", "pgqueue listen", "pgqueue beat"}
+        assert len(connects) <= 3 * 14
+        assert [message[:20] for name, message in said if name != "pgqueue.job"] == ["the database is lost"]
+        assert [record for record in caplog.records if record.name.startswith("psycopg")] == []
+        eyes = Eyes(dsn)
+        waits = []
+        for _ in range(10):
+            before, began = worker.services.notifier.identity, monotonic()
+            eyes.terminate("pgqueue listen")
+            await until(lambda: worker.services.election.elected and worker.services.notifier.identity != before)  # noqa: B023
+            waits.append(monotonic() - began)
+        eyes.close()
+        print([f"{wait:.2f}" for wait in waits])
+        assert min(waits[5:]) < 1.0  # naive: the pauses only grow, and are 5 s by now
