@@ -60,7 +60,7 @@ def jittered(seconds: float) -> float:
 
 
 class Backoff:
-    """Growing pauses with jitter, 50 ms at first and 5 s at most. An answered statement starts them again at the first."""
+    """Growing pauses with jitter, 50 ms at first and 5 s at most. After a success they start again at the first."""
 
     def __init__(self, first: float = 0.05, most: float = 5.0) -> None:
         self._first, self._most, self._next = first, most, first

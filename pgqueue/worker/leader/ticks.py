@@ -14,6 +14,9 @@ Why each (schedule, time) becomes a job at most once, however many workers make 
 Why no time is left out:
 1. The times that were read only say when to wake up. Changes are notified, and all rows are read again every 15 s. A
    lost notification or a clock that was set costs no more than that.
+   - Each answer says the database's time. If that is not the expected time, all rows are read again at once.
+   - The time that is expected stays the old one until that reading has judged the step. If the answer to a tick
+     replaced it, the step would look like no step.
 2. The next time is computed from the last one, never from now. Times that have passed meanwhile are made as `catch_up`
    says.
 3. All times are the database's. Between two looks at its clock our own clock only counts on.
@@ -257,7 +260,7 @@ class Ticks:
         moves = json.dumps([each.said() for each in batch])
         statement = self._session.link.statement("ticks_make", moves=moves, notify=self._state.settings.notify)
         [[(names, jobs, now, _)]] = await self._session.run(statement)
-        self._clock = (moment(now), monotonic())
+        self._take_time(moment(now))
         self.made += jobs
         done = set(json.loads(names))
         for each in batch:
@@ -276,6 +279,13 @@ class Ticks:
             said = each.said() | {"next": _written(each.due.next_at), "refused": _line(error)}
             log.error("schedule %r makes no ticks: %s", each.due.name, said["refused"])
             await self._session.run(self._session.link.statement("ticks_place", places=json.dumps([said])))
+
+    def _take_time(self, now: datetime) -> None:
+        """Go on from this time of the database, unless its clock was set: then a look comes first, which judges that."""
+        if abs((now - self._now()).total_seconds()) > STEP_SECONDS:
+            self._look_at = 0.0
+        else:
+            self._clock = (now, monotonic())
 
     def _now(self) -> datetime:
         """The database's time, as last read and counted on since."""

@@ -16,6 +16,7 @@ from time import monotonic, sleep
 
 import psycopg
 import pytest
+from clocks import step_clock
 from servers import Server, embedded_server
 from workers import Eyes, Process, Stalls, Workers, wait_until, workers
 
@@ -183,6 +184,27 @@ def test_leaders_that_die_at_the_tick_lose_none_and_double_none(
 
 
 # The server's clock --------------------------------------------------------------------------------------------------
+
+SINCE = "SELECT at FROM pgqueue.tick WHERE at > %s AND at < %s + interval '30 s' ORDER BY at"
+
+
+@pytest.mark.second
+@pytest.mark.promise("F33")
+@pytest.mark.parametrize("step", [3_600, -3_600])
+def test_a_clock_that_is_set_stops_no_ticks(step: int, dsn: str, eyes: Eyes, tmp_path: Path) -> None:
+    """Promised are 15 s; a tick a second tells much sooner. Naive: the answer to a tick is taken for the time that was
+    expected. Then no step is seen: ticks stop for a minute, or for as long as the clock was set back."""
+    with workers(tmp_path, dsn, TASKS) as made:
+        made.ready(2)
+        wait_until(lambda: len(eyes.all(TICKS)) >= 3)
+        step_clock(eyes, step)
+        now, began = eyes.one("SELECT pgqueue.now()"), monotonic()
+        wait_until(lambda: len(eyes.all(SINCE, now, now)) >= 3, 15.0)
+        print(f"{step:+d} s: three ticks after {monotonic() - began:.1f} s")
+        assert eyes.all(DOUBLED) == []
+        assert eyes.one(JOBS) == 0
+        assert sum(process.written().count("clock was set") for process in made.all) == 1
+
 
 FAKETIME = sorted(glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1"))
 STEPPED = """
