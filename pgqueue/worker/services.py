@@ -27,6 +27,7 @@ from pgqueue.client.tasks import holding, scheduled
 from pgqueue.database import embedded, forks
 from pgqueue.database.backoff import is_loss, persist, within
 from pgqueue.database.sessions import Session
+from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import Outcome
 from pgqueue.worker.capacity import Capacity
@@ -125,9 +126,7 @@ class Services:
             done=self.held_jobs.keys_asked,
             rates_wanted=self.held_jobs.rates_wanted,
         )
-        self.fetcher = Fetcher(
-            self.fetch_session, state, self.capacity, self.held_jobs, self.unblocker, self.election.statements
-        )
+        self.fetcher = Fetcher(self.fetch_session, state, self.capacity, self.held_jobs, self.unblocker, self._beside)
         self.notifier = Notifier(
             replace(link, dsn=embedded.resolve(settings.listen_dsn or settings.dsn)),
             list(settings.queues),
@@ -182,7 +181,7 @@ class Services:
     def _make_duties(self) -> None:
         state, session, leads = self.state, self.fetch_session, self.election.leads
         self.ticks = Ticks(session, state, declared=scheduled(state.tasks.values()), leads=leads)
-        self.scheduler = Scheduler(session, state, leads=leads, overdue=self.ticks.overdue)
+        self.scheduler = Scheduler(session, state, leads=leads, overdue=self.ticks.overdue, promoted=self._promoted)
         self.rescue = Rescue(session, notify=state.settings.notify, rescued=self._rescued, acted=self.election.try_now)
         self.unknown_tasks = UnknownTasks(session, state, ended=self.sweep.sweep_soon)
         self.pruner = Pruner(session, leads=leads, also=self._prune_more)
@@ -259,6 +258,15 @@ class Services:
         if self.election.leads():
             await self.undeclared_limits.look()
         await self.unknown_tasks.look()
+
+    def _beside(self) -> list[Statement[None]]:
+        """What the fetcher sends beside its own statements."""
+        return [*self.election.statements(), *self.scheduler.statements()]
+
+    def _promoted(self) -> None:
+        """Jobs have become available: their notification may not be heard here."""
+        if not self.election.entered or not self.state.settings.notify:
+            self.fetcher.wake()
 
     def _rescued(self) -> None:
         """Jobs of a dead worker are available again, behind the watermark too."""

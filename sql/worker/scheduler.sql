@@ -38,6 +38,11 @@ SELECT EXISTS (SELECT FROM pgqueue.job_scheduled
        (clock.now - interval '60 seconds')::text
 FROM clock;
 
+-- name: scheduler_due
+-- Whether a job is due, at or after the time from which the next walk starts.
+SELECT EXISTS (SELECT FROM pgqueue.job_scheduled
+               WHERE run_at >= %(after)s::text::timestamptz AND run_at <= (SELECT pgqueue.now()));
+
 -- name: scheduler_refuse_doubles
 -- After a promotion met an id that is available already: put the second row aside as failed, so that it harms only itself.
 WITH double AS (

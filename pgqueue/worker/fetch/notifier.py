@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
 
 from psycopg import sql
 
@@ -32,12 +33,14 @@ from pgqueue.worker.leader.election import Election
 SCHEDULED = ":scheduled"
 CONTROL = ":control"
 LED = ":led"
-"""Never notified: the channel that `heard` receives when this worker has taken the lead."""
+"""Never notified: the channel that `heard` receives when this worker has taken the lead, or does the duties without."""
 NAME = "listen"
 """Of the listener's session."""
 PING_SECONDS = 10.0
 LEADER_PING_SECONDS = 10.0
 PING_ANSWER_SECONDS = 10.0
+# If the listener has not worked for so long, this worker does the leader's duties without it.
+DISPENSE_SECONDS = 30.0
 
 
 class Notifier:
@@ -61,6 +64,7 @@ class Notifier:
         self._channels = [f"{link.schema}.{name}" for name in (*queues, SCHEDULED, CONTROL)]
         self._heard = heard
         self._listed = listed
+        self._worked_at = monotonic()
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -71,6 +75,8 @@ class Notifier:
                 if not transient(error):
                     raise
                 await asyncio.sleep(self._link.outage.lost(NAME, error))
+                if monotonic() - self._worked_at > DISPENSE_SECONDS and self.election.dispense():
+                    self._heard(LED, "")
 
     async def _listen(self) -> None:
         """Listen on one connection until it breaks."""
@@ -85,6 +91,7 @@ class Notifier:
             while True:
                 self.election.sought.clear()
                 await self._ping(conn)
+                self._worked_at = monotonic()
                 self._link.outage.answered(NAME)  # only now: what comes before may succeed each time
                 await self._listen_until_sought(conn)
         except Exception:  # the server may not have noticed: the session would lead for as long as it lives

@@ -6,6 +6,9 @@ does it. The lock lives as long as the notifier's session. `Election` opens no c
 - The notifier sends `ping` on its session.
 - The fetcher sends `statements` beside its own: they ask whether the lock is free. If the leader was killed, another
   worker leads within one poll.
+
+If this worker has no session that could hold the lock, it does the duties without: it does not listen, or its listener
+has not worked for a while. Else a fleet without a working LISTEN would have no leader, and nothing would say so.
 """
 
 from __future__ import annotations
@@ -41,9 +44,20 @@ class Election:
         session that could hold the lock, every worker does them."""
         return self.elected or not self._held
 
+    @property
+    def entered(self) -> bool:
+        """Whether the notifier's session works."""
+        return self._entered
+
     def enter(self) -> None:
         """The notifier's session is known to the other workers: from now on this worker may lead."""
-        self._entered = True
+        self._entered = self._held = True
+
+    def dispense(self) -> bool:
+        """This worker has no session that could hold the lock: until it has, it does the duties without. Returns
+        whether that is new."""
+        new, self._held = self._held, False
+        return new
 
     def leave(self) -> None:
         """The notifier's session has ended, and with it the lock."""

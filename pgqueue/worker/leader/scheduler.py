@@ -3,6 +3,10 @@
 Sleeps until the earliest job is due; an enqueue for an earlier time notifies. A walk starts one minute before the time
 of the last complete walk, because transactions commit late. The first walk starts at zero, and now and then another
 one does: it finds rows that were locked before, or were committed later than a minute.
+
+A notification may be missing: LISTEN is off or does not work, the enqueuer sends none, the server's queue is full. So
+while this worker leads, one look in a poll asks whether a job is due. It is sent beside the fetcher's own look
+(`statements`), and by itself if the fetcher sends nothing because it has no room.
 """
 
 from __future__ import annotations
@@ -16,12 +20,15 @@ import psycopg
 
 from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.sessions import Session
+from pgqueue.database.statements import Row, Statement
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
 BATCH = 500
 LOOK_SECONDS = 15.0
+# The fetcher's looks are one to two polls apart. If none has come for so many, the fetcher has no room.
+BUSY_POLLS = 2.5
 # If a due row is locked, it is tried again soon, because most locks end at once. Later it is tried once a second.
 LOCKED_FIRST, LOCKED_MOST = 0.01, 1.0
 # Walks that start at zero (as the watermark's do) are at least ZERO_SECONDS apart, and ZERO_SHARE times as long as one
@@ -40,13 +47,16 @@ class Scheduler:
         *,
         leads: Callable[[], bool],
         overdue: Callable[[], None] = lambda: None,
+        promoted: Callable[[], None] = lambda: None,
     ) -> None:
         self._session = session
         self._state = state
         self._leads = leads
         self._ticks_overdue = overdue
+        self._promoted = promoted
         self._wake = asyncio.Event()
         self._after = EVER
+        self._asked_at = monotonic()
         self._zero_at = 0.0
         self._locked = LOCKED_FIRST
         self._look_at = monotonic() + jittered(2 * LOOK_SECONDS)
@@ -55,6 +65,18 @@ class Scheduler:
         """A job was scheduled, or this worker leads now."""
         self._wake.set()
 
+    def statements(self) -> list[Statement[None]]:
+        """The statement that asks whether a job is due, once a poll; to be sent beside other statements."""
+        if not self._leads() or monotonic() < self._asked_at + self._state.settings.poll:
+            return []
+        self._asked_at = monotonic()
+        due = self._session.link.statement("scheduler_due", after=self._after)
+        return [Statement(due.sql, due.params, self._answered)]
+
+    def _answered(self, rows: list[Row]) -> None:
+        if rows[0][0]:
+            self.wake()
+
     async def run(self) -> None:
         """Promote until cancelled."""
         await persist(self._step, name="schedule", answers=self._session.answers)
@@ -62,12 +84,21 @@ class Scheduler:
     async def _step(self) -> None:
         self._wake.clear()
         if self._leads():
-            await wait(self._wake, await self._promote())
+            await self._wait(monotonic() + await self._promote())
         elif not await wait(self._wake, self._look_at - monotonic()) or monotonic() >= self._look_at:
             # Notifications are meant for the leader and may come all the time: they must not put off this look.
             self._look_at = monotonic() + jittered(2 * LOOK_SECONDS)
             if await self._overdue():
                 await self._promote()
+
+    async def _wait(self, until: float) -> None:
+        """Wait for a wake. If the fetcher has no room, and so sends nothing, ask here whether a job is due."""
+        most = BUSY_POLLS * self._state.settings.poll
+        while not await wait(self._wake, min(until, self._asked_at + most) - monotonic()):
+            if monotonic() >= until or not self._leads():
+                break
+            if statements := self.statements():
+                await self._session.run(*statements)
 
     async def _overdue(self) -> bool:
         """Whether due jobs were not promoted: the leader's loop may hang while its session keeps the lead.
@@ -85,6 +116,7 @@ class Scheduler:
 
     async def _promote(self) -> float:
         """Promote the jobs that are due; return the seconds to sleep until the next one."""
+        self._asked_at = monotonic()
         from_zero = self._after == EVER or monotonic() >= self._zero_at
         if from_zero:
             self._after = EVER
@@ -99,6 +131,8 @@ class Scheduler:
                 [doubles] = await self._session.run(link.statement("scheduler_refuse_doubles"))
                 log.error("jobs %s are available, and were scheduled too: the second rows are failed: refused", doubles)
                 continue
+            if moved:
+                self._promoted()
             took += self._session.took  # without the wait for our turn, or for a server that was away
             if moved < BATCH:
                 break

@@ -281,7 +281,7 @@ class Ticks:
             await self._session.run(self._session.link.statement("ticks_place", places=json.dumps([said])))
 
     def _take_time(self, now: datetime) -> None:
-        """Go on from this time of the database, unless its clock was set: then a look comes first, which judges that."""
+        """Go on from this time of the database. If its clock was set, a look comes first, which judges that."""
         if abs((now - self._now()).total_seconds()) > STEP_SECONDS:
             self._look_at = 0.0
         else:

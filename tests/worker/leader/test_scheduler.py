@@ -20,8 +20,10 @@ from pgqueue.client.tasks import task
 from pgqueue.database import statements
 from pgqueue.database.sessions import Link, Session
 from pgqueue.jobs.job import Job
+from pgqueue.worker.fetch import notifier
 from pgqueue.worker.leader import scheduler
 from pgqueue.worker.leader.scheduler import BATCH, Scheduler
+from pgqueue.worker.worker import Worker
 
 LATER = """
     INSERT INTO pgqueue.job (state, task, run_at, priority)
@@ -34,6 +36,14 @@ late: list[float] = []
 async def reports(job: Job) -> None:
     assert job.run_at is not None
     late.append((datetime.now(UTC) - job.run_at).total_seconds())
+
+
+may_end = asyncio.Event()
+
+
+@task(name="schedule.holds")
+async def holds() -> None:
+    await may_end.wait()
 
 
 class Bench:
@@ -222,7 +232,7 @@ def reads(dsn: str, name: str, after: str) -> int:
 
 
 @pytest.mark.promise("F07")
-@pytest.mark.parametrize("name", ["scheduler_promote", "scheduler_next"])
+@pytest.mark.parametrize("name", ["scheduler_promote", "scheduler_next", "scheduler_due"])
 @pytest.mark.parametrize("analysed", [False, True])
 def test_what_is_not_due_costs_nothing(name: str, analysed: bool, dsn: str, eyes: Eyes) -> None:
     reads(dsn, name, scheduler.EVER)
@@ -286,6 +296,57 @@ async def test_one_that_does_not_lead_looks_now_and_then_and_no_more(
     assert eyes.states() == {"scheduled": 10}
 
 
+# Without a notification ----------------------------------------------------------------------------------------------
+
+UNTOLD = """
+    INSERT INTO pgqueue.job (state, task, args, run_at)
+    SELECT 'scheduled', %s, '{}', pgqueue.now() + make_interval(secs => 0.3) FROM generate_series(1, %s)
+"""
+FEW = 5.0
+"""Far less than the 15 s that a leader slept before, and than the 30 s of the others."""
+
+
+async def untold(eyes: Eyes, before: int, *workers: Worker) -> float:
+    """How long it takes from an enqueue without NOTIFY, of a job due in 0.3 s, to its end."""
+    for worker in workers:  # the scheduler sleeps for as long as it may
+        fetches = worker.services.fetch_session.answers()
+        await until(lambda: worker.services.fetch_session.answers() >= fetches + 4)  # noqa: B023
+    began = monotonic()
+    eyes.do(UNTOLD, reports.name, 1)
+    await until(eyes.done(before + 1))
+    return monotonic() - began
+
+
+@pytest.mark.promise("F31")
+@pytest.mark.parametrize("listen", ["off", "deaf", None])
+async def test_a_delayed_job_without_a_notification_starts_within_its_polls(
+    listen: str | None, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LISTEN is off; nothing answers where it should go; or the enqueuer has sent no NOTIFY."""
+    monkeypatch.setattr(notifier, "DISPENSE_SECONDS", 0.2)
+    listen_dsn = "postgresql://postgres@127.0.0.1:1/none" if listen == "deaf" else listen
+    async with work(dsn, reports, listen_dsn=listen_dsn, poll=0.2) as worker:
+        await until(worker.services.election.leads)
+        assert worker.services.election.elected is (listen is None)
+        assert await untold(eyes, 0, worker) < FEW
+
+
+@pytest.mark.promise("F31")
+async def test_a_leader_without_room_finds_a_job_without_a_notification_for_the_others(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with work(dsn, holds, poll=0.2, concurrency=1) as leader:
+        await until(leader.services.election.leads)
+        with psycopg.connect(dsn) as conn:
+            holds.enqueue(conn)
+        await until(lambda: leader.services.running.runs)
+        async with work(dsn, reports, poll=0.2) as other:
+            assert await untold(eyes, 0, other) < FEW
+            assert not other.services.election.leads()
+        may_end.set()
+        await until(eyes.done(2))
+
+
 async def test_a_clock_that_steps_back_keeps_nothing_from_being_promoted(dsn: str, eyes: Eyes) -> None:
     """Within the statement: between the look at what is due and the table's own check."""
     eyes.do(LATER, -1, 5, 3)
@@ -299,7 +360,7 @@ async def test_a_clock_that_steps_back_keeps_nothing_from_being_promoted(dsn: st
 
 
 @pytest.mark.promise("F07")
-@pytest.mark.parametrize("name", ["scheduler_promote", "scheduler_next"])
+@pytest.mark.parametrize("name", ["scheduler_promote", "scheduler_next", "scheduler_due"])
 def test_a_hundred_thousand_future_jobs_in_a_table_never_analysed_are_not_read(name: str, dsn: str, eyes: Eyes) -> None:
     eyes.do(LATER, 86_400, 5, 100_000)
     assert eyes.all("SELECT reltuples::int FROM pg_class WHERE relname = 'job_scheduled'") == [(-1,)]
