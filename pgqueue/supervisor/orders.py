@@ -135,6 +135,7 @@ class Orders:
         also = {"problem": status.problem, "workers": list(status.workers)}
         heartbeat = self._statement("orders_heartbeat", id=self.id, **_row(status), **also)
         orders = self._statement("orders_read", id=self.id, known=list(self._known))
+        await self._session.ready()
         *_, rows, new = await self._session.run(*self._listening(), *outcomes, heartbeat, orders)
         for statement in outcomes:
             self._written(statement)
@@ -181,7 +182,7 @@ class Orders:
         await asyncio.gather(*waits, return_exceptions=True)
 
     def _listening(self) -> list[Statement[Any]]:
-        if not self._listen:
+        if not self._listen or self._session.identity is None:  # through a pooler it would stay with any session
             return []
         channel = sql.Identifier(f"{self._session.link.schema}.{ORDERS}")
         return [Statement(sql.SQL("LISTEN {}").format(channel).as_string(), {}, list)]

@@ -11,3 +11,9 @@ SELECT true;
 -- same time are not in each other's way.
 SELECT CASE WHEN pg_try_advisory_lock_shared(hashtextextended('pgqueue.leader', 7))
             THEN pg_advisory_unlock_shared(hashtextextended('pgqueue.leader', 7)) ELSE false END;
+
+-- name: election_echo
+-- Notify the channel of the listener's test. False if the queue of notifications is nearly full: then a NOTIFY could fail.
+SELECT pg_notification_queue_usage() < 0.9
+       AND CASE WHEN pg_notification_queue_usage() < 0.9
+                THEN pg_notify('pgqueue.:echo', %(token)s::text)::text END IS NOT NULL;

@@ -12,6 +12,7 @@ from workers import Eyes, until
 
 import pgqueue
 from pgqueue import Job, task
+from pgqueue.worker.fetch import notifier
 from pgqueue.worker.worker import Worker
 
 ran: Counter[int] = Counter()
@@ -74,3 +75,44 @@ async def test_two_workers_behind_a_pooler_run_everything_once(
     assert eyes.one("SELECT array_agg(n ORDER BY n) FROM effect") == [n for n in range(number) if n % 4 == 3]
     assert max(most[f"l{key}"] for key in range(3)) == 1 and most["limit"] <= 2
     assert eyes.all("SELECT * FROM pgqueue.worker") == []
+
+
+LOCKED = """
+    SELECT count(*) FROM pg_locks
+    WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+@pytest.mark.promise("F32")
+async def test_a_listen_through_a_pooler_in_transaction_mode_is_noticed_and_nobody_leads(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Naive: both listen, and both take the leader's lock, which stays in a session of the pooler."""
+    monkeypatch.setattr(notifier, "ECHO_SECONDS", 0.3)
+    monkeypatch.setenv("PGQUEUE_PREPARE", "off")
+    ran.clear()
+    with Pooler(dsn, 4) as pooler:
+        options = {"dsn": pooler.dsn, "tasks": (plain,), "poll": 0.2}
+        async with Worker(**options) as one, Worker(**options) as two:  # type: ignore[arg-type]
+            await until(lambda: caplog.text.count("--listen-dsn") == 2)
+            assert not any(worker.services.election.elected for worker in (one, two))
+            assert all(worker.services.election.leads() for worker in (one, two))
+            assert eyes.one(LOCKED) == 0
+            with psycopg.connect(pooler.dsn, prepare_threshold=None) as conn:
+                pgqueue.enqueue_many(conn, [plain.new(n=0), plain.using(delay=0.3).new(n=1)])
+            await until(eyes.done(2), 5.0)
+    assert ran == Counter(range(2))
+
+
+@pytest.mark.promise("F32")
+async def test_a_listen_through_a_pooler_in_session_mode_works(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, too, the pid that the connection was told is no backend's."""
+
+    async def unknown(*_: object, **options: object) -> None: ...
+
+    monkeypatch.setattr(notifier, "identify", unknown)
+    async with Worker(dsn=dsn, tasks=(plain,)) as worker:
+        await until(lambda: worker.services.election.elected)
+        assert eyes.one(LOCKED) == 1

@@ -11,6 +11,17 @@ that had seemed dead waits for its new row. Why:
 2. A session that listens and does not read keeps the server from forgetting any later notification. When the server's
    queue is full, transactions that notify cannot commit.
 
+Through a pooler in transaction mode a LISTEN stays with some session of the server, and notifications go to any client.
+So would the leader's lock: another worker takes it in the same session once more, and two lead. How that is found out,
+before anything is listened to or locked:
+
+1. If there is no pooler, the server's pid for this connection is that of each of its statements. Poolers make one up.
+2. Behind a pooler a NOTIFY of another connection must come back, while this connection is idle. A pooler in session
+   mode passes it on. One in transaction mode has no client then that it could pass it to.
+
+If it does not come back, the listener says so and leaves. It tries again after some minutes: the server may have been
+slow, or the pooler may be another one by then.
+
 If its connection broke, a session is *left* (see sessions). Its lock is free as soon as any session of this worker has
 sent its next message.
 """
@@ -18,6 +29,8 @@ sent its next message.
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 
@@ -28,6 +41,8 @@ from pgqueue.database.pipeline import Wire
 from pgqueue.database.sessions import Identity, Link, connect, identify, send
 from pgqueue.database.statements import Statement
 from pgqueue.worker.leader.election import Election
+
+log = logging.getLogger("pgqueue")
 
 # Channels of the schema that belong to no queue: a queue's name cannot begin with a colon.
 SCHEDULED = ":scheduled"
@@ -41,6 +56,22 @@ LEADER_PING_SECONDS = 10.0
 PING_ANSWER_SECONDS = 10.0
 # If the listener has not worked for so long, this worker does the leader's duties without it.
 DISPENSE_SECONDS = 30.0
+ECHO = ":echo"
+"""The channel of the NOTIFY that must come back through a pooler."""
+ECHO_SECONDS = 5.0
+POOLED_SECONDS = 300.0
+"""How long no LISTEN is tried where it did not work."""
+
+
+POOLED = (
+    "LISTEN does not work here: a pooler in transaction mode is in between. This worker polls, takes no lead, and does "
+    "the leader's duties beside other workers. Give it a direct address for LISTEN, or off (--listen-dsn, "
+    "PGQUEUE_LISTEN_DSN)"
+)
+
+
+class Pooled(Exception):
+    """A pooler in transaction mode is in between: LISTEN does not work."""
 
 
 class Notifier:
@@ -65,12 +96,20 @@ class Notifier:
         self._heard = heard
         self._listed = listed
         self._worked_at = monotonic()
+        self._said_pooled = False
 
     async def run(self) -> None:
         """Listen until cancelled."""
         while True:
             try:
                 await self._listen()
+            except Pooled:
+                if self.election.dispense():
+                    self._heard(LED, "")
+                if not self._said_pooled:
+                    self._said_pooled = True
+                    log.warning(POOLED)
+                await asyncio.sleep(jittered(POOLED_SECONDS))
             except Exception as error:
                 if not transient(error):
                     raise
@@ -82,9 +121,11 @@ class Notifier:
         """Listen on one connection until it breaks."""
         conn = await connect(self._link, f"pgqueue {NAME}")
         try:
-            self.identity = await identify(conn, self._link, patience=PING_ANSWER_SECONDS)
+            self.identity = await self._identify(conn)
             if self._listed is not None and not await self._listed():
                 raise TimeoutError("no heartbeat went through that would make this session known to other workers")
+            if await self._identify(conn) != self.identity or (self.identity is None and not await self._echoes(conn)):
+                raise Pooled
             self.election.enter()
             await send(conn, self._link, *map(_listen_to, self._channels), patience=PING_ANSWER_SECONDS)
             self._heard("", "")
@@ -102,6 +143,28 @@ class Notifier:
             self.election.leave()
             self.identity = None
             await conn.close()
+
+    async def _identify(self, conn: Wire) -> Identity | None:
+        return await identify(conn, self._link, patience=PING_ANSWER_SECONDS)
+
+    async def _echoes(self, conn: Wire) -> bool:
+        """Whether a NOTIFY that another connection sends comes back on this one while it is idle."""
+        channel, token = f"{self._link.schema}.{ECHO}", secrets.token_hex(8)
+        await send(conn, self._link, _listen_to(channel), patience=PING_ANSWER_SECONDS)
+        other = await connect(self._link, f"pgqueue {NAME}")
+        try:
+            echo = self._link.statement("election_echo", token=token)
+            [[(sent,)]] = await send(other, self._link, echo, patience=PING_ANSWER_SECONDS)
+        finally:
+            await other.close()
+        heard = not sent  # the queue of notifications is full: this tells nothing
+        if not heard:
+            async for note in conn.notifies(timeout=ECHO_SECONDS):
+                heard = heard or note.payload == token
+                if heard:
+                    break
+        await send(conn, self._link, _unlisten(channel), patience=PING_ANSWER_SECONDS)
+        return heard
 
     async def _listen_until_sought(self, conn: Wire) -> None:
         """Hear notifications until the next ping is due, or wanted. A notification lost in between is only a hint."""
@@ -127,6 +190,10 @@ class Notifier:
         [[(leads,)]] = await send(conn, self._link, self.election.ping(), patience=PING_ANSWER_SECONDS)
         if self.election.won(leads):
             self._heard(LED, "")
+
+
+def _unlisten(channel: str) -> Statement[None]:
+    return Statement(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)).as_string(), {}, lambda rows: None)
 
 
 def _listen_to(channel: str) -> Statement[None]:
