@@ -12,6 +12,20 @@ SELECT true;
 SELECT CASE WHEN pg_try_advisory_lock_shared(hashtextextended('pgqueue.leader', 7))
             THEN pg_advisory_unlock_shared(hashtextextended('pgqueue.leader', 7)) ELSE false END;
 
+-- name: election_strangers
+-- The sessions that hold the leader's lock and are no worker's: no live worker has listed them, and they have not the name of a worker's
+-- session. Behind a pooler in session mode a worker lists none.
+SELECT DISTINCT l.pid
+FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended('pgqueue.leader', 7)
+  AND a.application_name NOT LIKE 'pgqueue %%'
+  AND NOT EXISTS (
+      SELECT FROM pgqueue.worker w CROSS JOIN LATERAL jsonb_to_recordset(w.sessions) AS s (pid integer)
+      WHERE w.dead_at IS NULL AND s.pid = l.pid)
+ORDER BY l.pid;
+
 -- name: election_echo
 -- Notify the channel of the listener's test. False if the queue of notifications is nearly full: then a NOTIFY could fail.
 SELECT pg_notification_queue_usage() < 0.9

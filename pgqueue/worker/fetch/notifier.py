@@ -187,8 +187,10 @@ class Notifier:
 
     async def _ping(self, conn: Wire) -> None:
         """Ask for an answer, and for the lead if this worker does not have it."""
-        [[(leads,)]] = await send(conn, self._link, self.election.ping(), patience=PING_ANSWER_SECONDS)
-        if self.election.won(leads):
+        messages = [self.election.ping(), *self.election.beside_ping()]
+        [[(leads,)], *strangers] = await send(conn, self._link, *messages, patience=PING_ANSWER_SECONDS)
+        won = self.election.won(leads)
+        if (strangers and self.election.strangers(strangers[0])) or won:
             self._heard(LED, "")
 
 

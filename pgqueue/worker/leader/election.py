@@ -8,7 +8,8 @@ does it. The lock lives as long as the notifier's session. `Election` opens no c
   worker leads within one poll.
 
 If this worker has no session that could hold the lock, it does the duties without: it does not listen, or its listener
-has not worked for a while. Else a fleet without a working LISTEN would have no leader, and nothing would say so.
+has not worked for a while. Else a fleet without a working LISTEN would have no leader, and nothing would say so. The
+same holds if the lock is held by a stranger, a session that is no worker's. A ping that does not win asks for that.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ from pgqueue.database.statements import Statement
 log = logging.getLogger("pgqueue")
 
 ASK_SECONDS = 1.0
+SAID_SECONDS = 60.0
+STRANGER = (
+    "the leader's lock is held by session %d of the server, which is no worker's: until it ends "
+    "(SELECT pg_terminate_backend(%d)), every worker does the leader's duties"
+)
 
 
 class Election:
@@ -38,6 +44,7 @@ class Election:
         self._link = link
         self._entered = False
         self._ask_at = 0.0
+        self._say_at = 0.0
 
     def leads(self) -> bool:
         """Whether this worker does the leader's duties. Where no election is `held`, for there is no LISTEN and so no
@@ -79,11 +86,25 @@ class Election:
         """The statement that keeps the notifier's session alive, and takes the lock if it is free."""
         return self._link.statement("election_keep" if self.elected else "election_try")
 
+    def beside_ping(self) -> list[Statement[Any]]:
+        """What is sent behind `ping`: which strangers hold the lock. `strangers` takes the answer."""
+        return [] if self.elected else [self._link.statement("election_strangers")]
+
+    def strangers(self, rows: list[tuple[Any, ...]]) -> bool:
+        """Take the answer to `beside_ping`; return whether this worker does the duties without the lead from now on."""
+        if not rows or self.elected:
+            self._held = True
+            return False
+        if monotonic() >= self._say_at:
+            self._say_at = monotonic() + SAID_SECONDS
+            log.warning(STRANGER, rows[0][0], rows[0][0])
+        return self.dispense()
+
     def won(self, leads: bool) -> bool:
         """Take the answer to `ping`; return whether this worker has just taken the lead."""
         if not leads or self.elected:
             return False
-        self.elected = True
+        self.elected = self._held = True
         log.info("this worker leads now: it promotes due jobs, rescues, prunes")
         return True
 

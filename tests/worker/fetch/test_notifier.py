@@ -13,7 +13,7 @@ import pytest
 from faults import Wire
 from workers import Eyes, until, work
 
-from pgqueue.database import sessions
+from pgqueue.database import migrations, sessions, statements
 from pgqueue.database.sessions import Link
 from pgqueue.worker.fetch import notifier
 from pgqueue.worker.fetch.notifier import LED, Notifier
@@ -140,6 +140,37 @@ async def test_one_leads_and_another_takes_over_when_it_is_gone(dsn: str, eyes: 
         assert all((LED, "") in ears.heard for ears in leads())
 
 
+@pytest.mark.promise("F34")
+@pytest.mark.parametrize("how", ["pg_advisory_lock", "pg_advisory_lock_shared"])
+async def test_a_strangers_hold_on_the_leaders_lock_stops_no_duties_and_is_named(
+    how: str, dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Naive: no worker leads, and nothing says why."""
+    with psycopg.connect(dsn, autocommit=True) as stranger:
+        stranger.execute(f"SELECT {how}(hashtextextended('pgqueue.leader', 7))".encode())
+        async with listening(dsn, "mail") as one, listening(dsn, "mail") as two:
+            await until(lambda: one.notifier.election.leads() and two.notifier.election.leads())
+            assert not one.notifier.election.elected and not two.notifier.election.elected
+            assert (LED, "") in one.heard and (LED, "") in two.heard
+            pid = stranger.info.backend_pid
+            said = [
+                record.getMessage() for record in caplog.records if f"session {pid} of the server" in record.message
+            ]
+            assert len(said) == 2 and all(f"pg_terminate_backend({pid})" in line for line in said)
+            stranger.execute("SELECT pg_advisory_unlock_all()")
+            await until(lambda: [ears.notifier.election.leads() for ears in (one, two)].count(True) == 1)
+            assert one.heard.count((LED, "")) <= 2 and two.heard.count((LED, "")) <= 2
+
+
+async def test_a_leader_behind_a_pooler_in_session_mode_is_no_stranger(dsn: str, eyes: Eyes) -> None:
+    """It lists no session; its name tells."""
+    async with listening(dsn, "mail") as one, listening(dsn, "mail") as two:
+        await until(lambda: [ears.notifier.election.elected for ears in (one, two)].count(True) == 1)
+        [other] = [ears for ears in (one, two) if not ears.notifier.election.elected]
+        assert eyes.all(statements.text("election_strangers", "pgqueue").replace("%%", "%")) == []
+        assert not other.notifier.election.leads()
+
+
 async def test_a_session_is_listed_before_it_listens_or_may_lead(dsn: str, eyes: Eyes) -> None:
     """Who leads and is stopped keeps the lock, who listens and is stopped the notifications; only a session that was
     listed can be ended by who rescues it."""
@@ -215,6 +246,7 @@ async def test_who_is_taken_for_dead_listens_and_leads_under_its_new_row_only(
 async def test_schemas_have_leaders_of_their_own(dsn: str, eyes: Eyes) -> None:
     async with listening(dsn, "mail") as ours:
         await until(lambda: ours.notifier.election.elected)
+        await asyncio.to_thread(migrations.migrate, dsn, "other")
         theirs = Ears(dsn, "mail", schema="other")
         running = asyncio.ensure_future(theirs.notifier.run())
         await until(lambda: theirs.notifier.election.elected)
