@@ -232,9 +232,9 @@ SELECT r.ctid, r.id FROM pgqueue.job_running r
 WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = %(worker_id)s::bigint
 LIMIT 1
 
--- name: my_one
--- The condition of one job that runs here under this claim: looked up by its id alone.
-id = %(id)s::bigint AND claim + 0 = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
+-- name: my_fence
+-- One job that runs here under this claim, as `take_running` and `lock_running` are told of it.
+%(id)s::bigint, %(claim)s::integer, %(worker_id)s::bigint
 
 -- name: my_pairs
 -- The condition of many jobs that run here under these claims: looked up by their ids alone (see the head of complete.sql).

@@ -7,27 +7,13 @@
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
 ), seen AS MATERIALIZED (
-    SELECT DISTINCT ON (asked.id) asked.id, found.state
-    FROM asked CROSS JOIN LATERAL (SELECT j.state FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS found
+    SELECT DISTINCT ON (found.id) found.id, found.state
+    FROM pgqueue.job_states(%(ids)s::text::bigint[]) AS found
     -- A second row of an id that was put aside in history does not hide the job.
-    ORDER BY asked.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC
-), available AS MATERIALIZED (
-    SELECT ctid FROM pgqueue.job_available WHERE id = ANY (%(ids)s::text::bigint[]) ORDER BY id FOR UPDATE
-), scheduled AS MATERIALIZED (
-    SELECT ctid FROM pgqueue.job_scheduled WHERE id = ANY (%(ids)s::text::bigint[]) ORDER BY id FOR UPDATE
-), blocked AS MATERIALIZED (
-    SELECT ctid FROM pgqueue.job_blocked WHERE id = ANY (%(ids)s::text::bigint[]) ORDER BY id FOR UPDATE
-), from_available AS (
-    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM available))
-    RETURNING {{job}}, {{attempts}}, holds
-), from_scheduled AS (
-    DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM scheduled))
-    RETURNING {{job}}, {{attempts}}, holds
-), from_blocked AS (
-    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM blocked))
-    RETURNING {{job}}, {{attempts}}, holds
-), gone AS (
-    TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked
+    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC
+), gone AS MATERIALIZED (
+    -- It reads later than `seen`: it may find a job that was just moving, or ran.
+    SELECT state, {{job}}, {{attempts}}, holds FROM pgqueue.take_waiting(%(ids)s::text::bigint[])
 ), cancelled AS (
     INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, {{attempts}}, {{job}})
     SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(reason)s::text, {{attempts}},
@@ -36,7 +22,7 @@ WITH asked AS MATERIALIZED (
     RETURNING id
 ), requested AS (
     INSERT INTO pgqueue.job_signal (job_id, kind, reason)
-    SELECT id, 'cancel', %(reason)s::text FROM seen WHERE state = 'running'
+    SELECT id, 'cancel', %(reason)s::text FROM seen WHERE state = 'running' AND id <> ALL (ARRAY(SELECT id FROM gone))
     RETURNING job_id
 ), told AS (
     SELECT pg_notify('pgqueue.:control', what)::text AS done FROM (
@@ -46,11 +32,11 @@ WITH asked AS MATERIALIZED (
     ) AS news WHERE %(notify)s::boolean
 ), heard AS (
     SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text AS done
-    FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM cancelled))
+    FROM pgqueue.waiters(ARRAY(SELECT id FROM cancelled)) AS w (job_id) WHERE %(notify)s::boolean
 )
-SELECT asked.id, seen.state, cancelled.id IS NOT NULL, NULL::bigint,
+SELECT asked.id, coalesce(gone.state, seen.state), cancelled.id IS NOT NULL, NULL::bigint,
        (SELECT count(done) FROM told) + (SELECT count(done) FROM heard)
-FROM asked LEFT JOIN seen ON seen.id = asked.id LEFT JOIN cancelled ON cancelled.id = asked.id
+FROM asked LEFT JOIN seen ON seen.id = asked.id LEFT JOIN gone ON gone.id = asked.id LEFT JOIN cancelled ON cancelled.id = asked.id
 ORDER BY asked.id;
 
 -- name: actions_retry
@@ -62,14 +48,14 @@ ORDER BY asked.id;
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
 ), seen AS MATERIALIZED (
-    SELECT DISTINCT ON (asked.id) asked.id, found.state
-    FROM asked CROSS JOIN LATERAL (SELECT j.state FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS found
+    SELECT DISTINCT ON (found.id) found.id, found.state
+    FROM pgqueue.job_states(%(ids)s::text::bigint[]) AS found
     -- A job that lives is not started a second time for a row of its id that was put aside.
-    ORDER BY asked.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC,
+    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC,
         found.state IN ('failed', 'cancelled') DESC
 ), found AS MATERIALIZED (
-    SELECT id, unique_key, idempotency_key, finished_at FROM pgqueue.job_dead
-    WHERE id = ANY (ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled'))) ORDER BY id FOR UPDATE
+    SELECT id, unique_key, idempotency_key, finished_at
+    FROM pgqueue.lock_dead(ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled')))
 ), keyed AS MATERIALIZED (
     SELECT id, pgqueue.take_keys(idempotency_key, unique_key, NULL, NULL, id, ARRAY(SELECT id FROM found)) AS holder
     FROM (
@@ -79,11 +65,8 @@ WITH asked AS MATERIALIZED (
     ORDER BY coalesce('idempotency:' || idempotency_key, 'unique:' || unique_key) COLLATE "C"
 ), picked AS MATERIALIZED (
     SELECT id FROM found WHERE id <> ALL (ARRAY(SELECT id FROM keyed WHERE holder <> id))
-), dead AS (
-    DELETE FROM pgqueue.job_dead WHERE id = ANY (ARRAY(SELECT id FROM picked))
-    RETURNING {{job}}, attempt, snoozes, finished_at
-), forgotten AS (
-    DELETE FROM pgqueue.job_signal WHERE job_id = ANY (ARRAY(SELECT id FROM picked))
+), dead AS MATERIALIZED (
+    SELECT {{job}}, attempt, snoozes, finished_at FROM pgqueue.take_dead(ARRAY(SELECT id FROM picked))
 ), retried AS (
     INSERT INTO pgqueue.job_available (state, rank, run_at, max_attempts, deadline, attempt, snoozes, {{lasting}})
     SELECT DISTINCT ON (id) 'available', 2 * priority + 1, pgqueue.now(),
@@ -97,9 +80,10 @@ WITH asked AS MATERIALIZED (
         CASE WHEN jsonb_typeof(headers) = 'object' THEN headers ELSE '{}' END || jsonb_build_object('retry_of', id),
         queue, priority, task, args, max_attempts, {{keys}}
     FROM (
-        SELECT DISTINCT ON (j.id) j.* FROM seen CROSS JOIN LATERAL (
-            SELECT * FROM pgqueue.job_done d WHERE d.id = seen.id AND d.state = seen.state OFFSET 0) AS j
-        WHERE %(again)s::boolean AND seen.state IN ('completed', 'skipped')
+        SELECT DISTINCT ON (j.id) j.*
+        FROM pgqueue.job_rows(ARRAY(
+            SELECT id FROM seen WHERE %(again)s::boolean AND state IN ('completed', 'skipped'))) AS j
+        WHERE (j.id, j.state) IN (SELECT id, state FROM seen)
         ORDER BY j.id, j.finished_at DESC
     ) AS done
     RETURNING id, queue, (headers ->> 'retry_of')::bigint AS retry_of

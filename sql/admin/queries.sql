@@ -6,11 +6,10 @@
 -- no such job.
 SELECT to_json(job)::text,
        (SELECT coalesce(json_agg(to_json(a) ORDER BY a.finished_at), '[]')::text
-        FROM pgqueue.attempt a WHERE a.job_id = %(id)s::bigint),
-       (SELECT to_json(p)::text FROM pgqueue.job_progress p
-        WHERE job.state = 'running' AND p.job_id = job.id AND p.updated_at >= job.started_at)
-FROM pgqueue.job
-WHERE id = %(id)s::bigint;
+        FROM pgqueue.attempt_rows(job.id) AS a),
+       (SELECT to_json(p)::text FROM pgqueue.progress_row(job.id) AS p
+        WHERE job.state = 'running' AND p.updated_at >= job.started_at)
+FROM pgqueue.job_rows(ARRAY[%(id)s::bigint]) AS job;
 
 -- name: queries_find
 -- The newest n jobs that fit, among the newest `most` of the partitions named; as a JSON array. The second column says

@@ -3,11 +3,10 @@
 -- name: wait_outcome
 -- How the job stands: state, result, reason, and of a failed one what its last attempt said. No row: no job.
 SELECT j.state, j.result::text, j.reason,
-       (SELECT json_build_object('error_type', a.error_type, 'message', a.message, 'traceback', a.traceback)::text
-        FROM pgqueue.attempt a WHERE a.job_id = j.id AND j.state = 'failed'
-        ORDER BY a.finished_at DESC LIMIT 1)
-FROM pgqueue.job j
-WHERE j.id = %(id)s::bigint
+       CASE WHEN j.state = 'failed' THEN (
+           SELECT json_build_object('error_type', a.error_type, 'message', a.message, 'traceback', a.traceback)::text
+           FROM pgqueue.attempt_rows(j.id) AS a ORDER BY a.finished_at DESC LIMIT 1) END
+FROM pgqueue.job_rows(ARRAY[%(id)s::bigint]) AS j
 ORDER BY j.state IN ('available', 'scheduled', 'blocked', 'running') DESC, j.finished_at DESC
 LIMIT 1;
 

@@ -120,9 +120,10 @@ FROM done;
 -- name: complete_within
 -- One job that succeeded, completed inside a transaction of its handler, by its fence. If it is not this run's any
 -- more, the statement raises. Then that transaction cannot commit, whatever the client does. `ago` is in microseconds:
--- where this is sent as text, it must have no fraction.
-WITH ended AS (
-    DELETE FROM pgqueue.job_running WHERE {{my_one}} RETURNING {{run}}
+-- where this is sent as text, it must have no fraction. The session is the handler's: what reads a table is a function
+-- with settings of its own (see migration 18).
+WITH ended AS MATERIALIZED (
+    SELECT {{run}} FROM pgqueue.take_running({{my_fence}})
 ), done AS (
     INSERT INTO pgqueue.job_done (
         state, finished_at, bin, version_tag, result, started_at, worker_id, claim, {{attempts}}, {{job}})
@@ -133,12 +134,12 @@ WITH ended AS (
 SELECT pgqueue.refuse_lost(%(id)s::bigint)::text WHERE NOT EXISTS (SELECT FROM ended)
 UNION ALL
 SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text
-FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = %(id)s::bigint;
+FROM pgqueue.waiters(ARRAY[%(id)s::bigint]) AS w (job_id) WHERE %(notify)s::boolean;
 
 -- name: complete_mine
 -- Whether a job is still this run's, after its transaction broke off. While its row is locked, this waits for that
 -- transaction to end. No row: the job has been ended, by that transaction or by another worker.
-SELECT id FROM pgqueue.job_running WHERE {{my_one}} FOR UPDATE;
+SELECT id FROM pgqueue.lock_running({{my_fence}});
 
 -- name: complete_retry
 -- Attempts that did not complete and will be made again: to scheduled, each after its own delay in seconds. An attempt

@@ -10,18 +10,15 @@ SELECT n, cursor::text FROM pgqueue.job_cursor WHERE job_id = %(id)s::bigint ORD
 -- whatever the client does. Every hundredth batch deletes the rows before the last, so a long iteration does not pile
 -- them up.
 WITH mine AS MATERIALIZED (
-    SELECT id FROM pgqueue.job_running
-    WHERE id = %(id)s::bigint AND claim + 0 = %(claim)s::integer AND worker_id + 0 = %(worker_id)s::bigint
-    FOR UPDATE
+    SELECT id FROM pgqueue.lock_running({{my_fence}})
 ), appended AS (
     INSERT INTO pgqueue.job_cursor (job_id, n, cursor)
     SELECT id, %(n)s::integer, %(cursor)s::text::jsonb FROM mine
     RETURNING job_id
-), thrown AS (
-    DELETE FROM pgqueue.job_cursor
-    WHERE %(n)s::integer %% 100 = 0 AND job_id = (SELECT id FROM mine) AND n < %(n)s::integer - 1
+), thrown AS MATERIALIZED (
+    SELECT pgqueue.drop_cursors(id, %(n)s::integer - 1)::text AS done FROM mine WHERE %(n)s::integer %% 100 = 0
 )
-SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint) END FROM appended;
+SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint) END, (SELECT count(done) FROM thrown) FROM appended;
 
 -- name: iteration_appended
 -- Whether this batch was committed, after the answer to its COMMIT was lost.

@@ -1,0 +1,163 @@
+-- breaking: no
+--
+-- What surrounds the tables of pgqueue in a database: the sessions of an application, and how other people run PostgreSQL.
+
+
+-- Sessions of an application ---------------------------------------------------------------------------------------------------------
+--
+-- A worker's own session never reads a table as a whole. A session of an application, or of a handler, plans as it likes, and a plan
+-- that was made while a table was small is kept when the table has grown: a completion then reads all running jobs. Under SERIALIZABLE
+-- such a read locks the whole table, so any two handlers conflict. Here the functions of those sessions have settings of their own.
+--
+-- They have no search_path of their own: a trigger of the application on a table of jobs runs inside them, with the path of its session.
+-- STABLE ones read in the snapshot of the statement that calls them, so a job on the move is still seen in exactly one partition.
+
+-- The row of a job that runs under this claim, deleted. No row: the job is not this run's any more.
+CREATE FUNCTION pgqueue.take_running(id bigint, claim integer, worker_id bigint) RETURNS SETOF pgqueue.job LANGUAGE plpgsql ROWS 1
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY DELETE FROM pgqueue.job_running r
+    WHERE r.id = take_running.id AND r.claim + 0 = take_running.claim AND r.worker_id + 0 = take_running.worker_id RETURNING r.*;
+END $$;
+
+-- The same row, locked until the transaction ends. While another transaction has it, this waits.
+CREATE FUNCTION pgqueue.lock_running(id bigint, claim integer, worker_id bigint) RETURNS SETOF pgqueue.job LANGUAGE plpgsql ROWS 1
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY SELECT r.* FROM pgqueue.job_running r
+    WHERE r.id = lock_running.id AND r.claim + 0 = lock_running.claim AND r.worker_id + 0 = lock_running.worker_id FOR UPDATE;
+END $$;
+
+-- Delete the cursors of a job whose number is below this one.
+CREATE FUNCTION pgqueue.drop_cursors(job_id bigint, below integer) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    DELETE FROM pgqueue.job_cursor c WHERE c.job_id = drop_cursors.job_id AND c.n < drop_cursors.below;
+END $$;
+
+-- The waiters for the end of these jobs: the id of the job, once for each waiter.
+CREATE FUNCTION pgqueue.waiters(ids bigint[]) RETURNS SETOF bigint LANGUAGE plpgsql STABLE ROWS 1
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY SELECT w.job_id FROM pgqueue.job_waiter w WHERE w.job_id = ANY (waiters.ids);
+END $$;
+
+-- The states of these jobs. An id has two rows here only after one of them was put aside in history.
+CREATE FUNCTION pgqueue.job_states(ids bigint[]) RETURNS TABLE (id bigint, state text) LANGUAGE plpgsql STABLE ROWS 1
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY SELECT j.id, j.state FROM unnest(job_states.ids) AS asked (id)
+    CROSS JOIN LATERAL (SELECT j.id, j.state FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS j;
+END $$;
+
+-- The rows of these jobs, as `job_states`.
+CREATE FUNCTION pgqueue.job_rows(ids bigint[]) RETURNS SETOF pgqueue.job LANGUAGE plpgsql STABLE ROWS 1
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY SELECT j.* FROM unnest(job_rows.ids) AS asked (id)
+    CROSS JOIN LATERAL (SELECT j.* FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS j;
+END $$;
+
+-- The next `most` jobs in these states after the id `after`, in order. No condition but these: so `most` is a limit of the work.
+CREATE FUNCTION pgqueue.jobs_after(states text[], after bigint, most integer) RETURNS TABLE (id bigint, queue varchar, task varchar)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY SELECT j.id, j.queue, j.task FROM pgqueue.job j
+    WHERE j.state = ANY (jobs_after.states) AND j.id > jobs_after.after ORDER BY j.id LIMIT jobs_after.most;
+END $$;
+
+-- The attempts of a job that did not complete.
+CREATE FUNCTION pgqueue.attempt_rows(job_id bigint) RETURNS SETOF pgqueue.attempt LANGUAGE plpgsql STABLE ROWS 1
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY SELECT a.* FROM pgqueue.attempt a WHERE a.job_id = attempt_rows.job_id;
+END $$;
+
+-- What a job says of how far it is.
+CREATE FUNCTION pgqueue.progress_row(job_id bigint) RETURNS SETOF pgqueue.job_progress LANGUAGE plpgsql STABLE ROWS 1
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY SELECT p.* FROM pgqueue.job_progress p WHERE p.job_id = progress_row.job_id;
+END $$;
+
+-- Those of these jobs that wait, deleted. While another transaction has one, this waits.
+CREATE FUNCTION pgqueue.take_waiting(ids bigint[]) RETURNS SETOF pgqueue.job LANGUAGE plpgsql ROWS 1
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY
+    WITH available AS MATERIALIZED (
+        SELECT j.ctid FROM pgqueue.job_available j WHERE j.id = ANY (take_waiting.ids) ORDER BY j.id FOR UPDATE
+    ), scheduled AS MATERIALIZED (
+        SELECT j.ctid FROM pgqueue.job_scheduled j WHERE j.id = ANY (take_waiting.ids) ORDER BY j.id FOR UPDATE
+    ), blocked AS MATERIALIZED (
+        SELECT j.ctid FROM pgqueue.job_blocked j WHERE j.id = ANY (take_waiting.ids) ORDER BY j.id FOR UPDATE
+    ), from_available AS (
+        DELETE FROM pgqueue.job_available j WHERE j.ctid = ANY (ARRAY(SELECT available.ctid FROM available)) RETURNING j.*
+    ), from_scheduled AS (
+        DELETE FROM pgqueue.job_scheduled j WHERE j.ctid = ANY (ARRAY(SELECT scheduled.ctid FROM scheduled)) RETURNING j.*
+    ), from_blocked AS (
+        DELETE FROM pgqueue.job_blocked j WHERE j.ctid = ANY (ARRAY(SELECT blocked.ctid FROM blocked)) RETURNING j.*
+    )
+    TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked;
+END $$;
+
+-- Those of these jobs that failed or were cancelled, locked in the order of their ids.
+CREATE FUNCTION pgqueue.lock_dead(ids bigint[]) RETURNS SETOF pgqueue.job LANGUAGE plpgsql ROWS 1
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY SELECT d.* FROM pgqueue.job_dead d WHERE d.id = ANY (lock_dead.ids) ORDER BY d.id FOR UPDATE;
+END $$;
+
+-- The same jobs, deleted, and what was asked of their last run.
+CREATE FUNCTION pgqueue.take_dead(ids bigint[]) RETURNS SETOF pgqueue.job LANGUAGE plpgsql ROWS 1
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    DELETE FROM pgqueue.job_signal s WHERE s.job_id = ANY (take_dead.ids);
+    RETURN QUERY DELETE FROM pgqueue.job_dead d WHERE d.id = ANY (take_dead.ids) RETURNING d.*;
+END $$;
+
+-- It deletes rows of the tables of jobs, too, so it lets a trigger of the application have the path of its session.
+ALTER FUNCTION pgqueue.take_back(bigint[]) RESET search_path;
+
+COMMENT ON FUNCTION pgqueue.take_running IS 'Part of a completion in a handler''s transaction: for no other caller.';
+COMMENT ON FUNCTION pgqueue.lock_running IS 'Part of what a handler''s transaction does: for no other caller.';
+COMMENT ON FUNCTION pgqueue.drop_cursors IS 'Part of an iteration: for no other caller.';
+COMMENT ON FUNCTION pgqueue.take_waiting IS 'Part of a cancel: for no other caller.';
+COMMENT ON FUNCTION pgqueue.lock_dead IS 'Part of a retry by hand: for no other caller.';
+COMMENT ON FUNCTION pgqueue.take_dead IS 'Part of a retry by hand: for no other caller.';
+
+
+-- Owned by the owner of the tables, whichever role applies this. Roles that could call `now` may call these.
+DO $$
+DECLARE
+    model regprocedure := 'pgqueue.now()';
+    made regprocedure;
+    allowed record;
+BEGIN
+    FOREACH made IN ARRAY ARRAY[
+        'pgqueue.take_running(bigint, integer, bigint)', 'pgqueue.lock_running(bigint, integer, bigint)',
+        'pgqueue.drop_cursors(bigint, integer)', 'pgqueue.waiters(bigint[])', 'pgqueue.job_states(bigint[])',
+        'pgqueue.job_rows(bigint[])', 'pgqueue.jobs_after(text[], bigint, integer)',
+        'pgqueue.attempt_rows(bigint)', 'pgqueue.progress_row(bigint)',
+        'pgqueue.take_waiting(bigint[])', 'pgqueue.lock_dead(bigint[])', 'pgqueue.take_dead(bigint[])']::regprocedure[]
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s OWNER TO %I', made, (
+            SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'pgqueue.job_running'::regclass));
+        IF (SELECT proacl IS NOT NULL FROM pg_proc WHERE oid = model) THEN
+            EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', made);
+        END IF;
+        FOR allowed IN
+            SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END AS role,
+                   CASE WHEN bool_or(a.is_grantable) THEN 'WITH GRANT OPTION' ELSE '' END AS too
+            FROM pg_proc p CROSS JOIN LATERAL aclexplode(p.proacl) AS a
+            WHERE p.oid = model AND a.grantee <> p.proowner GROUP BY a.grantee
+        LOOP
+            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s %s', made, allowed.role, allowed.too);
+        END LOOP;
+    END LOOP;
+END $$;
+
+INSERT INTO pgqueue.migration (version, name, breaking) VALUES (18, 'surroundings', false);
