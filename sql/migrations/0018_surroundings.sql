@@ -129,7 +129,6 @@ COMMENT ON FUNCTION pgqueue.take_waiting IS 'Part of a cancel: for no other call
 COMMENT ON FUNCTION pgqueue.lock_dead IS 'Part of a retry by hand: for no other caller.';
 COMMENT ON FUNCTION pgqueue.take_dead IS 'Part of a retry by hand: for no other caller.';
 
-
 -- Owned by the owner of the tables, whichever role applies this. Roles that could call `now` may call these.
 DO $$
 DECLARE
@@ -157,6 +156,36 @@ BEGIN
         LOOP
             EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s %s', made, allowed.role, allowed.too);
         END LOOP;
+    END LOOP;
+END $$;
+
+
+-- Publications ----------------------------------------------------------------------------------------------------------------------
+--
+-- With a publication of all tables PostgreSQL refuses each DELETE from a table that cannot name its rows: the queue stands still. A row
+-- is named by a unique index where there is one, else by all its columns. That costs nothing until `wal_level` is logical.
+DO $$
+DECLARE
+    nameless record;
+BEGIN
+    FOR nameless IN
+        SELECT c.oid::regclass AS name, (
+            SELECT ic.relname FROM pg_index i JOIN pg_class ic ON ic.oid = i.indexrelid
+            WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+              AND NOT EXISTS (SELECT FROM pg_attribute a
+                              WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey) AND NOT a.attnotnull)
+            ORDER BY ic.relname LIMIT 1) AS by_index
+        FROM pg_class c
+        WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'pgqueue.job'::regclass)
+          AND c.relkind = 'r' AND c.relreplident = 'd'
+          AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)
+        ORDER BY c.relname
+    LOOP
+        IF nameless.by_index IS NULL THEN
+            EXECUTE format('ALTER TABLE %s REPLICA IDENTITY FULL', nameless.name);
+        ELSE
+            EXECUTE format('ALTER TABLE %s REPLICA IDENTITY USING INDEX %I', nameless.name, nameless.by_index);
+        END IF;
     END LOOP;
 END $$;
 

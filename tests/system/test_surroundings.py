@@ -1,0 +1,82 @@
+"""PostgreSQL as people run it: what else they have in the database does not stop the queue."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from workers import Eyes, until, work
+
+import pgqueue
+from pgqueue.client.tasks import task
+from pgqueue.jobs.job import Job
+from pgqueue.jobs.retry import RetryPolicy
+
+
+@task(name="around.adds")
+async def adds(x: int) -> int:
+    return x + 1
+
+
+@task(name="around.fails", retry=RetryPolicy(attempts=2, first=0.05, most=0.05))
+async def fails(job: Job) -> None:
+    job.progress(1, 2)
+    raise ValueError("as often as it is tried")
+
+
+@task(name="around.moves", transactional=True)
+def moves(job: Job) -> None:
+    job.connection.execute("SELECT 1")
+
+
+@task(name="around.walks")
+def walks(job: Job) -> None:
+    for _ in job.iterate(lambda after: ((n, n) for n in range((after or 0) + 1, 4)), 1):
+        pass
+
+
+async def all_that_moves_rows(dsn: str, eyes: Eyes) -> None:
+    """Jobs of all kinds are enqueued, run, fail, are cancelled, retried and thrown away: every table loses rows."""
+    pgqueue.configure(dsn=dsn)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        jobs = [adds.enqueue(conn, 1), adds.using(lock="k").enqueue(conn, 2), adds.using(unique="u").enqueue(conn, 3)]
+        jobs += [adds.using(delay=0.2).enqueue(conn, 4), moves.enqueue(conn), walks.enqueue(conn)]
+        bad, away = fails.enqueue(conn), adds.using(delay=3600).enqueue(conn, 5)
+        async with work(dsn, adds, fails, moves, walks):
+            assert await jobs[0].aresult(50) == 2
+            for job in jobs:
+                await until(eyes.is_in(job.id, "completed"))
+            await until(eyes.is_in(bad.id, "failed"))
+            assert [answer.did for answer in pgqueue.cancel(conn, away.id)] == ["cancelled"]
+            assert [answer.did for answer in pgqueue.retry(conn, bad.id)] == ["retried"]
+            await until(eyes.is_in(bad.id, "failed"))
+
+
+# Publications --------------------------------------------------------------------------------------------------------
+
+NAMELESS = """
+    SELECT relname FROM pg_class c
+    WHERE relnamespace = 'pgqueue'::regnamespace AND relkind = 'r' AND NOT (
+        relreplident = 'f'
+        OR relreplident = 'd' AND EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)
+        OR relreplident = 'i' AND EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisreplident AND indisvalid))
+"""
+
+
+@pytest.mark.promise("F43")
+def test_every_table_can_name_its_rows(eyes: Eyes) -> None:
+    """One that cannot refuses each DELETE as soon as a publication has it."""
+    assert eyes.all(NAMELESS) == []
+
+
+@pytest.mark.promise("F43")
+@pytest.mark.parametrize(
+    "of",
+    [
+        "ALL TABLES",
+        pytest.param("TABLES IN SCHEMA pgqueue", marks=pytest.mark.second),
+        pytest.param("TABLE pgqueue.job", marks=pytest.mark.second),
+    ],
+)
+async def test_a_publication_does_not_stop_the_queue(dsn: str, eyes: Eyes, of: str) -> None:
+    eyes.do(f"CREATE PUBLICATION everything FOR {of}")
+    await all_that_moves_rows(dsn, eyes)
