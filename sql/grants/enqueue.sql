@@ -13,3 +13,10 @@ GRANT INSERT (id, unique_key, idempotency_key), SELECT (attempt, snoozes, crashe
     ON pgqueue.job TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_waiter TO :"role";
+-- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
+GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
+    pgqueue.keys_can_be(text, integer, text, text, text),
+    pgqueue.enqueue(text, jsonb, text, integer, timestamptz, jsonb, timestamptz, text, text, text, integer, text, text, text),
+    pgqueue.take_keys(text, text, text, double precision, bigint, bigint[]), pgqueue.key_state(pgqueue.unique_key),
+    pgqueue.judge_keys(text[], text[]), pgqueue.job_states(bigint[])
+    TO :"role";

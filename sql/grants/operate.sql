@@ -19,3 +19,12 @@ GRANT SELECT ON pgqueue.declaration, pgqueue.tick TO :"role";
 -- `pgqueue limits set`.
 GRANT SELECT, INSERT, UPDATE ON pgqueue.key_limit TO :"role";
 GRANT SELECT, UPDATE ON pgqueue.key_rate TO :"role";
+-- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
+GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
+    pgqueue.keys_can_be(text, integer, text, text, text),
+    pgqueue.take_keys(text, text, text, double precision, bigint, bigint[]), pgqueue.key_state(pgqueue.unique_key),
+    pgqueue.job_states(bigint[]), pgqueue.job_rows(bigint[]), pgqueue.jobs_after(text[], bigint, integer),
+    pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint), pgqueue.waiters(bigint[]),
+    pgqueue.take_waiting(bigint[]), pgqueue.lock_dead(bigint[]), pgqueue.take_dead(bigint[]), pgqueue.refuse(text),
+    pgqueue.served()
+    TO :"role";

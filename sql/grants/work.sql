@@ -29,3 +29,14 @@ GRANT TRUNCATE ON
     pgqueue.attempt_11, pgqueue.attempt_12, pgqueue.attempt_13, pgqueue.attempt_14, pgqueue.attempt_15
     TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.schedule, pgqueue.tick, pgqueue.declaration TO :"role";
+-- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
+GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
+    pgqueue.keys_can_be(text, integer, text, text, text),
+    pgqueue.enqueue(text, jsonb, text, integer, timestamptz, jsonb, timestamptz, text, text, text, integer, text, text, text),
+    pgqueue.take_keys(text, text, text, double precision, bigint, bigint[]), pgqueue.key_state(pgqueue.unique_key),
+    pgqueue.judge_keys(text[], text[]), pgqueue.take_back(bigint[]), pgqueue.job_states(bigint[]),
+    pgqueue.job_rows(bigint[]), pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint),
+    pgqueue.waiters(bigint[]), pgqueue.take_running(bigint, integer, bigint),
+    pgqueue.lock_running(bigint, integer, bigint), pgqueue.drop_cursors(bigint, integer), pgqueue.refuse(text),
+    pgqueue.refuse_lost(bigint), pgqueue.advance_ring(text, boolean), pgqueue.served()
+    TO :"role";

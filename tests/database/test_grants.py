@@ -296,6 +296,48 @@ def test_a_role_without_rights_is_told_what_to_run(dsn: str) -> None:
         drop_role(conn, name)
 
 
+# Functions -----------------------------------------------------------------------------------------------------------
+
+FUNCTIONS = """
+    SELECT oid::regprocedure::text FROM pg_proc
+    WHERE pronamespace = 'pgqueue'::regnamespace AND prorettype <> 'trigger'::regtype
+"""
+
+
+@pytest.mark.promise("F44")
+def test_every_function_is_granted_by_name_to_a_role_that_calls_it(role: Role, dsn: str) -> None:
+    """The roles of these tests have nothing from PUBLIC, so each of them shows that its own functions are named."""
+    users = [str(conninfo_to_dict(role(kind))["user"]) for kind in grants.KINDS]
+    with psycopg.connect(dsn) as conn:
+        for (function,) in conn.execute(FUNCTIONS.encode()).fetchall():
+            may = [
+                user
+                for user in users
+                if conn.execute("SELECT has_function_privilege(%s, %s, 'EXECUTE')", [user, function]).fetchone()
+                == (True,)
+            ]
+            assert may, function
+
+
+@pytest.mark.promise("F44")
+def test_a_schema_that_was_made_where_public_may_call_nothing_works(empty_dsn: str) -> None:
+    """Default privileges of a database, as some have them by policy."""
+    name = create_role(empty_dsn)
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
+        migrations.migrate(conn)
+        for kind in grants.KINDS:
+            grants.grant(conn, name, kind, "pgqueue")
+        with psycopg.connect(empty_dsn, user=name, password="secret", autocommit=True) as mine:
+            handle = api.enqueue(mine, "t", x=1)
+            assert mine.execute("SELECT pgqueue.enqueue('t', unique_key => 'u')").fetchone() is not None
+            assert [answer.did for answer in api.cancel(mine, handle.id)] == ["cancelled"]
+            assert [answer.did for answer in api.retry(mine, handle.id)] == ["retried"]
+            assert api.get(mine, handle.id).state == "available"
+        conn.execute("ALTER DEFAULT PRIVILEGES GRANT EXECUTE ON FUNCTIONS TO PUBLIC")
+        drop_role(conn, name)
+
+
 # Granting ------------------------------------------------------------------------------------------------------------
 
 

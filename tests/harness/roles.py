@@ -25,6 +25,8 @@ def role(dsn: str) -> Iterator[Role]:
         name = create_role(dsn)
         made.append(name)
         with psycopg.connect(dsn) as conn:
+            # As a database has it whose default privileges give PUBLIC nothing: what a role needs is granted by name.
+            conn.execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgqueue FROM PUBLIC")
             grants.grant(conn, name, kind, "pgqueue")
         return make_conninfo(dsn, user=name, password="secret")
 

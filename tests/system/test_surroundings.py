@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg
 import pytest
 from workers import Eyes, until, work
@@ -38,8 +40,10 @@ async def all_that_moves_rows(dsn: str, eyes: Eyes) -> None:
     """Jobs of all kinds are enqueued, run, fail, are cancelled, retried and thrown away: every table loses rows."""
     pgqueue.configure(dsn=dsn)
     with psycopg.connect(dsn, autocommit=True) as conn:
-        jobs = [adds.enqueue(conn, 1), adds.using(lock="k").enqueue(conn, 2), adds.using(unique="u").enqueue(conn, 3)]
-        jobs += [adds.using(delay=0.2).enqueue(conn, 4), moves.enqueue(conn), walks.enqueue(conn)]
+        jobs: list[pgqueue.JobHandle[Any]] = [adds.enqueue(conn, 1), moves.enqueue(conn), walks.enqueue(conn)]
+        options: dict[str, Any]
+        for options in ({"lock": "k"}, {"unique": "u"}, {"delay": 0.2}):
+            jobs.append(adds.using(**options).enqueue(conn, 2))
         bad, away = fails.enqueue(conn), adds.using(delay=3600).enqueue(conn, 5)
         async with work(dsn, adds, fails, moves, walks):
             assert await jobs[0].aresult(50) == 2
@@ -58,7 +62,7 @@ NAMELESS = """
     WHERE relnamespace = 'pgqueue'::regnamespace AND relkind = 'r' AND NOT (
         relreplident = 'f'
         OR relreplident = 'd' AND EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)
-        OR relreplident = 'i' AND EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisreplident AND indisvalid))
+        OR relreplident = 'i' AND EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisreplident))
 """
 
 
