@@ -206,14 +206,24 @@ def _apply(conn: Connection, schema: str, file: Migration, lock_timeout: float, 
         if any(row.version == file.version for row in _read(conn, schema)):
             return False
         _set(cursor, lock_timeout=lock_timeout)
-        # Without parameters it is one message of many statements, and a % has no special meaning.
-        cursor.execute(in_schema(file.sql, schema).encode(), prepare=False)
+        conn.add_notice_handler(_pass_on)
+        try:
+            # Without parameters it is one message of many statements, and a % has no special meaning.
+            cursor.execute(in_schema(file.sql, schema).encode(), prepare=False)
+        finally:
+            conn.remove_notice_handler(_pass_on)
         if Applied(file.version, file.name, file.breaking) not in _read(conn, schema):
             raise Error(
                 f"migration {file} must end by entering itself in pgqueue.migration: "
                 f"version {file.version}, name '{file.name}', breaking {str(file.breaking).lower()}"
             )
     return True
+
+
+def _pass_on(notice: errors.Diagnostic) -> None:
+    """Log what a migration warns of: something was left as it was."""
+    if notice.severity_nonlocalized == "WARNING":
+        _log.warning("%s. %s", notice.message_primary, notice.message_hint or "")
 
 
 def _read(conn: Connection, schema: str) -> tuple[Applied, ...]:

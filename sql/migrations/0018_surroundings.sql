@@ -160,6 +160,34 @@ BEGIN
 END $$;
 
 
+-- Keys are compared by bytes ---------------------------------------------------------------------------------------------------------
+--
+-- An index in the order of a language is wrong when the server gets another version of that language's rules, as with a new image. A key
+-- is then not found, and two jobs hold it. Bytes have no versions. No row is rewritten, and history has no index on these: what this
+-- costs is the indexes of the jobs that wait or run, which are built anew while `job` is locked.
+ALTER TABLE pgqueue.ring         ALTER COLUMN kind TYPE text COLLATE "C";
+ALTER TABLE pgqueue.duty         ALTER COLUMN name TYPE text COLLATE "C";
+ALTER TABLE pgqueue.unknown_task ALTER COLUMN task TYPE varchar(200) COLLATE "C";
+
+-- A view of the application that names a column of `job` forbids to change it. Then the columns stay as they are, which is no worse than
+-- before, and the message says what to run.
+DO $$
+DECLARE
+    change text := 'ALTER TABLE pgqueue.job '
+        'ALTER COLUMN task TYPE varchar(200) COLLATE "C", ALTER COLUMN lock_key TYPE text COLLATE "C", '
+        'ALTER COLUMN limit_key TYPE text COLLATE "C", ALTER COLUMN rate_key TYPE text COLLATE "C", '
+        'ALTER COLUMN key TYPE text COLLATE "C", ALTER COLUMN unique_key TYPE text COLLATE "C", '
+        'ALTER COLUMN idempotency_key TYPE text COLLATE "C"';
+    what text;
+BEGIN
+    EXECUTE change;
+EXCEPTION WHEN feature_not_supported OR dependent_objects_still_exist THEN
+    GET STACKED DIAGNOSTICS what = PG_EXCEPTION_DETAIL;
+    RAISE WARNING 'the keys of jobs keep the collation of this database: % (%)', SQLERRM, what
+        USING HINT = 'When its owner can do without it for a moment: drop it, run this, and make it again: ' || change;
+END $$;
+
+
 -- Publications ----------------------------------------------------------------------------------------------------------------------
 --
 -- With a publication of all tables PostgreSQL refuses each DELETE from a table that cannot name its rows: the queue stands still. A row
