@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import click
 
 from pgqueue.config import safe
+from pgqueue.database.triggers import trigger_of
 from pgqueue.errors import (
     Error,
     InvalidArguments,
@@ -80,7 +81,7 @@ def code_of(error: BaseException) -> int | None:
             return DATABASE
     if not _from_psycopg(error):
         return None
-    return SCHEMA if getattr(error, "sqlstate", None) in _NO_TABLE else DATABASE
+    return SCHEMA if getattr(error, "sqlstate", None) in _NO_TABLE and trigger_of(error) is None else DATABASE
 
 
 def _from_psycopg(error: BaseException) -> bool:
@@ -95,4 +96,7 @@ def line_of(error: BaseException) -> str:
         return text
     if code_of(error) == SCHEMA:
         return f"the database lacks pgqueue's tables: {text}; run `pgqueue migrate`"
+    function = trigger_of(error)
+    if function is not None:
+        return f"the application's function {function}, in a trigger on a table of pgqueue, has raised: {text}"
     return f"database unreachable or refused: {text}"

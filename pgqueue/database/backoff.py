@@ -14,6 +14,8 @@ from typing import Any
 
 import psycopg
 
+from pgqueue.database.triggers import trigger_of
+
 log = logging.getLogger("pgqueue")
 
 _TRANSIENT = (
@@ -37,9 +39,16 @@ LOST_SECONDS = 0.05
 def transient(error: BaseException) -> bool:
     """Whether trying again can help: the database is away, restarting, failing over or overloaded.
 
-    A missing table or a missing right is not transient: the worker logs it and ends.
+    A missing table or a missing right is not transient: the worker logs it and ends. What a trigger of the application
+    raises is transient, whatever it is: the trigger may be mended while the worker works.
     """
-    return isinstance(error, _TRANSIENT)
+    return isinstance(error, _TRANSIENT) or trigger_of(error) is not None
+
+
+def described(error: BaseException) -> str:
+    """The error in words. If a trigger of the application has raised it, that is named."""
+    said, function = one_line(error), trigger_of(error)
+    return said if function is None else f"the application's function {function}, in a trigger, has raised: {said}"
 
 
 def is_loss(error: BaseException) -> bool:
@@ -100,7 +109,7 @@ async def persist(
             pause, level = backoff.pause(), logging.WARNING
             if is_loss(error):
                 pause, level = LOST_SECONDS, logging.DEBUG
-            log.log(level, "%s: %s; trying again in %.2f s", name, one_line(error), pause)
+            log.log(level, "%s: %s; trying again in %.2f s", name, described(error), pause)
             await asyncio.sleep(pause)
         seen = 0 if answers is None else answers()
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pgqueue.config import config
 from pgqueue.database.statements import Row, Statement
+from pgqueue.database.triggers import trigger_of
 from pgqueue.errors import SchemaMissing, UnsupportedConnection
 
 if TYPE_CHECKING:
@@ -146,10 +147,13 @@ def _refusal(conn: object, *, is_async: bool, other: bool) -> str:
 
 
 def _explain(error: Exception) -> None:
-    """Raise SchemaMissing if the server's error means that. SQLAlchemy and Django wrap the driver's error."""
+    """Raise SchemaMissing if the server's error means that. SQLAlchemy and Django wrap the driver's error.
+
+    A trigger of the application on our tables may lack a table of its own: its error stays as it is.
+    """
     for each in (error, getattr(error, "orig", None), error.__cause__):
         state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
-        if state in _MISSING:
+        if state in _MISSING and trigger_of(error) is None:
             schema = config().schema
             raise SchemaMissing(
                 f"this database has no pgqueue tables in schema {schema!r}: run `pgqueue migrate` against it, or name "

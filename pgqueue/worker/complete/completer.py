@@ -24,6 +24,10 @@ If the successors of a job want unique keys, the job is ended in a transaction o
 key waits for another transaction that is just taking the same key. If a successor got only a part of its keys, it gives
 that part back.
 
+A trigger of the application on the tables of jobs may raise, for one row or for each. That says nothing of the outcome.
+A flush that meets it is sent again with half as many jobs. The job that is then alone is tried by itself from then on,
+again and again, until the trigger lets it through; the other jobs end as usual.
+
 When a transactional job comes here, its outcome is in the database already. The worker only has to note that the job is
 over. If the job holds no key, nothing waits for that note. Jobs without keys therefore wake the loop once in
 `CALM_SECONDS`, not each by itself.
@@ -41,9 +45,10 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.backoff import persist, transient, wait
+from pgqueue.database.backoff import described, persist, transient, wait
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
+from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import COMPLETED, WRITTEN, Completed, Handed, Outcome, Released, Retried, unstorable
 from pgqueue.worker.complete.job_logger import report
@@ -61,6 +66,9 @@ CAREFUL_SECONDS = 1.0
 # Jobs whose successors want a key that another transaction is just taking: how many a flush tries, and the longest
 # pause between two tries. Each try that fails costs the flush 5 ms and writes an error to the server's log.
 BUSY_MOST, BUSY_PAUSE = 4, 1.0
+# A job that a trigger of the application would not let end more than once: the pause between two tries of all of these,
+# for each try costs a connection; and the least time between two lines in the log.
+TRAPPED_PAUSE, TRAPPED_LOG_SECONDS = 5.0, 10.0
 IDLE_SECONDS = 30.0
 # The server's errors for contents that it cannot store, however often they are sent.
 REFUSALS = (psycopg.DataError, psycopg.IntegrityError, UnicodeError)
@@ -110,6 +118,10 @@ class Completer:
         self._busy: list[Ended] = []
         self._busy_at = 0.0
         self._patience = LOCKED_PAUSE
+        self._trapped: set[Job] = set()
+        """Jobs that a trigger of the application would not let end: each is sent by itself."""
+        self._trapped_at = 0.0
+        """When the next line about them may be logged."""
         self._most = FLUSH_MOST
         self._unsure: set[int] = set()
         self._ids = {state.id}
@@ -173,7 +185,12 @@ class Completer:
 
     async def _flush(self, batch: list[Ended]) -> None:
         self._ids.add(self._state.id)
-        batch, later = batch[: self._most], batch[self._most :]
+        trapped = [entry for entry in batch if entry[0] in self._trapped] if self._trapped else []
+        batch = [entry for entry in batch if entry[0] not in self._trapped] if trapped else batch
+        if not batch:
+            await self._end(trapped[:1], trapped[1:])
+            return
+        batch, later = batch[: self._most], batch[self._most :] + trapped
         alone = [entry for entry in batch if entry[1] is not COMPLETED and _wants_keys(entry[1])]
         others = [entry for entry in batch if not _wants_keys(entry[1])] if alone else batch
         if (not others or await self._end(others, alone + later)) and alone:
@@ -199,6 +216,10 @@ class Completer:
                 busy.append((job, outcome))
                 continue
             except (psycopg.Error, UnicodeError) as error:
+                if trigger_of(error) is not None:
+                    self._warn_of_trigger(job, error)
+                    busy.append((job, outcome))
+                    continue
                 if _refused(error):
                     refused.append((job, _otherwise(job, outcome, error)))
                     continue
@@ -238,7 +259,13 @@ class Completer:
         if messages and any([self._goes_on(job) for job, _ in batch]):
             messages.append(self._outcome_sql.durably())
         try:
-            answers = await self._session.run(*messages) if messages else []
+            try:
+                answers = await self._session.run(*messages) if messages else []
+            except psycopg.Error as error:
+                if trigger_of(error) is None:
+                    raise
+                self._trap(batch, rest, error)
+                return False
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             if careful:
                 raise
@@ -268,6 +295,7 @@ class Completer:
             self._unsure.update(job.id for job, _ in batch)
             raise
         self._most = min(FLUSH_MOST, 2 * self._most)
+        self._trapped.difference_update([job for job, _ in batch])
         left: list[Job] = []
         for (_, group), answer in zip(endings, answers[: len(endings)], strict=True):
             if answer is not None:
@@ -305,6 +333,29 @@ class Completer:
         if len(batch) == 1:
             [(job, outcome)] = batch
             self._in_flight = [(job, _otherwise(job, outcome, error)), *rest]
+
+    def _trap(self, batch: list[Ended], rest: list[Ended], error: BaseException) -> None:
+        """A trigger of the application has raised, and no job was ended: send half as many next time.
+
+        A single job is put aside for a moment, with its outcome.
+        """
+        self._most = max(1, len(batch) // 2)
+        if len(batch) > 1:
+            return
+        [(job, outcome)] = batch
+        again_at = monotonic() + (TRAPPED_PAUSE if job in self._trapped else BUSY_PAUSE)
+        self._busy_at = min(self._busy_at, again_at) if self._busy else again_at
+        self._busy.append((job, outcome))
+        self._trapped.add(job)
+        self._in_flight = rest
+        self._warn_of_trigger(job, error)
+
+    def _warn_of_trigger(self, job: Job, error: BaseException) -> None:
+        if monotonic() < self._trapped_at:
+            return
+        self._trapped_at = monotonic() + TRAPPED_LOG_SECONDS
+        message = "job %d (%s) has run, but cannot end: %s. Its outcome is kept, and tried again; so are others like it"
+        log.error(message, job.id, job.task, described(error), extra=fields(job))
 
     async def _look_up(self, left: list[Job], released: set[int]) -> set[int]:
         """Look up jobs that were not ended; return the ids of those that are still ours.

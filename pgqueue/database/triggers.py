@@ -1,0 +1,38 @@
+"""Errors that a function of the application has raised: a trigger that stands on one of pgqueue's tables.
+
+Such an error says nothing of pgqueue's own tables, nor of the row that was to be written. Its SQLSTATE is whatever the
+trigger chose, or met: 42P01, because a table of the application is missing, or 23514, because the trigger refuses the
+row. The server names the functions that it was in, as the context of the error. Knows no connection.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from pgqueue.database.statements import sql_directory
+
+# A line of the context: `PL/pgSQL function public.refuses() line 3 at RAISE`, in the language of the server.
+_FRAME = re.compile(r"\bPL/\w+.*?([\w$\"]+)\(")
+_MADE = re.compile(r"CREATE (?:OR REPLACE )?FUNCTION pgqueue\.(\w+)")
+
+
+def trigger_of(error: BaseException) -> str | None:
+    """The function of the application in which the server met this error; None if it met it in a statement of ours.
+
+    SQLAlchemy and Django wrap the driver's error; both are looked at.
+    """
+    for each in (error, getattr(error, "orig", None), error.__cause__):
+        context = getattr(getattr(each, "diag", None), "context", None) or getattr(each, "context", None)
+        for line in str(context or "").splitlines():
+            frame = _FRAME.search(line)
+            if frame is not None and frame[1].strip('"') not in _ours():
+                return frame[1].strip('"')
+    return None
+
+
+@cache
+def _ours() -> frozenset[str]:
+    """The names of the functions that migrations make."""
+    files = sorted((sql_directory() / "migrations").glob("*.sql"))
+    return frozenset(name for file in files for name in _MADE.findall(file.read_text(encoding="utf-8")))
