@@ -42,7 +42,15 @@ def transient(error: BaseException) -> bool:
     A missing table or a missing right is not transient: the worker logs it and ends. What a trigger of the application
     raises is transient, whatever it is: the trigger may be mended while the worker works.
     """
-    return isinstance(error, _TRANSIENT) or trigger_of(error) is not None
+    return isinstance(error, _TRANSIENT) or emptied(error) or trigger_of(error) is not None
+
+
+def emptied(error: BaseException) -> bool:
+    """Whether the leaf of a history is unknown, because something has emptied the table `ring`. Its rows are put back
+    by `registration_restore_settings`."""
+    if not isinstance(error, psycopg.errors.CheckViolation) or error.diag.constraint_name is not None:
+        return False
+    return error.diag.table_name in {"job_done", "job_dead", "attempt"}  # no partition for the row: its bin is NULL
 
 
 def described(error: BaseException) -> str:

@@ -117,9 +117,11 @@ def require(conn: Connection, schema: str) -> Standing:
     Else it raises SchemaMissing, SchemaBehind or SchemaTooNew; the message says what to do. A newer schema is accepted
     if none of its unknown migrations is breaking, so that workers outlive a rolling deploy.
     """
+    _refuse_hidden_rows(conn, schema)
     standing = check(conn, schema)
     where = f"schema {schema!r} of database {conn.info.dbname!r}"
     if not standing.applied:
+        _refuse_emptied(conn, schema)
         raise SchemaMissing(f"{where} is not there; run `{_command(schema)}`")
     breaking = [f"{row.version:04}_{row.name}" for row in standing.unknown if row.breaking]
     if breaking:
@@ -164,7 +166,50 @@ def _file(path: Path) -> Migration:
     return Migration(int(name[1]), name[2], header[1] == "yes", sql)
 
 
+def _refuse_hidden_rows(conn: Connection, schema: str) -> None:
+    """Raise Error if row level security hides rows of our tables from this role: they would look empty."""
+    with conn.transaction(), _cursor(conn) as cursor:
+        rows = cursor.execute(_HIDDEN, [schema]).fetchall()
+    if rows:
+        tables = ", ".join(f"{schema}.{name}" for (name,) in rows)
+        raise Error(
+            f"row level security is on for {tables}, and hides their rows from role {conn.info.user!r}. pgqueue needs "
+            "all rows: ALTER TABLE … DISABLE ROW LEVEL SECURITY for each, or ALTER ROLE … BYPASSRLS"
+        )
+
+
+_HIDDEN = """
+SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relkind IN ('r', 'p') AND c.relrowsecurity AND pg_catalog.row_security_active(c.oid)
+ORDER BY c.relname
+"""
+
+
+_ENTER = "INSERT INTO pgqueue.migration (version, name, breaking) VALUES"
+
+
+def _refuse_emptied(conn: Connection, schema: str) -> None:
+    """Raise Error if the tables are there, and only the table that says so is empty."""
+    with conn.transaction(), _cursor(conn) as cursor:
+        there = cursor.execute(
+            "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND c.relname = 'job' AND c.relkind = 'p'",
+            [schema],
+        ).fetchone()
+    if there is None:
+        return
+    rows = ", ".join(f"({file.version}, '{file.name}', {str(file.breaking).lower()})" for file in files())
+    raise Error(
+        f"the tables of schema {schema!r} are there, but {schema}.migration is empty: something has truncated it, such "
+        "as a fixture that empties all tables. Leave that table out, and put its rows back, up to the version that the "
+        f"schema had: {in_schema(_ENTER, schema)} {rows}"
+    )
+
+
 def _applied_now(conn: Connection, schema: str, lock_timeout: float, wait: float) -> Iterator[Migration]:
+    _refuse_hidden_rows(conn, schema)
+    if not check(conn, schema).applied:
+        _refuse_emptied(conn, schema)
     for file in pending(conn, schema):
         if _patiently(conn, schema, file, lock_timeout, wait):
             _log.info("applied %s to schema %s of database %s", file, schema, conn.info.dbname)

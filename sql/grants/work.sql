@@ -38,5 +38,5 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.job_rows(bigint[]), pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint),
     pgqueue.waiters(bigint[]), pgqueue.take_running(bigint, integer, bigint),
     pgqueue.lock_running(bigint, integer, bigint), pgqueue.drop_cursors(bigint, integer), pgqueue.refuse(text),
-    pgqueue.refuse_lost(bigint), pgqueue.advance_ring(text, boolean), pgqueue.served()
+    pgqueue.refuse_lost(bigint), pgqueue.advance_ring(text, boolean), pgqueue.served(), pgqueue.restore_settings()
     TO :"role";

@@ -129,6 +129,58 @@ COMMENT ON FUNCTION pgqueue.take_waiting IS 'Part of a cancel: for no other call
 COMMENT ON FUNCTION pgqueue.lock_dead IS 'Part of a retry by hand: for no other caller.';
 COMMENT ON FUNCTION pgqueue.take_dead IS 'Part of a retry by hand: for no other caller.';
 
+-- Settings that others have emptied ---------------------------------------------------------------------------------------------------
+--
+-- A fixture that truncates all tables takes the rows of `ring` and `duty` along. Then no job can end, and nothing is swept. Each worker
+-- puts back what is missing when it starts, as the owner of the tables. The leaf of a history that was written last is written on. The
+-- lock keeps two that start at once from inserting the same row.
+CREATE FUNCTION pgqueue.restore_settings() RETURNS integer LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    wanted record;
+    last_bin smallint;
+    restored integer := 0;
+BEGIN
+    IF (SELECT count(*) FROM pgqueue.ring) = 3 AND EXISTS (SELECT FROM pgqueue.duty WHERE name = 'sweep') THEN
+        RETURN 0;
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtextextended('pgqueue.restore_settings', 'pgqueue.ring'::regclass::oid::bigint));
+    FOR wanted IN
+        SELECT r.* FROM (VALUES ('done', 8, interval '1 day'), ('dead', 16, interval '14 days'), ('attempt', 16, interval '14 days'))
+            AS r (kind, leaves, retention)
+        WHERE NOT EXISTS (SELECT FROM pgqueue.ring WHERE ring.kind = r.kind)
+    LOOP
+        EXECUTE format('SELECT bin FROM pgqueue.%I ORDER BY finished_at DESC LIMIT 1',
+                       CASE wanted.kind WHEN 'attempt' THEN 'attempt' ELSE 'job_' || wanted.kind END) INTO last_bin;
+        INSERT INTO pgqueue.ring (kind, leaves, bin, retention)
+        VALUES (wanted.kind, wanted.leaves, coalesce(last_bin, 0), wanted.retention);
+        restored := restored + 1;
+    END LOOP;
+    IF NOT EXISTS (SELECT FROM pgqueue.duty WHERE name = 'sweep') THEN
+        INSERT INTO pgqueue.duty (name, done_at) VALUES ('sweep', '-infinity');
+        restored := restored + 1;
+    END IF;
+    RETURN restored;
+END $$;
+COMMENT ON FUNCTION pgqueue.restore_settings IS 'Put back the rows of `ring` and `duty` that are missing. Answers how many.';
+
+-- A restore of the data alone (`pg_dump -a`) meets the rows that the migrations have made: those of the dump count.
+CREATE FUNCTION pgqueue.replace_setting() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF TG_TABLE_NAME = 'ring' THEN
+        DELETE FROM pgqueue.ring WHERE kind = NEW.kind;
+    ELSIF TG_TABLE_NAME = 'duty' THEN
+        DELETE FROM pgqueue.duty WHERE name = NEW.name;
+    ELSE
+        DELETE FROM pgqueue.migration WHERE version = NEW.version;
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER replace_setting BEFORE INSERT ON pgqueue.ring      FOR EACH ROW EXECUTE FUNCTION pgqueue.replace_setting();
+CREATE TRIGGER replace_setting BEFORE INSERT ON pgqueue.duty      FOR EACH ROW EXECUTE FUNCTION pgqueue.replace_setting();
+CREATE TRIGGER replace_setting BEFORE INSERT ON pgqueue.migration FOR EACH ROW EXECUTE FUNCTION pgqueue.replace_setting();
+
+
 -- Owned by the owner of the tables, whichever role applies this. Roles that could call `now` may call these.
 DO $$
 DECLARE
@@ -141,7 +193,8 @@ BEGIN
         'pgqueue.drop_cursors(bigint, integer)', 'pgqueue.waiters(bigint[])', 'pgqueue.job_states(bigint[])',
         'pgqueue.job_rows(bigint[])', 'pgqueue.jobs_after(text[], bigint, integer)',
         'pgqueue.attempt_rows(bigint)', 'pgqueue.progress_row(bigint)',
-        'pgqueue.take_waiting(bigint[])', 'pgqueue.lock_dead(bigint[])', 'pgqueue.take_dead(bigint[])']::regprocedure[]
+        'pgqueue.take_waiting(bigint[])', 'pgqueue.lock_dead(bigint[])', 'pgqueue.take_dead(bigint[])', 'pgqueue.restore_settings()',
+        'pgqueue.replace_setting()']::regprocedure[]
     LOOP
         EXECUTE format('ALTER FUNCTION %s OWNER TO %I', made, (
             SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'pgqueue.job_running'::regclass));

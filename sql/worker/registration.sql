@@ -6,6 +6,10 @@ VALUES (make_interval(secs => %(lease)s::float8), %(pid)s::integer, %(concurrenc
         %(version_tag)s::text, %(queues)s::text[], %(tasks)s::text[], 'starting')
 RETURNING id;
 
+-- name: registration_restore_settings
+-- Put back the rows of `ring` and `duty`, if a fixture that truncates all tables has taken them along. Answers how many.
+SELECT pgqueue.restore_settings();
+
 -- name: registration_leave
 -- Delete the row of a worker that ended in order. A worker that still has jobs leaves its row for rescue (see the
 -- next).

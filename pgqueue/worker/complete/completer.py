@@ -45,7 +45,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.backoff import described, persist, transient, wait
+from pgqueue.database.backoff import described, emptied, persist, transient, wait
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
 from pgqueue.database.triggers import trigger_of
@@ -262,6 +262,9 @@ class Completer:
             try:
                 answers = await self._session.run(*messages) if messages else []
             except psycopg.Error as error:
+                if emptied(error):
+                    await self._session.run(self._session.link.statement("registration_restore_settings"))
+                    return False
                 if trigger_of(error) is None:
                     raise
                 self._trap(batch, rest, error)

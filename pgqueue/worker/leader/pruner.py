@@ -62,6 +62,9 @@ class Pruner:
         self._others_at = monotonic() + jittered(OTHERS_SECONDS)
         await self._also()
         link = self._session.link
+        [[(restored,)]] = await self._session.run(link.statement("registration_restore_settings"))
+        if restored:
+            log.warning("something has emptied the tables ring or duty: %d rows are put back", restored)
         await self._session.run(link.statement("pruner_waiters"))
         try:
             await self._session.run(link.statement("pruner_rates", seconds=REST_SECONDS, n=LIMITERS_MOST))

@@ -23,6 +23,7 @@ def enter(state: WorkerState) -> int:
     link, settings = state.link, state.settings
     with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
         migrations.require(conn, link.schema)
+        restore_settings(conn, link.schema)
         return register(
             conn,
             link.schema,
@@ -32,6 +33,13 @@ def enter(state: WorkerState) -> int:
             queues=list(settings.queues),
             tasks=state.tasks,
         )
+
+
+def restore_settings(conn: psycopg.Connection[Any], schema: str) -> None:
+    """Put back the rows that pgqueue's tables of settings must have."""
+    row = conn.execute(statements.text("registration_restore_settings", schema)).fetchone()
+    if row is not None and row[0]:
+        log.warning("something has emptied the tables ring or duty of schema %s: their rows are put back", schema)
 
 
 async def entered(state: WorkerState) -> int:
