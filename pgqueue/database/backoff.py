@@ -91,12 +91,18 @@ class Backoff:
         return seconds
 
 
+def of_data(error: BaseException) -> bool:
+    """Whether the server met a value that does not fit: a row that was restored, or inserted by hand."""
+    return isinstance(error, psycopg.DataError | psycopg.IntegrityError)
+
+
 async def persist(
     step: Callable[[], Awaitable[None]],
     *,
     name: str,
     until: Callable[[], bool] = lambda: False,
     answers: Callable[[], int] | None = None,
+    past_data: bool = False,
 ) -> None:
     """Repeat `step` until cancelled or `until()` is true. A transient error is logged, then comes a pause. Any other
     error is raised.
@@ -104,6 +110,8 @@ async def persist(
     - `answers` counts the answered statements of the step's session. A step that was answered none starts no back-off
       anew: many steps only wait. Without it, every step that returns does.
     - After a loss of the connection there is no pause and no line: the session has said so, and paces its connections.
+    - `past_data`: an error of data is like a transient one. For services that read what others have written: one bad
+      row must not end the process.
     """
     backoff, seen = Backoff(), 0
     while not until():
@@ -112,7 +120,7 @@ async def persist(
             if answers is None or answers() != seen:
                 backoff.succeeded()
         except Exception as error:
-            if not transient(error):
+            if not (transient(error) or (past_data and of_data(error))):
                 raise
             pause, level = backoff.pause(), logging.WARNING
             if is_loss(error):

@@ -261,6 +261,17 @@ WITH double AS (
 )
 {{put_aside}};
 
+-- name: unblock_refuse_unfit
+-- After an unblocking, or a rate, met a value that does not fit: put aside the blocked jobs that no lane could take (rows restored, or
+-- inserted by hand). Rows of `job_blocked` are not checked where they enter.
+WITH double AS (
+    DELETE FROM pgqueue.job_blocked b
+    WHERE (b.priority BETWEEN 0 AND 9 AND b.rank BETWEEN -2 AND 19 AND octet_length(b.queue) BETWEEN 1 AND 40
+           AND pgqueue.keys_can_be(b.lock_key, b.lock_limit, b.on_locked, b.limit_key, b.rate_key)) IS NOT TRUE
+    RETURNING b.*
+)
+{{put_aside}};
+
 -- name: unblock_limits
 -- With these keys, which are limits, locked: count the holders of each, and let waiting jobs in, in (rank, id) order, as the limit allows.
 -- A limit that was never declared lets no job in. A job that comes in goes one of three ways:

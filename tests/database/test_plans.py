@@ -20,6 +20,7 @@ from pgqueue.database.statements import _files, home, names, text
 NAMES = [name for name in names() if _files()[home(name)].parent.name != "testing"]
 ELSE = {
     "locks_release", "workers_list",  # by hand: as many jobs as run
+    "unblock_refuse_unfit",  # after a row that fits nowhere was restored
     "unblock_refuse_doubles", "complete_refuse_doubles", "rates_refuse_doubles",  # after a row was restored by hand
     "actions_cancel", "queries_find",  # in sessions that are not ours
 }  # fmt: skip
@@ -27,6 +28,7 @@ ELSE = {
 SCANS = {"Seq Scan", "Index Scan", "Index Only Scan"}
 WHOLE = {
     "queries_find", "queries_status", "locks_list",  # pages, for people: with a LIMIT, or a sample
+    "unblock_refuse_unfit",
     "unblock_refuse_doubles", "fetch_refuse_doubles", "rates_refuse_doubles", "scheduler_refuse_doubles",  # see above
     "cancellation_read", "cancellation_settle", "rescue_strays",  # as many as somebody cancels, as many as run
     "sweep_due", "sweep_block",  # whether there is any at all; those that hold a key and wait

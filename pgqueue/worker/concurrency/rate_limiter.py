@@ -75,6 +75,7 @@ import psycopg
 from pgqueue.database.backoff import persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers, texts
+from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import STARTED, Job
 from pgqueue.jobs.keys import RATE
 from pgqueue.worker.run.slots import Room
@@ -255,7 +256,7 @@ class RateLimiter:
 
     async def run(self) -> None:
         """Start jobs until cancelled."""
-        await persist(self._step, name="rates", answers=self._session.answers)
+        await persist(self._step, name="rates", answers=self._session.answers, past_data=True)
 
     async def _step(self) -> None:
         if not await wait(self._wake, self._patience()) and not self._waiters and not self._others:
@@ -346,6 +347,13 @@ class RateLimiter:
         except psycopg.errors.UniqueViolation:
             [doubles] = await self._session.run(self._session.link.statement("rates_refuse_doubles"))
             log.error("jobs %s run, and waited for a rate too: the second rows are failed: refused", doubles)
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            if trigger_of(error) is not None:
+                raise
+            [unfit] = await self._session.run(self._session.link.statement("unblock_refuse_unfit"))
+            if not unfit:
+                raise
+            log.error("jobs %s waited for a rate, and fit into no lane: they are failed: refused (%s)", unfit, error)
 
     async def _try(self, keys: list[str], openings: Openings) -> None:
         link, claim, worker_id = self._session.link, self._state.claims.begin(), self._state.id
@@ -390,7 +398,7 @@ class RateLimiter:
                 self._remember(key, RateWaiters(monotonic()))
             if jobs or not openings.ordinary:
                 self._deliver(jobs)
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation):
+        except (psycopg.errors.LockNotAvailable, psycopg.DataError, psycopg.IntegrityError):
             raise  # nothing was committed
         except BaseException:
             self._state.in_doubt()

@@ -88,7 +88,7 @@ class Sweep:
 
     async def run(self) -> None:
         """Sweep at the start, now and then, and when asked to, until cancelled."""
-        await persist(self._step, name="sweep", answers=self._session.answers)
+        await persist(self._step, name="sweep", answers=self._session.answers, past_data=True)
 
     def _due(self) -> float:
         """When it is time to ask again."""

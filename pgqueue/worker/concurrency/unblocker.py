@@ -57,6 +57,7 @@ import psycopg
 
 from pgqueue.database.backoff import persist, wait
 from pgqueue.database.sessions import Session
+from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.keys import LIMIT, LOCK, RATE
 from pgqueue.worker.concurrency.semaphores import Semaphores, Unblocked
@@ -263,7 +264,7 @@ class Unblocker:
     async def run(self) -> None:
         """Unblock until cancelled. The sweep finds the keys that were lost while the database was away."""
         try:
-            await persist(self._step, name="unblock", answers=self._session.answers)
+            await persist(self._step, name="unblock", answers=self._session.answers, past_data=True)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -370,6 +371,13 @@ class Unblocker:
         except psycopg.errors.UniqueViolation:
             [doubles] = await self._session.run(self._session.link.statement("unblock_refuse_doubles"))
             log.error("jobs %s run, and waited for a key too: the second rows are failed: refused", doubles)
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            if trigger_of(error) is not None:
+                raise
+            [unfit] = await self._session.run(self._session.link.statement("unblock_refuse_unfit"))
+            if not unfit:
+                raise
+            log.error("jobs %s waited for a key, and fit into no lane: they are failed: refused (%s)", unfit, error)
 
     async def _try(self, asked: Wanted, move: Move) -> None:
         claim = self._state.claims.begin()
@@ -390,7 +398,7 @@ class Unblocker:
             for key in again:
                 self._follow(key)
             self._come_back_to(set(moved.unsure).difference(again))
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.UniqueViolation):
+        except (psycopg.errors.LockNotAvailable, psycopg.DataError, psycopg.IntegrityError):
             raise  # nothing was committed
         except BaseException:
             self._state.in_doubt()

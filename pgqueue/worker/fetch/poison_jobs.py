@@ -156,7 +156,7 @@ class PoisonDrain:
 
     async def run(self) -> None:
         """Look every five seconds while busy, until cancelled."""
-        await persist(self._step, name="isolation", answers=self._session.answers)
+        await persist(self._step, name="isolation", answers=self._session.answers, past_data=True)
 
     async def _step(self) -> None:
         await asyncio.sleep(LOOK_SECONDS)

@@ -46,7 +46,7 @@ class Pruner:
 
     async def run(self) -> None:
         """One round a minute until cancelled; sooner after a failed one."""
-        await persist(self._step, name="maintenance", answers=self._session.answers)
+        await persist(self._step, name="maintenance", answers=self._session.answers, past_data=True)
 
     async def _step(self) -> None:
         self._wake.clear()

@@ -79,7 +79,7 @@ class Scheduler:
 
     async def run(self) -> None:
         """Promote until cancelled."""
-        await persist(self._step, name="schedule", answers=self._session.answers)
+        await persist(self._step, name="schedule", answers=self._session.answers, past_data=True)
 
     async def _step(self) -> None:
         self._wake.clear()
@@ -129,6 +129,8 @@ class Scheduler:
                 )
             except psycopg.errors.UniqueViolation:
                 [doubles] = await self._session.run(link.statement("scheduler_refuse_doubles"))
+                if not doubles:
+                    raise  # the violated index is not one of pgqueue's, or a trigger has raised it
                 log.error("jobs %s are available, and were scheduled too: the second rows are failed: refused", doubles)
                 continue
             if moved:

@@ -144,7 +144,7 @@ class Ticks:
 
     async def run(self) -> None:
         """Declare the schedules, then make ticks until cancelled."""
-        await persist(self._step, name="ticks", answers=self._session.answers)
+        await persist(self._step, name="ticks", answers=self._session.answers, past_data=True)
 
     async def _step(self) -> None:
         self._wake.clear()

@@ -54,7 +54,7 @@ class Cancellation:
 
     async def run(self) -> None:
         """Carry out requests until cancelled."""
-        await persist(self._step, name="signals", answers=self._session.answers)
+        await persist(self._step, name="signals", answers=self._session.answers, past_data=True)
 
     async def settle(self) -> None:
         """Carry out requests to jobs that run no longer."""

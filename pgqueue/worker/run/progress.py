@@ -70,7 +70,7 @@ class Progress:
 
     async def run(self) -> None:
         """Write until cancelled, at most once a second."""
-        await persist(self._step, name="progress", answers=self._session.answers)
+        await persist(self._step, name="progress", answers=self._session.answers, past_data=True)
 
     async def sweep(self) -> None:
         """Delete the rows that are left of jobs that other workers ran."""
