@@ -58,6 +58,11 @@ ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
 ((queue, task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
  OR (queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
 
+-- name: may_notify
+-- Whether the server's NOTIFY queue has room. If it is full, every transaction that notifies fails at its COMMIT, and NOTIFY is only a
+-- hint. Asked where there is something to tell, right before each pg_notify of ours: it costs 0.7 us.
+pg_notification_queue_usage() < 0.9
+
 -- name: known_here
 -- Whether the blocked job `b` has one of our `tasks`. IS TRUE: so it is a filter, and never becomes a join.
 (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
@@ -284,7 +289,7 @@ available AS (
     FROM ended WHERE key IS NOT NULL
     RETURNING id
 ), told AS (
-    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END AS done
     FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
 )
 SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END, (SELECT count(done) FROM told)
@@ -292,7 +297,7 @@ FROM (SELECT id FROM available UNION ALL SELECT id FROM blocked) AS given_back
 
 -- name: tell_waiters
 -- Tell those that wait for the end of one of these jobs.
-(SELECT count(pg_notify('pgqueue.:ended.' || w.job_id, '')::text)
+(SELECT count(CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END)
  FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (%(ids)s::bigint[]))
 
 -- name: ended_ids
@@ -377,7 +382,7 @@ CASE state WHEN 'available' THEN queue ELSE ':scheduled' END
 
 -- name: tell_channels
 -- Tell the channels of the jobs that `added` has put in.
-(SELECT count(pg_notify('pgqueue.' || channel.heard, ''))
+(SELECT count(CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel.heard, '') END)
  FROM (SELECT DISTINCT heard FROM added WHERE %(notify)s::boolean) AS channel)
 
 -- name: scheduled_columns

@@ -25,13 +25,13 @@ WITH asked AS MATERIALIZED (
     SELECT id, 'cancel', %(reason)s::text FROM seen WHERE state = 'running' AND id <> ALL (ARRAY(SELECT id FROM gone))
     RETURNING job_id
 ), told AS (
-    SELECT pg_notify('pgqueue.:control', what)::text AS done FROM (
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:control', what)::text END AS done FROM (
         (SELECT 'signal' AS what FROM requested LIMIT 1)
         UNION ALL
         (SELECT 'sweep' FROM gone WHERE holds LIMIT 1)
     ) AS news WHERE %(notify)s::boolean
 ), heard AS (
-    SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text AS done
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END AS done
     FROM pgqueue.waiters(ARRAY(SELECT id FROM cancelled)) AS w (job_id) WHERE %(notify)s::boolean
 )
 SELECT asked.id, coalesce(gone.state, seen.state), cancelled.id IS NOT NULL, NULL::bigint,
@@ -88,7 +88,7 @@ WITH asked AS MATERIALIZED (
     ) AS done
     RETURNING id, queue, (headers ->> 'retry_of')::bigint AS retry_of
 ), told AS (
-    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END AS done
     FROM (SELECT queue FROM retried UNION SELECT queue FROM again) AS q WHERE %(notify)s::boolean
 )
 SELECT asked.id, seen.state, coalesce(retried.id, again.id), keyed.holder, (SELECT count(done) FROM told)

@@ -15,7 +15,9 @@ WITH changed AS (
         SET n = coalesce(%(n)s::integer, l.declared), set_at = CASE WHEN %(n)s::integer IS NOT NULL THEN excluded.set_at END
     RETURNING n, declared, set_at IS NOT NULL AS by_hand
 )
-SELECT n, declared, by_hand, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.:control', 'sweep')::text END FROM changed;
+SELECT n, declared, by_hand,
+       CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.:control', 'sweep')::text END
+FROM changed;
 
 -- name: limits_list
 -- Every limit that was declared or set, or that jobs wait for (1,000 of these), by name, as a JSON array. Jobs are counted up to 10,001.
@@ -60,7 +62,7 @@ WITH changed AS (
     RETURNING r.count, r.period, r.burst, r.declared_count, r.declared_period, r.set_at IS NOT NULL AS by_hand
 )
 SELECT count, period, burst, declared_count, declared_period, by_hand,
-       CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.:control', 'sweep')::text END
+       CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.:control', 'sweep')::text END
 FROM changed;
 
 -- name: limits_list_rates

@@ -85,7 +85,7 @@ WITH granted AS MATERIALIZED (
 ), released AS (
     SELECT id FROM blocked UNION ALL SELECT id FROM put_off
 ), told AS (
-    SELECT pg_notify('pgqueue.:control', 'sweep')::text AS done WHERE %(notify)s::boolean
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:control', 'sweep')::text END AS done WHERE %(notify)s::boolean
 )
 SELECT ARRAY(SELECT id FROM released ORDER BY id)::text,
        (SELECT coalesce(json_agg(json_build_object(

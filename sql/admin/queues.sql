@@ -8,4 +8,4 @@ RETURNING name;
 -- name: queues_resume
 -- The queue is open again, and its workers look at once. No row back: it was not paused.
 DELETE FROM pgqueue.queue WHERE name = %(queue)s::text AND paused_at IS NOT NULL
-RETURNING name, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.:control', '') END;
+RETURNING name, CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.:control', '') END;

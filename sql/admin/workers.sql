@@ -11,7 +11,8 @@ WITH told AS (
     ORDER BY s.id
     RETURNING id, supervisor_id
 ), heard AS (
-    SELECT count(pg_notify('pgqueue.:orders', '')::text) FROM (SELECT FROM told LIMIT 1) AS any_told WHERE %(notify)s::boolean
+    SELECT count(CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:orders', '')::text END)
+    FROM (SELECT FROM told LIMIT 1) AS any_told WHERE %(notify)s::boolean
 )
 SELECT told.id, s.id, s.host, s.pid FROM told JOIN pgqueue.supervisor s ON s.id = told.supervisor_id, heard ORDER BY s.id;
 

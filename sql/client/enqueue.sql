@@ -8,7 +8,7 @@ VALUES (
     %(task)s::text, %(args)s::text::jsonb, %(queue)s::text, %(priority)s::smallint, 2 * %(priority)s::smallint + 1,
     %(headers)s::text::jsonb, %(max_attempts)s::smallint
 )
-RETURNING id, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.' || queue, '') END
+RETURNING id, CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.' || queue, '') END
 
 -- name: enqueue_later
 -- One job with a time to start (available if that has come, or there is none), a deadline or a key. If the job has to wait, the
@@ -22,7 +22,7 @@ SELECT {{first_state}}, 2 * %(priority)s::smallint + 1,
 FROM (
     SELECT coalesce(%(run_at)s::text::timestamptz, pgqueue.now() + make_interval(secs => %(delay)s::float8))
 ) AS asked (run_at)
-RETURNING id, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.' || {{channel}}, '') END
+RETURNING id, CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.' || {{channel}}, '') END
 
 -- name: enqueue_many_now
 -- A batch of jobs that may run at once. Each parameter is a column: its values as lines (no value has a line break), or
@@ -46,7 +46,8 @@ WITH added AS (
 )
 SELECT
     array_agg(id),
-    (SELECT count(pg_notify('pgqueue.' || heard.queue, '')) FROM string_to_table(%(heard)s::text, E'\n') AS heard (queue))
+    (SELECT count(CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || heard.queue, '') END)
+     FROM string_to_table(%(heard)s::text, E'\n') AS heard (queue))
 FROM added
 
 -- name: enqueue_many_later

@@ -12,7 +12,7 @@ SET line = excluded.line, tz = excluded.tz, catch_up = excluded.catch_up, task =
     next_at = CASE WHEN s.line = excluded.line AND s.tz = excluded.tz AND s.refused IS NULL THEN s.next_at END,
     since = CASE WHEN s.line = excluded.line AND s.tz = excluded.tz AND s.refused IS NULL THEN s.since ELSE excluded.since END
 WHERE s.declared_at IS NULL
-RETURNING s.xmax = 0, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.:scheduled', 'schedules')::text END;
+RETURNING s.xmax = 0, CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.:scheduled', 'schedules')::text END;
 
 -- name: schedules_pause
 -- Make no more ticks of a schedule. No row: there is none. One row: whether it was not paused.
@@ -28,7 +28,8 @@ WITH resumed AS (
     WHERE name = %(name)s::text AND (paused_at IS NOT NULL OR refused IS NOT NULL)
     RETURNING name
 ), told AS (
-    SELECT pg_notify('pgqueue.:scheduled', 'schedules')::text AS done FROM resumed WHERE %(notify)s::boolean
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:scheduled', 'schedules')::text END AS done
+    FROM resumed WHERE %(notify)s::boolean
 )
 SELECT EXISTS (SELECT FROM resumed), (SELECT count(done) FROM told)
 FROM pgqueue.schedule WHERE name = %(name)s::text;
@@ -42,7 +43,7 @@ WITH made AS (
     FROM pgqueue.schedule s CROSS JOIN (SELECT pgqueue.now() AS at) AS made WHERE s.name = %(name)s::text
     RETURNING id, queue
 )
-SELECT id, CASE WHEN %(notify)s::boolean THEN pg_notify('pgqueue.' || queue, '')::text END FROM made;
+SELECT id, CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END FROM made;
 
 -- name: schedules_remove
 -- Delete a schedule, unless code that lives declares it: it would be back at once. No row: there is none. One row: whether it

@@ -73,7 +73,7 @@ WITH asked AS MATERIALIZED (
     RETURNING id
 ), told AS (
     -- A job that held a key has given it up; a sweep lets in the jobs that wait for it.
-    SELECT pg_notify('pgqueue.' || channel, what)::text AS done
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END AS done
     FROM (
         SELECT queue::text AS channel, '' AS what FROM now_available
         UNION SELECT ':scheduled', '' FROM now_scheduled

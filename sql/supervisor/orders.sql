@@ -34,7 +34,7 @@ WITH done AS (
     WHERE id = %(id)s::bigint AND done_at IS NULL
     RETURNING id
 )
-SELECT count(pg_notify('pgqueue.:ordered', '')::text) FROM done WHERE %(notify)s::boolean;
+SELECT count(CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ordered', '')::text END) FROM done WHERE %(notify)s::boolean;
 
 -- name: orders_leave
 -- A supervisor that ended in order takes its row with it, and what it was told last.

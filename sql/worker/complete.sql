@@ -110,7 +110,7 @@ WITH picked AS MATERIALIZED (
     SELECT 'scheduled', 2 * priority + 1, {{new_job}} FROM judged WHERE later
     RETURNING id
 ), told AS (
-    SELECT pg_notify('pgqueue.' || channel, '')::text AS done
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, '')::text END AS done
     FROM (SELECT queue AS channel FROM available UNION SELECT ':scheduled' FROM scheduled) AS heard
     WHERE %(notify)s::boolean
 )
@@ -133,7 +133,7 @@ WITH ended AS MATERIALIZED (
 )
 SELECT pgqueue.refuse_lost(%(id)s::bigint)::text WHERE NOT EXISTS (SELECT FROM ended)
 UNION ALL
-SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text
+SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END
 FROM pgqueue.waiters(ARRAY[%(id)s::bigint]) AS w (job_id) WHERE %(notify)s::boolean;
 
 -- name: complete_mine
@@ -166,7 +166,7 @@ WITH picked AS MATERIALIZED (
     FROM ended JOIN picked USING (id)
     RETURNING id, run_at
 ), told AS (
-    SELECT pg_notify('pgqueue.:scheduled', '')::text AS done FROM later WHERE %(notify)s::boolean LIMIT 1
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:scheduled', '')::text END AS done FROM later WHERE %(notify)s::boolean LIMIT 1
 )
 SELECT {{ended_ids}}, (SELECT count(done) FROM told)
 FROM later;

@@ -17,7 +17,8 @@ WITH said AS (
         WHERE l.declared IS DISTINCT FROM excluded.declared
     RETURNING name
 )
-SELECT array_agg(name), CASE WHEN %(notify)s::boolean AND count(*) > 0 THEN pg_notify('pgqueue.:control', 'sweep')::text END
+SELECT array_agg(name),
+       CASE WHEN %(notify)s::boolean AND count(*) > 0 AND {{may_notify}} THEN pg_notify('pgqueue.:control', 'sweep')::text END
 FROM said;
 
 -- name: declared_limits_put_rates
@@ -42,5 +43,6 @@ WITH said AS (
         WHERE (r.declared_count, r.declared_period, r.burst) IS DISTINCT FROM (excluded.count, excluded.period, excluded.burst)
     RETURNING name
 )
-SELECT array_agg(name), CASE WHEN %(notify)s::boolean AND count(*) > 0 THEN pg_notify('pgqueue.:control', 'sweep')::text END
+SELECT array_agg(name),
+       CASE WHEN %(notify)s::boolean AND count(*) > 0 AND {{may_notify}} THEN pg_notify('pgqueue.:control', 'sweep')::text END
 FROM said;

@@ -178,7 +178,8 @@ WHERE coalesce(l.ahead <= r.depth - %(seconds)s::float8 OR l.ahead > r.depth + r
 
 -- name: rates_hand_on
 -- Tell all workers that jobs wait for these keys which this worker cannot take: a JSON array of them, up to 7,900 bytes.
-SELECT pg_notify('pgqueue.:control', 'rates ' || %(keys)s::text)::text;
+SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:control', 'rates ' || %(keys)s::text)::text END
+WHERE %(notify)s::boolean;
 
 -- name: rates_refuse_doubles
 -- After a rate met an id that is running already (rows restored, or inserted by hand): put the blocked row aside.

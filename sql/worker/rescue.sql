@@ -79,7 +79,7 @@ WITH dead_worker AS MATERIALIZED (
     FROM judged WHERE started AND crashes >= 2
     RETURNING id
 ), heard AS (
-    SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text AS done
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END AS done
     FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM dead))
 ), available AS (
     INSERT INTO pgqueue.job_available (state, rank, crashes, hold_pos, attempt, run_at, snoozes, holds, {{job}})
@@ -96,7 +96,7 @@ WITH dead_worker AS MATERIALIZED (
         crashes + started::integer, attempt - CASE WHEN started THEN 0 ELSE 1 END, run_at, snoozes, {{job}}
     FROM judged WHERE NOT (started AND crashes >= 2) AND waits_for IS NOT NULL
 ), told AS (
-    SELECT pg_notify('pgqueue.' || queue, 'zero')::text AS done
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, 'zero')::text END AS done
     FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
 )
 SELECT (SELECT count(*) FROM lost), (SELECT count(done) FROM told) + (SELECT count(done) FROM heard);

@@ -19,7 +19,7 @@ WITH picked AS MATERIALIZED (
     FROM due ORDER BY run_at, id
     RETURNING queue
 ), told AS (
-    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END AS done
     FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
 )
 SELECT (SELECT count(*) FROM available), (SELECT count(done) FROM told);

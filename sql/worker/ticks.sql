@@ -64,7 +64,7 @@ WITH clock AS MATERIALIZED (
 ), news AS (
     SELECT (SELECT count(*) FROM changed WHERE changed) + (SELECT count(*) FROM added) AS n
 )
-SELECT n, CASE WHEN n > 0 AND %(notify)s::boolean THEN pg_notify('pgqueue.:scheduled', 'schedules')::text END FROM news;
+SELECT n, CASE WHEN n > 0 AND %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.:scheduled', 'schedules')::text END FROM news;
 
 -- name: ticks_read
 -- The schedules that tick: not paused, refused or orphaned, nor at their end. Times in microseconds since 1970; the
@@ -133,7 +133,7 @@ WITH clock AS MATERIALIZED (
     FROM made JOIN picked s ON s.name = made.schedule ORDER BY made.at, made.schedule
     RETURNING queue
 ), told AS (
-    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END AS done
     FROM (SELECT DISTINCT queue FROM jobs WHERE %(notify)s::boolean) AS q
 )
 SELECT (SELECT coalesce(json_agg(name), '[]')::text FROM moved), (SELECT count(*) FROM jobs),

@@ -169,7 +169,8 @@ WITH me AS MATERIALIZED (
 ), made AS MATERIALIZED (
     SELECT hold_pos FROM running UNION ALL SELECT hold_pos FROM granted UNION ALL SELECT hold_pos FROM onward
 ), told AS (
-    SELECT pg_notify('pgqueue.' || queue, '')::text AS done FROM (SELECT DISTINCT queue FROM granted WHERE %(notify)s::boolean) AS heard
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END AS done
+    FROM (SELECT DISTINCT queue FROM granted WHERE %(notify)s::boolean) AS heard
 )
 SELECT CASE
     WHEN (SELECT count(*) FROM unblocked) <> (SELECT count(*) FROM made)
@@ -231,7 +232,7 @@ WITH found AS MATERIALIZED (
     FROM dropped
     RETURNING id
 ), told AS (
-    SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text AS done
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END AS done
     FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM skipped))
 )
 SELECT (SELECT count(*) FROM skipped), (SELECT count(done) FROM told);
@@ -430,7 +431,7 @@ WITH me AS MATERIALIZED (
 ), lowest AS MATERIALIZED (
     SELECT min(hold_pos) AS hold_pos FROM made
 ), told AS (
-    SELECT pg_notify('pgqueue.' || queue, '')::text AS done
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END AS done
     FROM (SELECT DISTINCT queue FROM granted WHERE %(notify)s::boolean) AS heard
 )
 SELECT CASE

@@ -57,7 +57,7 @@ WITH looked AS MATERIALIZED (
     FROM ended
     RETURNING id
 ), told AS (
-    SELECT pg_notify('pgqueue.:ended.' || w.job_id, '')::text AS done
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END AS done
     FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM dead))
 )
 SELECT (SELECT max(id) FROM looked), (SELECT count(*) FROM looked), (SELECT count(*) FROM dead), (SELECT count(done) FROM told);

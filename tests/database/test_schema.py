@@ -368,3 +368,13 @@ def test_positions_are_drawn_after_the_transactions_id_on_every_way_in(conn: psy
     for _, text in defaults:
         assert text.index("pg_current_xact_id()") < text.index("nextval")
     assert eyes.one("SELECT seqcache FROM pg_sequence WHERE seqrelid = 'pgqueue.job_pos_seq'::regclass") == 1
+
+
+@pytest.mark.promise("F28")
+def test_no_function_notifies_without_a_look_at_the_queue(conn: psycopg.Connection) -> None:
+    bodies = conn.execute(
+        "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'pgqueue'::regnamespace AND prosrc ~ 'pg_notify'"
+    ).fetchall()
+    assert [name for name, _ in bodies] == ["enqueue"]
+    for _, body in bodies:
+        assert re.search(r"AND pg_notification_queue_usage\(\) < 0\.9 THEN\s+PERFORM pg_notify\(", body)

@@ -239,3 +239,25 @@ def test_arrays_of_texts_and_integers_arrive_as_they_are(conn: psycopg.Connectio
     params = {"texts": statements.texts(TEXTS), "integers": statements.integers([-1, 0, 2**62]), "none": "{}"}
     query = "SELECT %(texts)s::text[], %(integers)s::bigint[], %(none)s::text[]"
     assert conn.execute(query, params).fetchall() == [(TEXTS, [-1, 0, 2**62], [])]
+
+
+NOTIFIES = re.compile(r"pg_notify\(")
+GUARDED = re.compile(r"pg_notification_queue_usage\(\) < 0\.9 THEN pg_notify\(")
+
+
+@pytest.mark.promise("F28")
+@pytest.mark.parametrize(
+    "name", [name for name in statements.names() if NOTIFIES.search(statements.text(name, "pgqueue"))]
+)
+def test_every_notification_may_be_left_out(name: str) -> None:
+    """By the server, if its queue is full; and by the client, if the server refuses it all the same."""
+    sql = statements.text(name, "pgqueue")
+    assert len(NOTIFIES.findall(sql)) == len(GUARDED.findall(sql))
+    assert {"notify", "heard"} & set(PLACEHOLDER.findall(sql))
+
+
+@pytest.mark.promise("F28")
+def test_no_notification_stands_elsewhere() -> None:
+    """In Python there is none, and no function of the schema has one without the condition."""
+    package = Path(statements.__file__).parent.parent
+    assert [path for path in package.rglob("*.py") if "pg_notify" in path.read_text(encoding="utf-8")] == []

@@ -507,4 +507,4 @@ class RateLimiter:
                 self._others.pop(key, None)
                 if since := self._due.pop(key, None):
                     self._due[key] = since
-            await self._session.run(self._session.link.statement("rates_hand_on", keys=json.dumps(keys)))
+            await self._session.run(self._session.link.statement("rates_hand_on", keys=json.dumps(keys), notify=True))
