@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pgqueue.config import config
+from pgqueue.database.notify_queue import is_full, silent
 from pgqueue.database.statements import Row, Statement
 from pgqueue.database.triggers import trigger_of
 from pgqueue.errors import SchemaMissing, UnsupportedConnection
@@ -41,14 +42,17 @@ _MISSING = frozenset({"42P01", "3F000"})  # undefined_table, invalid_schema_name
 def run(conn: object, statement: Statement[R]) -> R:
     """Run the statement in the connection's transaction; return what the statement's `read` makes of its rows.
 
-    Raises UnsupportedConnection and SchemaMissing. All other errors are the driver's own.
+    Raises UnsupportedConnection and SchemaMissing. All other errors are the driver's own. If the statement is a
+    transaction of its own, and the server's NOTIFY queue is full, it is sent again without its NOTIFY.
     """
     execute = _find(conn, _SYNC, _ASYNC)
     try:
         rows = execute(conn, statement.sql, statement.params)
     except Exception as error:
-        _explain(error)
-        raise
+        if not _only_told_nothing(conn, error):
+            _explain(error)
+            raise
+        rows = execute(conn, statement.sql, silent(statement).params)
     return statement.read(rows)
 
 
@@ -58,8 +62,10 @@ async def arun(conn: object, statement: Statement[R]) -> R:
     try:
         rows = await execute(conn, statement.sql, statement.params)
     except Exception as error:
-        _explain(error)
-        raise
+        if not _only_told_nothing(conn, error):
+            _explain(error)
+            raise
+        rows = await execute(conn, statement.sql, silent(statement).params)
     return statement.read(rows)
 
 
@@ -159,6 +165,16 @@ def _explain(error: Exception) -> None:
                 f"this database has no pgqueue tables in schema {schema!r}: run `pgqueue migrate` against it, or name "
                 f"the schema they are in (PGQUEUE_SCHEMA, pgqueue.configure(schema=…)); {each}"
             ) from error
+
+
+def _only_told_nothing(conn: Any, error: Exception) -> bool:
+    """Whether only the NOTIFY of a statement was refused, which was a transaction of its own.
+
+    In a pipeline it may have been one with statements of the application.
+    """
+    if not is_full(error) or not alone(conn):
+        return False
+    return not getattr(getattr(getattr(conn, "connection", conn), "pgconn", None), "pipeline_status", 0)
 
 
 # One function per kind ------------------------------------------------------------------------------------------------

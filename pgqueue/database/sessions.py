@@ -29,7 +29,7 @@ from typing import Any
 from psycopg import AsyncConnection, Connection, Error, Notify, OperationalError
 from psycopg.types.numeric import Int8BinaryLoader
 
-from pgqueue.database import alarms, forks, statements
+from pgqueue.database import alarms, forks, notify_queue, statements
 from pgqueue.database.backoff import is_loss
 from pgqueue.database.outage import Outage
 from pgqueue.database.pipeline import Wire
@@ -268,13 +268,20 @@ async def send(
 ) -> list[Any]:
     """Send the statements as one transaction in one round trip, with the settings of a worker's transactions.
 
+    If the server's NOTIFY queue is full, they are sent again without their NOTIFY; not if `after` may have met that,
+    for then the first transaction may have been committed.
     If there is no answer within `patience` seconds, the connection is broken and OperationalError is raised.
     """
-    first = [BEGIN] if conn.keeps else [BEGIN, link.statement("sessions_settings")]
+    first: list[Statement[Any]] = [BEGIN] if conn.keeps else [BEGIN, link.statement("sessions_settings")]
     seconds = ROUND_TRIP_SECONDS if patience is None else patience
     timer = asyncio.get_running_loop().call_later(seconds, hang_up, conn)
     try:
-        answers = await conn.ask([*first, *messages, COMMIT, *((*first, *after, COMMIT) if after else ())])
+        try:
+            answers = await conn.ask(_message(first, messages, after))
+        except Error as error:
+            if not notify_queue.is_full(error) or notify_queue.notifies(after):
+                raise
+            answers = await conn.ask(_message(first, [notify_queue.silent(each) for each in messages], after))
     finally:
         timer.cancel()
     begin = len(first)
@@ -282,6 +289,12 @@ async def send(
     if after:
         rows += answers[-1 - len(after) : -1]
     return [message.read(got) for message, got in zip((*messages, *after), rows, strict=True)]
+
+
+def _message(
+    first: Sequence[Statement[Any]], messages: Sequence[Statement[Any]], after: Sequence[Statement[Any]]
+) -> list[Statement[Any]]:
+    return [*first, *messages, COMMIT, *((*first, *after, COMMIT) if after else ())]
 
 
 def hang_up(conn: AsyncConnection[Any] | Connection[Any]) -> None:

@@ -275,3 +275,9 @@ WITH picked AS MATERIALIZED (
 UPDATE pgqueue.unique_key SET expires_at = pgqueue.now() + make_interval(secs => seconds)
 WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked WHERE hold = 'after'))
 RETURNING job_id;
+
+-- name: complete_read
+-- Read what an outcome says, as the statements that end jobs do, and write nothing (see refusals.py).
+SELECT (SELECT count(said.json::jsonb) FROM unnest(%(jsons)s::text[]) AS said (json)),
+       (SELECT count(pgqueue.now() + make_interval(secs => said.seconds)) FROM unnest(%(seconds)s::float8[]) AS said (seconds)),
+       cardinality(%(texts)s::text[]);

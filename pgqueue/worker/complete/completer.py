@@ -17,8 +17,9 @@ The server has then undone the transaction. The same flush is sent again with th
 all flushes of the next second use that one.
 
 The server may refuse to store an outcome: a number that its JSON lacks, or a text that is too long. A refused flush is
-sent again with half as many jobs, until the refused outcome is alone; its job then ends as failed. A flush that does
-not get through in time is made smaller, too.
+sent again with half as many jobs, until the refused outcome is alone. If the error is about that outcome (`refusals`),
+its job ends as failed. Else the outcome is kept, and is tried again each second. A flush that does not get through in
+time is made smaller, too.
 
 If the successors of a job want unique keys, the job is ended in a transaction of its own, after the others. Taking a
 key waits for another transaction that is just taking the same key. If a successor got only a part of its keys, it gives
@@ -53,6 +54,7 @@ from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import COMPLETED, WRITTEN, Completed, Handed, Outcome, Released, Retried, unstorable
 from pgqueue.worker.complete.job_logger import report
 from pgqueue.worker.complete.outcome_sql import LOST, Ended, OutcomeSql
+from pgqueue.worker.complete.refusals import is_contents, may_be_contents, question
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -70,10 +72,9 @@ BUSY_MOST, BUSY_PAUSE = 4, 1.0
 # for each try costs a connection; and the least time between two lines in the log.
 TRAPPED_PAUSE, TRAPPED_LOG_SECONDS = 5.0, 10.0
 IDLE_SECONDS = 30.0
-# The server's errors for contents that it cannot store, however often they are sent.
-REFUSALS = (psycopg.DataError, psycopg.IntegrityError, UnicodeError)
-PROGRAM_LIMITS = "54"  # a class of SQLSTATEs: too long, too deep
-LIMITS = (PROGRAM_LIMITS, "53", "57014", "XX")  # fewer jobs at once may get through: memory, statement_timeout
+LIMITS = ("53", "57014", "XX")  # fewer jobs at once may get through: memory, statement_timeout
+# How often it is said that outcomes are kept because the server refuses them.
+KEPT_SECONDS = 60.0
 
 
 class Completer:
@@ -122,6 +123,7 @@ class Completer:
         """Jobs that a trigger of the application would not let end: each is sent by itself."""
         self._trapped_at = 0.0
         """When the next line about them may be logged."""
+        self._cannot_end_at = 0.0
         self._most = FLUSH_MOST
         self._unsure: set[int] = set()
         self._ids = {state.id}
@@ -220,20 +222,14 @@ class Completer:
                     self._warn_of_trigger(job, error)
                     busy.append((job, outcome))
                     continue
-                if _refused(error):
-                    refused.append((job, _otherwise(job, outcome, error)))
+                if may_be_contents(error) and (instead := await self._instead(job, outcome, error)) is not None:
+                    refused.append((job, instead))
                     continue
                 if transient(error):
                     self._unsure.add(job.id)
                     raise
                 if getattr(error, "sqlstate", None) != LOST:
-                    log.error(
-                        "job %d (%s) has run, but cannot end, because its successors cannot be made: %s. This is tried "
-                        "again each second. If a right is missing, run `pgqueue grants` for this role",
-                        job.id,
-                        job.task,
-                        error,
-                    )
+                    self._cannot_end(job, error)
                     busy.append((job, outcome))
                     continue
                 await self._look_up([job], set())
@@ -243,11 +239,18 @@ class Completer:
             self._unsure.discard(job.id)
             self._in_flight = [entry for entry in self._in_flight if entry[0] is not job]
             self._let_go([job])
-        self._patience = min(BUSY_PAUSE, 2 * self._patience) if busy else LOCKED_PAUSE
+        if not busy:
+            self._patience = LOCKED_PAUSE
+        self._try_later(entries[tried:] + busy)
+        self._in_flight = refused + later
+
+    def _try_later(self, entries: list[Ended]) -> None:
+        """These are sent again after a pause, which grows, and no other outcome waits for them."""
+        if entries:
+            self._patience = min(BUSY_PAUSE, 2 * self._patience)
         again_at = monotonic() + self._patience
         self._busy_at = min(self._busy_at, again_at) if self._busy else again_at
-        self._busy += entries[tried:] + busy
-        self._in_flight = refused + later
+        self._busy += entries
 
     async def _end(self, batch: list[Ended], rest: list[Ended]) -> bool:
         """End `batch`; afterwards `rest` is in flight. False: nothing was ended, and all of it is to be sent again."""
@@ -286,11 +289,11 @@ class Completer:
             if doubles:
                 log.error("jobs %s ran, and waited too: the second rows are failed: refused", doubles)
             else:  # the violated index is not one of pgqueue's
-                self._make_smaller(batch, rest, error)
+                await self._find_refused(batch, rest, error)
             return False
         except BaseException as error:
-            if _refused(error):
-                self._make_smaller(batch, rest, error)
+            if may_be_contents(error):
+                await self._find_refused(batch, rest, error)
                 return False
             if str(getattr(error, "sqlstate", None)).startswith(LIMITS):
                 self._most = max(1, len(batch) // 2)
@@ -327,15 +330,60 @@ class Completer:
         self.ended += len(jobs)
         self._written(jobs)
 
-    def _make_smaller(self, batch: list[Ended], rest: list[Ended], error: BaseException) -> None:
-        """The server refuses an outcome of this batch, and no job was ended: send half as many next time.
+    async def _find_refused(self, batch: list[Ended], rest: list[Ended], error: BaseException) -> None:
+        """The server refuses to end these jobs, and ended none: send half as many next time.
 
-        If the batch is a single job, its outcome is replaced.
+        If it is a single job, its outcome is replaced, or kept for later if the error is not about it.
         """
         self._most = max(1, len(batch) // 2)
-        if len(batch) == 1:
-            [(job, outcome)] = batch
-            self._in_flight = [(job, _otherwise(job, outcome, error)), *rest]
+        if len(batch) > 1:
+            return
+        [(job, outcome)] = batch
+        instead = await self._instead(job, outcome, error)
+        if instead is not None:
+            self._in_flight = [(job, instead), *rest]
+        else:
+            self._cannot_end(job, error)
+            self._in_flight = rest
+            self._try_later(batch)
+            if transient(error):  # as when transaction ids run out: the others will hardly get through now
+                raise error
+
+    async def _instead(self, job: Job, outcome: Outcome, error: BaseException) -> Outcome | None:
+        """The outcome to store instead of one that the server refuses; None if the error is not about this outcome."""
+        about = is_contents(error, self._outcome_sql.schema)
+        if about is None:
+            about = await self._unreadable(outcome)
+        instead = unstorable(outcome, str(error).strip().splitlines()[0]) if about else None
+        if instead is not None:
+            said = "job %d (%s) has run, but the server refuses to store its outcome, so it %s: %s"
+            ends = "is failed" if not isinstance(outcome, Retried) else "is tried again without it"
+            log.error(said, job.id, job.task, ends, error, extra=fields(job))
+        return instead
+
+    async def _unreadable(self, outcome: Outcome) -> bool:
+        """Whether the server cannot even read what this outcome says."""
+        try:
+            await self._session.run(question(outcome, self._outcome_sql.schema))
+        except Exception as error:
+            if not may_be_contents(error):
+                raise
+            return True
+        return False
+
+    def _cannot_end(self, job: Job, error: BaseException) -> None:
+        """Say that this outcome is kept: once a minute, whichever job it is."""
+        if monotonic() < self._cannot_end_at:
+            return
+        self._cannot_end_at = monotonic() + KEPT_SECONDS
+        log.error(
+            "job %d (%s) has run, but cannot end: %s. That is not about its outcome, which is kept and tried again "
+            "each second. If a right is missing, run `pgqueue grants` for this role",
+            job.id,
+            job.task,
+            error,
+            extra=fields(job),
+        )
 
     def _trap(self, batch: list[Ended], rest: list[Ended], error: BaseException) -> None:
         """A trigger of the application has raised, and no job was ended: send half as many next time.
@@ -401,24 +449,6 @@ def _can_wait(job: Job, outcome: Outcome) -> bool:
 
 def _wants_keys(outcome: Outcome) -> bool:
     return isinstance(outcome, Completed) and any([new.keys is not None for new in outcome.successors])
-
-
-def _refused(error: BaseException) -> bool:
-    """Whether the server, or the encoding on the way there, cannot store the contents that were sent."""
-    if isinstance(error, psycopg.errors.UniqueViolation):
-        return False  # a second row with its id
-    return isinstance(error, REFUSALS) or str(getattr(error, "sqlstate", None)).startswith(PROGRAM_LIMITS)
-
-
-def _otherwise(job: Job, outcome: Outcome, error: BaseException) -> Outcome:
-    """The outcome to store instead of a refused one. Raises the error if that one was refused, too."""
-    instead = unstorable(outcome, str(error).strip().splitlines()[0])
-    if instead is None:
-        raise error
-    said = "job %d (%s) has run, but the server refuses to store its outcome, so it %s: %s"
-    ends = "is failed" if not isinstance(outcome, Retried) else "is tried again without it"
-    log.error(said, job.id, job.task, ends, error, extra=fields(job))
-    return instead
 
 
 def _not_in(jobs: list[Job], ended: list[int]) -> list[Job]:

@@ -379,6 +379,43 @@ async def test_an_outcome_that_cannot_be_stored_harms_its_own_job_only(
     await desk.end(COMPLETED)  # it goes on
 
 
+# What a trigger of the application does when a job ends, though its outcome is right.
+NOT_ABOUT_THE_ROW = {
+    "a limit of the server": "RAISE EXCEPTION 'no more transaction ids' USING ERRCODE = '54000'",
+    "a data error of a trigger": "PERFORM 1 / 0",
+    "a constraint of another table": "INSERT INTO public.only VALUES (-1)",
+    "a unique key of another table": "INSERT INTO public.only VALUES (1)",
+}
+REFUSES = """
+    CREATE TABLE public.only (one int UNIQUE CHECK (one > 0));
+    INSERT INTO public.only VALUES (1);
+    CREATE FUNCTION public.refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {0}; RETURN NULL; END $$;
+    CREATE TRIGGER refuses AFTER INSERT ON pgqueue.job_done FOR EACH ROW EXECUTE FUNCTION public.refuses();
+    CREATE TRIGGER refuses AFTER INSERT ON pgqueue.job_scheduled FOR EACH ROW EXECUTE FUNCTION public.refuses();
+"""
+
+
+@pytest.mark.promise("F28")
+@pytest.mark.parametrize("name", NOT_ABOUT_THE_ROW)
+async def test_an_error_that_is_not_about_the_outcome_fails_no_job(
+    desk: Desk, eyes: Eyes, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its SQLSTATE alone does not tell: a text that is too long, or a number that jsonb lacks, has the same."""
+    outcomes: list[Outcome] = [COMPLETED, Completed("1"), Completed(None, (AFTER,)), Retried(0.1, BROKEN)]
+    jobs = await desk.jobs(len(outcomes))
+    eyes.do(REFUSES.format(NOT_ABOUT_THE_ROW[name]))
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        desk.completer.finish(job, outcome)
+    await until(lambda: "That is not about its outcome" in caplog.text)
+    await asyncio.sleep(0.3)  # so long it goes on to try
+    assert eyes.states() == {"running": 4}
+    eyes.do("DROP FUNCTION public.refuses CASCADE")
+    await asyncio.wait_for(desk.completer.flushed(), 30)
+    assert eyes.states() == {"completed": 3, "available": 1, "scheduled": 1}
+    assert eyes.all("SELECT DISTINCT error_type FROM pgqueue.attempt") == [(BROKEN.error_type,)]
+    assert caplog.text.count("That is not about its outcome") == 1
+
+
 async def test_a_flush_that_takes_too_long_is_tried_with_less(desk: Desk, eyes: Eyes) -> None:
     """Else the same one would be tried for ever."""
     run, sizes = desk.session.run, []
