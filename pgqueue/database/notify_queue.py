@@ -26,7 +26,7 @@ _OFF: dict[str, object] = {"notify": False, "heard": ""}
 
 def is_full(error: BaseException) -> bool:
     """Whether the server refused a COMMIT because its NOTIFY queue is full, whatever driver raised the error."""
-    for each in (error, error.__cause__):  # Django wraps the driver's error
+    for each in (error, getattr(error, "orig", None), error.__cause__):  # SQLAlchemy and Django wrap the driver's error
         state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
         source = getattr(getattr(each, "diag", None), "source_file", None) or getattr(
             each, "server_source_filename", None

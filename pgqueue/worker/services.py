@@ -41,6 +41,7 @@ from pgqueue.worker.concurrency.unblocker import Unblocker
 from pgqueue.worker.context import WorkerContext
 from pgqueue.worker.fetch.fetcher import Fetcher
 from pgqueue.worker.fetch.notifier import CONTROL, LED, PING_ANSWER_SECONDS, SCHEDULED, Notifier
+from pgqueue.worker.fetch.notify_watch import NotifyWatch
 from pgqueue.worker.fetch.poison_jobs import PoisonDrain, PoisonJobs
 from pgqueue.worker.fetch.reconciler import Reconciler
 from pgqueue.worker.held_jobs import HeldJobs
@@ -133,6 +134,9 @@ class Services:
             self.election,
             heard=self._heard,
             listed=partial(self.listed, PING_ANSWER_SECONDS),
+        )
+        self.notify_watch = NotifyWatch(
+            self.fetch_session, state, told_nothing=self._told_nothing, leads=self.election.leads
         )
 
     def _make_concurrency(self) -> None:
@@ -242,13 +246,17 @@ class Services:
         elif channel == CONTROL or not channel:
             if not channel:  # the listener's session is a new one: the server may have forgotten claims
                 self.state.in_doubt()
-            self.cancellation.wake()
-            self.sweep.sweep_soon()
+            self._told_nothing()
             self.fetcher.wake()
-            self.scheduler.wake()
-            self.ticks.wake()
         else:
             self.fetcher.wake(zero=payload == "zero")
+
+    def _told_nothing(self) -> None:
+        """Notifications may have been lost, or left out: what sleeps until it is told looks. The fetcher polls."""
+        self.cancellation.wake()
+        self.sweep.sweep_soon()
+        self.scheduler.wake()
+        self.ticks.wake()
 
     async def _prune_more(self) -> None:
         """What the pruner's round does beside the rings."""

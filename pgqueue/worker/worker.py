@@ -170,6 +170,7 @@ class Worker:
         self._fetching = self._serve(services.fetcher.run(), "fetcher")
         self._writing = self._serve(services.completer.run(), "completer")
         others: list[Any] = [services.scheduler, services.pruner, services.reconciler, services.cancellation]
+        others.append(services.notify_watch)
         others += [services.unblocker, services.sweep, services.ticks, services.declared_limits, services.rate_limiter]
         others += [services.poison_drain, services.progress, *([services.notifier] if self.settings.listen else [])]
         for service in others:

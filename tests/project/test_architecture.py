@@ -57,7 +57,7 @@ EXEMPT = {
 """Imports that the two tables do not have: module, and what it imports."""
 
 DUTIES = {
-    "fetch": "fetcher notifier reconciler poison_jobs",
+    "fetch": "fetcher notifier notify_watch reconciler poison_jobs",
     "run": "executor cancellation progress",
     "complete": "completer",
     "concurrency": "unblocker rate_limiter sweep declared_limits",

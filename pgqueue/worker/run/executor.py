@@ -28,7 +28,7 @@ from pgqueue.jobs.outcomes import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, g
 from pgqueue.worker.run.forked_child import end_child
 from pgqueue.worker.run.run import Interrupted, Run, in_time
 from pgqueue.worker.run.running_jobs import EndedContext, RunningJobs
-from pgqueue.worker.run.serialization_retries import SerializationRetries, aborted
+from pgqueue.worker.run.serialization_retries import SerializationRetries, aborted, unheard
 from pgqueue.worker.run.slots import SlotGroup, runs_on_loop
 from pgqueue.worker.run.threads import Threads
 from pgqueue.worker.run.timeouts import Timeouts
@@ -318,7 +318,7 @@ class Executor:
         except BaseException as error:
             end_child(self._forks, job, error)
             if not aborted(task.retry, error):
-                return given(job, task.retry, error, raised=True)
+                return given(job, task.retry, unheard(error) or error, raised=True)
             abort = error
         finally:
             running_job.reset(token)
@@ -408,7 +408,7 @@ class Executor:
         ) as error:  # no caller in this thread would catch it: an exception that leaves here takes a slot with it
             end_child(self._forks, job, error)
             if self._loop.is_closed() or not aborted(task.retry, error):
-                return given(job, task.retry, error, raised=True)
+                return given(job, task.retry, unheard(error) or error, raised=True)
             abort = error
         finally:
             job.context = self._ended_context

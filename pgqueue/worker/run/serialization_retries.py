@@ -6,6 +6,9 @@ Every abort is a row in `attempt`, appended by one statement that also reads the
 counted over all its claims and workers. A job that was given to another worker while it ran is not run again here. The
 pause gives the other side of the conflict time. It ends early when the job is to stop, or the worker to take no more.
 
+If a COMMIT was refused because the server's NOTIFY queue is full (`unheard`), the job is given back for a second, as
+often as need be: that may last for hours, so it must not keep a slot. It spends no attempt, and no abort either.
+
 Never decides what becomes of a failure. If the ten are used up, or the database is away, the abort counts as a failure
 (`outcomes.given`).
 """
@@ -16,10 +19,11 @@ import asyncio
 import logging
 import random
 
-from pgqueue.database.backoff import within
+from pgqueue.database.backoff import jittered, within
+from pgqueue.database.notify_queue import is_full
 from pgqueue.database.sessions import Session
 from pgqueue.jobs.job import Job, fields
-from pgqueue.jobs.outcomes import RELEASED, Cancel, Fail, Outcome, Retry, Snooze, given, problem
+from pgqueue.jobs.outcomes import RELEASED, Cancel, Fail, Outcome, Retried, Retry, Snooze, given, problem
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker.state import WorkerState
 
@@ -29,6 +33,8 @@ ABORTS_MOST = 10
 """How many aborts a job has in its life, before the next one counts as a failure."""
 PAUSE_LEAST, PAUSE_FIRST, PAUSE_MOST = 0.05, 0.1, 1.0
 NOTE_SECONDS = 5.0
+ROOM_SECONDS = 1.0
+"""How long a job waits for room in the NOTIFY queue before it runs again, at least."""
 # deadlock_detected, serialization_failure, lock_not_available
 STATES = frozenset({"40P01", "40001", "55P03"})
 WRAPPERS_MOST = 8
@@ -40,6 +46,15 @@ def aborted(retry: RetryPolicy, error: BaseException) -> bool:
     if retry.function is not None or isinstance(error, (Snooze, Retry, Cancel, Fail, *retry.fail_on)):
         return False
     return sqlstate(error) in STATES
+
+
+def unheard(error: BaseException) -> Retried | None:
+    """How a job ends whose COMMIT was refused because the NOTIFY queue is full; None after any other error.
+
+    Nothing of the attempt was committed. Whether it was the COMMIT of a transactional task, or of the handler's own
+    connection: the handler has not failed, so its retry policy is not asked.
+    """
+    return Retried(jittered(ROOM_SECONDS), problem("interrupted", error), spent=False) if is_full(error) else None
 
 
 def sqlstate(error: BaseException) -> str | None:

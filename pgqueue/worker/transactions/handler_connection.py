@@ -58,6 +58,7 @@ from psycopg import (
 from psycopg.errors import SerializationFailure, error_from_result
 from psycopg.pq import ConnStatus, DiagnosticField, TransactionStatus
 
+from pgqueue.database import notify_queue
 from pgqueue.database.sessions import hang_up
 from pgqueue.database.statements import Statement
 from pgqueue.worker.transactions.commit_message import (
@@ -86,7 +87,8 @@ UNKNOWN = "26000"
 """The SQLSTATE of a name that no statement has (any more)."""
 REFUSALS = ("PGQ01", "23", "40001")
 """The beginnings of SQLSTATEs that nothing after a COMMIT that took place can raise: a completion that found no row of
-this run, constraints, serialization. Whatever else a deferred trigger raises is settled, which only takes longer."""
+this run, constraints, serialization. So is a full NOTIFY queue (`notify_queue`), for what follows notifies nothing.
+Whatever else a deferred trigger raises is settled, which only takes longer."""
 DROPPED = (
     "what ends the job is not prepared any more: its handler has dropped it, by a DEALLOCATE of its own; "
     "from now on this worker does without"
@@ -234,9 +236,9 @@ class _Both:
             return
         code = (answer.error_field(DiagnosticField.SQLSTATE) or b"").decode()
         encoding = _encoding(self.info)
-        if self.own and not code.startswith(REFUSALS):
-            self.pgconn.finish()  # else COMMIT was the last of the message, or did not take place
         error = error_from_result(answer, encoding)
+        if self.own and not code.startswith(REFUSALS) and not notify_queue.is_full(error):
+            self.pgconn.finish()  # else COMMIT was the last of the message, or did not take place
         if error.sqlstate == UNKNOWN and self.prepared is not None:
             self.prepared.usable = False
             raise SerializationFailure(DROPPED) from error

@@ -1,0 +1,114 @@
+"""Watches how much of the server's NOTIFY queue is in use, so that no wake-up that was left out is waited for.
+
+Statements of pgqueue notify only while less than 0.9 of the queue is in use (`may_notify`). The fetcher polls, but the
+other services sleep for longer and rely on being told: of a job with a time to start, a schedule, a request to stop.
+
+1. Each worker asks for the use now and then. From a half on it asks at every poll.
+2. At each of these polls, and at the one after, it wakes its services as after a new LISTEN: all look for themselves.
+3. So what was told to nothing is found within a poll. The queue has 8 GB: it cannot go from a half to 0.9 between two
+   looks. A server with a far smaller queue may do that, and then a service looks when it would have looked anyway.
+
+The worker that leads says so in the log, once a minute, with the session that holds the queue back. pg_stat_activity
+does not know which sessions listen. The server does: a NOTIFY while the queue is half full or more is answered by a
+warning that names the session which is furthest behind (once in 5 s, whichever session notifies). So a NOTIFY is sent
+for it, on a connection of its own. If that warning went to another session, the oldest transaction is named instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from psycopg import Error
+from psycopg.errors import Diagnostic
+
+from pgqueue.database.backoff import jittered, persist
+from pgqueue.database.notify_queue import is_full
+from pgqueue.database.sessions import Session, connect
+from pgqueue.database.statements import Statement
+from pgqueue.worker.state import WorkerState
+
+log = logging.getLogger("pgqueue")
+
+LOOK_SECONDS = 5.0
+WARN_SECONDS = 60.0
+HALF, FULL = 0.5, 0.9
+"""From where on every poll looks, and from where on nothing is notified."""
+# Not guarded as all others are, for its failure is an answer too. No session listens on this channel.
+ASKING: Statement[Any] = Statement('NOTIFY "pgqueue.:who"', {}, lambda rows: None)
+_WHO = re.compile(r"\d+")
+
+
+class NotifyWatch:
+    """Looks over the given session; `told_nothing` wakes what sleeps until it is told."""
+
+    def __init__(
+        self, session: Session, state: WorkerState, *, told_nothing: Callable[[], None], leads: Callable[[], bool]
+    ) -> None:
+        self.usage = 0.0
+        """The share of the queue that was in use at the last look."""
+        self._session = session
+        self._state = state
+        self._told_nothing = told_nothing
+        self._leads = leads
+        self._warn_at = 0.0
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        await persist(self._step, name="notify queue")
+
+    async def _step(self) -> None:
+        await self.look()
+        poll = self._state.settings.poll
+        await asyncio.sleep(random.uniform(poll / 2, poll) if self.usage >= HALF else jittered(max(LOOK_SECONDS, poll)))
+
+    async def look(self) -> None:
+        """Ask for the use; wake the others, and warn, if it is high."""
+        before = self.usage
+        [[(self.usage,)]] = await self._session.run(self._session.link.statement("notify_watch_usage"))
+        if max(before, self.usage) >= HALF:
+            self._told_nothing()
+        if self.usage >= FULL and self._leads() and monotonic() >= self._warn_at:
+            self._warn_at = monotonic() + WARN_SECONDS
+            await self._warn()
+
+    async def _warn(self) -> None:
+        pid = await self._furthest_behind()
+        [rows] = await self._session.run(self._session.link.statement("notify_watch_holder", pid=pid))
+        holder = "no session is in a transaction now"
+        if rows:
+            found, database, role, application, state, seconds = rows[0]
+            for_long = "" if seconds is None else f" for {seconds:.0f} s"
+            shown = f"session {found} ({application or 'no name'}, {role} in {database}, {state or 'active'}{for_long})"
+            holder = f"{shown} holds it back" if pid else f"the oldest transaction is that of {shown}"
+        log.warning(
+            "the server's NOTIFY queue is %.0f %% full: %s. A session that listens must not stay in a transaction: end "
+            "it, with pg_terminate_backend if need be. Until then workers are not told of new jobs, but look every "
+            "%g s; an application's own NOTIFY fails its COMMIT when the queue is full",
+            100 * self.usage,
+            holder,
+            self._state.settings.poll,
+        )
+
+    async def _furthest_behind(self) -> int | None:
+        """The session that has read the least of the queue, as the server says; None if it does not say so now."""
+        said: list[str] = []
+        conn = await connect(self._session.link, "pgqueue notify")
+
+        def note(diagnostic: Diagnostic) -> None:
+            said.extend(_WHO.findall(diagnostic.message_detail or ""))
+
+        conn.add_notice_handler(note)
+        try:
+            await conn.ask([ASKING])
+        except Error as error:
+            if not is_full(error):
+                raise
+        finally:
+            await conn.close()
+        return int(said[0]) if said else None
