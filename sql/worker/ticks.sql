@@ -140,6 +140,13 @@ SELECT (SELECT coalesce(json_agg(name), '[]')::text FROM moved), (SELECT count(*
        (extract(epoch FROM clock.now) * 1000000)::bigint, (SELECT count(done) FROM told)
 FROM clock;
 
+-- name: ticks_readable
+-- Read what a job of this schedule would be, as `ticks_make` does, and write nothing (see row_errors.py).
+SELECT count(job) FROM (
+    SELECT {{scheduled_values}}
+    FROM pgqueue.schedule s CROSS JOIN (SELECT pgqueue.now() AS at) AS made WHERE s.name = %(schedule)s::text
+) AS job;
+
 -- name: ticks_overdue
 -- Whether a tick is so late that the worker that should make it seems to fail.
 SELECT EXISTS (

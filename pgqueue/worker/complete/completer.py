@@ -17,9 +17,9 @@ The server has then undone the transaction. The same flush is sent again with th
 all flushes of the next second use that one.
 
 The server may refuse to store an outcome: a number that its JSON lacks, or a text that is too long. A refused flush is
-sent again with half as many jobs, until the refused outcome is alone. If the error is about that outcome (`refusals`),
-its job ends as failed. Else the outcome is kept, and is tried again each second. A flush that does not get through in
-time is made smaller, too.
+sent again with half as many jobs, until the refused outcome is alone. If the error is about it (`row_errors`), its job
+ends as failed. Else the outcome is kept, and is tried again each second. A flush that does not get through in time is
+made smaller, too.
 
 If the successors of a job want unique keys, the job is ended in a transaction of its own, after the others. Taking a
 key waits for another transaction that is just taking the same key. If a successor got only a part of its keys, it gives
@@ -47,6 +47,7 @@ from typing import Any
 import psycopg
 
 from pgqueue.database.backoff import described, emptied, persist, transient, wait
+from pgqueue.database.row_errors import is_about_row, may_be_about_row
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
 from pgqueue.database.triggers import trigger_of
@@ -54,7 +55,7 @@ from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import COMPLETED, WRITTEN, Completed, Handed, Outcome, Released, Retried, unstorable
 from pgqueue.worker.complete.job_logger import report
 from pgqueue.worker.complete.outcome_sql import LOST, Ended, OutcomeSql
-from pgqueue.worker.complete.refusals import is_contents, may_be_contents, question
+from pgqueue.worker.complete.refusals import question
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -222,7 +223,7 @@ class Completer:
                     self._warn_of_trigger(job, error)
                     busy.append((job, outcome))
                     continue
-                if may_be_contents(error) and (instead := await self._instead(job, outcome, error)) is not None:
+                if may_be_about_row(error) and (instead := await self._instead(job, outcome, error)) is not None:
                     refused.append((job, instead))
                     continue
                 if transient(error):
@@ -292,7 +293,7 @@ class Completer:
                 await self._find_refused(batch, rest, error)
             return False
         except BaseException as error:
-            if may_be_contents(error):
+            if may_be_about_row(error):
                 await self._find_refused(batch, rest, error)
                 return False
             if str(getattr(error, "sqlstate", None)).startswith(LIMITS):
@@ -351,7 +352,7 @@ class Completer:
 
     async def _instead(self, job: Job, outcome: Outcome, error: BaseException) -> Outcome | None:
         """The outcome to store instead of one that the server refuses; None if the error is not about this outcome."""
-        about = is_contents(error, self._outcome_sql.schema)
+        about = is_about_row(error, self._outcome_sql.schema)
         if about is None:
             about = await self._unreadable(outcome)
         instead = unstorable(outcome, str(error).strip().splitlines()[0]) if about else None
@@ -366,7 +367,7 @@ class Completer:
         try:
             await self._session.run(question(outcome, self._outcome_sql.schema))
         except Exception as error:
-            if not may_be_contents(error):
+            if not may_be_about_row(error):
                 raise
             return True
         return False

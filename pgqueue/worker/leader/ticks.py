@@ -44,6 +44,7 @@ from typing import Any
 import psycopg
 
 from pgqueue.database.backoff import persist, wait
+from pgqueue.database.row_errors import is_about_row
 from pgqueue.database.sessions import Session
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.cron import parse, pending
@@ -249,11 +250,11 @@ class Ticks:
         for batch in batches(moves):
             try:
                 ours &= await self._send(batch)
-            except (psycopg.DataError, psycopg.IntegrityError) as error:
+            except (psycopg.DataError, psycopg.IntegrityError):
                 # A schedule written by hand may have options that no job can have: it must harm only itself.
                 ours = False
                 for each in batch:
-                    await self._alone(each, error)
+                    await self._alone(each)
         return ours
 
     async def _send(self, batch: Sequence[Move]) -> bool:
@@ -271,11 +272,17 @@ class Ticks:
                 self._schedules.pop(each.due.name, None)
         return len(done) == len(batch)
 
-    async def _alone(self, each: Move, error: psycopg.Error) -> None:
+    async def _alone(self, each: Move) -> None:
+        """Make the ticks of one schedule. If the server cannot store them, it makes none any more."""
         try:
             await self._send([each])
-        except (psycopg.DataError, psycopg.IntegrityError) as again:
-            error = again
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            about = is_about_row(error, self._session.link.schema)
+            if about is None:
+                about = await self._unreadable(each)
+            if not about:  # a trigger, or another table: it is tried again with the next round
+                log.error("the ticks of schedule %r cannot be made now: %s", each.due.name, _line(error))
+                return
             said = each.said() | {"next": _written(each.due.next_at), "refused": _line(error)}
             log.error("schedule %r makes no ticks: %s", each.due.name, said["refused"])
             await self._session.run(self._session.link.statement("ticks_place", places=json.dumps([said])))
@@ -286,6 +293,14 @@ class Ticks:
             self._look_at = 0.0
         else:
             self._clock = (now, monotonic())
+
+    async def _unreadable(self, each: Move) -> bool:
+        """Whether the server cannot even read what the jobs of this schedule would be."""
+        try:
+            await self._session.run(self._session.link.statement("ticks_readable", schedule=each.due.name))
+        except psycopg.DataError:
+            return True
+        return False
 
     def _now(self) -> datetime:
         """The database's time, as last read and counted on since."""

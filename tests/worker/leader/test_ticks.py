@@ -219,6 +219,38 @@ async def test_a_row_that_cannot_be_harms_only_itself_and_says_why(dsn: str, eye
     assert next(each for each in schedules.schedules(eyes.conn) if each.name == "line").state == "active"
 
 
+@pytest.mark.promise("F28")
+@pytest.mark.parametrize("error", ["PERFORM 1 / 0", "INSERT INTO public.only VALUES (-1)", "an id that is there"])
+async def test_an_error_that_is_not_about_a_schedule_stops_no_schedule(dsn: str, eyes: Eyes, error: str) -> None:
+    """A trigger of the application; or an id that is drawn again, after the table was restored without its sequence."""
+    set_clock(eyes, START)
+    schedules.add(eyes.conn, "good", Every(60), "x")
+    minute = START + timedelta(minutes=1)
+    async with makers(dsn) as [bench]:
+        await bench.again()
+        if error == "an id that is there":
+            eyes.do("SELECT pgqueue.enqueue('y', queue => 'other') FROM generate_series(1, 3)")
+            eyes.do("SELECT setval('pgqueue.job_id_seq', 1, false)")
+        else:
+            eyes.do("CREATE TABLE public.only (one int CHECK (one > 0))")
+            eyes.do(
+                "CREATE FUNCTION public.refuses() RETURNS trigger LANGUAGE plpgsql AS "
+                f"$$ BEGIN {error}; RETURN NULL; END $$"
+            )
+            eyes.do(
+                "CREATE TRIGGER refuses AFTER INSERT ON pgqueue.job_available "
+                "FOR EACH ROW EXECUTE FUNCTION public.refuses()"
+            )
+        set_clock(eyes, minute)
+        await bench.again()
+        assert [each.state for each in schedules.schedules(eyes.conn)] == ["active"]
+        eyes.do("DROP FUNCTION IF EXISTS public.refuses CASCADE")
+        await bench.again()
+        await bench.again()
+    eyes.do("DELETE FROM pgqueue.job_available WHERE task = 'y'")
+    assert made(eyes) == [minute]
+
+
 @pytest.mark.second
 async def test_rows_from_plain_sql_tick(dsn: str, eyes: Eyes) -> None:
     eyes.do("INSERT INTO pgqueue.schedule (name, line, task, args) VALUES ('sql', 'every 1', 'x', '{\"n\": 1}')")

@@ -1,0 +1,51 @@
+"""Whether the server's error is about the row that was sent. Its SQLSTATE alone does not tell.
+
+54000 stands for a text that is too long, for a full NOTIFY queue, and for a server that has run out of transaction ids.
+A trigger of the application may raise any state. If a row is given up for such an error, it is lost for good, although
+nothing is wrong with it.
+
+1. A value that cannot be sent is the row's own. The error has no SQLSTATE: it was raised here.
+2. A constraint is about the row if it is one of our tables' (class 23). An error for want of a partition names none.
+3. So is a unique key, but for the id of a new job (`IDS`): a sequence that lags draws another one the next time.
+4. After any other error the server is asked to read the row's values, and nothing else. That statement writes nothing,
+   so it meets no trigger, no NOTIFY and no limit on writing. If it is refused, too, the row can never be stored.
+5. Otherwise the row is right, and is kept until it can be written.
+
+Used where a row that the server refuses is given up: an outcome of a job, a schedule.
+"""
+
+from __future__ import annotations
+
+import psycopg
+
+from pgqueue.database.notify_queue import is_full
+
+DATA, CONSTRAINT, LIMIT = "22", "23", "54"
+"""Classes of SQLSTATEs that may be about the values of a row."""
+IDS = frozenset(f"job_{state}_id" for state in ("available", "scheduled", "blocked", "running"))
+"""The unique indexes on the ids of jobs."""
+
+
+def may_be_about_row(error: BaseException) -> bool:
+    """Whether the error may be about a row: then it is found which row that is, by sending fewer at once."""
+    if isinstance(error, UnicodeError):
+        return True
+    if not isinstance(error, psycopg.Error) or is_full(error):
+        return False
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.DataError)
+    return error.sqlstate.startswith((DATA, CONSTRAINT, LIMIT)) and not isinstance(
+        error, psycopg.errors.UniqueViolation
+    )
+
+
+def is_about_row(error: BaseException, schema: str) -> bool | None:
+    """Whether this error is about the only row that was sent; None if the server has to be asked to read it."""
+    if not isinstance(error, psycopg.Error) or error.sqlstate is None:
+        return True
+    if error.diag.constraint_name in IDS:
+        return False
+    if error.sqlstate.startswith(CONSTRAINT):
+        named = error.diag.constraint_name or error.diag.column_name
+        return error.diag.schema_name == schema and named is not None
+    return None
