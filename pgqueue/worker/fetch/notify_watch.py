@@ -60,7 +60,7 @@ class NotifyWatch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        await persist(self._step, name="notify queue")
+        await persist(self._step, name="notify queue", answers=self._session.answers)
 
     async def _step(self) -> None:
         await self.look()

@@ -127,10 +127,12 @@ class Scheduler:
                     link.statement("scheduler_promote", after=self._after, n=BATCH, notify=self._state.settings.notify),
                     link.statement("scheduler_next", after=self._after),
                 )
-            except psycopg.errors.UniqueViolation:
+            except psycopg.errors.UniqueViolation as error:
                 [doubles] = await self._session.run(link.statement("scheduler_refuse_doubles"))
-                if not doubles:
-                    raise  # the violated index is not one of pgqueue's, or a trigger has raised it
+                if not doubles:  # the key is of another table or index: at once it would only be met again
+                    log.error("jobs are due, and cannot be made available now: %s", error)
+                    self._after = EVER
+                    return self._patience(True)
                 log.error("jobs %s are available, and were scheduled too: the second rows are failed: refused", doubles)
                 continue
             if moved:

@@ -365,3 +365,25 @@ def test_a_hundred_thousand_future_jobs_in_a_table_never_analysed_are_not_read(n
     eyes.do(LATER, 86_400, 5, 100_000)
     assert eyes.all("SELECT reltuples::int FROM pg_class WHERE relname = 'job_scheduled'") == [(-1,)]
     assert reads(dsn, name, scheduler.EVER) < 20
+
+
+@pytest.mark.promise("F28")
+async def test_a_unique_key_of_another_table_is_tried_now_and_then(dsn: str, eyes: Eyes) -> None:
+    """Due jobs have no double to put aside, so the same promotion at once would fail for ever, as fast as it can."""
+    eyes.do("CREATE TABLE public.only (one int UNIQUE)")
+    eyes.do("INSERT INTO public.only VALUES (1)")
+    eyes.do(
+        "CREATE FUNCTION public.refuses() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN INSERT INTO public.only VALUES (1); RETURN NULL; END'"
+    )
+    eyes.do(
+        "CREATE TRIGGER refuses AFTER INSERT ON pgqueue.job_available FOR EACH ROW EXECUTE FUNCTION public.refuses()"
+    )
+    eyes.do("INSERT INTO pgqueue.job (state, task, run_at, rank) VALUES ('scheduled', 'x', pgqueue.now(), 11)")
+    async with scheduling(dsn) as bench:
+        await until(lambda: bench.rounds >= 16)
+        before, began = bench.rounds, monotonic()
+        await asyncio.sleep(1.0)  # the time is what is measured
+        assert bench.rounds - before <= 4 * (monotonic() - began)
+        eyes.do("DROP FUNCTION public.refuses CASCADE")
+        await until(available(eyes, 1), 5.0)
