@@ -128,6 +128,8 @@ class Heartbeat:
         self._state = state
         self._worker_id = state.id
         """The one that it keeps alive; a worker that was taken for dead has another heartbeat."""
+        self._born: str | None = None
+        """When the row was made: an id alone may be another worker's after a failover."""
         # What other services have left is theirs to end: that can take longer than a heartbeat may.
         most = min(PAUSE_MOST, lease / 6)
         self._session = Session(replace(state.link, left=set()), NAME, most=most)
@@ -229,11 +231,12 @@ class Heartbeat:
         generation = await self._session.ready()  # this session is listed, too
         listed = len(self._listed)  # counted before the sessions are read: these callers' sessions are among them
         due = monotonic() >= self._due
-        mine = [self._session.identity] if self._session.identity else []
-        sessions = [{"pid": pid, "backend_start": start} for pid, start in [*self._sessions(), *mine]]
+        ours = [self._session.identity] if self._session.identity else []
+        sessions = [{"pid": pid, "backend_start": start} for pid, start in [*self._sessions(), *ours]]
         write = self._session.link.statement(
             "heartbeat_write",
             worker_id=self._worker_id,
+            born=self._born,
             state=self._state.phase,
             # A heartbeat ahead of time does not write the running jobs. Rescue takes a job as not started if it was
             # claimed before the last list of running jobs and is missing there. A job may be about to start just now.
@@ -243,11 +246,13 @@ class Heartbeat:
             sessions=msgspec.json.encode(sessions).decode(),
         )
         sent = monotonic()
-        [beats] = await self._session.run(write)
-        if all(worker_id != self._worker_id for worker_id, _, _ in beats):
+        [rows] = await self._session.run(write)
+        mine = [born for worker_id, _, _, born in rows if worker_id == self._worker_id]
+        if not mine:
             self._receiver.declared_dead()
             self._stop.set()
             return
+        [self._born] = mine
         if generation != self._generation:
             if self._generation:
                 self._receiver.reconnected()
@@ -259,7 +264,8 @@ class Heartbeat:
             self._said_late = False
             self._receiver.punctual_again()
         self._tell(listed)
-        dead = self.judge.observe([one for one in beats if one[0] != self._worker_id], monotonic())
+        others = [(worker_id, beat, lease) for worker_id, beat, lease, _ in rows if worker_id != self._worker_id]
+        dead = self.judge.observe(others, monotonic())
         self._state.other_workers = self.judge.live()
         if dead:
             self._receiver.workers_died(dead)

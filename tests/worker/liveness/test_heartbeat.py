@@ -232,6 +232,25 @@ def test_who_finds_its_row_marked_or_gone_says_so_once_and_beats_no_more(dsn: st
             assert not beats.heartbeat._thread.is_alive()
 
 
+@pytest.mark.promise("F01")
+def test_whose_id_was_given_again_after_a_failover_keeps_no_row_of_another_alive(dsn: str, eyes: Eyes) -> None:
+    """A standby that had not heard of the row was promoted; its sequence gives the id to the next worker.
+
+    Naive: the id alone. Then two processes share a row, and hand back each other's jobs.
+    """
+    with beating(dsn) as beats:
+        wait_until(lambda: row(eyes, beats.worker_id)[0] >= 1)
+        with psycopg.connect(dsn) as conn:
+            conn.execute("DELETE FROM pgqueue.worker")
+            conn.execute(f"ALTER TABLE pgqueue.worker ALTER COLUMN id RESTART WITH {beats.worker_id}".encode())
+            about = {"concurrency": 1, "version_tag": "v", "queues": ["a"], "tasks": ["t"]}
+            again = register(conn, "pgqueue", lease=1.0, **about)  # type: ignore[arg-type]
+        assert again == beats.worker_id
+        assert beats.declared.wait(30)
+        beats.heartbeat._thread.join(30)
+        assert row(eyes, again)[0] == 0
+
+
 @pytest.mark.second
 def test_a_dead_one_is_seen_by_all_who_live_and_reported_until_it_is_marked(dsn: str, eyes: Eyes) -> None:
     with psycopg.connect(dsn) as conn:
