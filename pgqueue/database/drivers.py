@@ -20,7 +20,7 @@ from pgqueue.config import config
 from pgqueue.database.notify_queue import is_full, silent
 from pgqueue.database.statements import Row, Statement
 from pgqueue.database.triggers import trigger_of
-from pgqueue.errors import SchemaMissing, UnsupportedConnection
+from pgqueue.errors import SchemaBehind, SchemaMissing, UnsupportedConnection
 
 if TYPE_CHECKING:
     import psycopg
@@ -36,6 +36,7 @@ ACCEPTED = (
 )
 
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
+_NO_FUNCTION = "42883"  # undefined_function
 _MISSING = frozenset({"42P01", "3F000"})  # undefined_table, invalid_schema_name
 
 
@@ -153,7 +154,7 @@ def _refusal(conn: object, *, is_async: bool, other: bool) -> str:
 
 
 def _explain(error: Exception) -> None:
-    """Raise SchemaMissing if the server's error means that. SQLAlchemy and Django wrap the driver's error.
+    """Raise SchemaMissing or SchemaBehind if the error means that. SQLAlchemy and Django wrap the driver's error.
 
     A trigger of the application on our tables may lack a table of its own: its error stays as it is.
     """
@@ -164,6 +165,10 @@ def _explain(error: Exception) -> None:
             raise SchemaMissing(
                 f"this database has no pgqueue tables in schema {schema!r}: run `pgqueue migrate` against it, or name "
                 f"the schema they are in (PGQUEUE_SCHEMA, pgqueue.configure(schema=…)); {each}"
+            ) from error
+        if state == _NO_FUNCTION and f"{config().schema}." in str(each) and trigger_of(error) is None:
+            raise SchemaBehind(
+                f"schema {config().schema!r} of this database is older than this pgqueue: run `pgqueue migrate`; {each}"
             ) from error
 
 

@@ -14,6 +14,7 @@ import pytest
 from psycopg import errors
 
 import pgqueue
+from pgqueue.database import migrations
 from pgqueue.database.statements import text
 
 MANY = 2_000
@@ -145,3 +146,14 @@ def test_two_handlers_under_serializable_do_not_conflict(dsn: str, ask: str, row
                 other.commit()
             except errors.SerializationFailure as error:
                 pytest.fail(f"two handlers of two jobs conflict: {error}")
+
+
+def test_an_application_on_the_schema_of_the_version_before_is_told(empty_dsn: str) -> None:
+    """Its functions are not there yet: the server's own words would name one that no application has called."""
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        for file in migrations.files()[:17]:
+            conn.execute(file.sql.encode(), prepare=False)
+        job = pgqueue.enqueue(conn, "x")
+        for ask in (pgqueue.cancel, pgqueue.retry, pgqueue.get):
+            with pytest.raises(pgqueue.SchemaBehind, match="pgqueue migrate"):
+                ask(conn, job.id)
