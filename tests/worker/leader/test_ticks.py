@@ -448,7 +448,7 @@ async def test_a_leader_whose_loop_hangs_is_helped(dsn: str, eyes: Eyes, monkeyp
     from pgqueue.worker.leader import scheduler
 
     schedules.add(eyes.conn, "s", Every(86_400), "x")
-    with psycopg.connect(dsn, autocommit=True) as leader:
+    with psycopg.connect(dsn, autocommit=True, application_name="pgqueue listen") as leader:
         leader.execute(statements.text("election_try", "pgqueue").encode())
         eyes.do("UPDATE pgqueue.schedule SET next_at = now() - interval '1 minute'")
         monkeypatch.setattr(scheduler, "LOOK_SECONDS", 0.1)
