@@ -269,8 +269,8 @@ FROM ended JOIN picked USING (id)
 -- name: note_attempts
 -- What became of the attempts of `ended`, as `picked` says.
 INSERT INTO pgqueue.attempt (
-    job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, message, traceback, version_tag)
-SELECT id, attempt, worker_id, coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at), pgqueue.now(),
+    job_id, enqueued_at, attempt, worker_id, claim, started_at, finished_at, bin, outcome, error_type, message, traceback, version_tag)
+SELECT id, enqueued_at, attempt, worker_id, claim, coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at), pgqueue.now(),
     (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'), outcome, error_type, message, traceback, %(version_tag)s::text
 FROM ended JOIN picked USING (id)
 
@@ -363,9 +363,10 @@ ROWS FROM (
 ) WITH ORDINALITY AS line ({{line_names}}, unique_key, idempotency_key, hold, hold_seconds, place)
 
 -- name: keyed_values
--- Such a line as a job to be, with an id.
+-- Such a line as a job to be, with an id and the time of its enqueue: its unique keys name both.
 line.place,
 nextval('pgqueue.job_id_seq') AS id,
+pgqueue.now() AS enqueued_at,
 {{line_values}},
 nullif(coalesce(line.unique_key, %(unique_key)s::text), '')::jsonb #>> '{}' AS unique_key,
 nullif(coalesce(line.idempotency_key, %(idempotency_key)s::text), '')::jsonb #>> '{}' AS idempotency_key,

@@ -35,7 +35,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pgqueue.client.handle import JobHandle
 from pgqueue.client.job_parameters import column, columns, lines, quoted
@@ -51,6 +51,10 @@ log = logging.getLogger("pgqueue")
 ROUNDS = 100
 """The insert is sent at most this often: each time another job may have released the key just after it was found."""
 
+OLDER = (
+    "if this is a function or a column of pgqueue, the schema of this database is older than this pgqueue; run "
+    "`pgqueue migrate --check` to see what it lacks, then `pgqueue migrate`"
+)
 NOTES = {
     "40001": "a unique key was taken since this transaction took its snapshot (REPEATABLE READ or SERIALIZABLE); roll "
     "back and try again in a new transaction",
@@ -59,12 +63,20 @@ NOTES = {
     "55P03": "another transaction has just taken one of these unique keys and is still open: it is not known yet "
     "whether its job will exist. Roll back (or to a savepoint) and try again. The wait is bounded by lock_timeout, "
     "by 5 s if that is 0",
-    "42883": "if this is a function of pgqueue, the schema of this database is older than this pgqueue; run `pgqueue "
-    "migrate --check` to see what it lacks, then `pgqueue migrate`",
+    "42703": OLDER,
+    "42883": OLDER,
 }
 
 Placed = tuple[int, NewJob[Any]]
 """A job with its place in the batch."""
+
+
+class Holder(NamedTuple):
+    """The job that has a key: an id alone is not enough, because ids are given again after a restore."""
+
+    id: int
+    enqueued_at: str
+    """As the server wrote it, to the microsecond."""
 
 
 def enqueue(conn: object, jobs: Sequence[NewJob[Any]]) -> list[JobHandle[Any]]:
@@ -141,9 +153,9 @@ def _losing(lost: list[Placed], handles: dict[int, JobHandle[Any]]) -> Steps[lis
     replaced = sorted({name for _, job in lost if _keys(job).on_duplicate == "replace" for name in _keys(job).names()})
     params = {"keys": json.dumps(names), "replaced": json.dumps(replaced)}
     [(found,)] = yield Statement(text("unique_enqueue_judge", schema), params, list)
-    held = {name: (id, waits) for name, id, waits in json.loads(found)}
+    held = {name: (Holder(id, since), waits) for name, id, since, waits in json.loads(found)}
     left: list[Placed] = []
-    replacing: list[tuple[int, Placed]] = []
+    replacing: list[tuple[Holder, Placed]] = []
     for place, job in lost:
         name = next((name for name in _keys(job).names() if name in held), None)
         if name is None:
@@ -153,23 +165,24 @@ def _losing(lost: list[Placed], handles: dict[int, JobHandle[Any]]) -> Steps[lis
         if waits and _keys(job).on_duplicate == "replace":
             replacing.append((holder, (place, job)))
         else:
-            handles[place] = _duplicate(job, name, holder)
+            handles[place] = _duplicate(job, name, holder.id)
     return left + ((yield from _replacing(replacing, handles)) if replacing else [])
 
 
-def _replacing(replacing: list[tuple[int, Placed]], handles: dict[int, JobHandle[Any]]) -> Steps[list[Placed]]:
+def _replacing(replacing: list[tuple[Holder, Placed]], handles: dict[int, JobHandle[Any]]) -> Steps[list[Placed]]:
     """Give each holder the values of the last job that replaces it. Return the jobs whose holder is just changing its
     state."""
     schema, notify = client()
     last = {holder: job for holder, (_, job) in replacing}
     jobs = list(last.values())
-    params = columns(jobs) | {"notify": notify, "holder": lines([str(holder) for holder in last])}
+    params = columns(jobs) | {"notify": notify, "holder": lines([str(holder.id) for holder in last])}
+    params["since"] = lines([holder.enqueued_at for holder in last])
     params["at_most"] = column([_keys(job).debounce_max for job in jobs], repr)
     [(changed, *_)] = yield Statement(text("unique_enqueue_replace", schema), params, list)
     for holder, (place, _) in replacing:
-        if holder in changed:
-            handles[place] = JobHandle(holder, created=False, replaced=True)
-    return [placed for holder, placed in replacing if holder not in changed]
+        if holder.id in changed:
+            handles[place] = JobHandle(holder.id, created=False, replaced=True)
+    return [placed for holder, placed in replacing if holder.id not in changed]
 
 
 def _duplicate(job: NewJob[Any], name: str, holder: int) -> JobHandle[Any]:

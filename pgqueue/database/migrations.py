@@ -25,7 +25,8 @@ from psycopg.rows import tuple_row
 
 from pgqueue import config
 from pgqueue.database import embedded
-from pgqueue.database.statements import in_schema, sql_directory
+from pgqueue.database.sequences import advancing
+from pgqueue.database.statements import in_schema, sql_directory, text
 from pgqueue.errors import Error, SchemaBehind, SchemaMissing, SchemaTooNew
 
 OLDEST_POSTGRES = 15
@@ -86,11 +87,14 @@ def migrate(
     Many processes may call this at once: they wait up to `wait` seconds for each other. Workers may go on working. If a
     file cannot get a table's lock within `lock_timeout` seconds, it is rolled back and tried again, 5 times in all.
     Then Error names the holders of the lock. If the connection has an open transaction, the files become part of it.
+    At last, sequences that lag behind the tables are advanced (see `sequences`), if this role may.
     """
     schema = config.config(schema=schema).schema
     with _connected(target) as conn:
         _check_server(conn)
-        return list(_applied_now(conn, schema, lock_timeout, wait))
+        applied = list(_applied_now(conn, schema, lock_timeout, wait))
+        _advance_sequences(conn, schema)
+        return applied
 
 
 def check(conn: Connection, schema: str) -> Standing:
@@ -214,6 +218,13 @@ def _applied_now(conn: Connection, schema: str, lock_timeout: float, wait: float
         if _patiently(conn, schema, file, lock_timeout, wait):
             _log.info("applied %s to schema %s of database %s", file, schema, conn.info.dbname)
             yield file
+
+
+def _advance_sequences(conn: Connection, schema: str) -> None:
+    with conn.transaction(), _cursor(conn) as cursor:
+        if cursor.execute(text("sequences_allowed", schema).encode()).fetchone() == (True,):
+            statement = advancing(schema, whole=True)
+            statement.read(cursor.execute(statement.sql.encode(), dict(statement.params)).fetchall())
 
 
 def _patiently(conn: Connection, schema: str, file: Migration, lock_timeout: float, wait: float) -> bool:

@@ -33,6 +33,7 @@ from pgqueue.database import alarms, forks, notify_queue, statements
 from pgqueue.database.backoff import is_loss
 from pgqueue.database.outage import Outage
 from pgqueue.database.pipeline import Wire
+from pgqueue.database.sequences import advancing
 from pgqueue.database.statements import Statement
 
 log = logging.getLogger("pgqueue")
@@ -222,6 +223,8 @@ class Session:
                     keep = self.link.statement("sessions_keep", pid=self.identity[0], seconds=age)
                     [kept] = await send(self._connection, self.link, keep)
                     self._connection.keeps = bool(kept)
+                if self.generation > 1:  # perhaps to another server, whose sequences lag
+                    await send(self._connection, self.link, advancing(self.link.schema, whole=False))
                 if self._opened is not None:
                     await self._opened()
             except BaseException:  # else the next call would use a connection half set up and unknown to other workers

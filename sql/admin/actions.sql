@@ -3,17 +3,19 @@
 -- name: actions_cancel
 -- Waiting jobs end as cancelled, running ones are asked to; a row for each id: its state as this statement's snapshot had it
 -- (NULL: in none), and whether it was cancelled here. A waiting one that was not is on the move, and to be asked for anew.
--- Waits for transactions that have a row just now, in the order of ids; locks no running row. A sweep hears of keys that were held.
+-- Waits for transactions that have a row just now, in the order of ids, whatever partition these are in; locks no running row. A sweep hears of keys that were held.
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
 ), seen AS MATERIALIZED (
-    SELECT DISTINCT ON (found.id) found.id, found.state
+    SELECT DISTINCT ON (found.id) found.id, found.state, found.enqueued_at
     FROM pgqueue.job_states(%(ids)s::text::bigint[]) AS found
-    -- A second row of an id that was put aside in history does not hide the job.
-    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC
+    -- A second row of an id that was put aside in history does not hide the job. If an id was given twice, the job that got it last is
+    -- meant.
+    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC, found.enqueued_at DESC
 ), gone AS MATERIALIZED (
     -- It reads later than `seen`: it may find a job that was just moving, or ran.
-    SELECT state, {{job}}, {{attempts}}, holds FROM pgqueue.take_waiting(%(ids)s::text::bigint[])
+    SELECT state, {{job}}, {{attempts}}, holds
+    FROM pgqueue.take_waiting(ARRAY(SELECT id FROM seen ORDER BY id), ARRAY(SELECT enqueued_at FROM seen ORDER BY id))
 ), cancelled AS (
     INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, {{attempts}}, {{job}})
     SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(reason)s::text, {{attempts}},
@@ -21,8 +23,9 @@ WITH asked AS MATERIALIZED (
     FROM gone
     RETURNING id
 ), requested AS (
-    INSERT INTO pgqueue.job_signal (job_id, kind, reason)
-    SELECT id, 'cancel', %(reason)s::text FROM seen WHERE state = 'running' AND id <> ALL (ARRAY(SELECT id FROM gone))
+    INSERT INTO pgqueue.job_signal (job_id, enqueued_at, kind, reason)
+    SELECT id, enqueued_at, 'cancel', %(reason)s::text FROM seen
+    WHERE state = 'running' AND id <> ALL (ARRAY(SELECT id FROM gone))
     RETURNING job_id
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:control', what)::text END AS done FROM (
@@ -43,30 +46,35 @@ ORDER BY asked.id;
 -- Dead jobs are available again, at the end of their lanes, and what was asked of their last run is forgotten; completed ones,
 -- if asked, once more as new jobs that name the old. A row for each id: its state as this statement's snapshot had it (NULL: in
 -- none), the id of the job that is available now, and of the one that holds its unique key, so that it is not. A dead one without
--- either is on the move, and to be asked for anew. Takes the keys, in their order, before anything is moved.
+-- either is on the move, and to be asked for anew. Locks what it retries in the order of ids; then takes the keys, in their order, before anything is moved.
 -- The attempts count on; one more is allowed at least.
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
 ), seen AS MATERIALIZED (
-    SELECT DISTINCT ON (found.id) found.id, found.state
+    SELECT DISTINCT ON (found.id) found.id, found.state, found.enqueued_at
     FROM pgqueue.job_states(%(ids)s::text::bigint[]) AS found
-    -- A job that lives is not started a second time for a row of its id that was put aside.
+    -- A job that lives is not started a second time for a row of its id that was put aside. Else the job that has ended last is meant.
     ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC,
-        found.state IN ('failed', 'cancelled') DESC
+        found.state IN ('failed', 'cancelled') DESC, found.finished_at DESC
 ), found AS MATERIALIZED (
-    SELECT id, unique_key, idempotency_key, finished_at
-    FROM pgqueue.lock_dead(ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled')))
+    SELECT id, enqueued_at, unique_key, idempotency_key, finished_at
+    FROM pgqueue.lock_dead(
+        ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id),
+        ARRAY(SELECT enqueued_at FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id))
 ), keyed AS MATERIALIZED (
-    SELECT id, pgqueue.take_keys(idempotency_key, unique_key, NULL, NULL, id, ARRAY(SELECT id FROM found)) AS holder
+    SELECT taken.job_id AS id, taken.holder
     FROM (
-        SELECT DISTINCT ON (id) * FROM found ORDER BY id, finished_at DESC
+        SELECT array_agg(idempotency_key) AS idempotency_keys, array_agg(unique_key) AS unique_keys, array_agg(id) AS ids,
+            array_agg(enqueued_at) AS since
+        FROM (SELECT DISTINCT ON (id) * FROM found ORDER BY id, finished_at DESC) AS dead
+        WHERE unique_key IS NOT NULL OR idempotency_key IS NOT NULL
     ) AS dead
-    WHERE unique_key IS NOT NULL OR idempotency_key IS NOT NULL
-    ORDER BY coalesce('idempotency:' || idempotency_key, 'unique:' || unique_key) COLLATE "C"
+    CROSS JOIN LATERAL pgqueue.take_all_keys(dead.idempotency_keys, dead.unique_keys, NULL, NULL, dead.ids, dead.since) AS taken
 ), picked AS MATERIALIZED (
-    SELECT id FROM found WHERE id <> ALL (ARRAY(SELECT id FROM keyed WHERE holder <> id))
+    SELECT id, enqueued_at FROM found WHERE id <> ALL (ARRAY(SELECT id FROM keyed WHERE holder <> id))
 ), dead AS MATERIALIZED (
-    SELECT {{job}}, attempt, snoozes, finished_at FROM pgqueue.take_dead(ARRAY(SELECT id FROM picked))
+    SELECT {{job}}, attempt, snoozes, finished_at
+    FROM pgqueue.take_dead(ARRAY(SELECT id FROM picked ORDER BY id), ARRAY(SELECT enqueued_at FROM picked ORDER BY id))
 ), retried AS (
     INSERT INTO pgqueue.job_available (state, rank, run_at, max_attempts, deadline, attempt, snoozes, {{lasting}})
     SELECT DISTINCT ON (id) 'available', 2 * priority + 1, pgqueue.now(),
@@ -83,7 +91,7 @@ WITH asked AS MATERIALIZED (
         SELECT DISTINCT ON (j.id) j.*
         FROM pgqueue.job_rows(ARRAY(
             SELECT id FROM seen WHERE %(again)s::boolean AND state IN ('completed', 'skipped'))) AS j
-        WHERE (j.id, j.state) IN (SELECT id, state FROM seen)
+        WHERE (j.id, j.enqueued_at, j.state) IN (SELECT id, enqueued_at, state FROM seen)
         ORDER BY j.id, j.finished_at DESC
     ) AS done
     RETURNING id, queue, (headers ->> 'retry_of')::bigint AS retry_of

@@ -6,7 +6,7 @@
 -- no such job.
 SELECT to_json(job)::text,
        (SELECT coalesce(json_agg(to_json(a) ORDER BY a.finished_at), '[]')::text
-        FROM pgqueue.attempt_rows(job.id) AS a),
+        FROM pgqueue.attempt_rows(job.id) AS a WHERE a.enqueued_at = job.enqueued_at IS NOT FALSE),
        (SELECT to_json(p)::text FROM pgqueue.progress_row(job.id) AS p
         WHERE job.state = 'running' AND p.updated_at >= job.started_at)
 FROM pgqueue.job_rows(ARRAY[%(id)s::bigint]) AS job;

@@ -15,13 +15,13 @@ WITH patience AS MATERIALIZED (
     SELECT {{keyed_values}}
     FROM patience CROSS JOIN {{keyed_lines}}
 ), taken AS (
-    INSERT INTO pgqueue.unique_key (key, job_id, hold, seconds)
-    SELECT wanted.key COLLATE "C", wanted.id, wanted.hold, wanted.seconds
+    INSERT INTO pgqueue.unique_key (key, job_id, enqueued_at, hold, seconds)
+    SELECT wanted.key COLLATE "C", wanted.id, wanted.enqueued_at, wanted.hold, wanted.seconds
     FROM (
-        SELECT 'unique:' || unique_key AS key, id, hold, coalesce(hold_seconds, 0) AS seconds
+        SELECT 'unique:' || unique_key AS key, id, enqueued_at, hold, coalesce(hold_seconds, 0) AS seconds
         FROM asked WHERE unique_key IS NOT NULL
         UNION ALL
-        SELECT 'idempotency:' || idempotency_key, id, 'after', 86400 FROM asked WHERE idempotency_key IS NOT NULL
+        SELECT 'idempotency:' || idempotency_key, id, enqueued_at, 'after', 86400 FROM asked WHERE idempotency_key IS NOT NULL
     ) AS wanted
     ORDER BY wanted.key COLLATE "C", wanted.id
     ON CONFLICT DO NOTHING
@@ -31,8 +31,8 @@ WITH patience AS MATERIALIZED (
     WHERE coalesce(mine.n, 0) = (asked.unique_key IS NOT NULL)::integer + (asked.idempotency_key IS NOT NULL)::integer
     ORDER BY asked.place
 ), added AS (
-    INSERT INTO pgqueue.job (id, state, rank, {{new_job}}, unique_key, idempotency_key)
-    SELECT id, {{first_state}}, 2 * priority + 1, {{new_job}}, unique_key, idempotency_key FROM won
+    INSERT INTO pgqueue.job (id, enqueued_at, state, rank, {{new_job}}, unique_key, idempotency_key)
+    SELECT id, enqueued_at, {{first_state}}, 2 * priority + 1, {{new_job}}, unique_key, idempotency_key FROM won
     RETURNING id, {{channel}} AS heard
 )
 SELECT
@@ -41,9 +41,9 @@ SELECT
     (SELECT set_config('lock_timeout', patience.patience, true) FROM patience);
 
 -- name: unique_enqueue_judge
--- Of keys that were not free: the jobs that hold them; a leftover is removed. As a JSON array, for each that is held: the key, the job, and
--- whether that has never started (see `judge_keys`).
-SELECT pgqueue.judge_keys(
+-- Of keys that were not free: the jobs that hold them; a leftover is removed. As a JSON array, for each that is held: the key, the job, when
+-- that was enqueued, and whether it has never started (see `key_holders`).
+SELECT pgqueue.key_holders(
     ARRAY(SELECT json_array_elements_text(%(keys)s::text::json)), ARRAY(SELECT json_array_elements_text(%(replaced)s::text::json)));
 
 -- name: unique_enqueue_replace
@@ -51,13 +51,14 @@ SELECT pgqueue.judge_keys(
 -- their keys and the time of their first enqueue, and start at the latest so many seconds after that. If its time has come, a job keeps
 -- its turn: it goes to the front of its lane. One row: the ids of the jobs that were changed; the others are on the move.
 WITH asked AS MATERIALIZED (
-    SELECT line.holder::bigint AS id, nullif(coalesce(line.at_most, %(at_most)s::text), '')::float8 AS at_most, {{line_values}}
+    SELECT line.holder::bigint AS id, line.since::timestamptz AS since, nullif(coalesce(line.at_most, %(at_most)s::text), '')::float8 AS at_most, {{line_values}}
     FROM ROWS FROM (
         {{lines}},
-        string_to_table(%(holder)s::text, E'\n'), string_to_table(%(at_most)s::text, E'\n')
-    ) AS line ({{line_names}}, holder, at_most)
+        string_to_table(%(holder)s::text, E'\n'), string_to_table(%(since)s::text, E'\n'),
+        string_to_table(%(at_most)s::text, E'\n')
+    ) AS line ({{line_names}}, holder, since, at_most)
 ), gone AS MATERIALIZED (
-    SELECT * FROM pgqueue.take_back(ARRAY(SELECT id FROM asked))
+    SELECT * FROM pgqueue.take_back(ARRAY(SELECT id FROM asked ORDER BY id), ARRAY(SELECT since FROM asked ORDER BY id))
 ), changed AS MATERIALIZED (
     SELECT {{job}}, holds, was_due, least(run_at, enqueued_at + make_interval(secs => at_most)) AS run_at
     FROM asked JOIN gone USING (id)
@@ -94,14 +95,19 @@ SELECT pg_catalog.set_config('lock_timeout', '5ms', true);
 WITH asked AS MATERIALIZED (
     SELECT {{keyed_values}}
     FROM {{keyed_lines}}
+), keyed AS MATERIALIZED (
+    SELECT array_agg(idempotency_key) AS idempotency_keys, array_agg(unique_key) AS unique_keys, array_agg(hold) AS holds,
+        array_agg(hold_seconds) AS seconds, array_agg(id) AS ids, array_agg(enqueued_at) AS since
+    FROM asked WHERE unique_key IS NOT NULL OR idempotency_key IS NOT NULL
 ), judged AS MATERIALIZED (
-    SELECT asked.*, CASE WHEN unique_key IS NOT NULL OR idempotency_key IS NOT NULL
-        THEN pgqueue.take_keys(idempotency_key, unique_key, hold, hold_seconds, id, ARRAY(SELECT id FROM asked))
-        ELSE id END AS holder
-    FROM asked ORDER BY coalesce('idempotency:' || idempotency_key, 'unique:' || unique_key) COLLATE "C", place
+    SELECT asked.*, coalesce(taken.holder, asked.id) AS holder
+    FROM asked LEFT JOIN (
+        SELECT taken.job_id, taken.holder
+        FROM keyed CROSS JOIN LATERAL pgqueue.take_all_keys(idempotency_keys, unique_keys, holds, seconds, ids, since) AS taken
+    ) AS taken ON taken.job_id = asked.id
 ), added AS (
-    INSERT INTO pgqueue.job (id, state, rank, {{new_job}}, unique_key, idempotency_key)
-    SELECT id, {{first_state}}, 2 * priority + 1, {{new_job}}, unique_key, idempotency_key
+    INSERT INTO pgqueue.job (id, enqueued_at, state, rank, {{new_job}}, unique_key, idempotency_key)
+    SELECT id, enqueued_at, {{first_state}}, 2 * priority + 1, {{new_job}}, unique_key, idempotency_key
     FROM judged WHERE holder = id ORDER BY place
     RETURNING {{channel}} AS heard
 )

@@ -25,6 +25,6 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.take_keys(text, text, text, double precision, bigint, bigint[]), pgqueue.key_state(pgqueue.unique_key),
     pgqueue.job_states(bigint[]), pgqueue.job_rows(bigint[]), pgqueue.jobs_after(text[], bigint, integer),
     pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint), pgqueue.waiters(bigint[]),
-    pgqueue.take_waiting(bigint[]), pgqueue.lock_dead(bigint[]), pgqueue.take_dead(bigint[]), pgqueue.refuse(text),
+    pgqueue.take_waiting(bigint[], timestamptz[]), pgqueue.lock_dead(bigint[], timestamptz[]), pgqueue.take_dead(bigint[], timestamptz[]), pgqueue.refuse(text),
     pgqueue.served()
     TO :"role";

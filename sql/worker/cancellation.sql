@@ -6,7 +6,8 @@
 SELECT s.job_id, r.claim, s.reason
 FROM pgqueue.job_signal s
 CROSS JOIN LATERAL (
-    SELECT j.claim FROM pgqueue.job_running j WHERE j.id = s.job_id AND j.worker_id + 0 = %(worker_id)s::bigint OFFSET 0
+    SELECT j.claim FROM pgqueue.job_running j
+    WHERE j.id = s.job_id AND s.enqueued_at = j.enqueued_at IS NOT FALSE AND j.worker_id + 0 = %(worker_id)s::bigint OFFSET 0
 ) AS r
 WHERE s.kind = 'cancel'
 ORDER BY s.job_id, s.created_at;
@@ -18,21 +19,24 @@ ORDER BY s.job_id, s.created_at;
 -- In one snapshot a job is in one table or has ended. The request to a job that is being moved stays for the next time.
 -- Answers how many jobs were cancelled, and how many requests deleted.
 WITH late AS MATERIALIZED (
-    SELECT s.ctid, s.job_id, s.reason FROM pgqueue.job_signal s
-    WHERE NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = s.job_id OFFSET 0)
+    SELECT s.ctid, s.job_id, s.enqueued_at, s.reason FROM pgqueue.job_signal s
+    WHERE NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = s.job_id AND s.enqueued_at = r.enqueued_at IS NOT FALSE OFFSET 0)
     ORDER BY s.job_id LIMIT %(n)s::integer
     FOR UPDATE OF s SKIP LOCKED
 ), asked AS MATERIALIZED (
-    SELECT DISTINCT job_id AS id FROM late ORDER BY id
+    SELECT DISTINCT job_id AS id, enqueued_at FROM late ORDER BY id
 ), available AS MATERIALIZED (
     SELECT j.ctid FROM asked CROSS JOIN LATERAL (
-        SELECT j.ctid FROM pgqueue.job_available j WHERE j.id = asked.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
+        SELECT j.ctid FROM pgqueue.job_available j
+        WHERE j.id = asked.id AND asked.enqueued_at = j.enqueued_at IS NOT FALSE LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
 ), scheduled AS MATERIALIZED (
     SELECT j.ctid FROM asked CROSS JOIN LATERAL (
-        SELECT j.ctid FROM pgqueue.job_scheduled j WHERE j.id = asked.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
+        SELECT j.ctid FROM pgqueue.job_scheduled j
+        WHERE j.id = asked.id AND asked.enqueued_at = j.enqueued_at IS NOT FALSE LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
 ), blocked AS MATERIALIZED (
     SELECT j.ctid FROM asked CROSS JOIN LATERAL (
-        SELECT j.ctid FROM pgqueue.job_blocked j WHERE j.id = asked.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
+        SELECT j.ctid FROM pgqueue.job_blocked j
+        WHERE j.id = asked.id AND asked.enqueued_at = j.enqueued_at IS NOT FALSE LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
 ), from_available AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM available))
     RETURNING {{job}}, {{attempts}}
@@ -45,16 +49,20 @@ WITH late AS MATERIALIZED (
 ), cancelled AS (
     INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, {{attempts}}, {{job}})
     SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'),
-        (SELECT min(late.reason) FROM late WHERE late.job_id = gone.id), {{attempts}}, {{job}}
+        (SELECT min(late.reason) FROM late WHERE late.job_id = gone.id AND late.enqueued_at = gone.enqueued_at IS NOT FALSE), {{attempts}}, {{job}}
     FROM (TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked) AS gone
-    RETURNING id
+    RETURNING id, enqueued_at
 ), deleted AS (
     DELETE FROM pgqueue.job_signal WHERE ctid = ANY (ARRAY(
-        SELECT late.ctid FROM late LEFT JOIN cancelled ON cancelled.id = late.job_id
+        SELECT late.ctid FROM late
+        LEFT JOIN cancelled ON cancelled.id = late.job_id AND late.enqueued_at = cancelled.enqueued_at IS NOT FALSE
         WHERE cancelled.id IS NOT NULL OR NOT (
-            EXISTS (SELECT FROM pgqueue.job_available j WHERE j.id = late.job_id OFFSET 0)
-            OR EXISTS (SELECT FROM pgqueue.job_scheduled j WHERE j.id = late.job_id OFFSET 0)
-            OR EXISTS (SELECT FROM pgqueue.job_blocked j WHERE j.id = late.job_id OFFSET 0))))
+            EXISTS (SELECT FROM pgqueue.job_available j
+                    WHERE j.id = late.job_id AND late.enqueued_at = j.enqueued_at IS NOT FALSE OFFSET 0)
+            OR EXISTS (SELECT FROM pgqueue.job_scheduled j
+                       WHERE j.id = late.job_id AND late.enqueued_at = j.enqueued_at IS NOT FALSE OFFSET 0)
+            OR EXISTS (SELECT FROM pgqueue.job_blocked j
+                       WHERE j.id = late.job_id AND late.enqueued_at = j.enqueued_at IS NOT FALSE OFFSET 0))))
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM cancelled), (SELECT count(*) FROM deleted);

@@ -121,7 +121,7 @@ FROM done;
 -- One job that succeeded, completed inside a transaction of its handler, by its fence. If it is not this run's any
 -- more, the statement raises. Then that transaction cannot commit, whatever the client does. `ago` is in microseconds:
 -- where this is sent as text, it must have no fraction. The session is the handler's: what reads a table is a function
--- with settings of its own (see migration 18).
+-- with settings of its own (see migration 19).
 WITH ended AS MATERIALIZED (
     SELECT {{run}} FROM pgqueue.take_running({{my_fence}})
 ), done AS (
@@ -228,14 +228,15 @@ SELECT r.id FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, c
 
 -- name: complete_settled
 -- Of jobs that are ours no more, those that an earlier try of ours ended, though its answer was lost. History says so,
--- or the row of the attempt. `worker_ids`: we may have seemed dead meanwhile, and have another id.
+-- or the row of the attempt, by its claim; a row without one is of the version before. `worker_ids`: we may have seemed dead meanwhile, and have another id.
 SELECT mine.id
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(attempts)s::smallint[]) AS mine (id, claim, attempt)
 WHERE EXISTS (SELECT FROM pgqueue.job j
               WHERE j.state IN ('completed', 'failed', 'cancelled') AND coalesce(j.reason, '') <> 'crashed'
                 AND j.id = mine.id AND j.claim = mine.claim AND j.worker_id = ANY (%(worker_ids)s::bigint[]) OFFSET 0)
    OR EXISTS (SELECT FROM pgqueue.attempt a
-              WHERE a.job_id = mine.id AND a.attempt = mine.attempt AND a.worker_id = ANY (%(worker_ids)s::bigint[])
+              WHERE a.job_id = mine.id AND a.worker_id = ANY (%(worker_ids)s::bigint[])
+                AND coalesce(a.claim = mine.claim, a.attempt = mine.attempt)
                 AND a.outcome NOT IN ('crashed', 'aborted', 'interrupted', 'memory') OFFSET 0);
 
 -- name: complete_refuse_doubles
@@ -262,11 +263,13 @@ WITH picked AS MATERIALIZED (
     SELECT k.ctid, k.hold
     FROM unnest(%(keys)s::text[], %(ids)s::bigint[]) AS mine (key, id)
     CROSS JOIN LATERAL (
-        SELECT FROM pgqueue.job_done d
-        WHERE d.id = mine.id AND d.bin = (SELECT bin FROM pgqueue.ring WHERE kind = 'done') LIMIT 1
+        SELECT d.enqueued_at FROM pgqueue.job_done d
+        WHERE d.id = mine.id AND d.bin = (SELECT bin FROM pgqueue.ring WHERE kind = 'done')
+        ORDER BY d.finished_at DESC LIMIT 1
     ) AS done
     CROSS JOIN LATERAL (
-        SELECT k.ctid, k.hold FROM pgqueue.unique_key k WHERE k.key = mine.key AND k.job_id = mine.id
+        SELECT k.ctid, k.hold FROM pgqueue.unique_key k
+        WHERE k.key = mine.key AND k.job_id = mine.id AND k.enqueued_at = done.enqueued_at IS NOT FALSE
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) AS k
 ), freed AS (

@@ -20,8 +20,9 @@ WHERE dead_at IS NULL AND id <> %(worker_id)s::bigint;
 
 -- name: heartbeat_remark
 -- Append a remark to attempts that go on, by their fence. The attempts need not be the cause of the remark.
-INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
-SELECT r.id, r.attempt, r.worker_id, r.started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+INSERT INTO pgqueue.attempt (job_id, enqueued_at, attempt, worker_id, claim, started_at, finished_at, bin, outcome, message,
+                             version_tag)
+SELECT r.id, r.enqueued_at, r.attempt, r.worker_id, r.claim, r.started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
        %(outcome)s::text, %(message)s::text, %(version_tag)s::text
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
 CROSS JOIN LATERAL (

@@ -1,8 +1,17 @@
 -- Where jobs that iterate go on. The proof is at the head of pgqueue/worker/transactions/iteration.py.
 
 -- name: iteration_last
--- The last batch that was committed, by any run of this job: its number and cursor. One step into the primary key.
-SELECT n, cursor::text FROM pgqueue.job_cursor WHERE job_id = %(id)s::bigint ORDER BY n DESC LIMIT 1;
+-- Where this run goes on: the highest number of a batch, and the cursor of the last batch that was committed, by any run of
+-- this job (NULL: none). An earlier job may have had the id: its numbers are not used again, and its cursor is not read.
+SELECT (SELECT c.n FROM pgqueue.job_cursor c WHERE c.job_id = %(id)s::bigint ORDER BY c.n DESC LIMIT 1), last.cursor::text
+FROM (
+    SELECT r.enqueued_at FROM pgqueue.job_running r
+    WHERE r.id = %(id)s::bigint AND r.claim + 0 = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint
+) AS mine
+LEFT JOIN LATERAL (
+    SELECT c.cursor FROM pgqueue.job_cursor c
+    WHERE c.job_id = %(id)s::bigint AND c.enqueued_at = mine.enqueued_at IS NOT FALSE ORDER BY c.n DESC LIMIT 1
+) AS last ON true;
 
 -- name: iteration_append
 -- The end of a batch, in its transaction: lock the running row by this run's fence until the COMMIT, and append the
@@ -10,25 +19,28 @@ SELECT n, cursor::text FROM pgqueue.job_cursor WHERE job_id = %(id)s::bigint ORD
 -- whatever the client does. Every hundredth batch deletes the rows before the last, so a long iteration does not pile
 -- them up.
 WITH mine AS MATERIALIZED (
-    SELECT id FROM pgqueue.lock_running({{my_fence}})
+    SELECT id, enqueued_at FROM pgqueue.lock_running({{my_fence}})
 ), appended AS (
-    INSERT INTO pgqueue.job_cursor (job_id, n, cursor)
-    SELECT id, %(n)s::integer, %(cursor)s::text::jsonb FROM mine
+    INSERT INTO pgqueue.job_cursor (job_id, enqueued_at, n, cursor)
+    SELECT id, enqueued_at, %(n)s::integer, %(cursor)s::text::jsonb FROM mine
     RETURNING job_id
 ), thrown AS MATERIALIZED (
-    SELECT pgqueue.drop_cursors(id, %(n)s::integer - 1)::text AS done FROM mine WHERE %(n)s::integer %% 100 = 0
+    SELECT pgqueue.drop_cursors(id, enqueued_at, %(n)s::integer - 1)::text AS done FROM mine WHERE %(n)s::integer %% 100 = 0
 )
 SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint) END, (SELECT count(done) FROM thrown) FROM appended;
 
 -- name: iteration_appended
 -- Whether this batch was committed, after the answer to its COMMIT was lost.
-SELECT n FROM pgqueue.job_cursor WHERE job_id = %(id)s::bigint AND n = %(n)s::integer;
+SELECT n FROM pgqueue.job_cursor c
+WHERE c.job_id = %(id)s::bigint AND c.n = %(n)s::integer
+  AND c.enqueued_at = (SELECT r.enqueued_at FROM pgqueue.job_running r WHERE r.id = %(id)s::bigint) IS NOT FALSE;
 
 -- name: iteration_forget
 -- Delete the cursors of these jobs if they have completed. A failed or cancelled job keeps them for a retry by hand. A
 -- job that waits for another attempt keeps them, too.
-DELETE FROM pgqueue.job_cursor
-WHERE job_id = ANY (ARRAY(
-    SELECT j.id FROM pgqueue.job j
-    WHERE j.state IN ('completed', 'skipped') AND j.id = ANY (%(ids)s::bigint[])))
-RETURNING job_id;
+DELETE FROM pgqueue.job_cursor c
+WHERE c.job_id = ANY (%(ids)s::bigint[])
+  AND EXISTS (SELECT FROM pgqueue.job j
+              WHERE j.id = c.job_id AND c.enqueued_at = j.enqueued_at IS NOT FALSE AND j.state IN ('completed', 'skipped')
+              OFFSET 0)
+RETURNING c.job_id;

@@ -42,10 +42,10 @@ WITH RECURSIVE known AS (
 ), page AS MATERIALIZED (
     SELECT job_id FROM known WHERE job_id IS NOT NULL LIMIT %(n)s::integer
 ), thrown AS (
-    DELETE FROM pgqueue.job_cursor
-    WHERE job_id = ANY (ARRAY(
-        SELECT job_id FROM page
-        WHERE NOT EXISTS (SELECT FROM pgqueue.job j
-                          WHERE j.id = page.job_id AND j.state NOT IN ('completed', 'skipped') OFFSET 0)))
+    DELETE FROM pgqueue.job_cursor c
+    WHERE c.job_id = ANY (ARRAY(SELECT job_id FROM page))
+      AND NOT EXISTS (SELECT FROM pgqueue.job j
+                      WHERE j.id = c.job_id AND c.enqueued_at = j.enqueued_at IS NOT FALSE
+                        AND j.state NOT IN ('completed', 'skipped') OFFSET 0)
 )
 SELECT CASE WHEN count(*) = %(n)s::integer THEN max(job_id) END FROM page;

@@ -33,23 +33,29 @@ SELECT count(*) FROM gone;
 -- Waits for no lock. Answers the last key looked at (NULL: there was none), how many were looked at and removed, and
 -- how many are noted.
 WITH walked AS MATERIALIZED (
-    SELECT k.key, k.job_id, k.hold, k.seconds, k.expires_at, k.xmin AS version FROM pgqueue.unique_key k
+    SELECT k.key, k.job_id, k.enqueued_at, k.hold, k.seconds, k.expires_at, k.xmin AS version FROM pgqueue.unique_key k
     WHERE k.key > %(after)s::text ORDER BY k.key LIMIT %(n)s::integer
 ), judged AS MATERIALIZED (
     SELECT walked.*, ended.finished_at, ended.dead
     FROM walked
     -- Scalar subqueries, each a look into one index: no plan turns them into a join that reads the tables.
     CROSS JOIN LATERAL (
-        SELECT coalesce((SELECT true FROM pgqueue.job_available j WHERE j.id = walked.job_id LIMIT 1),
-                        (SELECT true FROM pgqueue.job_scheduled j WHERE j.id = walked.job_id LIMIT 1),
-                        (SELECT true FROM pgqueue.job_blocked j WHERE j.id = walked.job_id LIMIT 1),
-                        (SELECT true FROM pgqueue.job_running j WHERE j.id = walked.job_id LIMIT 1), false) AS lives
+        SELECT coalesce(
+            (SELECT true FROM pgqueue.job_available j
+             WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at IS NOT FALSE LIMIT 1),
+            (SELECT true FROM pgqueue.job_scheduled j
+             WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at IS NOT FALSE LIMIT 1),
+            (SELECT true FROM pgqueue.job_blocked j
+             WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at IS NOT FALSE LIMIT 1),
+            (SELECT true FROM pgqueue.job_running j
+             WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at IS NOT FALSE LIMIT 1), false) AS lives
         WHERE coalesce(walked.expires_at, '-infinity') <= (SELECT pgqueue.now())
         OFFSET 0
     ) AS there
     LEFT JOIN LATERAL (
         SELECT j.finished_at, j.state IN ('failed', 'cancelled') AS dead FROM pgqueue.job j
-        WHERE j.id = walked.job_id AND j.state IN ('completed', 'skipped', 'failed', 'cancelled')
+        WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at IS NOT FALSE
+          AND j.state IN ('completed', 'skipped', 'failed', 'cancelled')
         ORDER BY j.finished_at DESC LIMIT 1
     ) AS ended ON true
     WHERE NOT there.lives
@@ -69,7 +75,8 @@ WITH walked AS MATERIALIZED (
 ), noted AS (
     UPDATE pgqueue.unique_key k SET expires_at = (
         SELECT max(j.finished_at) + make_interval(secs => k.seconds) FROM pgqueue.job j
-        WHERE j.id = k.job_id AND j.state IN ('completed', 'skipped', 'failed', 'cancelled'))
+        WHERE j.id = k.job_id AND k.enqueued_at = j.enqueued_at IS NOT FALSE
+          AND j.state IN ('completed', 'skipped', 'failed', 'cancelled'))
     WHERE k.ctid = ANY (ARRAY(SELECT ctid FROM picked WHERE notes))
     RETURNING k.key
 )

@@ -22,8 +22,9 @@ RETURNING id;
 -- The jobs that are left did not crash: the operator's deadline ended them. Rescue gives their attempts back. Jobs that
 -- still run (`stuck`) end with the process, so they are noted as interrupted here.
 WITH noted AS (
-    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
-    SELECT r.id, r.attempt, r.worker_id, r.started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+    INSERT INTO pgqueue.attempt (job_id, enqueued_at, attempt, worker_id, claim, started_at, finished_at, bin, outcome, message,
+                                 version_tag)
+    SELECT r.id, r.enqueued_at, r.attempt, r.worker_id, r.claim, r.started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
            'interrupted', 'its worker was shut down, and could not stop it',
            (SELECT version_tag FROM pgqueue.worker WHERE id = %(worker_id)s::bigint)
     FROM pgqueue.job_running r

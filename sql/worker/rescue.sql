@@ -67,8 +67,9 @@ WITH dead_worker AS MATERIALIZED (
     FROM placed AS lost LEFT JOIN dead_worker w ON true
     WINDOW together AS (PARTITION BY lost.claim ORDER BY lost.crashes DESC, lost.id)
 ), noted AS (
-    INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
-    SELECT id, attempt, worker_id, started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+    INSERT INTO pgqueue.attempt (job_id, enqueued_at, attempt, worker_id, claim, started_at, finished_at, bin, outcome, message,
+                                 version_tag)
+    SELECT id, enqueued_at, attempt, worker_id, claim, started_at, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
            'crashed', 'its worker died', (SELECT version_tag FROM dead_worker)
     FROM judged WHERE started
 ), dead AS (

@@ -250,7 +250,7 @@ REFUSED = [
     ("'x', headers => '\"text\"'", "JSON objects", None),
     ("'x', args => jsonb_build_object('a', repeat('x', 1048576))", "the limit is 1048576", "Store the data in a table"),
     ("'x', run_at => 'infinity'", "infinity", None),
-    ("'x', lock_key => 'k', lock_limit => 0", "lock_limit 0 lets nobody run", None),
+    ("'x', lock_key => 'k', lock_limit => 0", "lock_limit 0 lets no job run", None),
     ("'x', lock_key => 'k', on_locked => 'later'", "on_locked is 'later'", None),
     ("'x', limit_key => ''", "limit_key '' is not the name of a limit", "1 to 200 bytes"),
     ("'x', limit_key => 'two words'", "limit_key 'two words' is not", "without spaces"),

@@ -260,10 +260,10 @@ async def test_successors_take_keys_and_a_duplicate_is_not_made(
 ) -> None:
     async with desk_of(dsn, eyes) as desk:
         there = put(eyes.conn, "b").id
-        eyes.do("DELETE FROM pgqueue.job_available")
         eyes.do(
-            "INSERT INTO pgqueue.job_scheduled (id, state, run_at, task) VALUES (%s, 'scheduled', now() + '1 h', 't')",
-            there,
+            "WITH gone AS (DELETE FROM pgqueue.job_available RETURNING *) "
+            "INSERT INTO pgqueue.job_scheduled (id, enqueued_at, state, run_at, task) "
+            "SELECT id, enqueued_at, 'scheduled', now() + '1 h', 't' FROM gone"
         )
         with caplog.at_level(logging.INFO, "pgqueue"):
             both = pgqueue.remote("t").using(unique=lambda **_: "c", idempotency_key="i", delay=9)

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 
 from pgqueue.database import migrations, statements
+from pgqueue.database.sequences import advancing
 from pgqueue.database.sessions import Link, options, transaction
 from pgqueue.worker.state import WorkerState
 
@@ -19,11 +20,16 @@ log = logging.getLogger("pgqueue")
 
 
 def enter(state: WorkerState) -> int:
-    """Check the schema and insert the row of a new worker with its tasks. Raises what `migrations.require` raises."""
+    """Check the schema, advance sequences that lag, and insert the row of a new worker with its tasks.
+
+    Raises what `migrations.require` raises. The sequences come first: a worker's id is given by one of them.
+    """
     link, settings = state.link, state.settings
     with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
         migrations.require(conn, link.schema)
         restore_settings(conn, link.schema)
+        sequences = advancing(link.schema, whole=True)
+        sequences.read(conn.execute(sequences.sql.encode(), dict(sequences.params)).fetchall())
         return register(
             conn,
             link.schema,

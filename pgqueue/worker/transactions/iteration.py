@@ -77,9 +77,12 @@ class LastCommit:
         self._before, self.job.successors = self.job.successors or [], []
 
     def read(self, rows: list[Row]) -> None:
-        """Go on after the last batch that was committed, if there is one."""
-        if rows:
-            self._n, self.cursor = rows[0][0], json.loads(rows[0][1])
+        """Go on after the last batch that was committed, if there is one. Numbers that another job of this id has used
+        are not used again."""
+        [(last, cursor)] = rows or [(None, None)]
+        self._n = last or 0
+        if cursor is not None:
+            self.cursor = json.loads(cursor)
             said = "job %d (%s) goes on after batch %d"
             log.info(said, self.job.id, self.job.task, self._n, extra=fields(self.job))
 

@@ -145,11 +145,11 @@ async def test_a_job_claimed_anew_is_stopped_anew(heard: Heard, eyes: Eyes) -> N
     job = running(eyes)
     pgqueue.cancel(eyes.conn, job)
     await heard.service._read()
+    eyes.do("CREATE TABLE gone AS SELECT id, enqueued_at FROM pgqueue.job_running")
     eyes.do("DELETE FROM pgqueue.job_running")
     eyes.do(
-        "INSERT INTO pgqueue.job (state, id, task, worker_id, claim, started_at) "
-        "VALUES ('running', %s, 't', 1, 2, pgqueue.now())",
-        job,
+        "INSERT INTO pgqueue.job (state, id, enqueued_at, task, worker_id, claim, started_at) "
+        "SELECT 'running', id, enqueued_at, 't', 1, 2, pgqueue.now() FROM gone"
     )
     await heard.service._read()
     assert [found for found, _ in heard.stopped] == [job, job]
@@ -161,12 +161,12 @@ async def test_a_request_that_came_too_late_cancels_the_waiting_job(heard: Heard
     """Its attempt failed while the request was on its way: without this it would run again in hours, uncancelled."""
     job = running(eyes)
     pgqueue.cancel(eyes.conn, job, reason="enough")
+    eyes.do("CREATE TABLE gone AS SELECT id, enqueued_at FROM pgqueue.job_running")
     eyes.do("DELETE FROM pgqueue.job_running")
     eyes.do(
-        "INSERT INTO pgqueue.job (state, id, task, run_at, key) "
-        "VALUES (%s, %s, 't', CASE %s WHEN 'scheduled' THEN pgqueue.now() + interval '6 hours' END, 'k')",
+        "INSERT INTO pgqueue.job (state, id, enqueued_at, task, run_at, key) SELECT %s, id, enqueued_at, 't', "
+        "CASE %s WHEN 'scheduled' THEN pgqueue.now() + interval '6 hours' END, 'k' FROM gone",
         state,
-        job,
         state,
     )
     await heard.service.settle()

@@ -199,8 +199,8 @@ async def test_a_run_whose_job_was_given_away_commits_no_batch(
         await until(began.is_set)
         effects.do(
             "WITH gone AS (DELETE FROM pgqueue.job_running RETURNING *) "
-            "INSERT INTO pgqueue.job_available (id, task, args, queue, attempt) "
-            "SELECT id, task, args, 'elsewhere', attempt FROM gone"
+            "INSERT INTO pgqueue.job_available (id, enqueued_at, task, args, queue, attempt) "
+            "SELECT id, enqueued_at, task, args, 'elsewhere', attempt FROM gone"
         )
         async with work(dsn, goes, queues=["elsewhere"]):
             await until(effects.is_in(job, "completed"))

@@ -28,11 +28,12 @@ BEGIN
     WHERE r.id = lock_running.id AND r.claim + 0 = lock_running.claim AND r.worker_id + 0 = lock_running.worker_id FOR UPDATE;
 END $$;
 
--- Delete the cursors of a job whose number is below this one.
-CREATE FUNCTION pgqueue.drop_cursors(job_id bigint, below integer) RETURNS void LANGUAGE plpgsql
+-- Delete the cursors of the job enqueued `since` then whose number is below this one.
+CREATE FUNCTION pgqueue.drop_cursors(job_id bigint, since timestamptz, below integer) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    DELETE FROM pgqueue.job_cursor c WHERE c.job_id = drop_cursors.job_id AND c.n < drop_cursors.below;
+    DELETE FROM pgqueue.job_cursor c
+    WHERE c.job_id = drop_cursors.job_id AND c.enqueued_at = since IS NOT FALSE AND c.n < drop_cursors.below;
 END $$;
 
 -- The waiters for the end of these jobs: the id of the job, once for each waiter.
@@ -42,13 +43,14 @@ BEGIN
     RETURN QUERY SELECT w.job_id FROM pgqueue.job_waiter w WHERE w.job_id = ANY (waiters.ids);
 END $$;
 
--- The states of these jobs. An id has two rows here only after one of them was put aside in history.
-CREATE FUNCTION pgqueue.job_states(ids bigint[]) RETURNS TABLE (id bigint, state text) LANGUAGE plpgsql STABLE ROWS 1
+-- The states of these jobs. An id has two rows here if one of them was put aside in history, or the id was given again.
+CREATE FUNCTION pgqueue.job_states(ids bigint[]) RETURNS TABLE (id bigint, state text, enqueued_at timestamptz, finished_at timestamptz)
+LANGUAGE plpgsql STABLE ROWS 1
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 BEGIN
-    RETURN QUERY SELECT j.id, j.state FROM unnest(job_states.ids) AS asked (id)
-    CROSS JOIN LATERAL (SELECT j.id, j.state FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS j;
+    RETURN QUERY SELECT j.id, j.state, j.enqueued_at, j.finished_at FROM unnest(job_states.ids) AS asked (id)
+    CROSS JOIN LATERAL (SELECT j.id, j.state, j.enqueued_at, j.finished_at FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS j;
 END $$;
 
 -- The rows of these jobs, as `job_states`.
@@ -83,44 +85,56 @@ BEGIN
     RETURN QUERY SELECT p.* FROM pgqueue.job_progress p WHERE p.job_id = progress_row.job_id;
 END $$;
 
--- Those of these jobs that wait, deleted. While another transaction has one, this waits.
-CREATE FUNCTION pgqueue.take_waiting(ids bigint[]) RETURNS SETOF pgqueue.job LANGUAGE plpgsql ROWS 1
+-- Those of these jobs that wait, deleted; each is named by its id and the time of its enqueue. While another transaction has one, this waits.
+-- Locks them in the order of their ids, whatever partition they are in (see 0018).
+CREATE FUNCTION pgqueue.take_waiting(ids bigint[], since timestamptz[]) RETURNS SETOF pgqueue.job LANGUAGE plpgsql ROWS 1
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     RETURN QUERY
-    WITH available AS MATERIALIZED (
-        SELECT j.ctid FROM pgqueue.job_available j WHERE j.id = ANY (take_waiting.ids) ORDER BY j.id FOR UPDATE
-    ), scheduled AS MATERIALIZED (
-        SELECT j.ctid FROM pgqueue.job_scheduled j WHERE j.id = ANY (take_waiting.ids) ORDER BY j.id FOR UPDATE
-    ), blocked AS MATERIALIZED (
-        SELECT j.ctid FROM pgqueue.job_blocked j WHERE j.id = ANY (take_waiting.ids) ORDER BY j.id FOR UPDATE
+    WITH waiting AS MATERIALIZED (
+        SELECT j.part, j.row
+        FROM (SELECT a.id, a.since FROM unnest(take_waiting.ids, take_waiting.since) AS a (id, since) ORDER BY a.id) AS asked
+        CROSS JOIN LATERAL (
+            SELECT j.tableoid AS part, j.ctid AS row FROM pgqueue.job j
+            WHERE j.id = asked.id AND j.enqueued_at = asked.since AND j.state IN ('available', 'scheduled', 'blocked')
+            LIMIT 1 FOR UPDATE
+        ) AS j
     ), from_available AS (
-        DELETE FROM pgqueue.job_available j WHERE j.ctid = ANY (ARRAY(SELECT available.ctid FROM available)) RETURNING j.*
+        DELETE FROM pgqueue.job_available j
+        WHERE j.ctid = ANY (ARRAY(SELECT w.row FROM waiting w WHERE w.part = 'pgqueue.job_available'::regclass)) RETURNING j.*
     ), from_scheduled AS (
-        DELETE FROM pgqueue.job_scheduled j WHERE j.ctid = ANY (ARRAY(SELECT scheduled.ctid FROM scheduled)) RETURNING j.*
+        DELETE FROM pgqueue.job_scheduled j
+        WHERE j.ctid = ANY (ARRAY(SELECT w.row FROM waiting w WHERE w.part = 'pgqueue.job_scheduled'::regclass)) RETURNING j.*
     ), from_blocked AS (
-        DELETE FROM pgqueue.job_blocked j WHERE j.ctid = ANY (ARRAY(SELECT blocked.ctid FROM blocked)) RETURNING j.*
+        DELETE FROM pgqueue.job_blocked j
+        WHERE j.ctid = ANY (ARRAY(SELECT w.row FROM waiting w WHERE w.part = 'pgqueue.job_blocked'::regclass)) RETURNING j.*
     )
     TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked;
 END $$;
 
 -- Those of these jobs that failed or were cancelled, locked in the order of their ids.
-CREATE FUNCTION pgqueue.lock_dead(ids bigint[]) RETURNS SETOF pgqueue.job LANGUAGE plpgsql ROWS 1
+CREATE FUNCTION pgqueue.lock_dead(ids bigint[], since timestamptz[]) RETURNS SETOF pgqueue.job LANGUAGE plpgsql ROWS 1
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    RETURN QUERY SELECT d.* FROM pgqueue.job_dead d WHERE d.id = ANY (lock_dead.ids) ORDER BY d.id FOR UPDATE;
+    RETURN QUERY SELECT d.* FROM pgqueue.job_dead d
+    WHERE d.id = ANY (lock_dead.ids) AND ((d.id, d.enqueued_at) IN (SELECT * FROM unnest(lock_dead.ids, lock_dead.since))) IS TRUE
+    ORDER BY d.id FOR UPDATE;
 END $$;
 
 -- The same jobs, deleted, and what was asked of their last run.
-CREATE FUNCTION pgqueue.take_dead(ids bigint[]) RETURNS SETOF pgqueue.job LANGUAGE plpgsql ROWS 1
+CREATE FUNCTION pgqueue.take_dead(ids bigint[], since timestamptz[]) RETURNS SETOF pgqueue.job LANGUAGE plpgsql ROWS 1
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    DELETE FROM pgqueue.job_signal s WHERE s.job_id = ANY (take_dead.ids);
-    RETURN QUERY DELETE FROM pgqueue.job_dead d WHERE d.id = ANY (take_dead.ids) RETURNING d.*;
+    DELETE FROM pgqueue.job_signal s
+    WHERE s.job_id = ANY (take_dead.ids)
+      AND coalesce(((s.job_id, s.enqueued_at) IN (SELECT * FROM unnest(take_dead.ids, take_dead.since))), true);
+    RETURN QUERY DELETE FROM pgqueue.job_dead d
+    WHERE d.id = ANY (take_dead.ids) AND ((d.id, d.enqueued_at) IN (SELECT * FROM unnest(take_dead.ids, take_dead.since))) IS TRUE
+    RETURNING d.*;
 END $$;
 
 -- It deletes rows of the tables of jobs, too, so it lets a trigger of the application have the path of its session.
-ALTER FUNCTION pgqueue.take_back(bigint[]) RESET search_path;
+ALTER FUNCTION pgqueue.take_back(bigint[], timestamptz[]) RESET search_path;
 
 COMMENT ON FUNCTION pgqueue.take_running IS 'Part of a completion in a handler''s transaction: for no other caller.';
 COMMENT ON FUNCTION pgqueue.lock_running IS 'Part of what a handler''s transaction does: for no other caller.';
@@ -190,10 +204,11 @@ DECLARE
 BEGIN
     FOREACH made IN ARRAY ARRAY[
         'pgqueue.take_running(bigint, integer, bigint)', 'pgqueue.lock_running(bigint, integer, bigint)',
-        'pgqueue.drop_cursors(bigint, integer)', 'pgqueue.waiters(bigint[])', 'pgqueue.job_states(bigint[])',
+        'pgqueue.drop_cursors(bigint, timestamptz, integer)', 'pgqueue.waiters(bigint[])', 'pgqueue.job_states(bigint[])',
         'pgqueue.job_rows(bigint[])', 'pgqueue.jobs_after(text[], bigint, integer)',
         'pgqueue.attempt_rows(bigint)', 'pgqueue.progress_row(bigint)',
-        'pgqueue.take_waiting(bigint[])', 'pgqueue.lock_dead(bigint[])', 'pgqueue.take_dead(bigint[])', 'pgqueue.restore_settings()',
+        'pgqueue.take_waiting(bigint[], timestamptz[])', 'pgqueue.lock_dead(bigint[], timestamptz[])',
+        'pgqueue.take_dead(bigint[], timestamptz[])', 'pgqueue.restore_settings()',
         'pgqueue.replace_setting()']::regprocedure[]
     LOOP
         EXECUTE format('ALTER FUNCTION %s OWNER TO %I', made, (
@@ -270,4 +285,4 @@ BEGIN
     END LOOP;
 END $$;
 
-INSERT INTO pgqueue.migration (version, name, breaking) VALUES (18, 'surroundings', false);
+INSERT INTO pgqueue.migration (version, name, breaking) VALUES (19, 'surroundings', false);

@@ -16,4 +16,4 @@ BEGIN
     EXECUTE guarded;
 END $$;
 
-INSERT INTO pgqueue.migration (version, name, breaking) VALUES (18, 'notify', false);
+INSERT INTO pgqueue.migration (version, name, breaking) VALUES (20, 'notify', false);

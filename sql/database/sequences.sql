@@ -1,0 +1,9 @@
+-- name: sequences_advance
+-- Advance the sequences that lag behind the tables, which `advance_sequences` does under a lock. A row for each: its name, the
+-- number it had given last, the highest number in the tables, and the number it goes on from. `whole`: unique keys are read, too.
+SELECT sequence, given, highest, advanced_to FROM pgqueue.advance_sequences(%(whole)s::boolean);
+
+-- name: sequences_allowed
+-- Whether this role may advance them. No row: the schema is of a version that could not.
+SELECT has_function_privilege(oid, 'EXECUTE') FROM pg_proc
+WHERE oid = to_regprocedure('pgqueue.advance_sequences(boolean)');
