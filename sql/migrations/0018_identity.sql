@@ -134,8 +134,7 @@ $$;
 
 -- Take the keys of many jobs that are about to be inserted by this transaction, as `take_keys` does for one; of jobs without a
 -- key none. Answers for each job which has its keys: itself, or the holder. First all keys are taken, in their order. Then the jobs that
--- must not start before our COMMIT are locked, in the order of their ids. One that has started meanwhile has lost the key,
--- which is then asked for again.
+-- must not start before our COMMIT are locked, in the order of their ids. If one of these has moved meanwhile, all begins anew.
 CREATE FUNCTION pgqueue.take_all_keys(
     idempotency_keys text[], unique_keys text[], holds text[], seconds double precision[], ids bigint[], since timestamptz[]
 ) RETURNS TABLE (job_id bigint, holder bigint) LANGUAGE plpgsql
@@ -146,35 +145,43 @@ DECLARE
     places integer[] := ARRAY(SELECT generate_subscripts(ids, 1));
     holders bigint[] := ids;
     place integer;
+    moved bigint;
 BEGIN
     WHILE cardinality(places) > 0 LOOP
-        FOR place IN
-            SELECT p.place FROM unnest(places) AS p (place)
-            ORDER BY coalesce('idempotency:' || idempotency_keys[p.place], 'unique:' || unique_keys[p.place]) COLLATE "C", p.place
-        LOOP
-            holders[place] := pgqueue.take_keys(idempotency_keys[place], unique_keys[place], holds[place], seconds[place], ids[place],
-                                                since[place], ids, since, false);
-        END LOOP;
-        WITH lost AS MATERIALIZED (
-            SELECT p.place, k.job_id AS id, k.enqueued_at
-            FROM unnest(places) AS p (place) CROSS JOIN LATERAL (
-                SELECT k.job_id, k.enqueued_at FROM pgqueue.unique_key k
-                WHERE k.key IN ('idempotency:' || idempotency_keys[p.place], 'unique:' || unique_keys[p.place])
-                  AND k.job_id = holders[p.place] AND k.hold = 'pending'
-                  AND NOT EXISTS (SELECT FROM unnest(ids, since) AS o (id, since)
-                                  WHERE o.id = k.job_id AND o.since = k.enqueued_at IS NOT FALSE)
-                LIMIT 1
-            ) AS k
-        ), kept AS MATERIALIZED (
-            SELECT j.id FROM (SELECT DISTINCT lost.id, lost.enqueued_at FROM lost ORDER BY lost.id, lost.enqueued_at) AS asked
-            CROSS JOIN LATERAL (
-                SELECT j.id FROM pgqueue.job j
-                WHERE j.id = asked.id AND asked.enqueued_at = j.enqueued_at IS NOT FALSE
-                  AND j.state IN ('available', 'scheduled', 'blocked')
-                LIMIT 1 FOR KEY SHARE
-            ) AS j
-        )
-        SELECT coalesce(array_agg(lost.place), '{}') INTO places FROM lost WHERE lost.id <> ALL (ARRAY(SELECT kept.id FROM kept));
+        <<attempt>>
+        BEGIN
+            FOR place IN
+                SELECT p.place FROM unnest(places) AS p (place)
+                ORDER BY coalesce('idempotency:' || idempotency_keys[p.place], 'unique:' || unique_keys[p.place]) COLLATE "C", p.place
+            LOOP
+                holders[place] := pgqueue.take_keys(
+                    idempotency_keys[place], unique_keys[place], holds[place], seconds[place], ids[place], since[place], ids, since, false);
+            END LOOP;
+            WITH lost AS MATERIALIZED (
+                SELECT p.place, k.job_id AS id, k.enqueued_at
+                FROM unnest(places) AS p (place) CROSS JOIN LATERAL (
+                    SELECT k.job_id, k.enqueued_at FROM pgqueue.unique_key k
+                    WHERE k.key IN ('idempotency:' || idempotency_keys[p.place], 'unique:' || unique_keys[p.place])
+                      AND k.job_id = holders[p.place] AND k.hold = 'pending'
+                      AND NOT EXISTS (SELECT FROM unnest(ids, since) AS o (id, since)
+                                      WHERE o.id = k.job_id AND o.since = k.enqueued_at IS NOT FALSE)
+                    LIMIT 1
+                ) AS k
+            ), kept AS MATERIALIZED (
+                SELECT j.id FROM (SELECT DISTINCT lost.id, lost.enqueued_at FROM lost ORDER BY lost.id, lost.enqueued_at) AS asked
+                CROSS JOIN LATERAL (
+                    SELECT j.id FROM pgqueue.job j
+                    WHERE j.id = asked.id AND asked.enqueued_at = j.enqueued_at IS NOT FALSE
+                      AND j.state IN ('available', 'scheduled', 'blocked')
+                    LIMIT 1 FOR KEY SHARE
+                ) AS j
+            )
+            SELECT count(*) INTO moved FROM lost WHERE lost.id <> ALL (ARRAY(SELECT kept.id FROM kept));
+            EXIT WHEN moved = 0;
+            RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'PGQ02';
+        EXCEPTION WHEN SQLSTATE 'PGQ02' THEN
+            NULL;  -- With this block its keys and its locks are gone (see `key_holders`): all begins anew, in order.
+        END attempt;
     END LOOP;
     RETURN QUERY SELECT * FROM unnest(ids, holders);
 END $$;
@@ -185,78 +192,88 @@ COMMENT ON FUNCTION pgqueue.take_all_keys IS
 -- is held: the key, the job, when that was enqueued, and whether it has never started.
 --
 -- A job that is to be replaced is locked for that. One that has the key only until it starts is kept from starting until this
--- transaction ends, for it is to see what this transaction has written. If such a job was just being moved, it is left out. Waits for a
--- transaction that is just taking the same key, 5 s at most if the session has no lock_timeout.
+-- transaction ends, for it is to see what this transaction has written. All of these are locked in one walk: if one was being moved,
+-- the locks are given up, and all begins anew. Waits for a transaction that is just taking the same key, 5 s at most if the session has no lock_timeout.
 CREATE FUNCTION pgqueue.key_holders(keys text[], replaced text[]) RETURNS text LANGUAGE plpgsql
 SET search_path = '' SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     patience text := current_setting('lock_timeout');
     answer text;
+    moved bigint;
 BEGIN
-    -- Set by the statement itself: a wait for a table (for DDL, say) comes before it, and is no longer than the session has said.
-    WITH patient AS MATERIALIZED (
-        SELECT set_config('lock_timeout', CASE patience WHEN '0' THEN '5s' ELSE patience END, true)
-    ), seen AS MATERIALIZED (
-        -- What `key_state` says, without a call for each: 10,000 duplicates in 0.2 s instead of 2.6.
-        SELECT k.key, k.job_id, coalesce(j.enqueued_at, k.enqueued_at) AS enqueued_at, k.hold, k.version,
-            k.key = ANY (key_holders.replaced) AS replaced,
-            CASE
-                WHEN j.fresh THEN 'waiting'
-                WHEN NOT j.fresh THEN CASE k.hold WHEN 'pending' THEN 'free' ELSE 'held' END
-                WHEN k.hold = 'after' AND coalesce(k.expires_at, (
-                         SELECT max(j.finished_at) + make_interval(secs => k.seconds) FROM pgqueue.job j
-                         WHERE j.id = k.job_id AND k.enqueued_at = j.enqueued_at IS NOT FALSE
-                           AND j.state IN ('completed', 'skipped', 'failed', 'cancelled'))) > pgqueue.now()
-                     THEN 'held'
-                ELSE 'free' END AS state
-        FROM patient CROSS JOIN (SELECT DISTINCT a.key FROM unnest(key_holders.keys) AS a (key)) AS asked
-        CROSS JOIN LATERAL (
-            SELECT k.key, k.job_id, k.enqueued_at, k.hold, k.seconds, k.expires_at, k.xmin AS version
-            FROM pgqueue.unique_key k WHERE k.key = asked.key LIMIT 1
-        ) AS k
-        LEFT JOIN LATERAL (
-            SELECT j.enqueued_at, j.state <> 'running' AND j.attempt = 0 AND j.snoozes = 0 AND j.crashes = 0 AS fresh
-            FROM pgqueue.job j
-            WHERE j.id = k.job_id AND k.enqueued_at = j.enqueued_at IS NOT FALSE
-              AND j.state IN ('available', 'scheduled', 'blocked', 'running') LIMIT 1
-        ) AS j ON true
-    ), leftover AS MATERIALIZED (
-        -- Locked in the order of the keys; one that was written anew meanwhile is no leftover.
-        SELECT k.ctid FROM (SELECT seen.key, seen.version FROM seen WHERE seen.state = 'free' ORDER BY seen.key COLLATE "C") AS free
-        CROSS JOIN LATERAL (
-            SELECT k.ctid FROM pgqueue.unique_key k WHERE k.key = free.key AND k.xmin = free.version LIMIT 1 FOR UPDATE
-        ) AS k
-    ), removed AS (
-        DELETE FROM pgqueue.unique_key k WHERE k.ctid = ANY (ARRAY(SELECT leftover.ctid FROM leftover))
-    ), kept AS MATERIALIZED (
-        -- After the keys, in the order of the ids, each as strongly as is needed: a lock that is made stronger later can deadlock.
-        SELECT j.id FROM (
-            SELECT seen.job_id, seen.enqueued_at, bool_or(seen.replaced) AS replaced
-            FROM (SELECT count(*) FROM leftover) AS first CROSS JOIN seen
-            WHERE seen.state = 'waiting' AND (seen.hold = 'pending' OR seen.replaced)
-            GROUP BY seen.job_id, seen.enqueued_at ORDER BY seen.job_id
-        ) AS asked
-        CROSS JOIN LATERAL (
-            SELECT l.id FROM (
-                SELECT j.id FROM pgqueue.job j
-                WHERE asked.replaced AND j.id = asked.job_id AND j.enqueued_at = asked.enqueued_at
-                  AND j.state IN ('available', 'scheduled', 'blocked')
-                LIMIT 1 FOR UPDATE
-            ) AS l
-            UNION ALL
-            SELECT l.id FROM (
-                SELECT j.id FROM pgqueue.job j
-                WHERE NOT asked.replaced AND j.id = asked.job_id AND j.enqueued_at = asked.enqueued_at
-                  AND j.state IN ('available', 'scheduled', 'blocked')
-                LIMIT 1 FOR KEY SHARE
-            ) AS l
-        ) AS j
-    )
-    SELECT coalesce(json_agg(json_build_array(seen.key, seen.job_id, seen.enqueued_at, seen.state = 'waiting')), '[]') INTO answer
-    FROM seen
-    WHERE seen.state = 'held' OR seen.state = 'waiting' AND (
-        NOT (seen.hold = 'pending' OR seen.replaced) OR seen.job_id = ANY (ARRAY(SELECT kept.id FROM kept)));
+    LOOP
+        <<attempt>>
+        BEGIN
+            -- Set by the statement itself: a wait for a table (for DDL, say) comes before it, and is no longer than the session has said.
+            WITH patient AS MATERIALIZED (
+                SELECT set_config('lock_timeout', CASE patience WHEN '0' THEN '5s' ELSE patience END, true)
+            ), seen AS MATERIALIZED (
+                -- What `key_state` says, without a call for each: 10,000 duplicates in 0.2 s instead of 2.6.
+                SELECT k.key, k.job_id, coalesce(j.enqueued_at, k.enqueued_at) AS enqueued_at, k.hold, k.version,
+                    k.key = ANY (key_holders.replaced) AS replaced,
+                    CASE
+                        WHEN j.fresh THEN 'waiting'
+                        WHEN NOT j.fresh THEN CASE k.hold WHEN 'pending' THEN 'free' ELSE 'held' END
+                        WHEN k.hold = 'after' AND coalesce(k.expires_at, (
+                                 SELECT max(j.finished_at) + make_interval(secs => k.seconds) FROM pgqueue.job j
+                                 WHERE j.id = k.job_id AND k.enqueued_at = j.enqueued_at IS NOT FALSE
+                                   AND j.state IN ('completed', 'skipped', 'failed', 'cancelled'))) > pgqueue.now()
+                             THEN 'held'
+                        ELSE 'free' END AS state
+                FROM patient CROSS JOIN (SELECT DISTINCT a.key FROM unnest(key_holders.keys) AS a (key)) AS asked
+                CROSS JOIN LATERAL (
+                    SELECT k.key, k.job_id, k.enqueued_at, k.hold, k.seconds, k.expires_at, k.xmin AS version
+                    FROM pgqueue.unique_key k WHERE k.key = asked.key LIMIT 1
+                ) AS k
+                LEFT JOIN LATERAL (
+                    SELECT j.enqueued_at, j.state <> 'running' AND j.attempt = 0 AND j.snoozes = 0 AND j.crashes = 0 AS fresh
+                    FROM pgqueue.job j
+                    WHERE j.id = k.job_id AND k.enqueued_at = j.enqueued_at IS NOT FALSE
+                      AND j.state IN ('available', 'scheduled', 'blocked', 'running') LIMIT 1
+                ) AS j ON true
+            ), leftover AS MATERIALIZED (
+                -- Locked in the order of the keys; one that was written anew meanwhile is no leftover.
+                SELECT k.ctid FROM (SELECT seen.key, seen.version FROM seen WHERE seen.state = 'free' ORDER BY seen.key COLLATE "C") AS free
+                CROSS JOIN LATERAL (
+                    SELECT k.ctid FROM pgqueue.unique_key k WHERE k.key = free.key AND k.xmin = free.version LIMIT 1 FOR UPDATE
+                ) AS k
+            ), removed AS (
+                DELETE FROM pgqueue.unique_key k WHERE k.ctid = ANY (ARRAY(SELECT leftover.ctid FROM leftover))
+            ), wanted AS MATERIALIZED (
+                SELECT seen.job_id, seen.enqueued_at, bool_or(seen.replaced) AS replaced
+                FROM (SELECT count(*) FROM leftover) AS first CROSS JOIN seen
+                WHERE seen.state = 'waiting' AND (seen.hold = 'pending' OR seen.replaced)
+                GROUP BY seen.job_id, seen.enqueued_at ORDER BY seen.job_id
+            ), kept AS MATERIALIZED (
+                -- After the keys, in the order of the ids, each as strongly as is needed: a lock that is made stronger later can deadlock.
+                SELECT j.id FROM wanted AS asked
+                CROSS JOIN LATERAL (
+                    SELECT l.id FROM (
+                        SELECT j.id FROM pgqueue.job j
+                        WHERE asked.replaced AND j.id = asked.job_id AND j.enqueued_at = asked.enqueued_at
+                          AND j.state IN ('available', 'scheduled', 'blocked')
+                        LIMIT 1 FOR UPDATE
+                    ) AS l
+                    UNION ALL
+                    SELECT l.id FROM (
+                        SELECT j.id FROM pgqueue.job j
+                        WHERE NOT asked.replaced AND j.id = asked.job_id AND j.enqueued_at = asked.enqueued_at
+                          AND j.state IN ('available', 'scheduled', 'blocked')
+                        LIMIT 1 FOR KEY SHARE
+                    ) AS l
+                ) AS j
+            )
+            SELECT coalesce(json_agg(json_build_array(seen.key, seen.job_id, seen.enqueued_at, seen.state = 'waiting')), '[]'),
+                (SELECT count(*) FROM wanted) - (SELECT count(*) FROM kept)
+            INTO answer, moved
+            FROM seen WHERE seen.state IN ('held', 'waiting');
+            EXIT WHEN moved = 0;
+            RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'PGQ02';
+        EXCEPTION WHEN SQLSTATE 'PGQ02' THEN
+            NULL;  -- With this block its locks are gone. So no lock of a lower id follows one of a higher id.
+        END attempt;
+    END LOOP;
     PERFORM set_config('lock_timeout', patience, true);
     RETURN answer;
 END $$;
