@@ -28,17 +28,21 @@ GRANT TRUNCATE ON
     pgqueue.attempt_6, pgqueue.attempt_7, pgqueue.attempt_8, pgqueue.attempt_9, pgqueue.attempt_10,
     pgqueue.attempt_11, pgqueue.attempt_12, pgqueue.attempt_13, pgqueue.attempt_14, pgqueue.attempt_15
     TO :"role";
--- Before its first claim a worker advances sequences that lag behind the tables. It may not set them itself.
-GRANT EXECUTE ON FUNCTION pgqueue.advance_sequences(boolean) TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.schedule, pgqueue.tick, pgqueue.declaration TO :"role";
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.keys_can_be(text, integer, text, text, text),
     pgqueue.enqueue(text, jsonb, text, integer, timestamptz, jsonb, timestamptz, text, text, text, integer, text, text, text),
+    pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, bigint[], timestamptz[], boolean),
+    pgqueue.take_all_keys(text[], text[], text[], double precision[], bigint[], timestamptz[]),
+    pgqueue.key_holders(text[], text[]),
     pgqueue.take_keys(text, text, text, double precision, bigint, bigint[]), pgqueue.key_state(pgqueue.unique_key),
-    pgqueue.judge_keys(text[], text[]), pgqueue.take_back(bigint[]), pgqueue.job_states(bigint[]),
+    pgqueue.judge_keys(text[], text[]), pgqueue.take_back(bigint[]), pgqueue.take_back(bigint[], timestamptz[]),
+    pgqueue.job_states(bigint[]),
     pgqueue.job_rows(bigint[]), pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint),
     pgqueue.waiters(bigint[]), pgqueue.take_running(bigint, integer, bigint),
     pgqueue.lock_running(bigint, integer, bigint), pgqueue.drop_cursors(bigint, timestamptz, integer), pgqueue.refuse(text),
-    pgqueue.refuse_lost(bigint), pgqueue.advance_ring(text, boolean), pgqueue.served(), pgqueue.restore_settings()
+    pgqueue.refuse_lost(bigint), pgqueue.advance_ring(text, boolean), pgqueue.served(), pgqueue.restore_settings(),
+    -- Before its first claim a worker advances sequences that lag behind the tables. It may not set them itself.
+    pgqueue.advance_sequences(boolean)
     TO :"role";

@@ -27,7 +27,5 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
 ORDER BY l.pid;
 
 -- name: election_echo
--- Notify the channel of the listener's test. False if the queue of notifications is nearly full: then a NOTIFY could fail.
-SELECT pg_notification_queue_usage() < 0.9
-       AND CASE WHEN pg_notification_queue_usage() < 0.9
-                THEN pg_notify('pgqueue.:echo', %(token)s::text)::text END IS NOT NULL;
+-- Notify the channel of the listener's test. False if it did not: a NOTIFY could fail now.
+SELECT CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.:echo', %(token)s::text)::text END IS NOT NULL;

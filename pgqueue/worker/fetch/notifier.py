@@ -153,7 +153,7 @@ class Notifier:
         await send(conn, self._link, _listen_to(channel), patience=PING_ANSWER_SECONDS)
         other = await connect(self._link, f"pgqueue {NAME}")
         try:
-            echo = self._link.statement("election_echo", token=token)
+            echo = self._link.statement("election_echo", token=token, notify=True)
             [[(sent,)]] = await send(other, self._link, echo, patience=PING_ANSWER_SECONDS)
         finally:
             await other.close()
