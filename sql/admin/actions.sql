@@ -3,7 +3,8 @@
 -- name: actions_cancel
 -- Waiting jobs end as cancelled, running ones are asked to; a row for each id: its state as this statement's snapshot had it
 -- (NULL: in none), and whether it was cancelled here. A waiting one that was not is on the move, and to be asked for anew.
--- Waits for transactions that have a row just now, in the order of ids, whatever partition these are in; locks no running row. A sweep hears of keys that were held.
+-- Waits for transactions that have a row just now, in the order of ids, whatever partition these are in; locks no running row. A sweep
+-- hears of keys that were held.
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
 ), seen AS MATERIALIZED (
@@ -46,7 +47,8 @@ ORDER BY asked.id;
 -- Dead jobs are available again, at the end of their lanes, and what was asked of their last run is forgotten; completed ones,
 -- if asked, once more as new jobs that name the old. A row for each id: its state as this statement's snapshot had it (NULL: in
 -- none), the id of the job that is available now, and of the one that holds its unique key, so that it is not. A dead one without
--- either is on the move, and to be asked for anew. Locks what it retries in the order of ids; then takes the keys, in their order, before anything is moved.
+-- either is on the move, and to be asked for anew. Locks what it retries in the order of ids; then takes the keys, in their order, before
+-- anything is moved.
 -- The attempts count on; one more is allowed at least.
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id

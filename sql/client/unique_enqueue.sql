@@ -41,7 +41,8 @@ SELECT
     (SELECT set_config('lock_timeout', patience.patience, true) FROM patience);
 
 -- name: unique_enqueue_judge
--- Of keys that were not free: the jobs that hold them; a leftover is removed. As a JSON array, for each that is held: the key, the job, when
+-- Of keys that were not free: the jobs that hold them; a leftover is removed. As a JSON array, for each that is held: the key, the job,
+-- when
 -- that was enqueued, and whether it has never started (see `key_holders`).
 SELECT pgqueue.key_holders(
     ARRAY(SELECT json_array_elements_text(%(keys)s::text::json)), ARRAY(SELECT json_array_elements_text(%(replaced)s::text::json)));

@@ -7,7 +7,8 @@ GRANT INSERT (state, queue, priority, rank, task, args, headers, run_at, deadlin
     on_locked, limit_key, rate_key)
     ON pgqueue.job, pgqueue.job_available TO :"role";
 GRANT SELECT (id, queue, state) ON pgqueue.job, pgqueue.job_available TO :"role";
--- With a unique key: the id and the time are made before the job is written, for the row of the key names both; whether a key still holds is seen
+-- With a unique key: the id and the time are made before the job is written, for the row of the key names both; whether a key still holds
+-- is seen
 -- by its job; and a job that is to wait for our COMMIT is locked.
 GRANT INSERT (id, enqueued_at, unique_key, idempotency_key),
     SELECT (attempt, snoozes, crashes, enqueued_at, finished_at), UPDATE (id)

@@ -193,7 +193,8 @@ COMMENT ON FUNCTION pgqueue.take_all_keys IS
 --
 -- A job that is to be replaced is locked for that. One that has the key only until it starts is kept from starting until this
 -- transaction ends, for it is to see what this transaction has written. All of these are locked in one walk: if one was being moved,
--- the locks are given up, and all begins anew. Waits for a transaction that is just taking the same key, 5 s at most if the session has no lock_timeout.
+-- the locks are given up, and all begins anew. Waits for a transaction that is just taking the same key, 5 s at most if the session has
+-- no lock_timeout.
 CREATE FUNCTION pgqueue.key_holders(keys text[], replaced text[]) RETURNS text LANGUAGE plpgsql
 SET search_path = '' SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$

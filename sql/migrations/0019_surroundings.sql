@@ -85,7 +85,8 @@ BEGIN
     RETURN QUERY SELECT p.* FROM pgqueue.job_progress p WHERE p.job_id = progress_row.job_id;
 END $$;
 
--- Those of these jobs that wait, deleted; each is named by its id and the time of its enqueue. While another transaction has one, this waits.
+-- Those of these jobs that wait, deleted; each is named by its id and the time of its enqueue. While another transaction has one, this
+-- waits.
 -- Locks them in the order of their ids, whatever partition they are in (see 0018).
 CREATE FUNCTION pgqueue.take_waiting(ids bigint[], since timestamptz[]) RETURNS SETOF pgqueue.job LANGUAGE plpgsql ROWS 1
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$

@@ -228,7 +228,8 @@ SELECT r.id FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, c
 
 -- name: complete_settled
 -- Of jobs that are ours no more, those that an earlier try of ours ended, though its answer was lost. History says so,
--- or the row of the attempt, by its claim; a row without one is of the version before. `worker_ids`: we may have seemed dead meanwhile, and have another id.
+-- or the row of the attempt, by its claim; a row without one is of the version before. `worker_ids`: we may have seemed dead meanwhile,
+-- and have another id.
 SELECT mine.id
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(attempts)s::smallint[]) AS mine (id, claim, attempt)
 WHERE EXISTS (SELECT FROM pgqueue.job j

@@ -2,8 +2,8 @@
 -- Raise our counter, write which jobs we run (NULL: only which sessions we have), and read the counters of all workers.
 -- If we have been declared dead, our own row is missing from the answer.
 --
--- It is missing, too, if the row was not made at `born` (NULL: not known yet). A standby that was promoted without its last commits may give
--- our id to another worker. That one's row must not be kept alive by us, nor ours by it.
+-- It is missing, too, if the row was not made at `born` (NULL: not known yet). A standby that was promoted without its last commits may
+-- give our id to another worker. That one's row must not be kept alive by us, nor ours by it.
 WITH mine AS (
     UPDATE pgqueue.worker
     SET beat = beat + 1, beat_at = CASE WHEN %(running)s::bigint[] IS NULL THEN beat_at ELSE pgqueue.now() END,

@@ -74,7 +74,8 @@ class Reconciler:
         keyed = [(job, job.claim) for job in self._state.held.values() if job.lock_key or job.limit_key]
         [rows] = await self._session.run(link.statement("reconciler_held", worker_id=self._state.id))
         self._took = self._session.took
-        if keyed and (gone := [job for job, claim in keyed if (job.id, claim) not in set(rows)]):
+        ours = set(rows) if keyed else set()
+        if gone := [job for job, claim in keyed if (job.id, claim) not in ours]:
             self._gone(gone)
         unknown = [(job_id, claim) for job_id, claim in rows if not self._state.knows(job_id, claim)]
         lost = [(job_id, claim) for job_id, claim in unknown if claim <= settled]
