@@ -9,7 +9,8 @@ It does so after every doubt, and once a minute. A doubt is a claim without an a
 
 Why no job is stopped that is still ours. Only jobs that were held before the comparison was sent can be stopped. Their
 claims were committed by then, so the comparison sees their rows. If a job has none, its end was committed, or its row
-was taken away. If its end was, `gone` finds that it does not run any more, or that its transaction is written.
+was taken away, or it was claimed again meanwhile. If its end was, `gone` finds that it does not run any more, or that
+its transaction is written. If it was claimed again, its run has another claim by now.
 
 Why a lost row is found soon, not within the minute:
 
@@ -75,7 +76,7 @@ class Reconciler:
         [rows] = await self._session.run(link.statement("reconciler_held", worker_id=self._state.id))
         self._took = self._session.took
         ours = set(rows) if keyed else set()
-        if gone := [job for job, claim in keyed if (job.id, claim) not in ours]:
+        if gone := [job for job, claim in keyed if (job.id, claim) not in ours and job.claim == claim]:
             self._gone(gone)
         unknown = [(job_id, claim) for job_id, claim in rows if not self._state.knows(job_id, claim)]
         lost = [(job_id, claim) for job_id, claim in unknown if claim <= settled]
