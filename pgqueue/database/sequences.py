@@ -4,8 +4,9 @@ They lag after a switchover to a server that was fed by logical replication, whi
 of data only; after a TRUNCATE with RESTART IDENTITY. Then the next job would get an id that another job has, or a
 position that strands it.
 
-Asked by `migrations.migrate`, by a worker that registers, and by its sessions when they connect again: perhaps to
-another server. Why no number is given twice is said at `advance_sequences` (sql/migrations/0018_identity.sql).
+Asked by `migrations.migrate`, by a worker that registers, and by its sessions when they connect to another server than
+before. Not with each connection: under an old snapshot the highest numbers lie behind dead rows. Why no number is given
+twice is said at `advance_sequences` (sql/migrations/0018_identity.sql).
 """
 
 from __future__ import annotations

@@ -103,6 +103,8 @@ class Session:
         """Seconds until the last answer, without the waits for our turn and for a connection."""
         self._name = name
         self._connection: Wire | None = None
+        self._server: str | None = None
+        """When the server began that this session was connected to last."""
         self._turn = asyncio.Lock()
         self._noted = asyncio.Event()
 
@@ -223,14 +225,20 @@ class Session:
                     keep = self.link.statement("sessions_keep", pid=self.identity[0], seconds=age)
                     [kept] = await send(self._connection, self.link, keep)
                     self._connection.keeps = bool(kept)
-                if self.generation > 1:  # perhaps to another server, whose sequences lag
-                    await send(self._connection, self.link, advancing(self.link.schema, whole=False))
+                await self._recognize(self._connection)
                 if self._opened is not None:
                     await self._opened()
             except BaseException:  # else the next call would use a connection half set up and unknown to other workers
                 await self.close()
                 raise
         return self._connection
+
+    async def _recognize(self, connection: Wire) -> None:
+        """Have sequences advanced that lag, if this is another server than the one before: a switchover, a restart."""
+        [[(server,)]] = await send(connection, self.link, self.link.statement("sessions_server"))
+        if self._server not in (None, server):
+            await send(connection, self.link, advancing(self.link.schema, whole=False))
+        self._server = server
 
 
 def options(link: Link, application_name: str) -> dict[str, Any]:

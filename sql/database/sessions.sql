@@ -32,6 +32,10 @@ WHERE pg_backend_pid() = %(pid)s::integer
 -- This session, unmistakably: a pid alone may be another backend's tomorrow.
 SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid();
 
+-- name: sessions_server
+-- When this server began: another one began at another time.
+SELECT pg_postmaster_start_time()::text;
+
 -- name: sessions_end
 -- End a session of ours, and wait until it has ended, 5 s at most: whatever it was doing is committed or undone then. Answers
 -- whether it has, nothing if it is gone, NULL if it is not ours to end, or even to see as it is: another role's (the role that

@@ -158,15 +158,17 @@ BEGIN
                     idempotency_keys[place], unique_keys[place], holds[place], seconds[place], ids[place], since[place], ids, since, false);
             END LOOP;
             WITH lost AS MATERIALIZED (
+                -- Of the key on which a job lost, the first in their order: its holder may have another one, as a leftover.
                 SELECT p.place, k.job_id AS id, k.enqueued_at
                 FROM unnest(places) AS p (place) CROSS JOIN LATERAL (
-                    SELECT k.job_id, k.enqueued_at FROM pgqueue.unique_key k
+                    SELECT k.job_id, k.enqueued_at, k.hold FROM pgqueue.unique_key k
                     WHERE k.key IN ('idempotency:' || idempotency_keys[p.place], 'unique:' || unique_keys[p.place])
-                      AND k.job_id = holders[p.place] AND k.hold = 'pending'
+                      AND k.job_id = holders[p.place]
                       AND NOT EXISTS (SELECT FROM unnest(ids, since) AS o (id, since)
                                       WHERE o.id = k.job_id AND o.since = k.enqueued_at IS NOT FALSE)
-                    LIMIT 1
+                    ORDER BY k.key COLLATE "C" LIMIT 1
                 ) AS k
+                WHERE k.hold = 'pending'
             ), kept AS MATERIALIZED (
                 SELECT j.id FROM (SELECT DISTINCT lost.id, lost.enqueued_at FROM lost ORDER BY lost.id, lost.enqueued_at) AS asked
                 CROSS JOIN LATERAL (

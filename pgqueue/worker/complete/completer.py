@@ -46,7 +46,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.backoff import described, emptied, persist, transient, wait
+from pgqueue.database.backoff import described, emptied, is_loss, persist, transient, wait
 from pgqueue.database.row_errors import is_about_row, may_be_about_row
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
@@ -226,9 +226,14 @@ class Completer:
                 if may_be_about_row(error) and (instead := await self._instead(job, outcome, error)) is not None:
                     refused.append((job, instead))
                     continue
-                if transient(error):
+                if is_loss(error):
                     self._unsure.add(job.id)
                     raise
+                if transient(error):  # answered, and too late or too much for the server: others need not wait for it
+                    self._unsure.add(job.id)
+                    self._cannot_end(job, error)
+                    busy.append((job, outcome))
+                    continue
                 if getattr(error, "sqlstate", None) != LOST:
                     self._cannot_end(job, error)
                     busy.append((job, outcome))
@@ -258,7 +263,8 @@ class Completer:
         careful = monotonic() < self._careful_until
         endings = self._outcome_sql.many(batch, self._state.id, careful=careful)
         messages: list[Statement[Any]] = [ending for ending, _ in endings]
-        if self._tidies and (release := self._outcome_sql.release(batch)) is not None:
+        release = self._outcome_sql.release(batch) if self._tidies else None
+        if release is not None:
             messages.append(release)
         if messages and any([self._goes_on(job) for job, _ in batch]):
             messages.append(self._outcome_sql.durably())
@@ -279,7 +285,7 @@ class Completer:
             self._careful_until = monotonic() + CAREFUL_SECONDS
             return False
         except psycopg.errors.InsufficientPrivilege:
-            if len(messages) == len(endings):
+            if release is None:
                 raise
             # The role got its rights before there were unique keys. The batch is sent again without their removal.
             self._tidies = False

@@ -344,7 +344,9 @@ class RateLimiter:
                     "rate %s: another transaction has held it for a second; the sweep comes back to it", keys[0]
                 )
                 self._forget(keys[0])
-        except psycopg.errors.UniqueViolation:
+        except psycopg.errors.UniqueViolation as error:
+            if trigger_of(error) is not None:
+                raise
             [doubles] = await self._session.run(self._session.link.statement("rates_refuse_doubles"))
             log.error("jobs %s run, and waited for a rate too: the second rows are failed: refused", doubles)
         except (psycopg.DataError, psycopg.IntegrityError) as error:

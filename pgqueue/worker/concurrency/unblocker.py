@@ -368,7 +368,9 @@ class Unblocker:
                     await self._unblock({key: asked[key] for key in half}, move)
             else:
                 log.warning("key %s: another transaction has held it for a second; the sweep comes back to it", *asked)
-        except psycopg.errors.UniqueViolation:
+        except psycopg.errors.UniqueViolation as error:
+            if trigger_of(error) is not None:
+                raise
             [doubles] = await self._session.run(self._session.link.statement("unblock_refuse_doubles"))
             log.error("jobs %s run, and waited for a key too: the second rows are failed: refused", doubles)
         except (psycopg.DataError, psycopg.IntegrityError) as error:

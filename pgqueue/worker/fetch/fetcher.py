@@ -37,6 +37,7 @@ import psycopg
 from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Row, Statement, integers, texts
+from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job, Lane
 from pgqueue.jobs.keys import LOCK
 from pgqueue.worker.concurrency.holder_cursors import HolderCursors
@@ -301,8 +302,10 @@ class Fetcher:
         self.asking = (room.queues, n)
         try:
             claimed = await self._claim(kind, asked, n, claim, beyond=beyond)
-        except psycopg.errors.UniqueViolation:
+        except psycopg.errors.UniqueViolation as error:
             self._forget()
+            if trigger_of(error) is not None:
+                raise
             await self._refuse_doubles()
             return None
         except BaseException:

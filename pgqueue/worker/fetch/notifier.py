@@ -135,6 +135,8 @@ class Notifier:
                 self._worked_at = monotonic()
                 self._link.outage.answered(NAME)  # only now: what comes before may succeed each time
                 await self._listen_until_sought(conn)
+        except Pooled:  # the session is another client's, too
+            raise
         except Exception:  # the server may not have noticed: the session would lead for as long as it lives
             if self.identity is not None:
                 self._link.left.add(self.identity)

@@ -46,6 +46,7 @@ import psycopg
 from pgqueue.database.backoff import persist, wait
 from pgqueue.database.row_errors import is_about_row
 from pgqueue.database.sessions import Session
+from pgqueue.database.triggers import trigger_of
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.cron import parse, pending
 from pgqueue.worker.state import WorkerState
@@ -250,7 +251,9 @@ class Ticks:
         for batch in batches(moves):
             try:
                 ours &= await self._send(batch)
-            except (psycopg.DataError, psycopg.IntegrityError):
+            except psycopg.Error as error:
+                if not _of_one(error):
+                    raise
                 # A schedule written by hand may have options that no job can have: it must harm only itself.
                 ours = False
                 for each in batch:
@@ -276,7 +279,9 @@ class Ticks:
         """Make the ticks of one schedule. If the server cannot store them, it makes none any more."""
         try:
             await self._send([each])
-        except (psycopg.DataError, psycopg.IntegrityError) as error:
+        except psycopg.Error as error:
+            if not _of_one(error):
+                raise
             about = is_about_row(error, self._session.link.schema)
             if about is None:
                 about = await self._unreadable(each)
@@ -386,6 +391,11 @@ def _written(at: datetime | None) -> str | None:
 
 def _next(at: datetime | None) -> str:
     return "infinity" if at is None else at.isoformat()
+
+
+def _of_one(error: psycopg.Error) -> bool:
+    """Whether one schedule alone may have met this error: its values, or a trigger of the application."""
+    return isinstance(error, psycopg.DataError | psycopg.IntegrityError) or trigger_of(error) is not None
 
 
 def _line(error: psycopg.Error) -> str:

@@ -103,8 +103,10 @@ class Executor:
             job, run.job = run.job, None
             assert job is not None
             self._forget(job, run)
-            self._runs.discard(run)
+            self._run_gone(run)
             group.end(0.0)
+            if run.lost:  # it was taken away, and has ended by that
+                continue
             if run.stop_outcome is None:
                 back.append(job)
             else:
