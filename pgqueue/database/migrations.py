@@ -193,7 +193,7 @@ _ENTER = "INSERT INTO pgqueue.migration (version, name, breaking) VALUES"
 
 
 def _refuse_emptied(conn: Connection, schema: str) -> None:
-    """Raise Error if the tables are there, and only the table that says so is empty."""
+    """Raise SchemaMissing if the tables are there, and only the table that says so is empty."""
     with conn.transaction(), _cursor(conn) as cursor:
         there = cursor.execute(
             "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
@@ -203,7 +203,7 @@ def _refuse_emptied(conn: Connection, schema: str) -> None:
     if there is None:
         return
     rows = ", ".join(f"({file.version}, '{file.name}', {str(file.breaking).lower()})" for file in files())
-    raise Error(
+    raise SchemaMissing(
         f"the tables of schema {schema!r} are there, but {schema}.migration is empty: something has truncated it, such "
         "as a fixture that empties all tables. Leave that table out, and put its rows back, up to the version that the "
         f"schema had: {in_schema(_ENTER, schema)} {rows}"

@@ -119,7 +119,7 @@ def test_a_database_without_the_schema_is_4(arguments: list[str], empty_dsn: str
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("DELETE FROM pgqueue.migration", "not there"),
+        ("DELETE FROM pgqueue.migration", "is empty"),
         ("INSERT INTO pgqueue.migration VALUES (9999, 'future', true)", "upgrade pgqueue"),
     ],
 )

@@ -345,7 +345,7 @@ def test_the_migration_rewrites_no_table_and_lets_roles_go_on(empty_dsn: str, mo
         conn.execute("GRANT INSERT (task, unique_key), SELECT (finished_at) ON pgqueue.job TO pgqueue_test_identity")
         conn.execute("GRANT INSERT ON pgqueue.worker TO pgqueue_test_identity")
         before = conn.execute(tables.encode()).fetchall()
-        monkeypatch.undo()
+        monkeypatch.setattr(migrations, "files", lambda: files[:18])
         migrations.migrate(conn, "pgqueue")
         assert conn.execute(tables.encode()).fetchall() == before
         may = conn.execute(

@@ -29,7 +29,7 @@ from typing import Protocol
 import msgspec
 import psycopg
 
-from pgqueue.database import statements
+from pgqueue.database import forks, statements
 from pgqueue.database.backoff import Backoff, is_loss, one_line, transient, within
 from pgqueue.database.sessions import PAUSE_MOST, Session
 from pgqueue.database.sessions import Identity as Identity
@@ -188,6 +188,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         with asyncio.Runner() as loop:  # of this thread alone: no handler can block it
+            forks.end_loop_in_children(loop.get_loop())
             while not self._stop.is_set():
                 try:
                     loop.run(self._beat())

@@ -608,4 +608,4 @@ async def test_the_lock_on_keys_has_its_own_timeout(desks: Desks, dsn: str) -> N
         type(lock)("SELECT current_setting('lock_timeout'), current_setting('synchronous_commit')", {}, list),
         shown,
     )
-    assert (timeout, commit) == ("1s", "off")
+    assert (timeout, commit) == ("1s", "on")
