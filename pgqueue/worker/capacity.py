@@ -66,7 +66,7 @@ class WorkerLoad:
     running: bool = True
     """Whether the worker takes jobs: it has begun, and was not told to be quiet."""
     late: bool = False
-    """Whether no heartbeat has gone through for too long."""
+    """Whether no heartbeat has gone through for too long, or the worker is about to register anew."""
     idle: bool = False
     """Whether no job is held."""
     alone: bool = False
@@ -208,7 +208,7 @@ class Capacity:
         services = self._services
         return WorkerLoad(
             running=services.state.phase == "running",
-            late=services.heartbeat.late(),
+            late=services.heartbeat.late() or services.state.renewing,
             idle=not services.state.held,
             alone=services.poison_jobs.alone,
             draining=services.poison_jobs.draining,

@@ -25,7 +25,7 @@ from typing import Any
 from pgqueue.client.middleware import RESULTS, declared, wrapped
 from pgqueue.client.tasks import holding, scheduled
 from pgqueue.database import embedded, forks
-from pgqueue.database.backoff import is_loss, persist, within
+from pgqueue.database.backoff import is_loss, persist, transient, within
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
@@ -54,6 +54,7 @@ from pgqueue.worker.liveness.heartbeat import LISTED_SECONDS, Heartbeat, Identit
 from pgqueue.worker.liveness.lease_guard import LeaseGuard
 from pgqueue.worker.liveness.loop_monitor import BLOCKED_SECONDS, LoopMonitor
 from pgqueue.worker.liveness.registration import entered
+from pgqueue.worker.liveness.renewal import Renewal
 from pgqueue.worker.liveness.rescue import Rescue
 from pgqueue.worker.run.cancellation import SIGNAL, Cancellation
 from pgqueue.worker.run.executor import Executor
@@ -65,6 +66,7 @@ from pgqueue.worker.run.slots import slot_groups
 from pgqueue.worker.run.threads import START_SECONDS
 from pgqueue.worker.state import WorkerState
 from pgqueue.worker.transactions.commit import TransactionServices
+from pgqueue.worker.transactions.handler_connection import EARLY_SECONDS
 from pgqueue.worker.transactions.handler_pool import HandlerPool
 from pgqueue.worker.transactions.iteration import Iterations
 from pgqueue.worker.transactions.transactional import Transactional
@@ -93,6 +95,9 @@ class Services:
         self.held_jobs = HeldJobs(self, self.capacity)
         self.loop_monitor = LoopMonitor(self._loop, self.running, min(BLOCKED_SECONDS, state.settings.lease / 3))
         self.heartbeat = self._new_heartbeat()
+        self._registering = asyncio.Lock()
+        self._left = 0
+        """The id under which this worker has signed off, or is about to."""
         self._make_flow()
         self._make_concurrency()
         self._make_handlers()
@@ -189,6 +194,13 @@ class Services:
         self.rescue = Rescue(session, notify=state.settings.notify, rescued=self._rescued, acted=self.election.try_now)
         self.unknown_tasks = UnknownTasks(session, state, ended=self.sweep.sweep_soon)
         self.pruner = Pruner(session, leads=leads, also=self._prune_more)
+        self.renewal = Renewal(
+            state,
+            early=EARLY_SECONDS,
+            unwritten=self.completer.unwritten,
+            renew=self._renew,
+            renewed=self._renewed,
+        )
 
     def _new_heartbeat(self) -> Heartbeat:
         return Heartbeat(self.state, self.running, self.loop_monitor, self, sessions=self._identities)
@@ -287,9 +299,9 @@ class Services:
         """Rescue the jobs of these workers."""
         self._loop.call_soon_threadsafe(self._rescue, dead)
 
-    def declared_dead(self) -> None:
+    def declared_dead(self, worker_id: int) -> None:
         """Begin anew under another id: the jobs that were held are other workers' now. Late outcomes are fenced."""
-        self._loop.call_soon_threadsafe(self._begin_anew)
+        self._loop.call_soon_threadsafe(self._begin_anew, worker_id)
 
     def punctual_again(self) -> None:
         """Jobs may be taken again."""
@@ -302,20 +314,19 @@ class Services:
     def _rescue(self, dead: list[tuple[int, int]]) -> None:
         self._serve(self.rescue.seen(dead, leads=self.election.leads()), "rescue")
 
-    def _begin_anew(self) -> None:
-        if self.state.phase != "stopped":
-            log.error(
-                "worker %d was taken for dead (no sign of life for its lease); its jobs run elsewhere", self.state.id
-            )
+    def _begin_anew(self, worker_id: int) -> None:
+        if self.state.phase != "stopped" and worker_id != self._left:
+            log.error("worker %d was taken for dead (no sign of life for its lease); its jobs run elsewhere", worker_id)
             self.lease_guard.lost()
             self.held_jobs.lose()
-            self._serve(self._register_anew(), "register")
+            self._serve(self._register_anew(worker_id), "register")
 
-    async def _register_anew(self) -> None:
-        old = self.state.id
-        await persist(self._register, name="register", until=lambda: self.state.id != old)
-        self.heartbeat = self._new_heartbeat()
-        await self._start_heartbeat()
+    async def _register_anew(self, old: int) -> None:
+        async with self._registering:
+            if self.state.id == old:
+                await persist(self._register, name="register", until=lambda: self.state.id != old)
+                self.heartbeat = self._new_heartbeat()
+                await self._start_heartbeat()
         self.fetcher.wake(zero=True)
         self.ticks.wake()
 
@@ -334,3 +345,39 @@ class Services:
                 outage.lost(START, error)
             raise
         outage.answered(START)
+
+    # Another id, in order --------------------------------------------------------------------------------------------
+
+    async def leave(self) -> None:
+        """Hand back the rows of this worker's id that are not known here, and delete its row.
+
+        A worker that still has jobs leaves its row for rescue."""
+        leave = self.state.link.statement("registration_leave", worker_id=self.state.id)
+        await self.reconciler.reconcile()
+        if await self.fetch_session.run(leave) == [[]]:  # a claim was committed in between, or handlers did not stop
+            await self.reconciler.reconcile()
+            await self.fetch_session.run(leave)
+        await self.reconciler.reconcile()
+
+    async def _renew(self) -> None:
+        """Sign off, and register anew; no job is held, and no claim can begin (see `claims`)."""
+        async with self._registering:
+            self._left = old = self.state.id
+            await asyncio.to_thread(self.heartbeat.stop)
+            try:
+                await self.leave()
+            except Exception as error:
+                if not transient(error):
+                    raise
+                log.warning("worker %d could not sign off: %s; rescue will notice", old, error)
+            await persist(self._register, name="register", until=lambda: self.state.id != old)
+            self.state.claims.begin_anew()
+            self.completer.begin_anew()
+            self.heartbeat = self._new_heartbeat()
+            await self._start_heartbeat()
+            await self.listed()
+
+    def _renewed(self) -> None:
+        """What slept while no jobs were taken looks."""
+        self._told_nothing()
+        self.fetcher.wake()

@@ -34,6 +34,8 @@ class WorkerState:
         self.id = 0
         """This worker's id in the database. A worker that was taken for dead gets another one."""
         self.phase: Phase = "starting"
+        self.renewing = False
+        """Whether no jobs are taken until this worker has registered anew, because the numbers of its claims end."""
         self.claims = Claims()
         self.held: dict[int, Job] = {}
         """By id, the jobs that this worker has claimed and whose end is not written. The truth is in the database: the

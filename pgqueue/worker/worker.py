@@ -170,7 +170,7 @@ class Worker:
         self._fetching = self._serve(services.fetcher.run(), "fetcher")
         self._writing = self._serve(services.completer.run(), "completer")
         others: list[Any] = [services.scheduler, services.pruner, services.reconciler, services.cancellation]
-        others.append(services.notify_watch)
+        others += [services.notify_watch, services.renewal]
         others += [services.unblocker, services.sweep, services.ticks, services.declared_limits, services.rate_limiter]
         others += [services.poison_drain, services.progress, *([services.notifier] if self.settings.listen else [])]
         for service in others:
@@ -317,13 +317,8 @@ class Worker:
         A claim that was cut off may still be under way in the server. It holds our row FOR KEY SHARE, so the DELETE
         waits for it. Or it comes later, finds no row and takes nothing. So no row comes after the DELETE.
         """
-        session, reconciler, link = self.services.fetch_session, self.services.reconciler, self.state.link
-        leave = link.statement("registration_leave", worker_id=self.worker_id)
-        await reconciler.reconcile()
-        if await session.run(leave) == [[]]:  # a claim was committed in between, or handlers could not be stopped
-            await reconciler.reconcile()
-            await session.run(leave)
-        await reconciler.reconcile()
+        session, link = self.services.fetch_session, self.state.link
+        await self.services.leave()
         stuck = integers(list(self.services.running.runs))
         await session.run(link.statement("registration_abandon", worker_id=self.worker_id, stuck=stuck))
 

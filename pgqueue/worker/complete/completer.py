@@ -144,6 +144,10 @@ class Completer:
         if outcome is not COMPLETED:
             report(job, outcome)
 
+    def begin_anew(self) -> None:
+        """The worker has another id, under which the numbers of claims begin anew. Nothing is unwritten."""
+        self._ids = {self._state.id}
+
     def unwritten(self) -> int:
         """Number of outcomes that are not in the database yet."""
         return len(self._waiting) + len(self._in_flight) + len(self._locked) + len(self._busy)

@@ -358,7 +358,8 @@ class RateLimiter:
             log.error("jobs %s waited for a rate, and fit into no lane: they are failed: refused (%s)", unfit, error)
 
     async def _try(self, keys: list[str], openings: Openings) -> None:
-        link, claim, worker_id = self._session.link, self._state.claims.begin(), self._state.id
+        claim = await self._state.claims.begin()
+        link, worker_id = self._session.link, self._state.id
         queues, poison = openings.queues, integers(openings.poison)
         self._asking = frozenset(keys)
         self._again.clear()

@@ -382,7 +382,7 @@ class Unblocker:
             log.error("jobs %s waited for a key, and fit into no lane: they are failed: refused (%s)", unfit, error)
 
     async def _try(self, asked: Wanted, move: Move) -> None:
-        claim = self._state.claims.begin()
+        claim = await self._state.claims.begin()
         try:
             moved = await move(asked, claim)
             self.moves += 1

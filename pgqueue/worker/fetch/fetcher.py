@@ -295,9 +295,10 @@ class Fetcher:
         kind.known.update(room.queues)
         if beyond == NO_RANK and not room.alone and not self._due(other.lanes(asked.lanes)):
             other.known.update(room.queues)  # unless the reading sees one, or a wake comes meanwhile
-        if await self._session.ready() != self._generation:
+        await self._session.ready()
+        claim = await self._state.claims.begin()
+        if self._session.generation != self._generation:  # looked at last: another service may have connected anew
             self._begin_anew()
-        claim = self._state.claims.begin()
         self._begin(asked, monotonic())
         self.asking = (room.queues, n)
         try:

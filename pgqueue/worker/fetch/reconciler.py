@@ -71,9 +71,9 @@ class Reconciler:
 
     async def _compare(self) -> bool:
         """False if some rows are left to decide on."""
-        settled, link = self._state.claims.settled, self._session.link
+        settled, link, worker_id = self._state.claims.settled, self._session.link, self._state.id
         keyed = [(job, job.claim) for job in self._state.held.values() if job.lock_key or job.limit_key]
-        [rows] = await self._session.run(link.statement("reconciler_held", worker_id=self._state.id))
+        [rows] = await self._session.run(link.statement("reconciler_held", worker_id=worker_id))
         self._took = self._session.took
         ours = set(rows) if keyed else set()
         if gone := [job for job, claim in keyed if (job.id, claim) not in ours and job.claim == claim]:
@@ -87,7 +87,7 @@ class Reconciler:
                 "complete_release",
                 ids=integers(job_id for job_id, _ in lost),
                 claims=integers(claim for _, claim in lost),
-                worker_id=self._state.id,
+                worker_id=worker_id,
                 notify=self._state.settings.notify,
             )
         )

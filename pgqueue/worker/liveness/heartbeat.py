@@ -96,8 +96,8 @@ class Receiver(Protocol):
         """These other workers, each with its last heartbeat, have given no sign of life for their lease."""
         ...
 
-    def declared_dead(self) -> None:
-        """Other workers have taken this one for dead."""
+    def declared_dead(self, worker_id: int, /) -> None:
+        """Other workers have taken this one for dead, when it had this id."""
         ...
 
     def punctual_again(self) -> None:
@@ -250,7 +250,7 @@ class Heartbeat:
         [rows] = await self._session.run(write)
         mine = [born for worker_id, _, _, born in rows if worker_id == self._worker_id]
         if not mine:
-            self._receiver.declared_dead()
+            self._receiver.declared_dead(self._worker_id)
             self._stop.set()
             return
         [self._born] = mine

@@ -129,7 +129,7 @@ async def test_what_cannot_be_handed_back_at_once_is_soon(
     """One doubt, and nobody raises another when the reason is gone: less than the minute of `until`."""
     claims = bench.taker.fetcher._state.claims
     with psycopg.connect(dsn) as stranger:
-        before = claims.begin()
+        before = await claims.begin()
         job = await bench.claim(known=False)
         if why == "somebody has locked it":
             claims.end(before)

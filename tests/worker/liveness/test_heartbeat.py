@@ -119,7 +119,8 @@ class Beats:
     def reconnected(self) -> None:
         self.reconnects += 1
 
-    def declared_dead(self) -> None:
+    def declared_dead(self, worker_id: int) -> None:
+        assert worker_id == self.worker_id
         self.declared.set()
 
     def punctual_again(self) -> None:
