@@ -2,17 +2,25 @@
 
 Used by tests of system/ and project/test_versions.py. Nothing here knows how pgqueue works
 inside: it enqueues as an application does, and counts what ran by what the handlers of `TASKS` report.
+
+As a program (`python -m tests.harness.faults --report`) it is the fault matrix: see fault_matrix.py.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import struct
+import sys
 import threading
 from collections import Counter
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))  # where the helpers are, as for the tests
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -257,3 +265,18 @@ def drawn_up(eyes: Eyes, stream: Stream, runs: Counter[int]) -> Account:
         runs=runs,
         crashes=eyes.one("SELECT coalesce(sum(crashes), 0)::int FROM pgqueue.job"),
     )
+
+
+def main() -> int:
+    import fault_matrix  # it uses what stands here
+
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.faults", description=fault_matrix.__doc__)
+    parser.add_argument("--report", action="store_true", required=True, help="measure, print the table, write the page")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each fault")
+    parser.add_argument("--only", metavar="NAME", help="this fault only; the page stays as it is")
+    options = parser.parse_args()
+    return fault_matrix.report(options.runs, options.only)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -25,9 +25,9 @@ NAMED = b"E\x00\x00\x00\x4bSERROR\x00VERROR\x00C0A000\x00Mthis pooler has no pre
 
 
 class Pooler:
-    """`dsn` leads through the pooler, to at most `size` sessions of the server."""
+    """`dsn` leads through the pooler, to at most `size` sessions of the server; `port` is free unless it is given."""
 
-    def __init__(self, dsn: str, size: int) -> None:
+    def __init__(self, dsn: str, size: int, port: int = 0) -> None:
         self.moved = 0
         """How often a client got another session than it had before."""
         self.named = 0
@@ -41,9 +41,9 @@ class Pooler:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._server = self._call(self._listen())
-        port = self._server.sockets[0].getsockname()[1]
-        self.dsn = make_conninfo(dsn, host="127.0.0.1", port=port, sslmode="disable", gssencmode="disable")
+        self._server = self._call(self._listen(port))
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.dsn = make_conninfo(dsn, host="127.0.0.1", port=self.port, sslmode="disable", gssencmode="disable")
 
     def __enter__(self) -> Pooler:
         return self
@@ -57,9 +57,9 @@ class Pooler:
     def _call(self, step: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(step, self._loop).result(60)
 
-    async def _listen(self) -> asyncio.Server:
+    async def _listen(self, port: int) -> asyncio.Server:
         self._returned = asyncio.Condition()
-        return await asyncio.start_server(self._joined, "127.0.0.1", 0)
+        return await asyncio.start_server(self._joined, "127.0.0.1", port)
 
     async def _close(self) -> None:
         self._server.close()
