@@ -1,13 +1,14 @@
-"""The work of the fault matrix, and its books: the same four kinds of jobs through every fault, and one account.
+"""The work of the fault matrix, and its books: the same kinds of jobs through every fault, and one account.
 
 1. `plain`: may run again after a fault, must end.
 2. `effect`: transactional, writes one row on its job's connection. That row must be there once.
 3. `locked`: all have one lock key. No two may run at once.
 4. `limited`: no more than two may run at once.
+5. `held`: two jobs of one more lock key, of some seconds each. The first runs when the fault strikes.
 
-An application enqueues them one after another, each in a transaction of its own. It notes each key before it asks and
-after the server has acknowledged the COMMIT. Handlers note when they begin and when they are over. Notes are appended
-to files by one write each, so kill -9 takes none back. Nothing here knows how pgqueue works inside.
+An application enqueues the first four one after another, each in a transaction of its own. It notes each key before
+it asks and after the server has acknowledged the COMMIT. Handlers note when they begin and when they are over. Notes
+are appended to files by one write each, so kill -9 takes none back. Nothing here knows how pgqueue works inside.
 
 As a program (`python fault_work.py DSN JOURNAL FIRST`) it is the application; SIGTERM ends it between two jobs.
 """
@@ -35,13 +36,15 @@ import psycopg
 import pgqueue
 
 KINDS = "plain", "effect", "locked", "limited"
-MOST = {"locked": 1, "limited": 2}
+MOST = {"locked": 1, "limited": 2, "held": 1}
 """How many of a kind may run at once."""
 TABLE = "CREATE TABLE matrix_effect (key bigint NOT NULL)"
 EVENTS = "MATRIX_EVENTS"
 """The variable of the environment that names the file of the handlers' notes."""
-SECONDS, PAUSE = 0.03, 0.03
-"""How long a job runs, and how long the application waits between two jobs."""
+SECONDS, LONG, PAUSE = 0.03, 4.0, 0.03
+"""How long a job runs, how long one that is `held`, and how long the application waits between two jobs."""
+HELD = -1, -2
+"""The keys of the two jobs that are `held`."""
 APART = 1_000_000
 """Between the first keys of two applications."""
 
@@ -103,11 +106,26 @@ async def limited(key: int) -> None:
         await asyncio.sleep(SECONDS)
 
 
+@pgqueue.task(name="matrix.held", lock="two", timeout=60, retry=AGAIN)
+async def held(key: int) -> None:
+    with noted("held", key):
+        await asyncio.sleep(LONG)
+
+
 TASKS = {"plain": plain, "effect": effect, "locked": locked, "limited": limited}
 
 
 def kind_of(key: int) -> str:
-    return KINDS[key % len(KINDS)]
+    return "held" if key < 0 else KINDS[key % len(KINDS)]
+
+
+def hold(dsn: str, journal: Path) -> None:
+    """Enqueue the two jobs that are `held`."""
+    with psycopg.connect(dsn) as conn:
+        for key in HELD:
+            held.enqueue(conn, key=key)
+    for key in HELD:
+        note(journal, event="has", key=key)
 
 
 # The application -----------------------------------------------------------------------------------------------------
@@ -167,7 +185,8 @@ class Verdict:
     """Keys whose handler began more than once."""
     lasted: float
     pause: float
-    """The longest time since the fault began in which no job of some kind began."""
+    """The longest time since the fault began in which no job of some kind began, or in which the key of those that are
+    `held` stood idle."""
 
     @property
     def clean(self) -> bool:
@@ -191,7 +210,7 @@ def judge(books: Books) -> Verdict:
         overlaps=overlaps(books.events),
         again=sum(number > 1 for number in begun.values()),
         lasted=books.lifted - books.struck,
-        pause=max(_pause(books, kind) for kind in KINDS),
+        pause=max(*(_pause(books, kind) for kind in KINDS), _idle(books)),
     )
 
 
@@ -207,6 +226,14 @@ def _pause(books: Books, kind: str) -> float:
     ]
     moments = [books.struck, *sorted(at for at in began if books.struck < at < books.ended), books.ended]
     return max(later - earlier for earlier, later in itertools.pairwise(moments))
+
+
+def _idle(books: Books) -> float:
+    """The longest time since the fault began in which none of those that are `held` was at work, but one was yet to."""
+    longest, worked = 0.0, books.struck
+    for began, till, _ in sorted(_spans(books.events, "held")):
+        longest, worked = max(longest, began - worked), max(worked, till)
+    return longest
 
 
 def overlaps(events: Iterable[dict[str, Any]]) -> list[tuple[str, int, int, float]]:

@@ -46,6 +46,8 @@ def test_the_account_of_the_matrix_finds_what_is_wrong() -> None:
     twice = judge(books(*run("plain", 0, 2, 2.5, 2.6)))
     assert (twice.again, twice.clean) == (1, True)
     assert judge(books()).pause == 2.0  # from the begin of each kind at 1.0 to the end at 3.0
+    killed = [*run("held", -1, 9, 0.4), {"event": "died", "pid": 9, "at": 0.6}, *run("held", -1, 1, 4.6, 5)]
+    assert judge(books(*killed, states={-1: "completed"})).pause == pytest.approx(4.0)  # its key stood idle
     assert not judge(Books([], [], {}, Counter(), 0, 1, math.inf)).clean  # nothing began any more
 
 
