@@ -71,6 +71,17 @@ def test_the_account_of_the_matrix_finds_overlaps() -> None:
     assert found(*endless, *next_one, frozen, {"event": "thawed", "pid": 2, "at": 5.5}) == [("locked", 10, 6)]
 
 
+@pytest.mark.promise("F46")
+def test_a_fault_is_forgiven_what_it_is_known_to_do_and_nothing_else() -> None:
+    faults = {fault.name: fault for fault in fault_matrix.FAULTS}
+    frozen, killed = faults["SIGSTOP of a worker past its lease"], faults["kill -9 of a worker"]
+    overlapping = judge(books(*run("locked", 6, 2, 1.9, 3), states={6: "completed"}))
+    assert overlapping.overlaps and frozen.accepts(overlapping) and not killed.accepts(overlapping)
+    losing, doubling = judge(books(states={0: "failed"})), judge(books(effects=Counter([1, 1])))
+    assert not frozen.accepts(losing) and not frozen.accepts(doubling)
+    assert killed.accepts(judge(books()))
+
+
 @pytest.mark.second
 @pytest.mark.promise("F46")
 @pytest.mark.parametrize("name", ["kill -9 of a worker", "all sessions of workers ended, 20 times"])
