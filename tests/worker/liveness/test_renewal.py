@@ -59,7 +59,7 @@ def at(worker: Worker, number: int) -> None:
     worker.state.claims._last = number - 1
 
 
-@pytest.mark.promise("F46")
+@pytest.mark.promise("F47")
 async def test_a_worker_goes_on_past_the_last_number(dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture) -> None:
     """A job runs across it, uninterrupted; jobs with keys, plain and transactional ones come before it and after it."""
     async with work(dsn, *ALL, poll=0.1) as worker:
@@ -85,7 +85,7 @@ async def test_a_worker_goes_on_past_the_last_number(dsn: str, eyes: Eyes, caplo
     assert eyes.all("SELECT id FROM pgqueue.worker") == []
 
 
-@pytest.mark.promise("F46")
+@pytest.mark.promise("F47")
 async def test_past_the_last_number_a_claim_waits(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if no look comes in time. The naive worker sends 2^31, and the server's error ends it."""
     async with work(dsn, *ALL, poll=0.1) as worker:
@@ -99,7 +99,7 @@ async def test_past_the_last_number_a_claim_waits(dsn: str, eyes: Eyes, monkeypa
         assert worker.worker_id != first
 
 
-@pytest.mark.promise("F46")
+@pytest.mark.promise("F47")
 async def test_the_rows_of_a_lost_answer_are_handed_back_before_the_id_is_given_up(dsn: str, eyes: Eyes) -> None:
     async with work(dsn, *ALL, poll=0.1) as worker:
         first = worker.worker_id
@@ -123,7 +123,7 @@ async def test_the_rows_of_a_lost_answer_are_handed_back_before_the_id_is_given_
         assert eyes.one("SELECT max(attempt) FROM pgqueue.job_done") == 1
 
 
-@pytest.mark.promise("F46")
+@pytest.mark.promise("F47")
 async def test_a_worker_that_is_stopped_meanwhile_stops(dsn: str, eyes: Eyes) -> None:
     async with work(dsn, *ALL, poll=0.1) as worker:
         put(dsn, waits.new())
