@@ -9,7 +9,8 @@
 -- 1. unique keys, in the order of their bytes;
 -- 2. then jobs that wait or have ended, in the order of their ids, whatever partition they are in.
 --
--- Two transactions that lock in this order cannot wait for each other. What workers do waits for no job: it passes over a locked row.
+-- Two transactions that lock in this order cannot wait for each other. A few statements do not: docs/design/database.md names them. What
+-- workers do waits for no job: it passes over a locked row.
 
 -- New columns without a default: no table is rewritten or read.
 ALTER TABLE pgqueue.job_cursor ADD COLUMN enqueued_at timestamptz;
