@@ -328,6 +328,24 @@ async def test_two_parents_of_one_flush_make_one_successor(dsn: str, eyes: Eyes)
         assert sorted(waiting(eyes)) == [("k0", None), ("k1", None), ("k2", None)]
 
 
+async def test_a_successor_whose_key_is_held_by_a_job_with_a_leftover_of_another_key_ends_its_parent(
+    dsn: str, eyes: Eyes, conn: Conn
+) -> None:
+    """The holder has started, so its pending key is free, and still has a row. The parent lost on the other key."""
+    both = pgqueue.remote("t").using(unique=Unique(lambda **_: "u", hold="pending"), idempotency_key="i")
+    async with desk_of(dsn, eyes) as desk:
+        holder = both.enqueue(conn)
+        conn.commit()
+        desk.taker.fetcher.wake(zero=True)
+        assert [job.id for job in await desk.taker.fetch(1)] == [holder.id]
+        parent, *others = await desk.jobs(3)
+        desk.completer.finish(parent, Completed(None, (both.new(),)))
+        for job in others:
+            desk.completer.finish(job, COMPLETED)
+        await asyncio.wait_for(desk.completer.flushed(), 10)
+        assert eyes.states() == {"completed": 3, "running": 1}
+
+
 async def test_completions_of_two_workers_with_the_same_keys_wait_for_nobody(dsn: str, eyes: Eyes) -> None:
     async with desk_of(dsn, eyes) as one, desk_of(dsn, eyes) as two:
         for round in range(10):

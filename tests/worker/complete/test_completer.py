@@ -416,6 +416,20 @@ async def test_an_error_that_is_not_about_the_outcome_fails_no_job(
     assert caplog.text.count("cannot end") == 1
 
 
+@pytest.mark.parametrize("chained", [False, True])
+async def test_a_missing_right_ends_the_completer_with_or_without_a_chain(desk: Desk, chained: bool) -> None:
+    """It is not sent again without the removal of unique keys: there was none."""
+    [job] = await desk.jobs(1)
+    desk.completer._goes_on = lambda job: chained
+
+    async def refused(*messages: Any, **options: Any) -> list[Any]:
+        raise psycopg.errors.InsufficientPrivilege("permission denied for table job_running")
+
+    desk.session.run = refused  # type: ignore[method-assign]
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        await desk.completer._end([(job, COMPLETED)], [])
+
+
 async def test_a_flush_that_takes_too_long_is_tried_with_less(desk: Desk, eyes: Eyes) -> None:
     """Else the same one would be tried for ever."""
     run, sizes = desk.session.run, []
