@@ -33,6 +33,7 @@ class Signals:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started with
     from pgqueue.__main__ import main
 
     sys.meta_path.insert(0, Signals(sys.argv[1]))

@@ -295,6 +295,7 @@ async def test_a_worker_advances_what_lags_before_its_first_claim_and_says_so(
         ids_again(dsn, "lagging")
         caplog.clear()
         generation = worker.services.fetch_session.generation
+        worker.services.fetch_session._server = "when another server began"
         eyes.do("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgqueue fetch'")
         await until(lambda: worker.services.fetch_session.generation > generation)
         await until(lambda: eyes.one("SELECT pg_sequence_last_value('pgqueue.job_id_seq')") == 3000000 + MARGIN)

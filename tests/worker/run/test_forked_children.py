@@ -245,6 +245,7 @@ from pgqueue.database import forks
 
 def handled(number, frame): ...
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started with
 forks.handle_signal(signal.SIGTERM, handled)
 forks.handle_signal(signal.SIGUSR1, handled)
 forks.handle_signal(signal.SIGHUP, signal.SIG_IGN)
