@@ -401,7 +401,8 @@ class Gates:
 
     async def chain(self, worker: Worker) -> None:
         """Let job 0 end while nothing else is going on: what comes in then are a holder and those behind it."""
-        await until(lambda: self.order and idle(worker))
+        # The sweep of the start is over: a key that it names goes another way, one waiter at a time.
+        await until(lambda: self.order and worker.services.sweep.sweeps and idle(worker))
         assert not worker.services.held_jobs.chains, "it knows of no short jobs yet"
         worker.services.executor._running.groups[0].adapt = lambda least=0: None  # type: ignore[method-assign]
         worker.services.executor._running.groups[0].behind = BEHIND
