@@ -102,7 +102,7 @@ def test_a_crash_of_the_server_lets_no_two_jobs_of_a_key_run_at_once(durability:
                 time.sleep(trial * 0.004)  # so long after the start the server crashes
                 server.restart("immediate")
                 with psycopg.connect(dsn, autocommit=True) as conn:
-                    wait_until(lambda conn=conn: not conn.execute(LEFT).fetchone())  # type: ignore[misc]
+                    wait_until(lambda conn=conn: conn.execute(LEFT).fetchone() is None)  # type: ignore[misc]
             for process in made.all:
                 assert process.stop() == 0, process.written()
             found = events(made)
