@@ -445,7 +445,7 @@ async def test_a_wait_can_be_cancelled_at_every_turn_of_the_loop(patient: str, e
 
 
 RESTS = """SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'pgqueue result'
-           AND state = 'idle' AND query LIKE '%FROM pgqueue.job j%'"""
+           AND state = 'idle' AND query LIKE '%FROM pgqueue.job_rows(%'"""
 """One who waits has looked, and listens."""
 
 

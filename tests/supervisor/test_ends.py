@@ -266,7 +266,7 @@ def test_an_outage_of_the_database_ends_no_process_and_the_dead_of_it_are_rescue
         pids = one.pids()
         eyes.close()
         own_server.stop()
-        one.worker.says("the processes go on")
+        one.worker.says("the database is lost (supervisor)")
         assert one.pids() == pids
         os.kill(busy, signal.SIGKILL)
         one.worker.says("was killed by SIGKILL")

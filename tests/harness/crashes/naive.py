@@ -98,8 +98,9 @@ def commit_whatever() -> None:
         sleep(0.2)
 
     tasks.move = slowly
-    sql = statements._file("complete")
-    sql["complete_within"] = sql["complete_within"].replace("pgqueue.refuse_lost(%(id)s::bigint)", "0")
+    sql, refuses = statements._file("complete"), "pgqueue.refuse_lost(%(id)s::bigint)::text"
+    assert refuses in sql["complete_within"]
+    sql["complete_within"] = sql["complete_within"].replace(refuses, "'0'")
     statements.text.cache_clear()
     points.NAMES[statements.text("complete_within", "pgqueue")] = "complete_within"
 
