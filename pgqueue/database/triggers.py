@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from pgqueue.config import config
 from pgqueue.database.statements import sql_directory
 
 # A line of the context: `PL/pgSQL function public.refuses() line 3 at RAISE`, in the language of the server.
-_FRAME = re.compile(r"\bPL/\w+.*?([\w$\"]+)\(")
+# The schema is left out where the search_path has it.
+_FRAME = re.compile(r"\bPL/\w+.*?(?:([\w$\"]+)\.)?([\w$\"]+)\(")
 _MADE = re.compile(r"CREATE (?:OR REPLACE )?FUNCTION pgqueue\.(\w+)")
 
 
@@ -26,8 +28,11 @@ def trigger_of(error: BaseException) -> str | None:
         context = getattr(getattr(each, "diag", None), "context", None) or getattr(each, "context", None)
         for line in str(context or "").splitlines():
             frame = _FRAME.search(line)
-            if frame is not None and frame[1].strip('"') not in _ours():
-                return frame[1].strip('"')
+            if frame is None:
+                continue
+            schema, function = (frame[1] or config().schema).strip('"'), frame[2].strip('"')
+            if schema != config().schema or function not in _ours():
+                return function
     return None
 
 

@@ -220,7 +220,7 @@ def _give_back(job: Job, worker_id: int) -> Steps[None]:
 
 def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
     """Promote due jobs. Then take the most urgent job with a free lock, of all queues that are not paused."""
-    yield _statement("scheduler_promote", after=EVER, n=BATCH, notify=False)
+    yield _statement("scheduler_promote", after=EVER, passed="{}", n=BATCH, notify=False)
     waiting = 0
     while True:
         yield from _fetch(worker_id, claim)

@@ -120,7 +120,7 @@ def retry(conn: Conn, random: Random) -> None:
 
 
 def promote(conn: Conn, random: Random) -> None:
-    send(conn, "scheduler_promote", after="-infinity", n=100, notify=True)
+    send(conn, "scheduler_promote", after="-infinity", passed="{}", n=100, notify=True)
 
 
 def settle(conn: Conn, random: Random) -> None:

@@ -100,3 +100,17 @@ def test_what_functions_of_pgqueue_raise_is_not_the_applications(conn: psycopg.C
         with pytest.raises(psycopg.Error) as caught, conn.transaction():
             conn.execute(sql.encode())
         assert trigger_of(caught.value) is None
+
+
+@pytest.mark.promise("F45")
+def test_a_function_of_the_application_may_be_named_like_one_of_ours(dsn: str, eyes: Eyes) -> None:
+    eyes.do("CREATE SCHEMA app")
+    for name in ("take_keys", "restore_settings", "a.b"):
+        eyes.do(
+            f"""CREATE FUNCTION app."{name}"() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;
+            CREATE TRIGGER minds BEFORE INSERT ON pgqueue.job_available FOR EACH ROW EXECUTE FUNCTION app."{name}"()"""
+        )
+        with psycopg.connect(dsn) as conn, pytest.raises(psycopg.errors.RaiseException) as caught:
+            ends.enqueue(conn, "yes")
+        assert trigger_of(caught.value) in (name, name.partition(".")[2])
+        eyes.do("DROP TRIGGER minds ON pgqueue.job_available")

@@ -69,9 +69,10 @@ CAREFUL_SECONDS = 1.0
 # Jobs whose successors want a key that another transaction is just taking: how many a flush tries, and the longest
 # pause between two tries. Each try that fails costs the flush 5 ms and writes an error to the server's log.
 BUSY_MOST, BUSY_PAUSE = 4, 1.0
-# A job that a trigger of the application would not let end more than once: the pause between two tries of all of these,
-# for each try costs a connection; and the least time between two lines in the log.
-TRAPPED_PAUSE, TRAPPED_LOG_SECONDS = 5.0, 10.0
+# Jobs that a trigger of the application would not let end more than once. Each try that fails costs a connection, and
+# the other outcomes wait for it: so few may fail before the others rest. Then come the pause until the next tries, and
+# the least time between two lines in the log.
+TRAPPED_MOST, TRAPPED_PAUSE, TRAPPED_LOG_SECONDS = 4, 5.0, 10.0
 IDLE_SECONDS = 30.0
 LIMITS = ("53", "57014", "XX")  # fewer jobs at once may get through: memory, statement_timeout
 # How often it is said that outcomes are kept because the server refuses them.
@@ -122,6 +123,8 @@ class Completer:
         self._patience = LOCKED_PAUSE
         self._trapped: set[Job] = set()
         """Jobs that a trigger of the application would not let end: each is sent by itself."""
+        self._tries = TRAPPED_MOST
+        """How many of them may still fail before the others rest, too."""
         self._trapped_at = 0.0
         """When the next line about them may be logged."""
         self._cannot_end_at = 0.0
@@ -177,6 +180,7 @@ class Completer:
             if self._busy and monotonic() >= self._busy_at:
                 self._in_flight += self._busy
                 self._busy = []
+                self._tries = TRAPPED_MOST
             if waiting:
                 self._wake.set()
             self._calm = bool(self._in_flight) and not self._busy and all(_can_wait(*each) for each in self._in_flight)
@@ -195,13 +199,23 @@ class Completer:
         trapped = [entry for entry in batch if entry[0] in self._trapped] if self._trapped else []
         batch = [entry for entry in batch if entry[0] not in self._trapped] if trapped else batch
         if not batch:
-            await self._end(trapped[:1], trapped[1:])
+            await self._end_trapped(trapped)
             return
         batch, later = batch[: self._most], batch[self._most :] + trapped
         alone = [entry for entry in batch if entry[1] is not COMPLETED and _wants_keys(entry[1])]
         others = [entry for entry in batch if not _wants_keys(entry[1])] if alone else batch
         if (not others or await self._end(others, alone + later)) and alone:
             await self._end_alone(alone, later)
+
+    async def _end_trapped(self, trapped: list[Ended]) -> None:
+        """Try one of these jobs. If enough have failed, the others rest as well, and come first the next time."""
+        if self._tries == 0:
+            self._busy = trapped + self._busy
+            self._in_flight = []
+            return
+        self._tries -= 1
+        if await self._end(trapped[:1], trapped[1:]):
+            self._tries += 1
 
     async def _end_alone(self, entries: list[Ended], later: list[Ended]) -> None:
         """End these jobs one after the other, each in its own transaction, because each may wait for a key.
@@ -277,7 +291,9 @@ class Completer:
                 answers = await self._session.run(*messages) if messages else []
             except psycopg.Error as error:
                 if emptied(error):
-                    await self._session.run(self._session.link.statement("registration_restore_settings"))
+                    [answer] = await self._session.run(self._session.link.statement("registration_restore_settings"))
+                    if not answer[0][0]:  # none was missing: another worker has put it back, or the leaf is unknown
+                        raise
                     return False
                 if trigger_of(error) is None:
                     raise

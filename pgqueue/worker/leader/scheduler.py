@@ -7,6 +7,9 @@ one does: it finds rows that were locked before, or were committed later than a 
 A notification may be missing: LISTEN is off or does not work, the enqueuer sends none, the server's queue is full. So
 while this worker leads, one look in a poll asks whether a job is due. It is sent beside the fetcher's own look
 (`statements`), and by itself if the fetcher sends nothing because it has no room.
+
+A trigger of the application, or a value of a row, may refuse one job, and with it the whole batch. Then fewer jobs are
+moved at once, until the first one alone is refused. It is passed over for a while, and the others go on.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ from time import monotonic
 
 import psycopg
 
-from pgqueue.database.backoff import jittered, persist, wait
+from pgqueue.database.backoff import described, jittered, of_data, persist, wait
 from pgqueue.database.sessions import Session
-from pgqueue.database.statements import Row, Statement
+from pgqueue.database.statements import Row, Statement, integers
+from pgqueue.database.triggers import trigger_of
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -34,6 +38,9 @@ LOCKED_FIRST, LOCKED_MOST = 0.01, 1.0
 # Walks that start at zero (as the watermark's do) are at least ZERO_SECONDS apart, and ZERO_SHARE times as long as one
 # takes. But ZERO_MOST is the most: one slow answer must not put off the jobs that only these walks find.
 ZERO_SECONDS, ZERO_SHARE, ZERO_MOST = 5.0, 100, 300.0
+# A job that was refused is passed over for a while, longer the more there are: so the walks get beyond all of them.
+# After PASSED_MOST of them a walk rests, because each costs a connection. One line in SAID_SECONDS stands for all.
+PASSED_FIRST, PASSED_EACH, PASSED_MOST, SAID_SECONDS = 3.0, 0.2, 20, 10.0
 EVER = "-infinity"
 
 
@@ -59,6 +66,12 @@ class Scheduler:
         self._asked_at = monotonic()
         self._zero_at = 0.0
         self._locked = LOCKED_FIRST
+        self._most = BATCH
+        """How many jobs are moved at once: fewer after one was refused."""
+        self._passed: dict[int, float] = {}
+        """Jobs that were refused, and until when each is passed over."""
+        self._said_at = 0.0
+        """When the next line about them may be logged."""
         self._look_at = monotonic() + jittered(2 * LOOK_SECONDS)
 
     def wake(self) -> None:
@@ -108,7 +121,7 @@ class Scheduler:
         self._after = EVER
         link = self._session.link
         [(late, _, _)], [(ticks,)] = await self._session.run(
-            link.statement("scheduler_next", after=EVER), link.statement("ticks_overdue")
+            link.statement("scheduler_next", after=EVER, passed=self._passing()), link.statement("ticks_overdue")
         )
         if ticks:
             self._ticks_overdue()
@@ -120,25 +133,30 @@ class Scheduler:
         from_zero = self._after == EVER or monotonic() >= self._zero_at
         if from_zero:
             self._after = EVER
-        link, took = self._session.link, 0.0
+        link, took, refused = self._session.link, 0.0, 0
         while True:
+            n, where = self._most, {"after": self._after, "passed": self._passing()}
             try:
                 [(moved, _)], [(late, due, after)] = await self._session.run(
-                    link.statement("scheduler_promote", after=self._after, n=BATCH, notify=self._state.settings.notify),
-                    link.statement("scheduler_next", after=self._after),
+                    link.statement("scheduler_promote", **where, n=n, notify=self._state.settings.notify),
+                    link.statement("scheduler_next", **where),
                 )
-            except psycopg.errors.UniqueViolation as error:
-                [doubles] = await self._session.run(link.statement("scheduler_refuse_doubles"))
-                if not doubles:  # the key is of another table or index: at once it would only be met again
-                    log.error("jobs are due, and cannot be made available now: %s", error)
+            except psycopg.Error as error:
+                if isinstance(error, psycopg.errors.UniqueViolation) and trigger_of(error) is None:
+                    if await self._refuse_doubles():
+                        continue
+                elif trigger_of(error) is None and not of_data(error):
+                    raise
+                refused += await self._narrow(error, where)
+                if refused == PASSED_MOST:
                     self._after = EVER
                     return self._patience(True)
-                log.error("jobs %s are available, and were scheduled too: the second rows are failed: refused", doubles)
                 continue
+            self._most = min(BATCH, 8 * n)
             if moved:
                 self._promoted()
             took += self._session.took  # without the wait for our turn, or for a server that was away
-            if moved < BATCH:
+            if moved < n:
                 break
         self._after = after
         now = monotonic()
@@ -146,7 +164,41 @@ class Scheduler:
             self._zero_at = now + max(ZERO_SECONDS, min(ZERO_SHARE * took, ZERO_MOST))
         # The job that woke us may have been committed too late for a walk that starts at `after`.
         wanted = LOOK_SECONDS if from_zero else min(LOOK_SECONDS, self._zero_at - now)
+        wanted = min([wanted, *(until - now for until in self._passed.values())])
         return max(0.0, min(wanted, LOOK_SECONDS if due is None else due, self._patience(late)))
+
+    async def _refuse_doubles(self) -> bool:
+        """Fail the jobs that are available, too. False: the key that was met is of another table or index."""
+        [doubles] = await self._session.run(self._session.link.statement("scheduler_refuse_doubles"))
+        if doubles:
+            log.error("jobs %s are available, and were scheduled too: the second rows are failed: refused", doubles)
+        return bool(doubles)
+
+    async def _narrow(self, error: psycopg.Error, where: dict[str, str]) -> int:
+        """A job was refused: move fewer at once. If one alone was, pass it over. Returns how many are passed now."""
+        if self._most > 1:
+            self._most = max(1, self._most // 8)
+            return 0
+        [first] = await self._session.run(self._session.link.statement("scheduler_first", **where))
+        if first:
+            id, task = first[0]
+            self._passed[id] = monotonic() + PASSED_FIRST + PASSED_EACH * len(self._passed)
+            self._say(id, task, error)
+        return 1
+
+    def _say(self, id: int, task: str, error: psycopg.Error) -> None:
+        now = monotonic()
+        if now >= self._said_at:
+            self._said_at = now + SAID_SECONDS
+            message = "job %d (%s) is due, and cannot be made available: %s. It is tried again; so are others like it"
+            log.error(message, id, task, described(error))
+
+    def _passing(self) -> str:
+        """The ids of the jobs that are passed over now, as an array."""
+        if self._passed:
+            now = monotonic()
+            self._passed = {id: until for id, until in self._passed.items() if until > now}
+        return integers(self._passed)
 
     def _patience(self, late: bool) -> float:
         """Seconds until due jobs that were not moved are tried again: their row was locked, or they just became due."""

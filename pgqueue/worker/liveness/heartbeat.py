@@ -187,18 +187,25 @@ class Heartbeat:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        with asyncio.Runner() as loop:  # of this thread alone: no handler can block it
-            forks.end_loop_in_children(loop.get_loop())
-            while not self._stop.is_set():
-                try:
-                    loop.run(self._beat())
-                except Exception as error:
-                    self._wait(self._failed(error))
-                else:
-                    self._backoff.succeeded()
-                    self._wait(self._due - monotonic())
-            loop.run(self._session.close())
+        while not self._stop.is_set():
+            try:
+                with asyncio.Runner() as loop:  # of this thread alone: no handler can block it
+                    forks.end_loop_in_children(loop.get_loop())
+                    self._beats(loop)
+            except Exception as error:  # no loop could be made: the process has no file descriptor left
+                self._wait(self._failed(error))
         self._tell(len(self._listed))  # no heartbeat will list their sessions: wake all that wait for one
+
+    def _beats(self, loop: asyncio.Runner) -> None:
+        while not self._stop.is_set():
+            try:
+                loop.run(self._beat())
+            except Exception as error:
+                self._wait(self._failed(error))
+            else:
+                self._backoff.succeeded()
+                self._wait(self._due - monotonic())
+        loop.run(self._session.close())
 
     def _failed(self, error: Exception) -> float:
         """The pause before the next try. A lost session says so by itself, and paces its connections."""

@@ -28,7 +28,7 @@ def enter(state: WorkerState) -> int:
     with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
         migrations.require(conn, link.schema)
         restore_settings(conn, link.schema)
-        sequences = advancing(link.schema, whole=True)
+        sequences = advancing(link.schema, whole=False)
         sequences.read(conn.execute(sequences.sql.encode(), dict(sequences.params)).fetchall())
         return register(
             conn,

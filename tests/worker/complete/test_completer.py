@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from copy import copy
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -37,7 +38,7 @@ from pgqueue.jobs.outcomes import (
 from pgqueue.testing import Clock
 from pgqueue.worker.complete import completer
 from pgqueue.worker.complete.completer import FLUSH_MOST
-from pgqueue.worker.complete.outcome_sql import UNLOCKED_LEAST
+from pgqueue.worker.complete.outcome_sql import UNLOCKED_LEAST, Ended
 
 BROKEN = Problem("failed", "ValueError", "no", "Traceback …")
 INTERRUPTED = interrupted("its worker stopped")
@@ -414,6 +415,56 @@ async def test_an_error_that_is_not_about_the_outcome_fails_no_job(
     assert eyes.states() == {"completed": 3, "available": 1, "scheduled": 1}
     assert eyes.all("SELECT DISTINCT error_type FROM pgqueue.attempt") == [(BROKEN.error_type,)]
     assert caplog.text.count("cannot end") == 1
+
+
+@pytest.mark.promise("F45")
+async def test_of_many_that_a_trigger_refuses_few_are_tried_at_once(
+    desk: Desk, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try costs a connection, and all other outcomes wait for it."""
+    monkeypatch.setattr(completer, "BUSY_PAUSE", 0.05)
+    monkeypatch.setattr(completer, "TRAPPED_PAUSE", 0.05)
+    jobs = await desk.jobs(24)
+    eyes.do(REFUSES.format("RAISE EXCEPTION 'no'"))
+    tried: list[int] = []
+    again = desk.completer._end_trapped
+
+    async def end_trapped(trapped: list[Ended]) -> None:
+        tried.append(desk.completer._tries)
+        await again(trapped)
+
+    monkeypatch.setattr(desk.completer, "_end_trapped", end_trapped)
+    for job in jobs:
+        desk.completer.finish(job, COMPLETED)
+    await until(lambda: tried.count(0) >= 10)
+    few = completer.TRAPPED_MOST
+    assert max(tried) == few and len(tried) <= (few + 1) * (tried.count(0) + 1)
+    eyes.do("DROP FUNCTION public.refuses CASCADE")
+    await asyncio.wait_for(desk.completer.flushed(), 30)
+    assert eyes.states() == {"completed": 24}
+
+
+@pytest.mark.promise("F45")
+async def test_a_leaf_that_is_not_there_is_asked_for_now_and_then(desk: Desk, eyes: Eyes) -> None:
+    """No row of `ring` is missing, so there is nothing to put back: at once the same would only be met again."""
+    [job] = await desk.jobs(1)
+    eyes.do("UPDATE pgqueue.ring SET leaves = 100, bin = 99 WHERE kind = 'done'")
+    tries, end = 0, desk.completer._end
+
+    async def counted(batch: list[Ended], rest: list[Ended]) -> bool:
+        nonlocal tries
+        tries += 1
+        return await end(batch, rest)
+
+    desk.completer._end = counted  # type: ignore[method-assign]
+    desk.completer.finish(job, COMPLETED)
+    await until(lambda: tries >= 3)
+    began, before = monotonic(), tries
+    await asyncio.sleep(1.0)  # the time is what is measured
+    assert tries - before <= 10 * (monotonic() - began)
+    eyes.do("UPDATE pgqueue.ring SET leaves = 8, bin = 0 WHERE kind = 'done'")
+    await asyncio.wait_for(desk.completer.flushed(), 30)
+    assert eyes.states() == {"completed": 1}
 
 
 @pytest.mark.parametrize("chained", [False, True])

@@ -312,7 +312,7 @@ async def test_a_holder_is_seen_wherever_it_was_put(desks: Desks, eyes: Eyes, co
             desk.admit.swept([key])
             assert await desk.let_in() == [], (name, place)
             if place == "scheduled":
-                promote = desk.link.statement("scheduler_promote", after="-infinity", n=10, notify=True)
+                promote = desk.link.statement("scheduler_promote", after="-infinity", passed="{}", n=10, notify=True)
                 assert await desk.session.run(promote) == [[(1, 1)]]
         [job] = await desk.park()
     await desk.complete(job)

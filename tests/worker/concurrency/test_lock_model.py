@@ -662,7 +662,7 @@ class Keys(RuleBasedStateMachine):
         assert self.eyes.one("SELECT count(*) FROM pgqueue.job") == len(self.limits)
 
 
-EVERY_DUE = {"after": "-infinity", "n": EVERYTHING, "notify": False}
+EVERY_DUE = {"after": "-infinity", "passed": "{}", "n": EVERYTHING, "notify": False}
 
 
 def machine(dsn: str, link: type[Link] = Link, **others: Any) -> type[Keys]:

@@ -184,7 +184,7 @@ async def test_a_retry_gives_the_key_up_unless_it_is_to_be_held(desks: Desks, ey
     assert holders(eyes) == [(second, "scheduled")]
     assert (eyes.state(first), eyes.state(third)) == ("scheduled", "blocked")
     # When its time comes it runs, without waiting for itself.
-    promote = desk.link.statement("scheduler_promote", after="-infinity", n=10, notify=False)
+    promote = desk.link.statement("scheduler_promote", after="-infinity", passed="{}", n=10, notify=False)
     eyes.do(
         "WITH due AS (DELETE FROM pgqueue.job_scheduled WHERE id = %s RETURNING *) "
         "INSERT INTO pgqueue.job_scheduled (state, id, task, lock_key, holds, attempt, run_at) "

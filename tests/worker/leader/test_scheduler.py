@@ -224,7 +224,7 @@ def reads(dsn: str, name: str, after: str) -> int:
     """The buffers one of the scheduler's statements touches; rolled back."""
     with psycopg.connect(dsn) as looking:
         looking.execute("SET plan_cache_mode = force_generic_plan")
-        params = {"after": after, "n": BATCH, "notify": False}
+        params = {"after": after, "passed": "{}", "n": BATCH, "notify": False}
         explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statements.text(name, 'pgqueue')}"
         rows = looking.execute(explain.encode(), params).fetchall()
         looking.rollback()
@@ -365,6 +365,43 @@ def test_a_hundred_thousand_future_jobs_in_a_table_never_analysed_are_not_read(n
     eyes.do(LATER, 86_400, 5, 100_000)
     assert eyes.all("SELECT reltuples::int FROM pg_class WHERE relname = 'job_scheduled'") == [(-1,)]
     assert reads(dsn, name, scheduler.EVER) < 20
+
+
+REFUSES = """
+    CREATE FUNCTION public.refuses() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF NEW.task LIKE 'bad%' THEN
+            RAISE EXCEPTION 'no' USING ERRCODE = '{0}';
+        END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER refuses BEFORE INSERT ON pgqueue.job_available FOR EACH ROW EXECUTE FUNCTION public.refuses();
+    INSERT INTO pgqueue.job (state, task, run_at, rank)
+    SELECT 'scheduled', 'bad', pgqueue.now() - interval '1 hour', 11 FROM generate_series(1, {1});
+    INSERT INTO pgqueue.job (state, task, run_at, rank)
+    SELECT 'scheduled', 'good', pgqueue.now(), 11 FROM generate_series(1, 700);
+"""
+
+
+@pytest.mark.promise("F45")
+@pytest.mark.parametrize(
+    ("state", "bad"),
+    [
+        ("P0001", 2),
+        *(pytest.param(*each, marks=pytest.mark.second) for each in [("23505", 1), ("42P01", 30), ("22003", 1)]),
+    ],
+)
+async def test_jobs_that_a_trigger_refuses_hold_up_no_others(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, state: str, bad: int
+) -> None:
+    eyes.do(REFUSES.format(state, bad))
+    async with scheduling(dsn):
+        await until(available(eyes, 700), 20.0)
+        assert eyes.all("SELECT DISTINCT task FROM pgqueue.job_available") == [("good",)]
+        assert "refuses, in a trigger, has raised: no" in caplog.text
+        assert caplog.text.count("cannot be made available") == 1
+        eyes.do("DROP FUNCTION public.refuses CASCADE")
+        await until(available(eyes, 700 + bad), 20.0)
 
 
 @pytest.mark.promise("F28")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -161,6 +162,26 @@ def test_a_beat_that_fails_is_tried_again_on_a_new_connection(dsn: str, eyes: Ey
             eyes.terminate("pgqueue beat")
             wait_until(lambda beat=beat: row(eyes, beats.worker_id)[0] > beat)  # type: ignore[misc]
         assert not beats.dead and not beats.declared.is_set()
+
+
+@pytest.mark.promise("F40")
+def test_a_heartbeat_whose_loop_cannot_be_made_is_tried_again(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop needs three file descriptors. Without its thread a worker would be taken for dead, and take no job."""
+    make, tries = asyncio.Runner, 0
+
+    def runner() -> asyncio.Runner:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return make()
+
+    monkeypatch.setattr(asyncio, "Runner", runner)
+    with beating(dsn) as beats:
+        wait_until(lambda: row(eyes, beats.worker_id)[0] >= 2)
+    assert tries == 3
 
 
 @pytest.mark.second
