@@ -447,7 +447,8 @@ BEGIN
         RETURNING id INTO new_id;
     END IF;
 
-    IF coalesce(current_setting('pgqueue.notify', true), '') <> 'off' THEN
+    -- If the server's NOTIFY queue is full, a transaction that notifies fails at its COMMIT, the application's too (see `may_notify`).
+    IF coalesce(current_setting('pgqueue.notify', true), '') <> 'off' AND pg_notification_queue_usage() < 0.9 THEN
         PERFORM pg_notify('pgqueue.' || CASE WHEN due THEN coalesce(enqueue.queue, 'default') ELSE ':scheduled' END, '');
     END IF;
     RETURN new_id;

@@ -78,6 +78,17 @@ BEGIN
     RETURN QUERY SELECT a.* FROM pgqueue.attempt a WHERE a.job_id = attempt_rows.job_id;
 END $$;
 
+-- The highest number of a batch of a job with this id, and the cursor of the last batch of the job that was enqueued at `since`.
+CREATE FUNCTION pgqueue.last_batch(job_id bigint, since timestamptz) RETURNS TABLE (n integer, cursor jsonb) LANGUAGE plpgsql STABLE ROWS 1
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY SELECT
+        (SELECT c.n FROM pgqueue.job_cursor c WHERE c.job_id = last_batch.job_id ORDER BY c.n DESC LIMIT 1),
+        (SELECT c.cursor FROM pgqueue.job_cursor c
+         WHERE c.job_id = last_batch.job_id AND c.enqueued_at = last_batch.since IS NOT FALSE ORDER BY c.n DESC LIMIT 1);
+END $$;
+
 -- What a job says of how far it is.
 CREATE FUNCTION pgqueue.progress_row(job_id bigint) RETURNS SETOF pgqueue.job_progress LANGUAGE plpgsql STABLE ROWS 1
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
@@ -207,7 +218,7 @@ BEGIN
         'pgqueue.take_running(bigint, integer, bigint)', 'pgqueue.lock_running(bigint, integer, bigint)',
         'pgqueue.drop_cursors(bigint, timestamptz, integer)', 'pgqueue.waiters(bigint[])', 'pgqueue.job_states(bigint[])',
         'pgqueue.job_rows(bigint[])', 'pgqueue.jobs_after(text[], bigint, integer)',
-        'pgqueue.attempt_rows(bigint)', 'pgqueue.progress_row(bigint)',
+        'pgqueue.attempt_rows(bigint)', 'pgqueue.progress_row(bigint)', 'pgqueue.last_batch(bigint, timestamptz)',
         'pgqueue.take_waiting(bigint[], timestamptz[])', 'pgqueue.lock_dead(bigint[], timestamptz[])',
         'pgqueue.take_dead(bigint[], timestamptz[])', 'pgqueue.restore_settings()',
         'pgqueue.replace_setting()']::regprocedure[]

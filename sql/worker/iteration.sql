@@ -2,16 +2,9 @@
 
 -- name: iteration_last
 -- Where this run goes on: the highest number of a batch, and the cursor of the last batch that was committed, by any run of
--- this job (NULL: none). An earlier job may have had the id: its numbers are not used again, and its cursor is not read.
-SELECT (SELECT c.n FROM pgqueue.job_cursor c WHERE c.job_id = %(id)s::bigint ORDER BY c.n DESC LIMIT 1), last.cursor::text
-FROM (
-    SELECT r.enqueued_at FROM pgqueue.job_running r
-    WHERE r.id = %(id)s::bigint AND r.claim + 0 = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint
-) AS mine
-LEFT JOIN LATERAL (
-    SELECT c.cursor FROM pgqueue.job_cursor c
-    WHERE c.job_id = %(id)s::bigint AND c.enqueued_at = mine.enqueued_at IS NOT FALSE ORDER BY c.n DESC LIMIT 1
-) AS last ON true;
+-- this job, enqueued at `since` (NULL: none). An earlier job may have had the id: its numbers are not used again, and its
+-- cursor is not read.
+SELECT n, cursor::text FROM pgqueue.last_batch(%(id)s::bigint, %(since)s::text::timestamptz);
 
 -- name: iteration_append
 -- The end of a batch, in its transaction: lock the running row by this run's fence until the COMMIT, and append the
@@ -31,9 +24,7 @@ SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint) END, (SEL
 
 -- name: iteration_appended
 -- Whether this batch was committed, after the answer to its COMMIT was lost.
-SELECT n FROM pgqueue.job_cursor c
-WHERE c.job_id = %(id)s::bigint AND c.n = %(n)s::integer
-  AND c.enqueued_at = (SELECT r.enqueued_at FROM pgqueue.job_running r WHERE r.id = %(id)s::bigint) IS NOT FALSE;
+SELECT n FROM pgqueue.last_batch(%(id)s::bigint, %(since)s::text::timestamptz) WHERE n = %(n)s::integer;
 
 -- name: iteration_forget
 -- Delete the cursors of these jobs if they have completed. A failed or cancelled job keeps them for a retry by hand. A

@@ -67,7 +67,9 @@ def completes(conn: psycopg.Connection[Any], id: int) -> None:
 
 
 def appends(conn: psycopg.Connection[Any], id: int) -> None:
+    say(conn, "iteration_last", id=id, since="2020-01-01")
     say(conn, "iteration_append", **fence(id), n=100, cursor="1")
+    assert say(conn, "iteration_appended", id=id, since="infinity", n=99) == []
 
 
 def gets(conn: psycopg.Connection[Any], id: int) -> None:

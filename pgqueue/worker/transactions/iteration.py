@@ -86,6 +86,16 @@ class LastCommit:
             said = "job %d (%s) goes on after batch %d"
             log.info(said, self.job.id, self.job.task, self._n, extra=fields(self.job))
 
+    def last(self, work: Any) -> Statement[Any]:
+        """Where the last batch that was committed stands."""
+        last: Statement[Any] = work.statement("iteration_last", since=self._since)
+        return last
+
+    @property
+    def _since(self) -> str:
+        """When the job was enqueued: an id alone may have been another job's."""
+        return self.job.enqueued_at.isoformat()
+
     def enter(self, pairs: list[Pair]) -> list[Any]:
         """Take the next batch; its items."""
         try:
@@ -106,7 +116,7 @@ class LastCommit:
 
     def appended(self, work: Any) -> Statement[Any]:
         """Whether the row of the batch is there."""
-        appended: Statement[Any] = work.statement("iteration_appended", n=self._n)
+        appended: Statement[Any] = work.statement("iteration_appended", n=self._n, since=self._since)
         return appended
 
     def end(self) -> None:
@@ -189,7 +199,7 @@ class Iterations:
         try:
             try:
                 work = self._transactions.for_iteration(job, place.begin)
-                place.read(work.look(work.statement("iteration_last")))
+                place.read(work.look(place.last(work)))
                 pairs = iter(source(place.cursor))
                 while True:
                     self._checkpoint(job)
@@ -218,7 +228,7 @@ class Iterations:
     async def _abatches(self, place: LastCommit, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
         job, work = place.job, self._transactions.afor_iteration(place.job, place.begin)
         try:
-            place.read(await work.look(work.statement("iteration_last")))
+            place.read(await work.look(place.last(work)))
             pairs = _aiter(source(place.cursor))
             while True:
                 self._checkpoint(job)
