@@ -296,6 +296,7 @@ class Worker:
         # goes.
         await within(self.services.completer.flushed(), GIVE_BACK_SECONDS)
         await self._cancel(*self._tasks)
+        await asyncio.to_thread(self.services.heartbeat.stop)  # a worker that was taken for dead may have begun another
         try:
             async with asyncio.timeout(5):
                 await self._sign_off()

@@ -601,6 +601,27 @@ async def test_a_worker_taken_for_dead_begins_anew_and_a_run_that_it_is_given_ag
         assert "was taken for dead" in caplog.text
 
 
+async def test_a_worker_that_stops_as_it_begins_anew_leaves_no_heartbeat_behind(dsn: str, eyes: Eyes) -> None:
+    """Its registration comes in the moment in which the first heartbeat is stopped, and starts another one."""
+    async with work(dsn, *ALL) as worker:
+        services, first = worker.services, worker.services.heartbeat
+        loop, stop = asyncio.get_running_loop(), first.stop
+
+        async def register_anew() -> None:
+            eyes.do("UPDATE pgqueue.worker SET dead_at = now()")
+            services._serve(services._register_anew(worker.worker_id), "register")
+            await until(lambda: services.heartbeat is not first)
+
+        def stops() -> None:
+            stop()
+            asyncio.run_coroutine_threadsafe(register_anew(), loop).result(30)
+
+        first.stop = stops  # type: ignore[method-assign]
+    assert services.heartbeat is not first
+    assert not services.heartbeat._thread.is_alive() and not first._thread.is_alive()
+    assert eyes.all("SELECT id FROM pgqueue.worker WHERE dead_at IS NULL") == []
+
+
 async def test_the_answer_to_a_claim_from_before_it_was_taken_for_dead_starts_nothing(dsn: str, eyes: Eyes) -> None:
     """It comes when the worker has another id, whose lease says nothing of these jobs: others run them."""
     async with work(dsn, *ALL, lease=1.0) as worker:

@@ -184,7 +184,8 @@ class Heartbeat:
     def stop(self) -> None:
         """Stop the heartbeats and wait for the thread: usually one round trip, never longer than 5 s."""
         self.abandon()
-        self._thread.join(timeout=5)
+        if self._thread.is_alive():  # one that is started later ends at once
+            self._thread.join(timeout=5)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -257,8 +258,8 @@ class Heartbeat:
         [rows] = await self._session.run(write)
         mine = [born for worker_id, _, _, born in rows if worker_id == self._worker_id]
         if not mine:
-            self._receiver.declared_dead(self._worker_id)
             self._stop.set()
+            self._receiver.declared_dead(self._worker_id)
             return
         [self._born] = mine
         if generation != self._generation:
