@@ -14,7 +14,7 @@ import struct
 import sys
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))  # where the helpers are, as for the tests
 
 import psycopg
+from loop_thread import LoopThread
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from workers import Eyes, Process, wait_until
 
@@ -65,12 +66,10 @@ class Wire:
 
     def __init__(self, dsn: str) -> None:
         self._target = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        self._loop = LoopThread()
         self._lines: list[_Line] = []
         self._pumps: set[asyncio.Future[None]] = set()
-        self._server = self._call(self._listen())
+        self._server = self._loop.call(self._listen())
         port = self._server.sockets[0].getsockname()[1]
         self.dsn = make_conninfo(dsn, host="127.0.0.1", port=port, sslmode="disable", gssencmode="disable")
 
@@ -78,25 +77,18 @@ class Wire:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._call(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._loop.close(self._close())
 
     def kill(self, *names: str, answers_only: bool = False) -> int:
         """Nothing passes any more on the wires there are of these names, or no answer does; how many. New ones are
         sound."""
-        killed: int = self._call(self._kill(names, answers_only))
-        return killed
+        return self._loop.call(self._kill(names, answers_only))
 
     def say(self, name: str, data: bytes) -> None:
         """The clients of this name hear these bytes next, as if the server had sent them."""
         for line in self._lines:
             if line.name == name:
-                self._loop.call_soon_threadsafe(line.ends[1].write, data)
-
-    def _call(self, step: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(step, self._loop).result(60)
+                self._loop.soon(line.ends[1].write, data)
 
     async def _listen(self) -> asyncio.Server:
         return await asyncio.start_server(self._join, "127.0.0.1", 0)

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
-import threading
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any
 
+from loop_thread import LoopThread
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 SSL, GSS, CANCEL = 80877103, 80877104, 80877102
@@ -38,10 +36,8 @@ class Pooler:
         self._free: deque[_Session] = deque()
         self._returned: asyncio.Condition
         self._clients: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._server = self._call(self._listen(port))
+        self._loop = LoopThread()
+        self._server = self._loop.call(self._listen(port))
         self.port = self._server.sockets[0].getsockname()[1]
         self.dsn = make_conninfo(dsn, host="127.0.0.1", port=self.port, sslmode="disable", gssencmode="disable")
 
@@ -49,13 +45,7 @@ class Pooler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._call(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _call(self, step: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(step, self._loop).result(60)
+        self._loop.close(self._close())
 
     async def _listen(self, port: int) -> asyncio.Server:
         self._returned = asyncio.Condition()

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from executor_bench import Bench, made
+from loop_thread import LoopThread
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from workers import Eyes, until, wait_until, work, workers
 
@@ -221,32 +222,24 @@ class Cut:
     def __init__(self, dsn: str) -> None:
         target = conninfo_to_dict(dsn)
         self._socket = f"{target['host']}/.s.PGSQL.{target.get('port') or 5432}"
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        self._loop = LoopThread()
         self._open = asyncio.Event()
         self._open.set()
         self._pumps: set[asyncio.Task[None]] = set()
         self._ends: list[asyncio.StreamWriter] = []
-        self._server = self._call(asyncio.start_server(self._join, "127.0.0.1", 0))
+        self._server = self._loop.call(asyncio.start_server(self._join, "127.0.0.1", 0))
         port = self._server.sockets[0].getsockname()[1]
         self.dsn = make_conninfo(dsn, host="127.0.0.1", port=port, sslmode="disable", gssencmode="disable")
 
     def cut(self) -> None:
         """Nothing passes from now on."""
-        self._loop.call_soon_threadsafe(self._open.clear)
+        self._loop.soon(self._open.clear)
 
     def mend(self) -> None:
-        self._loop.call_soon_threadsafe(self._open.set)
+        self._loop.soon(self._open.set)
 
     def close(self) -> None:
-        self._call(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _call(self, step: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(step, self._loop).result(30)
+        self._loop.close(self._close())
 
     async def _close(self) -> None:
         self._server.close()

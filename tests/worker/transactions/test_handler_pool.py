@@ -107,8 +107,7 @@ class Reset(Wire):
     """A wire whose worker's end is reset; the server never hears of it."""
 
     def reset(self, name: str) -> int:
-        number: int = self._call(self._reset(name))
-        return number
+        return self._loop.call(self._reset(name))
 
     async def _reset(self, name: str) -> int:
         number = await self._kill((name,))
