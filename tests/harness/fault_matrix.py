@@ -325,10 +325,15 @@ def server_on_a_small_disk(stack: ExitStack, settings: Mapping[str, str]) -> Ser
     mount = tempfile.mkdtemp(prefix="pgqueue-disk-")
     stack.callback(os.rmdir, mount)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m,mode=755", "tmpfs", mount], check=True)
-    stack.callback(subprocess.run, ["umount", mount], check=True)
+    stack.callback(_unmount, mount)
     started = embedded.start(Path(mount) / "server", bin_path=binaries(), settings={**SETTINGS, **settings}, keep=False)
     stack.callback(started.stop)
     return Server(started.cluster.dsn, started.stop, started.cluster)
+
+
+def _unmount(mount: str) -> None:
+    """The server's watchman ends a moment after the server, and has a file open there until then."""
+    wait_until(lambda: subprocess.run(["umount", mount], check=False, stderr=subprocess.DEVNULL).returncode == 0)
 
 
 def directly(stage: Stage) -> None:
