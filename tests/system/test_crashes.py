@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
+import signal
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from crashes.books import Report
 from crashes.lives import rescue_all
-from crashes.nursery import Nursery, lived
+from crashes.nursery import Life, Nursery, lived
 from crashes.series import fault, series
-from crashes.tasks import TABLES, enter
-from workers import Eyes
+from crashes.tasks import EXACTLY_ONCE, TABLES, enter
+from fault_work import EVENTS, notes, overlaps
+from servers import Server
+from workers import Eyes, until
 
+from pgqueue.database import migrations
+from pgqueue.database.embedded import Cluster
 from pgqueue.database.sessions import Link, Session
 from pgqueue.worker.liveness.rescue import Rescue
 
@@ -118,6 +129,181 @@ async def test_a_transfer_killed_at_any_boundary_is_whole_or_not_there_and_then_
     await rescuing.close()
     print(f"{kind}: {len(points)} points", *points, sep="\n")
     assert {f"{session}: {boundary}" for boundary in TRANSFER} <= set(points)
+
+
+# The server, not the process ------------------------------------------------------------------------------------------
+
+ITS_QUEUES = ["default", "after"]
+"""The queues of the worker that crashes the server. No other worker has the second one."""
+OF_A_JOB = ("fetch_claim", "keyed_claim_move", "unblock_", "complete_", "reconciler_held sent")
+"""Statements of a worker, by how they begin, that move a job."""
+OF_A_CONNECTION = "sessions_"
+"""How the statements of a new connection begin. The server crashes at one of them, before its COMMIT is answered."""
+MUST = {"plain": "fetch_claim", "holds": "keyed_claim_move", "transfer": "complete_within", "own": "complete_within"}
+"""Kinds of jobs, each with a statement at which the server must have crashed, on every side of its COMMIT."""
+TRIES = 5
+"""Which statement is the last one before a COMMIT is luck: the scheduler's goes with a claim now and then."""
+
+
+def crash_points(life: Life) -> list[str]:
+    """The points of this life at which the server is to crash: commits of the worker, and all that a handler sends."""
+
+    def wanted(point: str) -> bool:
+        session, _, statement = point.partition(": ")
+        name = statement.removeprefix("COMMIT ")
+        if session not in ("fetch", "unblock", "complete", "job", "handler"):
+            return False
+        if name.startswith(OF_A_CONNECTION):
+            return statement == "COMMIT sessions_keep sent"
+        return session in ("job", "handler") or (name != statement and name.startswith(OF_A_JOB))
+
+    return [point for point in life.seen if wanted(point)]
+
+
+@dataclass(frozen=True, slots=True)
+class CrashingServer:
+    """A server that a worker crashes, which then is `away` for some seconds; jobs of one kind; the handlers' notes."""
+
+    server: Server
+    events: Path
+    kind: str
+    lease: float = 15.0
+    away: float = 0.0
+    naive: str = ""
+
+    def prepare(self) -> CrashingServer:
+        """Make the tables."""
+        migrations.migrate(self.dsn)
+        with psycopg.connect(self.dsn) as conn:
+            conn.execute(TABLES.encode())
+        return self
+
+    @property
+    def dsn(self) -> str:
+        return self.server.dsn("postgres")
+
+    @property
+    def cluster(self) -> Cluster:
+        assert self.server.cluster is not None
+        return self.server.cluster
+
+    def look(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            return conn.execute(sql.encode(), values).fetchall()
+
+    def enqueue(self) -> list[int]:
+        """One job, or two of one key; their tokens."""
+        with psycopg.connect(self.dsn) as conn:
+            return enter(conn, [self.kind] * (2 if self.kind == "holds" else 1))
+
+    def enqueue_after(self) -> list[int]:
+        """A job for the worker that has crashed the server."""
+        with psycopg.connect(self.dsn) as conn:
+            return enter(conn, ["plain"], "after")
+
+    def done(self, tokens: list[int]) -> bool:
+        """Whether these jobs are completed; False while there is no server."""
+        sql = "SELECT state FROM ledger JOIN pgqueue.job ON id = job_id WHERE token = ANY (%s)"
+        try:
+            return self.look(sql, tokens) == [("completed",)] * len(tokens)
+        except psycopg.OperationalError:
+            return False
+
+    async def crash_at(self, nursery: Nursery, point: str) -> bool:
+        """Have a worker crash the server at this point, start the server, and wait until its jobs have ended. False if
+        the worker did not come there.
+
+        The worker lives on, and must do a job that no other worker takes. Another worker begins when the server is
+        back: it may take what the server has forgotten.
+        """
+        plan: dict[str, Any] = {"dsn": self.dsn, "kind": "work", "jobs": 1 << 40, "grace": 10.0, "seconds": 60.0}
+        plan |= {"lease": self.lease, "naive": self.naive}
+        tokens = self.enqueue()
+        crash = fault(f"*{point}", server=self.cluster.postmaster() or 0)
+        first, ends = await nursery.begin(faults=[crash], queues=ITS_QUEUES, **plan)
+        workers = {first.pid: ends}
+        try:
+            await until(lambda: first.crashed or ends.done() or self.done(tokens))
+            stops = not first.crashed
+            if stops:  # it comes there just now, or as it stops, or never
+                os.kill(first.pid, signal.SIGTERM)
+                await until(lambda: first.crashed or ends.done())
+            if first.crashed:
+                await until(lambda: self.cluster.postmaster() is None)
+                await asyncio.sleep(self.away)
+                await asyncio.to_thread(self.cluster.start)
+                second, its_end = await nursery.begin(queues=ITS_QUEUES if stops else ["default"], **plan)
+                workers[second.pid] = its_end
+                after = self.enqueue_after()
+                await until(lambda: self.done(tokens + after))
+        except AssertionError as error:
+            stands = [await nursery.stands(pid) for pid, ends in workers.items() if not ends.done()]
+            raise AssertionError("\n".join([f"{self.kind}, {point}: {error}", *stands])) from error
+        for pid, ends in workers.items():
+            if not ends.done():
+                os.kill(pid, signal.SIGTERM)
+            await ends
+        self.judge(point, tokens)
+        return bool(first.crashed)
+
+    def judge(self, point: str, tokens: list[int]) -> None:
+        """Each job has had its effect, a transactional one once."""
+        unanswered = Counter(note["key"] for note in notes(self.events) if note["event"] == "unanswered")
+        for token in tokens:
+            [(effects,)] = self.look("SELECT count(*) FROM effect WHERE token = %s", token)
+            told = f"{self.kind}, {point}: {effects} effects, {unanswered[token]} writes without an answer"
+            if self.kind in EXACTLY_ONCE:
+                balances = self.look("SELECT array_agg(balance ORDER BY name) FROM account WHERE token = %s", token)
+                assert (effects, balances) == (1, [([50, 250, 50],)]), told
+            elif self.away < self.lease:
+                # The handler's own COMMIT was durable, and so was the claim before it. So the job may only run again
+                # because its handler has failed, and that is because its write was not answered.
+                assert 1 <= effects <= 1 + unanswered[token], told
+            else:
+                assert effects >= 1, told
+
+
+@pytest.mark.promise("T01", "T03", "F06", "F27")
+@pytest.mark.parametrize("kind", MUST)
+@pytest.mark.parametrize(
+    ("lease", "away"),
+    [pytest.param(15.0, 0.0, marks=pytest.mark.second), pytest.param(2.0, 3.0, marks=pytest.mark.long)],
+    ids=["soon", "past-the-lease"],
+)
+async def test_a_server_that_crashes_at_any_point_of_a_job_loses_and_doubles_nothing(
+    kind: str, lease: float, away: float, own_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker lives on, and goes on when the server is back. Jobs of one key do not run at once."""
+    events = tmp_path / "events"
+    monkeypatch.setenv(EVENTS, str(events))
+    crashing = CrashingServer(own_server, events, kind, lease, away).prepare()
+    crashed: list[str] = []
+    async with Nursery.open() as nursery:
+        jobs = crashing.enqueue()
+        points = crash_points(await lived(nursery, lambda: crashing.done(jobs), dsn=crashing.dsn))
+        for point in points:
+            for _ in range(TRIES if MUST[kind] in point else 1):
+                if await crashing.crash_at(nursery, point):
+                    crashed.append(point)
+                    break
+    print(f"{kind}: crashed at {len(crashed)} of {len(points)} points", *crashed, sep="\n")
+    missed = [point for point in points if MUST[kind] in point and point not in crashed]
+    assert missed == []
+    assert {f"COMMIT {MUST[kind]} {side}" for side in ("before", "sent", "after")} <= {
+        point.partition(": ")[2] for point in crashed
+    }
+    assert overlaps(notes(events)) == []
+    assert [note["event"] for note in notes(events)].count("began") > 0 or kind != "holds"
+
+
+@pytest.mark.second
+async def test_a_crash_of_the_server_finds_out_what_is_completed_before_it_ran(
+    own_server: Server, tmp_path: Path
+) -> None:
+    crashing = CrashingServer(own_server, tmp_path / "events", "plain", naive="completed_when_claimed").prepare()
+    async with Nursery.open() as nursery:
+        with pytest.raises(AssertionError, match=r"plain, .*: 0 effects"):
+            await crashing.crash_at(nursery, "handler: INSERT INTO effect before")
 
 
 # The harness can fail -------------------------------------------------------------------------------------------------

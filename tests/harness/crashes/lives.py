@@ -8,6 +8,7 @@ report by lines on the standard output. series.py writes the plans and keeps the
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import json
 import logging
@@ -34,7 +35,6 @@ from pgqueue.worker.run.executor import Executor
 from pgqueue.worker.worker import Worker
 
 SCHEMA = "pgqueue"
-LEASE = 2.0
 
 
 # What the processes do -----------------------------------------------------------------------------------------------
@@ -45,10 +45,16 @@ async def work(plan: dict[str, Any], points: Points) -> None:
     tasks.home = home = Home(plan["dsn"], plan["jobs"])
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, tell_tasks, plan["life"])
     for cls, name in SHUTDOWN:
         points.around(cls, name)
     worker = Worker(
-        dsn=plan["dsn"], tasks=[*TASKS.values(), follow], queues=["default"], concurrency=3, poll=0.1, lease=LEASE
+        dsn=plan["dsn"],
+        tasks=[*TASKS.values(), follow],
+        queues=plan["queues"],
+        concurrency=3,
+        poll=0.1,
+        lease=plan["lease"],
     )
     await worker.start()
     points.late = lambda: worker.services.completer.fenced
@@ -57,6 +63,14 @@ async def work(plan: dict[str, Any], points: Points) -> None:
     points.phase = "shutdown, "
     await worker.stop(plan["grace"])
     say("late", life=plan["life"], late=points.late())
+
+
+def tell_tasks(life: int) -> None:
+    """Write where each task stands. Threads are written by faulthandler, at SIGUSR1."""
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)
+    sys.stderr.flush()
+    say("told", life=life)
 
 
 SHUTDOWN: list[tuple[type, str]] = [
@@ -109,6 +123,7 @@ def live(plan: dict[str, Any]) -> None:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        faulthandler.register(signal.SIGUSR1)
         random.seed(plan["seed"])
         points = Points(plan["life"], [Fault(**fault) for fault in plan["faults"]])
         arm(points)

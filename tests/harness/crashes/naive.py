@@ -60,9 +60,9 @@ def enqueue_by_itself() -> None:
     """The job goes in by a connection of its own, whatever becomes of the application's transaction."""
     real = tasks.put
 
-    def put(conn: psycopg.Connection[Any], kind: str, token: int) -> int:
+    def put(conn: psycopg.Connection[Any], kind: str, token: int, queue: str) -> int:
         with psycopg.connect(conn.info.dsn, autocommit=True, application_name="app") as own:
-            return real(own, kind, token)
+            return real(own, kind, token, queue)
 
     tasks.put = put
 

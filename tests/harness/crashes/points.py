@@ -23,7 +23,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import wraps
-from time import monotonic
+from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,11 +43,14 @@ LINE_MOST = 40  # points in a line: what several processes write to one pipe sta
 NAMES = {statements.text(name, "pgqueue"): name for name in statements.names()}
 OPENING = ("BEGIN", "RESET ROLE")
 """How messages begin that begin a transaction."""
+BESIDE = ("election_", "scheduler_", "passed_over")
+"""Statements that go with a claim now and then. Its COMMIT keeps the name of the claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at the nth crossing of a point: the process kills itself, or cuts that connection and lives on.
+    """What happens at the nth crossing of a point: the process kills itself, or cuts that connection and lives on, or
+    crashes the server with this process id and lives on.
 
     `shutdown, *` is any point whose name begins so, `*` any at all.
     """
@@ -54,6 +58,7 @@ class Fault:
     point: str
     nth: int = 1
     cut: bool = False
+    server: int = 0
 
     def meets(self, point: str) -> bool:
         return fnmatchcase(point, self.point)
@@ -99,7 +104,7 @@ class Points:
             name = f"COMMIT {self._last.get(conn, '')}".strip()
         elif name == "BEGIN":
             self._last[conn] = ""
-        elif name != "sessions_settings":
+        elif name != "sessions_settings" and not (self._last.get(conn) and name.startswith(BESIDE)):
             self._last[conn] = name
         session = (conn.pgconn.parameter_status(b"application_name") or b"").decode().removeprefix("pgqueue ")
         commits = ends or (idle and name != "BEGIN")
@@ -148,6 +153,13 @@ class Points:
                 while link.recv(65536):  # an answer that had come already is lost, too
                     pass
             return
+        if fault.server:
+            # Said first: while we wait, the lease may be over, and the run that stands here is stopped.
+            say("crashed", life=self._life, point=point)
+            os.kill(fault.server, signal.SIGQUIT)
+            while _lives(fault.server):
+                sleep(0.002)
+            return
         say("killed", life=self._life, point=point, late=self.late(), promised=self.promised, at=monotonic())
         os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()  # other threads may run until the signal has arrived, this one not
@@ -165,6 +177,14 @@ class Statement:
     def cross(self, side: str) -> None:
         if side == "before" or self.commits:
             self.points.cross(f"{self.name} {side}", self.conn)
+
+
+def _lives(pid: int) -> bool:
+    """Whether this process lives: one that has ended and was not waited for has no command line any more."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
 
 
 def arm(points: Points) -> None:

@@ -28,8 +28,8 @@ from pgqueue.database.sessions import Link, Session
 from pgqueue.worker.liveness.rescue import Rescue
 
 
-def fault(point: str, nth: int = 1, *, cut: bool = False) -> dict[str, Any]:
-    return asdict(Fault(point, nth, cut))
+def fault(point: str, nth: int = 1, *, cut: bool = False, server: int = 0) -> dict[str, Any]:
+    return asdict(Fault(point, nth, cut, server))
 
 
 AT_ONCE = 3

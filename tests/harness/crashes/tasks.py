@@ -8,6 +8,7 @@ own that hold 100, 200 and 50: the total is 350, whenever anybody looks.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+from fault_work import EVENTS, note, noted
 
 import pgqueue
 from pgqueue.client.tasks import task
@@ -32,6 +34,7 @@ CREATE INDEX ON ledger (job_id);
 """
 
 AGAIN = RetryPolicy(attempts=1000, first=0.02, factor=1)
+HOLD_SECONDS = 0.6
 
 
 class Home:
@@ -62,7 +65,7 @@ class Home:
 
     def write(self, token: int, kind: str, run: int) -> None:
         """An effect of its own: committed, whatever becomes of the job."""
-        with self.connection() as conn:
+        with self.connection() as conn, answer_noted(token):
             conn.execute("INSERT INTO effect VALUES (%s, %s, %s)", (token, kind, run))
 
     async def awrite(self, token: int, kind: str, run: int) -> None:
@@ -71,7 +74,19 @@ class Home:
                 self._async = await psycopg.AsyncConnection.connect(
                     self.dsn, autocommit=True, application_name="handler"
                 )
-            await self._async.execute("INSERT INTO effect VALUES (%s, %s, %s)", (token, kind, run))
+            with answer_noted(token):
+                await self._async.execute("INSERT INTO effect VALUES (%s, %s, %s)", (token, kind, run))
+
+
+@contextmanager
+def answer_noted(token: int) -> Iterator[None]:
+    """Note an effect whose write got no answer: it is committed, or not."""
+    try:
+        yield
+    except psycopg.OperationalError:
+        if EVENTS in os.environ:
+            note(os.environ[EVENTS], event="unanswered", key=token, pid=os.getpid())
+        raise
 
 
 home: Home = None  # type: ignore[assignment]  # each forked child makes its own
@@ -140,6 +155,15 @@ async def keyed(job: Job, token: int) -> None:
     """Runs alone with its key: parked, admitted, in a chain, rescued with or without it."""
     home.began()
     await home.awrite(token, "keyed", job.attempt)
+
+
+@task(name="crash.holds", retry=AGAIN, lock="holds")
+async def holds(job: Job, token: int) -> None:
+    """Keeps its key past the restart of a server. It notes its begin and its end in the file of fault_work."""
+    home.began()
+    with noted("locked", token):
+        await home.awrite(token, "holds", job.attempt)
+        await asyncio.sleep(HOLD_SECONDS)
 
 
 # Exactly once: the effect is committed with the completion -----------------------------------------------------------
@@ -218,11 +242,11 @@ KINDS = {
     tkeyed: 2,
 }
 """How often which comes."""
-TASKS = {each.name.removeprefix("crash."): each for each in KINDS}
+TASKS = {each.name.removeprefix("crash."): each for each in (*KINDS, holds)}
 EXACTLY_ONCE = ("transfer", "atransfer", "tflaky", "tchain", "own", "tkeyed")
 
 
-def enter(conn: psycopg.Connection[Any], kinds: list[str]) -> list[int]:
+def enter(conn: psycopg.Connection[Any], kinds: list[str], queue: str = "default") -> list[int]:
     """Enqueue a job of each kind, with its row in the ledger, in the caller's transaction; their tokens."""
     tokens = []
     for kind in kinds:
@@ -231,7 +255,7 @@ def enter(conn: psycopg.Connection[Any], kinds: list[str]) -> list[int]:
         token = int(row[0])
         if kind in EXACTLY_ONCE:
             conn.execute(ACCOUNTS, {"token": token})
-        conn.execute("INSERT INTO ledger VALUES (%s, %s, %s)", (token, kind, put(conn, kind, token)))
+        conn.execute("INSERT INTO ledger VALUES (%s, %s, %s)", (token, kind, put(conn, kind, token, queue)))
         tokens.append(token)
     return tokens
 
@@ -240,11 +264,12 @@ ACCOUNTS = """INSERT INTO account
 VALUES (%(token)s, 'a', 100), (%(token)s, 'b', 200), (%(token)s, 'c', 50)"""
 
 
-def put(conn: psycopg.Connection[Any], kind: str, token: int) -> int:
+def put(conn: psycopg.Connection[Any], kind: str, token: int, queue: str) -> int:
     """Enqueue one job; its id."""
-    return TASKS[kind].enqueue(conn, token=token).id
+    return TASKS[kind].using(queue=queue).enqueue(conn, token=token).id
 
 
 def mixed(number: int) -> list[str]:
     """So many kinds of jobs, as they come."""
-    return random.choices(list(TASKS), list(KINDS.values()), k=number)
+    names = [each.name.removeprefix("crash.") for each in KINDS]
+    return random.choices(names, list(KINDS.values()), k=number)
