@@ -359,8 +359,9 @@ nullif(coalesce(line.rate_key, %(rate_key)s::text), '')::jsonb #>> '{}' AS rate_
 ROWS FROM (
     {{lines}},
     string_to_table(%(unique_key)s::text, E'\n'), string_to_table(%(idempotency_key)s::text, E'\n'),
-    string_to_table(%(hold)s::text, E'\n'), string_to_table(%(hold_seconds)s::text, E'\n')
-) WITH ORDINALITY AS line ({{line_names}}, unique_key, idempotency_key, hold, hold_seconds, place)
+    string_to_table(%(hold)s::text, E'\n'), string_to_table(%(hold_seconds)s::text, E'\n'),
+    string_to_table(%(on_duplicate)s::text, E'\n')
+) WITH ORDINALITY AS line ({{line_names}}, unique_key, idempotency_key, hold, hold_seconds, on_duplicate, place)
 
 -- name: keyed_values
 -- Such a line as a job to be, with an id and the time of its enqueue: its unique keys name both.
@@ -371,7 +372,8 @@ pgqueue.now() AS enqueued_at,
 nullif(coalesce(line.unique_key, %(unique_key)s::text), '')::jsonb #>> '{}' AS unique_key,
 nullif(coalesce(line.idempotency_key, %(idempotency_key)s::text), '')::jsonb #>> '{}' AS idempotency_key,
 coalesce(line.hold, %(hold)s::text) AS hold,
-nullif(coalesce(line.hold_seconds, %(hold_seconds)s::text), '')::float8 AS hold_seconds
+nullif(coalesce(line.hold_seconds, %(hold_seconds)s::text), '')::float8 AS hold_seconds,
+coalesce(line.on_duplicate, %(on_duplicate)s::text) = 'replace' AS replaces
 
 -- name: first_state
 -- The state of a new job: available, if it has no time to start, or that has come.

@@ -1,9 +1,8 @@
 """Enqueue with unique keys: at most one job per key. Another enqueue of the key gets the handle of that job.
 
 Called by `enqueue` for batches in which a job has a key. Never commits, opens no connection. The statements:
-1. `unique_enqueue` inserts the keys, and the jobs that got all of their keys.
-2. If a job lost a key, `unique_enqueue_judge` reads which job holds it. A key that no job holds any more is removed.
-3. For jobs that lost a removed key, the first statement is sent again.
+1. `unique_enqueue` takes the keys, inserts the jobs that got theirs, and answers which job has the keys of the others.
+2. If jobs are to be replaced, `unique_enqueue_replace` writes them anew. The first statement has locked them.
 
 Why at most one job holds a key:
 1. A job has a key if its row in `unique_key` exists and `key_state` says that it holds. The transaction that makes the
@@ -14,16 +13,24 @@ Why at most one job holds a key:
    snapshot, and found that the key is not held.
 4. A job that has ended can live again only by `retry`, which writes the row again. It gets the key, or it finds that
    another job has it.
-5. After a removal no job has the key, not even the one to be enqueued: its insert is sent again, and may lose.
+5. After a removal no job has the key, not even the one to be enqueued: its insert may lose, and is judged anew.
+
+Why two enqueues never wait for each other in a circle:
+1. All keys come first, in the order of their bytes, also those of other jobs of the batch. Then come the jobs that have
+   keys of ours, in the order of their ids. Nothing is locked after them.
+2. If a key was free but had a row, or a job has moved, the next lock would be out of order. Then all locks of the
+   batch are given back, by a savepoint inside of `take_many_keys`, and taken anew.
+3. A retry, successors and a cancel keep the same order (docs/design/database.md).
 
 Other ways do not work or cost more:
 - A look before the insert, without the constraint, makes two jobs (tests/client/test_unique_enqueue.py shows it).
 - An insert that fails and is caught costs the caller's transaction, and fills the server's log.
 - ON CONFLICT DO UPDATE would lock the winner's row for as long as the loser's transaction. It would leave a dead
   version for each loser.
+- Free keys that are removed by a second statement, and inserted by a third, follow later keys:
+  tests/system/test_lock_order.py shows the deadlock.
 
-Every batch takes its keys in the order of their bytes: two batches cannot wait for each other. A deadlock is possible
-if one transaction takes keys in several calls, or if a key's job ends in this very moment. PostgreSQL ends deadlocks.
+A deadlock is possible if one transaction takes keys in several calls. PostgreSQL ends it.
 
 A key with `hold="pending"` is held until its job starts. It promises the loser that this job will see what the loser's
 transaction has written. To keep the promise, the loser locks that job's row: claims pass over it until the loser's
@@ -47,9 +54,6 @@ from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import Keys
 
 log = logging.getLogger("pgqueue")
-
-ROUNDS = 100
-"""The insert is sent at most this often: each time another job may have released the key just after it was found."""
 
 OLDER = (
     "if this is a function or a column of pgqueue, the schema of this database is older than this pgqueue; run "
@@ -110,68 +114,23 @@ def impatient(schema: str) -> Statement[None]:
 
 def _enqueueing(jobs: Sequence[NewJob[Any]]) -> Steps[list[JobHandle[Any]]]:
     schema, notify = client()
-    handles: dict[int, JobHandle[Any]] = {}
-    left: list[Placed] = list(enumerate(jobs))
-    for _ in range(ROUNDS):
-        batch = [job for _, job in left]
-        params = columns(batch) | _key_columns(batch) | {"notify": notify}
-        [(ids, *_)] = yield Statement(text("unique_enqueue", schema), params, list)
-        made = {place: id for (place, _), id in zip(left, ids, strict=True) if id is not None}
-        handles |= {place: JobHandle(id) for place, id in made.items()}
-        lost = [placed for placed in left if placed[0] not in made]
-        if lost:
-            lost = _among_themselves(lost, {place: jobs[place] for place in made}, handles)
-        left = (yield from _losing(lost, handles)) if lost else []
-        if not left:
-            return [handles[place] for place in range(len(jobs))]
-    names = [name for _, job in left for name in _keys(job).names()]
-    raise Error(
-        f"unique keys {', '.join(names[:5])}: released and taken again {ROUNDS} times while we asked; try again"
-    )
-
-
-def _among_themselves(
-    lost: list[Placed], made: dict[int, NewJob[Any]], handles: dict[int, JobHandle[Any]]
-) -> list[Placed]:
-    """Give handles to jobs that lost to a job of their own batch. Return the other jobs, and those that replace."""
-    mine = {name: place for place, job in made.items() if job.keys for name in job.keys.names()}
-    others: list[Placed] = []
-    for place, job in lost:
-        names = [name for name in _keys(job).names() if name in mine]
-        if names and _keys(job).on_duplicate != "replace":
-            handles[place] = _duplicate(job, names[0], handles[mine[names[0]]].id)
-        else:
-            others.append((place, job))
-    return others
-
-
-def _losing(lost: list[Placed], handles: dict[int, JobHandle[Any]]) -> Steps[list[Placed]]:
-    """Find the holders of the keys, and give handles of them. Return the jobs to try again: those without a holder, or
-    with a holder that is just changing its state."""
-    schema, _ = client()
-    names = sorted({name for _, job in lost for name in _keys(job).names()})
-    replaced = sorted({name for _, job in lost if _keys(job).on_duplicate == "replace" for name in _keys(job).names()})
-    params = {"keys": json.dumps(names), "replaced": json.dumps(replaced)}
-    [(found,)] = yield Statement(text("unique_enqueue_judge", schema), params, list)
-    held = {name: (Holder(id, since), waits) for name, id, since, waits in json.loads(found)}
-    left: list[Placed] = []
+    params = columns(jobs) | _key_columns(jobs) | {"notify": notify}
+    [(ids, lost, *_)] = yield Statement(text("unique_enqueue", schema), params, list)
+    handles: dict[int, JobHandle[Any]] = {place: JobHandle(id) for place, id in enumerate(ids) if id is not None}
+    losers = [placed for placed in enumerate(jobs) if placed[0] not in handles]
     replacing: list[tuple[Holder, Placed]] = []
-    for place, job in lost:
-        name = next((name for name in _keys(job).names() if name in held), None)
-        if name is None:
-            left.append((place, job))
-            continue
-        holder, waits = held[name]
+    for (place, job), (name, holder, since, waits) in zip(losers, json.loads(lost or "[]"), strict=True):
         if waits and _keys(job).on_duplicate == "replace":
-            replacing.append((holder, (place, job)))
+            replacing.append((Holder(holder, since), (place, job)))
         else:
-            handles[place] = _duplicate(job, name, holder.id)
-    return left + ((yield from _replacing(replacing, handles)) if replacing else [])
+            handles[place] = _duplicate(job, name, holder)
+    if replacing:
+        yield from _replacing(replacing, handles)
+    return [handles[place] for place in range(len(jobs))]
 
 
-def _replacing(replacing: list[tuple[Holder, Placed]], handles: dict[int, JobHandle[Any]]) -> Steps[list[Placed]]:
-    """Give each holder the values of the last job that replaces it. Return the jobs whose holder is just changing its
-    state."""
+def _replacing(replacing: list[tuple[Holder, Placed]], handles: dict[int, JobHandle[Any]]) -> Steps[None]:
+    """Give each holder the values of the last job that replaces it. All of them are locked, or were made just now."""
     schema, notify = client()
     last = {holder: job for holder, (_, job) in replacing}
     jobs = list(last.values())
@@ -179,10 +138,10 @@ def _replacing(replacing: list[tuple[Holder, Placed]], handles: dict[int, JobHan
     params["since"] = lines([holder.enqueued_at for holder in last])
     params["at_most"] = column([_keys(job).debounce_max for job in jobs], repr)
     [(changed, *_)] = yield Statement(text("unique_enqueue_replace", schema), params, list)
+    if stayed := sorted({holder.id for holder in last} - set(changed)):
+        raise Error(f"job {stayed[0]} could not be replaced although it waits: does a trigger hold it where it is?")
     for holder, (place, _) in replacing:
-        if holder.id in changed:
-            handles[place] = JobHandle(holder.id, created=False, replaced=True)
-    return [placed for holder, placed in replacing if holder.id not in changed]
+        handles[place] = JobHandle(holder.id, created=False, replaced=True)
 
 
 def _duplicate(job: NewJob[Any], name: str, holder: int) -> JobHandle[Any]:
@@ -206,4 +165,5 @@ def _key_columns(jobs: Sequence[NewJob[Any]]) -> dict[str, object]:
         "idempotency_key": column([each and each.idempotency for each in keys], quoted),
         "hold": column([each.hold if each else "live" for each in keys]),
         "hold_seconds": column([each and each.seconds for each in keys], repr),
+        "on_duplicate": column([each.on_duplicate if each else "return" for each in keys]),
     }

@@ -71,9 +71,10 @@ WITH asked AS MATERIALIZED (
         FROM (SELECT DISTINCT ON (id) * FROM found ORDER BY id, finished_at DESC) AS dead
         WHERE unique_key IS NOT NULL OR idempotency_key IS NOT NULL
     ) AS dead
-    CROSS JOIN LATERAL pgqueue.take_all_keys(dead.idempotency_keys, dead.unique_keys, NULL, NULL, dead.ids, dead.since) AS taken
+    CROSS JOIN LATERAL pgqueue.take_all_keys(
+        dead.idempotency_keys, dead.unique_keys, NULL, NULL, dead.ids, dead.since, NULL) AS taken
 ), picked AS MATERIALIZED (
-    SELECT id, enqueued_at FROM found WHERE id <> ALL (ARRAY(SELECT id FROM keyed WHERE holder <> id))
+    SELECT id, enqueued_at FROM found WHERE id <> ALL (ARRAY(SELECT id FROM keyed))
 ), dead AS MATERIALIZED (
     SELECT {{job}}, attempt, snoozes, finished_at
     FROM pgqueue.take_dead(ARRAY(SELECT id FROM picked ORDER BY id), ARRAY(SELECT enqueued_at FROM picked ORDER BY id))
@@ -103,7 +104,7 @@ WITH asked AS MATERIALIZED (
 )
 SELECT asked.id, seen.state, coalesce(retried.id, again.id), keyed.holder, (SELECT count(done) FROM told)
 FROM asked
-LEFT JOIN keyed ON keyed.id = asked.id AND keyed.holder <> asked.id
+LEFT JOIN keyed ON keyed.id = asked.id
 LEFT JOIN seen ON seen.id = asked.id
 LEFT JOIN retried ON retried.id = asked.id
 LEFT JOIN again ON again.retry_of = asked.id

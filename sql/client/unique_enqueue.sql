@@ -1,51 +1,36 @@
 -- Jobs with unique keys. The primary key of `unique_key` decides: a job has the key if its row goes in, by the statement that
--- inserts the job. Whether a row that is there still holds is said by `key_state`, which looks at the job it names. Every statement
--- takes keys in the order of their bytes, and removes a row by its version: one that was removed and written anew meanwhile stays.
--- While a statement waits for a transaction that is just taking the same key, it is bounded by the session's lock_timeout, by 5 s
--- if that has none; afterwards the setting is as it was.
+-- inserts the job. Whether a row that is there still holds is said by `key_state`, which looks at the job it names. All statements lock in
+-- one order: `take_all_keys` takes the keys of a batch in the order of their bytes, then it locks the jobs that have others of them. A row is
+-- removed by its version: one that was removed and written anew meanwhile stays. While a statement waits for a transaction that is just
+-- taking the same key, it is bounded by the session's lock_timeout, by 5 s if that has none; afterwards the setting is as it was.
 
 -- name: unique_enqueue
 -- A batch of jobs of which some have unique keys (as JSON: they may have line breaks), in the columns of `enqueue_many_later`. A job is
--- inserted if all of its keys were free, or if it has none. One row: the ids in the order of the batch, NULL for a job that was not
--- inserted.
-WITH patience AS MATERIALIZED (
-    SELECT asked.patience, set_config('lock_timeout', CASE asked.patience WHEN '0' THEN '5s' ELSE asked.patience END, true)
-    FROM current_setting('lock_timeout') AS asked (patience)
-), asked AS MATERIALIZED (
+-- inserted if it got all of its keys, or if it has none. One row: the ids in the order of the batch, NULL for a job that was not inserted;
+-- and for each of these, in order, as a JSON array: a key, the job that has it, when that was enqueued, and whether it has never started.
+WITH asked AS MATERIALIZED (
     SELECT {{keyed_values}}
-    FROM patience CROSS JOIN {{keyed_lines}}
-), taken AS (
-    INSERT INTO pgqueue.unique_key (key, job_id, enqueued_at, hold, seconds)
-    SELECT wanted.key COLLATE "C", wanted.id, wanted.enqueued_at, wanted.hold, wanted.seconds
-    FROM (
-        SELECT 'unique:' || unique_key AS key, id, enqueued_at, hold, coalesce(hold_seconds, 0) AS seconds
-        FROM asked WHERE unique_key IS NOT NULL
-        UNION ALL
-        SELECT 'idempotency:' || idempotency_key, id, enqueued_at, 'after', 86400 FROM asked WHERE idempotency_key IS NOT NULL
-    ) AS wanted
-    ORDER BY wanted.key COLLATE "C", wanted.id
-    ON CONFLICT DO NOTHING
-    RETURNING job_id
-), won AS MATERIALIZED (
-    SELECT asked.* FROM asked LEFT JOIN (SELECT job_id, count(*) AS n FROM taken GROUP BY job_id) AS mine ON mine.job_id = asked.id
-    WHERE coalesce(mine.n, 0) = (asked.unique_key IS NOT NULL)::integer + (asked.idempotency_key IS NOT NULL)::integer
-    ORDER BY asked.place
+    FROM {{keyed_lines}}
+), keyed AS MATERIALIZED (
+    SELECT array_agg(idempotency_key) AS idempotency_keys, array_agg(unique_key) AS unique_keys, array_agg(hold) AS holds,
+        array_agg(hold_seconds) AS seconds, array_agg(id) AS ids, array_agg(enqueued_at) AS since, array_agg(replaces) AS replaces
+    FROM asked WHERE unique_key IS NOT NULL OR idempotency_key IS NOT NULL
+), lost AS MATERIALIZED (
+    SELECT taken.*
+    FROM keyed CROSS JOIN LATERAL pgqueue.take_all_keys(idempotency_keys, unique_keys, holds, seconds, ids, since, replaces) AS taken
+), judged AS MATERIALIZED (
+    SELECT asked.*, lost.key AS lost_key, lost.holder, lost.holder_since, lost.waits
+    FROM asked LEFT JOIN lost ON lost.job_id = asked.id
 ), added AS (
     INSERT INTO pgqueue.job (id, enqueued_at, state, rank, {{new_job}}, unique_key, idempotency_key)
-    SELECT id, enqueued_at, {{first_state}}, 2 * priority + 1, {{new_job}}, unique_key, idempotency_key FROM won
-    RETURNING id, {{channel}} AS heard
+    SELECT id, enqueued_at, {{first_state}}, 2 * priority + 1, {{new_job}}, unique_key, idempotency_key
+    FROM judged WHERE holder IS NULL ORDER BY place
+    RETURNING {{channel}} AS heard
 )
 SELECT
-    (SELECT array_agg(added.id ORDER BY asked.place) FROM asked LEFT JOIN added ON added.id = asked.id),
-    {{tell_channels}},
-    (SELECT set_config('lock_timeout', patience.patience, true) FROM patience);
-
--- name: unique_enqueue_judge
--- Of keys that were not free: the jobs that hold them; a leftover is removed. As a JSON array, for each that is held: the key, the job,
--- when
--- that was enqueued, and whether it has never started (see `key_holders`).
-SELECT pgqueue.key_holders(
-    ARRAY(SELECT json_array_elements_text(%(keys)s::text::json)), ARRAY(SELECT json_array_elements_text(%(replaced)s::text::json)));
+    (SELECT array_agg(CASE WHEN holder IS NULL THEN id END ORDER BY place) FROM judged),
+    (SELECT json_agg(json_build_array(lost_key, holder, holder_since, waits) ORDER BY place)::text FROM judged WHERE holder IS NOT NULL),
+    {{tell_channels}};
 
 -- name: unique_enqueue_replace
 -- Jobs that have never started become what this batch says (as `unique_enqueue`, with the job's id), in one move. They keep their ids,
@@ -101,15 +86,15 @@ WITH asked AS MATERIALIZED (
         array_agg(hold_seconds) AS seconds, array_agg(id) AS ids, array_agg(enqueued_at) AS since
     FROM asked WHERE unique_key IS NOT NULL OR idempotency_key IS NOT NULL
 ), judged AS MATERIALIZED (
-    SELECT asked.*, coalesce(taken.holder, asked.id) AS holder
+    SELECT asked.*, taken.holder
     FROM asked LEFT JOIN (
         SELECT taken.job_id, taken.holder
-        FROM keyed CROSS JOIN LATERAL pgqueue.take_all_keys(idempotency_keys, unique_keys, holds, seconds, ids, since) AS taken
+        FROM keyed CROSS JOIN LATERAL pgqueue.take_all_keys(idempotency_keys, unique_keys, holds, seconds, ids, since, NULL) AS taken
     ) AS taken ON taken.job_id = asked.id
 ), added AS (
     INSERT INTO pgqueue.job (id, enqueued_at, state, rank, {{new_job}}, unique_key, idempotency_key)
     SELECT id, enqueued_at, {{first_state}}, 2 * priority + 1, {{new_job}}, unique_key, idempotency_key
-    FROM judged WHERE holder = id ORDER BY place
+    FROM judged WHERE holder IS NULL ORDER BY place
     RETURNING {{channel}} AS heard
 )
-SELECT (SELECT json_agg(json_build_array(task, holder))::text FROM judged WHERE holder <> id), {{tell_channels}};
+SELECT (SELECT json_agg(json_build_array(task, holder))::text FROM judged WHERE holder IS NOT NULL), {{tell_channels}};

@@ -19,9 +19,10 @@ GRANT SELECT, INSERT, DELETE ON pgqueue.job_waiter TO :"role";
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.keys_can_be(text, integer, text, text, text),
     pgqueue.enqueue(text, jsonb, text, integer, timestamptz, jsonb, timestamptz, text, text, text, integer, text, text, text),
-    pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, bigint[], timestamptz[], boolean),
-    pgqueue.take_all_keys(text[], text[], text[], double precision[], bigint[], timestamptz[]),
-    pgqueue.key_holders(text[], text[]),
+    pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, boolean, bigint[]),
+    pgqueue.take_many_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
+    pgqueue.take_all_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
+    pgqueue.key_states(text[]), pgqueue.keep_waiting(bigint[], timestamptz[], boolean[], text),
     pgqueue.take_keys(text, text, text, double precision, bigint, bigint[]), pgqueue.key_state(pgqueue.unique_key),
     pgqueue.judge_keys(text[], text[]), pgqueue.job_states(bigint[])
     TO :"role";

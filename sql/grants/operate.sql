@@ -22,8 +22,10 @@ GRANT SELECT, UPDATE ON pgqueue.key_rate TO :"role";
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.keys_can_be(text, integer, text, text, text),
-    pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, bigint[], timestamptz[], boolean),
-    pgqueue.take_all_keys(text[], text[], text[], double precision[], bigint[], timestamptz[]),
+    pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, boolean, bigint[]),
+    pgqueue.take_many_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
+    pgqueue.take_all_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
+    pgqueue.key_states(text[]), pgqueue.keep_waiting(bigint[], timestamptz[], boolean[], text),
     pgqueue.take_keys(text, text, text, double precision, bigint, bigint[]), pgqueue.key_state(pgqueue.unique_key),
     pgqueue.job_states(bigint[]), pgqueue.job_rows(bigint[]), pgqueue.jobs_after(text[], bigint, integer),
     pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint), pgqueue.waiters(bigint[]),

@@ -98,28 +98,50 @@ END $$;
 
 -- Those of these jobs that wait, deleted; each is named by its id and the time of its enqueue. While another transaction has one, this
 -- waits.
--- Locks them in the order of their ids, whatever partition they are in (see 0018).
+--
+-- Locks them in the order of their ids, whatever partition they are in (see 0018). If one has moved to another partition meanwhile, it
+-- would be locked after jobs with higher ids. So the locks are given back, and all begins anew.
 CREATE FUNCTION pgqueue.take_waiting(ids bigint[], since timestamptz[]) RETURNS SETOF pgqueue.job LANGUAGE plpgsql ROWS 1
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    parts oid[];
+    places tid[];
 BEGIN
+    LOOP
+        <<round>>
+        BEGIN
+            SELECT array_agg(j.part), array_agg(j.place) INTO parts, places
+            FROM (SELECT a.id, a.since FROM unnest(take_waiting.ids, take_waiting.since) AS a (id, since) ORDER BY a.id) AS asked
+            CROSS JOIN LATERAL (
+                SELECT j.tableoid AS part, j.ctid AS place FROM pgqueue.job j
+                WHERE j.id = asked.id AND j.enqueued_at = asked.since AND j.state IN ('available', 'scheduled', 'blocked')
+                LIMIT 1 FOR UPDATE
+            ) AS j;
+            EXIT WHEN coalesce(cardinality(places), 0) = cardinality(take_waiting.ids);
+            -- A statement of its own: it sees what has been committed while the one before waited.
+            EXIT WHEN coalesce(cardinality(places), 0) >= (
+                SELECT count(*) FROM unnest(take_waiting.ids, take_waiting.since) AS asked (id, since)
+                CROSS JOIN LATERAL (
+                    SELECT FROM pgqueue.job j
+                    WHERE j.id = asked.id AND j.enqueued_at = asked.since AND j.state IN ('available', 'scheduled', 'blocked') LIMIT 1
+                ) AS j);
+            RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'PGQ02';
+        EXCEPTION WHEN SQLSTATE 'PGQ02' THEN
+            NULL;  -- With the block its locks are gone.
+        END round;
+    END LOOP;
     RETURN QUERY
     WITH waiting AS MATERIALIZED (
-        SELECT j.part, j.row
-        FROM (SELECT a.id, a.since FROM unnest(take_waiting.ids, take_waiting.since) AS a (id, since) ORDER BY a.id) AS asked
-        CROSS JOIN LATERAL (
-            SELECT j.tableoid AS part, j.ctid AS row FROM pgqueue.job j
-            WHERE j.id = asked.id AND j.enqueued_at = asked.since AND j.state IN ('available', 'scheduled', 'blocked')
-            LIMIT 1 FOR UPDATE
-        ) AS j
+        SELECT w.part, w.place FROM unnest(parts, places) AS w (part, place)
     ), from_available AS (
         DELETE FROM pgqueue.job_available j
-        WHERE j.ctid = ANY (ARRAY(SELECT w.row FROM waiting w WHERE w.part = 'pgqueue.job_available'::regclass)) RETURNING j.*
+        WHERE j.ctid = ANY (ARRAY(SELECT w.place FROM waiting w WHERE w.part = 'pgqueue.job_available'::regclass)) RETURNING j.*
     ), from_scheduled AS (
         DELETE FROM pgqueue.job_scheduled j
-        WHERE j.ctid = ANY (ARRAY(SELECT w.row FROM waiting w WHERE w.part = 'pgqueue.job_scheduled'::regclass)) RETURNING j.*
+        WHERE j.ctid = ANY (ARRAY(SELECT w.place FROM waiting w WHERE w.part = 'pgqueue.job_scheduled'::regclass)) RETURNING j.*
     ), from_blocked AS (
         DELETE FROM pgqueue.job_blocked j
-        WHERE j.ctid = ANY (ARRAY(SELECT w.row FROM waiting w WHERE w.part = 'pgqueue.job_blocked'::regclass)) RETURNING j.*
+        WHERE j.ctid = ANY (ARRAY(SELECT w.place FROM waiting w WHERE w.part = 'pgqueue.job_blocked'::regclass)) RETURNING j.*
     )
     TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked;
 END $$;

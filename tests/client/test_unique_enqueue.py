@@ -172,10 +172,10 @@ def test_what_uniqueness_costs_in_statements(dsn: str) -> None:
         mail.enqueue(conn, x=1)
         assert len(sent) == 1, "plain"
         assert cost(keyed("a")) == 1, "the winner"
-        assert cost(keyed("a")) == 2, "a duplicate"
+        assert cost(keyed("a")) == 1, "a duplicate"
         assert cost(*[keyed(f"b{n}") for n in range(100)], mail.new()) == 1, "100 winners"
         assert cost(*[keyed(f"c{n % 10}") for n in range(100)]) == 1, "duplicates among themselves"
-        assert cost(*[keyed(f"b{n}") for n in range(50, 150)]) == 2, "half of them duplicates"
+        assert cost(*[keyed(f"b{n}") for n in range(50, 150)]) == 1, "half of them duplicates"
 
 
 def test_the_order_of_the_handles_is_that_of_the_jobs(conn: Conn) -> None:
@@ -304,9 +304,8 @@ def test_a_schema_of_the_version_before_is_named(empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn) as conn:
         for file in migrations.files()[:17]:
             conn.execute(file.sql.encode(), prepare=False)
-        with pytest.raises(errors.UndefinedColumn) as refused:
+        with pytest.raises(pgqueue.SchemaBehind, match="older than this pgqueue: run `pgqueue migrate`"):
             put(conn, "k")
-        assert "older than this pgqueue; run `pgqueue migrate" in "".join(refused.value.__notes__)
 
 
 @pytest.mark.parametrize("said", ["0", "3s"])

@@ -7,11 +7,12 @@ is an error (40P01) at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations_with_replacement
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import combinations_with_replacement, product
 from random import Random
 from threading import Event
-from typing import Any
+from typing import Any, LiteralString, NamedTuple, Self
 
 import psycopg
 import pytest
@@ -64,7 +65,241 @@ def test_duplicates_that_return_and_duplicates_that_replace_lock_in_one_order(ds
     gone.set()
 
 
-# All pairs -----------------------------------------------------------------------------------------------------------
+# Step by step ---------------------------------------------------------------------------------------------------------
+
+
+class Stage:
+    """Transactions that are stopped where they want a lock, so that their steps come in a given order."""
+
+    def __init__(self, dsn: str, eyes: Eyes) -> None:
+        self._dsn, self._eyes = dsn, eyes
+        self._ends = ExitStack()
+        self._pool = self._ends.enter_context(ThreadPoolExecutor(4))
+        self._started: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def gate(self, sql: LiteralString, *params: object) -> Conn:
+        """A transaction that has a lock until it ends."""
+        conn: Conn = self._ends.enter_context(psycopg.connect(self._dsn))
+        conn.execute(sql, params)
+        return conn
+
+    def start(self, act: Callable[[Conn], object]) -> None:
+        """Start a transaction. Return when it waits for a lock, or has ended."""
+        conn: Conn = self._ends.enter_context(psycopg.connect(patient(self._dsn)))
+
+        def transact() -> None:
+            act(conn)
+            conn.commit()
+
+        started = self._pool.submit(transact)
+        self._started.append(started)
+        waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+        wait_until(lambda: started.done() or self._eyes.one(waits, conn.info.backend_pid))
+
+    def waiting(self) -> list[bool]:
+        """Of the transactions in the order of their start: which of them have not ended."""
+        return [not each.done() for each in self._started]
+
+    def end(self) -> list[str | None]:
+        """How the transactions ended: None, or the SQLSTATE of the error."""
+        ends = [each.exception(30) for each in self._started]
+        return [getattr(end, "sqlstate", str(end)) if end else None for end in ends]
+
+
+TAKE = "INSERT INTO pgqueue.unique_key (key, job_id, hold) VALUES (%s, -1, 'live')"
+LOCK_KEY = "SELECT FROM pgqueue.unique_key WHERE key = %s FOR UPDATE"
+LOCK_JOB = "SELECT FROM pgqueue.job WHERE id = %s FOR UPDATE"
+
+
+def both(unique: str, idempotency: str, *, hold: Any = None, on_duplicate: Any = "return") -> NewJob[Any]:
+    task = pgqueue.remote("unique.mail")
+    given = pgqueue.Unique(lambda **_: unique, hold=hold, on_duplicate=on_duplicate)
+    return task.using(unique=given, idempotency_key=idempotency).new()
+
+
+def dead(conn: Conn, *jobs: NewJob[Any]) -> list[int]:
+    """Jobs that were cancelled. The rows of their keys are left over."""
+    ids = [handle.id for handle in pgqueue.enqueue_many(conn, jobs)]
+    pgqueue.cancel(conn, *ids)
+    return ids
+
+
+def tidied(conn: Conn, *keys: str) -> None:
+    conn.execute("DELETE FROM pgqueue.unique_key WHERE key = ANY (%s)", [list(keys)])
+
+
+@pytest.mark.promise("F38")
+@pytest.mark.parametrize("hold", ["live", "pending"])
+@pytest.mark.parametrize("on_duplicate", ["return", "replace"])
+def test_a_free_key_is_taken_in_its_turn(dsn: str, eyes: Eyes, on_duplicate: str, hold: str) -> None:
+    """The jobs of keys a and b were cancelled, and the row of b was tidied away. A third transaction has just taken c.
+
+    The naive order inserts b, waits for c, and then goes back to remove the row of a.
+    """
+    with psycopg.connect(dsn) as conn:
+        ids = dead(conn, keyed("a", hold=hold), keyed("b", hold=hold))
+        tidied(conn, "unique:b")
+    batch = [keyed(key, hold=hold, on_duplicate=on_duplicate) for key in "abc"]
+    with Stage(dsn, eyes) as stage:
+        third = stage.gate(TAKE, "unique:c")
+        stage.start(lambda conn: pgqueue.enqueue_many(conn, batch))
+        stage.start(lambda conn: pgqueue.retry(conn, *ids))
+        assert stage.waiting() == [True, True]
+        third.rollback()
+        assert stage.end() == [None, None]
+
+
+@pytest.mark.promise("F38")
+def test_what_moved_is_looked_for_without_the_locks_of_the_first_look(dsn: str, eyes: Eyes) -> None:
+    """Key f is of a job that was cancelled, p and q of jobs that wait. While a batch asks for all three, f's job is
+    retried, so that the batch has to keep that one from starting, too.
+
+    The naive order has the job of p locked when it looks a second time, and then wants the job of f, which is older.
+    """
+    with psycopg.connect(dsn) as conn:
+        [f] = dead(conn, keyed("f", hold="pending"))
+        p, q = (handle.id for handle in pgqueue.enqueue_many(conn, [keyed(key, hold="pending") for key in "pq"]))
+    with Stage(dsn, eyes) as stage:
+        third = stage.gate(TAKE, "unique:g")
+        fourth = stage.gate(LOCK_JOB, q)
+        stage.start(lambda conn: pgqueue.enqueue_many(conn, [keyed(key, hold="pending") for key in "fgpq"]))
+        retrying = stage.gate("SELECT")
+        pgqueue.retry(retrying, f)
+        third.rollback()
+        wait_until(
+            lambda: eyes.one(
+                "SELECT count(*) > 0 FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))",
+                retrying.info.backend_pid,
+            )
+        )
+        retrying.commit()
+        wait_until(
+            lambda: eyes.one(
+                "SELECT count(*) > 0 FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))",
+                fourth.info.backend_pid,
+            )
+        )
+        stage.start(lambda conn: pgqueue.cancel(conn, f, p))
+        assert stage.waiting() == [True, True]
+        fourth.rollback()
+        assert stage.end() == [None, None]
+    assert eyes.all("SELECT unique_key FROM pgqueue.job WHERE state = 'available' ORDER BY 1") == [("g",), ("q",)]
+
+
+@pytest.mark.promise("F38")
+@pytest.mark.parametrize("retried", [True, False], ids=["retry", "successors"])
+def test_jobs_with_two_keys_take_them_in_the_order_of_the_keys(dsn: str, eyes: Eyes, retried: bool) -> None:
+    """The naive order takes both keys of one job, and then those of the next: u1 before i2."""
+    jobs = [both("u1", "i1"), both("u2", "i2")]
+    with psycopg.connect(dsn) as conn:
+        ids = dead(conn, *jobs)
+        tidied(conn, "idempotency:i1", "idempotency:i2", "unique:u1", "unique:u2")
+    with Stage(dsn, eyes) as stage:
+        third = stage.gate(TAKE, "unique:u0")
+        stage.start(lambda conn: pgqueue.enqueue_many(conn, [both("u0", "i2"), keyed("u1")]))
+        stage.start(lambda conn: pgqueue.retry(conn, *ids) if retried else succeed(conn, jobs))
+        assert stage.waiting() == [True, True]
+        third.rollback()
+        assert stage.end() == [None, None]
+
+
+# All pairs, step by step ----------------------------------------------------------------------------------------------
+
+
+class World(NamedTuple):
+    """Six keys: a job of each state, or none. Every operation is about all of them."""
+
+    n: int
+    dead: list[int]
+    waiting: list[int]
+
+    def jobs(self, **options: Any) -> list[NewJob[Any]]:
+        n = self.n
+        return [
+            *(keyed(f"{n}{key}", **options) for key in "abcd"),
+            both(f"{n}e", f"{n}e", **options),
+            keyed(f"{n}z", **options),
+        ]
+
+
+def make_world(conn: Conn, n: int) -> World:
+    """a: a row that is left over. b, e: no row any more; e is of a job with two keys. c, d: held. z: never there."""
+    ids = dead(
+        conn, keyed(f"{n}a", hold="pending"), keyed(f"{n}b", hold="pending"), both(f"{n}e", f"{n}e", hold="pending")
+    )
+    tidied(conn, f"unique:{n}b", f"unique:{n}e", f"idempotency:{n}e")
+    later = pgqueue.remote("t").using(unique=pgqueue.Unique(lambda **_: f"{n}c", hold="pending"), delay=3600)
+    held = pgqueue.enqueue_many(conn, [later.new(), keyed(f"{n}d", hold="pending")])
+    conn.commit()
+    return World(n, ids, [handle.id for handle in held])
+
+
+def succeed(conn: Conn, jobs: list[NewJob[Any]]) -> None:
+    drivers.run(conn, unique_enqueue.following(jobs, schema="pgqueue", notify=True))
+
+
+def one_by_one(conn: Conn, world: World) -> None:
+    """Single calls, in the order of the keys."""
+    conn.execute("SELECT pgqueue.enqueue('t', idempotency_key => %s)", [f"{world.n}e"])
+    for key in "abcdz":
+        conn.execute("SELECT pgqueue.enqueue('t', unique_key => %s)", [f"{world.n}{key}"])
+
+
+STEPS: dict[str, Callable[[Conn, World], object]] = {
+    "return": lambda conn, world: pgqueue.enqueue_many(conn, world.jobs(hold="pending")),
+    "return, live": lambda conn, world: pgqueue.enqueue_many(conn, world.jobs()),
+    "replace": lambda conn, world: pgqueue.enqueue_many(conn, world.jobs(hold="pending", on_duplicate="replace")),
+    "reversed": lambda conn, world: pgqueue.enqueue_many(conn, world.jobs(hold="pending")[::-1]),
+    "successors": lambda conn, world: succeed(conn, world.jobs(hold="pending")),
+    "retry": lambda conn, world: pgqueue.retry(conn, *world.dead),
+    "cancel": lambda conn, world: pgqueue.cancel(conn, *world.waiting),
+    "single calls": one_by_one,
+}
+
+
+def step(name: str, world: World) -> Callable[[Conn], object]:
+    return lambda conn: STEPS[name](conn, world)
+
+
+def gates(world: World) -> list[tuple[LiteralString, object]]:
+    n, (c, d) = world.n, world.waiting
+    return [
+        (LOCK_KEY, f"unique:{n}a"),
+        (TAKE, f"unique:{n}b"),
+        (TAKE, f"unique:{n}e"),
+        (TAKE, f"idempotency:{n}e"),
+        (TAKE, f"unique:{n}z"),
+        (LOCK_JOB, c),
+        (LOCK_JOB, d),
+    ]
+
+
+@pytest.mark.second
+@pytest.mark.promise("F38")
+@pytest.mark.parametrize("gate", range(7))
+def test_no_two_operations_deadlock_wherever_the_first_is_stopped(dsn: str, eyes: Eyes, gate: int) -> None:
+    """The first is stopped at one of its locks. The second goes on until it waits for the first, or for the same."""
+    found: dict[tuple[str, str], list[str | None]] = {}
+    for n, (one, other) in enumerate(product(STEPS, repeat=2)):
+        with psycopg.connect(dsn) as conn:
+            world = make_world(conn, n)
+        with Stage(dsn, eyes) as stage:
+            third = stage.gate(*gates(world)[gate])
+            stage.start(step(one, world))
+            stage.start(step(other, world))
+            third.rollback()
+            if (ends := stage.end()) != [None, None]:
+                found[one, other] = ends
+    assert found == {}
+
+
+# All pairs, at random -------------------------------------------------------------------------------------------------
 
 Operation = Callable[[Conn, Random], object]
 
@@ -93,6 +328,16 @@ def both_ways(conn: Conn, random: Random) -> None:
     pgqueue.enqueue_many(conn, mixed(keys[:4], random, "replace") + mixed(keys[4:], random, "return"))
 
 
+def two_keys(conn: Conn, random: Random) -> None:
+    """Jobs with keys of both kinds, which do not belong together: some get one of the two and give it back."""
+    given = random.choice(["return", "replace"])
+    jobs = [
+        both(one, other, hold="pending", on_duplicate=given)
+        for one, other in zip(some(random), some(random), strict=True)
+    ]
+    pgqueue.enqueue_many(conn, jobs)
+
+
 def mixed(keys: list[str], random: Random, on_duplicate: Any) -> list[NewJob[Any]]:
     """Some of the jobs start later: so the order of ids is not that of the partitions."""
     later = pgqueue.remote("unique.mail")
@@ -106,7 +351,7 @@ def mixed(keys: list[str], random: Random, on_duplicate: Any) -> list[NewJob[Any
 
 
 def successors(conn: Conn, random: Random) -> None:
-    drivers.run(conn, unique_enqueue.following(mixed(some(random), random, "return"), schema="pgqueue", notify=True))
+    succeed(conn, mixed(some(random), random, "return"))
 
 
 def cancel(conn: Conn, random: Random) -> None:
@@ -135,15 +380,14 @@ def send(conn: Conn, name: str, **params: object) -> None:
     conn.execute(text(name, "pgqueue").encode(), params)
 
 
-KEEPING: list[Operation] = [duplicate, replace, both_ways, successors, promote, settle, tidy]
-ENDING: list[Operation] = [successors, cancel, retry, promote, settle, tidy]
-"""With `cancel`, keys become free: enqueue_many and a cancel are the known gap of docs/design/database.md."""
+OPERATIONS: list[Operation] = [
+    duplicate, replace, both_ways, two_keys, successors, cancel, retry, promote, settle, tidy,
+]  # fmt: skip
 
 
 @pytest.mark.second
 @pytest.mark.promise("F38")
-@pytest.mark.parametrize("operations", [KEEPING, ENDING], ids=["keys stay held", "keys become free"])
-def test_no_two_of_our_operations_deadlock(dsn: str, operations: list[Operation]) -> None:
+def test_no_two_of_our_operations_deadlock(dsn: str) -> None:
     with psycopg.connect(dsn) as conn:
         duplicate(conn, Random(0))
 
@@ -162,7 +406,7 @@ def test_no_two_of_our_operations_deadlock(dsn: str, operations: list[Operation]
 
     found: dict[tuple[str, str], int] = {}
     with ThreadPoolExecutor(4) as pool:
-        for one, other in combinations_with_replacement(operations, 2):
+        for one, other in combinations_with_replacement(OPERATIONS, 2):
             lost = sum(pool.map(act, range(4), [one, other, one, other]))
             if lost:
                 found[one.__name__, other.__name__] = lost

@@ -710,7 +710,7 @@ LIVES = "AND j.state IN ('available', 'scheduled', 'blocked', 'running') LIMIT 1
 def judged(dsn: str, lives: str) -> None:
     """Who wants a unique key looks in other states for the job that has it."""
     with psycopg.connect(dsn) as conn:
-        [[body]] = conn.execute("SELECT pg_get_functiondef('pgqueue.key_holders'::regproc)").fetchall()
+        [[body]] = conn.execute("SELECT pg_get_functiondef('pgqueue.key_states'::regproc)").fetchall()
         assert body.count(LIVES) == 1
         conn.execute(body.replace(LIVES, lives).encode())
 
