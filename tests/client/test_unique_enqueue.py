@@ -236,6 +236,22 @@ def test_one_that_wins_one_of_two_keys_leaves_nothing(conn: Conn) -> None:
     assert conn.execute("SELECT key FROM pgqueue.unique_key").fetchall() == [("unique:k",)]
 
 
+def test_a_key_that_is_given_back_goes_to_the_next_job_of_the_batch(conn: Conn) -> None:
+    """The first job has both kinds of keys and loses one; the second wants the other one, and the third what both had."""
+    holder = put(conn, "k")
+    both = mail.using(unique=lambda **_: "k", idempotency_key="i")
+    one = mail.using(unique=lambda **_: "free", idempotency_key="i")
+    handles = pgqueue.enqueue_many(conn, [both.new(n=1), one.new(n=2), keyed("free"), mail.new()])
+    assert [handle.created for handle in handles] == [False, True, False, True]
+    assert handles[0].id == holder.id and handles[2].id == handles[1].id
+    rows = conn.execute("SELECT key, job_id, hold FROM pgqueue.unique_key ORDER BY key").fetchall()
+    assert rows == [
+        ("idempotency:i", handles[1].id, "after"),
+        ("unique:free", handles[1].id, "live"),
+        ("unique:k", holder.id, "live"),
+    ]
+
+
 # In transactions -----------------------------------------------------------------------------------------------------
 
 
