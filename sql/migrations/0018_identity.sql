@@ -358,9 +358,12 @@ BEGIN
                 END LOOP;
             END IF;
             IF NOT again THEN
-                SELECT pgqueue.keep_waiting(array_agg(s.id), array_agg(s.since), array_agg(replaced[s.n]), patience) INTO moved
-                FROM unnest(lost, states, holders, holders_since, found_holds) AS s (n, state, id, since, hold)
-                WHERE s.state = 'waiting' AND (s.hold = 'pending' OR replaced[s.n]);
+                moved := 0;
+                IF 'pending' = ANY (found_holds) OR true = ANY (replaced) THEN
+                    SELECT pgqueue.keep_waiting(array_agg(s.id), array_agg(s.since), array_agg(replaced[s.n]), patience) INTO moved
+                    FROM unnest(lost, states, holders, holders_since, found_holds) AS s (n, state, id, since, hold)
+                    WHERE s.state = 'waiting' AND (s.hold = 'pending' OR replaced[s.n]);
+                END IF;
                 EXIT WHEN moved = 0;
             ELSE
                 FOR m IN 1 .. cardinality(lost) LOOP
