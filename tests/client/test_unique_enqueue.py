@@ -237,7 +237,7 @@ def test_one_that_wins_one_of_two_keys_leaves_nothing(conn: Conn) -> None:
 
 
 def test_a_key_that_is_given_back_goes_to_the_next_job_of_the_batch(conn: Conn) -> None:
-    """The first job loses one of its two keys. The second job wants the other one; the third wants what the second has."""
+    """The first job loses one of its two keys. The second wants the other one, the third what the second has."""
     holder = put(conn, "k")
     both = mail.using(unique=lambda **_: "k", idempotency_key="i")
     one = mail.using(unique=lambda **_: "free", idempotency_key="i")
