@@ -530,7 +530,7 @@ BEGIN
 END $$;
 
 -- Take back those of these jobs that have never started, so that this transaction may write them anew. `since`: when each was
--- enqueued; NULL stands for any time. Waits for a transaction that has locked one, as `key_holders` does; locks in the order of the ids.
+-- enqueued; NULL stands for any time. Waits for a transaction that has locked one, as `keep_waiting` does; locks in the order of the ids.
 -- `was_due`: its time had come. Others are on the move, or have started.
 CREATE FUNCTION pgqueue.take_back(ids bigint[], since timestamptz[]) RETURNS TABLE (
     id bigint, enqueued_at timestamptz, unique_key text, idempotency_key text, holds boolean, was_due boolean
