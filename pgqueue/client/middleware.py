@@ -22,19 +22,17 @@ from pgqueue.client.tasks import Task
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.job import Job, current_job, fields
 from pgqueue.jobs.outcomes import (
+    ASKS,
+    NEVER_RUN,
     WRITTEN,
-    Cancel,
     Cancelled,
     Completed,
-    Fail,
     Failed,
     Handed,
     Outcome,
     Problem,
     Released,
     Retried,
-    Retry,
-    Snooze,
     Written,
     written_in,
 )
@@ -409,4 +407,4 @@ RESULTS = Results()
 
 
 def _asked(value: object) -> object:
-    return value if isinstance(value, Snooze | Retry | Cancel | Fail) else None
+    return value if value is not None and isinstance(value, (*ASKS, *NEVER_RUN)) else None

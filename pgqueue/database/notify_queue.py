@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from pgqueue.database.foreign_errors import attribute, wrapped
 from pgqueue.database.statements import Statement
 
 _LIMIT, _SOURCE = "54000", "async.c"
@@ -26,11 +27,9 @@ _OFF: dict[str, object] = {"notify": False, "heard": ""}
 
 def is_full(error: BaseException) -> bool:
     """Whether the server refused a COMMIT because its NOTIFY queue is full, whatever driver raised the error."""
-    for each in (error, getattr(error, "orig", None), error.__cause__):  # SQLAlchemy and Django wrap the driver's error
-        state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
-        source = getattr(getattr(each, "diag", None), "source_file", None) or getattr(
-            each, "server_source_filename", None
-        )
+    for each in wrapped(error):
+        state = attribute(each, "sqlstate") or attribute(each, "pgcode")
+        source = attribute(attribute(each, "diag"), "source_file") or attribute(each, "server_source_filename")
         if state == _LIMIT and str(source).rpartition("/")[2] == _SOURCE:
             return True
     return False

@@ -11,6 +11,7 @@ import re
 from functools import cache
 
 from pgqueue.config import config
+from pgqueue.database.foreign_errors import attribute, wrapped
 from pgqueue.database.statements import sql_directory
 
 # A line of the context: `PL/pgSQL function public.refuses() line 3 at RAISE`, in the language of the server.
@@ -20,12 +21,9 @@ _MADE = re.compile(r"CREATE (?:OR REPLACE )?FUNCTION pgqueue\.(\w+)")
 
 
 def trigger_of(error: BaseException) -> str | None:
-    """The function of the application in which the server met this error; None if it met it in a statement of ours.
-
-    SQLAlchemy and Django wrap the driver's error; both are looked at.
-    """
-    for each in (error, getattr(error, "orig", None), error.__cause__):
-        context = getattr(getattr(each, "diag", None), "context", None) or getattr(each, "context", None)
+    """The function of the application in which the server met this error; None if it met it in a statement of ours."""
+    for each in wrapped(error):
+        context = attribute(attribute(each, "diag"), "context") or attribute(each, "context")
         for line in str(context or "").splitlines():
             frame = _FRAME.search(line)
             if frame is None:

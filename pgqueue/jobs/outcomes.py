@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from datetime import timedelta
-from traceback import format_exception
+from traceback import format_exception, format_tb
 from typing import Any
 
 import msgspec
@@ -78,6 +78,8 @@ UNSTORABLE = "Unstorable"
 """The error type of an attempt if the server refused its outcome."""
 
 ASKS = (Snooze, Retry, Cancel, Fail)
+NEVER_RUN = (Awaitable, Generator, AsyncGenerator)
+"""What a handler must not return: nothing would ever run its body."""
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # the escape, not an escaped backslash before the text u0000
@@ -166,7 +168,17 @@ LATE = Cancelled("deadline")
 
 
 def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -> Outcome:
-    """The outcome of a handler that returned `what`, or raised it."""
+    """The outcome of a handler that returned `what`, or raised it.
+
+    An exception may raise another one when it is looked at. Then that is a failed attempt of the job, too.
+    """
+    try:
+        return _handed(job, retry, one_kind(what) if raised else what, raised)
+    except Exception as broken:
+        return undescribed(job, retry, broken)
+
+
+def _handed(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome:
     if job.written:
         uncommitted = Error("job.complete(conn) was called, but that transaction did not commit", job_id=job.id)
         otherwise = (
@@ -174,6 +186,40 @@ def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -
         )
         return otherwise if isinstance(otherwise, Written | Handed) else Handed(otherwise)
     return _given(job, retry, what, raised)
+
+
+def undescribed(job: Job, retry: RetryPolicy, broken: BaseException) -> Outcome:
+    """The outcome of an attempt of which no more can be told than that `broken` came when it was to be described.
+
+    Never raises: what leaves the call of a handler takes its slot along.
+    """
+    kind = _kind(broken)
+    text = f"the attempt failed, and its error cannot be described: that raised {kind}"
+    try:
+        log.error("job %d (%s): %s", job.id, job.task, text, extra=fields(job))
+        error = Error(text, job_id=job.id)
+        return _tried(job, Problem("failed", kind, text), lambda: retry.decide(job.attempt, error, job.max_attempts))
+    except Exception:  # a handler of the log, or the retry function: it is not asked again
+        return Failed("error", Problem("failed", kind, text))
+
+
+def one_kind(error: object) -> object:
+    """The first exception of a group in which all ask for the same: a task group wraps what its tasks raise.
+
+    >>> one_kind(ExceptionGroup("two tasks", [Cancel("gone"), Cancel("gone, too")]))
+    Cancel('gone')
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    kinds = {next((ask for ask in ASKS if isinstance(each, ask)), None) for each in leaves(error)}
+    return error if len(kinds) > 1 or None in kinds else leaves(error)[0]
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The exceptions in a group and in the groups within it, in order; the exception alone if it is no group."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for each in error.exceptions for leaf in leaves(each)]
 
 
 def _given(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome:
@@ -190,6 +236,8 @@ def _given(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome:
             return failed(job, retry, what)
         case Completed() | Retried() | Failed() | Cancelled() | Released() | Written() | Handed():
             return what  # a wrapper of the handler has decided
+        case value if (never := _never_ran(value)) is not None:
+            return failed(job, retry, Error(never, job_id=job.id))
         case value:
             if (left := job.context.left(job)) is not None:
                 return failed(job, retry, Error(left, job_id=job.id))
@@ -197,6 +245,19 @@ def _given(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome:
             if job.successors and isinstance(done, Completed):
                 return Completed(done.result, tuple(job.successors))
             return done
+
+
+def _never_ran(value: object) -> str | None:
+    """What is wrong with a value whose body has not run: an awaitable of a plain handler, or a generator."""
+    if not isinstance(value, NEVER_RUN):
+        return None
+    if isinstance(value, Coroutine | Generator):
+        value.close()  # else Python warns of a coroutine that was never awaited
+    kind = type(value).__name__
+    return (
+        f"the handler returned a {kind}, so its body has not run: a decorator of it may hide that it is async, or a "
+        "generator. Declare the task with `async def`, await what it calls, and return instead of yield"
+    )
 
 
 def completed(value: object) -> Completed | Failed:
@@ -223,7 +284,7 @@ def failed(job: Job, retry: RetryPolicy, error: BaseException) -> Outcome:
 
 def problem(outcome: str, error: BaseException) -> Problem:
     """What the row of the attempt says about an exception."""
-    return Problem(outcome, type(error).__qualname__, _clean(_said(error), MESSAGE_MOST), _traceback(error))
+    return Problem(outcome, _kind(error), _clean(_said(error), MESSAGE_MOST), _traceback(error))
 
 
 def _again(job: Job, retry: RetryPolicy, ask: Retry) -> Outcome:
@@ -283,14 +344,18 @@ def _cause(ask: Retry | Fail) -> tuple[str, str, str | None]:
     error = ask.__cause__ or ask.__context__
     if error is None:
         return type(ask).__name__, _clean(_said(ask), MESSAGE_MOST), None
-    return type(error).__qualname__, _clean(_said(error), MESSAGE_MOST), _traceback(error)
+    return _kind(error), _clean(_said(error), MESSAGE_MOST), _traceback(error)
 
 
 def _traceback(error: BaseException) -> str | None:
     """The traceback of the error; if it is too long, its middle is cut out."""
     if isinstance(error, InvalidArguments):
         return None
-    text = _clean("".join(format_exception(error)), 1 << 30)
+    try:
+        lines = format_exception(error)
+    except Exception as broken:  # such as SyntaxError with a line that is no text
+        lines = [*format_tb(error.__traceback__), f"{_kind(error)} (cannot be printed: {_kind(broken)})"]
+    text = _clean("".join(lines), 1 << 30)
     if len(text) <= TRACEBACK_MOST:
         return text
     half = TRACEBACK_MOST // 2
@@ -302,7 +367,15 @@ def _said(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as broken:
-        return f"(its str() raised {type(broken).__name__})"
+        return f"(its str() raised {_kind(broken)})"
+
+
+def _kind(error: BaseException) -> str:
+    """The name of the exception's class, even if a metaclass hides it."""
+    try:
+        return str(type(error).__qualname__)
+    except Exception:
+        return "an exception without a name"
 
 
 def _clean(text: str, most: int) -> str:

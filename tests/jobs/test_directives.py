@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -58,6 +59,40 @@ async def test_returned_and_raised_mean_the_same(
 ) -> None:
     given = gives(ask, raised, on_loop, retry=RetryPolicy(function=lambda attempt, error: 40.0))
     assert await outcome_of(given) == expected
+
+
+GROUPS: dict[str, tuple[list[BaseException], type[Outcome]]] = {
+    "snoozes": ([Snooze(60), Snooze(70)], Retried),
+    "a cancel": ([Cancel("gone")], Cancelled),
+    "a group of cancels": ([ExceptionGroup("in it", [Cancel("gone")]), Cancel("gone, too")], Cancelled),
+    "a fail": ([Fail("no")], Failed),
+    "mixed": ([Cancel("gone"), ValueError("x")], Retried),
+    "mixed asks": ([Cancel("gone"), Snooze(60)], Retried),
+}
+
+
+@pytest.mark.promise("F48")
+@pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
+@pytest.mark.parametrize("name", GROUPS)
+async def test_what_tasks_of_a_group_ask_for_is_heard_if_all_ask_for_the_same(name: str, on_loop: bool) -> None:
+    errors, kind = GROUPS[name]
+    outcome = await outcome_of(gives(BaseExceptionGroup("many", errors), raised=True, on_loop=on_loop))
+    assert isinstance(outcome, kind)
+    if name == "snoozes":
+        assert outcome == Retried(60.0, Problem("snoozed"), spent=False, snoozed=True)
+    if name.startswith("mixed"):
+        assert isinstance(outcome, Retried) and outcome.problem.error_type == "ExceptionGroup"
+
+
+async def test_a_task_group_passes_on_what_its_task_asks_for() -> None:
+    async def asks() -> None:
+        raise Cancel("sold out")
+
+    async def handler() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asks())
+
+    assert await outcome_of(made(handler, "gives")) == Cancelled("sold out")
 
 
 @pytest.mark.parametrize("ask", [Retry(5), Retry()])

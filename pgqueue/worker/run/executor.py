@@ -24,7 +24,7 @@ from pgqueue.client.tasks import Task
 from pgqueue.database import forks
 from pgqueue.jobs.context import JobContext
 from pgqueue.jobs.job import Job, fields, late_of, running_job
-from pgqueue.jobs.outcomes import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted
+from pgqueue.jobs.outcomes import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted, undescribed
 from pgqueue.worker.run.forked_child import end_child
 from pgqueue.worker.run.run import Interrupted, Run, in_time
 from pgqueue.worker.run.running_jobs import EndedContext, RunningJobs
@@ -271,7 +271,12 @@ class Executor:
         assert me is not None
         while True:
             job.began = started = perf_counter()
-            outcome = await self._call(job, task)
+            try:
+                outcome = await self._call(job, task)
+            except (GeneratorExit, asyncio.CancelledError):  # the loop closes this coroutine; it was to run again
+                raise
+            except BaseException as error:
+                outcome = undescribed(job, task.retry, error)
             now = perf_counter()
             if run.stop_outcome is not None:
                 if not run.lost:
@@ -314,11 +319,10 @@ class Executor:
             end_child(self._forks, job, error)
             # Only a shutdown gives a job back: a job that cancels itself would come back at once, for ever.
             return STOPPED if self._running.cancelled else given(job, task.retry, error, raised=True)
-        except (GeneratorExit, KeyboardInterrupt) as error:
-            end_child(self._forks, job, error)
-            raise
         except BaseException as error:
             end_child(self._forks, job, error)
+            if isinstance(error, GeneratorExit) and asyncio.current_task(self._loop) is None:
+                raise  # not of the handler: the loop closes this coroutine
             if not aborted(task.retry, error):
                 return given(job, task.retry, unheard(error) or error, raised=True)
             abort = error
@@ -382,6 +386,8 @@ class Executor:
                 outcome = self._context.copy().run(self._call_sync, job, task)
         except Interrupted as error:
             end_child(self._forks, job, error)  # else `stop_outcome` says how the job ends
+        except BaseException as error:
+            outcome = undescribed(job, task.retry, error)
         run.job, run.ident = None, 0
         if run.stop_outcome is None:
             return outcome

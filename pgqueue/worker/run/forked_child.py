@@ -13,7 +13,6 @@ The exit code says how it came out: 0 returned, 1 raised, 130 KeyboardInterrupt,
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from pgqueue.client.middleware import Handler, Layer
 from pgqueue.client.tasks import Task
 from pgqueue.database import forks
 from pgqueue.jobs.job import Job, current_job
+from pgqueue.jobs.outcomes import problem
 
 RAISED = 1
 INTERRUPTED = 130
@@ -73,8 +73,8 @@ def end_child(depth: int, job: Job, error: BaseException | None = None) -> None:
     if forks.depth == depth:
         return
     code = _code(error)
-    raised = "" if error is None or isinstance(error, SystemExit) else "".join(traceback.format_exception(error))
-    forks.end(code, f"the handler of job {job.id} ({job.task}) has forked it, and it has come out of it", raised)
+    raised = None if error is None or isinstance(error, SystemExit) else problem("failed", error).traceback
+    forks.end(code, f"the handler of job {job.id} ({job.task}) has forked it, and it has come out of it", raised or "")
 
 
 def _code(error: BaseException | None) -> int:

@@ -20,10 +20,11 @@ import logging
 import random
 
 from pgqueue.database.backoff import jittered, within
+from pgqueue.database.foreign_errors import attribute
 from pgqueue.database.notify_queue import is_full
 from pgqueue.database.sessions import Session
 from pgqueue.jobs.job import Job, fields
-from pgqueue.jobs.outcomes import RELEASED, Cancel, Fail, Outcome, Retried, Retry, Snooze, given, problem
+from pgqueue.jobs.outcomes import RELEASED, Cancel, Fail, Outcome, Retried, Retry, Snooze, given, leaves, problem
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker.state import WorkerState
 
@@ -45,7 +46,7 @@ def aborted(retry: RetryPolicy, error: BaseException) -> bool:
     first."""
     if retry.function is not None or isinstance(error, (Snooze, Retry, Cancel, Fail, *retry.fail_on)):
         return False
-    return sqlstate(error) in STATES
+    return all(sqlstate(each) in STATES for each in leaves(error))
 
 
 def unheard(error: BaseException) -> Retried | None:
@@ -58,23 +59,19 @@ def unheard(error: BaseException) -> Retried | None:
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """The SQLSTATE in this exception, whatever driver raised it, whatever wraps that (SQLAlchemy, Django, `from`)."""
-    inner: object = error
+    """The SQLSTATE in this exception, whatever driver raised it, whatever wraps that (SQLAlchemy, Django, `from`).
+
+    Of a group that of its first exception.
+    """
+    inner: object = leaves(error)[0]
     for _ in range(WRAPPERS_MOST):
         if not isinstance(inner, BaseException):
             break
-        state = _attribute(inner, "sqlstate") or _attribute(inner, "pgcode")
+        state = attribute(inner, "sqlstate") or attribute(inner, "pgcode")
         if isinstance(state, str):
             return state
-        inner = _attribute(inner, "orig") or inner.__cause__
+        inner = attribute(inner, "orig") or attribute(inner, "__cause__")
     return None
-
-
-def _attribute(error: BaseException, name: str) -> object:
-    try:
-        return getattr(error, name, None)
-    except Exception:  # a property of a foreign exception may fail
-        return None
 
 
 class SerializationRetries:

@@ -6,9 +6,10 @@ The executor alone, without a database: jobs are made up, outcomes collected.
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
@@ -208,6 +209,37 @@ class Other(BaseException):
     """Neither an Exception nor one of Python's own."""
 
 
+class Hides(Exception):
+    def __getattr__(self, name: str) -> object:
+        raise KeyError(name)
+
+
+class Deep(Exception):
+    def __getattr__(self, name: str) -> object:
+        return getattr(self, name + "x")
+
+
+class Interrupting(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+class NoError(Exception):
+    def __getattribute__(self, name: str) -> object:
+        raise OSError(name)
+
+
+class Nameless(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name == "__qualname__":
+            raise LookupError("no name")
+        return super().__getattribute__(name)
+
+
+class OfNoName(Exception, metaclass=Nameless):
+    pass
+
+
 def raising(error: Callable[[], BaseException], kind: str) -> Callable[..., Any]:
     def handler() -> None:
         raise error()
@@ -226,12 +258,22 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "BaseExceptionGroup": lambda: BaseExceptionGroup("many", [asyncio.CancelledError()]),
     "RecursionError": lambda: RecursionError("deep"),
     "NUL": lambda: ValueError("a\0b\ud800"),
+    "KeyboardInterrupt": lambda: KeyboardInterrupt(),
+    "GeneratorExit": lambda: GeneratorExit(),
+    "Hides": lambda: Hides("all"),
+    "Deep": lambda: Deep("deep"),
+    "Interrupting": lambda: Interrupting(),
+    "NoError": lambda: NoError(),
+    "OfNoName": lambda: OfNoName("x"),
+    "bytes in a SyntaxError": lambda: SyntaxError("bad", ("f", 3, 2, b"bytes")),  # type: ignore[arg-type]
+    "a group of those": lambda: BaseExceptionGroup("many", [Hides("all"), KeyboardInterrupt()]),
     "StopIteration": lambda: StopIteration(1),
     "StopAsyncIteration": lambda: StopAsyncIteration(1),
     "InvalidArguments": lambda: pgqueue.InvalidArguments("ours, but from the handler"),
 }
 
 
+@pytest.mark.promise("F48")
 @pytest.mark.parametrize("kind", ["async", "sync"])
 @pytest.mark.parametrize("name", ERRORS)
 async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_slot_is_free_again(name: str, kind: str) -> None:
@@ -245,6 +287,42 @@ async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_slot_is_fre
     assert await bench.run(adds_in_thread, args='{"a":1}') == Completed("2")
     await bench.until(lambda: bench.pool.running == 0)
     assert not bench.executor._running.runs
+
+
+@pytest.mark.promise("F48")
+@pytest.mark.parametrize("on_loop", [False, True])
+@pytest.mark.parametrize("store_result", [False, True])
+@pytest.mark.parametrize("kind", ["coroutine", "generator", "async generator", "future"])
+async def test_a_body_that_never_ran_is_no_success(kind: str, store_result: bool, on_loop: bool) -> None:
+    """A decorator may hide that a handler is async, or a generator."""
+
+    async def coroutine() -> None: ...
+
+    def generator() -> Iterator[None]:
+        yield
+
+    async def async_generator() -> AsyncIterator[None]:
+        yield
+
+    bodies: dict[str, Callable[[], Any]] = {
+        "coroutine": coroutine,
+        "generator": generator,
+        "async generator": async_generator,
+    }
+    body: Any = bodies.get(kind, asyncio.get_running_loop().create_future)
+
+    @functools.wraps(body)
+    def hides() -> Any:
+        return body()
+
+    async def ahides() -> Any:
+        return body()
+
+    hides.__name__ = hides.__qualname__ = "hides"
+    vars(hides).pop("__wrapped__", None)
+    bench = Bench(made(ahides if on_loop else hides, "hides", store_result=store_result), slots=1)
+    outcome = await bench.run("hides")
+    assert isinstance(outcome, Retried) and "its body has not run" in (outcome.problem.message or "")
 
 
 async def test_a_handler_that_cancels_itself_spends_its_attempt_and_harms_no_other() -> None:

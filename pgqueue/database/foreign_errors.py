@@ -1,0 +1,16 @@
+"""Reads exceptions of foreign code, whose properties may fail. No I/O."""
+
+from __future__ import annotations
+
+
+def attribute(error: object, name: str) -> object:
+    """The value of this attribute; None if there is none, or if it cannot be read."""
+    try:
+        return getattr(error, name, None)
+    except Exception:  # whatever it is: it is asked for only to tell more of another error
+        return None
+
+
+def wrapped(error: BaseException) -> list[object]:
+    """The error, and those that it may wrap: SQLAlchemy and Django wrap the driver's."""
+    return [error, attribute(error, "orig"), attribute(error, "__cause__")]
