@@ -48,6 +48,9 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 Called_co = TypeVar("Called_co", covariant=True)
 
+REQUIRED: Literal["required"] = "required"
+"""`transactional` of a task whose handlers must ask for their connection."""
+
 Row = Mapping[str, Any] | tuple[Any, ...]
 """The arguments of one job in a batch: by name, or by position."""
 
@@ -62,7 +65,7 @@ class TaskOptions(TypedDict, total=False):
     retry: RetryPolicy | RetryFunction | int | None
     timeout: float | timedelta | None
     deadline: float | timedelta | None
-    transactional: bool
+    transactional: bool | Literal["required"]
     store_result: bool
     on_lost_lease: Literal["cancel", "keep"]
     lock: Lock | str | Callable[..., str | None] | None
@@ -107,7 +110,7 @@ class Task(Generic[P, R_co]):
     timeout: float | None = None
     job_timeout: float | None = None  # for the jobs that this copy makes; comes before `timeout`
     deadline: datetime | float | None = None
-    transactional: bool = False
+    transactional: bool | Literal["required"] = False
     store_result: bool = True
     on_lost_lease: Literal["cancel", "keep"] = "keep"
     locking: Locking | None = field(default=None, repr=False)
@@ -247,7 +250,8 @@ class Declaration:
     - `timeout`: how long an attempt may run.
     - `deadline`: how long after its enqueue a job may start.
     - `transactional`: the handler's writes on `job.connection` are committed together with the job's completion, or not
-      at all.
+      at all. What it writes through another session is not covered. So if a handler ends without having asked for its
+      connection, that is logged, once for each task; with "required" its job is failed.
     - `store_result=False`: the handler's value is not kept.
     - `lock`: a `Lock`, or its key. At most one job of a key runs at a time.
     - `limit`: a `Limit`, or its number. At most this many of the task's jobs run at a time.
@@ -370,7 +374,7 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         aliases=tuple(map(check_task_name, aliases)),
         timeout=positive(options.get("timeout"), f"task {name!r}: timeout"),
         deadline=positive(options.get("deadline"), f"task {name!r}: deadline"),
-        transactional=flag(options.get("transactional", False), f"task {name!r}: transactional"),
+        transactional=_transactional(options.get("transactional", False), name),
         store_result=flag(options.get("store_result", True), f"task {name!r}: store_result"),
         on_lost_lease=choice(
             options.get("on_lost_lease", "keep" if lock is None and limit is None else "cancel"),
@@ -380,6 +384,14 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
     )
     scheduled([new])
     return new
+
+
+def _transactional(value: object, name: str) -> bool | Literal["required"]:
+    if isinstance(value, bool):
+        return value
+    if value == "required":
+        return REQUIRED
+    raise InvalidOption(f"task {name!r}: transactional: {value!r} is neither True, False nor 'required'")
 
 
 def _register(new: Task[..., Any]) -> Task[..., Any]:

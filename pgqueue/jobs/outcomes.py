@@ -81,6 +81,12 @@ ASKS = (Snooze, Retry, Cancel, Fail)
 NEVER_RUN = (Awaitable, Generator, AsyncGenerator)
 """What a handler must not return: nothing would ever run its body."""
 
+UNCOVERED = (
+    "its task is transactional, but its handler did not ask for the connection of its transaction. What it wrote "
+    "through another session is not committed together with the job, and may happen twice. Use job.connection, "
+    "await job.aconnection() or job.session(); or job.complete(conn), in a task that is not transactional"
+)
+
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # the escape, not an escaped backslash before the text u0000
 

@@ -75,7 +75,7 @@ def call(job: Job, task: Task[..., Any], conn: object, worker_id: int, *, alone:
         return LATE, None
     job.context = context = DrainContext(task, conn, worker_id, alone=alone)
     try:
-        what = _run_here(task, job)
+        what = context.covered(_run_here(task, job))
         outcome = given(job, task.retry, what)
         context.end(kept=_kept(outcome, what))
         return outcome, None
@@ -91,7 +91,7 @@ async def acall(job: Job, task: Task[..., Any], conn: object, worker_id: int, *,
     job.context = context = DrainContext(task, conn, worker_id, alone=alone)
     test = asyncio.current_task()
     try:
-        what = await _run_there(task, job)
+        what = context.covered(await _run_there(task, job))
         outcome = given(job, task.retry, what)
         await context.aend(kept=_kept(outcome, what))
         return outcome, None

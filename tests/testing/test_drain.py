@@ -902,3 +902,15 @@ def test_a_transactional_task_below_sqlalchemy(dsn: str) -> None:
         assert drain(session).completed == 2
         assert session.execute(sa.text("SELECT text FROM notes")).all() == [("kept",)]
     engine.dispose()
+
+
+@task(name="testing.must_ask", transactional="required")
+def must_ask(job: pgqueue.Job, asks: bool) -> None:
+    if asks:
+        assert job.connection
+
+
+def test_a_task_that_must_ask_for_its_connection_fails_here_as_in_a_worker(conn: psycopg.Connection) -> None:
+    jobs = [must_ask.enqueue(conn, asks) for asks in (True, False)]
+    drain(conn)
+    assert [pgqueue.get(conn, job.id).state for job in jobs] == ["completed", "failed"]

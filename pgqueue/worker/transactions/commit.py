@@ -29,18 +29,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from pgqueue.client.tasks import REQUIRED
 from pgqueue.database.sessions import ROUND_TRIP_SECONDS, hang_up
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, JobLost
 from pgqueue.jobs.job import Job, fields
-from pgqueue.jobs.outcomes import WRITTEN, Cancel, Completed, Fail, Outcome, Retry, Snooze, given
+from pgqueue.jobs.outcomes import UNCOVERED, WRITTEN, Cancel, Completed, Fail, Outcome, Retry, Snooze, given
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
 from pgqueue.worker.run.running_jobs import RunningJobs
@@ -65,6 +66,8 @@ class TransactionServices:
     begin_early: Callable[[bool], int | None] = lambda is_async: None
     """Whether a transaction should begin for the next job, in a thread or on the loop, with the end of this one: the
     claims that have been answered, all up to this one; else None."""
+    told: set[str] = field(default_factory=set)
+    """Tasks of which a handler has ended without asking for its connection; each is logged once."""
 
 
 class Commit:
@@ -106,7 +109,20 @@ class Commit:
     def outcome(self, retry: RetryPolicy, what: object) -> tuple[Outcome, bool]:
         """The outcome of what the handler returned; and whether its writes are committed with it."""
         outcome = given(self._job, retry, what)
+        if self._first and isinstance(outcome, Completed):
+            outcome = given(self._job, retry, self._uncovered() or what)
         return outcome, isinstance(outcome, Completed) or isinstance(what, Snooze | Retry | Cancel | Fail)
+
+    def _uncovered(self) -> Fail | None:
+        """The handler has returned, and has not asked for its connection: what it wrote elsewhere may happen twice."""
+        job = self._job
+        if self._around.state.tasks[job.task].transactional == REQUIRED:
+            return Fail(UNCOVERED)
+        if job.task not in self._around.told:
+            self._around.told.add(job.task)
+            said = "job %d (%s): %s. This is said once for each task"
+            log.warning(said, job.id, job.task, UNCOVERED, extra=fields(job))
+        return None
 
     def statement(self, name: str, **params: object) -> Statement[list[Row]]:
         """The named statement, with this run's fence."""

@@ -42,7 +42,7 @@ class Transactional:
 
     def wraps(self, task: Task[..., Any]) -> bool:
         """Whether the handler of this task is in a transaction."""
-        return task.transactional
+        return bool(task.transactional)
 
     def connection(self, job: Job) -> Connection[Any]:
         """The connection of the job's transaction, which begins here if it has not begun."""

@@ -654,3 +654,47 @@ async def test_a_commit_over_a_dead_wire_is_given_up_and_settled(
     assert outcomes(accounts) == ["failed"]
     left = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
     assert accounts.one(left) == 0
+
+
+@pytest.mark.promise("F48")
+@pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
+@pytest.mark.parametrize("how", ["elsewhere", "asks", "asks to end"])
+@pytest.mark.parametrize("transactional", [True, "required"])
+async def test_a_handler_that_did_not_ask_for_its_connection_is_named_or_failed(
+    dsn: str, accounts: Eyes, caplog: pytest.LogCaptureFixture, transactional: Any, how: str, on_loop: bool
+) -> None:
+    """What it wrote through another session is committed, whatever becomes of its job."""
+
+    def elsewhere(job: Job) -> Any:
+        if how == "asks":
+            job.connection.execute("SELECT 1")
+        return Cancel("nothing to do") if how == "asks to end" else None
+
+    async def aelsewhere(job: Job) -> Any:
+        if how == "asks":
+            await (await job.aconnection()).execute("SELECT 1")
+        return Cancel("nothing to do") if how == "asks to end" else None
+
+    writes = dataclasses.replace(declared(aelsewhere if on_loop else elsewhere), transactional=transactional)
+    async with work(dsn, writes):
+        with psycopg.connect(dsn) as conn:
+            jobs = [writes.enqueue(conn).id for _ in range(3)]
+        await until(lambda: not accounts.one("SELECT count(*) FROM pgqueue.job WHERE finished_at IS NULL"))
+    named = caplog.text.count("did not ask for the connection of its transaction")
+    match how, transactional:
+        case "asks to end", _:
+            assert accounts.states() == {"cancelled": 3} and not named
+        case "elsewhere", "required":
+            assert accounts.states() == {"failed": 3}
+            assert outcomes(accounts) == ["failed"] * 3
+            assert "job.connection" in str(accounts.one("SELECT message FROM pgqueue.attempt LIMIT 1"))
+        case _:
+            assert accounts.states() == {"completed": 3} and named == (how == "elsewhere")
+    assert len(jobs) == 3
+
+
+def test_transactional_is_a_flag_or_required() -> None:
+    assert task(name="says.so", transactional="required")(lambda: None).transactional == "required"
+    for wrong in ("always", 1, None):
+        with pytest.raises(pgqueue.InvalidOption, match="neither True, False nor 'required'"):
+            task(name="says.so", transactional=wrong)(lambda: None)  # type: ignore[call-overload]
