@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from pgqueue.admin.workers import workers
     from pgqueue.client import schedules
     from pgqueue.client.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
-    from pgqueue.client.handle import JobHandle
+    from pgqueue.client.handle import JobHandle, aresult, result
     from pgqueue.client.lifespan import lifespan
     from pgqueue.client.middleware import JobOutcome, middleware, on_finish, on_start
     from pgqueue.client.tasks import Task, remote, task
     from pgqueue.config import configure
     from pgqueue.database.drivers import aconnect, connect
+    from pgqueue.database.migrations import migrate
     from pgqueue.errors import (
         DuplicateJob,
         Error,
@@ -92,6 +93,7 @@ __all__ = [
     "aget",
     "apause",
     "aqueues",
+    "aresult",
     "aresume",
     "aretry",
     "cancel",
@@ -104,11 +106,13 @@ __all__ = [
     "get",
     "lifespan",
     "middleware",
+    "migrate",
     "on_finish",
     "on_start",
     "pause",
     "queues",
     "remote",
+    "result",
     "resume",
     "retry",
     "schedules",
@@ -119,12 +123,13 @@ __all__ = [
 _PLACES = {
     "config": "configure",
     "database.drivers": "aconnect connect",
+    "database.migrations": "migrate",
     "admin.queries": "JobInfo QueueInfo afind aget aqueues find get queues",
     "client.enqueue": "aenqueue aenqueue_many enqueue enqueue_many",
     "errors": "DuplicateJob Error InvalidArguments InvalidOption JobCancelled JobFailed JobLost JobNotFound JobTimeout "
     "NotConfigured PayloadTooLarge ResultTimeout ScheduleDeclared ScheduleNotFound SchemaBehind SchemaMissing "
     "SchemaTooNew UnsupportedConnection",
-    "client.handle": "JobHandle",
+    "client.handle": "JobHandle aresult result",
     "client.middleware": "JobOutcome middleware on_finish on_start",
     "jobs.job": "Job NewJob current_job",
     "client.lifespan": "lifespan",

@@ -25,6 +25,7 @@ from pgqueue.client.job_parameters import (
     moment_of,
     plain_columns,
 )
+from pgqueue.client.registry import declared_tasks
 from pgqueue.config import client
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
@@ -46,14 +47,14 @@ def enqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[
 
     The job is part of the connection's transaction: it runs after the COMMIT, or never. One statement; never commits.
     `task` is a task (also `task.using(…)`), or the name of a task of another codebase, then with keyword arguments
-    only. Raises InvalidArguments before anything is sent, UnsupportedConnection, SchemaMissing, or the driver's own
-    errors.
+    only. A name that is declared here is taken as that task. Raises InvalidArguments before anything is sent,
+    UnsupportedConnection, SchemaMissing, or the driver's own errors.
 
         with psycopg.connect(dsn) as conn:
             conn.execute("INSERT INTO orders (id) VALUES (7)")
             pgqueue.enqueue(conn, send_receipt, order_id=7)
     """
-    new = _new_job(task, args, kwargs)
+    new = _new_job(conn, task, args, kwargs)
     return drivers.run(conn, _one(new)) if new.keys is None else unique_enqueue.enqueue(conn, [new])[0]
 
 
@@ -63,7 +64,7 @@ async def aenqueue(conn: object, task: Enqueueable[P, R], /, *args: P.args, **kw
 async def aenqueue(conn: object, task: str, /, **kwargs: Any) -> JobHandle[Any]: ...
 async def aenqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
     """`enqueue` for async connections."""
-    new = _new_job(task, args, kwargs)
+    new = _new_job(conn, task, args, kwargs)
     if new.keys is None:
         return await drivers.arun(conn, _one(new))
     return (await unique_enqueue.aenqueue(conn, [new]))[0]
@@ -156,17 +157,25 @@ def _handles(rows: list[Row]) -> list[JobHandle[Any]]:
 # The values ----------------------------------------------------------------------------------------------------------
 
 
-def _new_job(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob[Any]:
-    if isinstance(task, str):
-        return _named(check_task_name(task), args, kwargs)
-    make = getattr(task, "new", None)
-    if make is None:
-        raise InvalidArguments(f"{task!r} is not a task: declare it with @pgqueue.task, or give a task's name")
-    return make(*args, **kwargs)  # type: ignore[no-any-return]
+def _new_job(conn: object, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob[Any]:
+    try:
+        if isinstance(task, str):
+            return _named(check_task_name(task), args, kwargs)
+        make = getattr(task, "new", None)
+        if make is None:
+            raise InvalidArguments(f"{task!r} is not a task: declare it with @pgqueue.task, or give a task's name")
+        return make(*args, **kwargs)  # type: ignore[no-any-return]
+    except InvalidArguments:
+        drivers.check_connection(conn)  # an argument stands in its place: then all others seem to be wrong
+        raise
 
 
 def _named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob[Any]:
-    """A job of another codebase's task. Its declaration is unknown here: queue and priority are the defaults."""
+    """A job of the task that is declared here under this name. Else it is of another codebase: its declaration is
+    unknown here, and queue and priority are the defaults."""
+    declared = declared_tasks.get(name)
+    if declared is not None:
+        return declared.new(*args, **kwargs)  # type: ignore[no-any-return]
     encoded = codec.keywords_only(name).encode(args, kwargs)
     return NewJob(name, encoded, "default", 5, None, None, None, None)
 

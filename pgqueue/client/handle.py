@@ -75,6 +75,19 @@ class JobHandle(Generic[R]):
         return Wait(self.id, ending(None if timeout is None else seconds(timeout, "timeout")), config())
 
 
+def result(job_id: int, timeout: float | timedelta | None = None) -> Any:
+    """Wait for the end of the job with this id, and return its value: `JobHandle.result` where only the id is known.
+
+    print(pgqueue.result(7, timeout=30))
+    """
+    return JobHandle[Any](job_id).result(timeout)
+
+
+async def aresult(job_id: int, timeout: float | timedelta | None = None) -> Any:
+    """`result` for async code."""
+    return await JobHandle[Any](job_id).aresult(timeout)
+
+
 def find_state(job_id: int, schema: str) -> Statement[str | None]:
     """Ask for the state of a job; None if no job has this id."""
     return Statement(text("handle_state", schema), {"id": job_id}, _first)

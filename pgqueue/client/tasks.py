@@ -13,10 +13,23 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    Never,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from pgqueue.client.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
 from pgqueue.client.handle import JobHandle
+from pgqueue.client.registry import declared_tasks
 from pgqueue.client.schedules import spec
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.jobs.codec import Codec, json_object, keywords_only
@@ -24,6 +37,7 @@ from pgqueue.jobs.concurrency import Limit, Limiting, Lock, Locking, Rate, limit
 from pgqueue.jobs.cron import Cron, Every, check_when
 from pgqueue.jobs.headers import with_timeout
 from pgqueue.jobs.job import NewJob
+from pgqueue.jobs.options import no_option
 from pgqueue.jobs.retry import RetryFunction, RetryPolicy, check_attempts, seconds
 from pgqueue.jobs.unique import Unique, Uniqueness, idempotent_by, unique_by
 from pgqueue.jobs.validation import (
@@ -53,6 +67,19 @@ REQUIRED: Literal["required"] = "required"
 
 Row = Mapping[str, Any] | tuple[Any, ...]
 """The arguments of one job in a batch: by name, or by position."""
+
+
+_NOW = "task.enqueue(conn, …), on the connection of your transaction"
+_LATER = "task.using(delay=30).enqueue(conn, …); also run_at=, queue=, priority=, retry="
+_MADE = "task.new(…), a job for enqueue_many; from a handler job.enqueue(task, …) makes a successor"
+OTHER_WORDS = {
+    **dict.fromkeys(["delay", "perform_async", "send", "defer", "kiq", "enqueue_call"], _NOW),
+    **dict.fromkeys(["defer_async", "delay_on_commit"], f"{_NOW}; in async code `await task.aenqueue(conn, …)`"),
+    **dict.fromkeys(["apply_async", "send_with_options", "enqueue_in", "enqueue_at", "configure", "kicker"], _LATER),
+    **dict.fromkeys(["s", "si", "signature", "subtask", "message", "chunks", "map", "starmap"], _MADE),
+    "apply": "task(…), which calls the function",
+}
+"""Methods of tasks in other queues (Celery, RQ, Dramatiq, Procrastinate, taskiq, Sidekiq), and what they are here."""
 
 
 class TaskOptions(TypedDict, total=False):
@@ -104,7 +131,7 @@ class Task(Generic[P, R_co]):
     retry: RetryPolicy = field(default=RetryPolicy(), repr=False)
     aliases: tuple[str, ...] = ()
     run_at: datetime | None = None
-    delay: float | None = None
+    delay_seconds: float | None = None
     headers: str | None = field(default=None, repr=False)
     max_attempts: int | None = None
     timeout: float | None = None
@@ -135,7 +162,7 @@ class Task(Generic[P, R_co]):
             self.queue,
             self.priority,
             self.run_at,
-            self.delay,
+            self.delay_seconds,
             self.headers,
             self.max_attempts,
             self.deadline,
@@ -182,6 +209,7 @@ class Task(Generic[P, R_co]):
         lock: Lock | str | Callable[..., str | None] | None = None,
         unique: Unique | str | Callable[..., str | None] | None = None,
         idempotency_key: str | None = None,
+        **unknown: Never,
     ) -> Task[P, R_co]:
         """Return a copy with these options for the jobs it makes; the declared task stays as it is.
 
@@ -192,8 +220,10 @@ class Task(Generic[P, R_co]):
         - `idempotency_key` names the request. While its job lives, and for 24 hours after its end, another enqueue with
           this key returns the handle of that job.
 
-        Raises InvalidOption for values that cannot work.
+        Raises InvalidOption for values that cannot work, and for options that there are not.
         """
+        if unknown:
+            raise no_option(f"task {self.name!r}: using", unknown, Task.using)
         if run_at is not None and delay is not None:
             raise InvalidOption(f"task {self.name!r}: give run_at or delay, not both")
         timed = run_at is not None or delay is not None
@@ -207,7 +237,7 @@ class Task(Generic[P, R_co]):
             queue=self.queue if queue is None else check_queue(queue),
             priority=self.priority if priority is None else check_priority(priority),
             run_at=aware(run_at) if timed else self.run_at,
-            delay=(None if delay is None else seconds(delay, "delay")) if timed else self.delay,
+            delay_seconds=(None if delay is None else seconds(delay, "delay")) if timed else self.delay_seconds,
             max_attempts=self.max_attempts if retry is None else check_attempts(retry),
             deadline=self.deadline if deadline is None else start_by(deadline),
             locking=self.locking if lock is None else locking(lock, self.codec),
@@ -215,6 +245,15 @@ class Task(Generic[P, R_co]):
             job_timeout=length,
             headers=with_timeout(said, length),
         )
+
+    if not TYPE_CHECKING:  # for type checkers an attribute that is not there stays an error
+
+        def __getattr__(self, name: str) -> Any:
+            """Words of other queues get an answer that names ours."""
+            ours = OTHER_WORDS.get(name)
+            if ours is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise AttributeError(f"task {self.name!r} has no {name!r}. Here it is {ours}")
 
     def _jobs(self, rows: Iterable[Row]) -> Iterator[NewJob[R_co]]:
         new: Callable[..., NewJob[R_co]] = self.new
@@ -292,13 +331,13 @@ class Declaration:
 
     def __call__(self, fn: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
         if unknown := options.keys() - TaskOptions.__annotations__.keys():
-            raise InvalidOption(f"task: no option {', '.join(sorted(unknown))}")
+            raise no_option("@task", unknown, TaskOptions.__annotations__)
         merged: TaskOptions = {**self.options, **options}
         return Declaration(merged) if fn is None else _register(_declare(fn, merged))
 
 
 task = Declaration({})
-registry: dict[str, Task[..., Any]] = {}
+registry: dict[str, Task[..., Any]] = declared_tasks
 """Every declared task under its name and under each alias."""
 
 

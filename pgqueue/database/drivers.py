@@ -99,7 +99,11 @@ def connect(**options: Any) -> psycopg.Connection[tuple[Any, ...]]:
 
 
 async def aconnect(**options: Any) -> psycopg.AsyncConnection[tuple[Any, ...]]:
-    """`connect` for asyncio: `async with await pgqueue.aconnect() as conn:`."""
+    """`connect` for asyncio: `async with await pgqueue.aconnect() as conn:`.
+
+    As any connection of psycopg it begins a transaction at its first statement, also at one that only reads. An open
+    transaction keeps the server from removing dead rows. So a loop that only reads asks for `autocommit=True`.
+    """
     import asyncio
 
     import psycopg
@@ -113,6 +117,13 @@ async def aconnect(**options: Any) -> psycopg.AsyncConnection[tuple[Any, ...]]:
 
 def _prepared(options: dict[str, Any]) -> dict[str, Any]:
     return options if config().prepare else {"prepare_threshold": None, **options}
+
+
+def check_connection(conn: object) -> None:
+    """Raise UnsupportedConnection if this is no connection of any kind that pgqueue knows."""
+    classes: list[Any] = [type(conn), conn.__class__]
+    if all(_kind(cls) is None for cls in classes):
+        raise UnsupportedConnection(_refusal(conn, is_async=False, other=False))
 
 
 # Which kind -----------------------------------------------------------------------------------------------------------
@@ -141,7 +152,7 @@ def _kind(cls: Any) -> str | None:
 def _refusal(conn: object, *, is_async: bool, other: bool) -> str:
     given = f"{type(conn).__module__}.{type(conn).__qualname__}"
     if not other:
-        return f"{given} is no connection pgqueue can use; give {ACCEPTED}"
+        return f"{given} is no connection pgqueue can use; give {ACCEPTED}, as the first argument"
     if is_async:
         return (
             f"{given} is not async: call the function without the a (enqueue, not aenqueue), from async code in a "

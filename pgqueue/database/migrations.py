@@ -76,7 +76,7 @@ class Standing:
 
 
 def migrate(
-    target: str | Connection,
+    target: str | Connection | None = None,
     schema: str | None = None,
     *,
     lock_timeout: float = 5.0,
@@ -84,13 +84,15 @@ def migrate(
 ) -> list[Migration]:
     """Apply the files the database lacks and return them; [] if it lacks none.
 
+    `target` is a DSN or a psycopg connection; without it, the configured DSN.
+
     Many processes may call this at once: they wait up to `wait` seconds for each other. Workers may go on working. If a
     file cannot get a table's lock within `lock_timeout` seconds, it is rolled back and tried again, 5 times in all.
     Then Error names the holders of the lock. If the connection has an open transaction, the files become part of it.
     At last, sequences that lag behind the tables are advanced (see `sequences`), if this role may.
     """
     schema = config.config(schema=schema).schema
-    with _connected(target) as conn:
+    with _connected(config.config().require_dsn() if target is None else target) as conn:
         _check_server(conn)
         applied = list(_applied_now(conn, schema, lock_timeout, wait))
         _advance_sequences(conn, schema)

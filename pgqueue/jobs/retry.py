@@ -15,8 +15,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Never
 
 from pgqueue.errors import InvalidOption
+from pgqueue.jobs.options import no_option
 
 RetryFunction = Callable[[int, BaseException], "float | timedelta | None"]
 """`f(attempt, exc)` returns the seconds until the next attempt, or None to give up."""
@@ -61,7 +63,10 @@ class RetryPolicy:
         fail_on: tuple[type[BaseException], ...] = (),
         *,
         function: RetryFunction | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise no_option("RetryPolicy", unknown, RetryPolicy)
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < math.inf:
             raise InvalidOption(f"retry: factor {factor!r} must be a finite number of at least 1")
         keep = object.__setattr__

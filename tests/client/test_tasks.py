@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import doctest
 import functools
 import importlib
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import psycopg
 import pytest
 
+import pgqueue
 from pgqueue.client import tasks
-from pgqueue.client.tasks import Task, declared, find, registry, remote, task
+from pgqueue.client.tasks import Task, declared, find, remote, task
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.jobs.job import Job, NewJob
 from pgqueue.jobs.retry import RetryPolicy
@@ -25,9 +27,9 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_registry() -> None:
     """Every test starts without tasks."""
-    monkeypatch.setattr(tasks, "registry", {})
+    tasks.registry.clear()
 
 
 def names() -> set[str]:
@@ -212,10 +214,10 @@ def test_using_changes_the_jobs_and_not_the_task() -> None:
 
 def test_using_twice_keeps_what_is_not_said_again() -> None:
     first = task(charge).using(delay=30, priority=1)
-    assert (first.using(queue="q").delay, first.using(queue="q").priority) == (30.0, 1)
+    assert (first.using(queue="q").delay_seconds, first.using(queue="q").priority) == (30.0, 1)
     at = first.using(run_at=NOON)
-    assert (at.run_at, at.delay) == (NOON, None)
-    assert (at.using(delay=0).run_at, at.using(delay=0).delay) == (None, 0.0)
+    assert (at.run_at, at.delay_seconds) == (NOON, None)
+    assert (at.using(delay=0).run_at, at.using(delay=0).delay_seconds) == (None, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -312,4 +314,61 @@ def test_a_bad_row_is_named_and_the_transaction_stays_usable(conn: psycopg.Conne
 
 def test_examples() -> None:
     assert doctest.testmod(tasks).failed == 0
-    assert registry is not tasks.registry
+
+
+Policy: Any = RetryPolicy
+untyped: Any = task
+
+
+def named(call: Callable[[], object]) -> str:
+    with pytest.raises((pgqueue.Error, AttributeError)) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_words_of_other_queues_are_answered_with_ours() -> None:
+    ours: Any = task(name="words.charge")(charge)
+    assert "task.enqueue(conn, …)" in named(lambda: ours.delay(1))
+    assert "task.using(delay=30).enqueue(conn, …)" in named(lambda: ours.apply_async((1,), countdown=3))
+    assert "job.enqueue(task, …)" in named(lambda: ours.s(1))
+    assert named(lambda: ours.nothing) == "'Task' object has no attribute 'nothing'"
+    assert not hasattr(ours, "delay") and copy.copy(ours).name == ours.name
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda t: t.using(countdown=3),
+            "no option countdown (did you mean delay?); there are queue, priority",
+        ),
+        (lambda t: t.using(que="x"), "no option que (did you mean queue?)"),
+        (lambda t: t.using(zzz=1, eta=2), "no option eta (did you mean run_at?), zzz; there are"),
+        (lambda t: Policy(max_attempts=3), "RetryPolicy: no option max_attempts (did you mean attempts?)"),
+        (lambda t: Policy(base_delay=3), "did you mean first?"),
+        (lambda t: untyped(max_retries=3), "@task: no option max_retries (did you mean retry?)"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_one_that_may_be_meant(call: Any, said: str) -> None:
+    assert said in named(lambda: call(task(name="words.charge")(charge)))
+
+
+@pytest.mark.parametrize("conn", [7, None, object(), 3.5])
+def test_where_the_connection_is_missing_that_is_what_is_said(conn: object) -> None:
+    """The arguments have moved by one, so all of them seem to be wrong."""
+    ours: Any = task(name="words.charge")(charge)
+    for call in (lambda: ours.enqueue(conn), lambda: pgqueue.enqueue(conn, "words.charge", customr=1)):
+        with pytest.raises(pgqueue.UnsupportedConnection, match="as the first argument"):
+            call()
+
+
+def test_a_name_that_is_declared_here_is_taken_as_that_task(conn: psycopg.Connection[Any]) -> None:
+    """By its name alone an option would be taken for an argument, and each attempt would fail in the worker."""
+    ours = task(name="words.charge", queue="billing", priority=2)(charge)
+    for wrong in ({"customr": 1}, {"customer": 1, "queue": "mail"}):
+        with pytest.raises(pgqueue.InvalidArguments):
+            pgqueue.enqueue(conn, "words.charge", **wrong)
+    job = pgqueue.get(conn, pgqueue.enqueue(conn, "words.charge", customer=1).id)
+    assert (job.task, job.queue, job.priority) == (ours.name, "billing", 2)
+    elsewhere = pgqueue.get(conn, pgqueue.enqueue(conn, "words.elsewhere", customr=1).id)
+    assert (elsewhere.queue, elsewhere.priority) == ("default", 5)

@@ -46,7 +46,7 @@ RUNS = """
 @pytest.fixture
 def stream(tmp_path: Path, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The module of the page, on a database with its tables."""
-    monkeypatch.setattr(tasks, "registry", {})
+    tasks.registry.clear()
     monkeypatch.setattr(ticks, "LOOK_SECONDS", 0.05)
     sources = [block.text for block in blocks(PAGE) if block.language == "python" and block.text.startswith("# stream")]
     (tmp_path / "stream.py").write_text(sources[0])
