@@ -10,15 +10,24 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
+from pgqueue.plain_text import plain_lines
+
 # The attributes every record has. All others came with `extra=` and are written as fields.
 _COMMON = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class Text(logging.Formatter):
-    """`2026-11-20T10:00:00.000Z INFO pgqueue: message`, and the traceback below it."""
+    """`2026-11-20T10:00:00.000Z INFO pgqueue: message`, and the traceback below it.
+
+    A message may hold a text from the database. So an entry begins at the left edge, and all its other lines are
+    indented; what is not printable is a `?`.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain_lines(super().format(record))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return _time(record)

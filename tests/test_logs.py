@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import logging
 import signal
@@ -17,6 +18,7 @@ from commands import pgqueue, working
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgqueue import plain_text
 from pgqueue.jobs.job import Job, fields
 from pgqueue.logs import Json, Text
 
@@ -277,3 +279,32 @@ def test_the_file_and_the_other_options_exclude_each_other(app: Path, option: tu
     )
     assert done.returncode == 2
     assert "--log-config" in done.stderr and "--log-level" in done.stderr
+
+
+FORGED = "job\n2026-11-20T10:00:00.000Z ERROR pgqueue: forged\r\x1b[2J\x9b31m\x85\x7f\u2028\u202e\u2066\ud800\0"
+
+
+@pytest.mark.promise("F49")
+@pytest.mark.parametrize("how", ["message", "argument", "exception", "stack"])
+def test_no_foreign_text_forges_an_entry_or_controls_a_terminal(how: str) -> None:
+    match how:
+        case "message":
+            made = record(FORGED)
+        case "argument":
+            made = record("job %d (%s)", 7, FORGED)
+        case "exception":
+            made = record(exc_info=failure(ValueError(FORGED)))
+        case _:
+            made = record(stack_info=FORGED)
+    first, *others = Text().format(made).split("\n")
+    assert first.startswith("2026-11-20T10:00:00.250Z WARNING shop: ")
+    assert others and all(not line or line.startswith("  ") for line in others)
+    assert all(line.isprintable() for line in [first, *others])
+
+
+def test_an_entry_of_several_lines_keeps_them() -> None:
+    assert Text().format(record("ready\n  database: x\n\nend")).split(": ", 1)[1] == "ready\n  database: x\n\n  end"
+
+
+def test_the_examples_of_plain_text() -> None:
+    assert doctest.testmod(plain_text).failed == 0

@@ -28,6 +28,7 @@ from pgqueue.errors import (
     SchemaMissing,
     SchemaTooNew,
 )
+from pgqueue.plain_text import plain
 
 DONE = 0
 NO = 1
@@ -91,7 +92,7 @@ def _from_psycopg(error: BaseException) -> bool:
 
 def line_of(error: BaseException) -> str:
     """The text of an error with an exit code, on one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = plain(" ".join(str(error).split())) or type(error).__name__
     if not _from_psycopg(error):
         return text
     if code_of(error) == SCHEMA:

@@ -12,7 +12,7 @@ import click
 
 from pgqueue.cli.database import connected
 from pgqueue.cli.exit_codes import NO
-from pgqueue.cli.tables import plain
+from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
     from pgqueue.admin.actions import Answer

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Sequence
 from datetime import timedelta
 
+from pgqueue.plain_text import plain
+
 MARGIN = 2
 NARROWEST = 8
 
@@ -33,11 +35,6 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]], *, right: str 
 def short(text: str, width: int) -> str:
     """`text`; if it is longer than `width`, cut with an ellipsis."""
     return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
-
-
-def plain(text: str) -> str:
-    """`text` on one line and without control characters: a text from the database must not control the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def span(seconds: float | timedelta | None) -> str:

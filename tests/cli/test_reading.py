@@ -81,6 +81,67 @@ def test_what_a_row_says_does_not_drive_the_terminal(conn: Conn, dsn: str) -> No
 # status --------------------------------------------------------------------------------------------------------------
 
 
+HOSTILE = "a\x1b[2J\x9b31m\x85b\x7f\u202e\u2066\n2026-11-20T10:00:00.000Z ERROR pgqueue: forged"
+"""A terminal's controls, as ESC and as one character; a line that turns around; a line that looks like another one."""
+
+
+@pytest.fixture
+def hostile(conn: Conn) -> Conn:
+    """A database in which every text is hostile that its checks let be so."""
+    key = {"t": HOSTILE[:200], "q": HOSTILE[:20], "k": HOSTILE, "j": json.dumps({HOSTILE: HOSTILE})}
+    conn.execute(
+        "INSERT INTO pgqueue.job (task, queue, args, headers, unique_key) VALUES (%(t)s, %(q)s, %(j)s, %(j)s, %(k)s)",
+        key,
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.job (id, task, queue, args, state, finished_at, reason, result) "
+        "VALUES (4711, %(t)s, %(q)s, %(j)s, 'failed', now(), %(k)s, %(j)s)",
+        key,
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, "
+        "message, traceback) VALUES (4711, 1, 1, now(), now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'), "
+        "'failed', %(k)s, %(k)s, %(k)s)",
+        key,
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.job (task, queue, state, worker_id, claim, started_at, lock_key, hold_pos, holds) "
+        "VALUES (%(t)s, %(q)s, 'running', 1, 1, now(), %(k)s, 1, true)",
+        key,
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.job (task, queue, state, key, lock_key) VALUES (%(t)s, %(q)s, 'blocked', %(k)s, %(k)s)",
+        key,
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state) "
+        "VALUES ('15 s', 1, 1, %(k)s, %(k)s, ARRAY[%(q)s], 'running')",
+        key,
+    )
+    conn.commit()
+    return conn
+
+
+COMMANDS = [
+    *(["status"], ["jobs"], ["jobs", "4711"], ["jobs", "--state", "failed"], ["locks"], ["limits"], ["workers"]),
+    *(["schedules"], ["prune"], ["health"], ["cancel", "1"], ["retry", "4711"], ["migrate", "--check"]),
+    *(["jobs", "--task", HOSTILE], ["jobs", "--queue", HOSTILE], ["pause", HOSTILE], ["enqueue", HOSTILE]),
+    *(["locks", "release", HOSTILE, "--yes"], ["schedules", "run", HOSTILE], ["limits", "set", HOSTILE, "3"]),
+    *([HOSTILE], ["jobs", HOSTILE], ["status", f"--{HOSTILE}"], ["work", HOSTILE]),
+]
+
+
+@pytest.mark.second
+@pytest.mark.promise("F49")
+@pytest.mark.parametrize("command", COMMANDS, ids=range(len(COMMANDS)))
+def test_no_command_prints_foreign_text_raw(hostile: Conn, dsn: str, command: list[str]) -> None:
+    done = pgqueue(*command, dsn=dsn)
+    lines = [line for text in (done.stdout, done.stderr) for line in text.split("\n")]
+    assert [line for line in lines if not line.isprintable()] == []
+    assert not [line for line in lines if line.startswith("2026-11-20")]
+    assert "Traceback (most recent call last)" not in done.stderr
+
+
 def test_status_marks_queues_nobody_serves(conn: Conn, dsn: str) -> None:
     conn.execute("INSERT INTO pgqueue.job (task, queue) VALUES ('t', 'alone'), ('t', 'served')")
     conn.execute(

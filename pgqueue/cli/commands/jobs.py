@@ -13,7 +13,8 @@ import click
 from pgqueue.admin.queries import SEARCHED_MOST, STATES
 from pgqueue.cli.database import reading
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.tables import plain, span, table
+from pgqueue.cli.tables import span, table
+from pgqueue.plain_text import plain, plain_json
 
 if TYPE_CHECKING:
     from pgqueue.admin.queries import JobInfo, Page
@@ -127,7 +128,7 @@ def _value(value: Any) -> str:
         case str():
             text = plain(value)
         case _:
-            text = json.dumps(value, ensure_ascii=False, default=str)
+            text = plain_json(value)
     return text if len(text) <= SHOWN_MOST else f"{text[:SHOWN_MOST]}… ({len(text):,} characters; --json prints all)"
 
 

@@ -11,7 +11,8 @@ import click
 
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.tables import plain, span, table
+from pgqueue.cli.tables import span, table
+from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
     from pgqueue.admin.limits import LimitInfo, Pace, RateInfo, Setting

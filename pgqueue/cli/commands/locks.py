@@ -12,7 +12,8 @@ import click
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.tables import plain, span, table
+from pgqueue.cli.tables import span, table
+from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
     from pgqueue.admin.locks import Holder, LockInfo, Released

@@ -11,8 +11,9 @@ import click
 from pgqueue.cli.database import connected
 from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.options import database
-from pgqueue.cli.tables import plain, span, table
+from pgqueue.cli.tables import span, table
 from pgqueue.config import config
+from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
     import psycopg

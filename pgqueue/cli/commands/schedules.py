@@ -13,7 +13,8 @@ import click
 from pgqueue.cli.commands.enqueue import arguments_of
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.options import Duration, as_json, database
-from pgqueue.cli.tables import plain, table
+from pgqueue.cli.tables import table
+from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
     from pgqueue.client.schedules import ScheduleInfo

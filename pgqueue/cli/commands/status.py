@@ -15,7 +15,8 @@ import click
 from pgqueue.admin.queries import STATES
 from pgqueue.cli.database import reading
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.tables import plain, short, span, table, width
+from pgqueue.cli.tables import short, span, table, width
+from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
     from pgqueue.admin.limits import Undeclared
