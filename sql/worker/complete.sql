@@ -240,21 +240,12 @@ WHERE EXISTS (SELECT FROM pgqueue.job j
                 AND coalesce(a.claim = mine.claim, a.attempt = mine.attempt)
                 AND a.outcome NOT IN ('crashed', 'aborted', 'interrupted', 'memory') OFFSET 0);
 
--- name: complete_refuse_doubles
--- A job could not go where it had to, because a row with its id stood there (restored, or inserted by hand). Put that
--- row aside as failed. Only while the job is still ours: the row of a job that rescue gave back waits there by right.
-WITH mine AS MATERIALIZED (
+-- name: complete_resolve_doubles
+-- A job could not go where it had to, because a row with its id stood there. Only while the job is still ours: the row of a job that
+-- rescue gave back waits there by right.
+WITH doubled AS MATERIALIZED (
     SELECT r.id FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim) CROSS JOIN LATERAL ({{my_running}}) AS r
-), available AS (
-    DELETE FROM pgqueue.job_available WHERE id = ANY (ARRAY(SELECT id FROM mine)) RETURNING *
-), scheduled AS (
-    DELETE FROM pgqueue.job_scheduled WHERE id = ANY (ARRAY(SELECT id FROM mine)) RETURNING *
-), blocked AS (
-    DELETE FROM pgqueue.job_blocked WHERE id = ANY (ARRAY(SELECT id FROM mine)) RETURNING *
-), double AS (
-    TABLE available UNION ALL TABLE scheduled UNION ALL TABLE blocked
-)
-{{put_aside}};
+), {{resolve_doubles}};
 
 -- name: complete_release_keys
 -- Jobs with these keys have just been completed, in this transaction or before. So their keys are free, or expire a set

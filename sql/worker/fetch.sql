@@ -51,11 +51,11 @@ SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
        pg_current_snapshot()::text,
        ARRAY(SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL);
 
--- name: fetch_refuse_doubles
--- After a claim met an id that is running or blocked already: put the second row aside. Such rows were restored, or inserted by hand.
-WITH double AS (
-    DELETE FROM pgqueue.job_available a
-    WHERE a.id = ANY (ARRAY(SELECT id FROM pgqueue.job_running UNION ALL SELECT id FROM pgqueue.job_blocked))
-    RETURNING a.*
-)
-{{put_aside}};
+-- name: fetch_resolve_doubles
+-- After a claim met an id that is running or blocked already.
+WITH doubled AS MATERIALIZED (
+    SELECT a.id
+    FROM (SELECT id FROM pgqueue.job_running UNION ALL SELECT id FROM pgqueue.job_blocked) AS other
+    JOIN pgqueue.job_available a ON a.id = other.id
+    LIMIT 1000
+), {{resolve_doubles}};

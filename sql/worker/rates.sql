@@ -181,9 +181,8 @@ WHERE coalesce(l.ahead <= r.depth - %(seconds)s::float8 OR l.ahead > r.depth + r
 SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:control', 'rates ' || %(keys)s::text)::text END
 WHERE %(notify)s::boolean;
 
--- name: rates_refuse_doubles
--- After a rate met an id that is running already (rows restored, or inserted by hand): put the blocked row aside.
-WITH double AS (
-    DELETE FROM pgqueue.job_blocked b WHERE b.id = ANY (ARRAY(SELECT id FROM pgqueue.job_running)) RETURNING b.*
-)
-{{put_aside}};
+-- name: rates_resolve_doubles
+-- After a rate met an id that is running already.
+WITH doubled AS MATERIALIZED (
+    SELECT b.id FROM pgqueue.job_running r JOIN pgqueue.job_blocked b ON b.id = r.id LIMIT 1000
+), {{resolve_doubles}};

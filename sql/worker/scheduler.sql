@@ -52,9 +52,8 @@ FROM clock;
 SELECT EXISTS (SELECT FROM pgqueue.job_scheduled
                WHERE run_at >= %(after)s::text::timestamptz AND run_at <= (SELECT pgqueue.now()));
 
--- name: scheduler_refuse_doubles
--- After a promotion met an id that is available already: put the second row aside as failed, so that it harms only itself.
-WITH double AS (
-    DELETE FROM pgqueue.job_scheduled s USING pgqueue.job_available a WHERE s.id = a.id RETURNING s.*
-)
-{{put_aside}};
+-- name: scheduler_resolve_doubles
+-- After a promotion met an id that is available already.
+WITH doubled AS MATERIALIZED (
+    SELECT s.id FROM pgqueue.job_scheduled s JOIN pgqueue.job_available a ON a.id = s.id LIMIT 1000
+), {{resolve_doubles}};

@@ -253,19 +253,19 @@ CROSS JOIN LATERAL (
 ) AS r
 ORDER BY priority, id;
 
--- name: unblock_refuse_doubles
--- After an unblocking met an id that is running or available already (rows restored, or inserted by hand): put the blocked row aside.
-WITH double AS (
-    DELETE FROM pgqueue.job_blocked b
-    WHERE b.id = ANY (ARRAY(SELECT id FROM pgqueue.job_running UNION ALL SELECT id FROM pgqueue.job_available WHERE holds))
-    RETURNING b.*
-)
-{{put_aside}};
+-- name: unblock_resolve_doubles
+-- After an unblocking met an id that is running or available already.
+WITH doubled AS MATERIALIZED (
+    SELECT b.id
+    FROM (SELECT id FROM pgqueue.job_running UNION ALL SELECT id FROM pgqueue.job_available) AS other
+    JOIN pgqueue.job_blocked b ON b.id = other.id
+    LIMIT 1000
+), {{resolve_doubles}};
 
 -- name: unblock_refuse_unfit
 -- After an unblocking, or a rate, met a value that does not fit: put aside the blocked jobs that no lane could take (rows restored, or
 -- inserted by hand). Rows of `job_blocked` are not checked where they enter.
-WITH double AS (
+WITH refused AS (
     DELETE FROM pgqueue.job_blocked b
     WHERE (b.priority BETWEEN 0 AND 9 AND b.rank BETWEEN -2 AND 19 AND octet_length(b.queue) BETWEEN 1 AND 40
            AND pgqueue.keys_can_be(b.lock_key, b.lock_limit, b.on_locked, b.limit_key, b.rate_key)) IS NOT TRUE

@@ -21,7 +21,7 @@ NAMES = [name for name in names() if _files()[home(name)].parent.name != "testin
 ELSE = {
     "locks_release", "workers_list",  # by hand: as many jobs as run
     "unblock_refuse_unfit",  # after a row that fits nowhere was restored
-    "unblock_refuse_doubles", "complete_refuse_doubles", "rates_refuse_doubles",  # after a row was restored by hand
+    "unblock_resolve_doubles", "fetch_resolve_doubles", "complete_resolve_doubles", "rates_resolve_doubles",  # seldom
     "actions_cancel", "queries_find",  # in sessions that are not ours
 }  # fmt: skip
 """They may read as they like."""
@@ -29,7 +29,7 @@ SCANS = {"Seq Scan", "Index Scan", "Index Only Scan"}
 WHOLE = {
     "queries_find", "queries_status", "locks_list",  # pages, for people: with a LIMIT, or a sample
     "unblock_refuse_unfit",
-    "unblock_refuse_doubles", "fetch_refuse_doubles", "rates_refuse_doubles", "scheduler_refuse_doubles",  # see above
+    "unblock_resolve_doubles", "fetch_resolve_doubles", "rates_resolve_doubles", "scheduler_resolve_doubles",
     "cancellation_read", "cancellation_settle", "rescue_strays",  # as many as somebody cancels, as many as run
     "sweep_due", "sweep_block",  # whether there is any at all; those that hold a key and wait
     "pruner_waiters", "progress_sweep", "pruner_rates",  # tidy up, once a minute or an hour

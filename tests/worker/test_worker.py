@@ -294,12 +294,15 @@ async def test_arguments_that_do_not_fit_are_a_failed_attempt_and_shown(dsn: str
 
 @pytest.mark.promise("F18")
 async def test_a_row_with_the_id_of_another_is_put_aside_wherever_they_meet(dsn: str, eyes: Eyes) -> None:
-    later = "INSERT INTO pgqueue.job (id, task, run_at, state) VALUES (%s, 'twin', now() + %s::interval, 'scheduled')"
+    later = (
+        "INSERT INTO pgqueue.job (id, enqueued_at, task, run_at, state) SELECT id, enqueued_at, 'twin', "
+        "now() + %s::interval, 'scheduled' FROM pgqueue.job_available WHERE id = %s"
+    )
     eyes.do("INSERT INTO pgqueue.queue (name, paused_at) VALUES ('paused', now())")
     eyes.do("INSERT INTO pgqueue.job (id, task, queue) VALUES (1001, 'first', 'paused')")
-    eyes.do(later, 1001, "0")  # meets it when it is promoted
+    eyes.do(later, "0", 1001)  # meets it when it is promoted
     eyes.do("INSERT INTO pgqueue.job (id, task) VALUES (1002, 'worker.fails')")
-    eyes.do(later, 1002, "1 hour")  # is met when the other is to be tried again
+    eyes.do(later, "1 hour", 1002)  # is met when the other is to be tried again
     async with work(dsn, *ALL) as worker:
         await until(worker.services.election.leads)
         put(dsn, says.using(delay=0.1).new("scheduled neighbour"), says.new("neighbour"))
@@ -567,7 +570,10 @@ async def test_a_second_row_of_a_running_job_does_not_end_the_worker(dsn: str, e
     [job] = put(dsn, waits.new("x"))
     async with work(dsn, *ALL) as worker:
         await stage.started.get()
-        eyes.do("INSERT INTO pgqueue.job (task, id) VALUES ('worker.says', %s)", job)
+        eyes.do(
+            "INSERT INTO pgqueue.job (task, id, enqueued_at) "
+            "SELECT 'worker.says', id, enqueued_at FROM pgqueue.job_running"
+        )
         put(dsn, *[says.new("neighbour") for _ in range(5)])
         await until(eyes.done(5), 30.0)
         assert eyes.all("SELECT id, state, reason FROM pgqueue.job_dead") == [(job, "failed", "refused")]

@@ -56,6 +56,7 @@ from pgqueue.jobs.outcomes import COMPLETED, WRITTEN, Completed, Handed, Outcome
 from pgqueue.worker.complete.job_logger import report
 from pgqueue.worker.complete.outcome_sql import LOST, Ended, OutcomeSql
 from pgqueue.worker.complete.refusals import question
+from pgqueue.worker.doubles import resolve
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -312,10 +313,9 @@ class Completer:
             log.error("unique keys are not tidied up: this role needs its rights again, `pgqueue grants`")
             return False
         except psycopg.errors.UniqueViolation as error:
-            [doubles] = await self._session.run(self._about("complete_refuse_doubles", [job for job, _ in batch]))
-            if doubles:
-                log.error("jobs %s ran, and waited too: the second rows are failed: refused", doubles)
-            else:  # the violated index is not one of pgqueue's
+            notify = self._state.settings.notify
+            doubles = self._about("complete_resolve_doubles", [job for job, _ in batch], notify=notify)
+            if not await resolve(self._session, doubles):
                 await self._find_refused(batch, rest, error)
             return False
         except BaseException as error:

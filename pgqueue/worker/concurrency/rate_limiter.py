@@ -78,6 +78,7 @@ from pgqueue.database.statements import integers, texts
 from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import STARTED, Job
 from pgqueue.jobs.keys import RATE
+from pgqueue.worker.doubles import resolve
 from pgqueue.worker.run.slots import Room
 from pgqueue.worker.state import WorkerState
 
@@ -347,8 +348,8 @@ class RateLimiter:
         except psycopg.errors.UniqueViolation as error:
             if trigger_of(error) is not None:
                 raise
-            [doubles] = await self._session.run(self._session.link.statement("rates_refuse_doubles"))
-            log.error("jobs %s run, and waited for a rate too: the second rows are failed: refused", doubles)
+            link, notify = self._session.link, self._state.settings.notify
+            await resolve(self._session, link.statement("rates_resolve_doubles", notify=notify))
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             if trigger_of(error) is not None:
                 raise

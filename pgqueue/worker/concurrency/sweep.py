@@ -32,8 +32,12 @@ import math
 from collections.abc import Callable, Iterable
 from time import monotonic
 
+import psycopg
+
 from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.sessions import Session
+from pgqueue.database.triggers import trigger_of
+from pgqueue.worker.doubles import resolve
 
 log = logging.getLogger("pgqueue")
 
@@ -120,9 +124,14 @@ class Sweep:
         if not due[0][0]:
             return True
         self._keyed = True
-        blocked, [(keys, after)] = await self._session.run(
-            link.statement("sweep_block", n=KEYS_MOST), link.statement("sweep_keys", after="", n=KEYS_MOST)
-        )
+        messages = link.statement("sweep_block", n=KEYS_MOST), link.statement("sweep_keys", after="", n=KEYS_MOST)
+        try:
+            blocked, [(keys, after)] = await self._session.run(*messages)
+        except psycopg.errors.UniqueViolation as error:
+            doubles = link.statement("fetch_resolve_doubles", notify=False)  # polls find them
+            if trigger_of(error) is not None or not await resolve(self._session, doubles):
+                raise
+            blocked, [(keys, after)] = await self._session.run(*messages)
         if blocked:
             log.info(
                 "%d keys were granted to jobs of paused queues, or of tasks that no worker takes; others get them",

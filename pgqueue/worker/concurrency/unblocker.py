@@ -62,6 +62,7 @@ from pgqueue.jobs.job import Job
 from pgqueue.jobs.keys import LIMIT, LOCK, RATE
 from pgqueue.worker.concurrency.semaphores import Semaphores, Unblocked
 from pgqueue.worker.concurrency.waiter_cursors import HINT_SECONDS
+from pgqueue.worker.doubles import resolve
 from pgqueue.worker.run.slots import Room
 from pgqueue.worker.state import WorkerState
 
@@ -371,8 +372,9 @@ class Unblocker:
         except psycopg.errors.UniqueViolation as error:
             if trigger_of(error) is not None:
                 raise
-            [doubles] = await self._session.run(self._session.link.statement("unblock_refuse_doubles"))
-            log.error("jobs %s run, and waited for a key too: the second rows are failed: refused", doubles)
+            link, notify = self._session.link, self._state.settings.notify
+            if await resolve(self._session, link.statement("unblock_resolve_doubles", notify=notify)):
+                self._wanted = asked | self._wanted
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             if trigger_of(error) is not None:
                 raise

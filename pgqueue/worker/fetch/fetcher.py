@@ -42,6 +42,7 @@ from pgqueue.jobs.job import Job, Lane
 from pgqueue.jobs.keys import LOCK
 from pgqueue.worker.concurrency.holder_cursors import HolderCursors
 from pgqueue.worker.concurrency.waiter_cursors import Position, WaiterCursors
+from pgqueue.worker.doubles import resolve
 from pgqueue.worker.fetch.keyed_claim import Blocked, KeyedClaim
 from pgqueue.worker.fetch.kinds import NO_RANK, Kind, Kinds
 from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, Passed, PassedOver
@@ -307,7 +308,7 @@ class Fetcher:
             self._forget()
             if trigger_of(error) is not None:
                 raise
-            await self._refuse_doubles()
+            await self._resolve_doubles()
             return None
         except BaseException:
             # Whether rows were taken is unknown. Reconciliation hands them back once this claim counts as given up.
@@ -378,13 +379,10 @@ class Fetcher:
             self._state.in_doubt()
         self._generation = self._session.generation
 
-    async def _refuse_doubles(self) -> None:
-        """Fail the second rows of jobs that run or are blocked already. Only rows that were available can be judged
-        here."""
-        [available] = await self._session.run(self._session.link.statement("fetch_refuse_doubles"))
-        for (job_id,) in available:
-            said = "job %d is running, and a second row with its id was available; that row is failed: refused"
-            log.error(said, job_id, extra={"job_id": job_id})
+    async def _resolve_doubles(self) -> None:
+        """Available jobs have the ids of others that run or are blocked."""
+        link, notify = self._session.link, self._state.settings.notify
+        await resolve(self._session, link.statement("fetch_resolve_doubles", notify=notify))
 
     def _asked(self, room: Room, kind: Kind, turn: int = 0) -> Asked:
         """The lanes to ask, most urgent first. Queues take turns within a rank; a poison job comes alone."""

@@ -25,10 +25,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import psycopg
+
 from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
+from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job
+from pgqueue.worker.doubles import resolve
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -82,15 +86,20 @@ class Reconciler:
         lost = [(job_id, claim) for job_id, claim in unknown if claim <= settled]
         if not lost:
             return not unknown
-        [[(some, _)]] = await self._session.run(
-            link.statement(
-                "complete_release",
-                ids=integers(job_id for job_id, _ in lost),
-                claims=integers(claim for _, claim in lost),
-                worker_id=worker_id,
-                notify=self._state.settings.notify,
-            )
-        )
+        ours_lost = {
+            "ids": integers(job_id for job_id, _ in lost),
+            "claims": integers(claim for _, claim in lost),
+            "worker_id": worker_id,
+            "notify": self._state.settings.notify,
+        }
+        try:
+            [[(some, _)]] = await self._session.run(link.statement("complete_release", **ours_lost))
+        except psycopg.errors.UniqueViolation as error:
+            if trigger_of(error) is not None:
+                raise
+            if not await resolve(self._session, link.statement("complete_resolve_doubles", **ours_lost)):
+                log.error("%d jobs of a claim whose answer was lost cannot be handed back yet: %s", len(lost), error)
+            return False
         # A job that was completed between the two statements has no row any more: not lost, only late.
         released = len(lost) if some is None else len(some)
         if released:

@@ -25,6 +25,7 @@ from pgqueue.database.backoff import described, jittered, of_data, persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
 from pgqueue.database.triggers import trigger_of
+from pgqueue.worker.doubles import resolve
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -143,7 +144,7 @@ class Scheduler:
                 )
             except psycopg.Error as error:
                 if isinstance(error, psycopg.errors.UniqueViolation) and trigger_of(error) is None:
-                    if await self._refuse_doubles():
+                    if await self._resolve_doubles():
                         continue
                 elif trigger_of(error) is None and not of_data(error):
                     raise
@@ -167,12 +168,10 @@ class Scheduler:
         wanted = min([wanted, *(until - now for until in self._passed.values())])
         return max(0.0, min(wanted, LOOK_SECONDS if due is None else due, self._patience(late)))
 
-    async def _refuse_doubles(self) -> bool:
-        """Fail the jobs that are available, too. False: the key that was met is of another table or index."""
-        [doubles] = await self._session.run(self._session.link.statement("scheduler_refuse_doubles"))
-        if doubles:
-            log.error("jobs %s are available, and were scheduled too: the second rows are failed: refused", doubles)
-        return bool(doubles)
+    async def _resolve_doubles(self) -> bool:
+        """Due jobs have the ids of available ones. False: none has, or its row is locked."""
+        link, notify = self._session.link, self._state.settings.notify
+        return await resolve(self._session, link.statement("scheduler_resolve_doubles", notify=notify)) > 0
 
     async def _narrow(self, error: psycopg.Error, where: dict[str, str]) -> int:
         """A job was refused: move fewer at once. If one alone was, pass it over. Returns how many are passed now."""

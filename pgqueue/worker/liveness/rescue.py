@@ -21,6 +21,7 @@ import psycopg
 
 from pgqueue.database.backoff import transient
 from pgqueue.database.sessions import Session
+from pgqueue.worker.doubles import resolve
 
 log = logging.getLogger("pgqueue")
 
@@ -122,13 +123,12 @@ class Rescue:
                 [[(count, _)]] = await self._session.run(
                     link.statement("rescue_jobs", worker_id=worker_id, n=BATCH, first=moved == 0, notify=self._notify)
                 )
-            except psycopg.errors.UniqueViolation:
-                available, blocked = await self._session.run(
-                    link.statement("fetch_refuse_doubles"), link.statement("unblock_refuse_doubles")
-                )
-                doubles = [*available, *blocked]
-                log.error("jobs %s were running, and waited too: the second rows are failed: refused", doubles)
-                continue
+            except psycopg.errors.UniqueViolation as error:
+                names = ("fetch_resolve_doubles", "unblock_resolve_doubles")
+                if await resolve(self._session, *[link.statement(name, notify=self._notify) for name in names]):
+                    continue
+                log.error("worker %d: some of its jobs cannot be given back yet: %s", worker_id, error)
+                break  # `strays` comes back to them
             moved += int(count)
             if count < BATCH:
                 break

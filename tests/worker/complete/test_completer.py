@@ -671,7 +671,8 @@ async def test_a_row_that_waits_by_right_is_not_taken_for_the_double_of_another(
     """One job was rescued from us and waits for its next run; another one of the same flush has a double."""
     rescued, doubled = await desk.jobs(2)
     eyes.do("DELETE FROM pgqueue.job_running WHERE id = %s", rescued.id)
-    eyes.do("INSERT INTO pgqueue.job (task, id) VALUES ('again', %s), ('double', %s)", rescued.id, doubled.id)
+    eyes.do("INSERT INTO pgqueue.job (task, id) VALUES ('again', %s)", rescued.id)
+    eyes.do("INSERT INTO pgqueue.job (task, id, enqueued_at) SELECT 'double', id, enqueued_at FROM pgqueue.job_running")
     desk.completer.finish(rescued, COMPLETED)
     desk.completer.finish(doubled, RELEASED)
     await asyncio.wait_for(desk.completer.flushed(), 30)

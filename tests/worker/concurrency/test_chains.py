@@ -329,7 +329,11 @@ async def test_a_second_row_with_its_id_in_the_line_harms_only_itself(desks: Des
     dead, desk = desks(), desks()
     jobs = put(eyes, 2)
     await dead.take()
-    eyes.do("INSERT INTO pgqueue.job_blocked (state, id, task, key) VALUES ('blocked', %s, 'twin', 'lock:z')", jobs[1])
+    eyes.do(
+        "INSERT INTO pgqueue.job_blocked (state, id, enqueued_at, task, key) "
+        "SELECT 'blocked', id, enqueued_at, 'twin', 'lock:z' FROM pgqueue.job WHERE id = %s",
+        jobs[1],
+    )
     eyes.do("UPDATE pgqueue.worker SET dead_at = now() WHERE id = %s", dead.worker_id)
     await Rescue(desk.session, notify=True, rescued=lambda: None)._move(dead.worker_id)
     assert eyes.all("SELECT id, task, reason FROM pgqueue.job_dead") == [(jobs[1], "twin", "refused")]

@@ -410,16 +410,15 @@ async def test_a_second_row_of_a_running_job_in_a_line_is_refused_and_harms_only
     await pacer.park()
     assert await pacer.ask("k") == [first]
     eyes.do(
-        "INSERT INTO pgqueue.job_blocked (id, state, key, task, rate_key) "
-        "VALUES (%s, 'blocked', 'rate:k', 'double', 'k')",
-        first,
+        "INSERT INTO pgqueue.job_blocked (id, enqueued_at, state, key, task, rate_key) "
+        "SELECT id, enqueued_at, 'blocked', 'rate:k', 'double', 'k' FROM pgqueue.job_running"
     )
     waiting = rated(eyes, 3)
     await pacer.park()
     assert await pacer.ask("k") == waiting  # the first try met the double, which was put aside
     assert eyes.all("SELECT id, task, state, reason FROM pgqueue.job_dead") == [(first, "double", "failed", "refused")]
     assert eyes.all("SELECT id, task FROM pgqueue.job_running WHERE id = %s", first) == [(first, "x")]
-    assert "the second rows are failed: refused" in caplog.text
+    assert f"job {first} (double) had a second row" in caplog.text
 
 
 async def test_what_a_lost_answer_let_in_is_known_by_its_claim_and_charged(

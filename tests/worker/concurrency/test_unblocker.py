@@ -427,7 +427,10 @@ async def test_a_second_row_of_a_running_id_is_put_aside(desks: Desks, eyes: Eye
     desk = desks()
     first = keyed(eyes, "a")
     assert await desk.take() == first
-    eyes.do("INSERT INTO pgqueue.job_available (id, task, lock_key) VALUES (%s, 'double', 'b')", first[0])
+    eyes.do(
+        "INSERT INTO pgqueue.job_available (id, enqueued_at, task, lock_key) "
+        "SELECT id, enqueued_at, 'double', 'b' FROM pgqueue.job_running"
+    )
     await desk.park()
     assert await desk.let_in() == []
     assert eyes.all("SELECT task, reason FROM pgqueue.job_dead") == [("double", "refused")]

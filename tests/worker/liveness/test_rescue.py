@@ -643,7 +643,11 @@ async def test_a_second_row_of_a_job_to_be_rescued_is_refused_and_ends_no_rescue
     victim = Taker(dsn)
     eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, 3)")
     jobs = await victim.fetch()
-    eyes.do("INSERT INTO pgqueue.job (task, queue, id) VALUES ('double', 'paused', %s)", jobs[1].id)
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, queue, id, enqueued_at) "
+        "SELECT 'double', 'paused', id, enqueued_at FROM pgqueue.job_running WHERE id = %s",
+        jobs[1].id,
+    )
     assert await rescue.rescue(victim.worker_id, 0)
     assert eyes.all("SELECT id, task, reason FROM pgqueue.job_dead") == [(jobs[1].id, "double", "refused")]
     assert {job.id for job in await taker.fetch()} == {job.id for job in jobs}

@@ -1,0 +1,419 @@
+"""Two jobs with one id, because sequences have lagged: each runs to its end, and what names them goes with them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from unique_jobs import Conn
+from workers import Eyes, until, work
+
+import pgqueue
+from pgqueue import Job
+from pgqueue.client.tasks import Task, task
+from pgqueue.database.statements import text
+from pgqueue.jobs.concurrency import Limit, Rate
+from pgqueue.jobs.retry import RetryPolicy
+
+AGAIN = RetryPolicy(attempts=3, first=0.05)
+
+
+class Stage:
+    """What the handlers of one test share."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.began = asyncio.Event()
+        self.ran: Counter[int] = Counter()
+        self.at_once: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def alone(self, key: str) -> AsyncIterator[None]:
+        self.at_once[key] += 1
+        self.most[key] = max(self.most[key], self.at_once[key])
+        await asyncio.sleep(0)
+        yield
+        self.at_once[key] -= 1
+
+
+stage = Stage()
+
+
+@pytest.fixture(autouse=True)
+def fresh_stage() -> None:
+    global stage
+    stage = Stage()
+
+
+@task(name="doubles.waits")
+async def waits() -> None:
+    stage.began.set()
+    await stage.go.wait()
+
+
+@task(name="doubles.plain")
+async def plain(n: int) -> None:
+    stage.ran[n] += 1
+
+
+@task(name="doubles.locked", lock="k")
+async def locked(n: int) -> None:
+    async with stage.alone("lock"):
+        stage.ran[n] += 1
+
+
+@task(name="doubles.locked_waits", lock="k")
+async def locked_waits() -> None:
+    async with stage.alone("lock"):
+        stage.began.set()
+        await stage.go.wait()
+
+
+@task(name="doubles.limited", limit=Limit(2, name="two"))
+async def limited(n: int) -> None:
+    async with stage.alone("limit"):
+        stage.ran[n] += 1
+
+
+@task(name="doubles.rated", rate=Rate("500/s", name="fast"))
+async def rated(n: int) -> None:
+    stage.ran[n] += 1
+
+
+@task(name="doubles.retried", retry=AGAIN)
+async def retried(job: Job, n: int) -> None:
+    if job.attempt == 1:
+        raise ValueError("once more")
+    stage.ran[n] += 1
+
+
+@task(name="doubles.fails_later", retry=AGAIN)
+async def fails_later(job: Job) -> None:
+    if job.attempt == 1:
+        stage.began.set()
+        await stage.go.wait()
+        raise ValueError("once more")
+
+
+ALL: tuple[Task[..., Any], ...] = (waits, plain, locked, locked_waits, limited, rated, retried, fails_later)
+
+KINDS: list[Task[..., Any]] = [plain, locked, limited, rated, retried]
+
+
+def put(dsn: str, *jobs: Any, id: int | None = None) -> int:
+    """Enqueue and commit; return the first id. If `id` is given, the sequence gives that id again."""
+    with psycopg.connect(dsn) as conn:
+        if id is not None:
+            conn.execute("SELECT setval('pgqueue.job_id_seq', %s, false)", [id])
+        got = pgqueue.enqueue_many(conn, jobs)[0].id
+    assert id is None or got == id
+    return got
+
+
+def of_task(eyes: Eyes, mine: Task[..., Any]) -> tuple[int, str]:
+    """The id and the state of the only job of this task."""
+    [found] = eyes.all("SELECT id, state FROM pgqueue.job WHERE task = %s", mine.name)
+    return found[0], found[1]
+
+
+async def ended(eyes: Eyes, mine: Task[..., Any]) -> int:
+    """The id of the only job of this task, once it is completed."""
+    await until(lambda: of_task(eyes, mine)[1] == "completed", 20.0)
+    return of_task(eyes, mine)[0]
+
+
+# Where two jobs meet -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F29")
+async def test_a_job_that_is_claimed_beside_a_running_one_with_its_id_runs_under_a_new_id(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with work(dsn, *ALL):
+        old = put(dsn, waits.new())
+        await stage.began.wait()
+        put(dsn, plain.using(idempotency_key="k").new(1), id=old)
+        new = await ended(eyes, plain)
+        assert new > old
+        with psycopg.connect(dsn) as conn:
+            [again] = pgqueue.enqueue_many(conn, [plain.using(idempotency_key="k").new(1)])
+        assert (again.created, again.id) == (False, new)
+        assert f"job {old} (doubles.plain) had the id of another job" in caplog.text
+        assert f"it is job {new} now" in caplog.text
+        stage.go.set()
+        assert await ended(eyes, waits) == old
+    assert stage.ran == {1: 1}
+
+
+@pytest.mark.promise("F29")
+async def test_a_job_that_is_unblocked_beside_a_running_one_with_its_id_keeps_its_turn(dsn: str, eyes: Eyes) -> None:
+    """Its lock is held until it is unblocked, by a job with another id."""
+    first = asyncio.Event()
+
+    @task(name="doubles.first", lock="k")
+    async def holds_lock() -> None:
+        async with stage.alone("lock"):
+            await first.wait()
+
+    async with work(dsn, holds_lock, *ALL):
+        put(dsn, holds_lock.new())
+        old = put(dsn, waits.new())
+        await stage.began.wait()
+        put(dsn, locked.new(1), id=old)
+        await until(lambda: of_task(eyes, locked)[1] == "blocked")
+        first.set()
+        assert await ended(eyes, locked) > old
+        assert of_task(eyes, waits) == (old, "running")
+        stage.go.set()
+        await ended(eyes, waits)
+    assert stage.ran == {1: 1} and stage.most["lock"] == 1
+
+
+@pytest.mark.promise("F29")
+async def test_a_due_job_with_the_id_of_an_available_one_starts_at_its_time(dsn: str, eyes: Eyes) -> None:
+    eyes.do("INSERT INTO pgqueue.queue (name, paused_at) VALUES ('paused', now())")
+    old = put(dsn, waits.using(queue="paused").new())
+    async with work(dsn, *ALL) as worker:
+        await until(worker.services.election.leads)
+        put(dsn, plain.using(delay=0.1, idempotency_key="k").new(1), id=old)
+        new = await ended(eyes, plain)
+        assert new > old
+        assert eyes.all("SELECT job_id FROM pgqueue.unique_key") == [(new,)]
+        assert of_task(eyes, waits) == (old, "available")
+    assert stage.ran == {1: 1}
+
+
+@pytest.mark.promise("F29")
+async def test_a_job_that_waits_for_a_rate_beside_a_running_one_with_its_id_starts(dsn: str, eyes: Eyes) -> None:
+    async with work(dsn, *ALL):
+        old = put(dsn, waits.new())
+        await stage.began.wait()
+        put(dsn, rated.new(1), id=old)
+        assert await ended(eyes, rated) > old
+        stage.go.set()
+        assert await ended(eyes, waits) == old
+    assert stage.ran == {1: 1}
+
+
+@pytest.mark.promise("F29")
+async def test_a_job_that_is_tried_again_finds_a_waiting_one_with_its_id(dsn: str, eyes: Eyes) -> None:
+    async with work(dsn, *ALL):
+        old = put(dsn, fails_later.new())
+        await stage.began.wait()
+        put(dsn, plain.using(delay=3600, idempotency_key="k").new(1), id=old)
+        stage.go.set()
+        assert await ended(eyes, fails_later) == old
+        new, state = of_task(eyes, plain)
+        assert state == "scheduled" and new > old
+        assert eyes.all("SELECT job_id FROM pgqueue.unique_key") == [(new,)]
+        assert eyes.one("SELECT run_at > now() + interval '50 minutes' FROM pgqueue.job_scheduled")
+
+
+@pytest.mark.promise("F29")
+async def test_an_iteration_goes_on_at_its_cursor_under_its_new_id(dsn: str, eyes: Eyes) -> None:
+    seen: list[int] = []
+
+    def items(cursor: int | None) -> Iterator[tuple[int, int]]:
+        yield from ((n, n) for n in range((cursor or 0) + 1, 7))
+
+    @task(name="doubles.walks", retry=AGAIN)
+    def walks(job: Job) -> None:
+        for batch in job.iterate(items, 2):
+            if job.attempt == 1 and 3 in batch:
+                eyes.do("SELECT setval('pgqueue.job_id_seq', %s, false)", job.id)
+                eyes.do("INSERT INTO pgqueue.job (task, queue) VALUES ('another', 'paused')")
+                raise ValueError("once more")
+            seen.extend(batch)
+
+    async with work(dsn, walks) as worker:
+        await until(worker.services.election.leads)
+        old = put(dsn, walks.new())
+        assert await ended(eyes, walks) > old
+    assert seen == [1, 2, 3, 4, 5, 6]
+    assert eyes.all("SELECT id, state FROM pgqueue.job WHERE task = 'another'") == [(old, "available")]
+
+
+@pytest.mark.second
+@pytest.mark.promise("F29")
+async def test_jobs_of_all_kinds_run_once_while_ids_are_given_again(dsn: str, eyes: Eyes) -> None:
+    """An enqueue whose id is taken fails, and is tried again: only what was committed counts."""
+    chance = random.Random(7)
+    committed: set[int] = set()
+    async with work(dsn, *ALL, concurrency=8) as worker:
+        await until(worker.services.election.leads)
+        put(dsn, locked_waits.new(), *[waits.new() for _ in range(3)])
+        await stage.began.wait()
+        for n in range(400):
+            kind: Task[..., Any] = chance.choice(KINDS)
+            delay = chance.choice([None, None, 0.05, 0.3])
+            job = kind.using(delay=delay).new(n) if delay else kind.new(n)
+            if chance.random() < 0.2:
+                eyes.do("SELECT setval('pgqueue.job_id_seq', %s, false)", chance.randint(1, 40))
+            while n not in committed:
+                try:
+                    put(dsn, job)
+                except psycopg.errors.UniqueViolation:
+                    continue
+                committed.add(n)
+            await asyncio.sleep(0)
+            if n == 300:
+                stage.go.set()
+        stage.go.set()
+        await until(lambda: set(eyes.states()) == {"completed"}, 40.0)
+    assert stage.ran == dict.fromkeys(range(400), 1)
+    assert stage.most["lock"] == 1 and stage.most["limit"] <= 2
+    assert eyes.one("SELECT count(DISTINCT id) < count(*) FROM pgqueue.job"), "ids were given again"
+
+
+# One statement -------------------------------------------------------------------------------------------------------
+
+STATEMENTS = ("fetch", "unblock", "scheduler", "rates", "complete")
+MEET = {
+    "fetch": ("running", "available"),
+    "unblock": ("running", "blocked"),
+    "scheduler": ("available", "scheduled"),
+    "rates": ("running", "blocked"),
+    "complete": ("running", "scheduled"),
+}
+"""For each statement, the row that keeps the id, and the row that meets it."""
+EARLIER, LATER = "2020-01-01", "2021-01-01"
+
+
+def row(conn: Conn, state: str, since: str, **columns: Any) -> None:
+    """A row of a job that is enqueued at `since`."""
+    columns = {"id": 5, "state": state, "enqueued_at": since, "task": f"{state} {since}"} | columns
+    if state == "running":
+        columns |= {"worker_id": 7, "claim": 3, "started_at": since}
+    elif state == "scheduled":
+        columns |= {"run_at": "2100-01-01", "reason": "failed before"}
+    elif state == "blocked":
+        columns |= {"key": "limit:m"}
+    names, places = ", ".join(columns), ", ".join(["%s"] * len(columns))
+    conn.execute(f"INSERT INTO pgqueue.job ({names}) VALUES ({places})".encode(), list(columns.values()))  # noqa: S608
+
+
+HOLDER = {
+    "lock_key": "l",
+    "limit_key": "m",
+    "holds": True,
+    "hold_pos": 77,
+    "rank": 10,
+    "attempt": 2,
+    "crashes": 0,
+    "snoozes": 1,
+    "unique_key": "u",
+    "idempotency_key": "i",
+    "headers": '{"a": 1}',
+    "max_attempts": 9,
+    "deadline": "2100-01-01",
+}
+"""What a row that waits may say beside its state."""
+NOTED = (
+    "INSERT INTO pgqueue.unique_key (key, job_id, enqueued_at, hold, seconds) "
+    "VALUES ('unique:u', 5, %(since)s, 'pending', 0), ('idempotency:i', 5, %(since)s, 'after', 60)",
+    "INSERT INTO pgqueue.job_cursor (job_id, enqueued_at, n, cursor) VALUES (5, %(since)s, 4, '44')",
+    "INSERT INTO pgqueue.job_signal (job_id, enqueued_at, kind, reason) VALUES (5, %(since)s, 'cancel', 'mine')",
+)
+"""What names the job beside its row."""
+
+
+def resolve(conn: Conn, by: str) -> list[tuple[int, str, int | None]]:
+    """What the statement answers: id, task, new id."""
+    params = {"notify": True, "ids": [5], "claims": [3], "worker_id": 7}
+    found = conn.execute(text(f"{by}_resolve_doubles", "pgqueue").encode(), params).fetchall()
+    return [(id, task, new_id) for id, task, new_id, *_ in found]
+
+
+def facts(conn: Conn, id: int) -> list[Any]:
+    """All that is known of the only job with this id, but for the id and the position."""
+    [(told,)] = conn.execute(
+        "SELECT to_jsonb(j) - 'id' - 'pos' FROM pgqueue.job j WHERE id = %s AND state <> 'running' AND task <> 'other'",
+        [id],
+    ).fetchall()
+    beside = [
+        conn.execute(f"SELECT to_jsonb(x) - 'job_id' FROM {table} x WHERE job_id = %s ORDER BY 1".encode(), [id])  # noqa: S608
+        for table in ("pgqueue.unique_key", "pgqueue.job_cursor", "pgqueue.job_signal")
+    ]
+    return [told, *[[fact for (fact,) in each.fetchall()] for each in beside]]
+
+
+@pytest.mark.promise("F29")
+@pytest.mark.parametrize("by", STATEMENTS)
+def test_a_job_that_gets_a_new_id_keeps_all_else(conn: Conn, by: str) -> None:
+    stays, moves = MEET[by]
+    conn.execute("SELECT setval('pgqueue.job_id_seq', 1000)")
+    row(conn, moves, LATER, **HOLDER)
+    for each in NOTED:
+        conn.execute(each.encode(), {"since": LATER})
+    before = facts(conn, 5)
+    row(conn, stays, EARLIER, **({"task": "other"} if stays != "running" else {}))
+    [(pos,)] = conn.execute("SELECT coalesce(max(pos), 0) FROM pgqueue.job").fetchall()
+    assert resolve(conn, by) == [(5, f"{moves} {LATER}", 1001)]
+    assert facts(conn, 1001) == before
+    assert [len(each) for each in before[1:]] == [2, 1, 1]
+    assert conn.execute("SELECT state, enqueued_at::date::text FROM pgqueue.job WHERE id = 5").fetchall() == [
+        (stays, EARLIER)
+    ]
+    if moves == "available":
+        assert conn.execute("SELECT pos > %s FROM pgqueue.job_available", [pos]).fetchall() == [(True,)]
+    assert resolve(conn, by) == []
+
+
+@pytest.mark.promise("F29")
+@pytest.mark.parametrize("by", STATEMENTS)
+def test_a_second_row_of_a_job_is_refused_and_the_first_keeps_what_names_it(conn: Conn, by: str) -> None:
+    stays, moves = MEET[by]
+    row(conn, stays, EARLIER)
+    row(conn, moves, EARLIER, unique_key="u")
+    for each in NOTED:
+        conn.execute(each.encode(), {"since": EARLIER})
+    assert resolve(conn, by) == [(5, f"{moves} {EARLIER}", None)]
+    assert conn.execute("SELECT id, state, reason FROM pgqueue.job ORDER BY reason").fetchall() == [
+        (5, "failed", "refused"),
+        (5, stays, None),
+    ]
+    assert conn.execute("SELECT DISTINCT job_id FROM pgqueue.unique_key").fetchall() == [(5,)]
+
+
+@pytest.mark.promise("F29")
+def test_of_many_rows_of_one_id_each_job_goes_on_once(conn: Conn) -> None:
+    """Two jobs, and second rows of both: the first row of each stays."""
+    row(conn, "running", EARLIER)
+    for state in ("blocked", "available", "scheduled"):
+        row(conn, state, LATER if state != "available" else EARLIER)
+    found = resolve(conn, "fetch")
+    assert sorted((task, new is None) for _, task, new in found) == [
+        (f"available {EARLIER}", True),
+        (f"blocked {LATER}", False),
+        (f"scheduled {LATER}", True),
+    ]
+    assert conn.execute("SELECT state FROM pgqueue.job WHERE state <> 'failed' ORDER BY 1").fetchall() == [
+        ("blocked",),
+        ("running",),
+    ]
+
+
+@pytest.mark.promise("F29")
+@pytest.mark.parametrize("locked_row", ["job_available WHERE id = 5", "unique_key", "job_signal"])
+def test_nothing_waits_for_a_locked_row_and_nothing_is_torn_from_its_job(dsn: str, conn: Conn, locked_row: str) -> None:
+    row(conn, "running", EARLIER)
+    row(conn, "available", LATER, **HOLDER)
+    for each in NOTED:
+        conn.execute(each.encode(), {"since": LATER})
+    conn.commit()
+    with psycopg.connect(dsn) as other:
+        other.execute(f"SELECT FROM pgqueue.{locked_row} FOR UPDATE".encode())
+        conn.execute("SET LOCAL lock_timeout = '5s'")
+        before = facts(conn, 5)
+        assert resolve(conn, "fetch") == []
+        assert facts(conn, 5) == before
+        conn.commit()
+    [(_, _, new_id)] = resolve(conn, "fetch")
+    assert new_id is not None and facts(conn, new_id) == before
