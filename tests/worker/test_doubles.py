@@ -6,11 +6,13 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg
 import pytest
+from roles import Role, role
 from unique_jobs import Conn
 from workers import Eyes, until, work
 
@@ -20,6 +22,8 @@ from pgqueue.client.tasks import Task, task
 from pgqueue.database.statements import text
 from pgqueue.jobs.concurrency import Limit, Rate
 from pgqueue.jobs.retry import RetryPolicy
+
+__all__ = ["role"]
 
 AGAIN = RetryPolicy(attempts=3, first=0.05)
 
@@ -417,3 +421,69 @@ def test_nothing_waits_for_a_locked_row_and_nothing_is_torn_from_its_job(dsn: st
         conn.commit()
     [(_, _, new_id)] = resolve(conn, "fetch")
     assert new_id is not None and facts(conn, new_id) == before
+
+
+@pytest.mark.promise("F29")
+def test_many_that_resolve_beside_many_that_cancel_wait_for_none_and_double_nothing(dsn: str, eyes: Eyes) -> None:
+    """A deadlock, or a wait of a second, is an error here."""
+    many = 300
+    eyes.do(
+        "INSERT INTO pgqueue.job (id, state, task, enqueued_at, worker_id, claim, started_at) "
+        "SELECT g, 'running', 'runs ' || g, '2020-01-01', 7, 3, now() FROM generate_series(1, %s) AS g",
+        many,
+    )
+    for state in ("available", "blocked"):
+        eyes.do(
+            "INSERT INTO pgqueue.job (id, state, task, key, unique_key) SELECT g, %s, %s || g, 'lock:l', %s || g "
+            "FROM generate_series(1, %s) AS g",
+            *(state, f"{state} ", state, many),
+        )
+    eyes.do(
+        "INSERT INTO pgqueue.unique_key (key, job_id, enqueued_at, hold) "
+        "SELECT 'unique:' || unique_key, id, enqueued_at, 'live' FROM pgqueue.job WHERE unique_key IS NOT NULL"
+    )
+
+    def act(n: int) -> int:
+        chance = random.Random(n)
+        cancelled = 0
+        with psycopg.connect(dsn, options="-c lock_timeout=1s") as conn:
+            for _ in range(20):
+                if n % 2:
+                    resolve(conn, chance.choice(["fetch", "unblock"]))
+                else:
+                    ids = sorted(chance.sample(range(1, many + 1), 3))
+                    with psycopg.connect(dsn) as by_hand:
+                        cancelled += sum(each.did == "cancelled" for each in pgqueue.cancel(by_hand, *ids))
+                conn.commit()
+        return cancelled
+
+    with ThreadPoolExecutor(4) as pool:
+        cancelled = sum(pool.map(act, range(4)))
+    for by in ("fetch", "unblock"):
+        with psycopg.connect(dsn) as conn:
+            while resolve(conn, by):
+                conn.commit()
+    assert eyes.one("SELECT count(*) FROM pgqueue.job") == eyes.one("SELECT count(DISTINCT task) FROM pgqueue.job")
+    assert eyes.one("SELECT count(*) FROM pgqueue.job") == 3 * many
+    assert eyes.states().get("cancelled", 0) == cancelled and "failed" not in eyes.states()
+    once = "SELECT count(*) = count(DISTINCT id) FROM pgqueue.job WHERE state IN ('available', 'blocked', 'running')"
+    assert eyes.one(once)
+    astray = (
+        "SELECT count(*) FROM pgqueue.job j JOIN pgqueue.unique_key k ON k.key = 'unique:' || j.unique_key "
+        "WHERE j.state IN ('available', 'blocked') AND (k.job_id, k.enqueued_at) <> (j.id, j.enqueued_at)"
+    )
+    assert eyes.one(astray) == 0
+
+
+@pytest.mark.promise("F29")
+@pytest.mark.parametrize("by", STATEMENTS)
+def test_the_rights_of_a_worker_are_enough(conn: Conn, role: Role, by: str) -> None:
+    stays, moves = MEET[by]
+    row(conn, stays, EARLIER)
+    row(conn, moves, LATER, **HOLDER)
+    for each in NOTED:
+        conn.execute(each.encode(), {"since": LATER})
+    conn.commit()
+    with psycopg.connect(role("work")) as working:
+        [(_, _, new_id)] = resolve(working, by)
+    assert new_id is not None and len(facts(conn, new_id)[1]) == 2

@@ -436,6 +436,23 @@ async def test_a_second_row_of_a_running_id_is_put_aside(desks: Desks, eyes: Eye
     assert eyes.all("SELECT task, reason FROM pgqueue.job_dead") == [("double", "refused")]
 
 
+@pytest.mark.promise("F29")
+async def test_a_granted_job_is_blocked_again_beside_a_waiting_one_with_its_id(desks: Desks, eyes: Eyes) -> None:
+    """Its queue is paused. Before, no sweep came to its end while the two stood there."""
+    desk = desks()
+    eyes.do("INSERT INTO pgqueue.queue (name, paused_at) VALUES ('paused', now())")
+    eyes.do(
+        "INSERT INTO pgqueue.job_available (id, task, queue, lock_key, holds, hold_pos, rank) "
+        "VALUES (5, 'granted', 'paused', 'a', true, 1, 10)"
+    )
+    eyes.do(
+        "INSERT INTO pgqueue.job_blocked (id, state, key, task, lock_key) VALUES (5, 'blocked', 'lock:a', 'x', 'a')"
+    )
+    assert await desk.sweep() == [5]
+    [(id, key, holds)] = eyes.all("SELECT id, key, holds FROM pgqueue.job_blocked WHERE task = 'granted'")
+    assert (key, holds) == ("lock:a", False) and id > 5
+
+
 async def test_long_rows_of_one_key_are_parked_ahead_and_take_nobodys_place(desks: Desks, eyes: Eyes) -> None:
     eyes.do("INSERT INTO pgqueue.job (task, lock_key) SELECT 'x', 'busy' FROM generate_series(1, 5000)")
     free = keyed(eyes, *[None] * 20)

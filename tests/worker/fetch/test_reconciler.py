@@ -171,3 +171,15 @@ async def test_where_a_look_is_dear_it_comes_less_often(bench: Bench, monkeypatc
     bench.reconciler._state.in_doubt()
     await bench.reconciler._step()
     assert bench.reconciler._pause >= 0.5 * 400 * 0.6
+
+
+@pytest.mark.promise("F29")
+async def test_a_job_that_goes_back_finds_another_one_with_its_id(bench: Bench, eyes: Eyes, running: Any) -> None:
+    """Before, the worker ended by it, and so did each worker that rescued its jobs."""
+    lost = await bench.claim(known=False)
+    eyes.do("INSERT INTO pgqueue.job (task, id) VALUES ('another', %s)", lost)
+    bench.taker.state.in_doubt()
+    await until(lambda: eyes.states() == {"available": 2})
+    assert not running.done()
+    assert eyes.one("SELECT id FROM pgqueue.job WHERE task = 'x'") == lost
+    assert eyes.one("SELECT id FROM pgqueue.job WHERE task = 'another'") > lost

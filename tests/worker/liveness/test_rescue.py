@@ -655,6 +655,21 @@ async def test_a_second_row_of_a_job_to_be_rescued_is_refused_and_ends_no_rescue
     await victim.close()
 
 
+@pytest.mark.promise("F29")
+async def test_another_job_with_the_id_of_one_to_be_rescued_goes_on_too(dsn: str, eyes: Eyes) -> None:
+    taker, rescue, _ = await rescuer(dsn)
+    victim = Taker(dsn)
+    eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, 3)")
+    jobs = await victim.fetch()
+    eyes.do("INSERT INTO pgqueue.job (task, id) VALUES ('another', %s)", jobs[1].id)
+    assert await rescue.rescue(victim.worker_id, 0)
+    taken = await taker.fetch()
+    assert sorted(job.task for job in taken) == ["another", "x", "x", "x"]
+    assert {job.id for job in taken} > {job.id for job in jobs}
+    await taker.close()
+    await victim.close()
+
+
 @pytest.mark.promise("E14")
 async def test_where_a_look_for_strays_is_dear_it_comes_less_often(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(Link(dsn, "pgqueue"), "rescue")
