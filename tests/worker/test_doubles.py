@@ -329,7 +329,8 @@ NOTED = (
 
 
 def resolve(conn: Conn, by: str) -> list[tuple[int, str, int | None]]:
-    """What the statement answers: id, task, new id."""
+    """What the statement answers, sent as a worker sends it: id, task, new id."""
+    conn.execute("SELECT pgqueue.advance_sequences(false)")
     params = {"notify": True, "ids": [5], "claims": [3], "worker_id": 7}
     found = conn.execute(text(f"{by}_resolve_doubles", "pgqueue").encode(), params).fetchall()
     return [(id, task, new_id) for id, task, new_id, *_ in found]
