@@ -108,8 +108,6 @@ async def fails_later(job: Job) -> None:
 
 ALL: tuple[Task[..., Any], ...] = (waits, plain, locked, locked_waits, limited, rated, retried, fails_later)
 
-KINDS: list[Task[..., Any]] = [plain, locked, limited, rated, retried]
-
 
 def put(dsn: str, *jobs: Any, id: int | None = None) -> int:
     """Enqueue and commit; return the first id. If `id` is given, the sequence gives that id again."""
@@ -242,38 +240,6 @@ async def test_an_iteration_goes_on_at_its_cursor_under_its_new_id(dsn: str, eye
         assert await ended(eyes, walks) > old
     assert seen == [1, 2, 3, 4, 5, 6]
     assert eyes.all("SELECT id, state FROM pgqueue.job WHERE task = 'another'") == [(old, "available")]
-
-
-@pytest.mark.second
-@pytest.mark.promise("F29")
-async def test_jobs_of_all_kinds_run_once_while_ids_are_given_again(dsn: str, eyes: Eyes) -> None:
-    """An enqueue whose id is taken fails, and is tried again: only what was committed counts."""
-    chance = random.Random(7)
-    committed: set[int] = set()
-    async with work(dsn, *ALL, concurrency=8) as worker:
-        await until(worker.services.election.leads)
-        put(dsn, locked_waits.new(), *[waits.new() for _ in range(3)])
-        await stage.began.wait()
-        for n in range(400):
-            kind: Task[..., Any] = chance.choice(KINDS)
-            delay = chance.choice([None, None, 0.05, 0.3])
-            job = kind.using(delay=delay).new(n) if delay else kind.new(n)
-            if chance.random() < 0.2:
-                eyes.do("SELECT setval('pgqueue.job_id_seq', %s, false)", chance.randint(1, 40))
-            while n not in committed:
-                try:
-                    put(dsn, job)
-                except psycopg.errors.UniqueViolation:
-                    continue
-                committed.add(n)
-            await asyncio.sleep(0)
-            if n == 300:
-                stage.go.set()
-        stage.go.set()
-        await until(lambda: set(eyes.states()) == {"completed"}, 40.0)
-    assert stage.ran == dict.fromkeys(range(400), 1)
-    assert stage.most["lock"] == 1 and stage.most["limit"] <= 2
-    assert eyes.one("SELECT count(DISTINCT id) < count(*) FROM pgqueue.job"), "ids were given again"
 
 
 # One statement -------------------------------------------------------------------------------------------------------
