@@ -71,6 +71,9 @@ NOTES = {
     "42883": OLDER,
 }
 
+ROUNDS = 100
+"""How often a job is asked for whose holder could not be replaced: each time another session has moved it."""
+
 Placed = tuple[int, NewJob[Any]]
 """A job with its place in the batch."""
 
@@ -85,12 +88,14 @@ class Holder(NamedTuple):
 
 def enqueue(conn: object, jobs: Sequence[NewJob[Any]]) -> list[JobHandle[Any]]:
     """Enqueue these jobs; return handles in their order. Each is of a new job, or of the job that has its key."""
-    return drive(conn, _enqueueing(jobs), NOTES)
+    schema, notify = client()
+    return drive(conn, enqueueing(jobs, schema=schema, notify=notify), NOTES)
 
 
 async def aenqueue(conn: object, jobs: Sequence[NewJob[Any]]) -> list[JobHandle[Any]]:
     """`enqueue` on an async connection."""
-    return await adrive(conn, _enqueueing(jobs), NOTES)
+    schema, notify = client()
+    return await adrive(conn, enqueueing(jobs, schema=schema, notify=notify), NOTES)
 
 
 def following(jobs: Sequence[NewJob[Any]], *, schema: str, notify: bool) -> Statement[None]:
@@ -112,36 +117,50 @@ def impatient(schema: str) -> Statement[None]:
 # The steps -----------------------------------------------------------------------------------------------------------
 
 
-def _enqueueing(jobs: Sequence[NewJob[Any]]) -> Steps[list[JobHandle[Any]]]:
-    schema, notify = client()
+def enqueueing(jobs: Sequence[NewJob[Any]], *, schema: str, notify: bool) -> Steps[list[JobHandle[Any]]]:
+    """The steps that enqueue these jobs, at least one. For a connection that is driven elsewhere, too."""
+    handles: dict[int, JobHandle[Any]] = {}
+    left: list[Placed] = list(enumerate(jobs))
+    for _ in range(ROUNDS):
+        left = yield from _asking(left, handles, schema, notify)
+        if not left:
+            return [handles[place] for place in range(len(jobs))]
+    raise Error(f"a job could not be replaced {ROUNDS} times, although it waits: does a trigger hold it where it is?")
+
+
+def _asking(asked: list[Placed], handles: dict[int, JobHandle[Any]], schema: str, notify: bool) -> Steps[list[Placed]]:
+    """Enqueue these, and give handles of what was made or found. Return those whose holder could not be replaced."""
+    jobs = [job for _, job in asked]
     params = columns(jobs) | _key_columns(jobs) | {"notify": notify}
     [(ids, lost, *_)] = yield Statement(text("unique_enqueue", schema), params, list)
-    handles: dict[int, JobHandle[Any]] = {place: JobHandle(id) for place, id in enumerate(ids) if id is not None}
-    losers = [placed for placed in enumerate(jobs) if placed[0] not in handles]
+    handles |= {place: JobHandle(id) for (place, _), id in zip(asked, ids, strict=True) if id is not None}
+    losers = [placed for placed in asked if placed[0] not in handles]
     replacing: list[tuple[Holder, Placed]] = []
     for (place, job), (name, holder, since, waits) in zip(losers, json.loads(lost or "[]"), strict=True):
         if waits and _keys(job).on_duplicate == "replace":
             replacing.append((Holder(holder, since), (place, job)))
         else:
             handles[place] = _duplicate(job, name, holder)
-    if replacing:
-        yield from _replacing(replacing, handles)
-    return [handles[place] for place in range(len(jobs))]
+    return (yield from _replacing(replacing, handles, schema, notify)) if replacing else []
 
 
-def _replacing(replacing: list[tuple[Holder, Placed]], handles: dict[int, JobHandle[Any]]) -> Steps[None]:
-    """Give each holder the values of the last job that replaces it. All of them are locked, or were made just now."""
-    schema, notify = client()
+def _replacing(
+    replacing: list[tuple[Holder, Placed]], handles: dict[int, JobHandle[Any]], schema: str, notify: bool
+) -> Steps[list[Placed]]:
+    """Give each holder the values of the last job that replaces it. Return the jobs whose holder has moved.
+
+    In a transaction none has: all are locked, or were made just now. In autocommit the locks ended with the statement.
+    """
     last = {holder: job for holder, (_, job) in replacing}
     jobs = list(last.values())
     params = columns(jobs) | {"notify": notify, "holder": lines([str(holder.id) for holder in last])}
     params["since"] = lines([holder.enqueued_at for holder in last])
     params["at_most"] = column([_keys(job).debounce_max for job in jobs], repr)
     [(changed, *_)] = yield Statement(text("unique_enqueue_replace", schema), params, list)
-    if stayed := sorted({holder.id for holder in last} - set(changed)):
-        raise Error(f"job {stayed[0]} could not be replaced although it waits: does a trigger hold it where it is?")
     for holder, (place, _) in replacing:
-        handles[place] = JobHandle(holder.id, created=False, replaced=True)
+        if holder.id in changed:
+            handles[place] = JobHandle(holder.id, created=False, replaced=True)
+    return [placed for holder, placed in replacing if holder.id not in changed]
 
 
 def _duplicate(job: NewJob[Any], name: str, holder: int) -> JobHandle[Any]:

@@ -238,6 +238,8 @@ DECLARE
     -- What a round found of a key that has to be written in its turn: the version of its row, and the place of the job it is of, if that is ours.
     versions xid[] := '{}';
     owners integer[] := '{}';
+    -- Whether the key is still held by that job of ours, which has ended: then no other job of the batch gets it.
+    owner_holds boolean[] := '{}';
     until timestamptz[] := '{}';
     one_by_one boolean := holds IS NULL;
     written boolean;
@@ -275,13 +277,14 @@ BEGIN
                 INSERT INTO pgqueue.unique_key (key, job_id, enqueued_at, hold, seconds)
                 SELECT w.key COLLATE "C", w.id, w.since, w.hold, w.seconds
                 FROM patient CROSS JOIN LATERAL (
-                    SELECT 'unique:' || u.key AS key, u.id, u.since, u.hold, coalesce(u.seconds, 0) AS seconds
-                    FROM unnest(unique_keys, ids, since, holds, seconds) AS u (key, id, since, hold, seconds) WHERE u.key IS NOT NULL
+                    SELECT 'unique:' || u.key AS key, u.id, u.since, u.hold, coalesce(u.seconds, 0) AS seconds, u.place
+                    FROM unnest(unique_keys, ids, since, holds, seconds) WITH ORDINALITY AS u (key, id, since, hold, seconds, place)
+                    WHERE u.key IS NOT NULL
                     UNION ALL
-                    SELECT 'idempotency:' || i.key, i.id, i.since, 'after', 86400
-                    FROM unnest(idempotency_keys, ids, since) AS i (key, id, since) WHERE i.key IS NOT NULL
+                    SELECT 'idempotency:' || i.key, i.id, i.since, 'after', 86400, i.place
+                    FROM unnest(idempotency_keys, ids, since) WITH ORDINALITY AS i (key, id, since, place) WHERE i.key IS NOT NULL
                 ) AS w
-                ORDER BY w.key COLLATE "C", w.id
+                ORDER BY w.key COLLATE "C", w.place
                 ON CONFLICT DO NOTHING;
                 GET DIAGNOSTICS inserted = ROW_COUNT;
                 ignored := set_config('lock_timeout', before, true);
@@ -351,6 +354,7 @@ BEGIN
                 FOR m IN 1 .. cardinality(lost) LOOP
                     place := array_position(ids, holders[m]);
                     IF (since[place] = holders_since[m] IS NOT FALSE) AND place IS NOT NULL THEN
+                        owner_holds[lost[m]] := states[m] = 'held';
                         states[m] := 'own';
                         owners[lost[m]] := place;
                         again := true;
@@ -404,8 +408,9 @@ BEGIN
     FOR place IN 1 .. cardinality(ids) LOOP
         first := first_keys[place];
         second := second_keys[place];
-        n := CASE WHEN lost_at[first] IS NOT NULL OR winners[first] IS NOT NULL THEN first
-                  WHEN lost_at[second] IS NOT NULL OR winners[second] IS NOT NULL THEN second END;
+        n := CASE WHEN lost_at[first] IS NOT NULL OR winners[first] IS NOT NULL OR (owner_holds[first] AND owners[first] <> place) THEN first
+                  WHEN lost_at[second] IS NOT NULL OR winners[second] IS NOT NULL OR (owner_holds[second] AND owners[second] <> place)
+                      THEN second END;
         IF n IS NULL THEN
             winners[first] := place;
             winners[second] := place;
@@ -430,9 +435,9 @@ BEGIN
     END LOOP;
     RETURN QUERY
     SELECT ids[l.place], keys[l.n],
-        CASE WHEN lost_at[l.n] IS NULL THEN ids[winners[l.n]] ELSE holders[lost_at[l.n]] END,
-        CASE WHEN lost_at[l.n] IS NULL THEN since[winners[l.n]] ELSE holders_since[lost_at[l.n]] END,
-        lost_at[l.n] IS NULL OR states[lost_at[l.n]] = 'waiting'
+        CASE WHEN lost_at[l.n] IS NULL THEN ids[coalesce(winners[l.n], owners[l.n])] ELSE holders[lost_at[l.n]] END,
+        CASE WHEN lost_at[l.n] IS NULL THEN since[coalesce(winners[l.n], owners[l.n])] ELSE holders_since[lost_at[l.n]] END,
+        CASE WHEN lost_at[l.n] IS NULL THEN winners[l.n] IS NOT NULL ELSE states[lost_at[l.n]] = 'waiting' END
     FROM unnest(losers, loser_keys) AS l (place, n);
 END $$;
 COMMENT ON FUNCTION pgqueue.take_many_keys IS
@@ -448,13 +453,13 @@ CREATE FUNCTION pgqueue.take_all_keys(
 ) RETURNS TABLE (job_id bigint, key text, holder bigint, holder_since timestamptz, waits boolean) LANGUAGE plpgsql ROWS 1 AS $$
 #variable_conflict use_column
 DECLARE
-    before text;
-    inserted boolean;
-    ignored text;
+    before pg_catalog.text;
+    inserted pg_catalog.bool;
+    ignored pg_catalog.text;
 BEGIN
     IF ids IS NULL THEN
         RETURN;
-    ELSIF cardinality(ids) > 1 THEN
+    ELSIF pg_catalog.cardinality(ids) OPERATOR(pg_catalog.>) 1 THEN
         RETURN QUERY
         SELECT * FROM pgqueue.take_many_keys(idempotency_keys, unique_keys, holds, seconds, ids, since, replaces);
         RETURN;
@@ -462,10 +467,10 @@ BEGIN
     IF idempotency_keys[1] IS NULL AND holds[1] IS NOT NULL THEN
         before := pg_catalog.current_setting('lock_timeout');
         WITH patient AS MATERIALIZED (
-            SELECT pg_catalog.set_config('lock_timeout', CASE before WHEN '0' THEN '5s' ELSE before END, true)
+            SELECT pg_catalog.set_config('lock_timeout', CASE WHEN before OPERATOR(pg_catalog.=) '0'::pg_catalog.text THEN '5s' ELSE before END, true)
         )
         INSERT INTO pgqueue.unique_key (key, job_id, enqueued_at, hold, seconds)
-        SELECT 'unique:' || unique_keys[1], ids[1], since[1], holds[1], coalesce(seconds[1], 0) FROM patient
+        SELECT 'unique:'::pg_catalog.text OPERATOR(pg_catalog.||) unique_keys[1], ids[1], since[1], holds[1], coalesce(seconds[1], 0) FROM patient
         ON CONFLICT DO NOTHING;
         inserted := FOUND;
         ignored := pg_catalog.set_config('lock_timeout', before, true);

@@ -19,6 +19,7 @@ from workers import Eyes, Taker, wait_until
 
 import pgqueue
 from pgqueue import DuplicateJob, InvalidArguments, JobHandle, NewJob, Unique
+from pgqueue.client import unique_enqueue
 from pgqueue.database import migrations
 from pgqueue.testing import Clock
 
@@ -510,10 +511,12 @@ async def test_a_replace_in_a_race_with_a_claim_hits_the_job_or_makes_another(
     said: list[tuple[int, JobHandle[Any]]] = []
 
     def ask() -> None:
-        with psycopg.connect(dsn, autocommit=True) as conn:
-            for n in range(rounds):
-                said.append((n, put(conn, "k", on_duplicate="replace", n=n)))
-        stop.set()
+        try:
+            with psycopg.connect(dsn, autocommit=True) as conn:
+                for n in range(rounds):
+                    said.append((n, put(conn, "k", on_duplicate="replace", n=n)))
+        finally:
+            stop.set()
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -531,6 +534,42 @@ async def test_a_replace_in_a_race_with_a_claim_hits_the_job_or_makes_another(
     assert ran == {id: f'{{"n": {n}}}' for id, n in last.items()}, "no ask is lost: the last of each job is what ran"
     assert all(handle.created or handle.replaced for _, handle in said)
     assert len(ran) > 1
+
+
+def test_in_autocommit_a_holder_that_is_gone_before_the_second_statement_is_asked_for_again(
+    dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock has ended with the first statement, and another session cancels it."""
+    first = put(conn, "k")
+    conn.commit()
+    replacing, rounds = unique_enqueue._replacing, 0
+
+    def meanwhile(*args: Any) -> Any:
+        nonlocal rounds
+        rounds += 1
+        with psycopg.connect(dsn) as other:
+            pgqueue.cancel(other, first.id)
+        return (yield from replacing(*args))
+
+    monkeypatch.setattr(unique_enqueue, "_replacing", meanwhile)
+    with psycopg.connect(dsn, autocommit=True) as auto:
+        handle = put(auto, "k", on_duplicate="replace", n=8)
+        assert handle.created and handle.id != first.id and rounds == 1
+        assert pgqueue.get(auto, handle.id).args == {"n": 8}
+
+
+def test_a_retry_of_many_takes_no_key_from_one_of_them_that_still_holds_it(conn: Conn) -> None:
+    """As one after the other: the job that has ended lately holds the key for an hour, and the older one is told so."""
+    old = put(conn, "k")
+    pgqueue.cancel(conn, old.id)
+    lately = put(conn, "k", hold=3600)
+    pgqueue.cancel(conn, lately.id)
+    conn.execute("UPDATE pgqueue.unique_key SET hold = 'after', seconds = 3600, expires_at = NULL")
+    answers = {answer.id: answer.did for answer in pgqueue.retry(conn, old.id, lately.id)}
+    assert answers == {old.id: "held", lately.id: "retried"}
+    assert conn.execute("SELECT job_id, hold, seconds FROM pgqueue.unique_key").fetchall() == [
+        (lately.id, "after", 3600)
+    ]
 
 
 # Ended and taken over ------------------------------------------------------------------------------------------------
