@@ -4,6 +4,9 @@
 way back: files are only added. Each file is one transaction whose last statement enters it in `pgqueue.migration`. A
 file can therefore be applied with `psql -1 -f`, too, and half a migration never exists. A worker that starts never
 changes a schema.
+
+There are two lines of migrations, each with files and a table of its own: that of the queue, and that of the outbox in
+an application's database (`sql/migrations/outbox`). Both may be in one schema of one database.
 """
 
 from __future__ import annotations
@@ -53,8 +56,39 @@ class Migration:
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """One line of migrations: the files of a folder of `sql/`, and the table that says which were applied."""
+
+    folder: str
+    table: str
+    ground: str
+    """A table that its first file makes."""
+    read: str
+    enter: str
+    option: str = ""
+    """Of `pgqueue migrate`."""
+
+
+QUEUE = Line(
+    "migrations",
+    "migration",
+    "job",
+    "SELECT version, name, breaking FROM pgqueue.migration ORDER BY version",
+    "INSERT INTO pgqueue.migration (version, name, breaking) VALUES",
+)
+OUTBOX = Line(
+    "migrations/outbox",
+    "outbox_migration",
+    "outbox",
+    "SELECT version, name, breaking FROM pgqueue.outbox_migration ORDER BY version",
+    "INSERT INTO pgqueue.outbox_migration (version, name, breaking) VALUES",
+    " --outbox",
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
-    """A row of `pgqueue.migration`."""
+    """A row of the line's table."""
 
     version: int
     name: str
@@ -81,6 +115,7 @@ def migrate(
     *,
     lock_timeout: float = 5.0,
     wait: float = 60.0,
+    line: Line = QUEUE,
 ) -> list[Migration]:
     """Apply the files the database lacks and return them; [] if it lacks none.
 
@@ -94,64 +129,67 @@ def migrate(
     schema = config.config(schema=schema).schema
     with _connected(config.config().require_dsn() if target is None else target) as conn:
         _check_server(conn)
-        applied = list(_applied_now(conn, schema, lock_timeout, wait))
-        _advance_sequences(conn, schema)
+        applied = list(_applied_now(conn, schema, line, lock_timeout, wait))
+        if line is QUEUE:
+            _advance_sequences(conn, schema)
         return applied
 
 
-def check(conn: Connection, schema: str) -> Standing:
+def check(conn: Connection, schema: str, line: Line = QUEUE) -> Standing:
     """Return which migrations the database has and lacks. Changes nothing."""
-    with _reading(conn, schema):
-        applied = _read(conn, schema)
+    with _reading(conn, schema, line):
+        applied = _read(conn, schema, line)
     versions = {row.version for row in applied}
-    newest = max((file.version for file in files()), default=0)
+    newest = max((file.version for file in files(line)), default=0)
     return Standing(
         applied,
-        pending=tuple(file for file in files() if file.version not in versions),
+        pending=tuple(file for file in files(line) if file.version not in versions),
         unknown=tuple(row for row in applied if row.version > newest),
     )
 
 
-def pending(conn: Connection, schema: str) -> list[Migration]:
+def pending(conn: Connection, schema: str, line: Line = QUEUE) -> list[Migration]:
     """Return the files the database lacks."""
-    return list(check(conn, schema).pending)
+    return list(check(conn, schema, line).pending)
 
 
-def require(conn: Connection, schema: str) -> Standing:
+def require(conn: Connection, schema: str, line: Line = QUEUE) -> Standing:
     """Return the database's standing if this pgqueue can work on it.
 
     Else it raises SchemaMissing, SchemaBehind or SchemaTooNew; the message says what to do. A newer schema is accepted
     if none of its unknown migrations is breaking, so that workers outlive a rolling deploy.
     """
-    _refuse_hidden_rows(conn, schema)
-    standing = check(conn, schema)
-    where = f"schema {schema!r} of database {conn.info.dbname!r}"
+    _refuse_hidden_rows(conn, schema, line)
+    standing = check(conn, schema, line)
+    where = f"{'the outbox in ' if line is OUTBOX else ''}schema {schema!r} of database {conn.info.dbname!r}"
     if not standing.applied:
-        _refuse_emptied(conn, schema)
-        raise SchemaMissing(f"{where} is not there; run `{_command(schema)}`")
+        _refuse_emptied(conn, schema, line)
+        raise SchemaMissing(f"{where} is not there; run `{_command(schema, line)}`")
     breaking = [f"{row.version:04}_{row.name}" for row in standing.unknown if row.breaking]
     if breaking:
         raise SchemaTooNew(
-            f"{where} has {', '.join(breaking)}, which this pgqueue does not know (its newest is {files()[-1]}) and "
-            "cannot work with; upgrade pgqueue here"
+            f"{where} has {', '.join(breaking)}, which this pgqueue does not know (its newest is {files(line)[-1]}) "
+            "and cannot work with; upgrade pgqueue here"
         )
     if standing.pending:
         lacks = ", ".join(map(str, standing.pending))
-        raise SchemaBehind(f"{where} is at version {standing.version} and lacks {lacks}; run `{_command(schema)}`")
+        raise SchemaBehind(
+            f"{where} is at version {standing.version} and lacks {lacks}; run `{_command(schema, line)}`"
+        )
     return standing
 
 
-def as_sql(schema: str, from_version: int = 0) -> str:
+def as_sql(schema: str, from_version: int = 0, line: Line = QUEUE) -> str:
     """Return the files after `from_version` as one script, to apply them by hand or by another tool.
 
     It has no BEGIN and no COMMIT: run it in one transaction (`psql -1 -f`, Alembic's `op.execute`, Django's `RunSQL`).
     """
-    return "\n".join(f"-- {file}\n{in_schema(file.sql, schema)}" for file in files() if file.version > from_version)
+    return "\n".join(f"-- {file}\n{in_schema(file.sql, schema)}" for file in files(line) if file.version > from_version)
 
 
-def files() -> tuple[Migration, ...]:
-    """Every migration this pgqueue knows, in order."""
-    return _files(sql_directory() / "migrations")
+def files(line: Line = QUEUE) -> tuple[Migration, ...]:
+    """Every migration of the line that this pgqueue knows, in order."""
+    return _files(sql_directory() / line.folder)
 
 
 @cache
@@ -172,10 +210,10 @@ def _file(path: Path) -> Migration:
     return Migration(int(name[1]), name[2], header[1] == "yes", sql)
 
 
-def _refuse_hidden_rows(conn: Connection, schema: str) -> None:
+def _refuse_hidden_rows(conn: Connection, schema: str, line: Line) -> None:
     """Raise Error if row level security hides rows of our tables from this role: they would look empty."""
     with conn.transaction(), _cursor(conn) as cursor:
-        rows = cursor.execute(_HIDDEN, [schema]).fetchall()
+        rows = cursor.execute(_HIDDEN, [schema, line is OUTBOX]).fetchall()
     if rows:
         tables = ", ".join(f"{schema}.{name}" for (name,) in rows)
         raise Error(
@@ -187,37 +225,35 @@ def _refuse_hidden_rows(conn: Connection, schema: str) -> None:
 _HIDDEN = """
 SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relkind IN ('r', 'p') AND c.relrowsecurity AND pg_catalog.row_security_active(c.oid)
+  AND (c.relname LIKE 'outbox%%') = %s
 ORDER BY c.relname
 """
 
 
-_ENTER = "INSERT INTO pgqueue.migration (version, name, breaking) VALUES"
-
-
-def _refuse_emptied(conn: Connection, schema: str) -> None:
+def _refuse_emptied(conn: Connection, schema: str, line: Line) -> None:
     """Raise SchemaMissing if the tables are there, and only the table that says so is empty."""
     with conn.transaction(), _cursor(conn) as cursor:
         there = cursor.execute(
             "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = %s AND c.relname = 'job' AND c.relkind = 'p'",
-            [schema],
+            "WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')",
+            [schema, line.ground],
         ).fetchone()
     if there is None:
         return
-    rows = ", ".join(f"({file.version}, '{file.name}', {str(file.breaking).lower()})" for file in files())
+    rows = ", ".join(f"({file.version}, '{file.name}', {str(file.breaking).lower()})" for file in files(line))
     raise SchemaMissing(
-        f"the tables of schema {schema!r} are there, but {schema}.migration is empty: something has truncated it, such "
-        "as a fixture that empties all tables. Leave that table out, and put its rows back, up to the version that the "
-        f"schema had: {in_schema(_ENTER, schema)} {rows}"
+        f"the tables of schema {schema!r} are there, but {schema}.{line.table} is empty: something has truncated it, "
+        "such as a fixture that empties all tables. Leave that table out, and put its rows back, up to the version "
+        f"that the schema had: {in_schema(line.enter, schema)} {rows}"
     )
 
 
-def _applied_now(conn: Connection, schema: str, lock_timeout: float, wait: float) -> Iterator[Migration]:
-    _refuse_hidden_rows(conn, schema)
-    if not check(conn, schema).applied:
-        _refuse_emptied(conn, schema)
-    for file in pending(conn, schema):
-        if _patiently(conn, schema, file, lock_timeout, wait):
+def _applied_now(conn: Connection, schema: str, line: Line, lock_timeout: float, wait: float) -> Iterator[Migration]:
+    _refuse_hidden_rows(conn, schema, line)
+    if not check(conn, schema, line).applied:
+        _refuse_emptied(conn, schema, line)
+    for file in pending(conn, schema, line):
+        if _patiently(conn, schema, line, file, (lock_timeout, wait)):
             _log.info("applied %s to schema %s of database %s", file, schema, conn.info.dbname)
             yield file
 
@@ -229,11 +265,12 @@ def _advance_sequences(conn: Connection, schema: str) -> None:
             statement.read(cursor.execute(statement.sql.encode(), dict(statement.params)).fetchall())
 
 
-def _patiently(conn: Connection, schema: str, file: Migration, lock_timeout: float, wait: float) -> bool:
+def _patiently(conn: Connection, schema: str, line: Line, file: Migration, patience: tuple[float, float]) -> bool:
     """Apply one file. While others hold its locks, roll back and try again. False if another process was faster."""
+    lock_timeout, wait = patience
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return _apply(conn, schema, file, lock_timeout, wait)
+            return _apply(conn, schema, line, file, lock_timeout, wait)
         except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
             held = _holders(conn, schema, lock_timeout)
             if attempt == ATTEMPTS:
@@ -245,7 +282,7 @@ def _patiently(conn: Connection, schema: str, file: Migration, lock_timeout: flo
             # Meanwhile the sessions that queued behind us get the lock.
             time.sleep(lock_timeout / 10 * random.uniform(0.5, 1.5))
         except errors.InsufficientPrivilege as error:
-            raise Error(_forbidden(conn, schema, file, error)) from error
+            raise Error(_forbidden(conn, schema, line, file, error)) from error
         except psycopg.Error as error:
             if isinstance(error, psycopg.OperationalError) and conn.closed:
                 raise
@@ -253,7 +290,7 @@ def _patiently(conn: Connection, schema: str, file: Migration, lock_timeout: flo
     raise AssertionError("unreachable")
 
 
-def _apply(conn: Connection, schema: str, file: Migration, lock_timeout: float, wait: float) -> bool:
+def _apply(conn: Connection, schema: str, line: Line, file: Migration, lock_timeout: float, wait: float) -> bool:
     own_transaction = conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     with conn.transaction(), _cursor(conn) as cursor:
         if own_transaction:
@@ -261,7 +298,7 @@ def _apply(conn: Connection, schema: str, file: Migration, lock_timeout: float, 
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
         _set(cursor, lock_timeout=wait, statement_timeout=0)
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [_lock_name(schema)])
-        if any(row.version == file.version for row in _read(conn, schema)):
+        if any(row.version == file.version for row in _read(conn, schema, line)):
             return False
         _set(cursor, lock_timeout=lock_timeout)
         conn.add_notice_handler(_pass_on)
@@ -270,9 +307,9 @@ def _apply(conn: Connection, schema: str, file: Migration, lock_timeout: float, 
             cursor.execute(in_schema(file.sql, schema).encode(), prepare=False)
         finally:
             conn.remove_notice_handler(_pass_on)
-        if Applied(file.version, file.name, file.breaking) not in _read(conn, schema):
+        if Applied(file.version, file.name, file.breaking) not in _read(conn, schema, line):
             raise Error(
-                f"migration {file} must end by entering itself in pgqueue.migration: "
+                f"migration {file} must end by entering itself in pgqueue.{line.table}: "
                 f"version {file.version}, name '{file.name}', breaking {str(file.breaking).lower()}"
             )
     return True
@@ -284,19 +321,17 @@ def _pass_on(notice: errors.Diagnostic) -> None:
         _log.warning("%s. %s", notice.message_primary, notice.message_hint or "")
 
 
-def _read(conn: Connection, schema: str) -> tuple[Applied, ...]:
+def _read(conn: Connection, schema: str, line: Line) -> tuple[Applied, ...]:
     with _cursor(conn) as cursor:
         # From the catalogs, which every role may read: to_regclass() fails if the role may not use the schema.
         there = cursor.execute(
             "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = %s AND c.relname = 'migration' AND c.relkind = 'r'",
-            [schema],
+            "WHERE n.nspname = %s AND c.relname = %s AND c.relkind = 'r'",
+            [schema, line.table],
         ).fetchone()
         if there is None:
             return ()
-        cursor.execute(
-            in_schema("SELECT version, name, breaking FROM pgqueue.migration ORDER BY version", schema).encode()
-        )
+        cursor.execute(in_schema(line.read, schema).encode())
         return tuple(Applied(*row) for row in cursor)
 
 
@@ -332,17 +367,18 @@ def _holders(conn: Connection, schema: str, seconds: float) -> str:
     return "; ".join(found) or "Its holder has gone since"
 
 
-def _forbidden(conn: Connection, schema: str, file: Migration, error: psycopg.Error) -> str:
+def _forbidden(conn: Connection, schema: str, line: Line, file: Migration, error: psycopg.Error) -> str:
     role, database = conn.info.user, conn.info.dbname
     return (
         f"migration {file}: role {role!r} may not change schema {schema!r} of database {database!r} "
         f"({error.diag.message_primary}). Run it as the schema's owner; to create the schema takes "
-        f'GRANT CREATE ON DATABASE "{database}" TO "{role}". `{_command(schema)} --sql` prints what to apply by hand'
+        f'GRANT CREATE ON DATABASE "{database}" TO "{role}". `{_command(schema, line)} --sql` prints '
+        "what to apply by hand"
     )
 
 
 @contextmanager
-def _reading(conn: Connection, schema: str) -> Iterator[None]:
+def _reading(conn: Connection, schema: str, line: Line) -> Iterator[None]:
     """A transaction, or a savepoint in the caller's. If the role may not read, the error says what to do."""
     try:
         with conn.transaction():
@@ -350,7 +386,8 @@ def _reading(conn: Connection, schema: str) -> Iterator[None]:
     except errors.InsufficientPrivilege as error:
         role = conn.info.user
         raise Error(
-            f"role {role!r} may not read {schema}.migration; as its owner run `pgqueue grants {role} --for work`"
+            f"role {role!r} may not read {schema}.{line.table}; as its owner run "
+            f"`pgqueue grants {role} --for {'relay --outbox' if line is OUTBOX else 'work'}`"
         ) from error
 
 
@@ -390,5 +427,6 @@ def _lock_name(schema: str) -> str:
     return f"pgqueue migrate {schema}"
 
 
-def _command(schema: str) -> str:
-    return "pgqueue migrate" if schema == "pgqueue" else f"pgqueue migrate --schema {schema}"
+def _command(schema: str, line: Line) -> str:
+    command = f"pgqueue migrate{line.option}"
+    return command if schema == "pgqueue" else f"{command} --schema {schema}"

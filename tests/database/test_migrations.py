@@ -157,7 +157,7 @@ def test_who_may_call_the_sql_function_may_call_the_next_one(
     empty: psycopg.Connection, role: str, closed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = migrations.files()
-    monkeypatch.setattr(migrations, "files", lambda: files[:8])
+    monkeypatch.setattr(migrations, "files", lambda line: files[:8])
     migrate(empty, "pgqueue")
     empty.commit()
     old = "pgqueue.enqueue(text, jsonb, text, integer, timestamptz, jsonb, timestamptz, text, text, text)"
@@ -181,7 +181,7 @@ def test_who_may_judge_keys_may_do_so_after_migration_15(
     empty: psycopg.Connection, role: str, closed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = migrations.files()
-    monkeypatch.setattr(migrations, "files", lambda: files[:14])
+    monkeypatch.setattr(migrations, "files", lambda line: files[:14])
     migrate(empty, "pgqueue")
     empty.commit()
     if closed:
@@ -506,3 +506,45 @@ def test_numbers_without_gap_or_double(tmp_path: Path, names: list[str]) -> None
         (tmp_path / f"{name}.sql").write_text("-- breaking: no\n")
     with pytest.raises(Error, match="must be numbered 0001, 0002, …"):
         migrations._files(tmp_path)
+
+
+# The outbox: a line of its own -------------------------------------------------------------------------------------
+
+OUTBOX = migrations.OUTBOX
+
+
+@pytest.mark.parametrize("first", [migrations.QUEUE, OUTBOX])
+def test_queue_and_outbox_stand_beside_each_other_in_one_schema(first: migrations.Line, empty_dsn: str) -> None:
+    second = OUTBOX if first is migrations.QUEUE else migrations.QUEUE
+    assert migrate(empty_dsn, line=first) == list(migrations.files(first))
+    with psycopg.connect(empty_dsn) as conn, pytest.raises(SchemaMissing):
+        require(conn, "pgqueue", second)
+    assert migrate(empty_dsn, line=second) == list(migrations.files(second))
+    assert (migrate(empty_dsn, line=first), migrate(empty_dsn, line=second)) == ([], [])
+
+
+def test_the_outbox_is_the_same_by_every_way_and_in_every_schema(empty: psycopg.Connection) -> None:
+    migrate(empty, "jobs", line=OUTBOX)
+    empty.execute(migrations.as_sql("pgqueue", line=OUTBOX).encode())
+    empty.commit()
+    assert catalog(empty, "jobs") == catalog(empty, "pgqueue")
+
+
+def test_an_outbox_that_is_missing_or_hidden_is_said(empty: psycopg.Connection, role: str) -> None:
+    with pytest.raises(SchemaMissing, match="run `pgqueue migrate --outbox`"):
+        require(empty, "pgqueue", OUTBOX)
+    migrate(empty, "pgqueue", line=OUTBOX)
+    empty.execute("ALTER TABLE pgqueue.outbox ENABLE ROW LEVEL SECURITY")
+    empty.execute(f"GRANT USAGE ON SCHEMA pgqueue TO {role}".encode())
+    empty.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA pgqueue TO {role}".encode())
+    empty.execute(f"SET ROLE {role}".encode())
+    with pytest.raises(Error, match=r"row level security is on for pgqueue.outbox"):
+        require(empty, "pgqueue", OUTBOX)
+    empty.rollback()
+
+
+def test_an_emptied_outbox_says_what_to_put_back(empty: psycopg.Connection) -> None:
+    migrate(empty, "pgqueue", line=OUTBOX)
+    empty.execute("TRUNCATE pgqueue.outbox_migration")
+    with pytest.raises(SchemaMissing, match=r"INSERT INTO pgqueue.outbox_migration .* \(1, 'outbox', false\)"):
+        require(empty, "pgqueue", OUTBOX)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from pgqueue.database import statements
+from pgqueue.database import migrations, statements
 from pgqueue.pytest_plugin import Databases
 
 PLACEHOLDER = re.compile(r"%\((\w+)\)s(?:::([a-z0-9]+(?:\[\])?))?")
@@ -18,7 +18,7 @@ SOURCES = {
 }
 MIGRATIONS = {
     file.name: file.read_text(encoding="utf-8")
-    for file in sorted((statements.sql_directory() / "migrations").glob("*.sql"))
+    for file in sorted((statements.sql_directory() / "migrations").rglob("*.sql"))
 }
 
 
@@ -31,6 +31,7 @@ def code(source: str) -> str:
 def shared(pgqueue_databases: Databases) -> Iterator[psycopg.Connection]:
     """One database for all statements: none of them is run."""
     with pgqueue_databases.copy() as dsn, psycopg.connect(dsn) as conn:
+        migrations.migrate(dsn, line=migrations.OUTBOX)  # statements of the outbox are planned, too
         yield conn
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from pgqueue.cli.database import connected, place
@@ -9,13 +11,17 @@ from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.options import database
 from pgqueue.config import config
 
+if TYPE_CHECKING:
+    from pgqueue.database.migrations import Line
+
 
 @click.command("migrate")
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 if a migration is missing.")
 @click.option("--sql", is_flag=True, help="Print the SQL of all migrations; needs no database. Apply with psql -1 -f.")
 @click.option("--from", "from_version", type=click.IntRange(0), default=0, help="With --sql: leave out up to this one.")
+@click.option("--outbox", is_flag=True, help="The outbox of an application's database, instead of the queue.")
 @database
-def command(check: bool, sql: bool, from_version: int) -> None:
+def command(check: bool, sql: bool, from_version: int, outbox: bool) -> None:
     """Make or update the tables.
 
     Safe while workers work, and from several processes at once. If no migration is missing, nothing is changed.
@@ -25,34 +31,38 @@ def command(check: bool, sql: bool, from_version: int) -> None:
       pgqueue migrate --dsn postgresql://app@db/shop
       pgqueue migrate --check || echo "migrate first"
       pgqueue migrate --sql > pgqueue.sql && psql -1 -f pgqueue.sql shop
+      pgqueue migrate --outbox --dsn postgresql://app@db/shop
     """
     if check and sql:
         raise click.UsageError("--check and --sql exclude each other")
-    if sql:
-        _print(from_version)
-    elif check:
-        _check()
-    else:
-        _migrate()
-
-
-def _print(from_version: int) -> None:
     from pgqueue.database import migrations
 
-    newest = migrations.files()[-1].version
+    line = migrations.OUTBOX if outbox else migrations.QUEUE
+    if sql:
+        _print(line, from_version)
+    elif check:
+        _check(line)
+    else:
+        _migrate(line)
+
+
+def _print(line: Line, from_version: int) -> None:
+    from pgqueue.database import migrations
+
+    newest = migrations.files(line)[-1].version
     if from_version > newest:
         raise click.UsageError(
             f"--from {from_version}: no migration has this number, the newest of this pgqueue is {newest}"
         )
-    click.echo(migrations.as_sql(config().schema, from_version), nl=False)
+    click.echo(migrations.as_sql(config().schema, from_version, line), nl=False)
 
 
-def _check() -> None:
+def _check(line: Line) -> None:
     from pgqueue.database import migrations
 
     with connected("migrate", check=False) as conn:
-        standing = migrations.check(conn, config().schema)
-        where = f"schema {config().schema} of {place(conn)}"
+        standing = migrations.check(conn, config().schema, line)
+        where = f"{'the outbox in ' if line.option else ''}schema {config().schema} of {place(conn)}"
     if standing.pending:
         lacks = ", ".join(map(str, standing.pending))
         click.echo(f"{where} is at version {standing.version} and lacks {lacks}")
@@ -61,10 +71,10 @@ def _check() -> None:
     click.echo(f"{where} is at version {standing.version}: nothing to do{newer}")
 
 
-def _migrate() -> None:
+def _migrate(line: Line) -> None:
     from pgqueue.database import migrations
 
     with connected("migrate", check=False) as conn:
-        for file in migrations.migrate(conn):
+        for file in migrations.migrate(conn, line=line):
             click.echo(f"applied {file}")
-    _check()
+    _check(line)
