@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pgqueue.client.handle import JobHandle, aresult, result
     from pgqueue.client.lifespan import lifespan
     from pgqueue.client.middleware import JobOutcome, middleware, on_finish, on_start
+    from pgqueue.client.outbox import Outbox
     from pgqueue.client.tasks import Task, remote, task
     from pgqueue.config import configure
     from pgqueue.database.drivers import aconnect, connect
@@ -68,6 +69,7 @@ __all__ = [
     "Lock",
     "NewJob",
     "NotConfigured",
+    "Outbox",
     "PayloadTooLarge",
     "QueueInfo",
     "Rate",
@@ -130,6 +132,7 @@ _PLACES = {
     "NotConfigured PayloadTooLarge ResultTimeout ScheduleDeclared ScheduleNotFound SchemaBehind SchemaMissing "
     "SchemaTooNew UnsupportedConnection",
     "client.handle": "JobHandle aresult result",
+    "client.outbox": "Outbox",
     "client.middleware": "JobOutcome middleware on_finish on_start",
     "jobs.job": "Job NewJob current_job",
     "client.lifespan": "lifespan",

@@ -65,7 +65,7 @@ class Config:
       means no LISTEN: workers poll.
     - `prepare=False`: for poolers without prepared statements.
     - `notify=False`: for two-phase commit.
-    - `outbox`: for applications that enqueue elsewhere. No code of pgqueue reads it yet.
+    - `outbox=True`: `enqueue` stages jobs in the outbox of the database that it is given; a relay delivers them.
     """
 
     dsn: str | None = None
@@ -131,6 +131,11 @@ def client() -> tuple[str, bool]:
     if notify is None:
         notify = _switch("PGQUEUE_NOTIFY")
     return check_schema(str(schema)), notify is not False
+
+
+def stages() -> bool:
+    """Whether `enqueue` stages jobs in an outbox."""
+    return bool(_configured.get("outbox", False))
 
 
 def normalize(dsn: str) -> str:

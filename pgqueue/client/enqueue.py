@@ -2,7 +2,7 @@
 
 Called by the application, by tasks (`task.enqueue`) and by the CLI. Pure functions make the statements (`one`, `many`).
 `enqueue`, `aenqueue` and their batch forms only run them on the connection. Jobs with unique keys take another way,
-`unique_enqueue`.
+`unique_enqueue`; jobs for a queue in another database are staged by `outbox`.
 
 A job exists exactly if that transaction commits. The NOTIFY that wakes a worker is part of it. This module never
 commits, never opens a connection and never takes a lock. Arguments are checked before anything is sent: a refused call
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
-from pgqueue.client import unique_enqueue
+from pgqueue.client import outbox, unique_enqueue
 from pgqueue.client.handle import JobHandle
 from pgqueue.client.job_parameters import (
     columns,
@@ -55,6 +55,8 @@ def enqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[
             pgqueue.enqueue(conn, send_receipt, order_id=7)
     """
     new = _new_job(conn, task, args, kwargs)
+    if outbox.staged(conn):
+        return outbox.stage(conn, [new])[0]
     return drivers.run(conn, _one(new)) if new.keys is None else unique_enqueue.enqueue(conn, [new])[0]
 
 
@@ -65,6 +67,8 @@ async def aenqueue(conn: object, task: str, /, **kwargs: Any) -> JobHandle[Any]:
 async def aenqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
     """`enqueue` for async connections."""
     new = _new_job(conn, task, args, kwargs)
+    if outbox.staged(conn):
+        return (await outbox.astage(conn, [new]))[0]
     if new.keys is None:
         return await drivers.arun(conn, _one(new))
     return (await unique_enqueue.aenqueue(conn, [new]))[0]
@@ -81,6 +85,8 @@ def enqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle
     on_duplicate="raise" is found after the others are inserted: roll back if they are not wanted.
     """
     batch = _checked(jobs)
+    if batch and outbox.staged(conn):
+        return outbox.stage(conn, batch)
     if has_keys(batch):
         return unique_enqueue.enqueue(conn, batch)
     return drivers.run(conn, _many(batch)) if batch else []
@@ -89,6 +95,8 @@ def enqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle
 async def aenqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle[Any]]:
     """`enqueue_many` for async connections."""
     batch = _checked(jobs)
+    if batch and outbox.staged(conn):
+        return await outbox.astage(conn, batch)
     if has_keys(batch):
         return await unique_enqueue.aenqueue(conn, batch)
     return await drivers.arun(conn, _many(batch)) if batch else []

@@ -27,11 +27,15 @@ class JobHandle(Generic[R]):
 
     `created` says whether this enqueue made the job. If it did not, this is the job that has the unique key, and
     `replaced` says whether this enqueue changed it.
+
+    A job that was staged in an outbox has no id before a relay has delivered it: `id` is None, and `staged_id` the
+    number of its row. It cannot be asked for here.
     """
 
     id: int
     created: bool = True
     replaced: bool = False
+    staged_id: int | None = None
 
     @property
     def state(self) -> str:
@@ -40,6 +44,7 @@ class JobHandle(Generic[R]):
         Raises JobNotFound while the enqueuing transaction is open, after its rollback, and after retention has removed
         the job. Raises NotConfigured without a DSN.
         """
+        self._refuse_staged()
         with drivers.connect(autocommit=True) as conn:
             state = drivers.run(conn, find_state(self.id, config().schema))
         if state is None:
@@ -71,7 +76,12 @@ class JobHandle(Generic[R]):
         """`result` for async code; its connection is async, too."""
         return cast("R", _value(self.id, await asee(self._wait(timeout))))
 
+    def _refuse_staged(self) -> None:
+        if self.staged_id is not None:
+            raise Error(f"staged job {self.staged_id}: it has no id yet; a relay delivers it to the queue")
+
     def _wait(self, timeout: float | timedelta | None) -> Wait:
+        self._refuse_staged()
         return Wait(self.id, ending(None if timeout is None else seconds(timeout, "timeout")), config())
 
 

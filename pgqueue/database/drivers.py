@@ -173,6 +173,11 @@ def _explain(error: Exception) -> None:
         state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
         if state in _MISSING and trigger_of(error) is None:
             schema = config().schema
+            if ".outbox" in str(each):
+                raise SchemaMissing(
+                    f"this database has no outbox in schema {schema!r}: run `pgqueue migrate --outbox` against it; "
+                    f"{each}"
+                ) from error
             raise SchemaMissing(
                 f"this database has no pgqueue tables in schema {schema!r}: run `pgqueue migrate` against it, or name "
                 f"the schema they are in (PGQUEUE_SCHEMA, pgqueue.configure(schema=…)); {each}"

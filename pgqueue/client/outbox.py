@@ -1,0 +1,68 @@
+"""Staging: jobs become rows of the outbox in the application's own database, as part of its transaction.
+
+Called by `enqueue` if it is given an `Outbox`, or after `configure(outbox=True)`. The same checks, one statement. The
+job exists exactly if that transaction commits; a relay (`pgqueue.relay`) delivers it to the database of the queue. This
+module knows nothing of the relay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pgqueue.client.handle import JobHandle
+from pgqueue.client.job_parameters import column, lines
+from pgqueue.config import client, stages
+from pgqueue.database import drivers
+from pgqueue.database.statements import Row, Statement, text
+from pgqueue.jobs.job import NewJob
+from pgqueue.jobs.staged import options_of
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """A connection to the application's own database: `enqueue` on it stages jobs in the outbox there.
+
+        with psycopg.connect(app_dsn) as conn:
+            conn.execute("INSERT INTO orders (id) VALUES (7)")
+            handle = pgqueue.enqueue(pgqueue.Outbox(conn), send_receipt, order_id=7)
+
+    `handle.staged_id` is the number of the row; `handle.id` is None, because the job has none before it is delivered.
+    """
+
+    conn: object
+
+
+def staged(conn: object) -> bool:
+    """Whether jobs that are enqueued on this connection are to be staged."""
+    return isinstance(conn, Outbox) or stages()
+
+
+def stage(conn: object, jobs: Sequence[NewJob[Any]]) -> list[JobHandle[Any]]:
+    """Stage these jobs, at least one; return handles in their order."""
+    return drivers.run(_bare(conn), _staging(jobs))
+
+
+async def astage(conn: object, jobs: Sequence[NewJob[Any]]) -> list[JobHandle[Any]]:
+    """`stage` on an async connection."""
+    return await drivers.arun(_bare(conn), _staging(jobs))
+
+
+def _bare(conn: object) -> object:
+    return conn.conn if isinstance(conn, Outbox) else conn
+
+
+def _staging(jobs: Sequence[NewJob[Any]]) -> Statement[list[JobHandle[Any]]]:
+    schema, notify = client()
+    params: dict[str, object] = {
+        "task": column([job.task for job in jobs]),
+        "args": lines([job.args for job in jobs]),
+        "options": column([options_of(job) for job in jobs]),
+        "notify": notify,
+    }
+    return Statement(text("outbox_stage", schema), params, _handles)
+
+
+def _handles(rows: list[Row]) -> list[JobHandle[Any]]:
+    return [JobHandle(None, staged_id=id) for id in rows[0][0]]  # type: ignore[arg-type]  # no id before the delivery
