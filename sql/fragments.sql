@@ -557,3 +557,15 @@ coalesce(s.options -> 'headers', '{}') || jsonb_build_object('pgqueue:schedule',
 (s.options ->> 'max_attempts')::smallint, pgqueue.now() + make_interval(secs => (s.options ->> 'deadline')::float8),
 s.options ->> 'lock_key', (s.options ->> 'lock_limit')::integer, s.options ->> 'on_locked', s.options ->> 'limit_key',
 s.options ->> 'rate_key'
+
+-- Relays ------------------------------------------------------------------------------------------------------------------------------
+
+-- name: relay_durable
+-- All commits of this session are on disk, and on the standbys that the server waits for, when they are answered.
+pg_catalog.set_config('synchronous_commit',
+    CASE pg_catalog.current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)
+
+-- name: relay_home
+-- Where this database lies: its cluster, and its number there. A standby has the same.
+(SELECT c.system_identifier::text || '/' || d.oid::text
+ FROM pg_catalog.pg_control_system() AS c CROSS JOIN pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database())

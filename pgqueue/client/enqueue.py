@@ -174,7 +174,7 @@ def _new_job(conn: object, task: Any, args: tuple[Any, ...], kwargs: dict[str, A
             raise InvalidArguments(f"{task!r} is not a task: declare it with @pgqueue.task, or give a task's name")
         return make(*args, **kwargs)  # type: ignore[no-any-return]
     except InvalidArguments:
-        drivers.check_connection(conn)  # an argument stands in its place: then all others seem to be wrong
+        drivers.check_connection(outbox.bare(conn))  # an argument stands in its place: then all others seem to be wrong
         raise
 
 

@@ -41,15 +41,15 @@ def staged(conn: object) -> bool:
 
 def stage(conn: object, jobs: Sequence[NewJob[Any]]) -> list[JobHandle[Any]]:
     """Stage these jobs, at least one; return handles in their order."""
-    return drivers.run(_bare(conn), _staging(jobs))
+    return drivers.run(bare(conn), _staging(jobs))
 
 
 async def astage(conn: object, jobs: Sequence[NewJob[Any]]) -> list[JobHandle[Any]]:
     """`stage` on an async connection."""
-    return await drivers.arun(_bare(conn), _staging(jobs))
+    return await drivers.arun(bare(conn), _staging(jobs))
 
 
-def _bare(conn: object) -> object:
+def bare(conn: object) -> object:
     return conn.conn if isinstance(conn, Outbox) else conn
 
 

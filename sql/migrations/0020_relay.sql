@@ -16,10 +16,11 @@ INSERT INTO pgqueue.relay_target DEFAULT VALUES;
 CREATE TABLE pgqueue.relay_fence (
     source uuid        PRIMARY KEY,
     epoch  bigint      NOT NULL,
-    -- When two looks at the whole outbox began, the second at least the memory's age after the first. What was delivered before the first
-    -- and not found by it is forgotten.
-    look   timestamptz NOT NULL DEFAULT '-infinity',
-    next   timestamptz NOT NULL DEFAULT '-infinity'
+    -- When two looks at the whole outbox began, and when the second ended: at least the memory's age after the first had. What was
+    -- delivered before the first began, and was not found by it, may be forgotten.
+    look    timestamptz NOT NULL DEFAULT '-infinity',
+    next    timestamptz NOT NULL DEFAULT '-infinity',
+    next_at timestamptz NOT NULL DEFAULT '-infinity'
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE pgqueue.relay_fence IS 'Which session of a relay may deliver the jobs of each outbox.';
 

@@ -85,8 +85,8 @@ class Target:
     epoch: int = 0
     memory: dict[int, int] = field(default_factory=dict)
     """The uids (or ids) that were delivered, and when they were last found in the outbox."""
-    looks: tuple[int, int] = (0, 0)
-    """When two looks at the whole outbox began, the second at least the memory's age after the first."""
+    looks: tuple[int, int, int] = (0, 0, 0)
+    """When two looks at the whole outbox began, and when the second ended: at least an age after the first had."""
     jobs: tuple[Uid, ...] = ()
 
 
@@ -413,15 +413,15 @@ class Model:
         if not (yield from self._fenced(session, epoch)):
             session.alive = False
             return False
-        first, second = self.target.looks
-        if second <= looked_at - MEMORY:
-            first, second = second, looked_at
+        first, second, ended = self.target.looks
+        if ended <= self.now - MEMORY:
+            first, second, ended = second, looked_at, self.now
         memory = self.target.memory
         if self.scheme.looked:
             left = {key: at for key, at in memory.items() if at >= first}
         else:
             left = {key: at for key, at in memory.items() if key not in absent or at >= self.now - MEMORY}
-        self._commit(replace(self.target, memory=left, looks=(first, second)), durable=self.scheme.durable)
+        self._commit(replace(self.target, memory=left, looks=(first, second, ended)), durable=self.scheme.durable)
         return True
 
     def _commit(self, target: Target, *, durable: bool) -> None:

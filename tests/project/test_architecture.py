@@ -26,6 +26,8 @@ WINGS = {
     "client": f"{GROUND} database jobs",
     "admin": f"{GROUND} client database jobs",
     "worker": f"{GROUND} client database jobs",
+    # The cursor of the outbox is the watermark of the fetch.
+    "relay": f"{GROUND} client database jobs worker.fetch.watermark",
     "supervisor": f"{GROUND} database worker",
     "testing": f"{GROUND} admin client database jobs worker pgqueue",
     "cli": f"{GROUND} admin client database jobs supervisor testing worker pgqueue",

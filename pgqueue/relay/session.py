@@ -1,0 +1,91 @@
+"""One session of a relay, in the source or in the target. After any error that ends it, it is never used again.
+
+A relay needs a session of its own on both sides: the lock goes with the one, the fence belongs to the other. So a
+connection through a pooler in transaction mode is refused when it is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from psycopg import OperationalError
+
+from pgqueue.database.backoff import wait
+from pgqueue.database.pipeline import Wire
+from pgqueue.database.sessions import (
+    ROUND_TRIP_SECONDS,
+    TRAVEL_SECONDS,
+    Link,
+    connect,
+    hang_up,
+    identify,
+    send,
+)
+from pgqueue.database.statements import Statement
+from pgqueue.errors import Error
+
+POOLED = (
+    "the connection to the {side} is no session of its own (a pooler in transaction mode?): give the relay a direct "
+    "connection, or a pooler in session mode. It would work without its lock else"
+)
+
+
+class Session:
+    """A connection that is ours alone. `ask` sends statements in one round trip."""
+
+    def __init__(self, link: Link, wire: Wire, side: str) -> None:
+        self.link = link
+        self._wire = wire
+        self._side = side
+        self._noted = asyncio.Event()
+        wire.add_notify_handler(lambda note: self._noted.set())
+
+    def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
+        """The named statement with its parameters; its answer is a list of its rows."""
+        return self.link.statement(name, **params)
+
+    async def ask(self, *statements: Statement[Any]) -> list[Any]:
+        """Send the statements in one round trip; return the answer of each. After an error of the server the session
+        goes on, in a transaction that has failed; after any other exception it has ended."""
+        timer = asyncio.get_running_loop().call_later(ROUND_TRIP_SECONDS, hang_up, self._wire)
+        try:
+            answers = await self._wire.ask(statements)
+        finally:
+            timer.cancel()
+        self.link.outage.answered(self._side)
+        return [each.read(rows) for each, rows in zip(statements, answers, strict=True)]
+
+    async def stirs(self, seconds: float) -> None:
+        """Wait for a notification, at most so long. It returns early, too, if the connection breaks."""
+        if self._wire.closed:
+            raise OperationalError("the connection is closed")
+        loop, file = asyncio.get_running_loop(), self._wire.fileno()
+        loop.add_reader(file, self._noted.set)
+        try:
+            await wait(self._noted, seconds)
+        finally:
+            loop.remove_reader(file)
+        self._noted.clear()
+
+
+@asynccontextmanager
+async def opened(link: Link, side: str) -> AsyncIterator[Session]:
+    """A session of the source or the target, with the settings of `sessions_settings` and of its side."""
+    began = asyncio.get_running_loop().time()
+    wire = await connect(link, f"pgqueue relay {side}")
+    try:
+        identity = await identify(wire, link)
+        if identity is not None:
+            age = asyncio.get_running_loop().time() - began + TRAVEL_SECONDS
+            [kept] = await send(wire, link, link.statement("sessions_keep", pid=identity[0], seconds=age))
+            wire.keeps = bool(kept)
+        if not wire.keeps:
+            raise Error(POOLED.format(side=side))
+        session = Session(link, wire, side)
+        await session.ask(link.statement(f"{side}_settings"))
+        yield session
+    finally:
+        await wire.close()

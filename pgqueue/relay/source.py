@@ -1,0 +1,154 @@
+"""The source: the outbox in the application's database, seen through the one session that holds its lock.
+
+Read, delete and lock are on the same session: what loses the lock can neither read nor delete. Used by `Relay` and, for
+the epochs, by targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from psycopg import sql
+
+from pgqueue.database.sessions import BEGIN, COMMIT
+from pgqueue.database.statements import Statement
+from pgqueue.errors import Error
+from pgqueue.relay.session import Session
+from pgqueue.worker.fetch.watermark import Reading
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+CHANNEL = ":outbox"
+
+
+class StagedRow(NamedTuple):
+    """A row of the outbox. `args` is None if they are larger than a job's arguments may be."""
+
+    id: int
+    uid: str
+    task: str
+    args: str | None
+    options: str | None
+    format: int
+    order_key: str | None
+    staged: int  # microseconds since 2000
+
+    @property
+    def staged_at(self) -> datetime:
+        return _EPOCH + timedelta(microseconds=self.staged)
+
+
+class Refusal(NamedTuple):
+    """A row that cannot be delivered as it is, and why."""
+
+    row: StagedRow
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one statement has read, all of one snapshot."""
+
+    reading: Reading
+    rows: list[StagedRow]
+    cut: bool
+    """Whether rows were left out, because they were too large to be read together."""
+
+
+class Source:
+    """The outbox of one session. `name` is its uuid, known after `settle`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.name = ""
+
+    async def lock(self) -> bool:
+        """Take the lock if it is free; else end the session that has it, if that does not read its answers."""
+        [[(locked,)]] = await self._session.ask(self._session.statement("source_lock"))
+        if not locked:
+            await self._session.ask(self._session.statement("source_end_stalled"))
+        return bool(locked)
+
+    async def listen(self) -> None:
+        """Hear of staged jobs from now on, in `stirs`."""
+        channel = sql.Identifier(f"{self._session.link.schema}.{CHANNEL}")
+        await self._session.ask(Statement(sql.SQL("LISTEN {}").format(channel).as_string(), {}, list))
+
+    async def settle(self, target: str, *, adopt: bool) -> None:
+        """Find out which outbox this is. It belongs to one queue, and lies where it lay, or Error is raised; `adopt`
+        makes it so."""
+        identity = self._session.statement("source_identity")
+        [rows] = await self._session.ask(identity)
+        if not rows:
+            await self._session.ask(BEGIN, self._session.statement("source_restore"), COMMIT)
+            [rows] = await self._session.ask(identity)
+        [(self.name, home, known, here)] = rows
+        copied = home not in (None, here)
+        if not adopt and copied:
+            raise Error(
+                f"this outbox is a copy: it was at {home}, and is at {here} now. Its jobs may have been delivered from "
+                "there. If they are to be delivered from here, run `pgqueue relay --adopt` once"
+            )
+        if not adopt and known not in (None, target):
+            raise Error(
+                f"this outbox belongs to another queue ({known}, not {target}): a job that was delivered there would "
+                "be delivered twice. If it is to change over, run `pgqueue relay --adopt` once"
+            )
+        if copied or home is None or known != target:
+            settle = self._session.statement("source_settle", renamed=copied, target=target)
+            [_, [(self.name,)], _] = await self._session.ask(BEGIN, settle, COMMIT)
+
+    async def draw(self, seen: int) -> int:
+        """Draw an epoch that is higher than `seen` and than all that were drawn here; durable."""
+        draw = self._session.statement("source_draw", seen=seen, source=self.name)
+        [_, rows, _] = await self._session.ask(BEGIN, draw, COMMIT)
+        if not rows:
+            raise Error("the name of this outbox has changed while a relay worked: something has emptied its tables")
+        return int(rows[0][0])
+
+    async def read(self, after: int, again: Sequence[int], most: int, most_bytes: int) -> Batch:
+        """Read the rows behind `after`, `most` of them, and those with the ids `again`."""
+        statement = self._session.statement("source_read", after=after, again=list(again), most=most, bytes=most_bytes)
+        [rows] = await self._session.ask(statement)
+        head, xid, snapshot = rows[0][:3]
+        found = [StagedRow(*row[3:-1]) for row in rows if row[3] is not None]
+        return Batch(Reading(head, xid, snapshot), found, cut=bool(found) and rows[0][-1] > len(found))
+
+    async def head(self) -> int:
+        """Up to which id there are rows now."""
+        [[(head,)]] = await self._session.ask(self._session.statement("source_head"))
+        return int(head)
+
+    async def settled(self, delivered: Sequence[StagedRow], refused: Sequence[Refusal]) -> set[str]:
+        """Delete the rows that were delivered, put the refused ones aside; return the uids of those that are gone. The
+        others are locked by the application, and stay."""
+        statements: list[Statement[Any]] = [BEGIN]
+        if delivered:
+            statements.append(self._session.statement("source_delete", **_keys(delivered)))
+        if refused:
+            keys = _keys([refusal.row for refusal in refused])
+            reasons = [refusal.reason for refusal in refused]
+            statements.append(self._session.statement("source_refuse", **keys, reasons=reasons))
+        if len(statements) == 1:
+            return set()
+        _, *answers, _ = await self._session.ask(*statements, COMMIT)
+        return {uid for rows in answers for (uid,) in rows}
+
+    async def kept(self, uids: Sequence[str]) -> set[str]:
+        """Which of these uids are among the refused rows."""
+        [rows] = await self._session.ask(self._session.statement("source_kept", uids=list(uids)))
+        return {uid for (uid,) in rows}
+
+    async def ping(self) -> None:
+        """Keep the session while the relay waits for the target."""
+        await self._session.ask(self._session.statement("source_ping"))
+
+    async def stirs(self, seconds: float) -> None:
+        """Wait until jobs were staged, at most so long."""
+        await self._session.stirs(seconds)
+
+
+def _keys(rows: Sequence[StagedRow]) -> dict[str, object]:
+    return {"ids": [row.id for row in rows], "uids": [row.uid for row in rows]}

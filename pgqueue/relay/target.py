@@ -1,0 +1,262 @@
+"""Where staged jobs go: the protocol that a relay needs, and the target that is a queue of pgqueue.
+
+A target is opened once for each session of the source; what it yields delivers rows until it fails. To be exactly once,
+`QueueTarget` has the fence and the memory; why that is enough is said in `relay.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import psycopg
+
+from pgqueue.client import enqueue, unique_enqueue
+from pgqueue.client.job_parameters import has_keys
+from pgqueue.database import notify_queue
+from pgqueue.database.backoff import is_loss, one_line
+from pgqueue.database.sequences import advancing
+from pgqueue.database.sessions import BEGIN, COMMIT, Link
+from pgqueue.database.statements import Statement
+from pgqueue.database.steps import Steps
+from pgqueue.errors import Error, InvalidArguments, InvalidOption
+from pgqueue.jobs.job import NewJob
+from pgqueue.jobs.staged import check_format, job_of
+from pgqueue.relay.session import Session, opened
+from pgqueue.relay.source import Refusal, Source, StagedRow
+
+log = logging.getLogger("pgqueue")
+
+SAVEPOINT = Statement("SAVEPOINT delivery", {}, list)
+RELEASE = Statement("RELEASE SAVEPOINT delivery", {}, list)
+ROLLBACK_TO = Statement("ROLLBACK TO SAVEPOINT delivery", {}, list)
+ROLLBACK = Statement("ROLLBACK", {}, list)
+
+_WAITS = ("55P03", "40P01")
+"""What a row meets whose unique key is just being taken by another transaction."""
+
+Staged = tuple[StagedRow, NewJob[Any]]
+
+
+class Fenced(Error):
+    """Another session of a relay delivers the jobs of this outbox now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What became of some rows. `waiting` were not delivered, and may be next time."""
+
+    delivered: list[StagedRow] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    waiting: list[StagedRow] = field(default_factory=list)
+
+
+class Delivering(Protocol):
+    """An opened target."""
+
+    async def deliver(self, rows: Sequence[StagedRow]) -> Delivery:
+        """Hand these rows over, in their order. What is said to be delivered is deleted from the outbox."""
+        ...
+
+
+class Target(Protocol):
+    """Where staged jobs go."""
+
+    def open(self, source: Source, *, adopt: bool) -> AbstractAsyncContextManager[Delivering]:
+        """Make ready to take the jobs of this source. Everything that is read from now on is delivered by it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTarget:
+    """A queue of pgqueue in another database: exactly once."""
+
+    link: Link
+    memory: float
+    """How long it is remembered which jobs have come, in seconds, after they were last seen in the outbox."""
+    notify: bool = True
+
+    @asynccontextmanager
+    async def open(self, source: Source, *, adopt: bool) -> AsyncIterator[QueueSession]:
+        """Raise the fence with an epoch of this session's own."""
+        async with opened(self.link, "target") as session:
+            await session.ask(BEGIN, advancing(self.link.schema, whole=False), COMMIT)
+            await source.settle(await _settled(session, adopt=adopt), adopt=adopt)
+            [[(seen,)]] = await session.ask(session.statement("target_epoch", source=source.name))
+            epoch = await source.draw(seen)
+            rise = session.statement("target_raise", source=source.name, epoch=epoch)
+            [_, raised, _] = await session.ask(BEGIN, rise, COMMIT)
+            if not raised:
+                raise Fenced(f"a session with a higher epoch than {epoch} delivers the jobs of this outbox")
+            yield QueueSession(session, source, epoch, self)
+
+
+async def _settled(session: Session, *, adopt: bool) -> str:
+    """Which queue this is. Raises Error if it is a copy of one."""
+    identity = session.statement("target_identity")
+    [rows] = await session.ask(identity)
+    if not rows:
+        await session.ask(BEGIN, session.statement("target_restore"), COMMIT)
+        [rows] = await session.ask(identity)
+    [(target, home, here)] = rows
+    if home == here:
+        return str(target)
+    if home is not None and not adopt:
+        raise Error(
+            f"this queue is a copy: it was at {home}, and is at {here} now. If jobs are to be delivered to it, run "
+            "`pgqueue relay --adopt` once"
+        )
+    [_, [(target,)], _] = await session.ask(BEGIN, session.statement("target_settle", renamed=home is not None), COMMIT)
+    return str(target)
+
+
+class QueueSession:
+    """One session of the target, with its epoch. `deliver` is one transaction."""
+
+    def __init__(self, session: Session, source: Source, epoch: int, target: QueueTarget) -> None:
+        self._session = session
+        self._source = source
+        self._fence = {"source": source.name, "epoch": epoch}
+        self._target = target
+
+    async def deliver(self, rows: Sequence[StagedRow]) -> Delivery:
+        """Deliver these rows in one transaction, as far as they can be jobs. If another session has raised the fence,
+        Fenced is raised."""
+        try:
+            return await self._deliver(rows, notify=self._target.notify)
+        except psycopg.Error as error:
+            if not notify_queue.is_full(error):
+                raise
+            return await self._deliver(rows, notify=False)  # NOTIFY is a hint; the COMMIT that it failed was undone
+
+    async def _deliver(self, rows: Sequence[StagedRow], *, notify: bool) -> Delivery:
+        uids = [row.uid for row in rows]
+        found = await self._begin(self._session.statement("target_known", uids=uids))
+        known = {uid for (uid,) in found}
+        delivery = Delivery([row for row in rows if row.uid in known])
+        staged = self._jobs([row for row in rows if row.uid not in known], delivery)
+        made: list[tuple[StagedRow, int]] = []
+        for keyed in (False, True):
+            batch = [each for each in staged if has_keys([each[1]]) == keyed]
+            await self._put(batch, keyed, notify, made, delivery)
+        statements: list[Statement[Any]] = []
+        if made:
+            statements = [self._session.statement("target_patience"), self._remember(made)]
+        answers = await self._session.ask(*statements)
+        if made and answers[-1][0][0] != len(made):
+            raise psycopg.OperationalError("another outbox has delivered rows with the same uids just now")
+        await self._session.ask(COMMIT)
+        delivery.delivered.extend(row for row, _ in made)
+        return delivery
+
+    async def _begin(self, statement: Statement[Any]) -> Any:
+        """Begin a transaction under the fence; return the answer of its first statement."""
+        fence = self._session.statement("target_fence", **self._fence)
+        _, fenced, answer = await self._session.ask(BEGIN, fence, statement)
+        if not fenced:
+            await self._session.ask(ROLLBACK)
+            raise Fenced("another session of a relay delivers the jobs of this outbox now")
+        return answer
+
+    def _jobs(self, rows: Sequence[StagedRow], delivery: Delivery) -> list[Staged]:
+        """The rows as jobs. What can be none is refused."""
+        staged: list[Staged] = []
+        for row in rows:
+            check_format(row.format)
+            try:
+                staged.append((row, job_of(row.task, row.args, row.options, row.staged_at)))
+            except (InvalidArguments, InvalidOption) as error:
+                delivery.refused.append(Refusal(row, one_line(error)))
+        return staged
+
+    async def _put(
+        self, batch: list[Staged], keyed: bool, notify: bool, made: list[tuple[StagedRow, int]], delivery: Delivery
+    ) -> None:
+        """Insert these jobs. If that fails for one of them, halve: only what fails alone is refused, or waits."""
+        if not batch:
+            return
+        jobs = [job for _, job in batch]
+        try:
+            ids = await (self._put_keyed(jobs, notify) if keyed else self._put_plain(jobs, notify))
+        except psycopg.Error as error:
+            if is_loss(error) or not (_of_row(error) or (keyed and error.sqlstate in _WAITS)):
+                raise
+            await self._session.ask(ROLLBACK_TO, RELEASE)
+            if len(batch) > 1:
+                half = len(batch) // 2
+                await self._put(batch[:half], keyed, notify, made, delivery)
+                await self._put(batch[half:], keyed, notify, made, delivery)
+            elif error.sqlstate in _WAITS:
+                delivery.waiting.append(batch[0][0])
+            else:
+                delivery.refused.append(Refusal(batch[0][0], one_line(error)))
+        else:
+            made.extend((row, id) for (row, _), id in zip(batch, ids, strict=True))
+
+    async def _put_plain(self, jobs: list[NewJob[Any]], notify: bool) -> list[int]:
+        statement = enqueue.many(jobs, schema=self._session.link.schema, notify=notify)
+        _, handles, _ = await self._session.ask(SAVEPOINT, statement, RELEASE)
+        return [handle.id for handle in handles]
+
+    async def _put_keyed(self, jobs: list[NewJob[Any]], notify: bool) -> list[int]:
+        """Insert jobs with unique keys. A row waits 5 ms for a key that is just being taken, then for a later round."""
+        schema = self._session.link.schema
+        await self._session.ask(SAVEPOINT, unique_enqueue.impatient(schema))
+        handles = await self._drive(unique_enqueue.enqueueing(jobs, schema=schema, notify=notify))
+        await self._session.ask(RELEASE)
+        return [handle.id for handle in handles]
+
+    async def _drive(self, steps: Steps[Any]) -> Any:
+        try:
+            statement = next(steps)
+            while True:
+                [rows] = await self._session.ask(statement)
+                statement = steps.send(rows)
+        except StopIteration as end:
+            return end.value
+
+    def _remember(self, made: list[tuple[StagedRow, int]]) -> Statement[Any]:
+        return self._session.statement(
+            "target_remember",
+            source=self._fence["source"],
+            uids=[row.uid for row, _ in made],
+            staged_ids=[row.id for row, _ in made],
+            job_ids=[id for _, id in made],
+        )
+
+    # The memory -------------------------------------------------------------------------------------------------------
+
+    async def now(self) -> str:
+        """The time of this server, as text."""
+        statement = self._session.statement("target_now")
+        [[(now,)]] = await self._session.ask(statement)
+        return str(now)
+
+    async def looked(self, began: str) -> int:
+        """A look at the whole outbox that began at this time has ended: every row that it found was delivered or
+        remembered anew. Forget what may be forgotten; return how many."""
+        looked = self._session.statement("target_looked", memory=self._target.memory, began=began, **self._fence)
+        [(before,)] = await self._begin(looked)
+        await self._session.ask(COMMIT)
+        old = self._session.statement("target_old", source=self._fence["source"], before=before)
+        forgotten = 0
+        while True:
+            [rows] = await self._session.ask(old)
+            uids = [uid for (uid,) in rows]
+            kept = await self._source.kept(uids) if uids else set()
+            uids = [uid for uid in uids if uid not in kept]
+            if not uids:
+                return forgotten
+            [(gone,)] = await self._begin(self._session.statement("target_forget", uids=uids, before=before))
+            await self._session.ask(COMMIT)
+            forgotten += gone
+
+
+def _of_row(error: psycopg.Error) -> bool:
+    """Whether the server refused a value: SQLSTATE class 22 or 23. An id that is there already is no fault of a row: a
+    sequence lags."""
+    name = error.diag.constraint_name or ""
+    return (error.sqlstate or "")[:2] in ("22", "23") and not (name.startswith("job_") and name.endswith("_id"))

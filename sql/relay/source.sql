@@ -1,0 +1,114 @@
+-- What a relay does in the application's database, all on the one session that holds the lock.
+
+-- name: source_settings
+-- For all of this session: it ends after 15 s without a statement, its commits are durable whatever the role's settings say, and a
+-- statement outside of a block is a snapshot of its own.
+SELECT pg_catalog.set_config('idle_session_timeout', '15s', false),
+       pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', false),
+       pg_catalog.set_config('default_transaction_isolation', 'repeatable read', false),
+       pg_catalog.set_config('default_transaction_read_only', 'off', false),
+       {{relay_durable}}
+
+-- name: source_lock
+-- Take the lock that decides which relay works. Never waited for: a session that waits holds a snapshot, which keeps dead rows.
+SELECT pg_try_advisory_lock(hashtextextended('pgqueue.relay', 7))
+
+-- name: source_end_stalled
+-- End the session that holds the lock if it has waited for its client for 15 s, in the middle of a message too, where none of its own
+-- timeouts counts. Rows: whether each was ended.
+SELECT pg_terminate_backend(a.pid)
+FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended('pgqueue.relay', 7)
+  AND pg_has_role(a.usesysid, 'USAGE') AND a.wait_event_type = 'Client' AND a.state_change + interval '15 s' < pgqueue.outbox_now()
+
+-- name: source_identity
+-- Which outbox this is, where it was last, which queue it belongs to, and where it is now.
+SELECT source::text, home, target::text, {{relay_home}} FROM pgqueue.outbox_source
+
+-- name: source_restore
+-- The row that `source_identity` reads, if a fixture has emptied the table.
+INSERT INTO pgqueue.outbox_source DEFAULT VALUES ON CONFLICT DO NOTHING
+
+-- name: source_settle
+-- This outbox lies here and belongs to that queue. If it is `renamed`, it is another outbox than before. One row: its name.
+UPDATE pgqueue.outbox_source
+SET source = CASE WHEN %(renamed)s::boolean THEN gen_random_uuid() ELSE source END,
+    home = {{relay_home}}, target = %(target)s::text::uuid
+RETURNING source::text
+
+-- name: source_draw
+-- Draw an epoch above all that were ever drawn here or seen at the target.
+UPDATE pgqueue.outbox_source SET epoch = greatest(epoch, %(seen)s::bigint) + 1 WHERE source = %(source)s::text::uuid RETURNING epoch
+
+-- name: source_read
+-- The next rows behind the cursor, and those of `again`, in the order of their ids: all of one snapshot. At most `most` rows, and so many
+-- bytes, but one at least. Each row begins with what the cursor has to know, in this order (see watermark.py):
+-- 1. The snapshot of this statement was taken.
+-- 2. The head of the sequence is read.
+-- 3. This transaction takes its id.
+-- Without rows there is one with NULLs. `counted` is how many rows there were before those beyond the bytes were left out. Whatever is larger than a job's arguments may be is not read.
+WITH reading AS MATERIALIZED (
+    SELECT coalesce(pg_sequence_last_value('pgqueue.outbox_id_seq'), 0) AS head, pg_current_xact_id()::text::int8 AS xid,
+        pg_current_snapshot()::text AS snapshot
+)
+SELECT reading.head, reading.xid, reading.snapshot, found.id, found.uid, found.task, found.args, found.options, found.format,
+    found.order_key, found.staged_at, found.counted
+FROM reading LEFT JOIN (
+    SELECT measured.*, row_number() OVER running AS place, sum(measured.bytes) OVER running AS total,
+        count(*) OVER () AS counted
+    FROM (
+        SELECT o.id, o.uid::text AS uid, left(o.task, 300) AS task,
+            CASE WHEN octet_length(o.args::text) <= 1048576 AND octet_length(o.options::text) <= 1048576 IS NOT FALSE
+                THEN o.args::text END AS args,
+            CASE WHEN octet_length(o.options::text) <= 1048576 THEN o.options::text END AS options,
+            o.format, left(o.order_key, 500) AS order_key, o.staged_at,
+            least(octet_length(o.args::text), 1048576) + least(coalesce(octet_length(o.options::text), 0), 1048576) AS bytes
+        FROM (
+            (SELECT a.* FROM unnest(%(again)s::bigint[]) AS asked (id) JOIN pgqueue.outbox a ON a.id = asked.id
+             WHERE a.id <= %(after)s::bigint)
+            UNION ALL
+            (SELECT b.* FROM pgqueue.outbox b WHERE b.id > %(after)s::bigint ORDER BY b.id LIMIT %(most)s::integer)
+        ) AS o
+    ) AS measured
+    WINDOW running AS (ORDER BY measured.id ROWS UNBOUNDED PRECEDING)
+) AS found ON found.total <= %(bytes)s::bigint OR found.place = 1
+ORDER BY found.id
+
+-- name: source_head
+-- Up to which id there are rows now.
+SELECT greatest(pg_sequence_last_value('pgqueue.outbox_id_seq'), (SELECT max(id) FROM pgqueue.outbox), 0)
+
+-- name: source_delete
+-- Rows that were delivered, by id and uid: another row may have the id by now. A locked row stays. Answers the uids of those deleted.
+WITH gone AS MATERIALIZED (
+    SELECT o.ctid FROM unnest(%(ids)s::bigint[], %(uids)s::uuid[]) AS d (id, uid)
+    CROSS JOIN LATERAL (SELECT o.ctid FROM pgqueue.outbox o WHERE o.uid = d.uid AND o.id = d.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS o
+)
+DELETE FROM pgqueue.outbox WHERE ctid = ANY (ARRAY(SELECT ctid FROM gone)) RETURNING uid::text
+
+-- name: source_refuse
+-- Rows that cannot be delivered go aside, each with its reason; by id and uid, and a locked one stays. Answers the uids of those moved.
+WITH asked AS MATERIALIZED (
+    SELECT d.id, d.uid, d.reason FROM unnest(%(ids)s::bigint[], %(uids)s::uuid[], %(reasons)s::text[]) AS d (id, uid, reason)
+), picked AS MATERIALIZED (
+    SELECT o.ctid FROM asked
+    CROSS JOIN LATERAL (
+        SELECT o.ctid FROM pgqueue.outbox o WHERE o.uid = asked.uid AND o.id = asked.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS o
+), gone AS (
+    DELETE FROM pgqueue.outbox o WHERE o.ctid = ANY (ARRAY(SELECT picked.ctid FROM picked)) RETURNING o.*
+)
+INSERT INTO pgqueue.outbox_refused (id, task, args, options, format, order_key, uid, staged_at, reason)
+SELECT gone.id, gone.task, gone.args, gone.options, gone.format, gone.order_key, gone.uid, gone.staged_at, asked.reason
+FROM gone JOIN asked ON asked.uid = gone.uid
+ON CONFLICT (uid) DO UPDATE SET reason = excluded.reason, refused_at = excluded.refused_at
+RETURNING uid::text
+
+-- name: source_kept
+-- Which of these uids are among the refused rows: they may come back, so they are remembered.
+SELECT r.uid::text FROM pgqueue.outbox_refused r WHERE r.uid = ANY (%(uids)s::uuid[])
+
+-- name: source_ping
+-- A sign of life while the target works.
+SELECT true

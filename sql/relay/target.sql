@@ -1,0 +1,78 @@
+-- What a relay does in the database of the queue.
+
+-- name: target_settings
+-- For all of this session: a transaction that stands still is ended, and commits are durable whatever the role's settings say.
+SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', false), {{relay_durable}}
+
+-- name: target_identity
+-- Which queue this is, where it was last, and where it is now.
+SELECT target::text, home, {{relay_home}} FROM pgqueue.relay_target
+
+-- name: target_restore
+-- The row that `target_identity` reads, if a fixture has emptied the table.
+INSERT INTO pgqueue.relay_target DEFAULT VALUES ON CONFLICT DO NOTHING
+
+-- name: target_settle
+-- This queue lies here. If it is `renamed`, it is another queue than before. One row: its name.
+UPDATE pgqueue.relay_target
+SET target = CASE WHEN %(renamed)s::boolean THEN gen_random_uuid() ELSE target END, home = {{relay_home}}
+RETURNING target::text
+
+-- name: target_now
+-- The time.
+SELECT pgqueue.now()::text
+
+-- name: target_epoch
+-- The highest epoch that was raised here for this outbox.
+SELECT coalesce(max(epoch), 0) FROM pgqueue.relay_fence WHERE source = %(source)s::text::uuid
+
+-- name: target_raise
+-- From its COMMIT on, no session with a lower epoch delivers. Waits for one that is just delivering. No row: another session was faster.
+INSERT INTO pgqueue.relay_fence AS f (source, epoch) VALUES (%(source)s::text::uuid, %(epoch)s::bigint)
+ON CONFLICT (source) DO UPDATE SET epoch = excluded.epoch WHERE f.epoch < excluded.epoch
+RETURNING epoch
+
+-- name: target_fence
+-- Hold the fence until the transaction ends. No row: another session has raised it.
+SELECT epoch FROM pgqueue.relay_fence WHERE source = %(source)s::text::uuid AND epoch = %(epoch)s::bigint FOR UPDATE
+
+-- name: target_known
+-- Which of these staged jobs have come here already. They were found in the outbox once more, and are remembered from now on.
+UPDATE pgqueue.relayed SET relayed_at = pgqueue.now() WHERE uid = ANY (%(uids)s::uuid[]) RETURNING uid::text
+
+-- name: target_remember
+-- These staged jobs became these jobs. Answers how many were not remembered before.
+WITH noted AS (
+    INSERT INTO pgqueue.relayed (uid, source, staged_id, job_id)
+    SELECT n.uid, %(source)s::text::uuid, n.staged_id, n.job_id
+    FROM unnest(%(uids)s::uuid[], %(staged_ids)s::bigint[], %(job_ids)s::bigint[]) AS n (uid, staged_id, job_id)
+    ON CONFLICT DO NOTHING
+    RETURNING uid
+)
+SELECT count(*) FROM noted
+
+-- name: target_patience
+-- The patience that this transaction had before `unique_enqueue_impatient`.
+SELECT pg_catalog.set_config('lock_timeout', '2s', true)
+
+-- name: target_looked
+-- A look at the whole outbox began at `began` and has just ended: every row that it found was remembered anew. Kept if the one before is
+-- older than the memory. One row: what was delivered before this time, and not remembered anew, was not in the outbox for that long.
+UPDATE pgqueue.relay_fence
+SET look = CASE WHEN next_at + make_interval(secs => %(memory)s::float8) <= pgqueue.now() THEN next ELSE look END,
+    next = CASE WHEN next_at + make_interval(secs => %(memory)s::float8) <= pgqueue.now() THEN %(began)s::text::timestamptz ELSE next END,
+    next_at = CASE WHEN next_at + make_interval(secs => %(memory)s::float8) <= pgqueue.now() THEN pgqueue.now() ELSE next_at END
+WHERE source = %(source)s::text::uuid AND epoch = %(epoch)s::bigint
+RETURNING look::text
+
+-- name: target_old
+-- Some of the staged jobs that were delivered before this time.
+SELECT uid::text FROM pgqueue.relayed
+WHERE source = %(source)s::text::uuid AND relayed_at < %(before)s::text::timestamptz ORDER BY relayed_at LIMIT 5000
+
+-- name: target_forget
+-- Forget these, unless they were found once more meanwhile. Answers how many.
+WITH gone AS (
+    DELETE FROM pgqueue.relayed WHERE uid = ANY (%(uids)s::uuid[]) AND relayed_at < %(before)s::text::timestamptz RETURNING uid
+)
+SELECT count(*) FROM gone

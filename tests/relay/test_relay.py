@@ -1,0 +1,369 @@
+"""The relay on real servers: what is staged arrives, once, in order, and what cannot be a job goes aside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+
+import psycopg
+import pytest
+from relays import Sides, app_dsn, eventually, relaying, sides
+
+import pgqueue
+from pgqueue.database.sessions import Link
+from pgqueue.jobs.job import NewJob
+from pgqueue.relay.relay import Relay
+from pgqueue.relay.session import opened
+from pgqueue.relay.source import Source
+from pgqueue.relay.target import Fenced, QueueTarget
+
+__all__ = ["app_dsn", "sides"]
+
+mail = pgqueue.remote("shop.mail")
+
+
+@pytest.mark.promise("E12")
+@pytest.mark.parametrize("batch", [1, 7, 500])
+async def test_what_is_staged_arrives_in_order_and_goes_from_the_outbox(
+    batch: int, app_dsn: str, dsn: str, sides: Sides
+) -> None:
+    values = [str(number) for number in range(50)]
+    sides.stage(*values)
+    assert await Relay(app_dsn, dsn, batch=batch).once()
+    assert (sides.delivered(), sides.left()) == (values, 0)
+    memory = sides.queue.execute(
+        "SELECT array_agg(r.staged_id ORDER BY r.job_id), bool_and(j.id IS NOT NULL) "
+        "FROM pgqueue.relayed r LEFT JOIN pgqueue.job j ON j.id = r.job_id"
+    ).fetchone()
+    assert memory == (list(range(1, 51)), True)
+
+
+@pytest.mark.promise("E17")
+async def test_all_that_a_job_was_given_arrives(app_dsn: str, dsn: str, sides: Sides) -> None:
+    then = datetime(2040, 1, 1, tzinfo=UTC)
+    jobs: list[NewJob[None]] = [
+        mail.using(queue="post", priority=0, retry=3, headers={"trace": "x"}).new(a=1),
+        mail.using(run_at=then, deadline=then + timedelta(hours=1)).new(),
+        mail.using(lock=pgqueue.Lock("l\n1", limit=3, on_locked="once"), idempotency_key="i").new(),
+    ]
+    pgqueue.enqueue_many(pgqueue.Outbox(sides.app), jobs)
+    sides.app.execute("INSERT INTO pgqueue.outbox (task, args) VALUES ('plain', %s)", ['{"n": ' + "9" * 5_000 + "}"])
+    delayed = mail.using(delay=3_600, deadline=7_200).new(d=1)
+    pgqueue.enqueue_many(pgqueue.Outbox(sides.app), [delayed])
+    assert await Relay(app_dsn, dsn).once()
+    found = sides.queue.execute(
+        "SELECT state, queue, priority, max_attempts, headers, run_at, deadline, lock_key, lock_limit, on_locked, "
+        "idempotency_key FROM pgqueue.job WHERE run_at IS NULL OR run_at = %s ORDER BY id",
+        [then],
+    ).fetchall()
+    nothing = (None,) * 4
+    assert found == [
+        ("available", "post", 0, 3, {"trace": "x"}, None, None, *nothing),
+        ("scheduled", "default", 5, None, None, then, then + timedelta(hours=1), *nothing),
+        ("available", "default", 5, None, None, None, None, *nothing),
+        ("available", "default", 5, None, None, None, None, "l\n1", 3, "once", "i"),
+    ]
+    text = sides.queue.execute("SELECT args::text FROM pgqueue.job WHERE task = 'plain'").fetchone()
+    assert text == ('{"n": ' + "9" * 5_000 + "}",)
+    [(run_at, deadline)] = sides.queue.execute("SELECT run_at, deadline FROM pgqueue.job WHERE args ? 'd'").fetchall()
+    assert deadline - run_at == timedelta(hours=1)
+
+
+# Nothing is left behind ----------------------------------------------------------------------------------------------
+
+
+def naive(sides: Sides, commit: Callable[[], None]) -> None:
+    """Select a range, deliver it, delete the range: each statement sees another snapshot."""
+    [(most,)] = sides.app.execute("SELECT max(id) FROM pgqueue.outbox").fetchall()
+    found = sides.app.execute("SELECT args::text FROM pgqueue.outbox WHERE id <= %s ORDER BY id", [most]).fetchall()
+    with sides.queue.cursor() as cursor:
+        cursor.executemany("INSERT INTO pgqueue.job (task, args) VALUES ('t', %s)", found)
+    commit()
+    sides.app.execute("DELETE FROM pgqueue.outbox WHERE id <= %s", [most])
+
+
+def insert(conn: psycopg.Connection[object], value: str) -> None:
+    conn.execute("INSERT INTO pgqueue.outbox (task, args) VALUES ('t', %s)", [json.dumps({"x": value})])
+
+
+@pytest.mark.promise("E09")
+async def test_a_row_that_commits_late_is_delivered(app_dsn: str, dsn: str, sides: Sides) -> None:
+    """By the drain after the next, and by a relay that works on at once: it waits for no look at the whole outbox."""
+    with psycopg.connect(app_dsn) as late:
+        insert(late, "late")
+        sides.stage("early")
+        assert await Relay(app_dsn, dsn).once()
+        assert sides.delivered() == ["early"]
+        late.commit()
+        assert await Relay(app_dsn, dsn).once()
+        assert (sides.delivered(), sides.left()) == (["early", "late"], 0)
+        async with relaying(Relay(app_dsn, dsn)):
+            insert(late, "later")
+            sides.stage("sooner")
+            await eventually(lambda: "sooner" in sides.delivered())
+            late.commit()
+            await eventually(lambda: "later" in sides.delivered(), 7.0)
+    assert (sides.doubled(), sides.left()) == ([], 0)
+
+
+@pytest.mark.promise("E09")
+async def test_the_naive_version_loses_that_row(app_dsn: str, sides: Sides) -> None:
+    with psycopg.connect(app_dsn) as late:
+        insert(late, "late")
+        sides.stage("early")
+        naive(sides, late.commit)
+    assert (sides.delivered(), sides.left()) == (["early"], 0)
+
+
+@pytest.mark.promise("E10")
+async def test_a_locked_row_stays_and_is_delivered_once(app_dsn: str, dsn: str, sides: Sides) -> None:
+    sides.stage("a", "b")
+    with psycopg.connect(app_dsn) as holder:
+        holder.execute("SELECT FROM pgqueue.outbox WHERE id = 1 FOR UPDATE")
+        async with relaying(Relay(app_dsn, dsn)):
+            await eventually(lambda: sides.left() == 1)
+            sides.stage("c")
+            await eventually(lambda: "c" in sides.delivered())
+            holder.rollback()
+            await eventually(lambda: sides.left() == 0)
+    assert sides.delivered() == ["a", "b", "c"]
+
+
+@pytest.mark.promise("E10")
+async def test_a_crash_before_the_delete_doubles_nothing_and_ids_may_come_again(
+    app_dsn: str, dsn: str, sides: Sides
+) -> None:
+    sides.stage("a", "b")
+    sides.app.execute("CREATE TABLE kept AS TABLE pgqueue.outbox")
+    assert await Relay(app_dsn, dsn).once()
+    sides.app.execute("INSERT INTO pgqueue.outbox SELECT * FROM kept")  # as if they had not been deleted
+    assert await Relay(app_dsn, dsn).once()
+    assert (sides.delivered(), sides.left()) == (["a", "b"], 0)
+    sides.app.execute("TRUNCATE pgqueue.outbox RESTART IDENTITY")
+    async with relaying(Relay(app_dsn, dsn)):
+        sides.stage("c")
+        await eventually(lambda: sides.left() == 0)
+        sides.stage("d")
+        await eventually(lambda: sides.left() == 0)
+        sides.app.execute("TRUNCATE pgqueue.outbox RESTART IDENTITY")
+        sides.stage("e")
+        await eventually(lambda: sides.left() == 0)
+    assert sides.delivered() == ["a", "b", "c", "d", "e"]
+
+
+async def test_large_rows_come_in_small_batches(
+    app_dsn: str, dsn: str, sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.relay.relay.BATCH_BYTES", 10_000)
+    sides.stage(*[str(number) + "x" * 3_000 for number in range(20)], "y" * 30_000, "last")
+    assert await Relay(app_dsn, dsn).once()
+    assert sides.left() == 0
+    assert [value[:2] for value in sides.delivered()][-3:] == ["19", "yy", "la"]
+    transactions = sides.queue.execute("SELECT count(DISTINCT xmin::text) FROM pgqueue.relayed").fetchone()
+    assert transactions is not None and 8 <= transactions[0] <= 10
+
+
+# What cannot be a job ------------------------------------------------------------------------------------------------
+
+
+async def test_only_what_fails_by_itself_is_refused(app_dsn: str, dsn: str, sides: Sides) -> None:
+    sides.stage("a", "b")
+    long = json.dumps({"lock_key": "k" * 600})
+    sides.app.execute("INSERT INTO pgqueue.outbox (task, args) VALUES ('two words', '{}'), ('list', '[1]')")
+    sides.app.execute("INSERT INTO pgqueue.outbox (task, options) VALUES ('long', %s)", [long])
+    sides.app.execute("INSERT INTO pgqueue.outbox (task, args) VALUES ('big', to_jsonb(ARRAY[repeat('x', 1100000)]))")
+    sides.stage("c", "d")
+    assert await Relay(app_dsn, dsn).once()
+    assert (sides.delivered(), sides.left()) == (["a", "b", "c", "d"], 0)
+    [two, listed, keyed, big] = sides.refused()
+    assert two == ("two words", "task name 'two words': use 1 to 200 printable characters without spaces")
+    assert listed == ("list", "args are a JSON object, by parameter name, not [1]")
+    assert keyed[0] == "long" and "job_available_is_ready" in keyed[1]
+    assert big[0] == "big" and "more than 1,048,576 bytes" in big[1]
+
+
+@pytest.mark.parametrize("wrong", ["privilege", "format"])
+async def test_what_is_no_fault_of_a_row_refuses_nothing(wrong: str, app_dsn: str, dsn: str, sides: Sides) -> None:
+    sides.stage("a")
+    if wrong == "format":
+        sides.app.execute("UPDATE pgqueue.outbox SET format = 2")
+    else:
+        sides.queue.execute(
+            "CREATE FUNCTION forbid() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "RAISE EXCEPTION 'no' USING ERRCODE = 'insufficient_privilege'; END $$;"
+        )
+        sides.queue.execute(
+            "CREATE TRIGGER forbid BEFORE INSERT ON pgqueue.job_available FOR EACH ROW EXECUTE FUNCTION forbid()"
+        )
+    with pytest.raises((psycopg.errors.InsufficientPrivilege, pgqueue.Error)):
+        await Relay(app_dsn, dsn).once()
+    async with relaying(Relay(app_dsn, dsn)):
+        sides.app.execute("UPDATE pgqueue.outbox SET format = 1")
+        if wrong == "privilege":
+            sides.queue.execute("DROP TRIGGER forbid ON pgqueue.job_available")
+        await eventually(lambda: sides.left() == 0)
+    assert (sides.delivered(), sides.refused()) == (["a"], [])
+
+
+# Unique keys ---------------------------------------------------------------------------------------------------------
+
+
+async def test_unique_keys_are_decided_at_the_queue(app_dsn: str, dsn: str, sides: Sides) -> None:
+    once, replaced = mail.using(unique="k"), mail.using(unique=pgqueue.Unique("r", on_duplicate="replace"))
+    with psycopg.connect(dsn) as conn:
+        there = pgqueue.enqueue(conn, once, x="there")
+    pgqueue.enqueue_many(pgqueue.Outbox(sides.app), [once.new(x="late"), replaced.new(x="old"), mail.new(x="plain")])
+    pgqueue.enqueue_many(pgqueue.Outbox(sides.app), [replaced.new(x="new")])
+    assert await Relay(app_dsn, dsn, batch=3).once()
+    assert (sorted(sides.delivered()), sides.left()) == (["new", "plain", "there"], 0)
+    became = sides.queue.execute("SELECT job_id FROM pgqueue.relayed ORDER BY staged_id").fetchall()
+    assert became[0] == (there.id,) and became[1] == became[3]
+
+
+async def test_a_row_that_waits_for_a_strangers_key_holds_up_no_other(app_dsn: str, dsn: str, sides: Sides) -> None:
+    once = mail.using(unique="k")
+    with psycopg.connect(dsn) as stranger:
+        pgqueue.enqueue(stranger, once, x="stranger")
+        keyed = [mail.using(unique=f"k{number}").new(x=str(number)) for number in range(5)]
+        pgqueue.enqueue_many(pgqueue.Outbox(sides.app), [*keyed[:2], once.new(x="mine"), *keyed[2:], mail.new(x="p")])
+        async with relaying(Relay(app_dsn, dsn)):
+            await eventually(lambda: sides.left() == 1)
+            assert sorted(sides.delivered()) == ["0", "1", "2", "3", "4", "p"]
+            stranger.rollback()
+            await eventually(lambda: sides.left() == 0)
+    assert sorted(sides.delivered()) == ["0", "1", "2", "3", "4", "mine", "p"]
+
+
+# One at a time -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("E10")
+async def test_a_session_that_was_fenced_delivers_nothing(app_dsn: str, dsn: str, sides: Sides) -> None:
+    target = QueueTarget(Link(dsn, "pgqueue"), 3_600.0)
+    link = Link(app_dsn, "pgqueue")
+    sides.stage("a")
+    async with opened(link, "source") as old, opened(link, "source") as new:
+        first, second = Source(old), Source(new)
+        async with target.open(first, adopt=False) as stalled:
+            batch = await first.read(0, [], 10, 10_000)
+            async with target.open(second, adopt=False) as successor:
+                delivery = await successor.deliver((await second.read(0, [], 10, 10_000)).rows)
+                assert len(await second.settled(delivery.delivered, [])) == 1
+                sides.queue.execute("DELETE FROM pgqueue.relayed")  # an hour later
+                with pytest.raises(Fenced):
+                    await stalled.deliver(batch.rows)
+                with pytest.raises(Fenced):
+                    await stalled.looked(await stalled.now())
+                assert (await successor.deliver([])).delivered == []
+    assert sides.delivered() == ["a"]
+
+
+async def test_both_commits_are_durable_whatever_the_role_says(app_dsn: str, dsn: str) -> None:
+    for off in ("off", "local", "remote_apply"):
+        for side, place in (("source", app_dsn), ("target", dsn)):
+            lax = psycopg.conninfo.make_conninfo(place, options=f"-c synchronous_commit={off}")
+            async with opened(Link(lax, "pgqueue"), side) as session:
+                with psycopg.connect(lax) as conn:
+                    assert conn.execute("SHOW synchronous_commit").fetchone() == (off,)
+                [[(setting,)]] = await session.ask(
+                    session.statement("source_ping").__class__("SHOW synchronous_commit", {}, list)
+                )
+                assert setting == ("remote_apply" if off == "remote_apply" else "on")
+
+
+@pytest.mark.promise("E08")
+async def test_beside_a_working_relay_once_leaves_at_once(app_dsn: str, dsn: str, sides: Sides) -> None:
+    async with relaying(Relay(app_dsn, dsn)):
+        sides.stage("a")
+        await eventually(lambda: sides.left() == 0)
+        assert not await Relay(app_dsn, dsn).once()
+
+
+@pytest.mark.promise("E13")
+async def test_a_notification_wakes_an_idle_relay_and_without_it_polling_does(
+    app_dsn: str, dsn: str, sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.relay.relay.IDLE_MOST", 1.5)
+    async with relaying(Relay(app_dsn, dsn)) as relay:
+        sides.stage("a")
+        await eventually(lambda: sides.left() == 0)
+        await asyncio.sleep(2.5)  # so the pause has grown to its most
+        began = monotonic()
+        pgqueue.enqueue(pgqueue.Outbox(sides.app), "t", x="b")
+        await eventually(lambda: sides.left() == 0)
+        assert monotonic() - began < 1.0
+        sides.stage("c")  # plain SQL does not notify
+        await eventually(lambda: sides.left() == 0, 5.0)
+        assert not relay.done()
+    assert sides.delivered() == ["a", "b", "c"]
+
+
+# Copies --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+async def test_a_copy_is_refused_until_it_is_adopted(side: str, app_dsn: str, dsn: str, sides: Sides) -> None:
+    sides.stage("a")
+    assert await Relay(app_dsn, dsn).once()
+    if side == "source":
+        sides.app.execute("UPDATE pgqueue.outbox_source SET home = 'elsewhere/5'")
+    else:
+        sides.queue.execute("UPDATE pgqueue.relay_target SET home = 'elsewhere/5'")
+    sides.stage("b")
+    with pytest.raises(pgqueue.Error, match=r"is a copy: it was at elsewhere/5.*--adopt"):
+        await Relay(app_dsn, dsn).once()
+    assert sides.delivered() == ["a"]
+    assert await Relay(app_dsn, dsn, adopt=True).once()
+    sides.stage("c")
+    assert await Relay(app_dsn, dsn).once()
+    assert sides.delivered() == ["a", "b", "c"]
+
+
+async def test_another_queue_is_refused_until_it_is_adopted(app_dsn: str, dsn: str, sides: Sides) -> None:
+    assert await Relay(app_dsn, dsn).once()
+    sides.queue.execute("TRUNCATE pgqueue.relay_target")
+    sides.stage("a")
+    with pytest.raises(pgqueue.Error, match="belongs to another queue"):
+        await Relay(app_dsn, dsn).once()
+    assert await Relay(app_dsn, dsn, adopt=True).once()
+    assert sides.delivered() == ["a"]
+
+
+# The memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("E10")
+async def test_the_memory_goes_an_age_after_a_look_that_has_not_found_the_row(
+    app_dsn: str, dsn: str, sides: Sides
+) -> None:
+    """Not by the age of the delivery: a row that was deleted late would have no memory if the source is set back."""
+
+    async def look(later: int) -> list[str]:
+        """A relay comes so many seconds later."""
+        for table, columns in {"relayed": ["relayed_at"], "relay_fence": ["look", "next", "next_at"]}.items():
+            for column in columns:
+                sides.queue.execute(
+                    f"UPDATE pgqueue.{table} SET {column} = {column} - make_interval(secs => {later})".encode()  # noqa: S608
+                )
+        assert await Relay(app_dsn, dsn, memory=100.0).once()
+        rows = sides.queue.execute(
+            "SELECT j.args ->> 'x' FROM pgqueue.relayed r JOIN pgqueue.job j ON j.id = r.job_id ORDER BY j.id"
+        )
+        return [value for (value,) in rows]
+
+    sides.stage("a", "locked")
+    with psycopg.connect(app_dsn) as holder:
+        holder.execute("SELECT FROM pgqueue.outbox WHERE id = 2 FOR UPDATE")
+        assert await look(0) == ["a", "locked"]
+        assert await look(60) == ["a", "locked"]
+        assert await look(60) == ["a", "locked"]  # a look is kept that has not found "a"
+        assert await look(90) == ["a", "locked"]
+        assert await look(20) == ["locked"]
+    assert await look(10) == ["locked"]
+    assert sides.left() == 0
+    assert await look(95) == ["locked"]
+    assert await look(120) == []
+    assert sides.delivered() == ["a", "locked"]
