@@ -66,8 +66,9 @@ FROM reading LEFT JOIN (
             o.format, left(o.order_key, 500) AS order_key, o.staged_at,
             least(octet_length(o.args::text), 1048576) + least(coalesce(octet_length(o.options::text), 0), 1048576) AS bytes
         FROM (
-            (SELECT a.* FROM unnest(%(again)s::bigint[]) AS asked (id) JOIN pgqueue.outbox a ON a.id = asked.id
-             WHERE a.id <= %(after)s::bigint)
+            (SELECT a.* FROM unnest(%(again)s::bigint[]) AS asked (id)
+             CROSS JOIN LATERAL (SELECT o.* FROM pgqueue.outbox o WHERE o.id = asked.id OFFSET 0) AS a
+             WHERE asked.id <= %(after)s::bigint)
             UNION ALL
             (SELECT b.* FROM pgqueue.outbox b WHERE b.id > %(after)s::bigint ORDER BY b.id LIMIT %(most)s::integer)
         ) AS o
@@ -84,7 +85,7 @@ SELECT greatest(pg_sequence_last_value('pgqueue.outbox_id_seq'), (SELECT max(id)
 -- Rows that were delivered, by id and uid: another row may have the id by now. A locked row stays. Answers the uids of those deleted.
 WITH gone AS MATERIALIZED (
     SELECT o.ctid FROM unnest(%(ids)s::bigint[], %(uids)s::uuid[]) AS d (id, uid)
-    CROSS JOIN LATERAL (SELECT o.ctid FROM pgqueue.outbox o WHERE o.uid = d.uid AND o.id = d.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS o
+    CROSS JOIN LATERAL (SELECT o.ctid FROM pgqueue.outbox o WHERE o.uid = d.uid AND o.id + 0 = d.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS o
 )
 DELETE FROM pgqueue.outbox WHERE ctid = ANY (ARRAY(SELECT ctid FROM gone)) RETURNING uid::text
 
@@ -95,7 +96,7 @@ WITH asked AS MATERIALIZED (
 ), picked AS MATERIALIZED (
     SELECT o.ctid FROM asked
     CROSS JOIN LATERAL (
-        SELECT o.ctid FROM pgqueue.outbox o WHERE o.uid = asked.uid AND o.id = asked.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS o
+        SELECT o.ctid FROM pgqueue.outbox o WHERE o.uid = asked.uid AND o.id + 0 = asked.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS o
 ), gone AS (
     DELETE FROM pgqueue.outbox o WHERE o.ctid = ANY (ARRAY(SELECT picked.ctid FROM picked)) RETURNING o.*
 )

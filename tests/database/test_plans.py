@@ -15,6 +15,7 @@ import pytest
 
 import pgqueue
 from pgqueue import Unique
+from pgqueue.database import migrations
 from pgqueue.database.statements import _files, home, names, text
 
 NAMES = [name for name in names() if _files()[home(name)].parent.name != "testing"]
@@ -32,6 +33,7 @@ WHOLE = {
     "unblock_resolve_doubles", "fetch_resolve_doubles", "rates_resolve_doubles", "scheduler_resolve_doubles",
     "cancellation_read", "cancellation_settle", "rescue_strays",  # as many as somebody cancels, as many as run
     "sweep_due", "sweep_block",  # whether there is any at all; those that hold a key and wait
+    "source_head",  # the end of an index, once for `pgqueue relay --once`
     "pruner_waiters", "progress_sweep", "pruner_rates",  # tidy up, once a minute or an hour
 }  # fmt: skip
 """They read an index, or a table, from its beginning."""
@@ -52,11 +54,11 @@ FILL = """
 """
 """Jobs in each state were there, and are gone, but for those that wait for a limit."""
 GROWS = re.compile(
-    r"job_(available|blocked|running|scheduled|cursor|progress|waiter|signal)|unique_key|limiter"
+    r"job_(available|blocked|running|scheduled|cursor|progress|waiter|signal)|unique_key|limiter|outbox|outbox_refused|relayed"
     r"|(job_done|job_dead|attempt)_\d+"
 )
 """Tables with a row for each job, or for each key."""
-COLUMNS = re.compile(r"\b(?:key|queue|id|\w+_key|\w+_id|rank|pos|run_at|waiter)\b")
+COLUMNS = re.compile(r"\b(?:key|queue|id|uid|source|relayed_at|\w+_key|\w+_id|rank|pos|run_at|waiter)\b")
 MODES = (
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL plan_cache_mode = force_generic_plan"
 )
@@ -90,6 +92,7 @@ def scans(conn: psycopg.Connection, name: str) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("state", ["vacuumed while empty", "one line analysed", "a few analysed"])
 def test_what_is_read_does_not_depend_on_when_it_was_planned(dsn: str, state: str, order: str) -> None:
     """Nor on the order in which indexes were made, which decides between those that cost the same."""
+    migrations.migrate(dsn, line=migrations.OUTBOX)
     with psycopg.connect(dsn, autocommit=True) as conn:
         fresh = {name: scans(conn, name) for name in NAMES}
         assert {name for name, found in fresh.items() if any(not key for _, key in found)} <= WHOLE
