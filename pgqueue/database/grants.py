@@ -1,4 +1,4 @@
-"""Least rights for roles: the GRANTs that let a role enqueue, work, operate, or read.
+"""Least rights for roles: the GRANTs that let a role enqueue, work, operate, read, stage, or relay.
 
 The statements are the files of `sql/grants/`. psql can apply them as they are (`psql -v role=app -f …`). Here
 `:"role"` is replaced by the quoted name. Called by `pgqueue grants`, as the owner of the schema. Never creates a role,
@@ -14,8 +14,11 @@ import psycopg
 from pgqueue.database.statements import in_schema, sql_directory
 from pgqueue.errors import Error, InvalidOption
 
-Kind = Literal["enqueue", "work", "operate", "read"]
-KINDS: tuple[Kind, ...] = ("enqueue", "work", "operate", "read")
+Kind = Literal["enqueue", "work", "operate", "read", "relay", "stage", "relay_outbox"]
+KINDS: tuple[Kind, ...] = ("enqueue", "work", "operate", "read", "relay")
+"""What a role may do in the database of the queue."""
+OUTBOX_KINDS: tuple[Kind, ...] = ("stage", "relay_outbox")
+"""What a role may do in the database of an outbox."""
 
 
 def as_sql(role: str, kind: Kind, schema: str) -> str:

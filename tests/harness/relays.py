@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -88,14 +90,31 @@ async def relaying(relay: Relay) -> AsyncIterator[asyncio.Task[None]]:
             await running
 
 
+@dataclass(slots=True)
+class RelayProcess:
+    """A relay as a process of its own, and what it logs."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def works(self) -> bool:
+        """Whether it has the lock, or had it once."""
+        return "this relay delivers" in self.log.read_text()
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+
 @contextmanager
-def relay_process(app_dsn: str, dsn: str, batch: int = 500) -> Iterator[subprocess.Popen[bytes]]:
-    """A relay as a process of its own; killed at the end."""
+def relay_process(app_dsn: str, dsn: str, directory: Path, batch: int = 500) -> Iterator[RelayProcess]:
+    """Killed at the end."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", PROCESS, app_dsn, dsn, str(batch)]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log = directory / f"relay-{secrets.token_hex(4)}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
     try:
-        yield process
+        yield RelayProcess(process, log)
     finally:
         process.kill()
         process.wait()

@@ -11,8 +11,10 @@ from time import monotonic
 import psycopg
 import pytest
 from relays import Sides, app_dsn, eventually, relaying, sides
+from roles import Role, create_role, drop_role, refused, role
 
 import pgqueue
+from pgqueue.database import grants
 from pgqueue.database.sessions import Link
 from pgqueue.jobs.job import NewJob
 from pgqueue.relay.relay import Relay
@@ -20,7 +22,7 @@ from pgqueue.relay.session import opened
 from pgqueue.relay.source import Source
 from pgqueue.relay.target import Fenced, QueueTarget
 
-__all__ = ["app_dsn", "sides"]
+__all__ = ["app_dsn", "role", "sides"]
 
 mail = pgqueue.remote("shop.mail")
 
@@ -367,3 +369,37 @@ async def test_the_memory_goes_an_age_after_a_look_that_has_not_found_the_row(
     assert await look(95) == ["locked"]
     assert await look(120) == []
     assert sides.delivered() == ["a", "locked"]
+
+
+# Roles ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_roles_with_the_least_rights_stage_and_relay(app_dsn: str, dsn: str, sides: Sides, role: Role) -> None:
+    """Each of the three alone in its database; what they need is granted by name."""
+    relay = role("relay")
+    user = str(psycopg.conninfo.conninfo_to_dict(relay)["user"])
+    stager = create_role(app_dsn)
+    sides.app.execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgqueue FROM PUBLIC")
+    grants.grant(sides.app, stager, "stage", "pgqueue")
+    grants.grant(sides.app, user, "relay_outbox", "pgqueue")
+    replaced = mail.using(unique=pgqueue.Unique("r", on_duplicate="replace"))
+    jobs = [
+        mail.new(x="a"),
+        replaced.new(x="old"),
+        replaced.new(x="new"),
+        mail.using(delay=60, lock="l", idempotency_key="i").new(x="b"),
+    ]
+    with psycopg.connect(psycopg.conninfo.make_conninfo(app_dsn, user=stager, password="secret")) as conn:
+        pgqueue.enqueue_many(pgqueue.Outbox(conn), jobs)
+        conn.execute("INSERT INTO pgqueue.outbox (task, args) VALUES ('two words', '{}') RETURNING id, uid")
+        for forbidden in ("SELECT args FROM pgqueue.outbox", "DELETE FROM pgqueue.outbox", "TRUNCATE pgqueue.outbox"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege), conn.transaction():
+                conn.execute(forbidden.encode())
+    mine = psycopg.conninfo.make_conninfo(app_dsn, user=user, password="secret")
+    assert await Relay(mine, relay, batch=3).once()
+    assert (sorted(sides.delivered()), sides.left(), len(sides.refused())) == (["a", "b", "new"], 0, 1)
+    assert await Relay(mine, relay).once()
+    refused(relay, "SELECT * FROM pgqueue.job_running", "DELETE FROM pgqueue.job_done", "TRUNCATE pgqueue.relayed")
+    for name in (stager, user):
+        sides.app.execute(psycopg.sql.SQL("DROP OWNED BY {}").format(psycopg.sql.Identifier(name)))
+    drop_role(sides.app, stager)

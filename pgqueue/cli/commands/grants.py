@@ -14,11 +14,16 @@ from pgqueue.config import config
 @click.command("grants")
 @click.argument("role")
 @click.option(
-    "--for", "kind", type=click.Choice(("enqueue", "work", "operate", "read")), required=True, help="What it will do."
+    "--for",
+    "kind",
+    type=click.Choice(("enqueue", "work", "operate", "read", "stage", "relay")),
+    required=True,
+    help="What it will do.",
 )
+@click.option("--outbox", is_flag=True, help="With --for relay: the rights in the database of the outbox.")
 @click.option("--sql", is_flag=True, help="Only print the GRANTs; needs no database.")
 @database
-def command(role: str, kind: str, sql: bool) -> None:
+def command(role: str, kind: str, outbox: bool, sql: bool) -> None:
     """Give a role its least rights.
 
     Run it as the owner of the schema. All workers use one role, because rescue ends the sessions of dead workers.
@@ -28,6 +33,8 @@ def command(role: str, kind: str, sql: bool) -> None:
     --for work     run workers, which also rescue, prune, enqueue and read
     --for operate  cancel, retry, pause and resume by hand, and read
     --for read     status and jobs
+    --for stage    stage jobs in the outbox of an application's database
+    --for relay    run a relay; with --outbox in the database of the outbox, else in that of the queue
 
     \b
     Examples:
@@ -35,12 +42,17 @@ def command(role: str, kind: str, sql: bool) -> None:
       pgqueue grants shop_worker --for work
       pgqueue grants grafana --for read --sql | psql shop
     """
-    from pgqueue.database import grants
+    from pgqueue.database import grants, migrations
 
+    if outbox and kind != "relay":
+        raise click.UsageError("--outbox goes with --for relay; --for stage is for the outbox in any case")
     schema = config().schema
+    rights = cast(grants.Kind, "relay_outbox" if outbox else kind)
     if sql:
-        click.echo(grants.as_sql(role, cast(grants.Kind, kind), schema), nl=False)
+        click.echo(grants.as_sql(role, rights, schema), nl=False)
         return
-    with connected("grants") as conn:
-        grants.grant(conn, role, cast(grants.Kind, kind), schema)
+    with connected("grants", check=rights not in grants.OUTBOX_KINDS) as conn:
+        if rights in grants.OUTBOX_KINDS:
+            migrations.require(conn, schema, migrations.OUTBOX)
+        grants.grant(conn, role, rights, schema)
         click.echo(f"{role} may {kind} in schema {schema} of {place(conn)}")

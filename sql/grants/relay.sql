@@ -1,0 +1,19 @@
+-- What a role needs to run a relay, in the database of the queue: put jobs in, with all that belongs to unique keys, and keep the memory
+-- of what it has delivered. It runs no job and ends none.
+GRANT USAGE ON SCHEMA pgqueue TO :"role";
+GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
+GRANT SELECT, INSERT, UPDATE (id) ON pgqueue.job TO :"role";
+-- A unique key may replace a job that waits.
+GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked TO :"role";
+GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
+GRANT SELECT, INSERT, UPDATE ON pgqueue.relay_target, pgqueue.relay_fence TO :"role";
+GRANT SELECT, INSERT, DELETE, UPDATE (relayed_at) ON pgqueue.relayed TO :"role";
+GRANT SELECT ON pgqueue.migration TO :"role";
+-- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
+GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
+    pgqueue.keys_can_be(text, integer, text, text, text),
+    pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, bigint[], timestamptz[], boolean),
+    pgqueue.take_all_keys(text[], text[], text[], double precision[], bigint[], timestamptz[]),
+    pgqueue.key_holders(text[], text[]), pgqueue.key_state(pgqueue.unique_key),
+    pgqueue.take_back(bigint[], timestamptz[]), pgqueue.job_states(bigint[]), pgqueue.advance_sequences(boolean)
+    TO :"role";

@@ -1,0 +1,162 @@
+"""Several relays of one source: one works, another takes over, and what stood still doubles nothing when it wakes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import psycopg
+import pytest
+from relays import RelayProcess, Sides, app_dsn, relay_process, sides
+from workers import wait_until
+
+__all__ = ["app_dsn", "sides"]
+
+HOLDER = """
+    SELECT a.pid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE l.locktype = 'advisory' AND l.granted AND a.application_name = 'pgqueue relay source'
+"""
+
+
+def sessions(conn: psycopg.Connection[Any], side: str) -> list[int]:
+    """The server processes of relays in this database."""
+    asked = "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND datname = current_database()"
+    return [pid for (pid,) in conn.execute(asked, [f"pgqueue relay {side}"]).fetchall()]
+
+
+def working(relays: list[RelayProcess]) -> RelayProcess:
+    """The relay that works, once there is one: the only one of those that have not been killed."""
+    wait_until(lambda: any(relay.works() for relay in relays), 30.0)
+    [relay] = [relay for relay in relays if relay.works()]
+    return relay
+
+
+@pytest.mark.second
+@pytest.mark.promise("E08")
+def test_of_five_relays_one_works_and_another_takes_over_within_three_seconds(
+    app_dsn: str, dsn: str, sides: Sides, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        relays = [stack.enter_context(relay_process(app_dsn, dsn, tmp_path)) for _ in range(5)]
+        sides.stage("a")
+        wait_until(lambda: sides.delivered() == ["a"], 30.0)
+        wait_until(lambda: len(sessions(sides.app, "source")) == 5, 30.0)
+        assert len(sides.app.execute(HOLDER.encode()).fetchall()) == 1
+        for value in ("b", "c"):
+            relay = working(relays)
+            relays.remove(relay)
+            relay.signal(signal.SIGKILL)
+            began = monotonic()
+            sides.stage(value)
+            wait_until(lambda value=value: value in sides.delivered(), 30.0)  # type: ignore[misc]
+            assert monotonic() - began < 3.0
+    assert sides.delivered() == ["a", "b", "c"]
+
+
+@pytest.mark.second
+@pytest.mark.promise("E10")
+def test_a_relay_that_stood_still_past_the_take_over_doubles_nothing(
+    app_dsn: str, dsn: str, sides: Sides, tmp_path: Path
+) -> None:
+    with relay_process(app_dsn, dsn, tmp_path, 5) as first:
+        sides.stage("a")
+        wait_until(lambda: sides.left() == 0, 30.0)
+        with relay_process(app_dsn, dsn, tmp_path, 5) as second:
+            values = [str(number) for number in range(400)]
+            sides.stage(*values)
+            wait_until(lambda: len(sides.delivered()) > 20, 30.0)
+            first.signal(signal.SIGSTOP)
+            began = monotonic()
+            sides.stage("b")
+            wait_until(lambda: "b" in sides.delivered() and sides.left() == 0, 40.0)
+            assert monotonic() - began < 20.0 and second.works()
+            sides.queue.execute("DELETE FROM pgqueue.relayed")  # as if the memory's age had passed
+            first.signal(signal.SIGCONT)
+            sides.stage("c")
+            wait_until(lambda: "c" in sides.delivered(), 30.0)
+            wait_until(lambda: "trying again" in first.log.read_text(), 30.0)
+    assert sides.doubled() == []
+    assert sorted(sides.delivered()) == sorted(["a", *values, "b", "c"])
+
+
+@pytest.mark.second
+@pytest.mark.promise("E10")
+def test_a_target_session_that_stood_still_past_the_take_over_doubles_nothing(
+    app_dsn: str, dsn: str, sides: Sides, tmp_path: Path
+) -> None:
+    """The server's process is stopped, with a delivery in its socket or in its hands."""
+    with relay_process(app_dsn, dsn, tmp_path, 5) as first:
+        sides.stage("a")
+        wait_until(lambda: sides.left() == 0, 30.0)
+        [pid] = sessions(sides.queue, "target")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            sides.stage("b")  # goes into its socket
+            wait_until(lambda: sides.left() == 1, 10.0)
+            sleep(1.0)  # nothing tells when it has arrived there
+            first.signal(signal.SIGKILL)
+            with relay_process(app_dsn, dsn, tmp_path, 5):
+                wait_until(lambda: sides.left() == 0, 40.0)
+                sides.queue.execute("DELETE FROM pgqueue.relayed")  # as if the memory's age had passed
+                os.kill(pid, signal.SIGCONT)
+                sides.stage("c")
+                wait_until(lambda: sides.left() == 0, 30.0)
+                gone = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
+                wait_until(lambda: sides.queue.execute(gone, [pid]).fetchone() == (0,), 30.0)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    assert sides.delivered() == ["a", "b", "c"]
+
+
+def stage_beside(app_dsn: str, number: int, ended: threading.Event) -> None:
+    """Stage this many jobs, some of them in transactions that overlap or roll back."""
+    with psycopg.connect(app_dsn) as one, psycopg.connect(app_dsn) as other:
+        for value in range(number):
+            conn = one if value % 3 else other
+            conn.execute(
+                "INSERT INTO pgqueue.outbox (task, args) VALUES ('t', json_build_object('x', %s::text)::jsonb)",
+                [str(value)],
+            )
+            if value % 7 == 0:
+                conn.commit()
+            if value % 50 == 0:
+                sleep(0.02)
+        one.commit()
+        other.commit()
+    ended.set()
+
+
+@pytest.mark.second
+@pytest.mark.promise("E10")
+def test_what_is_staged_beside_kills_of_relays_and_sessions_arrives_once(
+    app_dsn: str, dsn: str, sides: Sides, tmp_path: Path
+) -> None:
+    ended, chance = threading.Event(), random.Random(1)
+    staging = threading.Thread(target=stage_beside, args=(app_dsn, 10_000, ended))
+    staging.start()
+    kill = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s "
+        "AND datname = current_database() ORDER BY random() LIMIT 1"
+    )
+    kills = 0
+    deadline = monotonic() + 120.0
+    while not (ended.is_set() and sides.left() == 0):
+        assert monotonic() < deadline, sides.left()
+        with relay_process(app_dsn, dsn, tmp_path, 20):
+            until = monotonic() + chance.uniform(0.7, 2.0)
+            while monotonic() < until:
+                sleep(chance.uniform(0.05, 0.3))
+                side = chance.choice((sides.app, sides.queue))
+                name = "pgqueue relay source" if side is sides.app else "pgqueue relay target"
+                kills += len(side.execute(kill, [name]).fetchall())
+    staging.join()
+    assert kills > 5
+    assert sides.doubled() == []
+    assert sorted(map(int, sides.delivered())) == list(range(10_000))
