@@ -35,6 +35,7 @@ COMMANDS = (
     "schedules",
     "prune",
     "grants",
+    "relay",
     "demo",
     "version",
 )

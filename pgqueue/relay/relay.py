@@ -54,6 +54,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from pgqueue.config import config, normalize
 from pgqueue.database import embedded, migrations
@@ -117,6 +118,9 @@ class Relay:
     ) -> None:
         self.counts = Counts()
         self._link = _link(source, Outage())
+        parts = conninfo_to_dict(self._link.dsn)
+        self.name = f"{parts.get('host', '')}/{parts.get('dbname', '')}"
+        """The source, for people."""
         self._target = (
             QueueTarget(_link(target, self._link.outage), memory, config().notify)
             if isinstance(target, str)
@@ -144,10 +148,10 @@ class Relay:
     def _paused(self, error: Exception, trouble: Backoff) -> float:
         """Seconds until the next try. An outage has few lines of its own."""
         if is_loss(error):
-            return self._link.outage.lost("relay", error)
+            return self._link.outage.lost(f"relay of {self.name}", error)
         pause = trouble.pause()
         level = logging.INFO if isinstance(error, Fenced) else logging.WARNING
-        log.log(level, "relay: %s; nothing was lost, trying again in %.1f s", one_line(error), pause)
+        log.log(level, "relay of %s: %s; trying again in %.1f s", self.name, one_line(error), pause)
         return pause
 
     async def _work(self, upto: float | None) -> bool:
@@ -161,13 +165,13 @@ class Relay:
             while not await source.lock():
                 if upto is not None:
                     return False
-                self._link.outage.answered("relay")
+                self._link.outage.answered(f"relay of {self.name}")
                 await asyncio.sleep(LOCK_SECONDS)
             await source.listen()
             async with self._target.open(source, adopt=self._adopt) as target:
                 self._adopt = False
-                self._link.outage.answered("relay")
-                log.info("this relay delivers the jobs of outbox %s", source.name)
+                self._link.outage.answered(f"relay of {self.name}")
+                log.info("this relay delivers the jobs of %s (outbox %s)", self.name, source.name)
                 if upto is not None:
                     upto = await source.head()
                 await _Rounds(source, target, self.counts, self._batch).run(upto)

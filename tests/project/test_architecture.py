@@ -30,7 +30,7 @@ WINGS = {
     "relay": f"{GROUND} client database jobs worker.fetch.watermark",
     "supervisor": f"{GROUND} database worker",
     "testing": f"{GROUND} admin client database jobs worker pgqueue",
-    "cli": f"{GROUND} admin client database jobs supervisor testing worker pgqueue",
+    "cli": f"{GROUND} admin client database jobs relay supervisor testing worker pgqueue",
     "pytest_plugin": f"{GROUND} database testing",
     "__main__": "cli early_signals",
 }

@@ -150,9 +150,9 @@ def test_what_is_staged_beside_kills_of_relays_and_sessions_arrives_once(
     while not (ended.is_set() and sides.left() == 0):
         assert monotonic() < deadline, sides.left()
         with relay_process(app_dsn, dsn, tmp_path, 20):
-            until = monotonic() + chance.uniform(0.7, 2.0)
+            until = monotonic() + chance.uniform(3.0, 6.0)
             while monotonic() < until:
-                sleep(chance.uniform(0.05, 0.3))
+                sleep(chance.uniform(0.2, 0.8))
                 side = chance.choice((sides.app, sides.queue))
                 name = "pgqueue relay source" if side is sides.app else "pgqueue relay target"
                 kills += len(side.execute(kill, [name]).fetchall())

@@ -1,0 +1,161 @@
+"""`pgqueue relay`: take staged jobs from the outboxes of applications to the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pgqueue.cli.exit_codes import NO
+from pgqueue.cli.options import Duration, as_json, database
+from pgqueue.cli.tables import plain, table
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from pgqueue.relay.relay import Relay
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command("relay")
+@click.option("--from", "sources", metavar="DSN", multiple=True, required=True, help="An application's database.")
+@click.option("--to", "target", metavar="DSN", help="The database of the queue [--dsn, PGQUEUE_DSN].")
+@click.option("--batch", type=click.IntRange(1, 10_000), default=500, show_default=True, help="Most jobs at once.")
+@click.option(
+    "--memory",
+    type=Duration(least=60.0),
+    default="1h",
+    show_default=True,
+    help="How far an outbox may be set back without a job coming twice.",
+)
+@click.option("--once", is_flag=True, help="End when all is delivered that is staged now.")
+@click.option("--adopt", is_flag=True, help="Take an outbox that is a copy, or belongs to another queue.")
+@click.option("--list-refused", is_flag=True, help="Only show the rows that cannot be delivered as they are.")
+@click.option("--retry-refused", is_flag=True, help="Only put these rows back, to be tried again.")
+@click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
+@click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)
+@as_json
+@database
+def command(sources: Sequence[str], target: str | None, as_json: bool, **options: Any) -> None:
+    """Take staged jobs from the outboxes of applications to the queue.
+
+    Start as many as you like: for each outbox one works, and another takes over within seconds. A source that is in
+    trouble delays no other. SIGTERM or Ctrl-C ends it at any moment; nothing is lost and nothing comes twice.
+
+    With --once it prints what it has delivered. Exit code 1 if another relay works on an outbox.
+
+    \b
+    Examples:
+      pgqueue relay --from postgresql://relay@db/shop --to postgresql://relay@queue/jobs
+      pgqueue relay --from postgresql://relay@db/shop --once
+      pgqueue relay --from postgresql://relay@db/shop --list-refused
+    """
+    if sum((options["once"], options["list_refused"], options["retry_refused"])) > 1:
+        raise click.UsageError("--once, --list-refused and --retry-refused exclude each other")
+    if options["list_refused"]:
+        _list(sources, as_json)
+    elif options["retry_refused"]:
+        _retry(sources, as_json)
+    else:
+        _relay(sources, target, as_json, options)
+
+
+def _relay(sources: Sequence[str], target: str | None, as_json: bool, options: dict[str, Any]) -> None:
+    from pgqueue.cli import logs
+    from pgqueue.config import config
+    from pgqueue.relay.relay import Relay
+
+    logs.set_up(options["log_level"], options["log_format"])
+    to = config(dsn=target).require_dsn()
+    how = {name: options[name] for name in ("batch", "memory", "adopt")}
+    relays = [Relay(source, to, **how) for source in sources]
+    if not options["once"]:
+        asyncio.run(_serve(relays))
+        return
+    worked = asyncio.run(_once(relays))
+    for relay, did in zip(relays, worked, strict=True):
+        counts = asdict(relay.counts)
+        if as_json:
+            click.echo(json.dumps({"source": relay.name, "worked": did} | counts))
+        elif did:
+            click.echo(f"{relay.name}: {counts['delivered']} delivered, {counts['refused']} refused")
+        else:
+            click.echo(f"{relay.name}: another relay works")
+    if not all(worked):
+        raise click.exceptions.Exit(NO)
+
+
+async def _once(relays: Sequence[Relay]) -> list[bool]:
+    """All at once, each to its end. The first error is raised then."""
+    ends = await asyncio.gather(*(relay.once() for relay in relays), return_exceptions=True)
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
+    return [bool(end) for end in ends]
+
+
+async def _serve(relays: Sequence[Relay]) -> None:
+    """Until a signal."""
+    running = [asyncio.create_task(relay.run()) for relay in relays]
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    waiting = asyncio.create_task(stopped.wait())
+    try:
+        await asyncio.wait([waiting, *running], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (waiting, *running):
+            task.cancel()
+        ends = await asyncio.gather(*running, return_exceptions=True)
+    for end in ends:  # a relay ends by itself only if something is wrong with the program
+        if isinstance(end, Exception):
+            raise end
+
+
+def _list(sources: Sequence[str], as_json: bool) -> None:
+    from pgqueue.relay import refused
+
+    for source in sources:
+        with _outbox(source) as conn:
+            rows = refused.refused(conn)
+        if as_json:
+            for row in rows:
+                click.echo(json.dumps(asdict(row), default=str))
+        elif not rows:
+            click.echo("No row is refused.")
+        else:
+            cells = [[row.id, row.task, f"{row.refused_at:%Y-%m-%d %H:%M}", plain(row.reason)] for row in rows]
+            click.echo("\n".join(table(["ID", "TASK", "REFUSED", "REASON"], cells, right="ID", gives="REASON TASK")))
+            click.echo(
+                "Mend the rows in outbox_refused, or the queue, and put them back by --retry-refused; or delete them."
+            )
+
+
+def _retry(sources: Sequence[str], as_json: bool) -> None:
+    from pgqueue.relay import refused
+
+    for source in sources:
+        with _outbox(source) as conn:
+            number = refused.retry(conn)
+        click.echo(json.dumps({"retried": number}) if as_json else f"{number} rows are tried again")
+
+
+def _outbox(source: str) -> psycopg.Connection[Any]:
+    """A connection in autocommit mode to a database that has an outbox."""
+    import psycopg
+
+    from pgqueue.cli.database import conninfo
+    from pgqueue.config import config
+    from pgqueue.database import migrations
+
+    settings = config(dsn=source)
+    conn = psycopg.connect(conninfo(settings), autocommit=True, application_name="pgqueue relay")
+    conn.prepare_threshold = None
+    migrations.require(conn, settings.schema, migrations.OUTBOX)
+    return conn
