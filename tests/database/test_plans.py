@@ -33,6 +33,7 @@ WHOLE = {
     "unblock_resolve_doubles", "fetch_resolve_doubles", "rates_resolve_doubles", "scheduler_resolve_doubles",
     "cancellation_read", "cancellation_settle", "rescue_strays",  # as many as somebody cancels, as many as run
     "sweep_due", "sweep_block",  # whether there is any at all; those that hold a key and wait
+    "refused_list", "refused_retry",  # by hand
     "source_head",  # the end of an index, once for `pgqueue relay --once`
     "pruner_waiters", "progress_sweep", "pruner_rates",  # tidy up, once a minute or an hour
 }  # fmt: skip

@@ -135,28 +135,29 @@ def stage_beside(app_dsn: str, number: int, ended: threading.Event) -> None:
 
 @pytest.mark.second
 @pytest.mark.promise("E10")
+@pytest.mark.parametrize("number", [2_000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_what_is_staged_beside_kills_of_relays_and_sessions_arrives_once(
-    app_dsn: str, dsn: str, sides: Sides, tmp_path: Path
+    number: int, app_dsn: str, dsn: str, sides: Sides, tmp_path: Path
 ) -> None:
     ended, chance = threading.Event(), random.Random(1)
-    staging = threading.Thread(target=stage_beside, args=(app_dsn, 10_000, ended))
+    staging = threading.Thread(target=stage_beside, args=(app_dsn, number, ended))
     staging.start()
     kill = (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s "
         "AND datname = current_database() ORDER BY random() LIMIT 1"
     )
     kills = 0
-    deadline = monotonic() + 120.0
+    deadline = monotonic() + 300.0
     while not (ended.is_set() and sides.left() == 0):
         assert monotonic() < deadline, sides.left()
         with relay_process(app_dsn, dsn, tmp_path, 20):
             until = monotonic() + chance.uniform(3.0, 6.0)
             while monotonic() < until:
-                sleep(chance.uniform(0.2, 0.8))
+                sleep(chance.uniform(0.6, 1.4))
                 side = chance.choice((sides.app, sides.queue))
                 name = "pgqueue relay source" if side is sides.app else "pgqueue relay target"
                 kills += len(side.execute(kill, [name]).fetchall())
     staging.join()
-    assert kills > 5
+    assert kills > 3
     assert sides.doubled() == []
-    assert sorted(map(int, sides.delivered())) == list(range(10_000))
+    assert sorted(map(int, sides.delivered())) == list(range(number))

@@ -20,7 +20,7 @@ from pgqueue.config import config
     required=True,
     help="What it will do.",
 )
-@click.option("--outbox", is_flag=True, help="With --for relay: the rights in the database of the outbox.")
+@click.option("--outbox", is_flag=True, help="With --for relay: in the outbox's database.")
 @click.option("--sql", is_flag=True, help="Only print the GRANTs; needs no database.")
 @database
 def command(role: str, kind: str, outbox: bool, sql: bool) -> None:
@@ -34,7 +34,7 @@ def command(role: str, kind: str, outbox: bool, sql: bool) -> None:
     --for operate  cancel, retry, pause and resume by hand, and read
     --for read     status and jobs
     --for stage    stage jobs in the outbox of an application's database
-    --for relay    run a relay; with --outbox in the database of the outbox, else in that of the queue
+    --for relay    run a relay, in the queue's database; with --outbox in the other
 
     \b
     Examples:

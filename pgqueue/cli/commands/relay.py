@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import signal
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -17,8 +15,6 @@ from pgqueue.cli.tables import plain, table
 
 if TYPE_CHECKING:
     import psycopg
-
-    from pgqueue.relay.relay import Relay
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -52,9 +48,9 @@ def command(sources: Sequence[str], target: str | None, as_json: bool, **options
 
     \b
     Examples:
-      pgqueue relay --from postgresql://relay@db/shop --to postgresql://relay@queue/jobs
-      pgqueue relay --from postgresql://relay@db/shop --once
-      pgqueue relay --from postgresql://relay@db/shop --list-refused
+      pgqueue relay --from postgresql://app@db/shop --to postgresql://app@q/jobs
+      pgqueue relay --from postgresql://app@db/shop --once
+      pgqueue relay --from postgresql://app@db/shop --list-refused
     """
     if sum((options["once"], options["list_refused"], options["retry_refused"])) > 1:
         raise click.UsageError("--once, --list-refused and --retry-refused exclude each other")
@@ -67,7 +63,7 @@ def command(sources: Sequence[str], target: str | None, as_json: bool, **options
 
 
 def _relay(sources: Sequence[str], target: str | None, as_json: bool, options: dict[str, Any]) -> None:
-    from pgqueue.cli import logs
+    from pgqueue.cli import logs, relay_process
     from pgqueue.config import config
     from pgqueue.relay.relay import Relay
 
@@ -76,9 +72,9 @@ def _relay(sources: Sequence[str], target: str | None, as_json: bool, options: d
     how = {name: options[name] for name in ("batch", "memory", "adopt")}
     relays = [Relay(source, to, **how) for source in sources]
     if not options["once"]:
-        asyncio.run(_serve(relays))
+        relay_process.serve(relays)
         return
-    worked = asyncio.run(_once(relays))
+    worked = relay_process.once(relays)
     for relay, did in zip(relays, worked, strict=True):
         counts = asdict(relay.counts)
         if as_json:
@@ -89,33 +85,6 @@ def _relay(sources: Sequence[str], target: str | None, as_json: bool, options: d
             click.echo(f"{relay.name}: another relay works")
     if not all(worked):
         raise click.exceptions.Exit(NO)
-
-
-async def _once(relays: Sequence[Relay]) -> list[bool]:
-    """All at once, each to its end. The first error is raised then."""
-    ends = await asyncio.gather(*(relay.once() for relay in relays), return_exceptions=True)
-    for end in ends:
-        if isinstance(end, BaseException):
-            raise end
-    return [bool(end) for end in ends]
-
-
-async def _serve(relays: Sequence[Relay]) -> None:
-    """Until a signal."""
-    running = [asyncio.create_task(relay.run()) for relay in relays]
-    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    waiting = asyncio.create_task(stopped.wait())
-    try:
-        await asyncio.wait([waiting, *running], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (waiting, *running):
-            task.cancel()
-        ends = await asyncio.gather(*running, return_exceptions=True)
-    for end in ends:  # a relay ends by itself only if something is wrong with the program
-        if isinstance(end, Exception):
-            raise end
 
 
 def _list(sources: Sequence[str], as_json: bool) -> None:
