@@ -34,7 +34,7 @@ def command(role: str, kind: str, outbox: bool, sql: bool) -> None:
     --for operate  cancel, retry, pause and resume by hand, and read
     --for read     status and jobs
     --for stage    stage jobs in the outbox of an application's database
-    --for relay    run a relay, in the queue's database; with --outbox in the other
+    --for relay    run a relay; with --outbox the rights in the other database
 
     \b
     Examples:
