@@ -118,11 +118,11 @@ def job_of(task: str, args: str | None, options: str | None, staged_at: datetime
         args=args,
         queue=check_queue(said.queue),
         priority=check_priority(said.priority),
-        run_at=_later(staged_at, said.delay) if said.run_at is None else said.run_at,
+        run_at=_later(staged_at, said.delay) if said.run_at is None else _utc(said.run_at),
         delay=None,
         headers=headers,
         max_attempts=said.max_attempts,
-        deadline=_later(staged_at, said.deadline_seconds) if said.deadline is None else said.deadline,
+        deadline=_later(staged_at, said.deadline_seconds) if said.deadline is None else _utc(said.deadline),
         lock_key=said.lock_key,
         lock_limit=said.lock_limit,
         on_locked=said.on_locked,
@@ -146,7 +146,10 @@ def _decoded(options: str | None) -> Options:
 
 
 def _later(staged_at: datetime, seconds: float | None) -> datetime | None:
-    return None if seconds is None else staged_at + timedelta(seconds=seconds)
+    try:
+        return None if seconds is None else staged_at + timedelta(seconds=seconds)
+    except OverflowError:
+        raise InvalidOption(f"{seconds:g} s after {staged_at:%Y-%m-%d} is behind the year 9999") from None
 
 
 def _utc(moment: datetime | None) -> datetime | None:

@@ -61,6 +61,7 @@ from pgqueue.database import embedded, migrations
 from pgqueue.database.backoff import Backoff, is_loss, one_line
 from pgqueue.database.outage import Outage
 from pgqueue.database.sessions import Link, options
+from pgqueue.errors import Error
 from pgqueue.jobs.job import Lane
 from pgqueue.relay.session import opened
 from pgqueue.relay.source import Batch, Source, StagedRow
@@ -136,7 +137,7 @@ class Relay:
             before = self.counts.rounds
             try:
                 await self._work(upto=None)
-            except Exception as error:
+            except (psycopg.Error, OSError, Error) as error:
                 if self.counts.rounds > before:
                     trouble.succeeded()
                 await asyncio.sleep(self._paused(error, trouble))
@@ -289,5 +290,5 @@ def _link(dsn: str, outage: Outage) -> Link:
 
 def _require(link: Link, line: migrations.Line) -> None:
     """Raise what `migrations.require` raises."""
-    with psycopg.connect(link.dsn, **options(link, "pgqueue relay start")) as conn:
+    with psycopg.connect(link.dsn, **options(link, "pgqueue relay start") | {"prepare_threshold": None}) as conn:
         migrations.require(conn, link.schema, line)

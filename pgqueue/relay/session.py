@@ -76,6 +76,7 @@ async def opened(link: Link, side: str) -> AsyncIterator[Session]:
     """A session of the source or the target, with the settings of `sessions_settings` and of its side."""
     began = asyncio.get_running_loop().time()
     wire = await connect(link, f"pgqueue relay {side}")
+    wire.prepares = False  # a pooler may refuse that with an error of its own
     try:
         identity = await identify(wire, link)
         if identity is not None:
@@ -84,6 +85,7 @@ async def opened(link: Link, side: str) -> AsyncIterator[Session]:
             wire.keeps = bool(kept)
         if not wire.keeps:
             raise Error(POOLED.format(side=side))
+        wire.prepares = link.prepare
         session = Session(link, wire, side)
         await session.ask(link.statement(f"{side}_settings"))
         yield session

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from pgqueue.database.sessions import BEGIN, COMMIT
 from pgqueue.database.statements import Statement
-from pgqueue.errors import Error
+from pgqueue.errors import Error, InvalidOption
 from pgqueue.relay.session import Session
 from pgqueue.worker.fetch.watermark import Reading
 
@@ -37,7 +37,11 @@ class StagedRow(NamedTuple):
 
     @property
     def staged_at(self) -> datetime:
-        return _EPOCH + timedelta(microseconds=self.staged)
+        """When it was staged. Raises InvalidOption if that is no time, as `infinity`."""
+        try:
+            return _EPOCH + timedelta(microseconds=self.staged)
+        except OverflowError:
+            raise InvalidOption("staged_at is no time between the years 1 and 9999: leave it to its default") from None
 
 
 class Refusal(NamedTuple):

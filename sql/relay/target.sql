@@ -71,8 +71,10 @@ SELECT uid::text FROM pgqueue.relayed
 WHERE source = %(source)s::text::uuid AND relayed_at < %(before)s::text::timestamptz ORDER BY relayed_at LIMIT 5000
 
 -- name: target_forget
--- Forget these, unless they were found once more meanwhile. Answers how many.
+-- Forget these, unless they were found once more meanwhile. Answers how many. IS TRUE: they are looked up by their uids alone.
 WITH gone AS (
-    DELETE FROM pgqueue.relayed WHERE uid = ANY (%(uids)s::uuid[]) AND relayed_at < %(before)s::text::timestamptz RETURNING uid
+    DELETE FROM pgqueue.relayed
+    WHERE uid = ANY (%(uids)s::uuid[]) AND (relayed_at < %(before)s::text::timestamptz) IS TRUE
+    RETURNING uid
 )
 SELECT count(*) FROM gone

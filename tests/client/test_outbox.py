@@ -153,6 +153,8 @@ WRONG = [
     ({"options": '{"run_at": "2030-01-01T00:00:00"}'}, r"timezone component - at `\$.run_at`"),
     ({"options": '{"on_duplicate": "raise"}'}, r"Invalid enum value 'raise' - at `\$.on_duplicate`"),
     ({"options": '{"headers": 7}'}, "headers are a JSON object"),
+    ({"options": '{"run_at": "0001-01-01T00:00:00+14:00"}'}, "between the years 1 and 9999"),
+    ({"options": '{"deadline": "9999-12-31T23:59:59-14:00"}'}, "between the years 1 and 9999"),
     ({"options": '{"max_attempts": 0}'}, r"`\$.max_attempts`"),
 ]
 

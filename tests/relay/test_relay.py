@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from time import monotonic
 
 import psycopg
 import pytest
+from poolers import Pooler
 from relays import Sides, app_dsn, eventually, relaying, sides
 from roles import Role, create_role, drop_role, refused, role
 
@@ -19,12 +21,13 @@ from pgqueue.database.sessions import Link
 from pgqueue.jobs.job import NewJob
 from pgqueue.relay.relay import Relay
 from pgqueue.relay.session import opened
-from pgqueue.relay.source import Source
+from pgqueue.relay.source import Batch, Source
 from pgqueue.relay.target import Fenced, QueueTarget
 
 __all__ = ["app_dsn", "role", "sides"]
 
 mail = pgqueue.remote("shop.mail")
+LOCK = "SELECT pg_try_advisory_lock(hashtextextended('pgqueue.relay', 7))"
 
 
 @pytest.mark.promise("E12")
@@ -177,13 +180,15 @@ async def test_only_what_fails_by_itself_is_refused(app_dsn: str, dsn: str, side
     sides.app.execute("INSERT INTO pgqueue.outbox (task, args) VALUES ('two words', '{}'), ('list', '[1]')")
     sides.app.execute("INSERT INTO pgqueue.outbox (task, options) VALUES ('long', %s)", [long])
     sides.app.execute("INSERT INTO pgqueue.outbox (task, args) VALUES ('big', to_jsonb(ARRAY[repeat('x', 1100000)]))")
+    sides.app.execute("INSERT INTO pgqueue.outbox (task, staged_at) VALUES ('never', 'infinity')")
     sides.stage("c", "d")
     assert await Relay(app_dsn, dsn).once()
     assert (sides.delivered(), sides.left()) == (["a", "b", "c", "d"], 0)
-    [two, listed, keyed, big] = sides.refused()
+    [two, listed, keyed, big, never] = sides.refused()
     assert two == ("two words", "task name 'two words': use 1 to 200 printable characters without spaces")
     assert listed == ("list", "args are a JSON object, by parameter name, not [1]")
     assert keyed[0] == "long" and "job_available_is_ready" in keyed[1]
+    assert never == ("never", "staged_at is no time between the years 1 and 9999: leave it to its default")
     assert big[0] == "big" and "more than 1,048,576 bytes" in big[1]
 
 
@@ -284,6 +289,28 @@ async def test_beside_a_working_relay_once_leaves_at_once(app_dsn: str, dsn: str
         assert not await Relay(app_dsn, dsn).once()
 
 
+@pytest.mark.promise("E08")
+async def test_a_lock_whose_relay_reads_no_answer_is_taken(app_dsn: str, dsn: str, sides: Sides) -> None:
+    """In the middle of a message none of the server's timeouts ends its session."""
+    sides.stage("a")
+    with psycopg.connect(app_dsn, autocommit=True) as stalled:
+        assert stalled.execute(LOCK.encode()).fetchone() == (True,)
+        pid = stalled.info.backend_pid
+        stalled.pgconn.send_query(b"SELECT repeat('x', 50000000)")
+        stalled.pgconn.flush()
+        async with relaying(Relay(app_dsn, dsn)):
+            writes = "SELECT wait_event FROM pg_stat_activity WHERE pid = %s"
+            await eventually(lambda: sides.app.execute(writes, [pid]).fetchone() == ("ClientWrite",))
+            assert sides.delivered() == []
+            sides.app.execute(
+                "CREATE OR REPLACE FUNCTION pgqueue.outbox_now() RETURNS timestamptz LANGUAGE sql VOLATILE "
+                "RETURN clock_timestamp() + interval '20 s'"
+            )
+            await eventually(lambda: sides.left() == 0)
+        stalled.pgconn.finish()
+    assert sides.delivered() == ["a"]
+
+
 @pytest.mark.promise("E13")
 async def test_a_notification_wakes_an_idle_relay_and_without_it_polling_does(
     app_dsn: str, dsn: str, sides: Sides, monkeypatch: pytest.MonkeyPatch
@@ -301,6 +328,40 @@ async def test_a_notification_wakes_an_idle_relay_and_without_it_polling_does(
         await eventually(lambda: sides.left() == 0, 5.0)
         assert not relay.done()
     assert sides.delivered() == ["a", "b", "c"]
+
+
+@pytest.mark.promise("E13")
+async def test_an_idle_relay_asks_once_in_the_longest_pause(
+    app_dsn: str, dsn: str, sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One statement for each poll, and the pause grows to its most."""
+    monkeypatch.setattr("pgqueue.relay.relay.IDLE_MOST", 0.4)
+    asked: list[float] = []
+    real = Source.read
+
+    async def read(self: Source, after: int, again: Sequence[int], most: int, most_bytes: int) -> Batch:
+        asked.append(monotonic())
+        return await real(self, after, again, most, most_bytes)
+
+    monkeypatch.setattr(Source, "read", read)
+    async with relaying(Relay(app_dsn, dsn)):
+        await eventually(lambda: len(asked) >= 10)
+        kept = sides.app.execute("SELECT query FROM pg_stat_activity WHERE application_name = 'pgqueue relay source'")
+        assert [query.startswith("WITH reading") for (query,) in kept.fetchall()] == [True]
+    pauses = [later - earlier for earlier, later in pairwise(asked)]
+    assert pauses[0] < 0.3 and min(pauses[-3:]) >= 0.4
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+async def test_a_relay_behind_a_pooler_in_transaction_mode_says_so_and_does_nothing(
+    side: str, app_dsn: str, dsn: str, sides: Sides
+) -> None:
+    sides.stage("a")
+    with Pooler(app_dsn if side == "source" else dsn, 2) as pooler:
+        relay = Relay(pooler.dsn, dsn) if side == "source" else Relay(app_dsn, pooler.dsn)
+        with pytest.raises(pgqueue.Error, match=f"the connection to the {side} is no session of its own"):
+            await relay.once()
+    assert (sides.delivered(), sides.left()) == ([], 1)
 
 
 # Copies --------------------------------------------------------------------------------------------------------------
