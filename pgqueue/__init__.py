@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pgqueue.jobs.outcomes import Cancel, Fail, Retry, Snooze
     from pgqueue.jobs.retry import RetryPolicy
     from pgqueue.jobs.unique import Unique
+    from pgqueue.relay.relay import Relay
     from pgqueue.worker.liveness.watchdog import Watchdog
     from pgqueue.worker.worker import Worker
 
@@ -73,6 +74,7 @@ __all__ = [
     "PayloadTooLarge",
     "QueueInfo",
     "Rate",
+    "Relay",
     "ResultTimeout",
     "Retry",
     "RetryPolicy",
@@ -145,6 +147,7 @@ _PLACES = {
     "jobs.cron": "Cron Every",
     "jobs.unique": "Unique",
     "admin.workers": "workers",
+    "relay.relay": "Relay",
     "worker.liveness.watchdog": "Watchdog",
     "worker.worker": "Worker",
 }
