@@ -50,6 +50,7 @@ async def astage(conn: object, jobs: Sequence[NewJob[Any]]) -> list[JobHandle[An
 
 
 def bare(conn: object) -> object:
+    """The connection itself."""
     return conn.conn if isinstance(conn, Outbox) else conn
 
 

@@ -11,7 +11,8 @@ import click
 
 from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.options import Duration, as_json, database
-from pgqueue.cli.tables import plain, table
+from pgqueue.cli.tables import table
+from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
     import psycopg
