@@ -12,8 +12,10 @@ GRANT SELECT ON pgqueue.migration TO :"role";
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.keys_can_be(text, integer, text, text, text),
-    pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, bigint[], timestamptz[], boolean),
-    pgqueue.take_all_keys(text[], text[], text[], double precision[], bigint[], timestamptz[]),
-    pgqueue.key_holders(text[], text[]), pgqueue.key_state(pgqueue.unique_key),
+    pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, boolean, bigint[]),
+    pgqueue.take_many_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
+    pgqueue.take_all_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
+    pgqueue.key_states(text[]), pgqueue.keep_waiting(bigint[], timestamptz[], boolean[], text),
+    pgqueue.key_state(pgqueue.unique_key),
     pgqueue.take_back(bigint[], timestamptz[]), pgqueue.job_states(bigint[]), pgqueue.advance_sequences(boolean)
     TO :"role";
