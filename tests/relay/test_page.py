@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -24,7 +25,7 @@ async def test_the_example_of_the_page(app_dsn: str, dsn: str, eyes: Eyes, tmp_p
     (tmp_path / "shop.py").write_text(source)
     spec = importlib.util.spec_from_file_location("shop", tmp_path / "shop.py")
     assert spec is not None and spec.loader is not None
-    shop = importlib.util.module_from_spec(spec)
+    shop: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(shop)
     shop.APP = app_dsn
     with psycopg.connect(app_dsn) as app:
