@@ -219,8 +219,10 @@ BEGIN
         DELETE FROM pgqueue.ring WHERE kind = NEW.kind;
     ELSIF TG_TABLE_NAME = 'duty' THEN
         DELETE FROM pgqueue.duty WHERE name = NEW.name;
-    ELSE
+    ELSIF TG_TABLE_NAME = 'migration' THEN
         DELETE FROM pgqueue.migration WHERE version = NEW.version;
+    ELSE  -- A table with one row.
+        EXECUTE format('DELETE FROM pgqueue.%I', TG_TABLE_NAME);
     END IF;
     RETURN NEW;
 END $$;

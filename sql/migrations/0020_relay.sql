@@ -11,6 +11,7 @@ CREATE TABLE pgqueue.relay_target (
 );
 COMMENT ON TABLE pgqueue.relay_target IS 'The name of this queue, for the outboxes whose jobs come here.';
 INSERT INTO pgqueue.relay_target DEFAULT VALUES;
+CREATE TRIGGER replace_setting BEFORE INSERT ON pgqueue.relay_target FOR EACH ROW EXECUTE FUNCTION pgqueue.replace_setting();
 
 -- For each outbox: the only session that may deliver its jobs is the one that has raised `epoch` last.
 CREATE TABLE pgqueue.relay_fence (

@@ -340,13 +340,13 @@ def test_the_migration_rewrites_no_table_and_lets_roles_go_on(empty_dsn: str, mo
     )
     files = migrations.files()
     with psycopg.connect(empty_dsn) as conn:
-        monkeypatch.setattr(migrations, "files", lambda: files[:17])
+        monkeypatch.setattr(migrations, "files", lambda line: files[:17])
         migrations.migrate(conn, "pgqueue")
         conn.execute("CREATE ROLE pgqueue_test_identity")
         conn.execute("GRANT INSERT (task, unique_key), SELECT (finished_at) ON pgqueue.job TO pgqueue_test_identity")
         conn.execute("GRANT INSERT ON pgqueue.worker TO pgqueue_test_identity")
         before = conn.execute(tables.encode()).fetchall()
-        monkeypatch.setattr(migrations, "files", lambda: files[:18])
+        monkeypatch.setattr(migrations, "files", lambda line: files[:18])
         migrations.migrate(conn, "pgqueue")
         assert conn.execute(tables.encode()).fetchall() == before
         may = conn.execute(
