@@ -23,16 +23,16 @@ def plain(text: str) -> str:
 
 
 def plain_lines(text: str) -> str:
-    """`text` with its lines. Those after the first are indented, so that none of them looks like another entry.
+    """`text` with its lines. All after the first are indented, so that none of them looks like another entry.
 
     >>> plain_lines("failed:\\n2026-11-20 ERROR forged")
     'failed:\\n  2026-11-20 ERROR forged'
     """
     if text.isprintable():
         return text
-    first, *others = text.expandtabs(4).splitlines() or [""]
-    indented = [line if line.startswith(INDENT) or not line else INDENT + line for line in map(plain, others)]
-    return "\n".join([plain(first), *indented])
+    first, *others = map(plain, text.expandtabs(4).splitlines() or [""])
+    indent = "" if all(line.startswith(INDENT) or not line for line in others) else INDENT
+    return "\n".join([first, *(line and indent + line for line in others)])
 
 
 def plain_json(value: Any) -> str:

@@ -303,7 +303,8 @@ def test_no_foreign_text_forges_an_entry_or_controls_a_terminal(how: str) -> Non
 
 
 def test_an_entry_of_several_lines_keeps_them() -> None:
-    assert Text().format(record("ready\n  database: x\n\nend")).split(": ", 1)[1] == "ready\n  database: x\n\n  end"
+    assert Text().format(record("ready\n  database: x\n\n  end")).split(": ", 1)[1] == "ready\n  database: x\n\n  end"
+    assert Text().format(record("no\nat\n  x")).split(": ", 1)[1] == "no\n  at\n    x"
 
 
 def test_the_examples_of_plain_text() -> None:

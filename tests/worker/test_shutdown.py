@@ -148,7 +148,8 @@ async def test_there_is_one_deadline(grace: float, dsn: str, eyes: Eyes) -> None
     await begin(dsn, in_c, spins, waits)
     one = worker.Worker(dsn=dsn, tasks=[in_c, spins, waits])
     await one.start()
-    await until(lambda: len(one.services.executor._running.runs) == 3)
+    runs = one.services.executor._running.runs
+    await until(lambda: len(runs) == 3 and all(run.task or run.ident for run in runs.values()))  # threads have begun
     with Stalls() as stalls:
         began = time.monotonic()
         assert await one.stop(grace) == 3
