@@ -43,7 +43,7 @@ def test_nothing_is_lost_and_nothing_is_doubled_in_three_thousand_schedules() ->
     assert faults(Scheme(), 3_000) == (0, 0)
 
 
-@pytest.mark.second
+@pytest.mark.long
 @pytest.mark.promise("E10")
 @without
 def test_three_thousand_schedules_find_out_that_a_part_is_missing(scheme: Scheme, seed: int) -> None:
