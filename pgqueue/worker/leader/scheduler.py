@@ -69,8 +69,10 @@ class Scheduler:
         self._locked = LOCKED_FIRST
         self._most = BATCH
         """How many jobs are moved at once: fewer after one was refused."""
-        self._passed: dict[int, float] = {}
-        """Jobs that were refused, and until when each is passed over."""
+        self._passed: dict[int, tuple[float, str]] = {}
+        """Jobs that were refused: until when each is passed over, and its task."""
+        self._again: dict[int, str] = {}
+        """Those whose time is over. They are tried one by one, and are the first to be suspected."""
         self._said_at = 0.0
         """When the next line about them may be logged."""
         self._look_at = monotonic() + jittered(2 * LOOK_SECONDS)
@@ -136,7 +138,8 @@ class Scheduler:
             self._after = EVER
         link, took, refused = self._session.link, 0.0, 0
         while True:
-            n, where = self._most, {"after": self._after, "passed": self._passing()}
+            where = {"after": self._after, "passed": self._passing()}
+            n = 1 if self._again else self._most
             try:
                 [(moved, _)], [(late, due, after)] = await self._session.run(
                     link.statement("scheduler_promote", **where, n=n, notify=self._state.settings.notify),
@@ -148,12 +151,13 @@ class Scheduler:
                         continue
                 elif trigger_of(error) is None and not of_data(error):
                     raise
-                refused += await self._narrow(error, where)
+                refused += await self._narrow(n, error, where)
                 if refused == PASSED_MOST:
                     self._after = EVER
                     return self._patience(True)
                 continue
             self._most = min(BATCH, 8 * n)
+            self._again.clear()
             if moved:
                 self._promoted()
             took += self._session.took  # without the wait for our turn, or for a server that was away
@@ -165,7 +169,7 @@ class Scheduler:
             self._zero_at = now + max(ZERO_SECONDS, min(ZERO_SHARE * took, ZERO_MOST))
         # The job that woke us may have been committed too late for a walk that starts at `after`.
         wanted = LOOK_SECONDS if from_zero else min(LOOK_SECONDS, self._zero_at - now)
-        wanted = min([wanted, *(until - now for until in self._passed.values())])
+        wanted = min([wanted, *(until - now for until, _ in self._passed.values())])
         return max(0.0, min(wanted, LOOK_SECONDS if due is None else due, self._patience(late)))
 
     async def _resolve_doubles(self) -> bool:
@@ -173,17 +177,27 @@ class Scheduler:
         link, notify = self._session.link, self._state.settings.notify
         return await resolve(self._session, link.statement("scheduler_resolve_doubles", notify=notify)) > 0
 
-    async def _narrow(self, error: psycopg.Error, where: dict[str, str]) -> int:
-        """A job was refused: move fewer at once. If one alone was, pass it over. Returns how many are passed now."""
-        if self._most > 1:
-            self._most = max(1, self._most // 8)
+    async def _narrow(self, n: int, error: psycopg.Error, where: dict[str, str]) -> int:
+        """A job was refused: move fewer at once. If one alone was, pass it over. Returns how many are passed now.
+
+        A wrong suspicion costs one more try: then the job is asked for.
+        """
+        if n > 1:
+            self._most = max(1, n // 8)
             return 0
+        if self._again:
+            suspect = next(iter(self._again))
+            self._pass(suspect, self._again.pop(suspect), error)
+            return 1
         [first] = await self._session.run(self._session.link.statement("scheduler_first", **where))
         if first:
             id, task = first[0]
-            self._passed[id] = monotonic() + PASSED_FIRST + PASSED_EACH * len(self._passed)
-            self._say(id, task, error)
+            self._pass(id, task, error)
         return 1
+
+    def _pass(self, id: int, task: str, error: psycopg.Error) -> None:
+        self._passed[id] = monotonic() + PASSED_FIRST + PASSED_EACH * len(self._passed), task
+        self._say(id, task, error)
 
     def _say(self, id: int, task: str, error: psycopg.Error) -> None:
         now = monotonic()
@@ -194,9 +208,9 @@ class Scheduler:
 
     def _passing(self) -> str:
         """The ids of the jobs that are passed over now, as an array."""
-        if self._passed:
-            now = monotonic()
-            self._passed = {id: until for id, until in self._passed.items() if until > now}
+        now = monotonic()
+        for id in [id for id, (until, _) in self._passed.items() if until <= now]:
+            _, self._again[id] = self._passed.pop(id)
         return integers(self._passed)
 
     def _patience(self, late: bool) -> float:
