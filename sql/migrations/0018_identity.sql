@@ -254,7 +254,7 @@ DECLARE
     found_until timestamptz[];
     again boolean;
     moved bigint;
-    -- Which of the keys each job wants, and who gets it. A job that lost did so on the key beside it.
+    -- Which of the keys each job wants, and which job gets each. A job that lost did so on the key beside it.
     first_keys integer[];
     second_keys integer[];
     lost_at integer[];

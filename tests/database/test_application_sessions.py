@@ -18,7 +18,7 @@ from pgqueue.database import migrations
 from pgqueue.database.statements import text
 
 MANY = 2_000
-# Who reads fewer rows than this, beside thousands, has looked each of its few rows up.
+# A session that reads fewer rows than this, beside thousands, has looked each of its few rows up.
 FEW = 200
 RUNNING = """
     INSERT INTO pgqueue.job (task, state, worker_id, claim, started_at)

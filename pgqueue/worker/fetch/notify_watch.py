@@ -40,8 +40,8 @@ WARN_SECONDS = 60.0
 HALF, FULL = 0.5, 0.9
 """From where on every poll looks, and from where on nothing is notified."""
 # Not guarded as all others are, for its failure is an answer too. No session listens on this channel.
-ASKING: Statement[Any] = Statement('NOTIFY "pgqueue.:who"', {}, lambda rows: None)
-_WHO = re.compile(r"\d+")
+ASKING: Statement[Any] = Statement('NOTIFY "pgqueue.:holder"', {}, lambda rows: None)
+_PID = re.compile(r"\d+")
 
 
 class NotifyWatch:
@@ -101,7 +101,7 @@ class NotifyWatch:
         conn = await connect(self._session.link, "pgqueue notify")
 
         def note(diagnostic: Diagnostic) -> None:
-            said.extend(_WHO.findall(diagnostic.message_detail or ""))
+            said.extend(_PID.findall(diagnostic.message_detail or ""))
 
         conn.add_notice_handler(note)
         try:
