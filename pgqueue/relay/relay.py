@@ -85,6 +85,8 @@ TROUBLE_MOST = 60.0
 """What no connection cures is tried again, and logged, this often."""
 AGAIN_MOST = 1_000
 """So many rows that stayed are asked for by their ids; more are found by the next look."""
+VAIN_MOST = 10
+"""`once` ends after so many rounds in a row in which no row went: the target takes none."""
 
 LANE: Lane = ("outbox", 0, False)
 
@@ -203,9 +205,11 @@ class _Rounds:
 
     async def run(self, upto: float | None) -> None:
         """Deliver until an error, or until no row up to this id is left but those that stay."""
+        vain = 0
         while True:
             found, at_once = await self._round()
-            if upto is not None and not at_once and not any(row.id <= upto for row in found):
+            vain = 0 if found else vain + 1
+            if upto is not None and not any(row.id <= upto for row in found) and (not at_once or vain > VAIN_MOST):
                 return
             if upto is None and not at_once:
                 await self._source.stirs(self._pause(bool(found)))
@@ -224,13 +228,13 @@ class _Rounds:
         rows = [row for row in batch.rows if (s := self._stayed.get(row.id)) is None or s.next_at <= now]
         for id in set(again) - {row.id for row in rows}:
             del self._stayed[id]
-        gone = await self._deliver(rows) if rows else []
+        gone, untried = await self._deliver(rows) if rows else ([], False)
         if not full and self._looking is not None:
             began, self._looking = self._looking, None
             assert isinstance(self._target, QueueSession)
             await self._target.looked(began)
         self._counts.rounds += 1
-        return gone, repeat or (full and bool(rows))
+        return gone, repeat or untried or (full and bool(rows))
 
     def _note(self, batch: Batch, after: int, now: float) -> tuple[bool, bool]:
         """Move the cursor. Returns whether there are more rows behind it, and whether to look again at once."""
@@ -244,21 +248,26 @@ class _Rounds:
         fetch = Fetch(batch.reading, [LANE], [count], {LANE}, taken, count)
         return full, self._watermark.fetched(fetch, now)
 
-    async def _deliver(self, rows: Sequence[StagedRow]) -> list[StagedRow]:
-        """Deliver these rows; return those that are gone from the outbox."""
+    async def _deliver(self, rows: Sequence[StagedRow]) -> tuple[list[StagedRow], bool]:
+        """Deliver these rows. Returns those that are gone from the outbox, and whether others are to be read again at
+        once."""
         delivery: Delivery = await self._beside(self._target.deliver(rows))
         for refusal in delivery.refused:
             log.warning("staged job %d (%s) is refused: %s", refusal.row.id, refusal.row.task, refusal.reason)
         gone = await self._source.settled(delivery.delivered, delivery.refused)
         self._counts.delivered += len(delivery.delivered)
         self._counts.refused += len(delivery.refused)
+        untried = {row.uid for row in delivery.untried}
         for row in rows:
             if row.uid in gone:
                 self._stayed.pop(row.id, None)
+            elif row.uid in untried:
+                if row.id not in self._stayed:
+                    self._watermark.fall(LANE, row.id - 1)
             elif row.id in self._stayed or len(self._stayed) < AGAIN_MOST:
                 stayed = self._stayed.setdefault(row.id, _Stayed(0.0))
                 stayed.next_at = monotonic() + stayed.backoff.pause()
-        return [row for row in rows if row.uid in gone]
+        return [row for row in rows if row.uid in gone], bool(untried)
 
     async def _beside(self, step: Coroutine[Any, Any, T]) -> T:
         """Await the target, and keep the source's session meanwhile."""

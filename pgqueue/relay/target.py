@@ -47,11 +47,13 @@ class Fenced(Error):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What became of some rows. `waiting` were not delivered, and may be next time."""
+    """What became of some rows. `waiting` were not delivered, and may be after a pause. `untried` are to come again at
+    once: there was no time for them."""
 
     delivered: list[StagedRow] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     waiting: list[StagedRow] = field(default_factory=list)
+    untried: list[StagedRow] = field(default_factory=list)
 
 
 class Delivering(Protocol):
