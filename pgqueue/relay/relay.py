@@ -39,7 +39,15 @@ that is deleted takes rows along that were committed after the reading.
    more than that age.
 6. The lock decides only which relay works. Nothing above needs it.
 
-A simulator plays this (tests/relay/test_scheme.py), and finds a fault if the fence, the uid, the fence for each
+**Why jobs with an order key arrive in order**, if their transactions did not overlap.
+
+1. The later transaction has drawn the higher ids. A snapshot that sees its rows sees those of the earlier one.
+2. With each row a read tells which row is before it with its key, in the outbox or put aside, in the same snapshot.
+3. A row goes if there is none, or if that row goes before it in the same delivery. Else it is held back.
+4. If a row of a delivery does not go, the target passes over the later rows with its key.
+5. A row that was put aside and comes back has the id that it had.
+
+A simulator plays the scheme (tests/relay/test_scheme.py), and finds a fault if the fence, the uid, the fence for each
 session, the durable commit or the look is taken out.
 """
 
@@ -186,6 +194,7 @@ class _Stayed:
     """A row that stayed: it waits for a key, or the application has locked it."""
 
     next_at: float
+    order_key: str | None = None
     backoff: Backoff = field(default_factory=lambda: Backoff(first=0.1))
 
 
@@ -201,6 +210,8 @@ class _Rounds:
         self._look_at = 0.0
         self._looking: str | None = None
         self._stayed: dict[int, _Stayed] = {}
+        self._held: dict[str, int] = {}
+        """For each order key the lowest id that is held back by a row before it."""
         self._idle = IDLE_FIRST
 
     async def run(self, upto: float | None) -> None:
@@ -225,16 +236,16 @@ class _Rounds:
         again = [id for id, stayed in self._stayed.items() if stayed.next_at <= now]
         batch = await self._source.read(after, again, self._most, BATCH_BYTES)
         full, repeat = self._note(batch, after, now)
-        rows = [row for row in batch.rows if (s := self._stayed.get(row.id)) is None or s.next_at <= now]
-        for id in set(again) - {row.id for row in rows}:
-            del self._stayed[id]
-        gone, untried = await self._deliver(rows) if rows else ([], False)
+        due = [row for row in batch.rows if (s := self._stayed.get(row.id)) is None or s.next_at <= now]
+        freed = [self._free(self._stayed.pop(id).order_key) for id in set(again) - {row.id for row in due}]
+        rows, held = _in_order(due)
+        gone, more = await self._deliver(rows, held) if due else ([], False)
         if not full and self._looking is not None:
             began, self._looking = self._looking, None
             assert isinstance(self._target, QueueSession)
             await self._target.looked(began)
         self._counts.rounds += 1
-        return gone, repeat or untried or (full and bool(rows))
+        return gone, repeat or more or any(freed) or (full and bool(due))
 
     def _note(self, batch: Batch, after: int, now: float) -> tuple[bool, bool]:
         """Move the cursor. Returns whether there are more rows behind it, and whether to look again at once."""
@@ -248,26 +259,51 @@ class _Rounds:
         fetch = Fetch(batch.reading, [LANE], [count], {LANE}, taken, count)
         return full, self._watermark.fetched(fetch, now)
 
-    async def _deliver(self, rows: Sequence[StagedRow]) -> tuple[list[StagedRow], bool]:
-        """Deliver these rows. Returns those that are gone from the outbox, and whether others are to be read again at
-        once."""
-        delivery: Delivery = await self._beside(self._target.deliver(rows))
+    async def _deliver(self, rows: list[StagedRow], held: list[StagedRow]) -> tuple[list[StagedRow], bool]:
+        """Deliver these rows, but not those that are held back. Returns which are gone from the outbox, and whether
+        others are to be read again at once."""
+        delivery = await self._beside(self._target.deliver(rows)) if rows else Delivery()
+        if held and isinstance(self._target, QueueSession):
+            # One may have come before the row that it is behind was committed. What is known is remembered anew.
+            delivery.delivered.extend(await self._beside(self._target.known(held)))
         for refusal in delivery.refused:
             log.warning("staged job %d (%s) is refused: %s", refusal.row.id, refusal.row.task, refusal.reason)
         gone = await self._source.settled(delivery.delivered, delivery.refused)
         self._counts.delivered += len(delivery.delivered)
         self._counts.refused += len(delivery.refused)
         untried = {row.uid for row in delivery.untried}
+        stopped = {refusal.row.order_key for refusal in delivery.refused} - {None}
+        freed = False
         for row in rows:
             if row.uid in gone:
                 self._stayed.pop(row.id, None)
+                freed |= self._free(row.order_key)
+            elif row.order_key in stopped:
+                held.append(row)
             elif row.uid in untried:
                 if row.id not in self._stayed:
                     self._watermark.fall(LANE, row.id - 1)
             elif row.id in self._stayed or len(self._stayed) < AGAIN_MOST:
-                stayed = self._stayed.setdefault(row.id, _Stayed(0.0))
+                stayed = self._stayed.setdefault(row.id, _Stayed(0.0, row.order_key))
                 stayed.next_at = monotonic() + stayed.backoff.pause()
-        return [row for row in rows if row.uid in gone], bool(untried)
+                stopped |= {row.order_key} - {None}
+        for row in held:
+            if row.uid not in gone and row.order_key is not None:
+                self._hold(row.order_key, row.id)
+                self._stayed.pop(row.id, None)
+        return [row for row in (*rows, *held) if row.uid in gone], freed or bool(untried)
+
+    def _hold(self, order_key: str, id: int) -> None:
+        """The row with this id is held back. More keys than can be noted are found by the next look."""
+        if order_key in self._held or len(self._held) < AGAIN_MOST:
+            self._held[order_key] = min(id, self._held.get(order_key, id))
+
+    def _free(self, order_key: str | None) -> bool:
+        """A row with this order key is gone: read again what it has held back. Returns whether there is any."""
+        id = None if order_key is None else self._held.pop(order_key, None)
+        if id is not None:
+            self._watermark.fall(LANE, id - 1)
+        return id is not None
 
     async def _beside(self, step: Coroutine[Any, Any, T]) -> T:
         """Await the target, and keep the source's session meanwhile."""
@@ -291,6 +327,20 @@ class _Rounds:
         if (look := self._watermark.next_look(now)) is not None:
             due.append(look - now)
         return max(0.01, min([self._idle, *due]))
+
+
+def _in_order(rows: Sequence[StagedRow]) -> tuple[list[StagedRow], list[StagedRow]]:
+    """Apart: the rows that may go, and those that are behind a row with the same order key that is not among these."""
+    going: set[tuple[str | None, int]] = set()
+    free: list[StagedRow] = []
+    held: list[StagedRow] = []
+    for row in rows:
+        if row.behind is None or (row.order_key, row.behind) in going:
+            going.add((row.order_key, row.id))
+            free.append(row)
+        else:
+            held.append(row)
+    return free, held
 
 
 def _link(dsn: str, outage: Outage) -> Link:

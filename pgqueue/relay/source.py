@@ -34,6 +34,8 @@ class StagedRow(NamedTuple):
     format: int
     order_key: str | None
     staged: int  # microseconds since 2000
+    behind: int | None = None
+    """The id of the row before it with the same order key; 0 if one before it was refused."""
 
     @property
     def staged_at(self) -> datetime:

@@ -7,7 +7,7 @@ A target is opened once for each session of the source; what it yields delivers 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -60,7 +60,10 @@ class Delivering(Protocol):
     """An opened target."""
 
     async def deliver(self, rows: Sequence[StagedRow]) -> Delivery:
-        """Hand these rows over, in their order. What is said to be delivered is deleted from the outbox."""
+        """Hand these rows over, in their order. What is said to be delivered is deleted from the outbox.
+
+        If a row with an order key is not delivered, no later row with that key may be.
+        """
         ...
 
 
@@ -141,8 +144,7 @@ class QueueSession:
         delivery = Delivery([row for row in rows if row.uid in known])
         staged = self._jobs([row for row in rows if row.uid not in known], delivery)
         made: list[tuple[StagedRow, int]] = []
-        for keyed in (False, True):
-            batch = [each for each in staged if has_keys([each[1]]) == keyed]
+        for keyed, batch in _pieces(staged):
             await self._put(batch, keyed, notify, made, delivery)
         statements: list[Statement[Any]] = []
         if made:
@@ -177,7 +179,10 @@ class QueueSession:
     async def _put(
         self, batch: list[Staged], keyed: bool, notify: bool, made: list[tuple[StagedRow, int]], delivery: Delivery
     ) -> None:
-        """Insert these jobs. If that fails for one of them, halve: only what fails alone is refused, or waits."""
+        """Insert these jobs. If that fails for one of them, halve: only what fails alone is refused, or waits. It holds
+        back the later rows with its order key."""
+        stopped = _stopped(delivery)
+        batch = [(row, job) for row, job in batch if not (row.order_key in stopped and stopped[row.order_key] < row.id)]
         if not batch:
             return
         jobs = [job for _, job in batch]
@@ -229,6 +234,13 @@ class QueueSession:
             job_ids=[id for _, id in made],
         )
 
+    async def known(self, rows: Sequence[StagedRow]) -> list[StagedRow]:
+        """Which of these rows have come here already; that is remembered anew."""
+        found = await self._begin(self._session.statement("target_known", uids=[row.uid for row in rows]))
+        await self._session.ask(COMMIT)
+        known = {uid for (uid,) in found}
+        return [row for row in rows if row.uid in known]
+
     # The memory -------------------------------------------------------------------------------------------------------
 
     async def now(self) -> str:
@@ -255,6 +267,36 @@ class QueueSession:
             [(gone,)] = await self._begin(self._session.statement("target_forget", uids=uids, before=before))
             await self._session.ask(COMMIT)
             forgotten += gone
+
+
+def _pieces(staged: list[Staged]) -> Iterator[tuple[bool, list[Staged]]]:
+    """Jobs with unique keys and those without apart. Where there are order keys, the pieces follow the order; and jobs
+    with unique keys that have one order key are in different pieces: of one piece, the first may come last."""
+    if not any(row.order_key is not None for row, _ in staged):
+        staged = sorted(staged, key=lambda each: has_keys([each[1]]))
+    piece: list[Staged] = []
+    seen: set[str] = set()
+    before = False
+    for row, job in staged:
+        keyed = has_keys([job])
+        if piece and (keyed != before or (keyed and row.order_key in seen)):
+            yield before, piece
+            piece, seen = [], set()
+        piece.append((row, job))
+        before = keyed
+        if row.order_key is not None:
+            seen.add(row.order_key)
+    if piece:
+        yield before, piece
+
+
+def _stopped(delivery: Delivery) -> dict[str, int]:
+    """For each order key the id of the first row that is not delivered: it holds back what comes after it."""
+    stopped: dict[str, int] = {}
+    for row in (*delivery.waiting, *(refusal.row for refusal in delivery.refused)):
+        if row.order_key is not None:
+            stopped[row.order_key] = min(row.id, stopped.get(row.order_key, row.id))
+    return stopped
 
 
 def _of_row(error: psycopg.Error) -> bool:

@@ -48,13 +48,22 @@ UPDATE pgqueue.outbox_source SET epoch = greatest(epoch, %(seen)s::bigint) + 1 W
 -- 1. The snapshot of this statement was taken.
 -- 2. The head of the sequence is read.
 -- 3. This transaction takes its id.
+-- `behind` is the id of the row before it with the same order key, or 0 if one before it was refused.
 -- Without rows there is one with NULLs. `counted` is how many rows there were before those beyond the bytes were left out. Whatever is larger than a job's arguments may be is not read.
 WITH reading AS MATERIALIZED (
     SELECT coalesce(pg_sequence_last_value('pgqueue.outbox_id_seq'), 0) AS head, pg_current_xact_id()::text::int8 AS xid,
         pg_current_snapshot()::text AS snapshot
 )
 SELECT reading.head, reading.xid, reading.snapshot, found.id, found.uid, found.task, found.args, found.options, found.format,
-    found.order_key, found.staged_at, found.counted
+    found.order_key, found.staged_at,
+    CASE WHEN found.order_key IS NOT NULL THEN CASE
+        WHEN EXISTS (SELECT FROM pgqueue.outbox_refused r WHERE left(r.order_key, 500) = found.order_key AND r.id < found.id) THEN 0
+        ELSE (
+            SELECT e.id FROM pgqueue.outbox e
+            WHERE e.order_key IS NOT NULL AND (left(e.order_key, 500), e.id) >= (found.order_key, 0)
+              AND (left(e.order_key, 500), e.id) < (found.order_key, found.id)
+            ORDER BY left(e.order_key, 500) DESC, e.id DESC LIMIT 1)
+    END END AS behind, found.counted
 FROM reading LEFT JOIN (
     SELECT measured.*, row_number() OVER running AS place, sum(measured.bytes) OVER running AS total,
         count(*) OVER () AS counted

@@ -38,6 +38,8 @@ CREATE TABLE pgqueue.outbox (
 COMMENT ON TABLE pgqueue.outbox IS 'Jobs that were staged here, until a relay has delivered them. INSERT (task, args) is a valid job.';
 ALTER SEQUENCE pgqueue.outbox_id_seq OWNED BY pgqueue.outbox.id;
 CREATE INDEX outbox_id ON pgqueue.outbox (id);
+-- Which row is before a row with the same order key. Of a longer key only the first 500 characters count: more may not fit an index.
+CREATE INDEX outbox_order ON pgqueue.outbox (left(order_key, 500), id) WHERE order_key IS NOT NULL;
 
 CREATE TABLE pgqueue.outbox_refused (
     id         bigint      NOT NULL,
@@ -52,6 +54,7 @@ CREATE TABLE pgqueue.outbox_refused (
     refused_at timestamptz NOT NULL DEFAULT pgqueue.outbox_now()
 );
 COMMENT ON TABLE pgqueue.outbox_refused IS 'Staged jobs that cannot be delivered as they are, each with its reason.';
+CREATE INDEX outbox_refused_order ON pgqueue.outbox_refused (left(order_key, 500), id) WHERE order_key IS NOT NULL;
 
 -- One row: which outbox this is, where it lies, which queue its jobs go to. A relay writes it.
 CREATE TABLE pgqueue.outbox_source (
