@@ -24,6 +24,7 @@ from bench import (
     locks,
     rates,
     reading,
+    relaying,
     restarting,
     ticks,
     writing,
@@ -63,6 +64,7 @@ SCENARIOS: dict[str, Scenario] = {
     "limits-held": limits.held,
     "rates": rates.rates,
     "rates-held": rates.held,
+    "relay": relaying.relay,
     "ticks-at-once": ticks.at_once,
     "ticks-spread": ticks.spread,
 }

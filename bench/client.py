@@ -38,7 +38,8 @@ def main(dsn: str) -> None:
                 "commit": partial(floors.commit, conn),
                 "copy": partial(floors.copy, conn),
                 "enqueue": partial(enqueue, conn),
-                "enqueue_many": partial(enqueue_many, conn),
+                "enqueue_many": partial(enqueue_many, conn, conn),
+                "stage_many": partial(enqueue_many, pgqueue.Outbox(conn), conn),
                 "enqueue_numbered": partial(enqueue_numbered, conn),
                 "pace": partial(pace, conn),
                 "pace_keyed": partial(pace_keyed, conn),
@@ -62,12 +63,13 @@ def enqueue(conn: Connection, jobs: int) -> dict[str, float]:
     return {"jobs": jobs, "started": started, "ended": monotonic(), "cpu": process_time() - cpu}
 
 
-def enqueue_many(conn: Connection, jobs: int, batch: int) -> dict[str, float]:
-    """`batch` jobs in one call and one transaction, until there are `jobs`. Making and checking them is included."""
+def enqueue_many(into: object, conn: Connection, jobs: int, batch: int) -> dict[str, float]:
+    """`batch` jobs in one call and one transaction, until there are `jobs`. Making and checking them is included.
+    `into` is the connection, or the outbox of it."""
     started, cpu = monotonic(), process_time()
     for _ in range(0, jobs, batch):
         with conn.transaction():
-            pgqueue.enqueue_many(conn, [noop.new() for _ in range(batch)])
+            pgqueue.enqueue_many(into, [noop.new() for _ in range(batch)])
     return {"jobs": jobs, "started": started, "ended": monotonic(), "cpu": process_time() - cpu}
 
 
