@@ -28,7 +28,7 @@ ELSE = {
 """They may read as they like."""
 SCANS = {"Seq Scan", "Index Scan", "Index Only Scan"}
 WHOLE = {
-    "queries_find", "queries_status", "locks_list",  # pages, for people: with a LIMIT, or a sample
+    "queries_find", "queries_status", "locks_list", "lag_outbox",  # pages, for people: with a LIMIT, or a sample
     "unblock_refuse_unfit",
     "unblock_resolve_doubles", "fetch_resolve_doubles", "rates_resolve_doubles", "scheduler_resolve_doubles",
     "cancellation_read", "cancellation_settle", "rescue_strays",  # as many as somebody cancels, as many as run

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from pgqueue.admin.queries import STATES
-from pgqueue.cli.database import reading
+from pgqueue.cli.database import connected, reading
 from pgqueue.cli.options import as_json, database
 from pgqueue.cli.tables import short, span, table, width
 from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
+    from pgqueue.admin.lag import Lag
     from pgqueue.admin.limits import Undeclared
     from pgqueue.admin.queries import Count, QueueInfo, Status, UnknownTask, WorkerInfo
 
@@ -38,7 +39,8 @@ def command(watch: bool, as_json: bool) -> None:
 
     Numbers up to 10,000 are counted; larger ones are estimates, marked ~. A queue is NOT SERVED if no worker serves it
     that takes jobs and has sent a heartbeat within three leases. Jobs wait for an UNDECLARED limit or rate until a
-    worker declares it. Tasks that no live worker of their queue knows are named, too.
+    worker declares it. Tasks that no live worker of their queue knows are named, too. In a database with an outbox the
+    staged jobs that wait for a relay are counted, and how long the oldest has waited.
 
     \b
     Examples:
@@ -47,7 +49,7 @@ def command(watch: bool, as_json: bool) -> None:
       pgqueue status --json | jq '.queues[] | select(.workers == 0) | .name'
     """
     if not watch:
-        click.echo(_shown(_read(), as_json))
+        click.echo(_now(as_json))
         return
     try:
         _watch(as_json)
@@ -59,41 +61,77 @@ def _watch(as_json: bool) -> None:
     """Repeat the status. Each time has a new connection, so that it goes on after a restart of the database."""
     from pgqueue.cli.exit_codes import DATABASE, code_of
 
-    text = _shown(_read(), as_json)
+    text = _now(as_json)
     while True:
         if not as_json:
             click.clear()
         click.echo(text)
         time.sleep(WATCH_SECONDS)
         try:
-            text = _shown(_read(), as_json)
+            text = _now(as_json)
         except Exception as error:
             if code_of(error) != DATABASE:
                 raise
             click.echo(f"database unreachable, trying again: {' '.join(str(error).split())}", err=True)
 
 
-def _read() -> tuple[Status, list[Undeclared] | None]:
-    """The status, and the undeclared limits and rates; None if this role may not see these."""
+def _now(as_json: bool) -> str:
+    """The status as text: that of the queue, or of the outbox where there is nothing else."""
+    from pgqueue.errors import SchemaMissing
+
+    try:
+        status, undeclared, lag = _read()
+    except SchemaMissing:
+        if (alone := _read_outbox()) is None:
+            raise
+        return json.dumps({"outbox": asdict(alone)}) if as_json else "\n".join(_outbox(alone))
+    if as_json:
+        unknown = None if undeclared is None else [asdict(each) for each in undeclared]
+        outbox = None if lag is None else asdict(lag)
+        return json.dumps(asdict(status) | {"undeclared": unknown, "outbox": outbox}, default=str)
+    return "\n".join([*_screen(status, undeclared), *([] if lag is None else ["", *_outbox(lag)])])
+
+
+def _read() -> tuple[Status, list[Undeclared] | None, Lag | None]:
+    """The status, the undeclared limits and rates, and the lag of an outbox that lies here, too. None is for what this
+    role may not see, or what is not there."""
     import psycopg
 
-    from pgqueue.admin import limits, queries
+    from pgqueue.admin import lag, limits, queries
 
     with reading("status") as conn:
         status = queries.status(conn)
+        outbox = lag.lag(conn) if lag.visible(conn) else None
         try:
             with conn.transaction():
-                return status, limits.undeclared(conn)
+                return status, limits.undeclared(conn), outbox
         except psycopg.errors.InsufficientPrivilege:  # granted before there were limits
-            return status, None
+            return status, None, outbox
 
 
-def _shown(found: tuple[Status, list[Undeclared] | None], as_json: bool) -> str:
-    status, undeclared = found
-    if as_json:
-        unknown = None if undeclared is None else [asdict(each) for each in undeclared]
-        return json.dumps(asdict(status) | {"undeclared": unknown}, default=str)
-    return "\n".join(_screen(status, undeclared))
+def _read_outbox() -> Lag | None:
+    """The lag of an outbox in a database that has no queue; None if there is no outbox."""
+    from pgqueue.admin import lag
+    from pgqueue.config import config
+    from pgqueue.database import migrations
+
+    with connected("status", check=False) as conn:
+        if not lag.visible(conn):
+            return None
+        migrations.require(conn, config().schema, migrations.OUTBOX)
+        return lag.lag(conn)
+
+
+def _outbox(lag: Lag) -> Iterator[str]:
+    from pgqueue.admin.lag import COUNTED_MOST
+
+    def counted(number: int) -> str:
+        return f"more than {COUNTED_MOST:,}" if number > COUNTED_MOST else f"{number:,}"
+
+    oldest = "" if lag.oldest is None else f", the oldest for {span(lag.oldest)}"
+    yield f"OUTBOX: staged jobs that wait for a relay: {counted(lag.waiting)}{oldest}."
+    if lag.refused:
+        yield f"REFUSED staged jobs: {counted(lag.refused)}; `pgqueue relay --list-refused` says why."
 
 
 def _screen(status: Status, undeclared: Sequence[Undeclared] | None) -> Iterator[str]:

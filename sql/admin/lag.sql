@@ -1,0 +1,11 @@
+-- name: lag_visible
+-- Whether there is an outbox here whose rows this role may read.
+SELECT coalesce(has_table_privilege(to_regclass('pgqueue.outbox'), 'SELECT')
+    AND has_table_privilege(to_regclass('pgqueue.outbox_refused'), 'SELECT'), false)
+
+-- name: lag_outbox
+-- How many staged jobs wait for a relay, and for how many seconds the oldest of them; how many were refused. No more than 10,001 rows of
+-- each are looked at, the first ones.
+SELECT count(*), extract(epoch FROM pgqueue.outbox_now() - min(waiting.staged_at))::float8,
+    (SELECT count(*) FROM (SELECT FROM pgqueue.outbox_refused LIMIT 10001) AS refused)
+FROM (SELECT staged_at FROM pgqueue.outbox ORDER BY id LIMIT 10001) AS waiting
