@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
@@ -15,7 +15,10 @@ from typing import Any
 import psycopg
 import pytest
 from relays import RelayProcess, Sides, app_dsn, relay_process, sides
+from servers import Server, embedded_server
 from workers import wait_until
+
+from pgqueue.database import migrations
 
 __all__ = ["app_dsn", "sides"]
 
@@ -166,3 +169,84 @@ def test_what_is_staged_beside_kills_of_relays_and_sessions_arrives_once(
     staging.join()
     assert sides.doubled() == []
     assert sorted(map(int, sides.delivered())) == list(range(*staged))
+
+
+class Stager(threading.Thread):
+    """An application that stages jobs, and goes on after a crash. A COMMIT without an answer may have counted."""
+
+    def __init__(self, dsn: str, number: int, enough: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self._dsn, self._number, self._enough = dsn, number, enough
+        self.acknowledged: list[int] = []
+        self.unknown: list[int] = []
+
+    def run(self) -> None:
+        numbers = iter(range(0, 1_000_000, STAGED))
+        while len(self.acknowledged) < self._number or not self._enough.is_set():
+            with suppress(psycopg.OperationalError), psycopg.connect(self._dsn) as conn:
+                for first in numbers:
+                    values = list(range(first, first + STAGED))
+                    rows = (
+                        "INSERT INTO pgqueue.outbox (task, args) SELECT 't', jsonb_build_object('x', unnest(%s::int[]))"
+                    )
+                    try:
+                        conn.execute(rows, [values])
+                        conn.commit()
+                    except psycopg.OperationalError:
+                        self.unknown += values
+                        raise
+                    self.acknowledged += values
+                    sleep(0.05)
+                    if len(self.acknowledged) >= self._number and self._enough.is_set():
+                        break
+
+
+STAGED = 20
+
+
+@pytest.mark.second
+@pytest.mark.promise("E10")
+@pytest.mark.parametrize(("number", "kills"), [(1_000, 6), pytest.param(10_000, 30, marks=pytest.mark.long)])
+def test_what_is_staged_beside_crashes_of_both_servers_and_kills_of_relays_arrives_once(
+    number: int, kills: int, tmp_path: Path
+) -> None:
+    """Each second a relay is killed, or one of the two servers crashes."""
+    with ExitStack() as stack:
+        source, target = (_server(stack) for _ in range(2))
+        app, queue = source.dsn("postgres"), target.dsn("postgres")
+        migrations.migrate(app, line=migrations.OUTBOX)
+        migrations.migrate(queue)
+        enough = threading.Event()
+        stager = Stager(app, number, enough)
+        stager.start()
+        relay = ExitStack()
+        stack.callback(lambda: relay.close())
+        relay.enter_context(relay_process(app, queue, tmp_path, 50))
+        for kill in range(kills):
+            sleep(1.0)  # so often, not at an event: any moment must do
+            if kill % 3 == 0:
+                relay.close()
+                relay.enter_context(relay_process(app, queue, tmp_path, 50))
+            else:
+                (source if kill % 3 == 1 else target).restart("immediate")
+        enough.set()
+        stager.join(120.0)
+        assert not stager.is_alive()
+        wait_until(lambda: _count(app, "pgqueue.outbox") == 0, 60.0)
+        with closing(psycopg.connect(queue)) as conn:
+            arrived = sorted(int(x) for (x,) in conn.execute("SELECT args ->> 'x' FROM pgqueue.job").fetchall())
+    assert len(arrived) == len(set(arrived))
+    assert set(stager.acknowledged) <= set(arrived) <= set(stager.acknowledged) | set(stager.unknown)
+    assert len(stager.acknowledged) >= number
+
+
+def _server(stack: ExitStack) -> Server:
+    server = embedded_server(synchronous_commit="on")
+    stack.callback(server.end)
+    return server
+
+
+def _count(dsn: str, table: str) -> int:
+    with closing(psycopg.connect(dsn)) as conn:
+        [(count,)] = conn.execute(f"SELECT count(*) FROM {table}".encode()).fetchall()  # noqa: S608
+    return int(count)
