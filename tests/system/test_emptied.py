@@ -106,6 +106,8 @@ async def test_row_level_security_is_named(dsn: str, role: Role, eyes: Eyes) -> 
 @pytest.mark.skipif(not (binaries() / "pg_dump").exists(), reason="this server comes without pg_dump")
 def test_the_data_alone_restores_into_a_migrated_schema(dsn: str, empty_dsn: str, eyes: Eyes, tmp_path: Path) -> None:
     eyes.do("UPDATE pgqueue.ring SET bin = 3, retention = interval '9 days' WHERE kind = 'done'")
+    migrations.migrate(dsn, "pgqueue", line=migrations.OUTBOX)
+    eyes.do("UPDATE pgqueue.outbox_source SET epoch = 7")
     with psycopg.connect(dsn) as conn:
         ids = [ends.enqueue(conn).id, ends.using(delay=60).enqueue(conn).id, ends.using(unique="u").enqueue(conn).id]
         ids.append(ends.using(lock="k").enqueue(conn).id)
@@ -115,6 +117,7 @@ def test_the_data_alone_restores_into_a_migrated_schema(dsn: str, empty_dsn: str
     script = str(tmp_path / "data.sql")
     subprocess.run([str(binaries() / "pg_dump"), "-a", "-n", "pgqueue", "-f", script, "-d", dsn], check=True)
     migrations.migrate(empty_dsn, "pgqueue")
+    migrations.migrate(empty_dsn, "pgqueue", line=migrations.OUTBOX)
     done = subprocess.run(
         [str(binaries() / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-1", "-f", script, "-d", empty_dsn],
         capture_output=True,
@@ -122,9 +125,15 @@ def test_the_data_alone_restores_into_a_migrated_schema(dsn: str, empty_dsn: str
     )
     assert done.returncode == 0, done.stderr
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
-        for sql in ("SELECT * FROM pgqueue.ring ORDER BY 1", "SELECT * FROM pgqueue.job ORDER BY id"):
+        for sql in (
+            "SELECT * FROM pgqueue.ring ORDER BY 1",
+            "SELECT * FROM pgqueue.job ORDER BY id",
+            "SELECT * FROM pgqueue.relay_target",
+            "SELECT * FROM pgqueue.outbox_source",
+        ):
             assert conn.execute(sql.encode()).fetchall() == eyes.all(sql)
         migrations.require(conn, "pgqueue")
+        migrations.require(conn, "pgqueue", migrations.OUTBOX)
         assert ends.enqueue(conn).id > max(ids)
         assert pgqueue.get(conn, ids[0]).state == "available"
         assert conninfo_to_dict(dsn) != conninfo_to_dict(empty_dsn)
