@@ -65,6 +65,7 @@ SCENARIOS: dict[str, Scenario] = {
     "rates": rates.rates,
     "rates-held": rates.held,
     "relay": relaying.relay,
+    "relay-held": relaying.held,
     "ticks-at-once": ticks.at_once,
     "ticks-spread": ticks.spread,
 }

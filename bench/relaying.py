@@ -8,6 +8,7 @@ other side is `enqueue_many` of as many jobs into the queue.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from time import monotonic, sleep
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import psycopg
 
 from bench.figures import Figure, Goal
+from bench.holders import Holder, holding
 from bench.processes import Process
 from bench.run import Run
 from bench.samples import Sample, alternate, ratio
@@ -23,6 +25,7 @@ from bench.track import PATIENCE, start_client
 from pgqueue.database import migrations
 
 JOBS, BATCH = 50_000, 10_000
+MANY = 1_000_000
 LOOK_SECONDS = 0.01
 
 Connection = psycopg.Connection[Any]
@@ -55,14 +58,47 @@ def relay(run: Run) -> list[Figure]:
     return [Figure("relay", "of enqueue_many", ratio(ours, other), "x", Goal(0.3), ours, other)]
 
 
+def held(run: Run) -> list[Figure]:
+    """A million jobs staged and relayed while a snapshot is held in the application's database, against without one."""
+    batch = min(BATCH, run.jobs(MANY))
+    size = {"batch": batch, "jobs": run.jobs(MANY) // batch * batch}
+    sides = {
+        name: partial(_relayed_anew, run.lab, partial(holding, holder=holder), size)
+        for name, holder in (("held", "snapshot"), ("free", None))
+    }
+    ours, other = alternate(run.rounds, sides)
+    memory = max(sample.more["rss"] for side in (ours, other) for sample in side.samples)
+    return [
+        Figure("relay-held", "of without", ratio(ours, other), "x", Goal(0.8), ours, other),
+        Figure("relay-held", "memory of the relay", memory, "MiB", Goal(200, at_most=True)),
+    ]
+
+
+def _relayed_anew(lab: Lab, holder: Holder, size: dict[str, int]) -> Sample:
+    """Relay so many in new databases."""
+    with lab.database() as app, lab.database() as queue:
+        migrations.migrate(app, line=migrations.OUTBOX)
+        with (
+            start_client(app) as stager,
+            Process("bench.relay_process", app, queue) as relaying,
+            psycopg.connect(app, autocommit=True) as source,
+            holder(app),
+        ):
+            relaying.hear()
+            sample = _relayed(lab, stager, relaying, source, size)
+            return replace(sample, more={"rss": relaying.rss()})
+
+
 def _relayed(lab: Lab, stager: Process, relaying: Process, source: Connection, size: dict[str, int]) -> Sample:
     server, cpu = lab.cpu(), relaying.cpu()
     found = stager.ask(do="stage_many", **size)
     deadline = monotonic() + PATIENCE
-    while source.execute("SELECT EXISTS (SELECT FROM pgqueue.outbox)").fetchone() == (True,):
-        if monotonic() > deadline:
-            raise RuntimeError(f"the outbox is not empty after {PATIENCE:g} s")
-        sleep(LOOK_SECONDS)
+    # Rows go in the order of their ids. Under a snapshot only the look-up of one row stays cheap.
+    for uid in source.execute("SELECT uid FROM pgqueue.outbox ORDER BY id DESC LIMIT 1").fetchall():
+        while source.execute("SELECT FROM pgqueue.outbox WHERE uid = %s", uid).fetchall():
+            if monotonic() > deadline:
+                raise RuntimeError(f"the outbox is not empty after {PATIENCE:g} s")
+            sleep(LOOK_SECONDS)
     ended = monotonic()
     return Sample(found["jobs"], ended - found["started"], found["cpu"] + relaying.cpu() - cpu, lab.cpu() - server)
 

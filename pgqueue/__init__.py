@@ -44,12 +44,16 @@ if TYPE_CHECKING:
     from pgqueue.jobs.outcomes import Cancel, Fail, Retry, Snooze
     from pgqueue.jobs.retry import RetryPolicy
     from pgqueue.jobs.unique import Unique
+    from pgqueue.relay.callable_target import CallableTarget, Refuse, StagedJob
+    from pgqueue.relay.celery_target import CeleryTarget
     from pgqueue.relay.relay import Relay
     from pgqueue.worker.liveness.watchdog import Watchdog
     from pgqueue.worker.worker import Worker
 
 __all__ = [
+    "CallableTarget",
     "Cancel",
+    "CeleryTarget",
     "Cron",
     "DuplicateJob",
     "Error",
@@ -74,6 +78,7 @@ __all__ = [
     "PayloadTooLarge",
     "QueueInfo",
     "Rate",
+    "Refuse",
     "Relay",
     "ResultTimeout",
     "Retry",
@@ -84,6 +89,7 @@ __all__ = [
     "SchemaMissing",
     "SchemaTooNew",
     "Snooze",
+    "StagedJob",
     "Task",
     "Unique",
     "UnsupportedConnection",
@@ -148,6 +154,8 @@ _PLACES = {
     "jobs.unique": "Unique",
     "admin.workers": "workers",
     "relay.relay": "Relay",
+    "relay.callable_target": "CallableTarget Refuse StagedJob",
+    "relay.celery_target": "CeleryTarget",
     "worker.liveness.watchdog": "Watchdog",
     "worker.worker": "Worker",
 }

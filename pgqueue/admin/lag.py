@@ -1,7 +1,7 @@
 """How far the relay of an outbox is behind: the staged jobs that wait in the application's own database.
 
 Called by applications and by `pgqueue status`. Only reads. `lag` and `visible` are for a connection to the database of
-the outbox.
+the outbox. `relays` is for one to the database of the queue, and says what relays have reported there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pgqueue.database.statements import Row, Statement, text
 
 COUNTED_MOST = 10_000
 """More rows than this are not counted: then `waiting` or `refused` is one more."""
+SILENT_SECONDS = 150.0
+"""A relay that works has reported within this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,35 @@ class Lag:
     waiting: int
     oldest: float | None
     refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLag:
+    """What the relay of one outbox has reported last. A relay reports once a minute at least."""
+
+    source: str
+    """The name of the outbox, a uuid."""
+    name: str
+    """Where it lies: host and database."""
+    waiting: int
+    oldest: float | None
+    """Seconds that the oldest job had waited then."""
+    refused: int
+    reported: float
+    """Seconds since the report."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no relay seems to work for this outbox."""
+        return self.reported > SILENT_SECONDS
+
+
+def relays(conn: object) -> list[RelayLag]:
+    """How far each relay is behind that delivers to this queue. Empty if this role may not see it."""
+    schema = config().schema
+    if not drivers.run(conn, Statement(text("lag_relays_visible", schema), {}, lambda rows: bool(rows[0][0]))):
+        return []
+    return drivers.run(conn, Statement(text("lag_relays", schema), {}, lambda rows: [RelayLag(*row) for row in rows]))
 
 
 def visible(conn: object) -> bool:

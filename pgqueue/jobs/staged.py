@@ -52,6 +52,7 @@ class Options(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 _decoder = msgspec.json.Decoder(Options)
+_DEFAULTS = Options()
 
 
 def options_of(job: NewJob[Any]) -> str | None:
@@ -99,6 +100,8 @@ def job_of(task: str, args: str | None, options: str | None, staged_at: datetime
         raise InvalidArguments(f"args have more than {MAX_BYTES:,} bytes: store the data and pass its key")
     if not args.startswith("{"):
         raise InvalidArguments(f"args are a JSON object, by parameter name, not {args:.40}")
+    if options is None:
+        return NewJob(task, args, _DEFAULTS.queue, _DEFAULTS.priority, None, None, None, None)
     said = _decoded(options)
     headers = None if bytes(said.headers) == b"null" else bytes(said.headers).decode()
     if headers is not None and not headers.startswith("{"):
@@ -138,9 +141,9 @@ def check_format(number: int) -> None:
         raise Error(f"a row of the outbox has format {number}, and this pgqueue knows {FORMAT}: upgrade the relay")
 
 
-def _decoded(options: str | None) -> Options:
+def _decoded(options: str) -> Options:
     try:
-        return _decoder.decode(options or "{}")
+        return _decoder.decode(options)
     except msgspec.MsgspecError as error:
         raise InvalidOption(f"options: {error}") from None
 

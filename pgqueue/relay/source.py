@@ -6,7 +6,7 @@ the epochs, by targets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -44,6 +44,15 @@ class StagedRow(NamedTuple):
             return _EPOCH + timedelta(microseconds=self.staged)
         except OverflowError:
             raise InvalidOption("staged_at is no time between the years 1 and 9999: leave it to its default") from None
+
+
+class Lag(NamedTuple):
+    """How far a relay is behind: the staged jobs that wait, for how many seconds the oldest has, and how many were put
+    aside. Each number is 10,001 at most."""
+
+    waiting: int
+    oldest: float | None
+    refused: int
 
 
 class Refusal(NamedTuple):
@@ -122,6 +131,12 @@ class Source:
         found = [StagedRow(*row[3:-1]) for row in rows if row[3] is not None]
         return Batch(Reading(head, xid, snapshot), found, cut=bool(found) and rows[0][-1] > len(found))
 
+    async def waiting(self, after: int, stayed: Sequence[int], held: Sequence[str]) -> Lag:
+        """What waits behind this position, and of these ids and order keys."""
+        counted = self._session.statement("source_waiting", after=after, stayed=list(stayed), held=list(held))
+        [[found]] = await self._session.ask(counted)
+        return Lag(*found)
+
     async def head(self) -> int:
         """Up to which id there are rows now."""
         [[(head,)]] = await self._session.ask(self._session.statement("source_head"))
@@ -157,4 +172,9 @@ class Source:
 
 
 def _keys(rows: Sequence[StagedRow]) -> dict[str, object]:
-    return {"ids": [row.id for row in rows], "uids": [row.uid for row in rows]}
+    return {"ids": array(row.id for row in rows), "uids": array(row.uid for row in rows)}
+
+
+def array(values: Iterable[int | str]) -> str:
+    """Numbers or uuids as the text of an array: cheaper than a list, whose elements may need quotes."""
+    return "{" + ",".join(map(str, values)) + "}"

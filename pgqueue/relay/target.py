@@ -26,7 +26,7 @@ from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.staged import check_format, job_of
 from pgqueue.relay.session import Session, opened
-from pgqueue.relay.source import Refusal, Source, StagedRow
+from pgqueue.relay.source import Lag, Refusal, Source, StagedRow, array
 
 log = logging.getLogger("pgqueue")
 
@@ -104,7 +104,7 @@ async def _settled(session: Session, *, adopt: bool) -> str:
     identity = session.statement("target_identity")
     [rows] = await session.ask(identity)
     if not rows:
-        await session.ask(BEGIN, session.statement("target_restore"), COMMIT)
+        await session.ask(BEGIN, session.statement("target_lock"), session.statement("target_restore"), COMMIT)
         [rows] = await session.ask(identity)
     [(target, home, here)] = rows
     if home == here:
@@ -138,23 +138,50 @@ class QueueSession:
             return await self._deliver(rows, notify=False)  # NOTIFY is a hint; the COMMIT that it failed was undone
 
     async def _deliver(self, rows: Sequence[StagedRow], *, notify: bool) -> Delivery:
-        uids = [row.uid for row in rows]
-        found = await self._begin(self._session.statement("target_known", uids=uids))
+        if (ids := await self._put_all(rows, notify)) is not None:
+            await self._commit(list(zip(rows, ids, strict=True)))
+            return Delivery(list(rows))
+        found = await self._begin(self._known(rows))
         known = {uid for (uid,) in found}
         delivery = Delivery([row for row in rows if row.uid in known])
         staged = self._jobs([row for row in rows if row.uid not in known], delivery)
         made: list[tuple[StagedRow, int]] = []
         for keyed, batch in _pieces(staged):
             await self._put(batch, keyed, notify, made, delivery)
-        statements: list[Statement[Any]] = []
-        if made:
-            statements = [self._session.statement("target_patience"), self._remember(made)]
-        answers = await self._session.ask(*statements)
-        if made and answers[-1][0][0] != len(made):
-            raise psycopg.OperationalError("another outbox has delivered rows with the same uids just now")
-        await self._session.ask(COMMIT)
+        await self._commit(made)
         delivery.delivered.extend(row for row, _ in made)
         return delivery
+
+    async def _put_all(self, rows: Sequence[StagedRow], notify: bool) -> list[int] | None:
+        """The usual case in one round trip: begin, and insert all rows as jobs. None if that cannot be: one of them is
+        known, has a unique key, or is refused. Then nothing was done."""
+        delivery = Delivery()
+        jobs = [job for _, job in self._jobs(rows, delivery)]
+        if not jobs or delivery.refused or has_keys(jobs):
+            return None
+        insert = enqueue.many(jobs, schema=self._session.link.schema, notify=notify)
+        fence = self._session.statement("target_fence", **self._fence)
+        try:
+            _, fenced, found, handles = await self._session.ask(BEGIN, fence, self._known(rows), insert)
+        except psycopg.Error as error:
+            if is_loss(error) or not _of_row(error):
+                raise
+            fenced, found, handles = [True], [error], []
+        if fenced and not found:
+            return [handle.id for handle in handles]
+        await self._session.ask(ROLLBACK)
+        return None
+
+    async def _commit(self, made: list[tuple[StagedRow, int]]) -> None:
+        """Remember these rows, and commit."""
+        if not made:
+            await self._session.ask(COMMIT)
+            return
+        patience = self._session.statement("target_patience")
+        try:
+            await self._session.ask(patience, self._remember(made), COMMIT)
+        except psycopg.errors.UniqueViolation as error:
+            raise psycopg.OperationalError("another outbox has delivered rows with the same uids just now") from error
 
     async def _begin(self, statement: Statement[Any]) -> Any:
         """Begin a transaction under the fence; return the answer of its first statement."""
@@ -225,21 +252,28 @@ class QueueSession:
         except StopIteration as end:
             return end.value
 
+    def _known(self, rows: Sequence[StagedRow]) -> Statement[list[tuple[Any, ...]]]:
+        return self._session.statement("target_known", uids=array(row.uid for row in rows))
+
     def _remember(self, made: list[tuple[StagedRow, int]]) -> Statement[Any]:
         return self._session.statement(
             "target_remember",
             source=self._fence["source"],
-            uids=[row.uid for row, _ in made],
-            staged_ids=[row.id for row, _ in made],
-            job_ids=[id for _, id in made],
+            uids=array(row.uid for row, _ in made),
+            staged_ids=array(row.id for row, _ in made),
+            job_ids=array(id for _, id in made),
         )
 
     async def known(self, rows: Sequence[StagedRow]) -> list[StagedRow]:
         """Which of these rows have come here already; that is remembered anew."""
-        found = await self._begin(self._session.statement("target_known", uids=[row.uid for row in rows]))
+        found = await self._begin(self._known(rows))
         await self._session.ask(COMMIT)
         known = {uid for (uid,) in found}
         return [row for row in rows if row.uid in known]
+
+    async def report(self, name: str, lag: Lag) -> None:
+        """Note how far this relay is behind."""
+        await self._session.ask(self._session.statement("target_report", place=name, **lag._asdict(), **self._fence))
 
     # The memory -------------------------------------------------------------------------------------------------------
 
@@ -264,7 +298,7 @@ class QueueSession:
             uids = [uid for uid in uids if uid not in kept]
             if not uids:
                 return forgotten
-            [(gone,)] = await self._begin(self._session.statement("target_forget", uids=uids, before=before))
+            [(gone,)] = await self._begin(self._session.statement("target_forget", uids=array(uids), before=before))
             await self._session.ask(COMMIT)
             forgotten += gone
 

@@ -6,7 +6,8 @@ GRANT SELECT, INSERT, UPDATE (id) ON pgqueue.job TO :"role";
 -- A unique key may replace a job that waits.
 GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
-GRANT SELECT, INSERT, UPDATE ON pgqueue.relay_target, pgqueue.relay_fence TO :"role";
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.relay_target TO :"role";
+GRANT SELECT, INSERT, UPDATE ON pgqueue.relay_fence TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (relayed_at) ON pgqueue.relayed TO :"role";
 GRANT SELECT ON pgqueue.migration TO :"role";
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.

@@ -4,6 +4,6 @@ GRANT USAGE ON SCHEMA pgqueue TO :"role";
 GRANT USAGE, SELECT ON SEQUENCE pgqueue.outbox_id_seq TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.outbox TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (reason, refused_at) ON pgqueue.outbox_refused TO :"role";
-GRANT SELECT, INSERT, UPDATE ON pgqueue.outbox_source TO :"role";
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.outbox_source TO :"role";
 GRANT SELECT ON pgqueue.outbox_migration TO :"role";
 GRANT EXECUTE ON FUNCTION pgqueue.outbox_now() TO :"role";

@@ -68,23 +68,49 @@ FROM reading LEFT JOIN (
     SELECT measured.*, row_number() OVER running AS place, sum(measured.bytes) OVER running AS total,
         count(*) OVER () AS counted
     FROM (
-        SELECT o.id, o.uid::text AS uid, left(o.task, 300) AS task,
-            CASE WHEN octet_length(o.args::text) <= 1048576 AND octet_length(o.options::text) <= 1048576 IS NOT FALSE
-                THEN o.args::text END AS args,
-            CASE WHEN octet_length(o.options::text) <= 1048576 THEN o.options::text END AS options,
-            o.format, left(o.order_key, 500) AS order_key, o.staged_at,
-            least(octet_length(o.args::text), 1048576) + least(coalesce(octet_length(o.options::text), 0), 1048576) AS bytes
+        SELECT o.id, o.uid, o.task, CASE WHEN o.args_size <= 1048576 AND o.options_size <= 1048576 THEN o.args END AS args,
+            CASE WHEN o.options_size <= 1048576 THEN o.options END AS options, o.format, o.order_key, o.staged_at,
+            least(o.args_size, 1048576) + least(o.options_size, 1048576) AS bytes
         FROM (
-            (SELECT a.* FROM unnest(%(again)s::bigint[]) AS asked (id)
-             CROSS JOIN LATERAL (SELECT o.* FROM pgqueue.outbox o WHERE o.id = asked.id OFFSET 0) AS a
-             WHERE asked.id <= %(after)s::bigint)
-            UNION ALL
-            (SELECT b.* FROM pgqueue.outbox b WHERE b.id > %(after)s::bigint ORDER BY b.id LIMIT %(most)s::integer)
+            SELECT r.*, octet_length(r.args) AS args_size, coalesce(octet_length(r.options), 0) AS options_size
+            FROM (
+                SELECT o.id, o.uid::text AS uid, left(o.task, 300) AS task, o.args::text AS args, o.options::text AS options,
+                    o.format, left(o.order_key, 500) AS order_key, o.staged_at
+                FROM (
+                    (SELECT a.* FROM unnest(%(again)s::bigint[]) AS asked (id)
+                     CROSS JOIN LATERAL (SELECT o.* FROM pgqueue.outbox o WHERE o.id = asked.id OFFSET 0) AS a
+                     WHERE asked.id <= %(after)s::bigint)
+                    UNION ALL
+                    (SELECT b.* FROM pgqueue.outbox b WHERE b.id > %(after)s::bigint ORDER BY b.id LIMIT %(most)s::integer)
+                ) AS o
+                OFFSET 0  -- so that each text is made once
+            ) AS r
+            OFFSET 0
         ) AS o
     ) AS measured
     WINDOW running AS (ORDER BY measured.id ROWS UNBOUNDED PRECEDING)
 ) AS found ON found.total <= %(bytes)s::bigint OR found.place = 1
 ORDER BY found.id
+
+-- name: source_waiting
+-- How many staged jobs wait, for how many seconds the oldest of them, and how many were refused: those behind the cursor, those that
+-- stayed, and those with an order key that is held back. No more than 10,001 of each are looked at.
+SELECT count(*)::integer, extract(epoch FROM pgqueue.outbox_now() - min(waiting.staged_at))::float8,
+    (SELECT count(*)::integer FROM (SELECT FROM pgqueue.outbox_refused ORDER BY uid LIMIT 10001) AS refused)
+FROM (
+    (SELECT o.id, o.staged_at FROM pgqueue.outbox o WHERE o.id > %(after)s::bigint ORDER BY o.id LIMIT 10001)
+    UNION
+    (SELECT s.id, s.staged_at FROM unnest(%(stayed)s::bigint[]) AS asked (id)
+     CROSS JOIN LATERAL (SELECT o.id, o.staged_at FROM pgqueue.outbox o WHERE o.id = asked.id OFFSET 0) AS s)
+    UNION
+    (SELECT h.id, h.staged_at FROM unnest(%(held)s::text[]) AS asked (key)
+     CROSS JOIN LATERAL (
+        SELECT o.id, o.staged_at FROM pgqueue.outbox o
+        WHERE o.order_key IS NOT NULL AND (left(o.order_key, 500), o.id) >= (asked.key, 0)
+          AND (left(o.order_key, 500), o.id) <= (asked.key, 9223372036854775807)
+        ORDER BY left(o.order_key, 500), o.id LIMIT 10001) AS h
+     LIMIT 10001)
+) AS waiting
 
 -- name: source_head
 -- Up to which id there are rows now.
@@ -93,7 +119,7 @@ SELECT greatest(pg_sequence_last_value('pgqueue.outbox_id_seq'), (SELECT max(id)
 -- name: source_delete
 -- Rows that were delivered, by id and uid: another row may have the id by now. A locked row stays. Answers the uids of those deleted.
 WITH gone AS MATERIALIZED (
-    SELECT o.ctid FROM unnest(%(ids)s::bigint[], %(uids)s::uuid[]) AS d (id, uid)
+    SELECT o.ctid FROM unnest(%(ids)s::text::bigint[], %(uids)s::text::uuid[]) AS d (id, uid)
     CROSS JOIN LATERAL (SELECT o.ctid FROM pgqueue.outbox o WHERE o.uid = d.uid AND o.id + 0 = d.id LIMIT 1 FOR UPDATE SKIP LOCKED) AS o
 )
 DELETE FROM pgqueue.outbox WHERE ctid = ANY (ARRAY(SELECT ctid FROM gone)) RETURNING uid::text
@@ -101,7 +127,7 @@ DELETE FROM pgqueue.outbox WHERE ctid = ANY (ARRAY(SELECT ctid FROM gone)) RETUR
 -- name: source_refuse
 -- Rows that cannot be delivered go aside, each with its reason; by id and uid, and a locked one stays. Answers the uids of those moved.
 WITH asked AS MATERIALIZED (
-    SELECT d.id, d.uid, d.reason FROM unnest(%(ids)s::bigint[], %(uids)s::uuid[], %(reasons)s::text[]) AS d (id, uid, reason)
+    SELECT d.id, d.uid, d.reason FROM unnest(%(ids)s::text::bigint[], %(uids)s::text::uuid[], %(reasons)s::text[]) AS d (id, uid, reason)
 ), picked AS MATERIALIZED (
     SELECT o.ctid FROM asked
     CROSS JOIN LATERAL (

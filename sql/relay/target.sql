@@ -8,9 +8,13 @@ SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', false)
 -- Which queue this is, where it was last, and where it is now.
 SELECT target::text, home, {{relay_home}} FROM pgqueue.relay_target
 
+-- name: target_lock
+-- One relay after another, until the transaction ends: two would name the queue twice.
+SELECT pg_advisory_xact_lock(hashtextextended('pgqueue.relay_target', 7))
+
 -- name: target_restore
--- The row that `target_identity` reads, if a fixture has emptied the table.
-INSERT INTO pgqueue.relay_target DEFAULT VALUES ON CONFLICT DO NOTHING
+-- The row that `target_identity` reads, if a fixture has emptied the table. After `target_lock`, in a statement of its own.
+INSERT INTO pgqueue.relay_target (one) SELECT true WHERE NOT EXISTS (SELECT FROM pgqueue.relay_target)
 
 -- name: target_settle
 -- This queue lies here. If it is `renamed`, it is another queue than before. One row: its name.
@@ -38,18 +42,13 @@ SELECT epoch FROM pgqueue.relay_fence WHERE source = %(source)s::text::uuid AND 
 
 -- name: target_known
 -- Which of these staged jobs have come here already. They were found in the outbox once more, and are remembered from now on.
-UPDATE pgqueue.relayed SET relayed_at = pgqueue.now() WHERE uid = ANY (%(uids)s::uuid[]) RETURNING uid::text
+UPDATE pgqueue.relayed SET relayed_at = pgqueue.now() WHERE uid = ANY (%(uids)s::text::uuid[]) RETURNING uid::text
 
 -- name: target_remember
--- These staged jobs became these jobs. Answers how many were not remembered before.
-WITH noted AS (
-    INSERT INTO pgqueue.relayed (uid, source, staged_id, job_id)
-    SELECT n.uid, %(source)s::text::uuid, n.staged_id, n.job_id
-    FROM unnest(%(uids)s::uuid[], %(staged_ids)s::bigint[], %(job_ids)s::bigint[]) AS n (uid, staged_id, job_id)
-    ON CONFLICT DO NOTHING
-    RETURNING uid
-)
-SELECT count(*) FROM noted
+-- These staged jobs became these jobs. It fails if one of them is remembered already.
+INSERT INTO pgqueue.relayed (uid, source, staged_id, job_id)
+SELECT n.uid, %(source)s::text::uuid, n.staged_id, n.job_id
+FROM unnest(%(uids)s::text::uuid[], %(staged_ids)s::text::bigint[], %(job_ids)s::text::bigint[]) AS n (uid, staged_id, job_id)
 
 -- name: target_patience
 -- The patience that this transaction had before `unique_enqueue_impatient`.
@@ -65,6 +64,13 @@ SET look = CASE WHEN next_at + make_interval(secs => %(memory)s::float8) <= pgqu
 WHERE source = %(source)s::text::uuid AND epoch = %(epoch)s::bigint
 RETURNING look::text
 
+-- name: target_report
+-- How far this relay is behind, for `pgqueue status`.
+UPDATE pgqueue.relay_fence
+SET name = %(place)s::text, waiting = %(waiting)s::integer, oldest = %(oldest)s::float8, refused = %(refused)s::integer,
+    reported_at = pgqueue.now()
+WHERE source = %(source)s::text::uuid AND epoch = %(epoch)s::bigint
+
 -- name: target_old
 -- Some of the staged jobs that were delivered before this time.
 SELECT uid::text FROM pgqueue.relayed
@@ -74,7 +80,7 @@ WHERE source = %(source)s::text::uuid AND relayed_at < %(before)s::text::timesta
 -- Forget these, unless they were found once more meanwhile. Answers how many. IS TRUE: they are looked up by their uids alone.
 WITH gone AS (
     DELETE FROM pgqueue.relayed
-    WHERE uid = ANY (%(uids)s::uuid[]) AND (relayed_at < %(before)s::text::timestamptz) IS TRUE
+    WHERE uid = ANY (%(uids)s::text::uuid[]) AND (relayed_at < %(before)s::text::timestamptz) IS TRUE
     RETURNING uid
 )
 SELECT count(*) FROM gone

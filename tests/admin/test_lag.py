@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 
 import psycopg
+import pytest
 from commands import pgqueue
-from relays import Sides, app_dsn, sides
+from relays import Sides, app_dsn, eventually, relaying, sides
 from roles import Role, role
 
-from pgqueue.admin.lag import Lag, lag, visible
+from pgqueue.admin.lag import Lag, lag, relays, visible
 from pgqueue.database import migrations
+from pgqueue.relay.relay import Relay
 
 __all__ = ["app_dsn", "role", "sides"]
 
@@ -59,3 +61,37 @@ def test_a_role_that_may_not_read_the_outbox_does_not_see_it(dsn: str, role: Rol
 def test_a_database_without_either_names_the_command_for_a_queue(empty_dsn: str) -> None:
     done = pgqueue("status", dsn=empty_dsn)
     assert (done.returncode, "run `pgqueue migrate`" in done.stderr) == (4, True)
+
+
+async def test_in_the_queues_database_the_status_shows_what_relays_have_reported(
+    app_dsn: str, dsn: str, sides: Sides, role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.relay.rounds.REPORT_SECONDS", 0.05)
+    assert json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["relays"] == []
+    with psycopg.connect(app_dsn) as application:
+        sides.stage("a", "b")
+        sides.app.execute("UPDATE pgqueue.outbox SET staged_at = staged_at - interval '5 min'")
+        application.execute("SELECT FROM pgqueue.outbox WHERE id = 2 FOR UPDATE")
+        relay = Relay(app_dsn, dsn)
+        async with relaying(relay):
+            await eventually(lambda: [(each.waiting, each.refused) for each in relays(sides.queue)] == [(1, 0)])
+            [found] = relays(sides.queue)
+            assert found.oldest is not None and 300 <= found.oldest < 400 and not found.is_silent
+            assert (relay.counts.waiting, relay.counts.delivered, relay.counts.oldest) == (1, 2, found.oldest)
+            last = pgqueue("status", dsn=role("read")).stdout.splitlines()[-1]
+            assert last.startswith(f"RELAY of {relay.name}: staged jobs that wait: 1, the oldest for 5m (")
+            application.rollback()
+            await eventually(lambda: relays(sides.queue)[0].waiting == 0)
+            assert relays(sides.queue)[0].oldest is None
+    sides.queue.execute("UPDATE pgqueue.relay_fence SET reported_at = reported_at - interval '10 min', refused = 3")
+    lines = pgqueue("status", dsn=dsn).stdout.splitlines()[-2:]
+    assert lines[0] == f"NO RELAY of {relay.name} has reported for 10m; staged jobs that waited then: 0."
+    assert lines[1].startswith(f"REFUSED staged jobs of {relay.name}: 3; ")
+
+
+async def test_what_is_held_back_by_its_order_key_is_counted(app_dsn: str, dsn: str, sides: Sides) -> None:
+    sides.app.execute(
+        "INSERT INTO pgqueue.outbox (task, order_key) VALUES ('two words', 'k'), ('a', 'k'), ('b', 'k'), ('c', 'l')"
+    )
+    assert await Relay(app_dsn, dsn).once()
+    assert [(each.waiting, each.refused) for each in relays(sides.queue)] == [(2, 1)]

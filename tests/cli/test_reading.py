@@ -250,6 +250,7 @@ def test_status_of_an_empty_database_says_what_to_do(dsn: str) -> None:
 def test_status_as_json_has_everything(full: Conn, dsn: str) -> None:
     status = json.loads(pgqueue("status", "--json", dsn=dsn).stdout)
     assert set(status) == {
+        "relays",
         "outbox",
         "database",
         "schema",

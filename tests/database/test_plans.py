@@ -29,6 +29,7 @@ ELSE = {
 SCANS = {"Seq Scan", "Index Scan", "Index Only Scan"}
 WHOLE = {
     "queries_find", "queries_status", "locks_list", "lag_outbox",  # pages, for people: with a LIMIT, or a sample
+    "source_waiting",  # the refused rows, with a LIMIT
     "unblock_refuse_unfit",
     "unblock_resolve_doubles", "fetch_resolve_doubles", "rates_resolve_doubles", "scheduler_resolve_doubles",
     "cancellation_read", "cancellation_settle", "rescue_strays",  # as many as somebody cancels, as many as run

@@ -317,18 +317,29 @@ class Model:
                 yield  # the same lock, another session of the target
 
     def _round(self, source: Session, target: Session, epoch: int) -> Steps:
+        """Batch after batch. While one is delivered, the one before is deleted, and the next one may be read."""
         yield from self._reach(source)
-        rows = sorted(self.source.rows.items(), key=lambda row: row[1])[:BATCH]  # one snapshot, in the order of ids
-        if self.locked and self.random.random() < 0.5:  # behind the rows that stay
-            rows = sorted(self.source.rows.items(), key=lambda row: row[1])[-BATCH:]
+        rows, delivered = self._read([]), list[tuple[Uid, int]]()
         yield
-        if rows:
-            yield from self._answer(self._send(target, self._deliver(target, epoch, rows)))
+        while rows or delivered:
+            sent = self._send(target, self._deliver(target, epoch, rows)) if rows else None
+            if delivered:
+                yield from self._reach(source)
+                # Not waited for if the relay dies: then it is executed late, or not at all.
+                yield from self._answer(self._send(source, self._delete(delivered)))
             yield from self._reach(source)
-            # Not waited for if the relay dies: then it is executed late, or not at all.
-            yield from self._answer(self._send(source, self._delete(rows)))
+            ahead = self._read(rows) if rows and self.random.random() < 0.5 else []
+            if sent is not None:
+                yield from self._answer(sent)
+            rows, delivered = ahead, rows
         if self.random.random() < 0.3:
             yield from self._prune(source, target, epoch)
+
+    def _read(self, in_flight: list[tuple[Uid, int]]) -> list[tuple[Uid, int]]:
+        """Some rows of one snapshot in the order of their ids, but none that is in flight."""
+        rows = sorted((row for row in self.source.rows.items() if row not in in_flight), key=lambda row: row[1])
+        # Behind the rows that stay, if there are any.
+        return rows[-BATCH:] if self.locked and self.random.random() < 0.5 else rows[:BATCH]
 
     def _prune(self, source: Session, target: Session, epoch: int) -> Steps:
         yield from self._reach(target)

@@ -23,7 +23,7 @@ LEVELS = ("debug", "info", "warning", "error")
 @click.command("relay")
 @click.option("--from", "sources", metavar="DSN", multiple=True, required=True, help="An application's database.")
 @click.option("--to", "target", metavar="DSN", help="The database of the queue [--dsn, PGQUEUE_DSN].")
-@click.option("--batch", type=click.IntRange(1, 10_000), default=500, show_default=True, help="Most jobs at once.")
+@click.option("--batch", type=click.IntRange(1, 10_000), default=1_000, show_default=True, help="Most jobs at once.")
 @click.option(
     "--memory",
     type=Duration(least=60.0),

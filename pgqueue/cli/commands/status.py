@@ -19,7 +19,7 @@ from pgqueue.cli.tables import short, span, table, width
 from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
-    from pgqueue.admin.lag import Lag
+    from pgqueue.admin.lag import Lag, RelayLag
     from pgqueue.admin.limits import Undeclared
     from pgqueue.admin.queries import Count, QueueInfo, Status, UnknownTask, WorkerInfo
 
@@ -40,7 +40,8 @@ def command(watch: bool, as_json: bool) -> None:
     Numbers up to 10,000 are counted; larger ones are estimates, marked ~. A queue is NOT SERVED if no worker serves it
     that takes jobs and has sent a heartbeat within three leases. Jobs wait for an UNDECLARED limit or rate until a
     worker declares it. Tasks that no live worker of their queue knows are named, too. In a database with an outbox the
-    staged jobs that wait for a relay are counted, and how long the oldest has waited.
+    staged jobs that wait for a relay are counted, and how long the oldest has waited; in the queue's database there is
+    what each relay has reported.
 
     \b
     Examples:
@@ -80,7 +81,7 @@ def _now(as_json: bool) -> str:
     from pgqueue.errors import SchemaMissing
 
     try:
-        status, undeclared, lag = _read()
+        status, undeclared, lag, relays = _read()
     except SchemaMissing:
         if (alone := _read_outbox()) is None:
             raise
@@ -88,13 +89,15 @@ def _now(as_json: bool) -> str:
     if as_json:
         unknown = None if undeclared is None else [asdict(each) for each in undeclared]
         outbox = None if lag is None else asdict(lag)
-        return json.dumps(asdict(status) | {"undeclared": unknown, "outbox": outbox}, default=str)
-    return "\n".join([*_screen(status, undeclared), *([] if lag is None else ["", *_outbox(lag)])])
+        more = {"undeclared": unknown, "outbox": outbox, "relays": [asdict(each) for each in relays]}
+        return json.dumps(asdict(status) | more, default=str)
+    lines = [*(line for relay in relays for line in _relay(relay)), *([] if lag is None else _outbox(lag))]
+    return "\n".join([*_screen(status, undeclared), *(["", *lines] if lines else [])])
 
 
-def _read() -> tuple[Status, list[Undeclared] | None, Lag | None]:
-    """The status, the undeclared limits and rates, and the lag of an outbox that lies here, too. None is for what this
-    role may not see, or what is not there."""
+def _read() -> tuple[Status, list[Undeclared] | None, Lag | None, list[RelayLag]]:
+    """The status, the undeclared limits and rates, the lag of an outbox that lies here, too, and of those whose jobs
+    come here. None is for what this role may not see, or what is not there."""
     import psycopg
 
     from pgqueue.admin import lag, limits, queries
@@ -102,11 +105,12 @@ def _read() -> tuple[Status, list[Undeclared] | None, Lag | None]:
     with reading("status") as conn:
         status = queries.status(conn)
         outbox = lag.lag(conn) if lag.visible(conn) else None
+        relays = lag.relays(conn)
         try:
             with conn.transaction():
-                return status, limits.undeclared(conn), outbox
+                return status, limits.undeclared(conn), outbox, relays
         except psycopg.errors.InsufficientPrivilege:  # granted before there were limits
-            return status, None, outbox
+            return status, None, outbox, relays
 
 
 def _read_outbox() -> Lag | None:
@@ -123,15 +127,30 @@ def _read_outbox() -> Lag | None:
 
 
 def _outbox(lag: Lag) -> Iterator[str]:
+    yield f"OUTBOX: staged jobs that wait for a relay: {_behind(lag)}."
+    if lag.refused:
+        yield f"REFUSED staged jobs: {_number(lag.refused)}; `pgqueue relay --list-refused` says why."
+
+
+def _relay(relay: RelayLag) -> Iterator[str]:
+    name = plain(relay.name)
+    if relay.is_silent:
+        since = span(relay.reported)
+        yield f"NO RELAY of {name} has reported for {since}; staged jobs that waited then: {_behind(relay)}."
+    else:
+        yield f"RELAY of {name}: staged jobs that wait: {_behind(relay)} ({span(relay.reported)} ago)."
+    if relay.refused:
+        yield f"REFUSED staged jobs of {name}: {_number(relay.refused)}; `pgqueue relay --list-refused` says why."
+
+
+def _behind(lag: Lag | RelayLag) -> str:
+    return _number(lag.waiting) + ("" if lag.oldest is None else f", the oldest for {span(lag.oldest)}")
+
+
+def _number(number: int) -> str:
     from pgqueue.admin.lag import COUNTED_MOST
 
-    def counted(number: int) -> str:
-        return f"more than {COUNTED_MOST:,}" if number > COUNTED_MOST else f"{number:,}"
-
-    oldest = "" if lag.oldest is None else f", the oldest for {span(lag.oldest)}"
-    yield f"OUTBOX: staged jobs that wait for a relay: {counted(lag.waiting)}{oldest}."
-    if lag.refused:
-        yield f"REFUSED staged jobs: {counted(lag.refused)}; `pgqueue relay --list-refused` says why."
+    return f"more than {COUNTED_MOST:,}" if number > COUNTED_MOST else f"{number:,}"
 
 
 def _screen(status: Status, undeclared: Sequence[Undeclared] | None) -> Iterator[str]:
