@@ -238,7 +238,8 @@ def _refuse_emptied(conn: Connection, schema: str, line: Line) -> None:
             "WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')",
             [schema, line.ground],
         ).fetchone()
-    if there is None:
+    # The table may have been made just now, by another process: then its first file has entered itself.
+    if there is None or check(conn, schema, line).applied:
         return
     rows = ", ".join(f"({file.version}, '{file.name}', {str(file.breaking).lower()})" for file in files(line))
     raise SchemaMissing(
