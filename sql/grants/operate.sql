@@ -30,6 +30,6 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.job_states(bigint[]), pgqueue.job_rows(bigint[]), pgqueue.jobs_after(text[], bigint, integer),
     pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint), pgqueue.waiters(bigint[]),
     pgqueue.take_waiting(bigint[], timestamptz[]), pgqueue.lock_dead(bigint[], timestamptz[]),
-    pgqueue.take_dead(bigint[], timestamptz[]), pgqueue.refuse(text), pgqueue.served(),
+    pgqueue.take_dead(bigint[], timestamptz[]), pgqueue.refuse(text), pgqueue.served(), pgqueue.text_of(jsonb),
     pgqueue.take_back(bigint[]), pgqueue.take_back(bigint[], timestamptz[])
     TO :"role";

@@ -9,5 +9,5 @@ GRANT SELECT ON pgqueue.job, pgqueue.job_available, pgqueue.job_scheduled, pgque
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.key_state(pgqueue.unique_key), pgqueue.job_states(bigint[]),
     pgqueue.job_rows(bigint[]), pgqueue.jobs_after(text[], bigint, integer), pgqueue.attempt_rows(bigint),
-    pgqueue.progress_row(bigint), pgqueue.served()
+    pgqueue.progress_row(bigint), pgqueue.served(), pgqueue.text_of(jsonb)
     TO :"role";

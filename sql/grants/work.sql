@@ -43,7 +43,7 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.job_rows(bigint[]), pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint), pgqueue.last_batch(bigint, timestamptz),
     pgqueue.waiters(bigint[]), pgqueue.take_running(bigint, integer, bigint),
     pgqueue.lock_running(bigint, integer, bigint), pgqueue.drop_cursors(bigint, timestamptz, integer), pgqueue.refuse(text),
-    pgqueue.refuse_lost(bigint), pgqueue.advance_ring(text, boolean), pgqueue.served(), pgqueue.restore_settings(),
+    pgqueue.refuse_lost(bigint), pgqueue.advance_ring(text, boolean), pgqueue.served(), pgqueue.restore_settings(), pgqueue.text_of(jsonb),
     -- Before its first claim a worker advances sequences that lag behind the tables. It may not set them itself.
     pgqueue.advance_sequences(boolean)
     TO :"role";

@@ -1,0 +1,132 @@
+"""The functions that checks, defaults, triggers and indexes call mean the same in every session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors
+
+CALLED = """
+    SELECT DISTINCT p.oid::regprocedure::text FROM pg_depend d JOIN pg_proc p ON p.oid = d.refobjid
+    WHERE d.refclassid = 'pg_proc'::regclass AND p.pronamespace = 'pgqueue'::regnamespace AND d.classid IN (
+        'pg_constraint'::regclass, 'pg_attrdef'::regclass, 'pg_trigger'::regclass, 'pg_class'::regclass)
+    ORDER BY 1
+"""
+TWINS = """
+    DO $do$
+    DECLARE
+        known regtype[] := ARRAY[
+            'integer', 'bigint', 'smallint', 'text', 'varchar', 'name', 'boolean', 'timestamptz', 'timestamp',
+            'interval', 'jsonb', 'double precision', 'numeric', 'date'];
+        says text := ' RETURNS %s LANGUAGE plpgsql AS '
+            '$f$ BEGIN RAISE EXCEPTION $s$the twin was called: %%$s$, %L; END $f$';
+        one record;
+    BEGIN
+        FOR one IN
+            SELECT p.proname AS name, pg_get_function_identity_arguments(p.oid) AS takes,
+                   format_type(p.prorettype, NULL) AS gives
+            FROM pg_proc p
+            WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind = 'f' AND NOT p.proretset
+              AND p.pronargs BETWEEN 0 AND 3 AND p.proallargtypes IS NULL AND p.provariadic = 0
+              AND p.prorettype::regtype = ANY (known) AND p.proargtypes::oid[]::regtype[] <@ known
+        LOOP
+            EXECUTE format('CREATE FUNCTION evil.%I(%s)' || says, one.name, one.takes, one.gives, one.name);
+        END LOOP;
+        FOR one IN
+            SELECT o.oprname AS name, format_type(o.oprleft, NULL) AS l, format_type(o.oprright, NULL) AS r,
+                   format_type(o.oprresult, NULL) AS gives, 'twin_' || row_number() OVER () AS twin
+            FROM pg_operator o
+            WHERE o.oprnamespace = 'pg_catalog'::regnamespace AND o.oprleft::regtype = ANY (known)
+              AND o.oprright::regtype = ANY (known) AND o.oprresult::regtype = ANY (known)
+        LOOP
+            EXECUTE format('CREATE FUNCTION evil.%I(%s, %s)' || says, one.twin, one.l, one.r, one.gives, one.name);
+            EXECUTE format('CREATE OPERATOR evil.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = evil.%I)',
+                           one.name, one.l, one.r, one.twin);
+        END LOOP;
+    END $do$
+"""
+
+
+@pytest.fixture
+def hostile(conn: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
+    """A session with twins of the server's operators and functions first in its path. Each says that it was called."""
+    conn.execute("CREATE SCHEMA evil")
+    conn.execute(TWINS.encode())
+    conn.execute("SET search_path = evil, pg_catalog")
+    for twin in ("SELECT 1 >= 1", "SELECT octet_length('a'::text)", "SELECT 'a'::text = 'a'::text"):
+        with pytest.raises(errors.RaiseException, match="the twin was called"), conn.transaction():
+            conn.execute(twin.encode())
+    yield conn
+
+
+def test_every_function_of_a_check_a_default_a_trigger_or_an_index_is_tried_here(conn: psycopg.Connection[Any]) -> None:
+    assert [name for (name,) in conn.execute(CALLED.encode())] == [
+        "pgqueue.is_due(timestamp with time zone)",
+        "pgqueue.keys_can_be(text,integer,text,text,text)",
+        "pgqueue.now()",
+        "pgqueue.refuse_update()",
+        "pgqueue.replace_setting()",
+    ]
+
+
+GOOD = [
+    "(task) VALUES ('x')",
+    "(task, run_at) VALUES ('x', '2000-01-01')",
+    "(task, state, run_at) VALUES ('x', 'scheduled', '2100-01-01')",
+    "(task, lock_key, lock_limit, on_locked) VALUES ('x', 'k', 1, 'wait'), ('x', 'k', 2, 'skip')",
+    "(task, lock_key, lock_limit, on_locked) VALUES ('x', 'k', 3, 'once')",
+    "(task, lock_key) VALUES ('x', 'k')",
+    "(task, limit_key, rate_key) VALUES ('x', 'l', 'r:k')",
+]
+BAD = [
+    "(task, run_at) VALUES ('x', '2100-01-01')",
+    "(task, lock_key, lock_limit) VALUES ('x', 'k', -1)",
+    "(task, lock_key, lock_limit) VALUES ('x', 'k', 0)",
+    "(task, lock_key, on_locked) VALUES ('x', 'k', 'never')",
+    "(task, lock_key) VALUES ('x', '')",
+    "(task, lock_key) VALUES ('x', pg_catalog.repeat('k', 501))",
+    "(task, limit_key) VALUES ('x', '')",
+    "(task, limit_key) VALUES ('x', pg_catalog.repeat('l', 201))",
+    "(task, rate_key) VALUES ('x', '')",
+    "(task, rate_key) VALUES ('x', pg_catalog.repeat('r', 501))",
+    "(task, state, run_at, lock_key, lock_limit) VALUES ('x', 'scheduled', '2100-01-01', 'k', -1)",
+]
+
+
+@pytest.mark.promise("F67")
+@pytest.mark.parametrize("own", [False, True], ids=["the usual path", "twins first in the path"])
+def test_checks_mean_the_same_in_every_session(own: bool, request: pytest.FixtureRequest) -> None:
+    """Before, `>=` for integers in a schema of the role's own let a lock_limit of -1 in."""
+    conn = request.getfixturevalue("hostile" if own else "conn")
+    for row in GOOD:
+        conn.execute(f"INSERT INTO pgqueue.job {row}".encode())
+    for row in BAD:
+        with pytest.raises(errors.CheckViolation), conn.transaction():
+            conn.execute(f"INSERT INTO pgqueue.job {row}".encode())
+
+
+@pytest.mark.promise("F67")
+def test_triggers_mean_the_same_in_every_session(hostile: psycopg.Connection[Any]) -> None:
+    with pytest.raises(errors.ObjectNotInPrerequisiteState, match="never updated"), hostile.transaction():
+        hostile.execute("UPDATE pgqueue.job SET priority = 1")
+    for row in (
+        "ring (kind, leaves, retention) VALUES ('done', 8, '2 days')",
+        "duty (name, done_at) VALUES ('sweep', '2000-01-01')",
+        "migration (version, name, breaking) VALUES (1, 'initial', false)",
+        "relay_target DEFAULT VALUES",
+    ):
+        hostile.execute(f"INSERT INTO pgqueue.{row}".encode())
+
+
+@pytest.mark.promise("F67")
+def test_the_twins_are_heard_where_an_operator_is_not_named_in_full(hostile: psycopg.Connection[Any]) -> None:
+    hostile.execute(
+        "CREATE OR REPLACE FUNCTION pgqueue.keys_can_be("
+        "lock_key text, lock_limit integer, on_locked text, limit_key text, rate_key text) "
+        "RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RETURN lock_limit >= 1 IS NOT FALSE; END'"
+    )
+    with pytest.raises(errors.RaiseException, match="the twin was called: >="):
+        hostile.execute("INSERT INTO pgqueue.job (task, lock_key, lock_limit) VALUES ('x', 'k', 1)")
