@@ -32,16 +32,64 @@ started_at, worker_id, claim, {{attempts}}, {{job}}
 -- What an enqueue says of a job. The database says the rest.
 task, args, queue, priority, headers, max_attempts, run_at, deadline, {{keys}}
 
+-- name: texts
+-- The arguments and the headers of a job as text, for `claimed`. The text is made once: beside this stands OFFSET 0, else each use of it
+-- would make it anew. A value may have no text, for a number of 12 bytes may take 147,000 as text, and a text ends at 1 GB. One that is
+-- stored without compression and has less than 64 kB always has; for the others `text_of` answers NULL instead of an error.
+CASE WHEN pg_column_compression(args) IS NULL AND pg_column_size(args) < 65536 THEN args::text
+     ELSE pgqueue.text_of(args) END AS args_text,
+CASE WHEN headers IS NULL THEN NULL
+     WHEN pg_column_compression(headers) IS NULL AND pg_column_size(headers) < 65536 THEN headers::text
+     ELSE pgqueue.text_of(headers) END AS headers_text
+
+-- name: readable
+-- Whether what a worker reads of a job is within the limits of an enqueue. A row of a plain INSERT may be larger; it is not sent.
+octet_length(args_text) <= 2097152 AND (headers IS NULL OR octet_length(headers_text) <= 2097152)
+AND (coalesce(unique_key, idempotency_key) IS NULL OR greatest(octet_length(unique_key), octet_length(idempotency_key)) <= 500)
+
+-- name: claimed_rest
+-- The columns of `claimed` behind the deadline.
+CASE WHEN octet_length(headers_text) <= 2097152 THEN headers_text END, lock_key,
+CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL
+          AND greatest(octet_length(unique_key), octet_length(idempotency_key)) <= 500
+     THEN json_build_array(unique_key, idempotency_key)::text END,
+limit_key, rate_key,
+CASE WHEN {{readable}} THEN NULL
+     ELSE json_build_array(octet_length(args_text), octet_length(headers_text), headers IS NULL,
+                           greatest(octet_length(unique_key), octet_length(idempotency_key)))::text END
+
 -- name: claimed
--- A job in the columns that `Job` reads. Only a claim knows a position; a deadline that has passed is answered as -infinity.
-id, coalesce(pos, 0), rank, queue, task, args::text, attempt, priority, max_attempts, crashes, snoozes, enqueued_at, run_at,
-CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END, headers::text, lock_key,
-CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END,
-limit_key, rate_key
+-- A job in the columns that `Job` reads, from a row with `texts`. Only a claim knows a position; a deadline that has passed is answered as
+-- -infinity. If the job is not `readable`, its arguments are NULL, and the last column says how large its values are.
+id, coalesce(pos, 0), rank, queue, task, CASE WHEN {{readable}} THEN args_text END, attempt, priority, max_attempts, crashes, snoozes,
+enqueued_at, run_at, CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END, {{claimed_rest}}
+
+-- name: shown_texts
+-- The values of a job as text, for people: NULL if a value is too large to be shown, or has no text. Beside OFFSET 0, as `texts`.
+pgqueue.text_of(args) AS args_text, pgqueue.text_of(headers) AS headers_text, pgqueue.text_of(result) AS result_text
+
+-- name: shown
+-- What people are told of a job with `shown_texts`. Its values are JSON as text: no value of one job keeps the others from being read. One
+-- that is not shown is an object that says so; a `total` of more than 64 MB is of a long page of large jobs.
+id, state, queue, task, priority, enqueued_at, run_at, started_at, finished_at, deadline, attempt, max_attempts, crashes, snoozes, worker_id,
+left(version_tag, 1000) AS version_tag, left(lock_key, 1000) AS lock_key, left(limit_key, 1000) AS limit_key,
+left(rate_key, 1000) AS rate_key, left(key, 1000) AS key, left(unique_key, 1000) AS unique_key,
+left(idempotency_key, 1000) AS idempotency_key, left(reason, 10000) AS reason,
+CASE WHEN octet_length(args_text) <= 2097152 AND total <= 67108864 THEN args_text
+     ELSE json_build_object('pgqueue', 'not shown: ' || coalesce(octet_length(args_text)::text, 'more than 1000000000') || ' bytes')::text
+END AS args,
+CASE WHEN headers IS NULL THEN NULL
+     WHEN octet_length(headers_text) <= 2097152 AND total <= 67108864 THEN headers_text
+     ELSE json_build_object('pgqueue', 'not shown: ' || coalesce(octet_length(headers_text)::text, 'more than 1000000000') || ' bytes')::text
+END AS headers,
+CASE WHEN result IS NULL THEN NULL
+     WHEN octet_length(result_text) <= 2097152 AND total <= 67108864 THEN result_text
+     ELSE json_build_object('pgqueue', 'not shown: ' || coalesce(octet_length(result_text)::text, 'more than 1000000000') || ' bytes')::text
+END AS result
 
 -- name: no_job
 -- The columns of `claimed` in a row that holds a summary instead of a job.
-NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 
 -- name: front
 -- The rank of a job that goes back to its lane: before jobs that were never taken. A job with crashes goes to the lanes of poison jobs.
@@ -230,8 +278,9 @@ b.on_locked IN ('skip', 'once') AND b.attempt = 0 AND b.snoozes = 0 AND b.crashe
 
 -- name: read_claim
 -- The jobs that this claim let in, in the columns of a claim, the most urgent and oldest first.
-SELECT {{claimed}} FROM pgqueue.job_running r
-WHERE r.worker_id = %(worker_id)s::bigint AND r.claim = %(claim)s::integer ORDER BY priority, id
+SELECT {{claimed}} FROM (
+    SELECT *, {{texts}} FROM pgqueue.job_running r WHERE r.worker_id = %(worker_id)s::bigint AND r.claim = %(claim)s::integer OFFSET 0
+) AS r ORDER BY priority, id
 
 -- Ends of jobs ------------------------------------------------------------------------------------------------------------------------
 

@@ -72,7 +72,8 @@ class JobInfo:
 
     `reason` says why it has failed, was cancelled, or waits for another attempt. `key` is what a blocked job waits for.
     `progress` is the last one a running job reported. `attempts` are those that did not complete, oldest first; `find`
-    leaves them empty.
+    leaves them empty. If arguments, headers or a result are too large to be shown, or cannot be read, they are an
+    object with one key, `pgqueue`, that says so.
     """
 
     id: int
@@ -329,7 +330,19 @@ def _page(rows: list[Row]) -> Page:
 def _job(row: Mapping[str, Any], attempts: tuple[Attempt, ...] = ()) -> JobInfo:
     said = row["said"]
     progress = said and JobProgress(**_timed(said, JobProgress))
-    return JobInfo(**_timed(row, JobInfo) | {"progress": progress}, attempts=attempts)
+    values = {name: _value(row[name]) for name in ("args", "headers", "result")}
+    return JobInfo(**_timed(row, JobInfo) | values | {"progress": progress}, attempts=attempts)
+
+
+def _value(text: str | None) -> Any:
+    """The value of this JSON. Python reads no number of more than 4,300 digits, and no value that is nested as deeply
+    as PostgreSQL allows: then an object that says so. The other jobs of the page are to be seen all the same."""
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return {"pgqueue": f"not shown: {error}"}
 
 
 def _attempt(row: Mapping[str, Any]) -> Attempt:

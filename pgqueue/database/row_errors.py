@@ -11,14 +11,17 @@ nothing is wrong with it.
    so it meets no trigger, no NOTIFY and no limit on writing. If it is refused, too, the row can never be stored.
 5. Otherwise the row is right, and is kept until it can be written.
 
-Used where a row that the server refuses is given up: an outcome of a job, a schedule.
+Used where a row that the server refuses is given up: an outcome of a job, a schedule. And where many rows are moved at
+once, and one that is refused must not keep the others: a claim, an unblocking, a promotion.
 """
 
 from __future__ import annotations
 
 import psycopg
 
+from pgqueue.database.backoff import one_line
 from pgqueue.database.notify_queue import is_full
+from pgqueue.database.triggers import trigger_of
 
 DATA, CONSTRAINT, LIMIT = "22", "23", "54"
 """Classes of SQLSTATEs that may be about the values of a row."""
@@ -37,6 +40,23 @@ def may_be_about_row(error: BaseException) -> bool:
     return error.sqlstate.startswith((DATA, CONSTRAINT, LIMIT)) and not isinstance(
         error, psycopg.errors.UniqueViolation
     )
+
+
+def refuses_row(error: BaseException) -> bool:
+    """Whether the server has refused a statement that moves rows, perhaps for the values of one: it has moved none.
+
+    A value whose stored parts are damaged is refused, too. A doubled id and a trigger of the application are not meant.
+    """
+    if not isinstance(error, psycopg.Error) or error.sqlstate is None or trigger_of(error) is not None:
+        return False
+    if isinstance(error, psycopg.errors.DataCorrupted):
+        return not str(error).startswith("pgqueue: ")  # a statement of ours that checks itself
+    return may_be_about_row(error)
+
+
+def without_values(error: psycopg.Error) -> str:
+    """What the server says, without the detail that quotes the whole row: that may be private."""
+    return error.diag.message_primary or one_line(error)
 
 
 def is_about_row(error: BaseException, schema: str) -> bool | None:

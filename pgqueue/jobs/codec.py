@@ -26,9 +26,7 @@ import msgspec
 from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
 from pgqueue.jobs import annotations as signatures
 from pgqueue.jobs.annotations import Kind, check_plain, is_model, kind_of, listed, unfit
-
-MAX_BYTES = 1024 * 1024
-"""The most UTF-8 bytes the arguments of one job may take."""
+from pgqueue.jobs.sizes import JSON_MOST, TEXT_MOST, text_too_large
 
 _EMPTY = frozenset(("{}", b"{}"))
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # an escape, not a backslash that is followed by these letters
@@ -313,9 +311,14 @@ def _dump(values: dict[str, Any], what: str, item: str) -> bytes:
         raw = _encode(values)
     except _LATE_ERRORS as error:
         raise InvalidArguments(f"{what}{_culprit(values, item, _fails)}: cannot be JSON: {error}") from error
-    if len(raw) > MAX_BYTES:
+    if len(raw) > JSON_MOST:
         raise PayloadTooLarge(
-            f"{what}: {len(raw):,} bytes of JSON, the limit is {MAX_BYTES:,}; store the data and pass its key"
+            f"{what}: {len(raw):,} bytes of JSON, the limit is {JSON_MOST:,}; store the data and pass its key"
+        )
+    if (size := text_too_large(raw)) is not None:
+        raise PayloadTooLarge(
+            f"{what}: {size:,} bytes with all the digits of its numbers, as PostgreSQL keeps them; the limit is "
+            f"{TEXT_MOST:,}. Store the data and pass its key"
         )
     if b"\\u0000" in raw and _NUL.search(raw):
         raise InvalidArguments(

@@ -27,6 +27,7 @@ from pgqueue.jobs.context import NO_CONTEXT, AnySource, Source
 from pgqueue.jobs.cron import tick_of
 from pgqueue.jobs.headers import TIMEOUT, timeout_of
 from pgqueue.jobs.keys import Keys
+from pgqueue.jobs.sizes import KEY_MOST, TEXT_MOST
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -118,7 +119,7 @@ class Job:
         self.task: str
         """The task's name."""
         self.args: str
-        """The arguments as the text of a JSON object."""
+        """The arguments as the text of a JSON object; None if the job is `too_large`: then it does not run."""
         self.attempt: int
         """Which attempt this is, from 1."""
         self.id, self.pos, self.rank, self.queue, self.task, self.args, self.attempt = row[:7]
@@ -186,6 +187,11 @@ class Job:
     def late(self) -> bool:
         """Whether the deadline had passed at the claim, by the database's clock. Then the job does not run."""
         return bool(self._row[13] == _PASSED)
+
+    @property
+    def too_large(self) -> str | None:
+        """Which of its values is larger than an enqueue takes, as it may be after a plain INSERT; None: none is."""
+        return None if self.args is not None else _too_large(*msgspec.json.decode(self._row[19]))
 
     @property
     def deadline(self) -> datetime | None:
@@ -369,9 +375,20 @@ def _size(size: int) -> int:
     raise InvalidOption(f"size {size!r}: use how many items a batch has, 1 or more")
 
 
-def late_of(jobs: Iterable[Job]) -> list[Job]:
-    """The jobs that are late. Every claimed job is checked, therefore without a call for each."""
-    return [job for job in jobs if job._row[13] == _PASSED]
+def unfit_of(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs that do not run: late, or too large. Every claimed job is checked, therefore without a call for each."""
+    return [job for job in jobs if job._row[13] == _PASSED or job.args is None]
+
+
+def _too_large(args: int | None, headers: int | None, no_headers: bool, key: int | None) -> str:
+    """What is wrong with a job whose values have these sizes. None: so large that it has no text."""
+    sizes = {"arguments": args, "headers": 0 if no_headers else headers}
+    for what, size in sizes.items():
+        if size is None:
+            return f"its {what} have more than a thousand million bytes as text, the limit is {TEXT_MOST}"
+        if size > TEXT_MOST:
+            return f"its {what} have {size} bytes as text, the limit is {TEXT_MOST}"
+    return f"its unique key has {key} bytes, the limit is {KEY_MOST}"
 
 
 def own_timeout(job: Job) -> float | None:

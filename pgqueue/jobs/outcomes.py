@@ -19,6 +19,7 @@ import msgspec
 from pgqueue.errors import Error, InvalidArguments, InvalidOption, JobTimeout
 from pgqueue.jobs.job import Job, NewJob, fields
 from pgqueue.jobs.retry import RetryPolicy, seconds
+from pgqueue.jobs.sizes import JSON_MOST, TEXT_MOST, text_too_large
 
 log = logging.getLogger("pgqueue")
 
@@ -72,7 +73,6 @@ def _text(reason: str, what: str) -> str:
 
 MESSAGE_MOST = 2_000  # characters
 TRACEBACK_MOST = 20_000  # characters
-RESULT_MOST = 1 << 20  # bytes
 
 UNSTORABLE = "Unstorable"
 """The error type of an attempt if the server refused its outcome."""
@@ -171,6 +171,13 @@ RELEASED = Released()
 WRITTEN = Written()
 LATE = Cancelled("deadline")
 """The outcome of a job whose deadline had passed when it was claimed."""
+
+
+def unfit(job: Job) -> Outcome | None:
+    """The outcome of a job that does not run: it is late, or its row is larger than an enqueue takes. None: it runs."""
+    if (why := job.too_large) is not None:
+        return Failed("refused", Problem("failed", "PayloadTooLarge", why))
+    return LATE if job.late else None
 
 
 def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -> Outcome:
@@ -275,8 +282,11 @@ def completed(value: object) -> Completed | Failed:
     except Exception as error:
         message = _clean(f"the result cannot be stored as JSON: {_said(error)}", MESSAGE_MOST)
         return Failed("error", Problem("failed", type(error).__name__, message))
-    if len(text) > RESULT_MOST:
-        return Failed("error", Problem("failed", None, f"the result has {len(text)} bytes, the limit is {RESULT_MOST}"))
+    if len(text) > JSON_MOST:
+        return Failed("error", Problem("failed", None, f"the result has {len(text)} bytes, the limit is {JSON_MOST}"))
+    if (size := text_too_large(text)) is not None:
+        said = f"the result has {size} bytes with all the digits of its numbers, the limit is {TEXT_MOST}"
+        return Failed("error", Problem("failed", None, said))
     if b"\\u0000" in text and _NUL.search(text):
         return Failed("error", Problem("failed", None, "the result cannot be stored: PostgreSQL's jsonb has no NUL"))
     return Completed(text.decode())

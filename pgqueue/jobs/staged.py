@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
-from pgqueue.jobs.codec import MAX_BYTES
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import Keys
+from pgqueue.jobs.sizes import TEXT_MOST
 from pgqueue.jobs.validation import check_priority, check_queue, check_task_name
 
 FORMAT = 1
@@ -97,7 +97,7 @@ def job_of(task: str, args: str | None, options: str | None, staged_at: datetime
     """
     check_task_name(task)
     if args is None:
-        raise InvalidArguments(f"args have more than {MAX_BYTES:,} bytes: store the data and pass its key")
+        raise InvalidArguments(f"args have more than {TEXT_MOST:,} bytes as text: store the data and pass its key")
     if not args.startswith("{"):
         raise InvalidArguments(f"args are a JSON object, by parameter name, not {args:.40}")
     if options is None:

@@ -34,9 +34,12 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+import psycopg
+
 from pgqueue.database.backoff import Backoff
+from pgqueue.database.row_errors import refuses_row, without_values
 from pgqueue.jobs.job import Lane
-from pgqueue.relay.source import Batch, Lag, Source, StagedRow
+from pgqueue.relay.source import Batch, Lag, Refusal, Source, StagedRow
 from pgqueue.relay.target import Delivering, Delivery, QueueSession
 from pgqueue.worker.fetch.watermark import Fetch, Watermark
 
@@ -160,12 +163,36 @@ class Rounds:
                 self._looking = await self._queue.now()
         [after] = self._watermark.starts([LANE], now)
         again = [id for id, stayed in self._stayed.items() if stayed.next_at <= now]
-        batch = await self._source.read(after, again, self._most, BATCH_BYTES)
+        try:
+            batch = await self._source.read(after, again, self._most, BATCH_BYTES)
+        except psycopg.Error as error:
+            if not isinstance(error, psycopg.errors.QueryCanceled) and not refuses_row(error):
+                raise
+            await self._narrow(after, error)
+            self._again = True
+            return _Read([], full=True)
         full = self._note(batch, after, now)
         for id in set(again) - {row.id for row in batch.rows}:
             self._free(self._stayed.pop(id).order_key)  # the application has deleted it
         due = [row for row in batch.rows if row.uid not in self._in_flight and self._is_due(row.id, now)]
         return _Read(due, full)
+
+    async def _narrow(self, after: int, error: psycopg.Error) -> None:
+        """The server cannot read a row: read one at a time. If it cannot read one alone, that one is put aside.
+
+        What it cannot read is a value that has no text, as a number of 12 bytes that takes 131,000 digits.
+        """
+        if self._most > 1:
+            self._most = 1
+            return
+        if isinstance(error, psycopg.errors.QueryCanceled):  # the server is slow: no fault of the row
+            raise error
+        row = await self._source.first(after)
+        reason = f"the server cannot read it: {without_values(error)}"
+        if row is None or not await self._source.settled([], [Refusal(row, reason)]):
+            raise error  # the application has locked it
+        log.warning("staged job %d (%s) is refused: %s", row.id, row.task, reason)
+        self._counts.refused += 1
 
     def _is_due(self, id: int, now: float) -> bool:
         stayed = self._stayed.get(id)

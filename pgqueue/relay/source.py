@@ -131,6 +131,11 @@ class Source:
         found = [StagedRow(*row[3:-1]) for row in rows if row[3] is not None]
         return Batch(Reading(head, xid, snapshot), found, cut=bool(found) and rows[0][-1] > len(found))
 
+    async def first(self, after: int) -> StagedRow | None:
+        """The first row behind `after`, without its arguments and options."""
+        [rows] = await self._session.ask(self._session.statement("source_first", after=after))
+        return StagedRow(*rows[0]) if rows else None
+
     async def waiting(self, after: int, stayed: Sequence[int], held: Sequence[str]) -> Lag:
         """What waits behind this position, and of these ids and order keys."""
         counted = self._session.statement("source_waiting", after=after, stayed=list(stayed), held=list(held))

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 from pgqueue.client.middleware import Hooks, declared, wrapped
 from pgqueue.client.tasks import Task
 from pgqueue.jobs.job import Job, NewJob, running_job
-from pgqueue.jobs.outcomes import LATE, Cancel, Completed, Fail, Outcome, Retry, Snooze, given
+from pgqueue.jobs.outcomes import Cancel, Completed, Fail, Outcome, Retry, Snooze, given, unfit
 from pgqueue.testing.context import DrainContext
 
 P = ParamSpec("P")
@@ -71,8 +71,8 @@ async def arun(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
 
 def call(job: Job, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool) -> Ran:
     """Run the job in this thread, with the drain's connection; return its outcome."""
-    if job.late:
-        return LATE, None
+    if (outcome := unfit(job)) is not None:
+        return outcome, None
     job.context = context = DrainContext(task, conn, worker_id, alone=alone)
     try:
         what = context.covered(_run_here(task, job))
@@ -86,8 +86,8 @@ def call(job: Job, task: Task[..., Any], conn: object, worker_id: int, *, alone:
 
 async def acall(job: Job, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool) -> Ran:
     """`call` from a running loop."""
-    if job.late:
-        return LATE, None
+    if (outcome := unfit(job)) is not None:
+        return outcome, None
     job.context = context = DrainContext(task, conn, worker_id, alone=alone)
     test = asyncio.current_task()
     try:

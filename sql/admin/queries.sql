@@ -4,12 +4,14 @@
 -- name: queries_get
 -- One job with its attempts that did not complete, and with what it has said in this run of how far it is, as JSON. No row:
 -- no such job.
-SELECT to_json(job)::text,
+SELECT (SELECT to_json(shown)::text FROM (SELECT {{shown}}) AS shown),
        (SELECT coalesce(json_agg(to_json(a) ORDER BY a.finished_at), '[]')::text
         FROM pgqueue.attempt_rows(job.id) AS a WHERE a.enqueued_at = job.enqueued_at IS NOT FALSE),
        (SELECT to_json(p)::text FROM pgqueue.progress_row(job.id) AS p
         WHERE job.state = 'running' AND p.updated_at >= job.started_at)
-FROM pgqueue.job_rows(ARRAY[%(id)s::bigint]) AS job;
+FROM (
+    SELECT *, 0 AS total, {{shown_texts}} FROM pgqueue.job_rows(ARRAY[%(id)s::bigint]) OFFSET 0
+) AS job;
 
 -- name: queries_find
 -- The newest n jobs that fit, among the newest `most` of the partitions named; as a JSON array. The second column says
@@ -63,9 +65,18 @@ SELECT coalesce(json_agg(to_json(shown) ORDER BY id DESC), '[]')::text,
                LIMIT %(most)s::integer
            ) AS walked)
        END
-FROM (SELECT found.*, (SELECT to_json(p) FROM pgqueue.job_progress p
-                       WHERE found.state = 'running' AND p.job_id = found.id AND p.updated_at >= found.started_at) AS said
-      FROM found) AS shown;
+FROM (
+    SELECT {{shown}}, (SELECT to_json(p) FROM pgqueue.job_progress p
+                       WHERE summed.state = 'running' AND p.job_id = summed.id AND p.updated_at >= summed.started_at) AS said
+    FROM (
+        SELECT *, sum(
+            CASE WHEN octet_length(args_text) <= 2097152 THEN octet_length(args_text) ELSE 0 END
+            + CASE WHEN octet_length(headers_text) <= 2097152 THEN octet_length(headers_text) ELSE 0 END
+            + CASE WHEN octet_length(result_text) <= 2097152 THEN octet_length(result_text) ELSE 0 END
+        ) OVER (ORDER BY id DESC ROWS UNBOUNDED PRECEDING) AS total
+        FROM (SELECT *, {{shown_texts}} FROM found OFFSET 0) AS read
+    ) AS summed
+) AS shown;
 
 -- name: queries_status
 -- How everything stands, as one JSON object: states, queues, workers. A partition of up to 10,000 rows is counted. A

@@ -68,9 +68,9 @@ FROM reading LEFT JOIN (
     SELECT measured.*, row_number() OVER running AS place, sum(measured.bytes) OVER running AS total,
         count(*) OVER () AS counted
     FROM (
-        SELECT o.id, o.uid, o.task, CASE WHEN o.args_size <= 1048576 AND o.options_size <= 1048576 THEN o.args END AS args,
-            CASE WHEN o.options_size <= 1048576 THEN o.options END AS options, o.format, o.order_key, o.staged_at,
-            least(o.args_size, 1048576) + least(o.options_size, 1048576) AS bytes
+        SELECT o.id, o.uid, o.task, CASE WHEN o.args_size <= 2097152 AND o.options_size <= 2097152 THEN o.args END AS args,
+            CASE WHEN o.options_size <= 2097152 THEN o.options END AS options, o.format, o.order_key, o.staged_at,
+            least(o.args_size, 2097152) + least(o.options_size, 2097152) AS bytes
         FROM (
             SELECT r.*, octet_length(r.args) AS args_size, coalesce(octet_length(r.options), 0) AS options_size
             FROM (
@@ -91,6 +91,11 @@ FROM reading LEFT JOIN (
     WINDOW running AS (ORDER BY measured.id ROWS UNBOUNDED PRECEDING)
 ) AS found ON found.total <= %(bytes)s::bigint OR found.place = 1
 ORDER BY found.id
+
+-- name: source_first
+-- The first row behind `after`, without its arguments and options: the server could not make a text of these. No row: there is none.
+SELECT o.id, o.uid::text, left(o.task, 300), NULL, NULL, o.format, NULL, o.staged_at
+FROM pgqueue.outbox o WHERE o.id > %(after)s::bigint ORDER BY o.id LIMIT 1
 
 -- name: source_waiting
 -- How many staged jobs wait, for how many seconds the oldest of them, and how many were refused: those behind the cursor, those that

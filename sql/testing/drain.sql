@@ -52,12 +52,12 @@ WITH picked AS MATERIALIZED (
 -- name: drain_claimed
 -- The job of this claim, in the columns of a claim. Times are microseconds since 2000, as a worker's connections read them:
 -- the drivers of applications make datetimes of times, and some fail for infinity.
-SELECT id, 0, rank, queue, task, args::text, attempt, priority, max_attempts, crashes, snoozes,
+SELECT id, 0, rank, queue, task, CASE WHEN {{readable}} THEN args_text END, attempt, priority, max_attempts, crashes, snoozes,
        CASE WHEN isfinite(enqueued_at) THEN (extract(epoch FROM enqueued_at) * 1000000)::bigint - 946684800000000 ELSE 0 END,
        CASE WHEN isfinite(run_at) THEN (extract(epoch FROM run_at) * 1000000)::bigint - 946684800000000 END,
        CASE WHEN deadline <= pgqueue.now() THEN -9223372036854775808
             WHEN isfinite(deadline) THEN (extract(epoch FROM deadline) * 1000000)::bigint - 946684800000000 END,
-       headers::text, lock_key,
-       CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL THEN json_build_array(unique_key, idempotency_key)::text END,
-       limit_key, rate_key
-FROM pgqueue.job_running WHERE worker_id = %(worker_id)s::bigint AND claim = %(claim)s::integer;
+       {{claimed_rest}}
+FROM (
+    SELECT *, {{texts}} FROM pgqueue.job_running WHERE worker_id = %(worker_id)s::bigint AND claim = %(claim)s::integer OFFSET 0
+) AS r;

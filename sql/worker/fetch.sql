@@ -42,7 +42,43 @@ SELECT {{no_job}}, CASE WHEN (SELECT count(*) FROM picked) <> (SELECT count(*) F
                         THEN pgqueue.refuse('a claim deleted jobs it did not start')::text
                         ELSE json_build_object('lanes', (SELECT coalesce(json_agg(place), '[]') FROM lane))::text END AS summary
 UNION ALL
-SELECT {{claimed}}, NULL FROM taken;
+SELECT {{claimed}}, NULL FROM (SELECT *, {{texts}} FROM taken OFFSET 0) AS taken;
+
+-- name: fetch_first
+-- The job that a claim of one plain job of these `tasks` and lanes would take: its lane, position, id and task. No row: there is none.
+WITH lane AS MATERIALIZED (
+    {{claim_lanes}}
+)
+SELECT available.* FROM lane CROSS JOIN LATERAL (
+    SELECT j.queue, j.rank, j.pos, j.id, j.task FROM pgqueue.job_available j
+    WHERE {{in_lane}} AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NULL
+    ORDER BY j.pos NULLS FIRST LIMIT 1 FOR UPDATE SKIP LOCKED
+) AS available LIMIT 1;
+
+-- name: fetch_put_aside
+-- The server refuses each claim of this available job, by itself, too: it fails, reason `refused`, and its attempt says why. Without its
+-- arguments and headers if `bare`: it is these that cannot be read. Answers its id; no row: it is locked, or gone.
+WITH taken AS (
+    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(
+        SELECT a.ctid FROM pgqueue.job_available a WHERE a.id = %(id)s::bigint AND a.pos + 0 = %(pos)s::bigint FOR UPDATE SKIP LOCKED))
+    RETURNING {{attempts}}, {{job}}
+), refused AS (
+    SELECT {{attempts}}, id, queue, priority, task, CASE WHEN %(bare)s::boolean THEN '{}' ELSE args END AS args,
+        CASE WHEN NOT %(bare)s::boolean THEN headers END AS headers, enqueued_at, {{keys}}, unique_key, idempotency_key, max_attempts,
+        deadline
+    FROM taken
+), noted AS (
+    INSERT INTO pgqueue.attempt (
+        job_id, enqueued_at, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, message)
+    SELECT id, enqueued_at, least(attempt + 1, 32767), %(worker_id)s::bigint, pgqueue.now(), pgqueue.now(),
+        (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'), 'failed', %(error_type)s::text, %(message)s::text
+    FROM refused
+), put_aside AS (
+    {{put_aside}}
+)
+SELECT id, (SELECT count(CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END)
+            FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = %(id)s::bigint)
+FROM put_aside;
 
 -- name: fetch_probe
 -- Has anything happened since the last fetch? Read-only, takes no id, touches no job: the head of the position sequence,

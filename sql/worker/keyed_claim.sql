@@ -15,6 +15,17 @@ WITH lane AS MATERIALIZED (
 {{reading}}, {{durable}}
 FROM {{reading_from}};
 
+-- name: keyed_claim_first
+-- As `fetch_first`, for jobs with keys.
+WITH lane AS MATERIALIZED (
+    {{claim_lanes}}
+)
+SELECT available.* FROM lane CROSS JOIN LATERAL (
+    SELECT j.queue, j.rank, j.pos, j.id, j.task FROM pgqueue.job_available j
+    WHERE {{in_lane}} AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NOT NULL
+    ORDER BY j.pos NULLS FIRST LIMIT 1 FOR UPDATE SKIP LOCKED
+) AS available LIMIT 1;
+
 -- name: keyed_claim_lock
 -- Ahead of a claim in the same transaction: lock the keys of the next n available jobs of these `tasks` and lanes. A setting of this
 -- transaction tells the claim the first job of each key, unless that job has a limit or a rate, too. A key that another session has
@@ -143,4 +154,5 @@ SELECT {{no_job}}, CASE
             'lowest', (SELECT json_build_array(min(rank), min(id)) FROM blocked)) END)::text END AS summary
 UNION ALL
 SELECT {{claimed}}, NULL
-FROM (SELECT {{job}}, run_at, least(attempt + 1, 32767)::smallint AS attempt, crashes, snoozes, pos, rank FROM taken WHERE runs) AS started;
+FROM (SELECT {{job}}, run_at, least(attempt + 1, 32767)::smallint AS attempt, crashes, snoozes, pos, rank, {{texts}}
+      FROM taken WHERE runs OFFSET 0) AS started;

@@ -94,10 +94,12 @@ WITH me AS MATERIALIZED (
     FROM taken LEFT JOIN chained USING (id)
     RETURNING hold_pos
 ), shown AS MATERIALIZED (
-    SELECT {{job}}, run_at, least(attempt + 1, 32767)::smallint AS attempt, crashes, snoozes, (2 * priority)::smallint AS rank,
-        -coalesce(chained.place, 0) AS pos,
-        sum(octet_length(args::text) + coalesce(octet_length(headers::text), 0)) OVER () > 32768 AS too_large
-    FROM taken LEFT JOIN chained USING (id)
+    SELECT came_in.*, sum(coalesce(octet_length(args_text), 0) + coalesce(octet_length(headers_text), 0)) OVER () > 32768 AS too_large
+    FROM (
+        SELECT {{job}}, run_at, least(attempt + 1, 32767)::smallint AS attempt, crashes, snoozes, (2 * priority)::smallint AS rank,
+            -coalesce(chained.place, 0) AS pos, {{texts}}
+        FROM taken LEFT JOIN chained USING (id) OFFSET 0
+    ) AS came_in
 )
 SELECT {{no_job}}, CASE
     WHEN (SELECT count(*) FROM came) <> (SELECT count(*) FROM running)
@@ -245,7 +247,7 @@ SELECT {{claimed}}
 FROM unnest(%(keys)s::text[], %(afters)s::bigint[]) AS mine (key, after)
 CROSS JOIN LATERAL (
     SELECT {{job}}, {{attempts}}, r.rank,
-           CASE WHEN r.key IS NOT NULL THEN -row_number() OVER (PARTITION BY r.key ORDER BY r.rank, r.id) END AS pos
+           CASE WHEN r.key IS NOT NULL THEN -row_number() OVER (PARTITION BY r.key ORDER BY r.rank, r.id) END AS pos, {{texts}}
     FROM pgqueue.job_running r
     WHERE r.lock_key = substr(mine.key, 6) AND coalesce(r.hold_pos, 9223372036854775807) > mine.after
       AND r.claim + 0 = %(claim)s::integer AND r.worker_id + 0 = %(worker_id)s::bigint

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
 from pgqueue.jobs import codec as module
-from pgqueue.jobs.codec import MAX_BYTES, Codec, json_object, keywords_only
+from pgqueue.jobs.codec import Codec, json_object, keywords_only
+from pgqueue.jobs.sizes import JSON_MOST
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -355,11 +356,11 @@ def test_the_message_names_task_parameter_place_given_and_needed() -> None:
 @pytest.mark.promise("F17")
 def test_the_limit_is_one_mebibyte_of_utf8() -> None:
     envelope = len('{"value":""}')
-    assert len(one(str).encode(("x" * (MAX_BYTES - envelope),), {})) == MAX_BYTES
+    assert len(one(str).encode(("x" * (JSON_MOST - envelope),), {})) == JSON_MOST
     with pytest.raises(PayloadTooLarge, match=r"1,048,577 bytes.*1,048,576"):
-        one(str).encode(("x" * (MAX_BYTES - envelope + 1),), {})
+        one(str).encode(("x" * (JSON_MOST - envelope + 1),), {})
     with pytest.raises(PayloadTooLarge):  # counted in bytes, not in characters
-        one(str).encode(("é" * (MAX_BYTES // 2),), {})
+        one(str).encode(("é" * (JSON_MOST // 2),), {})
 
 
 # -- Binding ---------------------------------------------------------------------------------------------------------
@@ -467,7 +468,7 @@ def test_keywords_only_and_json_objects() -> None:
         with pytest.raises(InvalidArguments, match=r"far\.away"):
             codec.encode(args, kwargs)
     assert json_object({"a": {"b": 1}}, "headers") == '{"a":{"b":1}}'
-    for bad in ({1: 1}, {"a": "\0"}, {"a": NAN}, {"a": CYCLE}, [1], {"a": "x" * MAX_BYTES}):
+    for bad in ({1: 1}, {"a": "\0"}, {"a": NAN}, {"a": CYCLE}, [1], {"a": "x" * JSON_MOST}):
         with pytest.raises(InvalidArguments, match="headers"):
             json_object(bad, "headers")  # type: ignore[arg-type]  # unfit is the point
 

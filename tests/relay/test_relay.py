@@ -179,7 +179,7 @@ async def test_only_what_fails_by_itself_is_refused(app_dsn: str, dsn: str, side
     long = json.dumps({"lock_key": "k" * 600})
     sides.app.execute("INSERT INTO pgqueue.outbox (task, args) VALUES ('two words', '{}'), ('list', '[1]')")
     sides.app.execute("INSERT INTO pgqueue.outbox (task, options) VALUES ('long', %s)", [long])
-    sides.app.execute("INSERT INTO pgqueue.outbox (task, args) VALUES ('big', to_jsonb(ARRAY[repeat('x', 1100000)]))")
+    sides.app.execute("INSERT INTO pgqueue.outbox (task, args) VALUES ('big', to_jsonb(ARRAY[repeat('x', 2200000)]))")
     sides.app.execute("INSERT INTO pgqueue.outbox (task, staged_at) VALUES ('never', 'infinity')")
     sides.stage("c", "d")
     assert await Relay(app_dsn, dsn).once()
@@ -189,7 +189,7 @@ async def test_only_what_fails_by_itself_is_refused(app_dsn: str, dsn: str, side
     assert listed == ("list", "args are a JSON object, by parameter name, not [1]")
     assert keyed[0] == "long" and "job_available_is_ready" in keyed[1]
     assert never == ("never", "staged_at is no time between the years 1 and 9999: leave it to its default")
-    assert big[0] == "big" and "more than 1,048,576 bytes" in big[1]
+    assert big[0] == "big" and "more than 2,097,152 bytes" in big[1]
 
 
 @pytest.mark.parametrize("wrong", ["privilege", "format"])

@@ -73,6 +73,7 @@ import msgspec
 import psycopg
 
 from pgqueue.database.backoff import persist, wait
+from pgqueue.database.row_errors import refuses_row, without_values
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers, texts
 from pgqueue.database.triggers import trigger_of
@@ -338,8 +339,7 @@ class RateLimiter:
             await self._try(keys, openings)
         except psycopg.errors.LockNotAvailable:
             if len(keys) > 1:
-                for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
-                    await self._ask(half, self._openings())
+                await self._by_halves(keys)
             else:
                 log.warning(
                     "rate %s: another transaction has held it for a second; the sweep comes back to it", keys[0]
@@ -350,13 +350,25 @@ class RateLimiter:
                 raise
             link, notify = self._session.link, self._state.settings.notify
             await resolve(self._session, link.statement("rates_resolve_doubles", notify=notify))
-        except (psycopg.DataError, psycopg.IntegrityError) as error:
-            if trigger_of(error) is not None:
+        except psycopg.Error as error:
+            if not refuses_row(error):
                 raise
             [unfit] = await self._session.run(self._session.link.statement("unblock_refuse_unfit"))
-            if not unfit:
-                raise
-            log.error("jobs %s waited for a rate, and fit into no lane: they are failed: refused (%s)", unfit, error)
+            if unfit:
+                log.error(
+                    "jobs %s waited for a rate, and fit into no lane: they are failed: refused (%s)", unfit, error
+                )
+            elif len(keys) > 1:
+                await self._by_halves(keys)
+            else:
+                said = "rate %s: no job of it can be moved (%s); the sweep comes back to it"
+                log.error(said, keys[0], without_values(error))
+                self._forget(keys[0])
+
+    async def _by_halves(self, keys: list[str]) -> None:
+        """One of these keys is the cause that none could be moved: the others are not to wait for it."""
+        for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
+            await self._ask(half, self._openings())
 
     async def _try(self, keys: list[str], openings: Openings) -> None:
         claim = await self._state.claims.begin()
@@ -402,7 +414,7 @@ class RateLimiter:
                 self._remember(key, RateWaiters(monotonic()))
             if jobs or not openings.ordinary:
                 self._deliver(jobs)
-        except (psycopg.errors.LockNotAvailable, psycopg.DataError, psycopg.IntegrityError):
+        except (psycopg.errors.LockNotAvailable, psycopg.IntegrityError):
             raise  # nothing was committed
         except BaseException:
             self._state.in_doubt()

@@ -56,6 +56,7 @@ from typing import Any
 import psycopg
 
 from pgqueue.database.backoff import persist, wait
+from pgqueue.database.row_errors import refuses_row, without_values
 from pgqueue.database.sessions import Session
 from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job
@@ -364,9 +365,7 @@ class Unblocker:
             await self._try(asked, move)
         except psycopg.errors.LockNotAvailable:
             if len(asked) > 1:
-                keys = list(asked)
-                for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
-                    await self._unblock({key: asked[key] for key in half}, move)
+                await self._by_halves(asked, move)
             else:
                 log.warning("key %s: another transaction has held it for a second; the sweep comes back to it", *asked)
         except psycopg.errors.UniqueViolation as error:
@@ -375,13 +374,24 @@ class Unblocker:
             link, notify = self._session.link, self._state.settings.notify
             if await resolve(self._session, link.statement("unblock_resolve_doubles", notify=notify)):
                 self._wanted = asked | self._wanted
-        except (psycopg.DataError, psycopg.IntegrityError) as error:
-            if trigger_of(error) is not None:
+        except psycopg.Error as error:
+            if not refuses_row(error):
                 raise
             [unfit] = await self._session.run(self._session.link.statement("unblock_refuse_unfit"))
-            if not unfit:
-                raise
-            log.error("jobs %s waited for a key, and fit into no lane: they are failed: refused (%s)", unfit, error)
+            if unfit:
+                log.error("jobs %s waited for a key, and fit into no lane: they are failed: refused (%s)", unfit, error)
+            elif len(asked) > 1:
+                await self._by_halves(asked, move)
+            else:
+                log.error(
+                    "key %s: no job of it can be moved (%s); the sweep comes back to it", *asked, without_values(error)
+                )
+
+    async def _by_halves(self, asked: Wanted, move: Move) -> None:
+        """One of these keys is the cause that none could be moved: the others are not to wait for it."""
+        keys = list(asked)
+        for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
+            await self._unblock({key: asked[key] for key in half}, move)
 
     async def _try(self, asked: Wanted, move: Move) -> None:
         claim = await self._state.claims.begin()
@@ -402,7 +412,7 @@ class Unblocker:
             for key in again:
                 self._follow(key)
             self._come_back_to(set(moved.unsure).difference(again))
-        except (psycopg.errors.LockNotAvailable, psycopg.DataError, psycopg.IntegrityError):
+        except (psycopg.errors.LockNotAvailable, psycopg.IntegrityError):
             raise  # nothing was committed
         except BaseException:
             self._state.in_doubt()

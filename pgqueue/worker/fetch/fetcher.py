@@ -16,6 +16,12 @@ Why no wake is lost:
 2. Each kind has a set of queues that are `known` to have no more jobs. A queue that was not asked, because its slots
    are taken, is not in it.
 3. The poll finds whatever is missed all the same (NOTIFY off, a pooler, a broken listener).
+
+The server may refuse a claim for a value of one row, or not get through with it in time (statement_timeout). Then
+nothing was taken, and the next claims of that kind ask for fewer jobs, down to one. That one is looked up, and claimed
+by its position alone. If it is refused again, it is put aside: failed, reason `refused`. So a bad row costs a few
+claims, and every other job is claimed as ever. If every job seems bad, it is not the rows: after REFUSED_MOST of them,
+the error goes to the loop, which waits before it goes on.
 """
 
 from __future__ import annotations
@@ -29,17 +35,19 @@ from dataclasses import dataclass, field
 from math import inf
 from random import uniform
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 import psycopg
 
 from pgqueue.database.backoff import jittered, persist, wait
+from pgqueue.database.row_errors import refuses_row, without_values
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Row, Statement, integers, texts
 from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job, Lane
 from pgqueue.jobs.keys import LOCK
+from pgqueue.jobs.outcomes import MESSAGE_MOST
 from pgqueue.worker.concurrency.holder_cursors import HolderCursors
 from pgqueue.worker.concurrency.waiter_cursors import Position, WaiterCursors
 from pgqueue.worker.doubles import resolve
@@ -56,6 +64,10 @@ RANKS = tuple(range(20))
 # A fetch wanted now is due at once where there is room; without room the loop must not spin.
 SOON = 0.01
 NO_END = 2**63 - 1
+# After a claim was refused for a row, the next one asks for a part of its jobs. So many jobs may be put aside one after
+# the other, without a claim between them that took any.
+NARROWER = 8
+REFUSED_MOST = 20
 
 
 @dataclass(slots=True)
@@ -206,6 +218,8 @@ class Fetcher:
         self._queue_turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._generation = 0
         self._quiet = False
+        self._put_aside = 0
+        """How many jobs were put aside one after the other, without a claim that took any."""
 
     def wake(self, zero: bool = False) -> None:
         """Jobs may have become available; `zero`: even behind the watermark (a rescue freed rows)."""
@@ -240,7 +254,8 @@ class Fetcher:
 
     async def run(self) -> None:
         """Fetch until `quiet`; if the database is away, wait for it."""
-        await persist(self._step, name="fetch", answers=self._session.answers, until=lambda: self._quiet)
+        answers = self._session.answers
+        await persist(self._step, name="fetch", answers=answers, until=lambda: self._quiet, past_data=True)
 
     async def _step(self) -> None:
         roomy = [room for room in self._capacity.to_fetch() if room.free]
@@ -292,6 +307,8 @@ class Fetcher:
         known."""
         asked = self._asked(room, kind, next(self._queue_turns[room.queues[0]]))
         n = room.free if kind is self.kinds.plain else self.keyed_claim.room(room.free, self._state.live_workers)
+        if kind.most is not None:
+            n = min(n, kind.most)
         other, beyond = self.kinds.other(kind), self.kinds.beyond(kind, room.queues)
         kind.known.update(room.queues)
         if beyond == NO_RANK and not room.alone and not self._due(other.lanes(asked.lanes)):
@@ -302,6 +319,7 @@ class Fetcher:
             self._begin_anew()
         self._begin(asked, monotonic())
         self.asking = (room.queues, n)
+        claimed: Claimed | psycopg.Error
         try:
             claimed = await self._claim(kind, asked, n, claim, beyond=beyond)
         except psycopg.errors.UniqueViolation as error:
@@ -310,16 +328,23 @@ class Fetcher:
                 raise
             await self._resolve_doubles()
             return None
-        except BaseException:
-            # Whether rows were taken is unknown. Reconciliation hands them back once this claim counts as given up.
-            self._forget()
-            self._state.in_doubt()
-            raise
+        except BaseException as error:
+            if not isinstance(error, psycopg.errors.QueryCanceled) and not refuses_row(error):
+                # Whether rows were taken is unknown. Reconciliation hands them back once this claim counts as given up.
+                self._forget()
+                self._state.in_doubt()
+                raise
+            claimed = cast("psycopg.Error", error)
         finally:
             self._state.claims.end(claim)
             self.asking = ((), 0)
             self._receiver.fetched()
+        if isinstance(claimed, psycopg.Error):
+            await self._narrow(kind, asked, n, claimed)
+            return None
         self.fetches += 1
+        if kind.most is not None:
+            kind.most = None if 2 * n >= room.free else 2 * n
         fetch = Fetch(
             claimed.reading,
             asked.lanes,
@@ -340,10 +365,79 @@ class Fetcher:
             kind, room.queues, asked.lanes, claimed.taken, claimed.other, monotonic(), self._session.took
         )
         if jobs := claimed.jobs:
+            self._put_aside = 0
             places = {lane: place for place, lane in enumerate(asked.lanes)}
             jobs.sort(key=lambda job: (places[job.queue, job.rank, kind.keyed], job.pos, job.id))
             self._receiver.deliver(jobs)
         return bool(jobs)
+
+    # Rows that the server refuses -------------------------------------------------------------------------------------
+
+    async def _narrow(self, kind: Kind, asked: Asked, n: int, error: psycopg.Error) -> None:
+        """The server has refused a claim of n jobs for a row: ask for fewer, or find that row."""
+        self.kinds.unknown()
+        kind.most = max(1, n // NARROWER)
+        self.keyed_claim.long_rows = False
+        if n > 1:
+            log.warning("a claim of %d jobs was refused (%s): fewer are claimed at once", n, without_values(error))
+            return
+        if isinstance(error, psycopg.errors.QueryCanceled):  # the server is slow: no fault of the job
+            raise error
+        link, worker_id = self._session.link, self._state.id
+        first = link.statement(kind.first, **self._lanes(asked.ranges()), worker_id=worker_id)
+        [found] = await self._session.run(first)
+        if found:
+            queue, rank, pos, id, task = found[0]
+            await self._claim_alone(kind, (queue, rank, kind.keyed), pos, f"job {id} ({task})", id)
+
+    async def _claim_alone(self, kind: Kind, lane: Lane, pos: int, name: str, id: int) -> None:
+        """Claim the job at this position, and no other. If it is refused, put it aside.
+
+        The watermark learns nothing of this claim: it looks at no other position.
+        """
+        alone = Asked([lane], [0], [NO_END], [(lane, pos)])
+        claim = await self._state.claims.begin()
+        try:
+            claimed = await self._claim(kind, alone, 1, claim)
+        except psycopg.Error as error:
+            if not refuses_row(error):
+                self._state.in_doubt()
+                raise
+            refusal = error
+        except BaseException:
+            self._state.in_doubt()
+            raise
+        else:
+            if claimed.jobs:
+                self._receiver.deliver(claimed.jobs)
+            return
+        finally:
+            self._state.claims.end(claim)
+        await self._refuse(id, pos, name, refusal)
+
+    async def _refuse(self, id: int, pos: int, name: str, error: psycopg.Error) -> None:
+        """This job fails, reason `refused`. If its arguments or headers cannot be read at all, without them."""
+        said = without_values(error)
+        params = {
+            "id": id,
+            "pos": pos,
+            "worker_id": self._state.id,
+            "error_type": type(error).__name__,
+            "message": f"the server refuses to start this job: {said}"[:MESSAGE_MOST],
+            "notify": self._state.settings.notify,
+        }
+        link = self._session.link
+        try:
+            [rows] = await self._session.run(link.statement("fetch_put_aside", **params, bare=False))
+        except psycopg.Error as again:
+            if not refuses_row(again):
+                raise
+            [rows] = await self._session.run(link.statement("fetch_put_aside", **params, bare=True))
+        if rows:
+            log.error("%s cannot be started: it is failed, reason refused (%s)", name, said, extra={"job_id": id})
+        self._put_aside += 1
+        if self._put_aside >= REFUSED_MOST:
+            raise error
 
     def _begin(self, asked: Asked, now: float) -> None:
         """Settle where the claim of these lanes begins."""
@@ -417,14 +511,7 @@ class Fetcher:
             tasks=self._tasks,
         )
         places = asked.ranges()
-        lanes = {
-            "queues": texts(queue for (queue, _, _), *_ in places),
-            "ranks": integers(rank for (_, rank, _), *_ in places),
-            "afters": integers(after for _, after, _, _ in places),
-            "uptos": integers(upto for _, _, upto, _ in places),
-            "mosts": integers(most for *_, most in places),
-            "tasks": self._tasks,
-        }
+        lanes = self._lanes(places)
         how = {"worker_id": self._state.id, "claim": claim, "n": n}
         send = self._claim_plain if kind is self.kinds.plain else self._claim_keyed
         [(head, xid, snapshot, rank, place, pos, paused, *_)], summary, jobs = await send(reading, asked, lanes, how)
@@ -442,6 +529,17 @@ class Fetcher:
             looked=looked,
         )
 
+    def _lanes(self, places: Sequence[tuple[Lane, int, int, int]]) -> dict[str, str]:
+        """These ranges (see `Asked.ranges`) as statements want them."""
+        return {
+            "queues": texts(queue for (queue, _, _), *_ in places),
+            "ranks": integers(rank for (_, rank, _), *_ in places),
+            "afters": integers(after for _, after, _, _ in places),
+            "uptos": integers(upto for _, _, upto, _ in places),
+            "mosts": integers(most for *_, most in places),
+            "tasks": self._tasks,
+        }
+
     async def _claim_plain(
         self, reading: Statement[Any], asked: Asked, lanes: dict[str, str], how: dict[str, Any]
     ) -> Answer:
@@ -455,8 +553,14 @@ class Fetcher:
         link, on = self._session.link, self._session.lasting
         self._holder_cursors.on(on)
         alone = self.kinds.plain.known.issuperset(queue for queue, _, _ in asked.lanes)
-        ahead = self.keyed_claim.statements(
-            link, lanes, how["n"], self._state.id, self._state.live_workers, alone=alone
+        # After a refusal none goes ahead: what is blocked there would not be counted in the n of the claim.
+        narrow = self.kinds.keyed.most is not None
+        ahead = (
+            []
+            if narrow
+            else self.keyed_claim.statements(
+                link, lanes, how["n"], self._state.id, self._state.live_workers, alone=alone
+            )
         )
         positions = self._keys.waiter_cursors.known(LOCK)
         cursors = {"starts": self._holder_cursors.often(), "lines": _positions(positions)}

@@ -37,8 +37,12 @@ class Kind:
     keyed: bool
     reading: str
     """The statement that is sent before a claim of this kind."""
+    first: str
+    """The statement that names the job a claim of one would take."""
     known: set[str] = field(default_factory=set)
     """Queues that have no more jobs of this kind, by all this worker knows."""
+    most: int | None = None
+    """How many jobs a claim asks for at most, after the server has refused one; None: as many as there is room for."""
 
     def lanes(self, lanes: Iterable[Lane]) -> list[Lane]:
         """The lanes of this kind of the same queues and ranks."""
@@ -65,7 +69,10 @@ class Kinds:
     """What one worker knows of both kinds, by the queues that share slots."""
 
     def __init__(self) -> None:
-        self.plain, self.keyed = Kind(False, "fetch_reading"), Kind(True, "keyed_claim_reading")
+        self.plain, self.keyed = (
+            Kind(False, "fetch_reading", "fetch_first"),
+            Kind(True, "keyed_claim_reading", "keyed_claim_first"),
+        )
         self._turns: defaultdict[str, Turn] = defaultdict(Turn)
 
     def other(self, kind: Kind) -> Kind:

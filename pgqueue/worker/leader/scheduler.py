@@ -21,7 +21,8 @@ from time import monotonic
 
 import psycopg
 
-from pgqueue.database.backoff import described, jittered, of_data, persist, wait
+from pgqueue.database.backoff import described, jittered, persist, wait
+from pgqueue.database.row_errors import refuses_row
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
 from pgqueue.database.triggers import trigger_of
@@ -149,7 +150,7 @@ class Scheduler:
                 if isinstance(error, psycopg.errors.UniqueViolation) and trigger_of(error) is None:
                     if await self._resolve_doubles():
                         continue
-                elif trigger_of(error) is None and not of_data(error):
+                elif trigger_of(error) is None and not refuses_row(error):
                     raise
                 refused += await self._narrow(n, error, where)
                 if refused == PASSED_MOST:

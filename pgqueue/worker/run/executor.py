@@ -23,8 +23,8 @@ from typing import Any
 from pgqueue.client.tasks import Task
 from pgqueue.database import forks
 from pgqueue.jobs.context import JobContext
-from pgqueue.jobs.job import Job, fields, late_of, running_job
-from pgqueue.jobs.outcomes import COMPLETED, LATE, RELEASED, WRITTEN, Outcome, given, interrupted, undescribed
+from pgqueue.jobs.job import Job, fields, running_job, unfit_of
+from pgqueue.jobs.outcomes import COMPLETED, RELEASED, WRITTEN, Outcome, given, interrupted, undescribed, unfit
 from pgqueue.worker.run.forked_child import end_child
 from pgqueue.worker.run.run import Interrupted, Run, in_time
 from pgqueue.worker.run.running_jobs import EndedContext, RunningJobs
@@ -73,12 +73,14 @@ class Executor:
         self._ended = asyncio.Event()
 
     def offer(self, group: SlotGroup, jobs: Sequence[Job], *, first: bool = False) -> None:
-        """Take claimed jobs. They start as slots are free; `first`: before others that wait. Jobs past their deadline
-        never start. Called on the loop."""
-        if late := late_of(jobs):
-            for job in late:
-                self._finish(job, LATE)
-            jobs = [job for job in jobs if not job.late]
+        """Take claimed jobs. They start as slots are free; `first`: before others that wait. Jobs past their deadline,
+        and those that are too large, never start. Called on the loop."""
+        if unfit_of(jobs):
+            outcomes = [(job, unfit(job)) for job in jobs]
+            for job, outcome in outcomes:
+                if outcome is not None:
+                    self._finish(job, outcome)
+            jobs = [job for job, outcome in outcomes if outcome is None]
         group.put(self._timeouts.with_tasks(jobs), first=first)
         self._dispatch()
 

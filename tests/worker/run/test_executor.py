@@ -26,7 +26,6 @@ from pgqueue.jobs.outcomes import (
     COMPLETED,
     MESSAGE_MOST,
     RELEASED,
-    RESULT_MOST,
     TRACEBACK_MOST,
     Completed,
     Failed,
@@ -34,6 +33,7 @@ from pgqueue.jobs.outcomes import (
     Retried,
 )
 from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.jobs.sizes import JSON_MOST
 from pgqueue.worker.run.executor import STOPPED, TURN_SECONDS
 from pgqueue.worker.run.slots import PREFETCH_MOST, SlotGroup
 
@@ -453,8 +453,8 @@ async def test_a_result_that_cannot_be_stored_is_an_error_that_says_so() -> None
         "set": object(),
         "NUL": "a\0b",
         "surrogate": "\ud800",
-        "huge": "x" * (RESULT_MOST + 1),
-        "many bytes": "é" * (RESULT_MOST // 2 + 1),
+        "huge": "x" * (JSON_MOST + 1),
+        "many bytes": "é" * (JSON_MOST // 2 + 1),
         "circle": circle,
     }
     for name, value in values.items():

@@ -1,0 +1,136 @@
+"""A row for which the server refuses a whole move: the move is made smaller, and every other row goes on."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from relays import Sides, app_dsn, eventually, relaying, sides
+from workers import Eyes, until, work
+
+from pgqueue.client.tasks import task
+from pgqueue.relay.relay import Relay
+
+__all__ = ["app_dsn", "sides"]
+
+PUT = """
+    INSERT INTO pgqueue.job (task, args, {} priority)
+    SELECT %s, jsonb_build_object('n', n), {} 5 FROM generate_series(1, %s) AS n
+"""
+ODD = """
+    ALTER TABLE pgqueue.job_running ADD CONSTRAINT odd
+    CHECK (coalesce((args ->> 'n')::integer, 1) % {} <> 0) NOT VALID
+"""
+
+
+@task(name="refused.plain")
+async def plain(n: int = 0) -> None:
+    pass
+
+
+@task(name="refused.locked", lock="{n}")
+async def locked(n: int = 0) -> None:
+    pass
+
+
+@pytest.mark.promise("F65")
+@pytest.mark.parametrize("keyed", [False, True], ids=["plain", "with a lock it holds"])
+async def test_the_row_that_no_claim_can_take_is_put_aside(dsn: str, eyes: Eyes, keyed: bool) -> None:
+    mine, columns, values = (locked, "lock_key, holds,", "'k' || n, true,") if keyed else (plain, "", "")
+    eyes.do(PUT.format(columns, values), mine.name, 100)
+    eyes.do(ODD.format(40))
+    async with work(dsn, mine) as worker:
+        await until(eyes.done(98))
+        await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_dead") == 2)
+        assert worker.state.phase == "running"
+        assert worker.services.fetcher.kinds.plain.most is None
+    said = 'the server refuses to start this job: new row for relation "job_running" violates check constraint "odd"'
+    assert eyes.all(
+        "SELECT (j.args ->> 'n')::integer, j.state, j.reason, a.outcome, a.error_type, a.message "
+        "FROM pgqueue.job_dead j JOIN pgqueue.attempt a ON a.job_id = j.id ORDER BY 1"
+    ) == [(n, "failed", "refused", "failed", "CheckViolation", said) for n in (40, 80)]
+
+
+@pytest.mark.promise("F65")
+async def test_if_every_row_is_refused_they_are_not_put_aside_all_at_once(dsn: str, eyes: Eyes) -> None:
+    """Then it is not the rows. The worker waits between two tries, and takes them when the cause is gone."""
+    eyes.do(PUT.format("", ""), plain.name, 60)
+    eyes.do(ODD.format(1))
+    async with work(dsn, plain) as worker:
+        await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_dead") >= 20)
+        eyes.do("ALTER TABLE pgqueue.job_running DROP CONSTRAINT odd")
+        await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_available") == 0)
+        assert worker.state.phase == "running"
+    assert eyes.one("SELECT count(*) FROM pgqueue.job_dead") < 30
+    assert eyes.one("SELECT count(*) FROM pgqueue.job_done") > 30
+
+
+@pytest.mark.promise("F65")
+async def test_a_damaged_value_is_put_aside_without_it(dsn: str, eyes: Eyes) -> None:
+    """The disk has lost a part of a large value: it can be neither read nor moved."""
+    bad = eyes.one(
+        "INSERT INTO pgqueue.job (task, args) SELECT 'refused.plain', jsonb_build_object('n', 1, 'x', "
+        "string_agg(md5(n::text), '')) FROM generate_series(1, 3000) AS n RETURNING id"
+    )
+    toast = eyes.one("SELECT reltoastrelid::regclass::text FROM pg_class WHERE oid = 'pgqueue.job_available'::regclass")
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        kind = "UPDATE pg_class SET relkind = %s WHERE oid = %s::regclass"
+        conn.execute("SET allow_system_table_mods = on")
+        conn.execute(kind, ["r", toast])
+        conn.execute(f"DELETE FROM {toast} WHERE chunk_seq = 1".encode())  # noqa: S608
+        conn.execute(kind, ["t", toast])
+        good = plain.enqueue(conn, 2).id
+    async with work(dsn, plain) as worker:
+        await until(eyes.is_in(good, "completed"))
+        await until(eyes.is_in(bad, "failed"))
+        assert worker.state.phase == "running"
+    [(reason, args, message)] = eyes.all(
+        "SELECT reason, j.args, message FROM pgqueue.job_dead j JOIN pgqueue.attempt a ON a.job_id = j.id"
+    )
+    assert (reason, args) == ("refused", {}) and "chunk number" in message
+
+
+@pytest.mark.promise("F65")
+async def test_a_key_whose_job_cannot_be_moved_keeps_no_other_key_waiting(dsn: str, eyes: Eyes) -> None:
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, state, key, lock_key, lock_limit, on_locked, args) SELECT 'refused.locked', "
+        "'blocked', 'lock:k' || n, 'k' || n, 1, 'wait', jsonb_build_object('n', n) FROM generate_series(1, 30) AS n"
+    )
+    eyes.do(ODD.format(20))
+    async with work(dsn, locked) as worker:
+        worker.services.sweep.sweep_soon()
+        await until(eyes.done(29))
+        assert worker.state.phase == "running"
+    assert eyes.all("SELECT args ->> 'n' FROM pgqueue.job WHERE state NOT IN ('completed')") == [("20",)]
+
+
+@pytest.mark.promise("F65")
+async def test_a_limit_below_one_that_was_let_in_ends_no_worker(dsn: str, eyes: Eyes) -> None:
+    eyes.do("ALTER TABLE pgqueue.job_available DROP CONSTRAINT job_available_is_ready")
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, lock_key, lock_limit, on_locked) "
+        "SELECT 'refused.locked', 'k', -1, 'wait' FROM generate_series(1, 3)"
+    )
+    with psycopg.connect(dsn) as conn:
+        good = [locked.enqueue(conn, n).id for n in range(3)]
+    async with work(dsn, locked) as worker:
+        worker.services.sweep.sweep_soon()
+        for id in good:
+            await until(eyes.is_in(id, "completed"))
+        await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_dead WHERE reason = 'refused'") == 3)
+        assert worker.state.phase == "running"
+
+
+@pytest.mark.promise("F65")
+@pytest.mark.second
+async def test_a_staged_job_that_has_no_text_does_not_stop_the_relay(app_dsn: str, dsn: str, sides: Sides) -> None:
+    sides.stage("a")
+    sides.app.execute(
+        "INSERT INTO pgqueue.outbox (task, args) VALUES ('t', "
+        "jsonb_build_object('x', (SELECT jsonb_agg(1e131000::numeric) FROM generate_series(1, 8300))))"
+    )
+    sides.stage("b", "c")
+    async with relaying(Relay(app_dsn, dsn)):
+        await eventually(lambda: sides.left() == 0)
+    assert sides.delivered() == ["a", "b", "c"]
+    [(name, reason)] = sides.refused()
+    assert name == "t" and reason.startswith("the server cannot read it: ")
