@@ -90,12 +90,14 @@ def result(job_id: int, timeout: float | timedelta | None = None) -> Any:
 
     print(pgqueue.result(7, timeout=30))
     """
-    return JobHandle[Any](job_id).result(timeout)
+    job: JobHandle[Any] = JobHandle(job_id)
+    return job.result(timeout)
 
 
 async def aresult(job_id: int, timeout: float | timedelta | None = None) -> Any:
     """`result` for async code."""
-    return await JobHandle[Any](job_id).aresult(timeout)
+    job: JobHandle[Any] = JobHandle(job_id)
+    return await job.aresult(timeout)
 
 
 def find_state(job_id: int, schema: str) -> Statement[str | None]:

@@ -109,6 +109,8 @@ async def test_a_result_comes_back_as_json(dsn: str, it: Any) -> None:
     async with work(dsn, value):
         assert await job.aresult(10) == it
         assert await asyncio.to_thread(job.result, timedelta(seconds=10)) == it
+        assert await pgqueue.aresult(job.id, 10) == it
+        assert await asyncio.to_thread(pgqueue.result, job.id, 10) == it
 
 
 @pytest.mark.usefixtures("pgqueue_db")
