@@ -19,6 +19,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line and end the process. The console script `pgqueue` is this function."""
+    _hide_passwords()
     if sys.argv[1:2] == ["health"]:
         # A probe runs every few seconds, on every host: garbage collection would only cost time in so short a process.
         gc.disable()
@@ -36,6 +37,22 @@ def main() -> None:
         if "no pq wrapper available" not in str(error):
             raise
         sys.exit(NO_LIBPQ)
+
+
+def _hide_passwords() -> None:
+    """Where a DSN on the command line has a password, show the command without it in the process list.
+
+    From its start until here the process shows it: a DSN in PGQUEUE_DSN is never shown.
+    """
+    if not any("://" in word or "passw" in word.lower() for word in sys.argv[1:]):
+        return  # what follows takes time to import
+    from pgqueue.config import safe
+
+    shown = [safe(word) for word in sys.argv[1:]]
+    if shown != sys.argv[1:]:
+        import setproctitle
+
+        setproctitle.setproctitle(" ".join(["pgqueue", *shown]))
 
 
 if __name__ == "__main__":

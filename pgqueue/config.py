@@ -144,7 +144,15 @@ def normalize(dsn: str) -> str:
     asyncpg's own options are dropped, `ssl=` and `timeout=` are translated. Keyword strings (`host=… dbname=…`) and
     `embedded:` stay as they are. Another database's URL raises InvalidOption.
     """
-    return _normalized(dsn.strip())
+    try:
+        return _normalized(dsn.strip())
+    except InvalidOption:
+        raise
+    except ValueError:  # of urllib, which quotes what it cannot read: that may be the password
+        raise InvalidOption(
+            "dsn: its host or port cannot be read; use postgresql://user@host:5432/database. "
+            "It is not shown, for it may hold a password"
+        ) from None
 
 
 def safe(dsn: str) -> str:
@@ -217,7 +225,9 @@ def _normalized(dsn: str) -> str:
     if dsn.startswith(EMBEDDED) and dsn != EMBEDDED:
         raise InvalidOption(f"dsn {safe(dsn)!r}: {EMBEDDED} takes nothing after it")
     if _OTHER_URL.match(dsn) or (dsn not in (EMBEDDED, OFF) and "=" not in dsn):
-        raise InvalidOption(f"dsn {safe(dsn)!r}: use postgresql://user@host/database, or host=… dbname=… user=…")
+        # Without `://` nothing says where a password begins.
+        shown = safe(dsn) if "://" in dsn else f"***{dsn[dsn.rfind('@') :]}" if "@" in dsn else dsn
+        raise InvalidOption(f"dsn {shown!r}: use postgresql://user@host/database, or host=… dbname=… user=…")
     return dsn
 
 

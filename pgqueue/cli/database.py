@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pgqueue.config import EMBEDDED, Config, config, safe
-from pgqueue.errors import InvalidOption
+from pgqueue.config import EMBEDDED, Config, config
+from pgqueue.database.conninfo import parts_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -67,15 +67,3 @@ def server_state() -> Ping:
 def place(conn: psycopg.Connection[Any]) -> str:
     """The target of a connection, as host:port/database."""
     return f"{conn.info.host}:{conn.info.port}/{conn.info.dbname}"
-
-
-def parts_of(dsn: str) -> dict[str, Any]:
-    """The parameters of a DSN. If libpq cannot read it, InvalidOption is raised, without the password."""
-    import psycopg
-    from psycopg.conninfo import conninfo_to_dict
-
-    try:
-        return conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:
-        # libpq's own message may quote the part that it cannot read, which may be the password.
-        raise InvalidOption(f"libpq cannot read the DSN {safe(dsn)!r}") from None

@@ -84,7 +84,7 @@ def database(command: F) -> F:
         metavar="DSN",
         expose_value=False,
         callback=_configured,
-        help="Database, as a URL or key=value; better in PGQUEUE_DSN, which `ps` does not show.",
+        help="Database, as a URL or key=value; better in PGQUEUE_DSN, which `ps` never shows.",
     )(command)
 
 

@@ -36,6 +36,7 @@ from types import MappingProxyType
 from urllib.parse import quote
 
 from pgqueue.config import EMBEDDED
+from pgqueue.database.conninfo import parts_of
 from pgqueue.database.embedded_watch import postmaster
 from pgqueue.distribution import install
 from pgqueue.errors import Error
@@ -241,8 +242,14 @@ def start(
 
 
 def resolve(dsn: str) -> str:
-    """Return `dsn`. For `embedded:` use the working directory's server until the process ends, and return its DSN."""
-    return _of_directory(os.getpid(), Path.cwd()).dsn if dsn == EMBEDDED else dsn
+    """Return `dsn`. For `embedded:` use the working directory's server until the process ends, and return its DSN.
+
+    Raises InvalidOption if libpq cannot read it (see `conninfo`).
+    """
+    if dsn == EMBEDDED:
+        return _of_directory(os.getpid(), Path.cwd()).dsn
+    parts_of(dsn)
+    return dsn
 
 
 def wheel_binaries(version: int) -> Path:

@@ -32,7 +32,7 @@ WINGS = {
     "testing": f"{GROUND} admin client database jobs worker pgqueue",
     "cli": f"{GROUND} admin client database jobs relay supervisor testing worker pgqueue",
     "pytest_plugin": f"{GROUND} database testing",
-    "__main__": "cli early_signals",
+    "__main__": "cli config early_signals",
 }
 # The same between the rooms of the worker and the modules that stand beside them.
 ROOMS = {

@@ -176,7 +176,6 @@ def _supervise(options: Mapping[str, Any], directory: Path) -> int:
 
 
 def _worker(said: dict[str, str], listen_dsn: str | None, how: dict[str, Any]) -> Worker:
-    from pgqueue.cli.database import parts_of
     from pgqueue.config import OFF, config, configure
     from pgqueue.database import embedded
     from pgqueue.worker.worker import Worker
@@ -185,8 +184,6 @@ def _worker(said: dict[str, str], listen_dsn: str | None, how: dict[str, Any]) -
     settings = config(listen_dsn=listen_dsn)
     dsn = embedded.resolve(settings.require_dsn())
     listen_dsn = OFF if settings.listen_dsn is None else embedded.resolve(settings.listen_dsn)
-    for each in {dsn, listen_dsn} - {OFF}:
-        parts_of(each)
     return Worker(dsn=dsn, listen_dsn=listen_dsn, **how)
 
 
