@@ -41,6 +41,9 @@ class JobContext:
     def session(self, job: Job) -> Any:
         raise self._refusal(job, "session()")
 
+    async def asession(self, job: Job) -> Any:
+        raise self._refusal(job, "asession()")
+
     def complete(self, job: Job, conn: object) -> None:
         raise self._refusal(job, "complete()")
 

@@ -259,6 +259,14 @@ class Job:
         """A SQLAlchemy Session on `connection`. It is flushed before the job's completion is written and committed."""
         return self.context.session(self)
 
+    async def asession(self) -> Any:
+        """`session` for async handlers: a SQLAlchemy AsyncSession on the connection of `aconnection`.
+
+        session = await job.asession()
+        session.add(Order(id=order_id))
+        """
+        return await self.context.asession(self)
+
     def enqueue(self, task: Enqueueable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Enqueue a successor: it is written together with this job's completion, and exists if that commits.
 

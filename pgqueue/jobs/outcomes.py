@@ -84,7 +84,8 @@ NEVER_RUN = (Awaitable, Generator, AsyncGenerator)
 UNCOVERED = (
     "its task is transactional, but its handler did not ask for the connection of its transaction. What it wrote "
     "through another session is not committed together with the job, and may happen twice. Use job.connection, "
-    "await job.aconnection() or job.session(); or job.complete(conn), in a task that is not transactional"
+    "await job.aconnection(), job.session() or await job.asession(); or job.complete(conn), in a task that is not "
+    "transactional"
 )
 
 _encode = msgspec.json.Encoder(order="deterministic").encode

@@ -80,6 +80,11 @@ class DrainContext(JobContext):
             self._session = sqlalchemy.session(self.connection(job))
         return self._session
 
+    async def asession(self, job: Job) -> Any:
+        if self._session is None:
+            self._session = await sqlalchemy.asession(await self.aconnection(job))
+        return self._session
+
     def end(self, *, kept: bool) -> None:
         """Keep the handler's writes, or undo them. Raises if they cannot be kept."""
         session, self._session = self._session, None
@@ -95,6 +100,19 @@ class DrainContext(JobContext):
 
     async def aend(self, *, kept: bool) -> None:
         """`end` for async handlers."""
+        session, self._session = self._session, None
+        try:
+            if session is not None and kept and not self.spoilt:
+                await session.finish()
+        except BaseException:
+            kept = False
+            raise
+        finally:
+            if session is not None:
+                await session.leave()
+            await self._aleave(kept=kept)
+
+    async def _aleave(self, *, kept: bool) -> None:
         block, self._block = self._block, None
         spoilt, self.spoilt = self.spoilt, False
         if block is not None:

@@ -51,6 +51,9 @@ class WorkerContext(JobContext):
     def session(self, job: Job) -> Any:
         return self._transactional.session(job)
 
+    async def asession(self, job: Job) -> Any:
+        return await self._transactional.asession(job)
+
     def checkpoint(self, job: Job) -> None:
         self._running.checkpoint(job)
 

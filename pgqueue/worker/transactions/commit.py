@@ -90,7 +90,7 @@ class Commit:
         self.conn: Any = None
         """The connection of the transaction there is now."""
         self.session: Any = None
-        """A SQLAlchemy session on that connection, if the handler has asked for one."""
+        """A SQLAlchemy session on that connection, if the handler has asked for one: async for an async handler."""
         self.having = having
         """Held where the connection is set or taken away: another thread may end the run, or discard the job."""
         self._first = True
@@ -287,7 +287,9 @@ class Commit:
     async def _undo(self, conn: Any, session: Any = None, committed: bool = False, began: float | None = None) -> None:
         try:
             if session is not None:
-                session.leave()
+                left = session.leave()
+                if self._side.is_async:
+                    await left
         finally:
             try:
                 if not committed:

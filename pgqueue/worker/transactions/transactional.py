@@ -25,6 +25,7 @@ from pgqueue.worker.transactions.commit import TransactionServices
 from pgqueue.worker.transactions.transaction import Transaction
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
 
@@ -64,6 +65,13 @@ class Transactional:
         if isinstance(work, Transaction):
             return work.session()
         raise _no_connection(job, work, "session()")
+
+    async def asession(self, job: Job) -> AsyncSession:
+        """The same for an async handler."""
+        work = self._open.get(job)
+        if isinstance(work, AsyncTransaction):
+            return await work.session()
+        raise _no_connection(job, work, "asession()")
 
     def owns(self, job: Job) -> bool:
         """Whether the worker ends the transaction this job is in."""
@@ -185,9 +193,9 @@ def _no_connection(job: Job, work: Transaction | AsyncTransaction | None, what: 
     if work is None:
         why = "declare the task with transactional=True and ask while its handler runs, or ask inside job.iterate"
     elif isinstance(work, AsyncTransaction):
-        why = "its handler is async: use `await job.aconnection()` (a session is for sync handlers)"
+        why = "its handler is async: use `await job.aconnection()` or `await job.asession()`"
     else:
-        why = "its handler is sync: use `job.connection`"
+        why = "its handler is sync: use `job.connection` or `job.session()`"
     return Error(f"job {job.id} ({job.task}): no job.{what} here: {why}", job_id=job.id)
 
 

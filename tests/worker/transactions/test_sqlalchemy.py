@@ -1,7 +1,8 @@
-"""`job.session()`: what SQLAlchemy rolls back is rolled back, what it keeps is committed with the job."""
+"""`job.session()`, `job.asession()`: what SQLAlchemy rolls back is rolled back, the rest is committed with the job."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from typing import Any
 
@@ -12,6 +13,8 @@ from transactional_tasks import declared
 from workers import Eyes, until, work
 
 from pgqueue import Job
+from pgqueue.errors import Error
+from pgqueue.testing import adrain
 
 sa = pytest.importorskip("sqlalchemy")
 orm = pytest.importorskip("sqlalchemy.orm")
@@ -150,3 +153,136 @@ async def test_a_session_that_outlives_its_job_undoes_nothing_of_the_next_one(ds
 
     await completed(dsn, accounts, writes, times=2)
     assert accounts.all("SELECT note FROM effect ORDER BY 1") == [("first",), ("second",)]
+
+
+# Async sessions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("T15")
+async def test_what_an_async_session_writes_is_committed_with_the_job(dsn: str, accounts: Eyes) -> None:
+    async def moves(job: Job) -> str:
+        session = await job.asession()
+        assert session is await job.asession()
+        conn = await job.aconnection()
+        await conn.execute("INSERT INTO effect VALUES (%s, 'before')", [job.id])
+        await session.execute(sa.text("INSERT INTO effect VALUES (:job, 'session')"), {"job": job.id})
+        (await session.get_one(Account, 1)).balance -= 50
+        session.add(Account(id=9, balance=900))
+        with pytest.raises(LookupError):
+            async with session.begin_nested():
+                await session.execute(sa.text("UPDATE account SET balance = 0"))
+                raise LookupError
+        (await session.get_one(Account, 2)).balance += 50
+        return "done"
+
+    await completed(dsn, accounts, moves)
+    assert accounts.one("SELECT result FROM pgqueue.job_done") == "done"
+    assert balances(accounts) == [50, 250, 50, 900]
+    assert accounts.all("SELECT note FROM effect ORDER BY 1") == [("before",), ("session",)]
+
+
+@pytest.mark.promise("T15")
+async def test_what_an_async_session_has_written_goes_with_its_attempt(dsn: str, accounts: Eyes) -> None:
+    async def fails(job: Job) -> None:
+        session = await job.asession()
+        (await session.get_one(Account, 1)).balance -= 50
+        await session.flush()
+        raise LookupError("after the write")
+
+    made = declared(fails)
+    async with work(dsn, made, concurrency=1):
+        with psycopg.connect(dsn) as conn:
+            id = made.using(retry=1).enqueue(conn).id
+        await until(accounts.is_in(id, "failed"))
+    assert balances(accounts) == [100, 200, 50]
+    assert accounts.all("SELECT message FROM pgqueue.attempt") == [("after the write",)]
+
+
+async def test_a_flush_at_the_end_that_fails_fails_the_attempt(dsn: str, accounts: Eyes) -> None:
+    async def doubles(job: Job) -> None:
+        (await job.asession()).add(Account(id=1, balance=0))
+
+    made = declared(doubles)
+    async with work(dsn, made, concurrency=1) as worker:
+        with psycopg.connect(dsn) as conn:
+            id = made.using(retry=1).enqueue(conn).id
+        await until(accounts.is_in(id, "failed"))
+        await until(lambda: not worker.services.context._transactional._open)
+    assert balances(accounts) == [100, 200, 50]
+    assert "duplicate key" in accounts.one("SELECT message FROM pgqueue.attempt")
+
+
+async def test_an_async_session_is_not_for_the_handler_to_end(dsn: str, accounts: Eyes) -> None:
+    async def ends(job: Job) -> None:
+        async with await job.asession() as session:
+            session.add(Account(id=9, balance=900))
+        for end in (session.commit, session.rollback):
+            with pytest.raises(Error, match="the worker"):
+                await end()
+        async with await job.asession() as session:
+            with pytest.raises(LookupError):
+                async with session.begin_nested():
+                    session.add(Account(id=10, balance=1))
+                    raise LookupError
+
+    await completed(dsn, accounts, ends)
+    assert balances(accounts) == [100, 200, 50, 900]
+
+
+async def test_async_sessions_leave_nothing_on_their_connection(
+    dsn: str, accounts: Eyes, recwarn: pytest.WarningsRecorder
+) -> None:
+    """One that is kept beyond its job touches the connection no more, and none is left for the garbage collector."""
+    kept: list[Any] = []
+    pids: set[int] = set()
+
+    async def writes(job: Job) -> None:
+        session = await job.asession()
+        await session.execute(sa.text("INSERT INTO effect VALUES (:job, 'x')"), {"job": job.id})
+        conn = await job.aconnection()
+        assert len(conn._notice_handlers) == 0
+        pids.add(conn.info.backend_pid)
+        for each in kept:
+            assert each is not session
+        kept.append(session)
+        if len(kept) == 4:
+            kept.clear()
+            gc.collect()
+
+    await completed(dsn, accounts, writes, times=5)
+    assert accounts.one("SELECT count(*) FROM effect") == 5
+    assert len(pids) == 1
+    assert [str(each.message) for each in recwarn if "garbage" in str(each.message)] == []
+
+
+async def test_each_kind_of_handler_is_told_which_session_is_its_own(dsn: str, accounts: Eyes) -> None:
+    async def on_loop(job: Job) -> None:
+        with pytest.raises(Error, match=r"await job.asession\(\)"):
+            job.session()
+
+    def in_thread(job: Job) -> None:
+        with pytest.raises(Error, match=r"job.session\(\)"):
+            asyncio.run(job.asession())
+
+    await completed(dsn, accounts, on_loop)
+    accounts.do("TRUNCATE pgqueue.job_done")
+    await completed(dsn, accounts, in_thread)
+
+
+async def test_a_drain_has_an_async_session_too(dsn: str, accounts: Eyes) -> None:
+    async def moves(job: Job) -> None:
+        (await (await job.asession()).get_one(Account, 1)).balance -= 50
+
+    async def fails(job: Job) -> None:
+        session = await job.asession()
+        (await session.get_one(Account, 2)).balance -= 50
+        await session.flush()
+        raise LookupError
+
+    good, bad = declared(moves), declared(fails)
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        await good.aenqueue(conn)
+        await bad.using(retry=1).aenqueue(conn)
+        drained = await adrain(conn)
+        assert (drained.completed, drained.failed) == (1, 1)
+    assert balances(accounts) == [50, 200, 50]
