@@ -10,6 +10,7 @@ Never imports a module by a name found in the database: an unknown name stays un
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -49,12 +50,15 @@ from pgqueue.jobs.validation import (
     choice,
     default_name,
     flag,
+    hidden_body,
     positive,
     start_by,
 )
 
 if TYPE_CHECKING:
     from pgqueue.jobs.job import Job
+
+log = logging.getLogger("pgqueue")
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -422,6 +426,13 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         schedule=None if (when := options.get("schedule")) is None else check_when(when, f"task {name!r}: schedule"),
     )
     scheduled([new])
+    if hidden := hidden_body(fn):
+        log.warning(
+            "task %s: a decorator hides that %s. If the wrapper runs it itself, as with asyncio.run, all is well. "
+            "Else each attempt fails: make the wrapper `async def` and await what it calls",
+            name,
+            hidden,
+        )
     return new
 
 

@@ -78,6 +78,22 @@ def check_function(fn: Callable[..., Any]) -> None:
         )
 
 
+def hidden_body(fn: Callable[..., Any]) -> str | None:
+    """What a decorator hides of a plain function: that the function below it is async, or a generator. None: nothing.
+
+    Such a wrapper is right if it runs the body itself, as with `asyncio.run` or `list`; that cannot be seen here. Else
+    it returns something that has not run, and every attempt of the job fails.
+    """
+    if inspect.iscoroutinefunction(fn):
+        return None
+    inner = inspect.unwrap(fn)
+    if inspect.iscoroutinefunction(inner):
+        return f"{inner.__qualname__} is async"
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        return f"{inner.__qualname__} is a generator"
+    return None
+
+
 def _no_function(fn: object) -> str:
     if isinstance(fn, type):
         return "a class is no task"

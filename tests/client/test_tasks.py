@@ -56,6 +56,55 @@ def test_a_bare_task_is_named_after_its_function_and_still_just_called() -> None
     assert repr(declared_task).startswith(f"Task(name='{__name__}.charge'")
 
 
+def passing(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator as it is often written: it knows nothing of async functions."""
+
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    return wrapper
+
+
+async def on_loop() -> None: ...
+def generates() -> Iterator[int]:
+    yield 1
+
+
+async def generates_on_loop() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.promise("F48")
+@pytest.mark.parametrize(
+    ("fn", "says"),
+    [
+        (on_loop, "on_loop is async"),
+        (passing(on_loop), "on_loop is async"),
+        (generates, "generates is a generator"),
+        (generates_on_loop, "generates_on_loop is a generator"),
+    ],
+)
+def test_a_decorator_that_hides_a_body_is_named_at_declaration(
+    fn: Callable[..., Any], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not refused: the wrapper may run the body itself, as with asyncio.run."""
+    task(name="hidden")(passing(fn))
+    [record] = caplog.records
+    assert record.getMessage().startswith(f"task hidden: a decorator hides that {says}.")
+
+
+def test_a_decorator_that_hides_nothing_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    @functools.wraps(on_loop)
+    async def wrapper() -> None:
+        await on_loop()
+
+    shown: list[Callable[..., Any]] = [wrapper, passing(charge), on_loop]
+    for number, fn in enumerate(shown):
+        task(name=f"shown{number}")(fn)
+    assert caplog.records == []
+
+
 def test_options_and_an_async_function_with_its_job() -> None:
     declared_task = task(name="mail.send", aliases=["mail.deliver"], queue="mail", priority=0, retry=3)(send)
     assert (declared_task.queue, declared_task.priority, declared_task.retry.attempts) == ("mail", 0, 3)
