@@ -115,6 +115,11 @@ ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
 -- hint. Asked where there is something to tell, right before each pg_notify of ours: it costs 0.7 us.
 pg_notification_queue_usage() < 0.9
 
+-- name: fits_lane
+-- Whether a lane could take the job `b` of a row that was restored, or inserted by hand. What is claimed is checked where it enters.
+(b.priority BETWEEN 0 AND 9 AND b.rank BETWEEN -2 AND 19 AND octet_length(b.queue) BETWEEN 1 AND 40
+ AND pgqueue.keys_can_be(b.lock_key, b.lock_limit, b.on_locked, b.limit_key, b.rate_key)) IS TRUE
+
 -- name: known_here
 -- Whether the blocked job `b` has one of our `tasks`. IS TRUE: so it is a filter, and never becomes a join.
 (b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
@@ -179,11 +184,13 @@ pg_catalog.set_config('synchronous_commit',
     coalesce(nullif(pg_catalog.current_setting('synchronous_commit'), 'off'), 'on'), true)
 
 -- name: block
--- The jobs of `taken` wait for the first that each lacks, of its lock, its limit and its rate. A job that `holds` has lock and limit.
+-- The jobs of `taken` wait for the first that each lacks, of its lock, its limit and its rate. A job that `holds` has lock and limit. A
+-- job with crashes that was inserted by hand with another rank gets that of a poison job: among others it would hold up a limit.
 INSERT INTO pgqueue.job_blocked (state, key, holds, hold_pos, rank, {{attempts}}, {{job}})
 SELECT 'blocked', CASE WHEN lock_key IS NOT NULL AND NOT holds THEN 'lock:' || lock_key
                        WHEN limit_key IS NOT NULL AND NOT holds THEN 'limit:' || limit_key ELSE 'rate:' || rate_key END,
-    holds, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END, rank, {{attempts}}, {{job}}
+    holds, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
+    CASE WHEN crashes = 0 OR rank < 0 THEN rank ELSE {{front}} END, {{attempts}}, {{job}}
 FROM taken
 
 -- Keys --------------------------------------------------------------------------------------------------------------------------------
@@ -333,12 +340,12 @@ FROM ended JOIN picked USING (id)
 available AS (
     INSERT INTO pgqueue.job_available (state, rank, holds, hold_pos, run_at, attempt, crashes, snoozes, {{job}})
     SELECT 'available', {{front}}, holds, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
-        {{due}}, attempt - 1, crashes, snoozes, {{job}}
+        {{due}}, greatest(attempt - 1, -32768), crashes, snoozes, {{job}}
     FROM ended WHERE key IS NULL
     RETURNING id, queue
 ), blocked AS (
     INSERT INTO pgqueue.job_blocked (state, key, rank, run_at, attempt, crashes, snoozes, {{job}})
-    SELECT 'blocked', key, {{front}}, run_at, attempt - 1, crashes, snoozes, {{job}}
+    SELECT 'blocked', key, {{front}}, run_at, greatest(attempt - 1, -32768), crashes, snoozes, {{job}}
     FROM ended WHERE key IS NOT NULL
     RETURNING id
 ), told AS (

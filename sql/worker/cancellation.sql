@@ -3,7 +3,7 @@
 -- name: cancellation_read
 -- The requests to jobs that this worker runs. Goes from the few requests to the jobs, never through all that the worker
 -- runs.
-SELECT s.job_id, r.claim, s.reason
+SELECT s.job_id, r.claim, left(s.reason, 10000)
 FROM pgqueue.job_signal s
 CROSS JOIN LATERAL (
     SELECT j.claim FROM pgqueue.job_running j

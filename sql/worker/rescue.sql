@@ -86,7 +86,7 @@ WITH dead_worker AS MATERIALIZED (
     INSERT INTO pgqueue.job_available (state, rank, crashes, hold_pos, attempt, run_at, snoozes, holds, {{job}})
     SELECT 'available', CASE crashes + started::integer WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
         crashes + started::integer, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
-        attempt - CASE WHEN started THEN 0 ELSE 1 END, {{due}},
+        greatest(attempt - CASE WHEN started THEN 0 ELSE 1 END, -32768), {{due}},
         snoozes, holds, {{job}}
     FROM judged WHERE NOT (started AND crashes >= 2) AND waits_for IS NULL
     ORDER BY id
@@ -101,6 +101,15 @@ WITH dead_worker AS MATERIALIZED (
     FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
 )
 SELECT (SELECT count(*) FROM lost), (SELECT count(done) FROM told) + (SELECT count(done) FROM heard);
+
+-- name: rescue_refuse_unfit
+-- After a rescue, or a hand-back, met a value that does not fit: put aside the jobs of this worker that no lane could take (rows restored,
+-- or inserted by hand). Answers their ids.
+WITH refused AS (
+    DELETE FROM pgqueue.job_running b WHERE b.worker_id = %(worker_id)s::bigint AND NOT {{fits_lane}}
+    RETURNING b.*
+)
+{{put_aside}};
 
 -- name: rescue_strays
 -- Workers that have jobs in job_running but are dead, or have no row: their jobs were claimed while they were being

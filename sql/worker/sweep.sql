@@ -81,7 +81,7 @@ WITH RECURSIVE walked (key, place) AS (
     LEFT JOIN LATERAL (
         SELECT CASE WHEN starts_with(wanted.key, 'limit:')
                     THEN (SELECT l.n FROM pgqueue.key_limit l WHERE l.name = substr(wanted.key, 7))
-                    ELSE coalesce(b.lock_limit, 1) END AS most, b.on_locked
+                    ELSE greatest(b.lock_limit, 1) END AS most, b.on_locked
         FROM pgqueue.job_blocked b
         WHERE b.key = wanted.key AND NOT b.queue = {{paused}} AND {{served}}
         ORDER BY b.rank, b.id LIMIT 1

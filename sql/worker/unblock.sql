@@ -269,8 +269,7 @@ WITH doubled AS MATERIALIZED (
 -- inserted by hand). Rows of `job_blocked` are not checked where they enter.
 WITH refused AS (
     DELETE FROM pgqueue.job_blocked b
-    WHERE (b.priority BETWEEN 0 AND 9 AND b.rank BETWEEN -2 AND 19 AND octet_length(b.queue) BETWEEN 1 AND 40
-           AND pgqueue.keys_can_be(b.lock_key, b.lock_limit, b.on_locked, b.limit_key, b.rate_key)) IS NOT TRUE
+    WHERE NOT {{fits_lane}}
     RETURNING b.*
 )
 {{put_aside}};

@@ -28,6 +28,7 @@ from collections.abc import Callable
 import psycopg
 
 from pgqueue.database.backoff import jittered, persist, wait
+from pgqueue.database.row_errors import refuses_row, without_values
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
 from pgqueue.database.triggers import trigger_of
@@ -56,7 +57,7 @@ class Reconciler:
 
     async def run(self) -> None:
         """Reconcile after every doubt and once a minute, until cancelled."""
-        await persist(self._step, name="reconcile", answers=self._session.answers)
+        await persist(self._step, name="reconcile", answers=self._session.answers, past_data=True)
 
     async def _step(self) -> None:
         await wait(self._state.doubt, self._pause)
@@ -99,6 +100,14 @@ class Reconciler:
                 raise
             if not await resolve(self._session, link.statement("complete_resolve_doubles", **ours_lost)):
                 log.error("%d jobs of a claim whose answer was lost cannot be handed back yet: %s", len(lost), error)
+            return False
+        except psycopg.Error as error:
+            if not refuses_row(error):
+                raise
+            [unfit] = await self._session.run(link.statement("rescue_refuse_unfit", worker_id=worker_id))
+            if not unfit:
+                raise
+            log.error("jobs %s fit into no lane: they are failed: refused (%s)", unfit, without_values(error))
             return False
         # A job that was completed between the two statements has no row any more: not lost, only late.
         released = len(lost) if some is None else len(some)

@@ -20,6 +20,7 @@ from time import monotonic
 import psycopg
 
 from pgqueue.database.backoff import transient
+from pgqueue.database.row_errors import refuses_row, without_values
 from pgqueue.database.sessions import Session
 from pgqueue.worker.doubles import resolve
 
@@ -70,7 +71,7 @@ class Rescue:
                     await self.rescue(worker_id, beat)
                     self._acted()
             except Exception as error:
-                if not transient(error):
+                if not (transient(error) or refuses_row(error)):
                     raise
                 log.warning("rescue of worker %d: %s; the next heartbeat tries again", worker_id, error)
 
@@ -129,6 +130,16 @@ class Rescue:
                     continue
                 log.error("worker %d: some of its jobs cannot be given back yet: %s", worker_id, error)
                 break  # `strays` comes back to them
+            except psycopg.Error as error:
+                if not refuses_row(error):
+                    raise
+                [unfit] = await self._session.run(link.statement("rescue_refuse_unfit", worker_id=worker_id))
+                if unfit:
+                    message = "jobs %s of worker %d fit into no lane: they are failed: refused (%s)"
+                    log.error(message, [id for (id,) in unfit], worker_id, without_values(error))
+                    continue
+                log.error("worker %d: its jobs cannot be given back yet: %s", worker_id, without_values(error))
+                break
             moved += int(count)
             if count < BATCH:
                 break
