@@ -2,8 +2,9 @@
 
 Used by `codec` only. A kind is made from an annotation when a task is declared, and checks values when a job is
 enqueued. Kinds are stricter than msgspec, which would take a list for a tuple, or a text for a date. A value that
-passes comes back from JSON equal and with the same type. Kinds also refuse what JSON or PostgreSQL cannot keep: NaN
-and infinities, naive datetimes, keys that are no text. A value of a plain type costs one look into a set of types.
+passes comes back from JSON equal and with the type of its annotation. Kinds also refuse what JSON or PostgreSQL cannot
+keep: NaN and infinities, naive datetimes, keys that are no text. A value of a plain type costs one look into a set of
+types. What classes do with their fields no kind can know: such values are compared with what comes back (`round_trip`).
 
 Never changes a value, never does I/O, never imports pydantic (its models are recognised by their methods).
 """
@@ -15,10 +16,11 @@ import math
 import reprlib
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
+from pathlib import PurePath
 from types import NoneType, SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
@@ -27,6 +29,7 @@ import msgspec
 from msgspec import inspect as nodes
 
 from pgqueue.errors import InvalidOption
+from pgqueue.jobs.stand_ins import ACCEPTS, TEXTS, Form, form_of, is_model
 
 Check = Callable[[Any], str]
 """Returns "" for a value that fits, else the complaint, which begins with the path to the unfit part."""
@@ -43,27 +46,52 @@ class Kind:
 
 @dataclass(slots=True)
 class _Survey:
-    """What one annotation contains: its classes (a class may contain itself), and whether there is a datetime."""
+    """What one annotation contains: its classes (a class may contain itself), whether there is a datetime, and whether
+    values must be compared with what comes back."""
 
     classes: dict[int, Kind] = field(default_factory=dict)  # by the id of its node: a generic class may come twice
+    nodes: list[object] = field(default_factory=list)  # kept, because another node could get the id of one that is gone
     datetimes: bool = False
+    compared: bool = False
 
 
-def kind_of(annotation: Any) -> tuple[Kind, bool]:
-    """Return the kind of an annotation, and whether its values may hold a datetime.
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """The kind of a (readable) annotation, whether its values may hold a datetime, and whether they are compared."""
+
+    stored: Any
+    kind: Kind
+    datetimes: bool
+    compared: bool
+
+
+def surveyed(annotation: Any) -> Surveyed:
+    """Survey an annotation that msgspec can read.
 
     Raises TypeError, ValueError, NameError or AttributeError if the annotation has no JSON form.
     """
     survey = _Survey()
-    return _kind(nodes.type_info(annotation), survey), survey.datetimes
+    kind = _of(annotation, survey)
+    return Surveyed(annotation, kind, survey.datetimes, survey.compared)
+
+
+def _of(annotation: Any, survey: _Survey) -> Kind:
+    node = nodes.type_info(annotation)
+    survey.nodes.append(node)
+    return _kind(node, survey)
 
 
 def _kind(node: nodes.Type, survey: _Survey) -> Kind:
     match node:
         case nodes.AnyType():
             return _PLAIN
-        case nodes.Metadata(type=inner):
-            return _kind(inner, survey)
+        case nodes.Metadata(type=inner, extra=extra):
+            accepted = (extra or {}).get(ACCEPTS)
+            return (
+                _kind(inner, survey)
+                if accepted is None
+                else _items(accepted, _kind(cast("Any", inner).item_type, survey))
+            )
         case nodes.StrType() | nodes.IntType() | nodes.BoolType() | nodes.NoneType():
             base = _BASES[type(node)]
             return Kind(base[0], partial(_check_base, *base), frozenset((base[1],) if node == type(node)() else ()))
@@ -82,7 +110,13 @@ def _kind(node: nodes.Type, survey: _Survey) -> Kind:
         case nodes.LiteralType(values=values):
             return _literal(values)
         case nodes.CustomType(cls=cls) if is_model(cls):
+            survey.compared = True
             return Kind(cls.__qualname__, partial(_check_class, cls))
+        case nodes.CustomType(cls=cls) if cls in TEXTS:
+            return Kind(cls.__qualname__, partial(_check_text, cls, type(cls()) if issubclass(cls, PurePath) else cls))
+        case nodes.CustomType(cls=cls) if (form := form_of(cls)) is not None:
+            survey.compared = True
+            return survey.classes.get(id(cls)) or _formed(cls, form, survey)
         case nodes.StructType() | nodes.DataclassType() | nodes.TypedDictType() | nodes.NamedTupleType():
             return survey.classes.get(id(node)) or _record(node, survey)
         case _ if type(node) in _SCALARS:
@@ -103,13 +137,33 @@ def _key(node: nodes.Type, survey: _Survey) -> Kind:
 def _record(node: Any, survey: _Survey) -> Kind:
     """A class with named fields. It is noted before its fields are visited, because it may contain itself."""
     fields: dict[str, Kind] = {}
-    name = node.cls.__qualname__
+    cls = typing.get_origin(node.cls) or node.cls  # a generic class has arguments, its objects do not
+    name = cls.__qualname__
     if isinstance(node, nodes.TypedDictType):
         kind = Kind(name, partial(_check_typed_dict, name, fields, {f.name for f in node.fields if f.required}))
     else:
-        kind = Kind(name, partial(_check_fields, node.cls, fields))
+        survey.compared |= not isinstance(node, nodes.NamedTupleType)
+        kind = Kind(name, partial(_check_fields, cls, fields))
     survey.classes[id(node)] = kind
     fields.update((each.name, _kind(each.type, survey)) for each in node.fields)
+    return kind
+
+
+def _formed(cls: type, form: Form, survey: _Survey) -> Kind:
+    """The kind of a stand-in. That of a class is noted before its fields are visited, as in `_record`."""
+    if form.kind == "union":
+        kind = _union([_of(each, survey) for each in form.parts.values()])
+        return replace(kind, exact=frozenset())  # a text may be read as another member
+    if form.kind == "enum":
+        return Kind(form.cls.__qualname__, partial(_check_instance, form.cls.__qualname__, form.cls))
+    fields: dict[str, Kind] = {}
+    name = form.cls.__qualname__
+    if form.kind == "dict":
+        kind = Kind(name, partial(_check_typed_dict, name, fields, set(form.required)))
+    else:
+        kind = Kind(name, partial(_check_fields, form.cls, fields))
+    survey.classes[id(cls)] = kind
+    fields.update((part, _of(each, survey)) for part, each in form.parts.items())
     return kind
 
 
@@ -119,8 +173,8 @@ def _union(kinds: list[Kind]) -> Kind:
     return Kind(needs, partial(_check_union, needs, kinds, members), frozenset().union(*(kind.exact for kind in kinds)))
 
 
-def _items(base: type, item: Kind) -> Kind:
-    needs = f"a {base.__name__}"
+def _items(base: type | tuple[type, ...], item: Kind) -> Kind:
+    needs = f"a {' or '.join(each.__name__ for each in (base if isinstance(base, tuple) else (base,)))}"
     return Kind(needs, partial(_check_items, needs, base, item))
 
 
@@ -166,17 +220,29 @@ def _check_class(cls: type, value: Any) -> str:
     return "" if type(value) is cls else unfit(value, cls.__qualname__)
 
 
+def _check_text(cls: type, concrete: type, value: Any) -> str:
+    """Paths are made of a class for the machine's own kind: any other one would come back as that."""
+    return "" if type(value) is concrete else unfit(value, cls.__qualname__)
+
+
 def _check_float(value: Any) -> str:
     if type(value) is bool or not isinstance(value, float | int):
         return unfit(value, "float")
     try:
+        if isinstance(value, int):
+            return "" if float(value) == value else unfit(value, "an int that a float holds exactly")
         return "" if math.isfinite(value) else unfit(value, "a finite float")
     except OverflowError:  # an int may be larger than any float
         return unfit(value, "an int that fits a float")
 
 
+def _check_date(value: Any) -> str:
+    """By value, as all times: freezegun's and pendulum's classes come back as Python's own."""
+    return "" if isinstance(value, date) and not isinstance(value, datetime) else unfit(value, "date")
+
+
 def _check_datetime(value: Any) -> str:
-    if type(value) is not datetime:
+    if not isinstance(value, datetime):
         return unfit(value, "datetime")
     offset = value.utcoffset()
     if offset is None:
@@ -185,7 +251,7 @@ def _check_datetime(value: Any) -> str:
 
 
 def _check_time(value: Any) -> str:
-    if type(value) is not time:
+    if not isinstance(value, time):
         return unfit(value, "time")
     offset = value.utcoffset()
     if offset is None and value.tzinfo is not None:
@@ -210,7 +276,7 @@ def _check_union(needs: str, kinds: list[Kind], members: list[Kind], value: Any)
     return members[0].check(value) if len(members) == 1 and value is not None else unfit(value, needs)
 
 
-def _check_items(needs: str, base: type, item: Kind, value: Any) -> str:
+def _check_items(needs: str, base: type | tuple[type, ...], item: Kind, value: Any) -> str:
     if not isinstance(value, base):
         return unfit(value, needs)
     items = cast("Iterable[Any]", value)
@@ -273,7 +339,7 @@ _SCALARS: Mapping[type, tuple[str, Check]] = {
     nodes.FloatType: ("float", _check_float),
     nodes.DateTimeType: ("datetime", _check_datetime),
     nodes.TimeType: ("time", _check_time),
-    nodes.DateType: ("date", partial(_check_class, date)),
+    nodes.DateType: ("date", _check_date),
     nodes.TimeDeltaType: ("timedelta", partial(_check_instance, "timedelta", timedelta)),
     nodes.UUIDType: ("UUID", partial(_check_instance, "UUID", UUID)),
     nodes.DecimalType: ("Decimal", _check_decimal),
@@ -283,11 +349,6 @@ _SCALARS: Mapping[type, tuple[str, Check]] = {
 _KEYS = frozenset(
     (nodes.StrType, nodes.IntType, nodes.FloatType, nodes.EnumType, nodes.LiteralType, nodes.UUIDType, nodes.DateType)
 ) | {nodes.DateTimeType, nodes.TimeType, nodes.TimeDeltaType, nodes.DecimalType}
-
-
-def is_model(cls: type) -> bool:
-    """True for a pydantic model, recognised by its methods: pydantic itself is never imported here."""
-    return hasattr(cls, "__pydantic_validator__") and hasattr(cls, "model_validate_json")
 
 
 def unfit(value: Any, needs: str) -> str:

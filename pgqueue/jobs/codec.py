@@ -2,7 +2,9 @@
 
 Called twice in a job's life: `encode` when it is enqueued, `decode` when the executor runs it. One `Codec` per task is
 built at declaration. A wrong annotation is reported at import. A wrong value is reported at enqueue, before anything
-reached the database. The JSON is written and read by msgspec; `annotations` decides whether the values fit.
+reached the database. The JSON is written and read by msgspec; `annotations` decides whether the values fit, `stand_ins`
+reads what msgspec cannot. `round_trip` compares what classes with fields make of their values. A handler's result
+becomes JSON here, too (`result_json`), in the same form.
 
 The object's keys are the parameters' names. `*args` is a list under its own name. The keywords that `**kwargs` takes
 are keys of the object itself, as in a job written in SQL. Defaults are not stored: they belong to the code. In jsonb
@@ -15,25 +17,41 @@ from __future__ import annotations
 
 import inspect
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
+from enum import Enum
 from functools import partial
+from math import isfinite
 from types import NoneType
-from typing import Any, cast
+from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
 from pgqueue.jobs import annotations as signatures
-from pgqueue.jobs.annotations import Kind, check_plain, is_model, kind_of, listed, unfit
+from pgqueue.jobs.annotations import Kind, Surveyed, check_plain, listed, surveyed, unfit
+from pgqueue.jobs.round_trip import difference
 from pgqueue.jobs.sizes import JSON_MOST, TEXT_MOST, text_too_large
+from pgqueue.jobs.stand_ins import TEXTS, from_json, is_model, readable
 
 _EMPTY = frozenset(("{}", b"{}"))
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # an escape, not a backslash that is followed by these letters
 _WHERE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _TOO_DEEP = ": nested too deeply, or contains itself"
-_LATE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
+_LATE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+_TIMES = (datetime, date, time)  # in a tuple: what freezes the clock in tests replaces the names, not what is here
+
+
+class UnfitArguments(InvalidArguments):
+    """The arguments of a stored job do not fit the function as it is here. Another version of it may take them."""
+
+
+class UnfitResult(ValueError):
+    """A result that cannot be stored. The message begins with the path to the part, and says what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +80,7 @@ class Codec:
     _exact: Mapping[str, frozenset[type]] = field(repr=False)
     _exact_rest: frozenset[type] = field(repr=False)
     _timed: tuple[tuple[int, str], ...] = field(repr=False)  # parameters that may hold a datetime: index and name
+    _compared: frozenset[str] = field(repr=False)  # parameters whose values are compared with what comes back
     _read: Callable[[str | bytes], Any] = field(repr=False)
 
     @classmethod
@@ -93,26 +112,26 @@ class Codec:
                 self._check(name, value)
         raw = _dump(given, f"task {self.task!r}", "parameter")
         if not plain:  # constraints and validators are unknown to the kinds: the decoder itself checks them
-            self._reread(raw)
+            self._reread(raw, given)
         return raw.decode()
 
     def decode(self, text: str | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and keyword arguments of the call, typed as annotated, with defaults filled in.
 
-        Raises InvalidArguments if the text does not fit the function as it is now. If several names or values are
-        wrong, the first is named.
+        Raises UnfitArguments if the text does not fit the function as it is now. If several names or values are wrong,
+        the first is named.
         """
         if not self._parameters and text in _EMPTY:
             return (), {}
         try:
             read = self._read(text)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        except Exception as error:  # classes of the application are made here: their own code may raise anything
             raise self._unreadable(error) from error
         values, rest = (read, {}) if self._rest is None else read
         values = msgspec.structs.astuple(values)
         for index, name in self._timed:
-            if values[index] is not self._parameters[index].default:
-                self._check(name, values[index])
+            if values[index] is not self._parameters[index].default and (why := self._complaint(name, values[index])):
+                raise UnfitArguments(f"task {self.task!r}: {why}")
         if len(values) == len(self._positional):
             return values, rest
         return self._spread(values, rest)
@@ -159,18 +178,27 @@ class Codec:
                 raise self._refused(f"no keyword parameter {name!r}; {self._takes()}")
 
     def _check(self, name: str, value: Any) -> None:
+        if why := self._complaint(name, value):
+            raise self._refused(why)
+
+    def _complaint(self, name: str, value: Any) -> str:
         try:
             why = (self._kinds.get(name) or self._kinds["**"]).check(value)
         except RecursionError:
             why = _TOO_DEEP
-        if why:
-            raise self._refused(f"parameter {_shown(name)}{why}")
+        return why and f"parameter {_shown(name)}{why}"
 
-    def _reread(self, raw: bytes) -> None:
+    def _reread(self, raw: bytes, given: Mapping[str, Any]) -> None:
+        """Read what was written, and compare: it must come back as it was given."""
         try:
-            self.decode(raw)
+            args, kwargs = self.decode(raw)
         except InvalidArguments as error:
             raise InvalidArguments(str(error).replace("the stored arguments", "the arguments", 1)) from error
+        if self._compared:
+            back = self._bind(args, kwargs)
+            for name, value in given.items():
+                if (name if name in self._kinds else "**") in self._compared and (why := difference(value, back[name])):
+                    raise self._refused(f"parameter {_shown(name)}{why}")
 
     def _spread(self, values: tuple[Any, ...], rest: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         count = len(self._positional)
@@ -188,12 +216,12 @@ class Codec:
     def _refused(self, why: str) -> InvalidArguments:
         return InvalidArguments(f"task {self.task!r}: {why}")
 
-    def _unreadable(self, error: Exception) -> InvalidArguments:
+    def _unreadable(self, error: Exception) -> UnfitArguments:
         match = _WHERE.match(str(error))
         what, path = (match["what"], match["path"]) if match else (str(error), None)
         where = f", parameter {path}" if path else ""
         hint = f"; {self._takes()}" if "field `" in what else ""
-        return self._refused(f"the stored arguments do not fit{where}: {what}{hint}")
+        return UnfitArguments(f"task {self.task!r}: the stored arguments do not fit{where}: {what}{hint}")
 
 
 def keywords_only(task: str) -> Codec:
@@ -232,9 +260,9 @@ def _build(task: str, wants_job: bool, parameters: tuple[inspect.Parameter, ...]
     rest = next((p for p in parameters if p.kind is p.VAR_KEYWORD), None)
     named = tuple(p for p in parameters if p is not rest)
     surveys = {("**" if p is rest else p.name): _survey(task, p) for p in parameters}
-    kinds = {name: kind for name, (kind, _) in surveys.items()}
-    struct = _struct(task, named)
-    keywords = None if rest is None else dict.__class_getitem__((str, _stored(rest)))
+    kinds = {name: survey.kind for name, survey in surveys.items()}
+    struct = _struct(task, named, surveys)
+    keywords = None if rest is None else dict.__class_getitem__((str, surveys["**"].stored))
     return Codec(
         task=task,
         wants_job=wants_job,
@@ -247,40 +275,42 @@ def _build(task: str, wants_job: bool, parameters: tuple[inspect.Parameter, ...]
         _kinds=kinds,
         _exact={name: kind.exact for name, kind in kinds.items()},
         _exact_rest=kinds["**"].exact if rest else frozenset(),
-        _timed=tuple((i, p.name) for i, p in enumerate(named) if surveys[p.name][1]),
+        _timed=tuple((i, p.name) for i, p in enumerate(named) if surveys[p.name].datetimes),
+        _compared=frozenset(name for name, survey in surveys.items() if survey.compared),
         _read=_reader(struct) if keywords is None else partial(_read_open, struct, keywords),
     )
 
 
-def _survey(task: str, parameter: inspect.Parameter) -> tuple[Kind, bool]:
-    """Return the kind of this parameter and whether it may hold a datetime."""
+def _survey(task: str, parameter: inspect.Parameter) -> Surveyed:
     try:
-        stored = _stored(parameter)
-        msgspec.json.Decoder(stored, dec_hook=_from_json)
-        return kind_of(stored)
-    except (TypeError, ValueError, NameError, AttributeError) as error:
+        stored = readable(_stored(parameter))
+        msgspec.json.Decoder(stored, dec_hook=from_json)
+        return surveyed(stored)
+    except (TypeError, ValueError, NameError, AttributeError, NotImplementedError) as error:
         shown = inspect.formatannotation(parameter.annotation)
         raise InvalidOption(f"task {task!r}, parameter {parameter.name}: {shown} cannot be stored: {error}") from error
 
 
-def _struct(task: str, parameters: Iterable[inspect.Parameter]) -> Any:
+def _struct(task: str, parameters: Iterable[inspect.Parameter], surveys: Mapping[str, Surveyed]) -> Any:
     """The class msgspec decodes into: one field per parameter. Unknown names are refused."""
-    fields = [(p.name, _stored(p), _default(p)) if _optional(p) else (p.name, _stored(p)) for p in parameters]
+    stored = [(p, surveys[p.name].stored) for p in parameters]
+    fields = [(p.name, each, _default(p)) if _optional(p) else (p.name, each) for p, each in stored]
     try:
         return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
-    except TypeError as error:
-        raise InvalidOption(f"task {task!r}: {error}") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        names = ", ".join(repr(p.name) for p, _ in stored if p.name.startswith("_")) or "its parameters"
+        raise InvalidOption(f"task {task!r}: {names} cannot be names of arguments: begin them with a letter") from error
 
 
 def _reader(struct: Any) -> Callable[[str | bytes], Any]:
-    return msgspec.json.Decoder(struct, dec_hook=_from_json).decode
+    return msgspec.json.Decoder(struct, dec_hook=from_json).decode
 
 
 def _read_open(struct: Any, keywords: Any, text: str | bytes) -> tuple[Any, dict[str, Any]]:
     """Decode for a function with **kwargs: every name that is no parameter is a keyword."""
     found = msgspec.json.decode(text, type=dict[str, Any])
     named = {name: found.pop(name) for name in struct.__struct_fields__ if name in found}
-    convert = partial(msgspec.convert, str_keys=True, dec_hook=_from_json)
+    convert = partial(msgspec.convert, str_keys=True, dec_hook=from_json)
     return convert(named, struct), convert(found, keywords)
 
 
@@ -310,7 +340,9 @@ def _dump(values: dict[str, Any], what: str, item: str) -> bytes:
     try:
         raw = _encode(values)
     except _LATE_ERRORS as error:
-        raise InvalidArguments(f"{what}{_culprit(values, item, _fails)}: cannot be JSON: {error}") from error
+        bad = next((each for each in values.items() if any(map(_fails, each))), None)
+        why = _TOO_DEEP if bad is None else f", {item} {_shown(bad[0])}{next(filter(None, map(_formless, bad)))}"
+        raise InvalidArguments(f"{what}{why}") from error
     if len(raw) > JSON_MOST:
         raise PayloadTooLarge(
             f"{what}: {len(raw):,} bytes of JSON, the limit is {JSON_MOST:,}; store the data and pass its key"
@@ -321,16 +353,9 @@ def _dump(values: dict[str, Any], what: str, item: str) -> bytes:
             f"{TEXT_MOST:,}. Store the data and pass its key"
         )
     if b"\\u0000" in raw and _NUL.search(raw):
-        raise InvalidArguments(
-            f"{what}{_culprit(values, item, _has_nul)}: has a NUL (\\u0000), which jsonb cannot store"
-        )
+        name = next(name for name, value in values.items() if _has_nul(name) or _has_nul(value))
+        raise InvalidArguments(f"{what}, {item} {_shown(name)}: has a NUL (\\u0000), which jsonb cannot store")
     return raw
-
-
-def _culprit(values: Mapping[str, Any], item: str, is_bad: Callable[[Any], bool]) -> str:
-    """Name the item that is to blame, for the message."""
-    bad = (name for name, value in values.items() if is_bad(name) or is_bad(value))
-    return next((f", {item} {_shown(name)}" for name in bad), "")
 
 
 def _shown(name: str) -> str:
@@ -345,29 +370,128 @@ def _fails(value: Any) -> bool:
     return False
 
 
+def _formless(value: Any) -> str:
+    """The path to the part of a value that has no JSON form, and the complaint; "" if it can be encoded."""
+    try:
+        _encode(value)
+    except RecursionError:
+        return _TOO_DEEP
+    except _LATE_ERRORS as error:
+        own = error
+    else:
+        return ""
+    if isinstance(value, dict) and (bad := [key for key in value if _fails({key: None})]):
+        return f", key{unfit(bad[0], 'a text or a number')}"
+    for path, part in _inside(value):
+        if _fails(part):
+            return path + _formless(part)
+    if isinstance(value, str):
+        return f": {value!a:.80} has a lone surrogate, which is no text"
+    # A ValueError is of a class of the application's, or of a model: it says what is wrong.
+    return f": {own}" if isinstance(own, ValueError) else unfit(value, "a value with a JSON form")
+
+
+def _inside(value: Any) -> list[tuple[str, Any]]:
+    """The parts of a container with their paths."""
+    if isinstance(value, dict):
+        return [(f"[{reprlib.repr(key)}]", each) for key, each in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [(f"[{i}]", each) for i, each in enumerate(value)]
+    return []
+
+
 def _has_nul(value: Any) -> bool:
     return _NUL.search(_encode(value)) is not None
 
 
-def _to_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Encode what msgspec does not know: pydantic models, and subclasses of plain types, which come back plain."""
     if is_model(type(value)):
-        dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)
+        dumped = value.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
         if why := check_plain(dumped):
             raise ValueError(f"{type(value).__qualname__}{why}")
         return dumped
+    if isinstance(value, Enum):
+        return value.value
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
         return int.__int__(value)
     if isinstance(value, float):
         return float.__float__(value)
+    if isinstance(value, datetime | date | time):
+        return _plain_time(value)
+    if isinstance(value, timedelta):
+        return timedelta.__add__(value, timedelta())  # the sum of a subclass is none
+    if type(value) in TEXTS or isinstance(value, UUID):
+        return str(value)
     raise TypeError(f"{type(value).__qualname__} has no JSON form")
 
 
-def _from_json(cls: type, value: Any) -> Any:
-    # As JSON: a strict model accepts a text for a date only there.
-    return cast("Any", cls).model_validate_json(msgspec.json.encode(value))
+def _plain_time(value: Any) -> Any:
+    """The same datetime, date or time as an object of Python's own class."""
+    moment, day, clock = _TIMES
+    if isinstance(value, moment):
+        parts = (value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond)
+        return moment(*parts, value.tzinfo, fold=value.fold)
+    if isinstance(value, day):
+        return day(value.year, value.month, value.day)
+    return clock(value.hour, value.minute, value.second, value.microsecond, value.tzinfo, fold=value.fold)
 
 
-_encode = msgspec.json.Encoder(enc_hook=_to_json).encode
+_encode = msgspec.json.Encoder(enc_hook=to_json).encode
+
+
+# -- Results ---------------------------------------------------------------------------------------------------------
+
+_encode_plain = msgspec.json.Encoder(order="deterministic").encode  # knows no classes of ours, nor keys but texts
+
+
+def result_json(value: object) -> str:
+    """Return a handler's result as JSON text, in the form that arguments have.
+
+    What JSON or jsonb cannot keep is refused at any depth: NaN and infinities, NUL, two keys of one text. Raises
+    UnfitResult.
+
+    >>> result_json({1: "a", "at": datetime(2026, 3, 1)})
+    '{"1":"a","at":"2026-03-01T00:00:00"}'
+    """
+    try:
+        raw: bytes | None = _encode_plain(value)
+    except Exception:  # it needs a closer look, which says what is wrong
+        raw = None
+    if raw is None or b"null" in raw:  # NaN is written as null
+        raw = _result(value)
+    if len(raw) > JSON_MOST:
+        raise UnfitResult(f": {len(raw):,} bytes of JSON, the limit is {JSON_MOST:,}")
+    if (size := text_too_large(raw)) is not None:
+        raise UnfitResult(f": {size:,} bytes with all the digits of its numbers, the limit is {TEXT_MOST:,}")
+    if b"\\u0000" in raw and _NUL.search(raw):
+        raise UnfitResult(": has a NUL (\\u0000), which jsonb cannot store")
+    return raw.decode()
+
+
+def _result(value: object) -> bytes:
+    try:
+        plain = msgspec.to_builtins(value, enc_hook=to_json)
+        why = _misfit(plain)
+        raw = b"" if why else _encode_plain(msgspec.to_builtins(plain, str_keys=True))
+    except _LATE_ERRORS as error:
+        raise UnfitResult(_formless(value)) from error
+    if why:
+        raise UnfitResult(why)
+    return raw
+
+
+def _misfit(plain: object) -> str:
+    """The first part of plain values that JSON would not keep: its path and the complaint."""
+    if isinstance(plain, float):
+        return "" if isfinite(plain) else unfit(plain, "a finite float")
+    if isinstance(plain, list | tuple | set | frozenset):
+        return next((f"[{i}]{why}" for i, each in enumerate(plain) if (why := _misfit(each))), "")
+    if isinstance(plain, dict):
+        texts = {text for key in plain for text in msgspec.to_builtins({key: None}, str_keys=True)}
+        if len(texts) < len(plain):
+            return ": two of its keys are one text in JSON"
+        return next((f"[{reprlib.repr(key)}]{why}" for key, each in plain.items() if (why := _misfit(each))), "")
+    return ""

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from pgqueue.errors import InvalidArguments, InvalidOption
-from pgqueue.jobs.codec import Codec
+from pgqueue.jobs.codec import Codec, to_json
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import check_key
 from pgqueue.jobs.validation import COUNT_MOST, parse_rate
@@ -305,7 +305,7 @@ def _shown(value: object) -> str:
     if type(value) is int:
         return str(value)
     try:
-        plain = msgspec.to_builtins(value)
+        plain = msgspec.to_builtins(value, enc_hook=to_json)
         return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
     except (TypeError, ValueError) as error:
         raise InvalidArguments(f"key: {value!r:.80} has no JSON form ({error}); use a function") from error

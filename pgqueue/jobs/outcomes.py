@@ -7,19 +7,17 @@ database. No I/O here.
 from __future__ import annotations
 
 import logging
-import re
+import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from traceback import format_exception, format_tb
 from typing import Any
 
-import msgspec
-
 from pgqueue.errors import Error, InvalidArguments, InvalidOption, JobTimeout
+from pgqueue.jobs.codec import UnfitArguments, UnfitResult, result_json
 from pgqueue.jobs.job import Job, NewJob, fields
 from pgqueue.jobs.retry import RetryPolicy, seconds
-from pgqueue.jobs.sizes import JSON_MOST, TEXT_MOST, text_too_large
 
 log = logging.getLogger("pgqueue")
 
@@ -74,6 +72,10 @@ def _text(reason: str, what: str) -> str:
 MESSAGE_MOST = 2_000  # characters
 TRACEBACK_MOST = 20_000  # characters
 
+UNFIT_SECONDS, UNFIT_FIRST, UNFIT_MOST = 3_600.0, 5.0, 600.0
+"""How long after its enqueue a job is tried again whose arguments do not fit; the first wait and the longest. Each is
+about as long as the job is old."""
+
 UNSTORABLE = "Unstorable"
 """The error type of an attempt if the server refused its outcome."""
 
@@ -87,9 +89,6 @@ UNCOVERED = (
     "await job.aconnection(), job.session() or await job.asession(); or job.complete(conn), in a task that is not "
     "transactional"
 )
-
-_encode = msgspec.json.Encoder(order="deterministic").encode
-_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # the escape, not an escaped backslash before the text u0000
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The job is not tried again. `reason` is one of error, timeout, crashed, deadline, refused."""
+    """The job is not tried again. `reason` is one of error, arguments, timeout, crashed, deadline, refused."""
 
     reason: str
     problem: Problem
@@ -246,6 +245,8 @@ def _given(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome:
             return Cancelled(_clean(reason, MESSAGE_MOST))
         case Fail(reason=reason):
             return Failed("error", Problem("failed", "Fail", _clean(reason, MESSAGE_MOST), _cause(what)[2]))
+        case UnfitArguments() if raised:
+            return unfit(job, retry, what)
         case BaseException() if raised:
             return failed(job, retry, what)
         case Completed() | Retried() | Failed() | Cancelled() | Released() | Written() | Handed():
@@ -279,24 +280,38 @@ def completed(value: object) -> Completed | Failed:
     if value is None:
         return COMPLETED
     try:
-        text = _encode(value)
-    except Exception as error:
-        message = _clean(f"the result cannot be stored as JSON: {_said(error)}", MESSAGE_MOST)
-        return Failed("error", Problem("failed", type(error).__name__, message))
-    if len(text) > JSON_MOST:
-        return Failed("error", Problem("failed", None, f"the result has {len(text)} bytes, the limit is {JSON_MOST}"))
-    if (size := text_too_large(text)) is not None:
-        said = f"the result has {size} bytes with all the digits of its numbers, the limit is {TEXT_MOST}"
-        return Failed("error", Problem("failed", None, said))
-    if b"\\u0000" in text and _NUL.search(text):
-        return Failed("error", Problem("failed", None, "the result cannot be stored: PostgreSQL's jsonb has no NUL"))
-    return Completed(text.decode())
+        return Completed(result_json(value))
+    except Exception as error:  # a class of the application's may raise anything
+        ours = isinstance(error, UnfitResult)
+        why = _said(error) if ours else f": {_kind(error)}: {_said(error)}"
+        message = _clean(f"the result cannot be stored{why}", MESSAGE_MOST)
+        return Failed("error", Problem("failed", None if ours else _kind(error), message))
 
 
 def failed(job: Job, retry: RetryPolicy, error: BaseException) -> Outcome:
     """The outcome of an exception: another attempt as the retry policy says, or the end."""
     asked = error if isinstance(error, Exception) else RuntimeError(_said(error))
     return _tried(job, problem("failed", error), lambda: retry.decide(job.attempt, asked, job.max_attempts))
+
+
+def unfit(job: Job, retry: RetryPolicy, error: UnfitArguments) -> Outcome:
+    """The outcome of arguments that the function here does not take: the handler has not been called.
+
+    In a deployment new code enqueues while old workers still run, so another worker may take them. For an hour after
+    the enqueue the job is tried again, and no attempt is spent. Then it fails: such an error does not go away.
+    """
+    problem = Problem("failed", InvalidArguments.__name__, _clean(_said(error), MESSAGE_MOST))
+    age = _age(job)
+    if age >= UNFIT_SECONDS or isinstance(error, retry.fail_on):
+        return Failed("arguments", problem)
+    wait = min(max(age, UNFIT_FIRST), UNFIT_MOST) * random.uniform(0.5, 1.0)
+    return Retried(min(wait, UNFIT_SECONDS - age), problem, spent=False)
+
+
+def _age(job: Job) -> float:
+    """Seconds since the enqueue: by this machine's clock, and no less than the database has counted when it was due."""
+    due = job.run_at or job.enqueued_at
+    return max(datetime.now(UTC) - job.enqueued_at, due - job.enqueued_at, timedelta()).total_seconds()
 
 
 def problem(outcome: str, error: BaseException) -> Problem:

@@ -499,7 +499,6 @@ def test_a_name_for_type_checkers_only_is_refused_at_declaration(fn: Any) -> Non
         Callable[[], int],
         msgspec.Raw,
         memoryview,
-        str | datetime,
         dict[tuple[int, int], str],
         dict[bool, int],
         list[int] | tuple[int, ...],

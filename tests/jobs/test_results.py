@@ -1,0 +1,173 @@
+"""A handler's result becomes JSON by the codec of the arguments. What it cannot keep is refused, its place named."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+import psycopg
+import pydantic
+import pytest
+from executor_bench import Bench, made
+from workers import Eyes, until, work
+
+from pgqueue.client.tasks import task
+from pgqueue.jobs.codec import UnfitResult, keywords_only, result_json
+from pgqueue.jobs.sizes import JSON_MOST
+from pgqueue.jobs.outcomes import Completed, Failed
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+NAN, INF = float("nan"), float("inf")
+
+
+class Safe(str):
+    pass
+
+
+class Mixed(enum.Enum):
+    LOW = 1
+    NAME = "name"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class FakeDatetime(datetime):
+    pass
+
+
+class Model(pydantic.BaseModel):
+    number: int = pydantic.Field(default=1, serialization_alias="no")
+    where: Path = Path("a")
+
+
+@dataclasses.dataclass
+class Row:
+    at: datetime
+    models: list[Model]
+
+
+class Item(msgspec.Struct, rename="camel"):
+    the_id: UUID
+
+
+class Point(NamedTuple):
+    x: int
+    y: float
+
+
+TAKEN: list[tuple[Any, Any]] = [
+    ({1: "a"}, {"1": "a"}),
+    ({1: {2: None}}, {"1": {"2": None}}),
+    ({date(2026, 3, 1): 1}, {"2026-03-01": 1}),
+    ({UUID(int=1): 1}, {str(UUID(int=1)): 1}),
+    (Model(), {"no": 1, "where": "a"}),
+    ([Model(), None], [{"no": 1, "where": "a"}, None]),
+    (Path("a/b"), "a/b"),
+    (IPv4Address("10.0.0.1"), "10.0.0.1"),
+    (Safe("x"), "x"),
+    ({"k": Safe("x")}, {"k": "x"}),
+    (Level.LOW, 1),
+    (Mixed.NAME, "name"),
+    (FakeDatetime(2026, 3, 1, 12, tzinfo=UTC), "2026-03-01T12:00:00Z"),
+    (Row(NOON, [Model()]), {"at": "2026-03-01T12:00:00Z", "models": [{"no": 1, "where": "a"}]}),
+    (Item(UUID(int=1)), {"theId": str(UUID(int=1))}),
+    (Point(1, 2.5), [1, 2.5]),
+    ((1, {"a"}), [1, ["a"]]),
+    (Decimal("1.50"), "1.50"),
+    (2**100, 2**100),
+    ("null", "null"),
+    ([None, "null", 1.5], [None, "null", 1.5]),
+    (b"a", "YQ=="),
+]
+
+
+@pytest.mark.promise("F58")
+@pytest.mark.parametrize(("value", "stored"), TAKEN, ids=[str(i) for i in range(len(TAKEN))])
+def test_it_is_stored_in_the_form_that_arguments_have(value: Any, stored: Any) -> None:
+    assert json.loads(result_json(value)) == stored
+
+
+def test_keys_are_in_order_and_none_is_null() -> None:
+    assert result_json({"b": 1, "a": None}) == '{"a":null,"b":1}'
+    assert result_json({"b": 1, "a": 2}) == '{"a":2,"b":1}'
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+class Unserializable(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
+    what: Broken
+
+
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+
+REFUSED: list[tuple[Any, str]] = [
+    (NAN, "given nan (float), needs a finite float"),
+    ([1.0, INF], "[1]: given inf (float), needs a finite float"),
+    ({"a": [None, {"b": -INF}]}, "['a'][1]['b']: given -inf"),
+    (Point(1, NAN), "[1]: given nan"),
+    (dataclasses.make_dataclass("D", ["x"])(NAN), "['x']: given nan"),
+    ({1: "a", "1": "b"}, "two of its keys are one text"),
+    ({"k": {1: "a", "1": "b"}}, "['k']: two of its keys are one text"),
+    ({(1, 2): "a"}, "key: given (1, 2) (tuple)"),
+    ([object()], "[0]: given <object"),
+    ({"a": {"b": complex(1)}}, "['a']['b']: given "),
+    ("\ud800", "lone surrogate"),
+    (["\ud800"], "[0]: '\\ud800' has a lone surrogate"),
+    ("a\0", "has a NUL"),
+    ("x" * JSON_MOST, "bytes of JSON, the limit is"),
+    (CIRCLE, "nested too deeply"),
+]
+
+
+@pytest.mark.promise("F58")
+@pytest.mark.parametrize(("value", "why"), REFUSED, ids=[str(i) for i in range(len(REFUSED))])
+def test_what_json_cannot_keep_is_refused_and_its_place_is_named(value: Any, why: str) -> None:
+    with pytest.raises(UnfitResult) as raised:
+        result_json(value)
+    assert why in str(raised.value)
+    for word in ("msgspec", "Encoding", "supported", "Only dicts"):
+        assert word not in str(raised.value)
+
+
+@pytest.mark.promise("F58")
+@pytest.mark.parametrize("value", [NAN, {1: "a", "1": "b"}, [object()], Unserializable(what=Broken())])
+async def test_the_job_says_so_in_our_own_words(value: Any) -> None:
+    outcome = await Bench(made(lambda: value, "returns")).run("returns")
+    assert isinstance(outcome, Failed) and outcome.reason == "error"
+    assert (outcome.problem.message or "").startswith("the result cannot be stored")
+
+
+@pytest.mark.promise("F58")
+async def test_results_and_arguments_have_one_form() -> None:
+    for value in ([1, "a", None, 1.5], {"k": {"l": [True]}}):
+        assert json.loads(keywords_only("any").encode((), {"value": value}))["value"] == json.loads(result_json(value))
+    assert await Bench(made(lambda: Path("a"), "returns")).run("returns") == Completed('"a"')
+
+
+@task(name="results.keys")
+async def keys() -> dict[int, Model]:
+    return {1: Model()}
+
+
+@pytest.mark.promise("F58")
+async def test_jsonb_takes_it(dsn: str, eyes: Eyes, conn: psycopg.Connection[Any]) -> None:
+    keys.enqueue(conn)
+    conn.commit()
+    async with work(dsn, keys):
+        await until(eyes.done(1))
+    assert eyes.all("SELECT state, result FROM pgqueue.job") == [("completed", {"1": {"no": 1, "where": "a"}})]
