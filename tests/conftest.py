@@ -52,10 +52,12 @@ def configuration(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def declarations() -> Iterator[None]:
     """What tasks a test declares end with it: a worker without `tasks` serves all there are."""
-    before = dict(tasks.registry)
+    before, used = dict(tasks.registry), dict(tasks.used_limitings)
     yield
     tasks.registry.clear()
     tasks.registry.update(before)
+    tasks.used_limitings.clear()
+    tasks.used_limitings.update(used)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast
 
 from pgqueue.client.wait import Outcome, Wait, asee, ending, missing, see
@@ -16,7 +15,7 @@ from pgqueue.config import config
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, JobCancelled, JobFailed, JobTimeout
-from pgqueue.jobs.retry import seconds
+from pgqueue.jobs.durations import Duration, seconds
 
 R = TypeVar("R")
 
@@ -51,7 +50,7 @@ class JobHandle(Generic[R]):
             raise missing(self.id)
         return state
 
-    def result(self, timeout: float | timedelta | None = None) -> R:
+    def result(self, timeout: Duration | None = None) -> R:
         """Wait until the job has ended and return its handler's value as plain JSON: a dataclass is a dict here.
 
         `timeout` is in seconds; None waits for ever. The wait opens its own connection, to the `listen_dsn` if there is
@@ -72,7 +71,7 @@ class JobHandle(Generic[R]):
         """
         return cast("R", _value(self.id, see(self._wait(timeout))))
 
-    async def aresult(self, timeout: float | timedelta | None = None) -> R:
+    async def aresult(self, timeout: Duration | None = None) -> R:
         """`result` for async code; its connection is async, too."""
         return cast("R", _value(self.id, await asee(self._wait(timeout))))
 
@@ -80,12 +79,12 @@ class JobHandle(Generic[R]):
         if self.staged_id is not None:
             raise Error(f"staged job {self.staged_id}: it has no id yet; a relay delivers it to the queue")
 
-    def _wait(self, timeout: float | timedelta | None) -> Wait:
+    def _wait(self, timeout: Duration | None) -> Wait:
         self._refuse_staged()
         return Wait(self.id, ending(None if timeout is None else seconds(timeout, "timeout")), config())
 
 
-def result(job_id: int, timeout: float | timedelta | None = None) -> Any:
+def result(job_id: int, timeout: Duration | None = None) -> Any:
     """Wait for the end of the job with this id, and return its value: `JobHandle.result` where only the id is known.
 
     print(pgqueue.result(7, timeout=30))
@@ -94,7 +93,7 @@ def result(job_id: int, timeout: float | timedelta | None = None) -> Any:
     return job.result(timeout)
 
 
-async def aresult(job_id: int, timeout: float | timedelta | None = None) -> Any:
+async def aresult(job_id: int, timeout: Duration | None = None) -> Any:
     """`result` for async code."""
     job: JobHandle[Any] = JobHandle(job_id)
     return await job.aresult(timeout)

@@ -13,7 +13,7 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -34,12 +34,24 @@ from pgqueue.client.registry import declared_tasks
 from pgqueue.client.schedules import spec
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.jobs.codec import Codec, json_object, keywords_only
-from pgqueue.jobs.concurrency import Limit, Limiting, Lock, Locking, Rate, limiting, locked, locking
+from pgqueue.jobs.concurrency import (
+    Limit,
+    Limiting,
+    Lock,
+    Locking,
+    Rate,
+    limiting,
+    limits_of,
+    locked,
+    locking,
+    rates_of,
+)
 from pgqueue.jobs.cron import Cron, Every, check_when
-from pgqueue.jobs.headers import with_timeout
+from pgqueue.jobs.durations import Duration, seconds
+from pgqueue.jobs.headers import with_timeout, with_waits
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.options import no_option
-from pgqueue.jobs.retry import RetryFunction, RetryPolicy, check_attempts, seconds
+from pgqueue.jobs.retry import RetryFunction, RetryPolicy, check_attempts, for_one_job
 from pgqueue.jobs.unique import Unique, Uniqueness, idempotent_by, unique_by
 from pgqueue.jobs.validation import (
     aware,
@@ -94,8 +106,8 @@ class TaskOptions(TypedDict, total=False):
     queue: str
     priority: int
     retry: RetryPolicy | RetryFunction | int | None
-    timeout: float | timedelta | None
-    deadline: float | timedelta | None
+    timeout: Duration | None
+    deadline: Duration | None
     transactional: bool | Literal["required"]
     store_result: bool
     on_lost_lease: Literal["cancel", "keep"]
@@ -140,6 +152,7 @@ class Task(Generic[P, R_co]):
     max_attempts: int | None = None
     timeout: float | None = None
     job_timeout: float | None = None  # for the jobs that this copy makes; comes before `timeout`
+    job_waits: RetryPolicy | None = field(default=None, repr=False)  # the same, before the waits of `retry`
     deadline: datetime | float | None = None
     transactional: bool | Literal["required"] = False
     store_result: bool = True
@@ -205,22 +218,29 @@ class Task(Generic[P, R_co]):
         queue: str | None = None,
         priority: int | None = None,
         run_at: datetime | None = None,
-        delay: float | timedelta | None = None,
-        retry: int | None = None,
+        delay: Duration | None = None,
+        retry: RetryPolicy | int | None = None,
         headers: Mapping[str, Any] | None = None,
-        deadline: datetime | float | timedelta | None = None,
-        timeout: float | timedelta | None = None,
+        deadline: datetime | Duration | None = None,
+        timeout: Duration | None = None,
         lock: Lock | str | Callable[..., str | None] | None = None,
+        limit: Limit | int | None = None,
+        rate: Rate | str | None = None,
         unique: Unique | str | Callable[..., str | None] | None = None,
         idempotency_key: str | None = None,
         **unknown: Never,
     ) -> Task[P, R_co]:
         """Return a copy with these options for the jobs it makes; the declared task stays as it is.
 
-        - `run_at`, a time with a time zone, or `delay`, seconds or a timedelta. Each replaces the other one.
-        - `retry`: the most attempts of these jobs. The waits in between follow the task's own policy.
+        A duration is a number of seconds, a timedelta, or a text such as "30s", "5m", "2h".
+
+        - `run_at`, a time with a time zone, or `delay`, a duration. Each replaces the other one.
+        - `retry`: the most attempts of these jobs; the waits in between follow the task's own policy. Or a RetryPolicy,
+          whose waits travel with the job. Which exceptions are retried is said by the task's own policy alone.
         - `deadline`, a time, or how long after the enqueue. If the job has not started by then, it is cancelled.
-        - `timeout` (for each attempt, seconds or a timedelta), `lock` and `unique` replace the task's own.
+        - `timeout` (for each attempt, a duration), `lock` and `unique` replace the task's own.
+        - `limit` and `rate` replace the task's own. Their names travel with the job, their numbers do not: workers know
+          them if they import the module that says this `using`, or a task with the same name and numbers.
         - `idempotency_key` names the request. While its job lives, and for 24 hours after its end, another enqueue with
           this key returns the handle of that job.
 
@@ -236,19 +256,28 @@ class Task(Generic[P, R_co]):
             uniqueness = idempotent_by(idempotency_key, self.codec, uniqueness)
         length = self.job_timeout if timeout is None else positive(timeout, "timeout")
         said = self.headers if headers is None else json_object(headers, f"task {self.name!r}, headers")
-        return replace(
+        attempts, waits = self.max_attempts, self.job_waits
+        if retry is not None:
+            policy = (
+                for_one_job(retry, f"task {self.name!r}: using(retry=…)") if isinstance(retry, RetryPolicy) else None
+            )
+            attempts = check_attempts(retry) if policy is None else policy.attempts  # type: ignore[arg-type]  # an int
+            waits = self.job_waits if policy is None else policy
+        copy = replace(
             self,
             queue=self.queue if queue is None else check_queue(queue),
             priority=self.priority if priority is None else check_priority(priority),
             run_at=aware(run_at) if timed else self.run_at,
             delay_seconds=(None if delay is None else seconds(delay, "delay")) if timed else self.delay_seconds,
-            max_attempts=self.max_attempts if retry is None else check_attempts(retry),
+            max_attempts=attempts,
             deadline=self.deadline if deadline is None else start_by(deadline),
             locking=self.locking if lock is None else locking(lock, self.codec),
             uniqueness=uniqueness,
             job_timeout=length,
-            headers=with_timeout(said, length),
+            job_waits=waits,
+            headers=with_waits(with_timeout(said, length), waits),
         )
+        return copy if limit is None and rate is None else copy._limited(limit, rate)
 
     if not TYPE_CHECKING:  # for type checkers an attribute that is not there stays an error
 
@@ -258,6 +287,18 @@ class Task(Generic[P, R_co]):
             if ours is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             raise AttributeError(f"task {self.name!r} has no {name!r}. Here it is {ours}")
+
+    def _limited(self, limit: Limit | int | None, rate: Rate | str | None) -> Task[P, R_co]:
+        """A copy with this limit and this rate. Raises InvalidOption if their names have other numbers elsewhere."""
+        own = self.limiting
+        if own is not None:
+            limit, rate = own.limit if limit is None else limit, own.rate if rate is None else rate
+        said = limiting(limit, rate, self.codec)
+        assert said is not None
+        others = limitings(declared())
+        limits_of([*others, said]), rates_of([*others, said])
+        used_limitings[said.task, said.limit_name, said.rate_name] = said
+        return replace(self, limiting=said)
 
     def _jobs(self, rows: Iterable[Row]) -> Iterator[NewJob[R_co]]:
         new: Callable[..., NewJob[R_co]] = self.new
@@ -343,6 +384,8 @@ class Declaration:
 task = Declaration({})
 registry: dict[str, Task[..., Any]] = declared_tasks
 """Every declared task under its name and under each alias."""
+used_limitings: dict[tuple[str, str | None, str | None], Limiting] = {}
+"""The limits and rates that `using` has given to tasks, by their names: workers declare these, too."""
 
 
 def find(name: str) -> Task[..., Any] | None:
@@ -369,6 +412,15 @@ def remote(name: str, *, queue: str = "default", priority: int = 5) -> Task[...,
 
     codec = keywords_only(check_task_name(name))
     return Task(name=name, fn=elsewhere, codec=codec, queue=check_queue(queue), priority=check_priority(priority))
+
+
+def limitings(tasks: Iterable[Task[..., Any]]) -> list[Limiting]:
+    """The limits and rates of these tasks, declared and given to them by `using`, by the tasks' names."""
+    known = list(tasks)
+    names = {each.name for each in known}
+    found = [each.limiting for each in known if each.limiting is not None]
+    found += [each for each in used_limitings.values() if each.task in names]
+    return sorted(found, key=lambda each: each.task)
 
 
 def holding(tasks: Mapping[str, Task[..., Any]]) -> frozenset[str]:

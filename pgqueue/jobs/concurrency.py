@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -208,6 +208,35 @@ def limiting(limit: Limit | int | None, rate: Rate | str | None, codec: Codec) -
         None if rate is None else rate.name or check_limiter(codec.task, f"{what} name= for its rate, instead of"),
         None if rate is None or rate.key is None else rendering(rate.key, codec, f"{what} rate key {rate.key!r}"),
     )
+
+
+def limits_of(said: Iterable[Limiting]) -> dict[str, int]:
+    """How many jobs at once these allow, by the names of the limits. Raises InvalidOption if two disagree."""
+    limits: dict[str, int] = {}
+    for each in said:
+        if each.limit is not None and each.limit_name is not None:
+            name, n = each.limit_name, each.limit.n
+            if limits.setdefault(name, n) != n:
+                raise InvalidOption(
+                    f"task {each.task!r}: limit {name!r} is {n} here and {limits[name]} elsewhere; "
+                    "tasks that share a limit give the same number"
+                )
+    return limits
+
+
+def rates_of(said: Iterable[Limiting]) -> dict[str, Rate]:
+    """The rates among these by name. Raises InvalidOption if two disagree."""
+    rates: dict[str, Rate] = {}
+    for each in said:
+        if each.rate is not None and each.rate_name is not None:
+            name, rate = each.rate_name, each.rate
+            other = rates.setdefault(name, rate)
+            if (other.count, other.period, other.burst) != (rate.count, rate.period, rate.burst):
+                raise InvalidOption(
+                    f"task {each.task!r}: rate {name!r} is {rate.rate} here (burst {rate.burst}) and {other.rate} "
+                    f"(burst {other.burst}) elsewhere; tasks that share a rate give the same"
+                )
+    return rates
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from pgqueue.errors import InvalidOption
-from pgqueue.jobs.retry import MAX_SECONDS
+from pgqueue.jobs.durations import Duration, seconds
 
 CatchUp = Literal["latest", "all", "none"]
 CATCH_UP = ("latest", "all", "none")
@@ -82,20 +82,21 @@ class Cron:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A tick every `seconds` (a number or a timedelta), at least 1, counted from 1970-01-01 00:00 UTC.
+    """A tick every `seconds` (a duration), at least 1, counted from 1970-01-01 00:00 UTC.
 
     >>> Every(900).next(datetime(2026, 3, 1, 10, 20, tzinfo=UTC)).isoformat()
     '2026-03-01T10:30:00+00:00'
     """
 
-    seconds: float | timedelta
+    seconds: Duration
     catch_up: CatchUp = "latest"
 
     def __post_init__(self) -> None:
         given = self.seconds
-        number = given.total_seconds() if isinstance(given, timedelta) else given
-        if isinstance(number, bool) or not isinstance(number, int | float) or not EVERY_LEAST <= number <= MAX_SECONDS:
-            raise InvalidOption(f"every {given!r}: give seconds or a timedelta, from 1 second to 100 years")
+        if seconds(given, "every") < EVERY_LEAST:
+            raise InvalidOption(f"every {given!r}: it is 1 second at least")
+        if isinstance(given, str):
+            object.__setattr__(self, "seconds", seconds(given, "every"))
         _check_catch_up(self.catch_up, f"every {given!r}")
 
     @property
@@ -115,7 +116,7 @@ class Every:
     @property
     def _step(self) -> int:
         given = self.seconds
-        return given // _MICROSECOND if isinstance(given, timedelta) else round(given * 1_000_000)
+        return given // _MICROSECOND if isinstance(given, timedelta) else round(float(given) * 1_000_000)
 
 
 When = Cron | Every

@@ -1,8 +1,9 @@
-"""The timeout in a job's headers: how long an attempt may run, if the enqueuer has said so.
+"""Options of one job in its headers: how long an attempt may run, and how long the job waits between attempts.
 
-Tasks write it when a job is made, `timeouts` reads it when the job is to run. It is a header and not a column, because
-then only jobs that have it pay for it. Other headers with a reserved name are `pgqueue:tick` and `pgqueue:schedule`
-(`cron`). Any enqueuer may write any of them, for example from SQL: the value read here is therefore checked.
+Tasks write them when a job is made. `timeouts` reads the first when the job is to run, `outcomes` the second when an
+attempt has failed. They are headers and not columns, because then only jobs that have them pay for them. Other headers
+with a reserved name are `pgqueue:tick` and `pgqueue:schedule` (`cron`). Any enqueuer may write any of them, for example
+from SQL: the values read here are therefore checked.
 """
 
 from __future__ import annotations
@@ -11,17 +12,32 @@ import json
 
 import msgspec
 
-from pgqueue.jobs.retry import MAX_SECONDS
+from pgqueue.jobs.durations import MAX_SECONDS
+from pgqueue.jobs.retry import RetryPolicy
 
 TIMEOUT = "pgqueue:timeout"
 """The header with the seconds that an attempt of the job may run."""
 
 
-class _Said(msgspec.Struct):
+RETRY = "pgqueue:retry"
+"""The header with the waits between the attempts of the job: `first`, `factor`, `most` of its RetryPolicy."""
+
+
+class _Waits(msgspec.Struct, forbid_unknown_fields=True):
+    first: float = 10.0
+    factor: float = 3.0
+    most: float = 21_600.0
+
+
+class _Timeout(msgspec.Struct):
     timeout: float | None = msgspec.field(default=None, name=TIMEOUT)
 
 
-_said = msgspec.json.Decoder(_Said)
+class _Retry(msgspec.Struct):
+    waits: _Waits | None = msgspec.field(default=None, name=RETRY)
+
+
+_timeout, _retry = msgspec.json.Decoder(_Timeout), msgspec.json.Decoder(_Retry)
 
 
 def with_timeout(headers: str | None, seconds: float | None) -> str | None:
@@ -30,10 +46,22 @@ def with_timeout(headers: str | None, seconds: float | None) -> str | None:
     >>> with_timeout('{"trace":"00-4b"}', 30.0)
     '{"trace":"00-4b","pgqueue:timeout":30.0}'
     """
-    if seconds is None:
+    return headers if seconds is None else _with(headers, TIMEOUT, seconds)
+
+
+def with_waits(headers: str | None, policy: RetryPolicy | None) -> str | None:
+    """Return these headers with the waits of this policy; None leaves them as they are.
+
+    >>> with_waits(None, RetryPolicy(first=1, factor=2, most="1m"))
+    '{"pgqueue:retry":{"first":1.0,"factor":2.0,"most":60.0}}'
+    """
+    if policy is None:
         return headers
-    said = {**json.loads(headers or "{}"), TIMEOUT: seconds}
-    return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+    return _with(headers, RETRY, {"first": policy.first, "factor": policy.factor, "most": policy.most})
+
+
+def _with(headers: str | None, name: str, value: object) -> str:
+    return json.dumps({**json.loads(headers or "{}"), name: value}, ensure_ascii=False, separators=(",", ":"))
 
 
 def timeout_of(headers: str | None) -> float | None:
@@ -45,9 +73,24 @@ def timeout_of(headers: str | None) -> float | None:
     if headers is None or TIMEOUT not in headers:
         return None
     try:
-        seconds = _said.decode(headers).timeout
+        seconds = _timeout.decode(headers).timeout
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from error
     if seconds is not None and not 0 < seconds <= MAX_SECONDS:
         raise ValueError(f"{seconds!r} is not more than 0 seconds, or more than 100 years")
     return seconds
+
+
+def waits_of(headers: str | None) -> RetryPolicy | None:
+    """The waits in these headers, as a policy; None if there are none. Raises ValueError if they are no valid ones.
+
+    >>> waits_of('{"pgqueue:retry":{"first":1,"factor":2,"most":60}}').delay(3, lambda: 1.0)
+    4.0
+    """
+    if headers is None or RETRY not in headers:
+        return None
+    try:
+        said = _retry.decode(headers).waits
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    return None if said is None else RetryPolicy(first=said.first, factor=said.factor, most=said.most)

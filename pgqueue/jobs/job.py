@@ -25,8 +25,9 @@ import msgspec
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.jobs.context import NO_CONTEXT, AnySource, Source
 from pgqueue.jobs.cron import tick_of
-from pgqueue.jobs.headers import TIMEOUT, timeout_of
+from pgqueue.jobs.headers import TIMEOUT, timeout_of, waits_of
 from pgqueue.jobs.keys import Keys
+from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.jobs.sizes import KEY_MOST, TEXT_MOST
 
 P = ParamSpec("P")
@@ -402,6 +403,12 @@ def _too_large(args: int | None, headers: int | None, no_headers: bool, key: int
 def own_timeout(job: Job) -> float | None:
     """The seconds the enqueuer lets the job run; None: as its task says. Raises ValueError if the header is no time."""
     return None if job._row[14] is None else timeout_of(job._row[14])
+
+
+def own_waits(job: Job) -> RetryPolicy | None:
+    """The waits between attempts that the enqueuer has given; None: as its task says. Raises ValueError if the header
+    is no policy."""
+    return waits_of(job._row[14])
 
 
 def timed_of(jobs: Iterable[Job]) -> list[Job]:

@@ -16,33 +16,35 @@ from typing import Any
 
 from pgqueue.errors import Error, InvalidArguments, InvalidOption, JobTimeout
 from pgqueue.jobs.codec import UnfitArguments, UnfitResult, result_json
-from pgqueue.jobs.job import Job, NewJob, fields
-from pgqueue.jobs.retry import RetryPolicy, seconds
+from pgqueue.jobs.durations import Duration, seconds
+from pgqueue.jobs.headers import RETRY
+from pgqueue.jobs.job import Job, NewJob, fields, own_waits
+from pgqueue.jobs.retry import RetryPolicy
 
 log = logging.getLogger("pgqueue")
 
 
 class Snooze(Exception):
-    """Run this job again after `delay` (seconds or timedelta). The attempt is not spent.
+    """Run this job again after `delay` (a duration: seconds, a timedelta, "30s"). The attempt is not spent.
 
     >>> @pgqueue.task
     ... def collect(order_id: int) -> int | pgqueue.Snooze:
     ...     return stock(order_id) or pgqueue.Snooze(60)
     """
 
-    def __init__(self, delay: float | timedelta) -> None:
+    def __init__(self, delay: Duration) -> None:
         self.delay = seconds(delay, "Snooze: delay")
         super().__init__(f"again in {self.delay:g} s")
 
 
 class Retry(Exception):
-    """This attempt did not succeed: make another after `delay` (seconds or timedelta; None: as the policy says).
+    """This attempt did not succeed: make another after `delay` (a duration; None: as the policy says).
 
     The attempt is spent: if it was the last one, the job ends as failed. `raise Retry(60) from error` keeps the error
     in the attempt's row. `retry_on` and `fail_on` play no part here.
     """
 
-    def __init__(self, delay: float | timedelta | None = None) -> None:
+    def __init__(self, delay: Duration | None = None) -> None:
         self.delay = None if delay is None else seconds(delay, "Retry: delay")
         super().__init__("again as the policy says" if self.delay is None else f"again in {self.delay:g} s")
 
@@ -211,7 +213,8 @@ def undescribed(job: Job, retry: RetryPolicy, broken: BaseException) -> Outcome:
     try:
         log.error("job %d (%s): %s", job.id, job.task, text, extra=fields(job))
         error = Error(text, job_id=job.id)
-        return _tried(job, Problem("failed", kind, text), lambda: retry.decide(job.attempt, error, job.max_attempts))
+        policy = _policy(job, retry)
+        return _tried(job, Problem("failed", kind, text), lambda: policy.decide(job.attempt, error, job.max_attempts))
     except Exception:  # a handler of the log, or the retry function: it is not asked again
         return Failed("error", Problem("failed", kind, text))
 
@@ -291,7 +294,21 @@ def completed(value: object) -> Completed | Failed:
 def failed(job: Job, retry: RetryPolicy, error: BaseException) -> Outcome:
     """The outcome of an exception: another attempt as the retry policy says, or the end."""
     asked = error if isinstance(error, Exception) else RuntimeError(_said(error))
-    return _tried(job, problem("failed", error), lambda: retry.decide(job.attempt, asked, job.max_attempts))
+    policy = _policy(job, retry)
+    return _tried(job, problem("failed", error), lambda: policy.decide(job.attempt, asked, job.max_attempts))
+
+
+def _policy(job: Job, retry: RetryPolicy) -> RetryPolicy:
+    """The policy of the task, with the waits that were given with this job. A header that is none harms no job."""
+    try:
+        own = own_waits(job)
+    except ValueError as error:
+        message = "job %d (%s): its header %s cannot be a retry policy (%s); that of its task holds"
+        log.warning(message, job.id, job.task, RETRY, error, extra=fields(job))
+        return retry
+    if own is None:
+        return retry
+    return RetryPolicy(retry.attempts, own.first, own.factor, own.most, retry.retry_on, retry.fail_on)
 
 
 def unfit(job: Job, retry: RetryPolicy, error: UnfitArguments) -> Outcome:
@@ -321,10 +338,10 @@ def problem(outcome: str, error: BaseException) -> Problem:
 
 def _again(job: Job, retry: RetryPolicy, ask: Retry) -> Outcome:
     """The outcome of `Retry`: another attempt, unless this was the last one."""
-    problem = Problem("retried", *_cause(ask))
-    if retry.spent(job.attempt, job.max_attempts):
+    problem, policy = Problem("retried", *_cause(ask)), _policy(job, retry)
+    if policy.spent(job.attempt, job.max_attempts):
         return Failed("error", problem)
-    return _tried(job, problem, lambda: retry.wait(job.attempt, ask) if ask.delay is None else ask.delay)
+    return _tried(job, problem, lambda: policy.wait(job.attempt, ask) if ask.delay is None else ask.delay)
 
 
 def _tried(job: Job, problem: Problem, decide: Callable[[], float | None]) -> Outcome:
@@ -343,7 +360,8 @@ def timed_out(job: Job, retry: RetryPolicy, seconds: float) -> Outcome:
     """The outcome of a timeout: another attempt as the retry policy says, or the end with reason `timeout`."""
     error = JobTimeout(f"it had not ended after {seconds:g} s, its timeout", job_id=job.id)
     problem = Problem("timeout", "JobTimeout", str(error))
-    outcome = _tried(job, problem, lambda: retry.decide(job.attempt, error, job.max_attempts))
+    policy = _policy(job, retry)
+    outcome = _tried(job, problem, lambda: policy.decide(job.attempt, error, job.max_attempts))
     return Failed("timeout", outcome.problem) if isinstance(outcome, Failed) else outcome
 
 

@@ -14,25 +14,22 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Never
 
 from pgqueue.errors import InvalidOption
+from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.jobs.options import no_option
 
-RetryFunction = Callable[[int, BaseException], "float | timedelta | None"]
-"""`f(attempt, exc)` returns the seconds until the next attempt, or None to give up."""
+RetryFunction = Callable[[int, BaseException], Duration | None]
+"""`f(attempt, exc)` returns how long to wait for the next attempt, or None to give up."""
 
 MAX_ATTEMPTS = 32_767
 """The most attempts a job can have (the column is a smallint)."""
 
-MAX_SECONDS = 100 * 365 * 86_400
-"""The longest wait: with 100 years every time can be written by Python and PostgreSQL."""
-
 
 @dataclass(frozen=True, slots=True, init=False)
 class RetryPolicy:
-    """How often a task is tried, how long it waits in between (seconds or timedelta), and for which exceptions.
+    """How often a task is tried, how long it waits in between (durations), and for which exceptions.
 
     The wait after attempt n is `min(most, first * factor ** (n - 1))` times a random 0.5 to 1. An exception of
     `fail_on`, or one that is not of `retry_on`, ends the job at once. Raises InvalidOption for values that make no
@@ -56,9 +53,9 @@ class RetryPolicy:
     def __init__(
         self,
         attempts: int = 10,
-        first: float | timedelta = 10,
+        first: Duration = 10,
         factor: float = 3,
-        most: float | timedelta = 21_600,
+        most: Duration = 21_600,
         retry_on: tuple[type[BaseException], ...] = (Exception,),
         fail_on: tuple[type[BaseException], ...] = (),
         *,
@@ -133,16 +130,11 @@ class RetryPolicy:
             return self.most if self.first else 0.0
 
 
-def seconds(value: float | timedelta, what: str) -> float:
-    """Return a duration (seconds or timedelta) as seconds. Anything else raises InvalidOption; `what` names it there.
-
-    >>> seconds(timedelta(minutes=5), "delay")
-    300.0
-    """
-    number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= MAX_SECONDS:
-        raise InvalidOption(f"{what} {value!r}: give seconds or a timedelta, from 0 to 100 years")
-    return float(number)
+def for_one_job(policy: RetryPolicy, what: str) -> RetryPolicy:
+    """Return `policy` if it can travel with a job, which only numbers can; else raise InvalidOption."""
+    if policy.function is not None or policy.retry_on != (Exception,) or policy.fail_on:
+        raise InvalidOption(f"{what}: retry_on, fail_on and a function belong to the code: give them to @task(retry=…)")
+    return policy
 
 
 def check_attempts(attempts: int) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -16,9 +15,9 @@ import msgspec
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.codec import Codec
 from pgqueue.jobs.concurrency import rendering
+from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import Keys, check_key
-from pgqueue.jobs.retry import seconds
 
 R = TypeVar("R")
 
@@ -35,29 +34,29 @@ class Unique:
     `hold` is how long the key is held (default: "live"; with "replace" or `debounce`: "pending"):
     - "pending": until the job starts.
     - "live": until it has ended in any way.
-    - a number of seconds, or a timedelta: until that time after its end.
+    - a duration (seconds, a timedelta, or a text such as "24h"): until that time after its end.
 
     `on_duplicate` is what a second enqueue does:
     - "return" gives the handle of the job that holds the key.
     - "raise" raises DuplicateJob.
     - "replace" gives that handle. If the job has not started, it gets the values of the second enqueue.
 
-    With `debounce` the job starts that many seconds after the last enqueue, each of which replaces it. It starts at
-    most `debounce_max` seconds after the first enqueue. Wrong values raise InvalidOption.
+    With `debounce` the job starts that long after the last enqueue, each of which replaces it. It starts at most
+    `debounce_max` after the first enqueue. Wrong values raise InvalidOption.
 
     >>> Unique("invoice:{order_id}").hold, Unique("index:{shop}", debounce=5).hold
     ('live', 'pending')
     >>> Unique("invoice:{order_id}", hold="forever")
     Traceback (most recent call last):
     ...
-    pgqueue.errors.InvalidOption: unique 'invoice:{order_id}': hold 'forever': use "pending", "live" or seconds
+    pgqueue.errors.InvalidOption: unique 'invoice:{order_id}': hold 'forever': use "pending", "live" or "30s", "2h"
     """
 
     key: str | Callable[..., str | None]
-    hold: Literal["pending", "live"] | float | timedelta | None = None
+    hold: Literal["pending", "live"] | Duration | None = None
     on_duplicate: Literal["return", "raise", "replace"] = "return"
-    debounce: float | timedelta | None = None
-    debounce_max: float | timedelta | None = None
+    debounce: Duration | None = None
+    debounce_max: Duration | None = None
 
     def __post_init__(self) -> None:
         what = f"unique {self.key!r}"
@@ -76,9 +75,9 @@ class Unique:
                 raise InvalidOption(f"{what}: debounce_max {self.debounce_max!r}: it is no less than a debounce")
         if self.hold is None:
             object.__setattr__(self, "hold", "pending" if self.on_duplicate == "replace" else "live")
-        elif isinstance(self.hold, str):
+        elif isinstance(self.hold, str) and not self.hold[:1].isdigit():
             if self.hold not in ("pending", "live"):
-                raise InvalidOption(f'{what}: hold {self.hold!r}: use "pending", "live" or seconds')
+                raise InvalidOption(f'{what}: hold {self.hold!r}: use "pending", "live" or "30s", "2h"')
         else:
             object.__setattr__(self, "hold", seconds(self.hold, f"{what}: hold"))
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal
 
 from pgqueue.errors import InvalidOption
-from pgqueue.jobs.retry import seconds
+from pgqueue.jobs.durations import Duration, seconds
 
 COUNT_MOST, PERIOD_MOST = 1_000_000, 366 * 86_400.0
 UNITS = {"second": 1.0, "minute": 60.0, "hour": 3_600.0, "day": 86_400.0}
@@ -112,11 +112,11 @@ def aware(run_at: datetime | None) -> datetime | None:
     return run_at
 
 
-def start_by(deadline: datetime | float | timedelta) -> datetime | float | None:
+def start_by(deadline: datetime | Duration) -> datetime | float | None:
     return aware(deadline) if isinstance(deadline, datetime) else seconds(deadline, "deadline")
 
 
-def positive(duration: float | timedelta | None, what: str) -> float | None:
+def positive(duration: Duration | None, what: str) -> float | None:
     if duration is None:
         return None
     length = seconds(duration, what)

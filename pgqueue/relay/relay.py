@@ -58,6 +58,7 @@ from pgqueue.database.backoff import Backoff, is_loss, one_line
 from pgqueue.database.outage import Outage
 from pgqueue.database.sessions import Link, options
 from pgqueue.errors import Error
+from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.relay.rounds import Counts, Rounds
 from pgqueue.relay.session import opened
 from pgqueue.relay.source import Source
@@ -76,7 +77,7 @@ class Relay:
     """Delivers the staged jobs of one source. `run` works until it is cancelled, which may happen at any moment.
 
     `source` is the DSN of the application's database. `target` is that of the queue, or another kind of `Target`.
-    `memory` is how far, in seconds, the source may be set back without a job coming twice.
+    `memory` is how far, a duration, the source may be set back without a job coming twice.
 
         async with asyncio.TaskGroup() as group:
             relay = group.create_task(pgqueue.Relay(app_dsn, queue_dsn).run())
@@ -88,7 +89,7 @@ class Relay:
         target: str | Target,
         *,
         batch: int = BATCH,
-        memory: float = MEMORY_SECONDS,
+        memory: Duration = MEMORY_SECONDS,
         adopt: bool = False,
     ) -> None:
         self.counts = Counts()
@@ -97,7 +98,7 @@ class Relay:
         self.name = f"{parts.get('host', '')}/{parts.get('dbname', '')}"
         """The source, for people."""
         self._target = (
-            QueueTarget(_link(target, self._link.outage), memory, config().notify)
+            QueueTarget(_link(target, self._link.outage), seconds(memory, "memory"), config().notify)
             if isinstance(target, str)
             else target
         )

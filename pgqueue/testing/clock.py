@@ -16,7 +16,8 @@ from typing import Any
 from pgqueue.config import config
 from pgqueue.database.statements import Statement, in_schema, text
 from pgqueue.errors import InvalidOption
-from pgqueue.jobs.retry import seconds as to_seconds
+from pgqueue.jobs.durations import Duration
+from pgqueue.jobs.durations import seconds as to_seconds
 from pgqueue.testing.schedules import declare, tick
 from pgqueue.testing.steps import Command, Steps, aplay, play
 
@@ -50,9 +51,7 @@ class Clock:
             raise InvalidOption("this Clock shows no time yet: use it as `with Clock(conn) as clock:`")
         return self._now
 
-    def advance(
-        self, seconds: float | timedelta = 0, *, minutes: float = 0, hours: float = 0, days: float = 0
-    ) -> datetime:
+    def advance(self, seconds: Duration = 0, *, minutes: float = 0, hours: float = 0, days: float = 0) -> datetime:
         """Turn the clock forward and return the new time. Makes the ticks that schedules have had meanwhile.
 
         Raises InvalidOption for a negative duration.
@@ -60,7 +59,7 @@ class Clock:
         return play(self._conn, self._tick(self._later(seconds, minutes, hours, days)))
 
     async def aadvance(
-        self, seconds: float | timedelta = 0, *, minutes: float = 0, hours: float = 0, days: float = 0
+        self, seconds: Duration = 0, *, minutes: float = 0, hours: float = 0, days: float = 0
     ) -> datetime:
         """`advance` for an async connection."""
         return await aplay(self._conn, self._tick(self._later(seconds, minutes, hours, days)))
@@ -128,7 +127,7 @@ class Clock:
             raise InvalidOption("this Clock is not in force: use it as `with Clock(conn) as clock:`")
         return self._before
 
-    def _later(self, seconds: float | timedelta, minutes: float, hours: float, days: float) -> datetime:
+    def _later(self, seconds: Duration, minutes: float, hours: float, days: float) -> datetime:
         whole = (
             to_seconds(seconds, "clock.advance") + timedelta(minutes=minutes, hours=hours, days=days).total_seconds()
         )

@@ -15,13 +15,14 @@ from time import monotonic
 from typing import Any
 
 from pgqueue.client.lifespan import declared as declared_lifespan
-from pgqueue.client.tasks import Task
+from pgqueue.client.tasks import Task, limitings
 from pgqueue.database import embedded
 from pgqueue.database.backoff import transient, within
 from pgqueue.database.sessions import Link
 from pgqueue.database.statements import integers
+from pgqueue.jobs.concurrency import limits_of, rates_of
+from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.jobs.job import Job, fields
-from pgqueue.worker.concurrency.declared_limits import limits_of, rates_of
 from pgqueue.worker.liveness.registration import entered
 from pgqueue.worker.services import Services
 from pgqueue.worker.settings import Settings, by_name, settle
@@ -55,11 +56,13 @@ class Worker:
     - `queues`: names, each with slots of its own if written `name:slots`. Default: every queue of an imported task.
     - `concurrency`: how many jobs run at once.
     - `tasks`: only jobs of these tasks are taken. Default: all that are declared.
-    - `lease`: seconds without a sign of life of this worker after which its jobs go to other workers.
-    - `poll`: how often it looks for jobs without being notified, in seconds.
+    - `lease`: how long there is no sign of life of this worker before its jobs go to other workers.
+    - `poll`: how often it looks for jobs without being notified.
     - `pool_size`: how many connections sync handlers may have at once, and async ones as many. Default: one for each
       slot.
-    - `fail_unknown`: a job fails when no live worker has known its task for this many seconds.
+    - `fail_unknown`: a job fails when no live worker has known its task for this long.
+
+    These three are durations: seconds, a timedelta, or a text such as "30s".
 
     Raises NotConfigured without a DSN, SchemaMissing, SchemaBehind or SchemaTooNew when the database does not fit.
 
@@ -76,11 +79,11 @@ class Worker:
         dsn: str | None = None,
         listen_dsn: str | None = None,
         schema: str | None = None,
-        poll: float = 1.0,
-        lease: float = 15.0,
+        poll: Duration = 1.0,
+        lease: Duration = 15.0,
         version_tag: str | None = None,
         pool_size: int | None = None,
-        fail_unknown: float = 86_400.0,
+        fail_unknown: Duration = 86_400.0,
     ) -> None:
         named = by_name(tasks)
         settings = settle(
@@ -90,13 +93,13 @@ class Worker:
             dsn=dsn,
             listen_dsn=listen_dsn,
             schema=schema,
-            poll=poll,
-            lease=lease,
+            poll=seconds(poll, "poll"),
+            lease=seconds(lease, "lease"),
             version_tag=version_tag,
             pool_size=pool_size,
-            fail_unknown=fail_unknown,
+            fail_unknown=seconds(fail_unknown, "fail_unknown"),
         )
-        limits_of(named.values()), rates_of(named.values())  # raises if two tasks disagree
+        limits_of(limitings(named.values())), rates_of(limitings(named.values()))  # raises if two tasks disagree
         self.state = WorkerState(settings, named)
         self.services: Services
         """Made by `prepare`, when this worker has its id."""
@@ -249,8 +252,8 @@ class Worker:
         services = self.services
         return services.complete_session.ended + services.completer.ended if services.completer.unwritten() else None
 
-    async def stop(self, timeout: float = 25.0) -> int:
-        """Stop within `timeout` seconds; how many jobs were still running at the deadline.
+    async def stop(self, timeout: Duration = 25.0) -> int:
+        """Stop within `timeout`, a duration; how many jobs were still running at the deadline.
 
         1. Take no more jobs, and hand back those that have not started.
         2. Wait for the running jobs until the deadline, then stop those that are left.
@@ -264,7 +267,7 @@ class Worker:
             await (self._leave() if self._prepared and self.state.phase == "starting" else self._stack.aclose())
             self.state.phase = "stopped"
             return 0
-        deadline, self._stopping = monotonic() + timeout, True
+        deadline, self._stopping = monotonic() + seconds(timeout, "timeout"), True
         self.quiet()
         await within(asyncio.wait([self._fetching]), max(0.1, deadline - monotonic()))
         await within(self.services.rate_limiter.idle(), max(0.1, deadline - monotonic()))

@@ -376,7 +376,7 @@ async def test_a_worker_that_declares_nothing_new_waits_for_nobody(desks: Desks,
 
 async def test_limits_that_disagree_are_told_before_anything_is_written(dsn: str, eyes: Eyes) -> None:
     tasks = [task(name=f"x{n}", limit=Limit(n, name="shared"))(lambda: None) for n in (1, 2)]
-    with pytest.raises(InvalidOption, match="is 2 here and 1 in another task"):
+    with pytest.raises(InvalidOption, match="is 2 here and 1 elsewhere"):
         Worker(tasks=tasks, dsn=dsn)
     assert eyes.one("SELECT count(*) FROM pgqueue.worker") == 0
 
@@ -625,7 +625,7 @@ async def test_what_was_set_by_hand_stays_and_the_code_decides_again_when_told(d
     assert shared() == [(7, 3, True)]
     change(eyes.conn, "shared", None)
     assert shared() == [(3, 3, False)]
-    with pytest.raises(InvalidOption, match="'shared' is 3 here and 5 in another task"):
+    with pytest.raises(InvalidOption, match="'shared' is 3 here and 5 elsewhere"):
         await started(three, five)
 
 

@@ -289,7 +289,8 @@ def test_using_twice_keeps_what_is_not_said_again() -> None:
         ({"timeout": True}, "timeout True"),
         ({"priority": 10}, "priority 10"),
         ({"retry": 0}, "attempts 0"),
-        ({"retry": RetryPolicy()}, "attempts RetryPolicy"),
+        ({"retry": RetryPolicy(fail_on=(OSError,))}, "belong to the code"),
+        ({"retry": "often"}, "attempts 'often'"),
     ],
 )
 def test_a_wrong_option_of_using(options: dict[str, Any], why: str) -> None:

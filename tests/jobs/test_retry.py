@@ -15,7 +15,8 @@ import pytest
 import pgqueue
 from pgqueue.client.tasks import task
 from pgqueue.errors import InvalidOption
-from pgqueue.jobs.retry import MAX_ATTEMPTS, MAX_SECONDS, RetryPolicy, seconds
+from pgqueue.jobs.durations import MAX_SECONDS
+from pgqueue.jobs.retry import MAX_ATTEMPTS, RetryPolicy
 from pgqueue.testing import Clock, Drained
 
 ALMOST_ONE = 1 - 2**-53
@@ -147,12 +148,6 @@ def test_a_job_that_always_fails_is_tried_ten_times_over_7_to_15_hours(
     assert (found.state, found.attempt, found.reason) == ("failed", 10, "error")
     waits = [after.started_at - before.finished_at for before, after in pairwise(found.attempts)]
     assert all(shorter < longer for shorter, longer in pairwise(waits[:7]))
-
-
-def test_seconds() -> None:
-    assert (seconds(1, "x"), seconds(0.5, "x"), seconds(timedelta(days=1), "x")) == (1.0, 0.5, 86_400.0)
-    with pytest.raises(InvalidOption, match="lease -1: give seconds or a timedelta"):
-        seconds(-1, "lease")
 
 
 def test_examples() -> None:

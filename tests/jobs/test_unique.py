@@ -68,7 +68,7 @@ def test_debounce_is_a_delay_unless_a_time_is_given() -> None:
     ("options", "said"),
     [
         ({"key": 7}, "the key is a template or a function"),
-        ({"key": "k", "hold": "forever"}, 'use "pending", "live" or seconds'),
+        ({"key": "k", "hold": "forever"}, 'use "pending", "live" or "30s"'),
         ({"key": "k", "hold": -1}, "hold"),
         ({"key": "k", "on_duplicate": "ignore"}, 'use "return", "raise" or "replace"'),
         ({"key": "k", "debounce": -1}, "debounce"),

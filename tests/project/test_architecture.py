@@ -52,7 +52,7 @@ ROOMS = {
     "capacity": "concurrency.rate_limiter neighbours run.slots",
     "held_jobs": "capacity concurrency.chains neighbours run.slots",
     "services": "capacity complete concurrency context fetch held_jobs leader liveness run state transactions",
-    "worker": "concurrency.declared_limits liveness services settings state",
+    "worker": "liveness services settings state",
 }
 EXEMPT = {
     ("worker.concurrency.declared_limits", "admin.limits"),  # what tasks declare is written as people write it by hand

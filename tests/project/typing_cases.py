@@ -125,6 +125,7 @@ def good(conn: psycopg.Connection) -> None:
         charge.using(run_at=datetime.now(UTC), queue="q", priority=1, retry=2, headers={"a": 1}).new(1).args, str
     )
     assert_type(charge.using(timeout=5).using(timeout=timedelta(minutes=5)).new(1), NewJob[float])
+    assert_type(charge.using(delay="5m", retry=RetryPolicy(first="1m"), limit=5, rate="5/s").new(1), NewJob[float])
     assert_type(send.new("a", copy=True), NewJob[bytes])
     assert_type(count.new(1), NewJob[str])
     assert_type(count.enqueue(conn, start=1), JobHandle[str])
@@ -176,14 +177,14 @@ def bad(conn: psycopg.Connection) -> None:
     charge.enqueue_many(conn, [1, 2])  # type: ignore
     charge.using(priority="high")  # type: ignore
     charge.using(lock=7)  # type: ignore
-    charge.using(timeout="5")  # type: ignore
-    charge.using(retry=RetryPolicy())  # type: ignore
+    charge.using(timeout=[5])  # type: ignore
+    charge.using(retry="often")  # type: ignore
     task(queue=5)  # type: ignore
     task(lock=7)  # type: ignore
     task(limit="5")  # type: ignore
     task(rate=5)  # type: ignore
     Rate("5/s", key=5)  # type: ignore
-    charge.using(limit=5)  # type: ignore
+    charge.using(limit="5")  # type: ignore
     task("name")  # type: ignore
     task(retry="often")  # type: ignore
     remote("x", lock=1)  # type: ignore

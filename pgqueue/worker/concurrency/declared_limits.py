@@ -9,19 +9,17 @@ Also warns in the log of limits and rates that jobs wait for and no worker has d
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from time import monotonic
-from typing import Any
 
 import psycopg
 
 from pgqueue.admin.limits import FIRST_RATE, KEYS_MOST, unknown
-from pgqueue.client.tasks import Task
+from pgqueue.client.tasks import limitings
 from pgqueue.database.backoff import persist
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
-from pgqueue.errors import InvalidOption
-from pgqueue.jobs.concurrency import Rate
+from pgqueue.jobs.concurrency import limits_of, rates_of
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -29,35 +27,6 @@ log = logging.getLogger("pgqueue")
 PATIENCE_SECONDS = 30.0
 """How long an undeclared limit is not mentioned: code that enqueues is often deployed before the workers."""
 AGAIN_SECONDS = 600.0
-
-
-def limits_of(tasks: Iterable[Task[..., Any]]) -> dict[str, int]:
-    """How many jobs at once these tasks allow, by the names of their limits. Raises InvalidOption if two disagree."""
-    limits: dict[str, int] = {}
-    for task in sorted(tasks, key=lambda task: task.name):
-        if task.limiting is not None and task.limiting.limit is not None and task.limiting.limit_name is not None:
-            name, n = task.limiting.limit_name, task.limiting.limit.n
-            if limits.setdefault(name, n) != n:
-                raise InvalidOption(
-                    f"task {task.name!r}: limit {name!r} is {n} here and {limits[name]} in another task; "
-                    "tasks that share a limit give the same number"
-                )
-    return limits
-
-
-def rates_of(tasks: Iterable[Task[..., Any]]) -> dict[str, Rate]:
-    """The rates of these tasks by name. Raises InvalidOption if two disagree."""
-    rates: dict[str, Rate] = {}
-    for task in sorted(tasks, key=lambda task: task.name):
-        if task.limiting is not None and task.limiting.rate is not None and task.limiting.rate_name is not None:
-            name, rate = task.limiting.rate_name, task.limiting.rate
-            other = rates.setdefault(name, rate)
-            if (other.count, other.period, other.burst) != (rate.count, rate.period, rate.burst):
-                raise InvalidOption(
-                    f"task {task.name!r}: rate {name!r} is {rate.rate} here (burst {rate.burst}) and {other.rate} "
-                    f"(burst {other.burst}) in another task; tasks that share a rate give the same"
-                )
-    return rates
 
 
 class DeclaredLimits:
@@ -70,7 +39,8 @@ class DeclaredLimits:
         *,
         changed: Callable[[], None],
     ) -> None:
-        self._limits, self._rates = limits_of(state.tasks.values()), rates_of(state.tasks.values())
+        said = limitings(state.tasks.values())
+        self._limits, self._rates = limits_of(said), rates_of(said)
         self.declared = not self._limits and not self._rates
         self._session = session
         self._state = state

@@ -23,11 +23,11 @@ import pgqueue
 from pgqueue import Job, Lock, Rate, Retry, Snooze, testing
 from pgqueue.admin import queues as queue_switch
 from pgqueue.admin.limits import RateInfo, change_rate, rates
-from pgqueue.client.tasks import task
+from pgqueue.client.tasks import limitings, task
 from pgqueue.database import statements
 from pgqueue.database.sessions import Link
 from pgqueue.errors import InvalidOption, LimitNotFound
-from pgqueue.worker.concurrency.declared_limits import rates_of
+from pgqueue.jobs.concurrency import rates_of
 from pgqueue.worker.concurrency.rate_limiter import LOOK_SECONDS
 from pgqueue.worker.run.slots import SlotGroup
 from pgqueue.worker.worker import Worker
@@ -1065,7 +1065,7 @@ def test_tasks_that_share_a_rate_give_the_same() -> None:
     def right() -> None: ...
 
     with pytest.raises(InvalidOption, match="rate 'api' is 6/s here"):
-        rates_of([left, right])
+        rates_of(limitings([left, right]))
 
 
 @pytest.mark.parametrize("columns", [{"count": 0}, {"period": 0.5}, {"burst": 0}, {"name": "a:b"}, {"set_at": None}])
