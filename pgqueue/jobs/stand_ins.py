@@ -3,9 +3,12 @@
 Used by `codec` and `annotations`, when a task is declared. `readable` walks an annotation. What msgspec reads as it is
 stays the same object, so that plain tasks pay nothing. The rest becomes one of these:
 
-- `Sequence`, `Iterable`, `Collection`, `collections.abc.Set`: a list or a set, with a note of what else is taken.
+- `Sequence`, `Iterable`, `Collection`, `collections.abc.Set`: a list or a set, with a note of what else is taken. As
+  fields of a class they are that list or set, as msgspec reads them: else every class with such a field would need a
+  stand-in, and no union could have it.
 - Constraints of annotated_types and pydantic: the same constraints as `msgspec.Meta`. One that cannot be obeyed is a
   TypeError.
+- The classes that freezegun puts in the place of datetime and date, while a test declares a task: Python's own.
 - Unions of several types that are texts in JSON (`str | UUID`), enums of texts and numbers, pydantic's dataclasses, and
   classes with a field of any such kind: a **stand-in**, a class of ours with a `Form` that reads the value.
 
@@ -57,12 +60,16 @@ TEXTS: frozenset[type] = frozenset(
 ACCEPTS = "pgqueue:accepts"
 """The note beside a list or set that stands for an abstract type: the types of values that are taken."""
 
+_SCALARS = (bool, int, float, None, NoneType)
 _MSGSPEC_TEXTS = (str, datetime, date, time, timedelta, UUID, Decimal, bytes, bytearray)
-_LISTS = (collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable, collections.abc.Reversible)
+_KNOWN_LISTS = (collections.abc.Sequence, collections.abc.Collection)
+_LISTS = (*_KNOWN_LISTS, collections.abc.Iterable, collections.abc.Reversible)
 _ABSTRACT: Mapping[Any, tuple[type, tuple[type, ...]]] = {
     **dict.fromkeys(_LISTS, (list, (list, tuple))),
     collections.abc.Set: (set, (set, frozenset)),
 }
+_KNOWN = (*_KNOWN_LISTS, collections.abc.Set)
+"""Abstract types that msgspec reads as a list or set."""
 _WRAPPERS = (typing.Required, typing.NotRequired, typing.Final)
 _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern")
 _NO_CONSTRAINTS = frozenset(
@@ -96,6 +103,8 @@ class Form:
 
 
 _FORMS: dict[type, Form] = {}
+_stand_ins: set[type] = set()
+"""Also those without a form yet, because the fields of their classes are being visited."""
 
 
 def form_of(cls: type) -> Form | None:
@@ -145,20 +154,23 @@ def read_model(cls: Any, value: Any) -> Any:
 # -- Walking an annotation ---------------------------------------------------------------------------------------------
 
 
-def _readable(annotation: Any, made: dict[Any, type]) -> Any:
+def _readable(annotation: Any, made: dict[Any, type], in_class: bool = False) -> Any:
     """`made` has the stand-ins of classes whose fields are being visited: a class may contain itself."""
-    if not _foreign(annotation, set()):
+    if not _foreign(annotation, set(), in_class):
         return annotation
     bare, said = _bare(annotation)
-    found = _replaced(bare, made)
+    found = _replaced(bare, made, in_class)
     kept = [each for each in said if isinstance(each, msgspec.Meta)] + _constraints(said)
     return typing.Annotated[(found, *kept)] if kept else found
 
 
-def _foreign(annotation: Any, seen: set[Any]) -> bool:
+def _foreign(annotation: Any, seen: set[Any], in_class: bool) -> bool:
     """Whether there is anything in it, at any depth, that msgspec does not read as it is meant."""
     bare, said = _bare(annotation)
-    return bool(_constraints(said)) or _is_odd(bare) or any(_foreign(part, seen) for part in _parts(bare, seen))
+    if _constraints(said) or _is_odd(bare, in_class):
+        return True
+    within = in_class or _is_record(typing.get_origin(bare) or bare)
+    return any(_foreign(part, seen, within) for part in _parts(bare, seen))
 
 
 def _bare(annotation: Any) -> tuple[Any, list[Any]]:
@@ -181,8 +193,10 @@ def _bare(annotation: Any) -> tuple[Any, list[Any]]:
             return annotation, said
 
 
-def _is_odd(bare: Any) -> bool:
-    return _abstract(bare) is not None or _is_odd_enum(bare) or _is_odd_union(bare) or _is_pydantic_dataclass(bare)
+def _is_odd(bare: Any, in_class: bool) -> bool:
+    if _abstract(bare) is not None:
+        return not in_class or (typing.get_origin(bare) or bare) not in _KNOWN
+    return _is_odd_enum(bare) or _is_odd_union(bare) or _is_pydantic_dataclass(bare) or _is_frozen(bare)
 
 
 def _parts(bare: Any, seen: set[Any]) -> Iterator[Any]:
@@ -195,24 +209,33 @@ def _parts(bare: Any, seen: set[Any]) -> Iterator[Any]:
         yield from _hints(bare).values()
 
 
-def _replaced(bare: Any, made: dict[Any, type]) -> Any:
+def _replaced(bare: Any, made: dict[Any, type], in_class: bool) -> Any:
     origin, args = typing.get_origin(bare), typing.get_args(bare)
     if (abstract := _abstract(bare)) is not None:
         base, accepted = abstract
-        item = _readable(args[0], made) if args else Any
+        item = _readable(args[0], made, in_class) if args else Any
+        if in_class:
+            return base.__class_getitem__(item)  # type: ignore[attr-defined]
         return typing.Annotated[(base.__class_getitem__(item), msgspec.Meta(extra={ACCEPTS: accepted}))]  # type: ignore[attr-defined]
+    if _is_frozen(bare):
+        return bare.__mro__[1]
     if _is_odd_enum(bare):
         return _enum(bare)
     if _is_pydantic_dataclass(bare):
         return _pydantic_dataclass(bare)
     if _is_union(bare):
-        members = tuple(_readable(each, made) for each in args)
-        return _union(members) if _is_odd_union(bare) else typing.Union[members]  # noqa: UP007  # made at run time
+        members = tuple(_readable(each, made, in_class) for each in args)
+        odd = _is_odd_union(bare) or (any(map(_is_stand_in, members)) and len([*filter(_is_some, members)]) > 1)
+        return _union(members) if odd else typing.Union[members]  # noqa: UP007  # made at run time
     if _is_record(origin or bare):
         return made.get(bare) or _record(bare, made)
     if origin is None:
         return bare
-    return origin[tuple(each if each is Ellipsis else _readable(each, made) for each in args)]
+    return origin[tuple(each if each is Ellipsis else _readable(each, made, in_class) for each in args)]
+
+
+def _is_frozen(bare: Any) -> bool:
+    return isinstance(bare, type) and bare.__module__ == "freezegun.api"
 
 
 def _abstract(bare: Any) -> tuple[type, tuple[type, ...]] | None:
@@ -246,7 +269,7 @@ def _may_be_text(bare: Any) -> bool:
         return False
     if issubclass(bare, Enum):
         return any(isinstance(each.value, str) for each in bare)
-    return bare in _MSGSPEC_TEXTS or bare in TEXTS
+    return bare in _MSGSPEC_TEXTS or bare in TEXTS or _is_frozen(bare)
 
 
 def _is_unknown(bare: Any) -> bool:
@@ -259,9 +282,13 @@ def _union(members: tuple[Any, ...]) -> type:
 
     A value that would be read as another member is found when it is enqueued, and refused.
     """
-    others = tuple(each for each in members if not _may_be_text(_bare(each)[0]))
+    others = tuple(each for each in members if not _may_be_text(_bare(each)[0]) and not _is_stand_in(each))
     if others:  # msgspec says whether it can tell them apart
         msgspec.json.Decoder(typing.Union[others], dec_hook=from_json)  # noqa: UP007
+    enums = [each for each in members if _is_stand_in(each) and each in _FORMS and _FORMS[each].kind == "enum"]
+    objects = [each for each in members if _is_stand_in(each) and each not in enums]
+    if len(objects) > 1 or (objects and any(_bare(each)[0] not in _SCALARS for each in others)):
+        raise TypeError("its members cannot be told apart in JSON")
     ordered = sorted(members, key=_how_late)
 
     def read(value: Any) -> Any:
@@ -273,6 +300,14 @@ def _union(members: tuple[Any, ...]) -> type:
         raise ValueError(f"given {value!r:.80}, which no member of the union takes")
 
     return _stand_in(Form("union", typing.Union[members], dict(enumerate(members)), frozenset(), read))  # noqa: UP007
+
+
+def _is_stand_in(annotation: Any) -> bool:
+    return isinstance(annotation, type) and annotation in _stand_ins
+
+
+def _is_some(annotation: Any) -> bool:
+    return annotation not in (None, NoneType)
 
 
 def _how_late(member: Any) -> int:
@@ -348,11 +383,12 @@ def _with_arguments(hint: Any, given: Mapping[Any, Any]) -> Any:
 def _record(bare: Any, made: dict[Any, type]) -> type:
     """A class with a field that msgspec does not read: its fields are read by a Struct, and given to the class."""
     cls = typing.get_origin(bare) or bare
-    made[bare] = stand_in = _new_class()
+    stand_in = _new_class()
+    made[bare] = stand_in
     hints = _hints(bare)
     if hints.keys() != set(field_names(cls) or hints):
         raise TypeError(f"the annotations of {cls.__qualname__} cannot be resolved when the program runs")
-    fields = {name: _readable(hint, made) for name, hint in hints.items()}
+    fields = {name: _readable(hint, made, in_class=True) for name, hint in hints.items()}
     keys = dict(
         zip(getattr(cls, "__struct_fields__", fields), getattr(cls, "__struct_encode_fields__", fields), strict=True)
     )
@@ -433,7 +469,9 @@ def _pydantic_dataclass(cls: Any) -> type:
 
 def _new_class() -> type:
     """A class of which every value is said to be an object: msgspec asks that of what a reader has returned."""
-    return abc.ABCMeta("StandIn", (), {"__subclasshook__": classmethod(lambda cls, other: True)})
+    made = abc.ABCMeta("StandIn", (), {"__subclasshook__": classmethod(lambda cls, other: True)})
+    _stand_ins.add(made)
+    return made
 
 
 def _stand_in(form: Form) -> type:
