@@ -295,9 +295,14 @@ class Task(Generic[P, R_co]):
             limit, rate = own.limit if limit is None else limit, own.rate if rate is None else rate
         said = limiting(limit, rate, self.codec)
         assert said is not None
-        others = limitings(declared())
+        others, names = limitings(declared()), (said.task, said.limit_name, said.rate_name)
         limits_of([*others, said]), rates_of([*others, said])
-        used_limitings[said.task, said.limit_name, said.rate_name] = said
+        if names not in used_limitings and len(used_limitings) >= USED_MOST:
+            raise InvalidOption(
+                f"task {self.name!r}: using() has named {USED_MOST:,} limits and rates here, and keeps them all for "
+                "workers. For one of each customer or account use a lock, or the key of a rate"
+            )
+        used_limitings[names] = said
         return replace(self, limiting=said)
 
     def _jobs(self, rows: Iterable[Row]) -> Iterator[NewJob[R_co]]:
@@ -386,6 +391,7 @@ registry: dict[str, Task[..., Any]] = declared_tasks
 """Every declared task under its name and under each alias."""
 used_limitings: dict[tuple[str, str | None, str | None], Limiting] = {}
 """The limits and rates that `using` has given to tasks, by their names: workers declare these, too."""
+USED_MOST = 1_000
 
 
 def find(name: str) -> Task[..., Any] | None:

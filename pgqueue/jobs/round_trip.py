@@ -42,10 +42,16 @@ def difference(value: Any, back: Any, in_model: bool = False) -> str:
             taken = type(back) if in_model else (list, tuple)
             if not isinstance(value, taken) or len(value) != len(back):
                 return CHANGED
+            if _PLAIN.issuperset(map(type, back)) and list(value) == list(
+                back
+            ):  # long lists of numbers, at the speed of C
+                return ""
             return _first(((f"[{i}]", each, back[i]) for i, each in enumerate(value)), in_model)
         case dict():
             if not isinstance(value, dict) or value.keys() != back.keys():
                 return CHANGED
+            if _PLAIN.issuperset(map(type, back.values())) and value == back:
+                return ""
             return _first(((f"[{name!r}]", each, back[name]) for name, each in value.items()), in_model)
         case set() | frozenset():
             return "" if isinstance(value, set | frozenset) and value == back else CHANGED

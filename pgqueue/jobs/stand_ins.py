@@ -366,7 +366,7 @@ def _hints(bare: Any) -> dict[str, Any]:
     origin = typing.get_origin(bare) or bare
     try:
         found = typing.get_type_hints(origin, include_extras=True)
-    except (NameError, TypeError, AttributeError):
+    except Exception:  # whatever it is, msgspec meets it too and reports it
         return {}
     given = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(bare), strict=False))
     names = list(found) if issubclass(origin, dict) else field_names(origin) or []

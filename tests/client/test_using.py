@@ -15,6 +15,7 @@ from workers import Eyes, until, work
 
 import pgqueue
 from pgqueue import InvalidOption, Limit, Rate, Retry, RetryPolicy
+from pgqueue.client import tasks
 from pgqueue.client.tasks import Task, limitings, remote, task
 from pgqueue.jobs.concurrency import limits_of, rates_of
 from pgqueue.jobs.headers import RETRY, TIMEOUT, waits_of
@@ -134,6 +135,15 @@ def test_two_numbers_for_one_name_are_refused() -> None:
     with pytest.raises(InvalidOption, match=r"limit 'using\.two' is"):
         limited.using(limit=Limit(3, name="using.two"))
     assert limited.using(limit=3).new().limit_key == "using.limited"
+
+
+def test_names_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be kept for workers, which could never know them."""
+    monkeypatch.setattr(tasks, "USED_MOST", len(tasks.used_limitings) + 1)
+    for _ in range(2):
+        plain.using(limit=Limit(2, name="user:1"))
+    with pytest.raises(InvalidOption, match="use a lock, or the key of a rate"):
+        plain.using(limit=Limit(2, name="user:2"))
 
 
 def test_wrong_values_are_refused() -> None:
