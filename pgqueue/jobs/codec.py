@@ -119,13 +119,13 @@ class Codec:
         """Return the positional and keyword arguments of the call, typed as annotated, with defaults filled in.
 
         Raises UnfitArguments if the text does not fit the function as it is now. If several names or values are wrong,
-        the first is named.
+        the first is named. Other errors of the application's own classes pass through: they are of their code.
         """
         if not self._parameters and text in _EMPTY:
             return (), {}
         try:
             read = self._read(text)
-        except Exception as error:  # classes of the application are made here: their own code may raise anything
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise self._unreadable(error) from error
         values, rest = (read, {}) if self._rest is None else read
         values = msgspec.structs.astuple(values)
@@ -194,6 +194,9 @@ class Codec:
             args, kwargs = self.decode(raw)
         except InvalidArguments as error:
             raise InvalidArguments(str(error).replace("the stored arguments", "the arguments", 1)) from error
+        except Exception as error:  # of a class of the application's, whose objects are made here
+            why = f"making an object of them raised {type(error).__qualname__}: {error}"
+            raise self._refused(f"the arguments cannot be read back: {why}") from error
         if self._compared:
             back = self._bind(args, kwargs)
             for name, value in given.items():

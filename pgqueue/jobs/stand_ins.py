@@ -142,8 +142,9 @@ def from_json(cls: Any, value: Any) -> Any:
 
 def read_model(cls: Any, value: Any) -> Any:
     """Read a pydantic model or dataclass. As JSON: a strict model accepts a text for a date only there."""
+    read = cls.model_validate_json if is_model(cls) else cls.__pydantic_validator__.validate_json
     try:
-        return cls.__pydantic_validator__.validate_json(msgspec.json.encode(value))
+        return read(msgspec.json.encode(value))
     except ValueError as error:
         if not hasattr(error, "errors"):
             raise

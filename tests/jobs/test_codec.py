@@ -248,6 +248,7 @@ UNFIT: list[tuple[Any, Any]] = [
     (float, INF),
     (float, -INF),
     (float, 10**400),
+    (float, 2**53 + 1),
     (bool, 1),
     (str, 5),
     (str, b"x"),

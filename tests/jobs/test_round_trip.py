@@ -15,10 +15,12 @@ from uuid import UUID, uuid4
 import msgspec
 import pydantic
 import pytest
+from executor_bench import Bench, made
 
 from pgqueue.errors import InvalidArguments
 from pgqueue.jobs import round_trip
-from pgqueue.jobs.codec import Codec
+from pgqueue.jobs.codec import Codec, UnfitArguments
+from pgqueue.jobs.outcomes import Retried
 
 T = TypeVar("T")
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -253,6 +255,36 @@ def test_what_comes_back_as_it_was_is_taken(name: str) -> None:
     back = there_and_back(annotation, value)
     assert round_trip.difference(value, back) == ""
     assert type(back) is type(value)
+
+
+@dataclasses.dataclass
+class LooksUp:
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number in DOWN:
+            raise ConnectionError("the catalogue is down")
+        if self.number < 0:
+            raise ValueError("it is negative")
+
+
+DOWN: list[int] = []
+
+
+@pytest.mark.promise("F55")
+async def test_an_error_of_a_class_is_of_its_code_and_a_value_that_it_refuses_does_not_fit() -> None:
+    def fn(value: LooksUp) -> None: ...
+
+    codec, value = Codec.of(fn, "app.fn"), LooksUp(7)
+    text = codec.encode((value,), {})
+    with pytest.raises(UnfitArguments, match="it is negative"):
+        codec.decode('{"value":{"number":-1}}')
+    DOWN.append(7)
+    with pytest.raises(InvalidArguments, match="ConnectionError: the catalogue is down"):
+        codec.encode((value,), {})
+    outcome = await Bench(made(fn, "looks")).run("looks", args=text)
+    DOWN.clear()
+    assert isinstance(outcome, Retried) and outcome.spent and outcome.problem.error_type == "ConnectionError"
 
 
 # -- Parameterised generics --------------------------------------------------------------------------------------------
