@@ -133,7 +133,8 @@ def _key(node: nodes.Type, survey: _Survey) -> Kind:
         return _TEXT
     if type(node) in _KEYS:
         return _kind(node, survey)
-    raise TypeError(f"a JSON object cannot have {type(node).__name__.removesuffix('Type')} keys")
+    shown = getattr(node, "cls", type(node)).__name__.removesuffix("Type")
+    raise TypeError(f"a JSON object cannot have {shown} keys")
 
 
 def _record(node: Any, survey: _Survey) -> Kind:

@@ -33,7 +33,7 @@ def difference(value: Any, back: Any, in_model: bool = False) -> str:
     """
     cls = type(back)
     if cls in _PLAIN:
-        return "" if isinstance(value, cls) and value == back else CHANGED
+        return _differs(value, back, isinstance(value, cls) and value == back)
     names = list(cls.model_fields) if is_model(cls) else field_names(cls)
     if names is not None:
         return _in_fields(value, back, names, in_model)
@@ -57,18 +57,29 @@ def difference(value: Any, back: Any, in_model: bool = False) -> str:
             return "" if isinstance(value, set | frozenset) and value == back else CHANGED
         case datetime():  # across zones `==` says no in the hour in which a clock is set back
             same = isinstance(value, datetime) and value.utcoffset() == back.utcoffset()
-            return "" if same and value.replace(tzinfo=None, fold=0) == back.replace(tzinfo=None, fold=0) else CHANGED
+            return _differs(
+                value, back, same and value.replace(tzinfo=None, fold=0) == back.replace(tzinfo=None, fold=0)
+            )
         case Decimal():  # with its zeros
             return "" if isinstance(value, Decimal) and value.as_tuple() == back.as_tuple() else CHANGED
         case float() if type(value) is int and not in_model:
             return "" if value == back else CHANGED
-    return "" if isinstance(value, cls) and _equal(value, back) else CHANGED
+    return _differs(value, back, isinstance(value, cls) and _equal(value, back))
+
+
+def _differs(value: Any, back: Any, same: bool) -> str:
+    """The complaint if they are not the same. The values are not shown: one of them may be a secret."""
+    if same:
+        return ""
+    if isinstance(value, type(back)):
+        return CHANGED
+    return f": given a {type(value).__qualname__}, which would come back as a {type(back).__qualname__}"
 
 
 def _in_fields(value: Any, back: Any, names: Iterable[str], in_model: bool) -> str:
     cls = type(back)
     if type(value) is not cls:
-        return f": given a {type(value).__qualname__}, which would come back as a {cls.__qualname__}"
+        return _differs(value, back, same=False)
     model = is_model(cls)
     parts = [(f".{name}", getattr(value, name, msgspec.UNSET), getattr(back, name, msgspec.UNSET)) for name in names]
     if model:

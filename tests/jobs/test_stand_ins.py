@@ -268,6 +268,12 @@ def test_what_does_not_fit_in_a_row_is_one_clear_error(annotation: Any, stored: 
         one(annotation).decode(f'{{"value":{stored}}}')
 
 
+def test_the_message_says_what_it_would_come_back_as() -> None:
+    with pytest.raises(InvalidArguments) as raised:
+        one(list[str | UUID]).encode((["a", str(ID)],), {})
+    assert str(raised.value) == ("task 'app.fn': parameter value[1]: given a str, which would come back as a UUID")
+
+
 class Coordinates(enum.Enum):
     HOME = (1, 2)
 
