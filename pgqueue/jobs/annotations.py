@@ -133,7 +133,7 @@ def _key(node: nodes.Type, survey: _Survey) -> Kind:
         return _TEXT
     if type(node) in _KEYS:
         return _kind(node, survey)
-    shown = getattr(node, "cls", type(node)).__name__.removesuffix("Type")
+    shown = getattr(node, "cls", type(node)).__name__.removesuffix("Type").replace("StandIn", "mixed")
     raise TypeError(f"a JSON object cannot have {shown} keys")
 
 

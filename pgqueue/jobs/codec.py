@@ -447,6 +447,7 @@ _encode = msgspec.json.Encoder(enc_hook=to_json).encode
 
 # -- Results ---------------------------------------------------------------------------------------------------------
 
+_TEXT_ONLY = frozenset((str,))
 _encode_plain = msgspec.json.Encoder(order="deterministic").encode  # knows no classes of ours, nor keys but texts
 
 
@@ -463,8 +464,10 @@ def result_json(value: object) -> str:
         raw: bytes | None = _encode_plain(value)
     except Exception:  # it needs a closer look, which says what is wrong
         raw = None
-    if raw is None or b"null" in raw:  # NaN is written as null
+    if raw is None:
         raw = _result(value)
+    elif b"null" in raw and (why := _misfit(msgspec.to_builtins(value))):  # NaN is written as null
+        raise UnfitResult(why)
     if len(raw) > JSON_MOST:
         raise UnfitResult(f": {len(raw):,} bytes of JSON, the limit is {JSON_MOST:,}")
     if (size := text_too_large(raw)) is not None:
@@ -486,6 +489,10 @@ def _result(value: object) -> bytes:
     return raw
 
 
+def _keys(plain: dict[Any, Any]) -> set[str]:
+    return {text for key in plain for text in msgspec.to_builtins({key: None}, str_keys=True)}
+
+
 def _misfit(plain: object) -> str:
     """The first part of plain values that JSON would not keep: its path and the complaint."""
     if isinstance(plain, float):
@@ -493,8 +500,7 @@ def _misfit(plain: object) -> str:
     if isinstance(plain, list | tuple | set | frozenset):
         return next((f"[{i}]{why}" for i, each in enumerate(plain) if (why := _misfit(each))), "")
     if isinstance(plain, dict):
-        texts = {text for key in plain for text in msgspec.to_builtins({key: None}, str_keys=True)}
-        if len(texts) < len(plain):
+        if not _TEXT_ONLY.issuperset(map(type, plain)) and len(_keys(plain)) < len(plain):
             return ": two of its keys are one text in JSON"
         return next((f"[{reprlib.repr(key)}]{why}" for key, each in plain.items() if (why := _misfit(each))), "")
     return ""

@@ -395,7 +395,7 @@ def _record(bare: Any, made: dict[Any, type]) -> type:
     )
     config = getattr(cls, "__struct_config__", None)
     if config is not None and config.array_like:
-        raise TypeError(f"{cls.__qualname__} is array_like, and has fields that its library cannot read")
+        raise TypeError(f"{cls.__qualname__} is array_like, and has fields that msgspec does not read")
     struct = msgspec.defstruct(
         cls.__name__,
         [
