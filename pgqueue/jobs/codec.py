@@ -40,6 +40,13 @@ from pgqueue.jobs.stand_ins import TEXTS, from_json, is_model, readable
 _EMPTY = frozenset(("{}", b"{}"))
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # an escape, not a backslash that is followed by these letters
 _WHERE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_SAID = (
+    (re.compile(r"^Object missing required field `(.*)`$"), r"missing '\1'"),
+    (re.compile(r"^Object contains unknown field `(.*)`$"), r"there is no '\1'"),
+    (re.compile(r"^Expected (.*), got (.*)$", re.DOTALL), r"needs \1, found \2"),
+    (re.compile(r"^Expected (.*)$", re.DOTALL), r"needs \1"),
+)
+"""What msgspec says of JSON that does not fit, and what we say."""
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _TOO_DEEP = ": nested too deeply, or contains itself"
 _LATE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
@@ -223,7 +230,9 @@ class Codec:
         match = _WHERE.match(str(error))
         what, path = (match["what"], match["path"]) if match else (str(error), None)
         where = f", parameter {path}" if path else ""
-        hint = f"; {self._takes()}" if "field `" in what else ""
+        for theirs, ours in _SAID:
+            what = theirs.sub(ours, what)
+        hint = f"; {self._takes()}" if not path and what.startswith(("missing", "there is no")) else ""
         return UnfitArguments(f"task {self.task!r}: the stored arguments do not fit{where}: {what}{hint}")
 
 

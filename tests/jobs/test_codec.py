@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
 from pgqueue.jobs import codec as module
-from pgqueue.jobs.codec import Codec, json_object, keywords_only
+from pgqueue.jobs.codec import Codec, UnfitArguments, json_object, keywords_only
 from pgqueue.jobs.sizes import JSON_MOST
 
 if TYPE_CHECKING:
@@ -448,6 +448,21 @@ def test_no_parameters() -> None:
 def test_what_does_not_fit_the_function_as_it_is_now_is_one_clear_error(text: str | bytes) -> None:
     with pytest.raises(InvalidArguments, match=r"task 'app\.plain': the stored arguments do not fit"):
         Codec.of(plain, "app.plain").decode(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{}", "missing 'a'; it takes (a, b='b', c=3)"),
+        ('{"a":1,"z":2}', "there is no 'z'; it takes (a, b='b', c=3)"),
+        ('{"a":"1"}', "parameter a: needs `int`, found `str`"),
+        ("[1]", "needs `object`, found `array`"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_our_words(text: str, why: str) -> None:
+    with pytest.raises(UnfitArguments) as raised:
+        Codec.of(plain, "app.plain").decode(text)
+    assert str(raised.value).endswith(why)
 
 
 @pytest.mark.parametrize("annotation", [datetime, list[datetime], Node | None, dict[str, Node]])
