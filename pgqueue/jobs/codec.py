@@ -205,9 +205,16 @@ class Codec:
             why = f"making an object of them raised {type(error).__qualname__}: {error}"
             raise self._refused(f"the arguments cannot be read back: {why}") from error
         if self._compared:
-            back = self._bind(args, kwargs)
-            for name, value in given.items():
-                if (name if name in self._kinds else "**") in self._compared and (why := difference(value, back[name])):
+            self._compare(given, self._bind(args, kwargs))
+
+    def _compare(self, given: Mapping[str, Any], back: Mapping[str, Any]) -> None:
+        for name, value in given.items():
+            if (name if name in self._kinds else "**") in self._compared:
+                try:
+                    why = difference(value, back[name])
+                except RecursionError:
+                    why = _TOO_DEEP
+                if why:
                     raise self._refused(f"parameter {_shown(name)}{why}")
 
     def _spread(self, values: tuple[Any, ...], rest: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

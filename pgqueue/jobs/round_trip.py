@@ -46,13 +46,19 @@ def difference(value: Any, back: Any, in_model: bool = False) -> str:
                 back
             ):  # long lists of numbers, at the speed of C
                 return ""
-            return _first(((f"[{i}]", each, back[i]) for i, each in enumerate(value)), in_model)
+            for i, each in enumerate(value):  # loops and no generators: each call counts where values are nested deeply
+                if why := difference(each, back[i], in_model):
+                    return f"[{i}]{why}"
+            return ""
         case dict():
             if not isinstance(value, dict) or value.keys() != back.keys():
                 return CHANGED
             if _PLAIN.issuperset(map(type, back.values())) and value == back:
                 return ""
-            return _first(((f"[{name!r}]", each, back[name]) for name, each in value.items()), in_model)
+            for name, each in value.items():
+                if why := difference(each, back[name], in_model):
+                    return f"[{name!r}]{why}"
+            return ""
         case set() | frozenset():
             return "" if isinstance(value, set | frozenset) and value == back else CHANGED
         case datetime():  # across zones `==` says no in the hour in which a clock is set back
@@ -86,11 +92,10 @@ def _in_fields(value: Any, back: Any, names: Iterable[str], in_model: bool) -> s
         for kept in ("__pydantic_extra__", "__pydantic_private__"):
             ours, theirs = getattr(value, kept, None) or {}, getattr(back, kept, None) or {}
             parts += [(f".{name}", ours.get(name), theirs.get(name)) for name in {**ours, **theirs}]
-    return _first(parts, in_model or model)
-
-
-def _first(parts: Iterable[tuple[str, Any, Any]], in_model: bool) -> str:
-    return next((f"{path}{why}" for path, ours, theirs in parts if (why := difference(ours, theirs, in_model))), "")
+    for path, part, part_back in parts:
+        if why := difference(part, part_back, in_model or model):
+            return path + why
+    return ""
 
 
 def _equal(value: Any, back: Any) -> bool:

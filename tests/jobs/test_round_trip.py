@@ -287,6 +287,34 @@ async def test_an_error_of_a_class_is_of_its_code_and_a_value_that_it_refuses_do
     assert isinstance(outcome, Retried) and outcome.spent and outcome.problem.error_type == "ConnectionError"
 
 
+@dataclasses.dataclass
+class Nested:
+    below: list[Nested]
+
+
+class NestedModel(pydantic.BaseModel):
+    below: list[NestedModel]
+
+
+def nested(cls: Any, depth: int) -> Any:
+    made = cls(below=[])
+    for _ in range(depth):
+        made = cls(below=[made])
+    return made
+
+
+@pytest.mark.promise("F55")
+@pytest.mark.parametrize("cls", [Nested, NestedModel])
+def test_deep_values_are_taken_and_too_deep_ones_are_refused(cls: Any) -> None:
+    codec = one(cls)
+    (back,), _ = codec.decode(codec.encode((nested(cls, 60),), {}))
+    for _ in range(60):
+        (back,) = back.below
+    assert back.below == []
+    with pytest.raises(InvalidArguments):
+        codec.encode((nested(cls, 5_000),), {})
+
+
 # -- Parameterised generics --------------------------------------------------------------------------------------------
 
 
