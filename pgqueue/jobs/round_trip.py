@@ -104,6 +104,7 @@ def _equal(value: Any, back: Any) -> bool:
     if cls.__eq__ is object.__eq__ and hasattr(value, "__dict__") and cls is type(back):
         return not difference(vars(value), vars(back), in_model=True)
     try:
-        return bool(value == back)
+        same = value == back
+        return bool(same.all() if hasattr(same, "all") else same)  # arrays compare each of their items
     except Exception:  # of a class of the application's: if the two cannot be compared, they are not known to be equal
         return False

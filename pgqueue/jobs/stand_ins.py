@@ -491,14 +491,14 @@ def _constraints(said: Iterable[Any]) -> list[msgspec.Meta]:
     """
     found: list[msgspec.Meta] = []
     for each in said:
-        library = type(each).__module__.partition(".")[0]
-        if library not in ("annotated_types", "pydantic") and not hasattr(each, "__get_pydantic_core_schema__"):
-            continue
-        given = getattr(each, "_attributes_set", None)  # pydantic's Field(…)
+        given = getattr(each, "_attributes_set", None)  # pydantic's Field(…), and what other libraries derive from it
         if isinstance(given, dict):
             _check_field(given)
             found += _constraints(each.metadata)
-        elif limits := _limits(each):
+            continue
+        library = type(each).__module__.partition(".")[0]
+        ours = library in ("annotated_types", "pydantic") or hasattr(each, "__get_pydantic_core_schema__")
+        if ours and (limits := _limits(each)):
             found.append(msgspec.Meta(**limits))
     return found
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
@@ -214,6 +214,33 @@ class Point(NamedTuple):
     y: float
 
 
+class Array:
+    """Compared with another one it answers for each item, as numpy does."""
+
+    def __init__(self, items: list[int]) -> None:
+        self.items = items
+
+    def __eq__(self, other: object) -> Array:  # type: ignore[override]  # it is the point
+        return Array([a == b for a, b in zip(self.items, vars(other)["items"], strict=True)])
+
+    __hash__ = None  # type: ignore[assignment]  # as above
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth of an array is ambiguous")
+
+    def all(self) -> bool:
+        return all(self.items)
+
+
+class WithArray(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
+    array: Annotated[
+        Array,
+        pydantic.PlainValidator(lambda given: given if isinstance(given, Array) else Array(given)),
+        pydantic.PlainSerializer(lambda array: array.items),
+    ]
+
+
 class Root(pydantic.RootModel[list[int]]):
     pass
 
@@ -241,6 +268,7 @@ SAME: dict[str, tuple[Any, Any]] = {
         ),
     ),
     "a root model": (Root, Root([1, 2])),
+    "an array": (WithArray, WithArray(array=Array([1, 2]))),
     "an extra": (Loose, Loose.model_validate({"more": [1, {"a": None}], "anything": {"k": 1.5}})),
     "a dataclass without equality": (NoEquality, NoEquality(NOON, Decimal("1.50"), (1.0, 2.5))),
     "a dataclass with a field of a private name": (Underscored, Underscored("a", 7)),

@@ -377,6 +377,10 @@ class Validated:
     number: pydantic.PositiveInt = pydantic.Field(le=10)
 
 
+class Query(pydantic.fields.FieldInfo):  # type: ignore[misc]  # it is final, and libraries derive from it all the same
+    """As a web framework's."""
+
+
 OBEYED: list[tuple[Any, Any, Any]] = [
     (Annotated[int, pydantic.Field(gt=0)], 1, 0),
     (Annotated[int, pydantic.Field(gt=0, description="how many")], 1, 0),
@@ -385,6 +389,7 @@ OBEYED: list[tuple[Any, Any, Any]] = [
     (Annotated[int, annotated_types.Ge(3)], 3, 2),
     (Annotated[int, annotated_types.Interval(gt=0, le=10)], 10, 11),
     (Annotated[str, annotated_types.Len(1, 3)], "abc", ""),
+    (Annotated[int, Query(gt=0)], 1, 0),
     (Annotated[list[int], annotated_types.MinLen(1)], [1], []),
     (Annotated[str, pydantic.Field(pattern="^a")], "ab", "b"),
     (Annotated[str, pydantic.StringConstraints(max_length=2)], "ab", "abc"),
