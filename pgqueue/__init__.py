@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pgqueue.admin.actions import acancel, aretry, cancel, retry
+    from pgqueue.admin.actions import acancel, adiscard, aretry, cancel, discard, retry
     from pgqueue.admin.queries import JobInfo, QueueInfo, afind, aget, aqueues, find, get, queues
     from pgqueue.admin.queues import apause, aresume, pause, resume
     from pgqueue.admin.workers import workers
@@ -97,6 +97,7 @@ __all__ = [
     "Worker",
     "acancel",
     "aconnect",
+    "adiscard",
     "aenqueue",
     "aenqueue_many",
     "afind",
@@ -110,6 +111,7 @@ __all__ = [
     "configure",
     "connect",
     "current_job",
+    "discard",
     "enqueue",
     "enqueue_many",
     "find",
@@ -145,7 +147,7 @@ _PLACES = {
     "jobs.job": "Job NewJob current_job",
     "client.lifespan": "lifespan",
     "jobs.outcomes": "Cancel Fail Retry Snooze",
-    "admin.actions": "acancel aretry cancel retry",
+    "admin.actions": "acancel adiscard aretry cancel discard retry",
     "jobs.concurrency": "Limit Lock Rate",
     "admin.queues": "apause aresume pause resume",
     "jobs.retry": "RetryPolicy",

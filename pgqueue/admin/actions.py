@@ -1,17 +1,18 @@
-"""What people do to jobs by hand: `cancel` and `retry` them, by id or all that fit a filter.
+"""What people do to jobs by hand: `cancel`, `retry` and `discard` them, by id or all that fit a filter.
 
 Called by applications and by the CLI, which is a thin layer over these functions. Everything happens inside the
 caller's transaction, on any connection, and with its COMMIT or not at all. Never commits, never opens a connection.
 
 A job may change its state while a statement looks for it: it may be promoted, claimed or completed. If a statement
-finds no row, the job may exist all the same. A generator (`cancelling`, `retrying`) therefore sends the statement
-again, in a new snapshot, for the jobs that were just changing.
+finds no row, the job may exist all the same. A generator (`cancelling`, `retrying`, `discarding`) therefore sends the
+statement again, in a new snapshot, for the jobs that were just changing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, overload
 
 from pgqueue.admin.filters import LEFT_OUT, Filter, checked, filtered, finding
@@ -30,11 +31,12 @@ WAITING = frozenset({"available", "scheduled", "blocked"})
 LIVE = ("available", "scheduled", "blocked", "running")
 DEAD = ("failed", "cancelled")
 DONE = ("completed", "skipped")
+ENDED = (*DONE, *DEAD)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one job that was to be cancelled or retried. `state` is the state it was found in.
+    """What became of one job that was to be cancelled, retried or discarded. `state` is the state it was found in.
 
     After a cancel `did` is one of these:
     - `cancelled`: it waited, and ends with this transaction.
@@ -48,7 +50,11 @@ class Answer:
     - `alive`: it has not ended.
     - `held`: another job, `holder`, has its unique key.
 
-    After both:
+    After a discard:
+    - `discarded`: it is deleted.
+    - `alive`: it has not ended.
+
+    After each of them:
     - `missing`: no job has this id.
     """
 
@@ -77,6 +83,7 @@ def sentence(answer: Answer) -> str:
         "completed": "had completed; --again runs it once more, as a new job",
         "alive": f"has not ended: {answer.state}",
         "held": f"was not retried: job {answer.holder} has its unique key",
+        "discarded": "discarded",
         "missing": "is not there: no job has this id, it is not committed, or retention has removed it",
     }
     return f"job {answer.id} {said[answer.did]}"
@@ -220,6 +227,70 @@ async def aretry(
     return _found(await adrive(conn, _retrying(ids, asked, again)), asked)
 
 
+@overload
+def discard(conn: object, *ids: int) -> list[Answer]: ...
+@overload
+def discard(
+    conn: object,
+    *,
+    state: str | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    older_than: float | timedelta | None = None,
+    limit: int | None = None,
+) -> list[Answer]: ...
+def discard(
+    conn: object,
+    *ids: int,
+    state: str | None = LEFT_OUT,
+    queue: str | None = LEFT_OUT,
+    task: str | None = LEFT_OUT,
+    older_than: float | timedelta | None = LEFT_OUT,
+    limit: int | None = LEFT_OUT,
+) -> list[Answer]:
+    """Delete jobs that have ended, with their attempts, arguments and results, with this transaction's COMMIT.
+
+    Give ids, or a filter for jobs: `state` (default: the four states of ended jobs), `queue`, `task` (its name),
+    `older_than` (they ended longer ago), and `limit` for the oldest of them. A statement deletes up to 1,000 jobs; in
+    autocommit mode each is a transaction.
+
+    A job that has not ended is not deleted: cancel it first. A unique key or an idempotency key that still holds goes
+    on answering with the id of the deleted job until it expires; else the same request would be a new job.
+
+    There is one answer for each job, in order: `discarded`, or `alive` (see `.state`). Raises as `cancel` does.
+
+        pgqueue.discard(conn, task="mail.send", older_than=timedelta(days=2))
+    """
+    asked = _discarded(ids, state=state, queue=queue, task=task, older_than=older_than, limit=limit)
+    return _found(drive(conn, _discarding(ids, asked)), asked)
+
+
+@overload
+async def adiscard(conn: object, *ids: int) -> list[Answer]: ...
+@overload
+async def adiscard(
+    conn: object,
+    *,
+    state: str | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    older_than: float | timedelta | None = None,
+    limit: int | None = None,
+) -> list[Answer]: ...
+async def adiscard(
+    conn: object,
+    *ids: int,
+    state: str | None = LEFT_OUT,
+    queue: str | None = LEFT_OUT,
+    task: str | None = LEFT_OUT,
+    older_than: float | timedelta | None = LEFT_OUT,
+    limit: int | None = LEFT_OUT,
+) -> list[Answer]:
+    """`discard` for async connections."""
+    asked = _discarded(ids, state=state, queue=queue, task=task, older_than=older_than, limit=limit)
+    return _found(await adrive(conn, _discarding(ids, asked)), asked)
+
+
 # The steps -----------------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +302,15 @@ def _cancelling(ids: Sequence[int], asked: Filter | None, reason: str) -> Steps[
 def _retrying(ids: Sequence[int], asked: Filter | None, again: bool) -> Steps[list[Answer]]:
     chosen: Sequence[int] = ids if asked is None else (yield from finding(asked))
     return (yield from retrying(chosen, again))
+
+
+def _discarding(ids: Sequence[int], asked: Filter | None) -> Steps[list[Answer]]:
+    chosen: Sequence[int] = ids if asked is None else (yield from finding(asked))
+    return (yield from discarding(chosen))
+
+
+def _discarded(ids: Sequence[int], **given: object) -> Filter | None:
+    return filtered(ids, ENDED, **given)
 
 
 def _retried(ids: Sequence[int], again: bool, **given: object) -> Filter | None:
@@ -249,7 +329,7 @@ def cancelling(ids: Iterable[int], reason: str) -> Steps[list[Answer]]:
             return Answer(id, "requested", state)
         return None if state in WAITING else Answer(id, "missing" if state is None else "ended", state)
 
-    return _settling("actions_cancel", ids, {"reason": _reason(reason)}, judge)
+    return _settling("actions_cancel", ids, {"reason": _reason(reason), "notify": client()[1]}, judge)
 
 
 def retrying(ids: Iterable[int], again: bool) -> Steps[list[Answer]]:
@@ -264,18 +344,31 @@ def retrying(ids: Iterable[int], again: bool) -> Steps[list[Answer]]:
             return Answer(id, "alive", state)
         return None if state in DEAD or again else Answer(id, "completed", state)
 
-    return _settling("actions_retry", ids, {"again": again}, judge)
+    return _settling("actions_retry", ids, {"again": again, "notify": client()[1]}, judge)
+
+
+def discarding(ids: Iterable[int]) -> Steps[list[Answer]]:
+    """Delete these jobs; return an answer for each, which may be `missing`."""
+
+    def judge(id: int, state: str | None, discarded: bool) -> Answer | None:
+        if discarded:
+            return Answer(id, "discarded", state)
+        if state in LIVE:
+            return Answer(id, "alive", state)
+        return Answer(id, "missing", None) if state is None else None
+
+    return _settling("actions_discard", ids, {}, judge)
 
 
 def _settling(name: str, ids: Iterable[int], params: Mapping[str, object], judge: Judge) -> Steps[list[Answer]]:
     """Send the statement until every job has an answer. A job without an answer was just changing its state."""
     wanted = checked(ids)
-    schema, notify = client()
+    schema, _ = client()
     answers: dict[int, Answer] = {}
     for batch in _batches(wanted):
         moving = batch
         for _ in range(ROUNDS):
-            values = {"ids": integers(moving), "notify": notify, **params}
+            values = {"ids": integers(moving), **params}
             for id, state, changed, holder, _ in (yield Statement(text(name, schema), values, list)):
                 if holder is not None:
                     answers[id] = Answer(id, "held", state, holder=holder)

@@ -1,7 +1,7 @@
-"""Which jobs `cancel` and `retry` are to change: those with given ids, or all that fit a filter.
+"""Which jobs `cancel`, `retry` and `discard` are to change: those with given ids, or all that fit a filter.
 
-Checked before anything is sent. A filter names at least one of state, queue and task. An empty filter never means all
-jobs, and an empty list of ids is no filter. Only finds, never changes a job.
+Checked before anything is sent. A filter names at least one of state, queue and task, or an age. An empty filter never
+means all jobs, and an empty list of ids is no filter. Only finds, never changes a job.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pgqueue.config import client
 from pgqueue.database.statements import Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidArguments, InvalidOption
+from pgqueue.jobs.retry import seconds
 from pgqueue.jobs.validation import check_queue
 
 WALKED_MOST = 20_000
@@ -25,12 +26,16 @@ LEFT_OUT: Any = ...
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """All jobs in one of these states, of the queue and the task if they are named. `limit`: only the oldest ones."""
+    """All jobs in one of these states, of the queue and the task if they are named.
+
+    `limit`: only the oldest ones. `older_than`: only those that ended more than so many seconds ago.
+    """
 
     states: tuple[str, ...]
     queue: str | None = None
     task: str | None = None
     limit: int | None = None
+    older_than: float | None = None
 
 
 def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = (), **given: Any) -> Filter | None:
@@ -45,7 +50,8 @@ def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = 
         raise InvalidOption(f"give ids, or a filter ({', '.join(said)}); not both")
     limit = said.pop("limit", None)
     if all(value is None for value in said.values()):
-        raise InvalidOption("this filter would choose all jobs: give at least one of state, queue and task")
+        one = "state, queue, task and older_than" if "older_than" in given else "state, queue and task"
+        raise InvalidOption(f"this filter would choose all jobs: give at least one of {one}")
     state, queue, task = (said.get(name) for name in ("state", "queue", "task"))
     may = (*states, *others)
     if state is not None and state not in may:
@@ -54,8 +60,13 @@ def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = 
         raise InvalidOption(f"task {task!r}: give its name, as task.name")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise InvalidOption(f"limit {limit!r}: give a whole number from 1 on, or None for all")
+    older_than = said.get("older_than")
     return Filter(
-        tuple(states) if state is None else (state,), None if queue is None else check_queue(queue), task, limit
+        tuple(states) if state is None else (state,),
+        None if queue is None else check_queue(queue),
+        task,
+        limit,
+        None if older_than is None else seconds(older_than, "older_than"),
     )
 
 
@@ -65,14 +76,17 @@ def finding(asked: Filter) -> Steps[list[int]]:
     found: list[int] = []
     after: int | None = 0
     while after is not None and (asked.limit is None or len(found) < asked.limit):
-        params = {
+        params: dict[str, object] = {
             "states": list(asked.states),
             "queue": asked.queue,
             "task": asked.task,
             "after": after,
             "most": WALKED_MOST,
         }
-        [(ids, after)] = yield Statement(text("filters_matching", schema), params, list)
+        name = "filters_matching"
+        if asked.older_than is not None:
+            name, params["older"] = "filters_ended", asked.older_than
+        [(ids, after)] = yield Statement(text(name, schema), params, list)
         found += json.loads(ids)
     return found[: asked.limit]
 

@@ -22,6 +22,7 @@ COMMANDS = (
     "jobs",
     "cancel",
     "retry",
+    "discard",
     "pause",
     "resume",
     "locks",

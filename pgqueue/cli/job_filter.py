@@ -12,6 +12,7 @@ import click
 
 from pgqueue.cli.database import connected
 from pgqueue.cli.exit_codes import NO
+from pgqueue.cli.tables import span
 from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
@@ -33,9 +34,11 @@ class Chosen:
     task: str | None
     limit: int | None
     yes: bool
+    older_than: float | None = None
 
     def __post_init__(self) -> None:
-        if bool(self.ids) == bool(self.state or self.queue or self.task) or (self.ids and self.limit):
+        named = bool(self.state or self.queue or self.task or self.older_than is not None)
+        if bool(self.ids) == named or (self.ids and self.limit):
             raise click.UsageError("give IDs, or choose with --state, --queue, --task")
 
 
@@ -71,7 +74,8 @@ def act(verb: str, chosen: Chosen, states: Sequence[str], steps: Changing, *, as
 
     states, ids = (chosen.state,) if chosen.state else tuple(states), list(chosen.ids)
     with connected(verb) as conn:  # in autocommit mode: each statement is a transaction
-        found = ids or drive(conn, finding(Filter(states, chosen.queue, chosen.task, chosen.limit)))
+        asked = Filter(states, chosen.queue, chosen.task, chosen.limit, chosen.older_than)
+        found = ids or drive(conn, finding(asked))
         if found and not ids and not chosen.yes:
             _ask(f"{verb.capitalize()} {_jobs(len(found))}{_of(chosen)}, now {' or '.join(states)}?")
         answers = drive(conn, steps(found))
@@ -108,4 +112,5 @@ def _jobs(count: int) -> str:
 
 def _of(chosen: Chosen) -> str:
     task = f" of task {plain(chosen.task)}" if chosen.task else ""
-    return task + (f" in queue {plain(chosen.queue)}" if chosen.queue else "")
+    queue = f" in queue {plain(chosen.queue)}" if chosen.queue else ""
+    return task + queue + ("" if chosen.older_than is None else f" that ended more than {span(chosen.older_than)} ago")

@@ -9,3 +9,17 @@ SELECT coalesce(json_agg(id ORDER BY id) FILTER (
              AND (%(task)s::text IS NULL OR task = %(task)s::text)), '[]')::text,
        max(id)
 FROM walked;
+
+-- name: filters_ended
+-- As `filters_matching`, and only jobs that ended more than `older` seconds ago.
+WITH walked AS MATERIALIZED (
+    SELECT id, queue, task FROM pgqueue.jobs_after(%(states)s::text[], %(after)s::bigint, %(most)s::integer)
+), fitting AS MATERIALIZED (
+    SELECT DISTINCT j.id
+    FROM pgqueue.job_states(ARRAY(
+        SELECT id FROM walked
+        WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+          AND (%(task)s::text IS NULL OR task = %(task)s::text))) AS j
+    WHERE j.finished_at < (SELECT pgqueue.now()) - make_interval(secs => %(older)s::float8)
+)
+SELECT (SELECT coalesce(json_agg(id ORDER BY id), '[]')::text FROM fitting), (SELECT max(id) FROM walked);

@@ -1,4 +1,4 @@
--- What a role needs to operate by hand: `pgqueue pause`, `resume`, `cancel`, `retry`, `locks release`, and the Python
+-- What a role needs to operate by hand: `pgqueue pause`, `resume`, `cancel`, `retry`, `discard`, `locks release`, and the Python
 -- functions of these names. It looks at everything, and enqueues nothing new. UPDATE (id) is the least that lets it lock rows; the tables
 -- refuse the UPDATE itself.
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
@@ -9,6 +9,9 @@ GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
 GRANT DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked, pgqueue.job_dead TO :"role";
 GRANT INSERT ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked, pgqueue.job_dead TO :"role";
 GRANT UPDATE (id) ON pgqueue.job TO :"role";
+-- `pgqueue discard`.
+GRANT DELETE ON pgqueue.job_done, pgqueue.attempt, pgqueue.job_progress TO :"role";
+GRANT SELECT, DELETE ON pgqueue.job_cursor TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_signal, pgqueue.job_waiter TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.queue TO :"role";

@@ -6,6 +6,8 @@ import asyncio
 import json
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from time import sleep
 from typing import Any
 
@@ -548,6 +550,191 @@ async def test_cancel_and_retry_in_a_race_leave_one_job(dsn: str, eyes: Eyes) ->
     assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE id = %s", job) == 1
     assert abs(seen["cancelled"] - seen["retried"]) <= 1
     assert set(seen) <= {"cancelled", "ended", "retried", "alive"}
+
+
+# Discard -------------------------------------------------------------------------------------------------------------
+
+BESIDE = """
+    INSERT INTO pgqueue.attempt (job_id, attempt, outcome, worker_id, message, bin, started_at, finished_at)
+    SELECT %(id)s, n, 'failed', 1, 'secret', n, pgqueue.now(), pgqueue.now() FROM generate_series(0, 1) AS n;
+    INSERT INTO pgqueue.job_cursor (job_id, n, cursor) VALUES (%(id)s, 1, '"secret"');
+    INSERT INTO pgqueue.job_progress (job_id, done) VALUES (%(id)s, 1);
+    INSERT INTO pgqueue.job_signal (job_id, kind, reason) VALUES (%(id)s, 'cancel', 'secret');
+"""
+LEFT = """
+    SELECT (SELECT count(*) FROM pgqueue.job), (SELECT count(*) FROM pgqueue.attempt), (SELECT count(*) FROM pgqueue.job_cursor),
+           (SELECT count(*) FROM pgqueue.job_progress), (SELECT count(*) FROM pgqueue.job_signal)
+"""
+
+
+def beside(eyes: Eyes, id: int) -> None:
+    """Rows that name the job in every table that has some."""
+    for statement in BESIDE.split(";")[:-1]:
+        eyes.do(statement % {"id": id})
+
+
+def end(eyes: Eyes, job: int, state: str, ago: str = "0 s") -> None:
+    """Let a job that waits end in this state, by hand."""
+    table, reason = ("job_done", "NULL") if state == "completed" else ("job_dead", "'error'")
+    columns = "id, enqueued_at, queue, task, args, unique_key, idempotency_key"
+    eyes.do(
+        f"WITH gone AS (DELETE FROM pgqueue.job_available WHERE id = {job} RETURNING {columns}) "  # noqa: S608
+        f"INSERT INTO pgqueue.{table} (state, reason, finished_at, {columns}) "
+        f"SELECT '{state}', {reason}, pgqueue.now() - interval '{ago}', {columns} FROM gone"
+    )
+
+
+@pytest.mark.promise("F68")
+@pytest.mark.parametrize("state", ["completed", "failed", "cancelled"])
+def test_a_discarded_job_is_gone_with_all_that_names_it(conn: Conn, eyes: Eyes, state: str) -> None:
+    other, job = put(eyes, state), put(eyes, state)
+    beside(eyes, other)
+    [before] = eyes.all(LEFT)
+    beside(eyes, job)
+    assert answers(pgqueue.discard(conn, job)) == [("discarded", state)]
+    conn.commit()
+    assert eyes.all(LEFT) == [(1, *before[1:])]
+    assert pgqueue.get(conn, other).state == state
+    with pytest.raises(pgqueue.JobNotFound):
+        pgqueue.discard(conn, job)
+    conn.rollback()
+
+
+@pytest.mark.promise("F68")
+@pytest.mark.parametrize("state", ["available", "scheduled", "blocked", "running"])
+def test_a_job_that_lives_is_not_discarded(conn: Conn, eyes: Eyes, state: str) -> None:
+    job = put(eyes, state)
+    beside(eyes, job)
+    [before] = eyes.all(LEFT)
+    assert answers(pgqueue.discard(conn, job)) == [("alive", state)]
+    conn.commit()
+    assert eyes.all(LEFT) == [before]
+
+
+@pytest.mark.promise("F68")
+def test_of_an_id_that_stands_twice_both_are_discarded_or_none(conn: Conn, eyes: Eyes) -> None:
+    twice, lives = put(eyes, "completed"), put(eyes, "completed")
+    eyes.do(
+        "INSERT INTO pgqueue.job_dead (id, state, task, finished_at, reason) VALUES (%s, 'failed', 't', now(), 'x')",
+        twice,
+    )
+    eyes.do("INSERT INTO pgqueue.job (id, task) VALUES (%s, 't')", lives)
+    assert [each.did for each in pgqueue.discard(conn, twice, lives)] == ["discarded", "alive"]
+    conn.commit()
+    assert eyes.states() == {"available": 1, "completed": 1}
+
+
+@pytest.mark.promise("F69")
+@pytest.mark.parametrize("noted", [False, True], ids=["", "noted"])
+@pytest.mark.parametrize("state", ["completed", "failed"])
+def test_a_key_that_holds_answers_after_its_job_was_discarded(conn: Conn, eyes: Eyes, state: str, noted: bool) -> None:
+    """The naive version deletes the row of the job alone: the same request is a new job then."""
+    request = note.using(idempotency_key="order-7")
+    job = request.enqueue(conn, 7)
+    conn.commit()
+    end(eyes, job.id, state, "1 h")
+    until = eyes.one("SELECT finished_at + interval '1 day' FROM pgqueue.job WHERE id = %s", job.id)
+    if noted:
+        eyes.do("UPDATE pgqueue.unique_key SET expires_at = %s", until)
+    assert answers(pgqueue.discard(conn, job.id)) == [("discarded", state)]
+    conn.commit()
+    assert eyes.one("SELECT expires_at FROM pgqueue.unique_key") == until
+    again = request.enqueue(conn, 7)
+    [many] = pgqueue.enqueue_many(conn, [request.new(7)])
+    [[by_sql]] = conn.execute("SELECT pgqueue.enqueue('operate.note', idempotency_key => 'order-7')").fetchall()
+    assert (again.id, again.created, many.id, many.created, by_sql) == (job.id, False, job.id, False, job.id)
+    conn.commit()
+    eyes.do("UPDATE pgqueue.unique_key SET expires_at = pgqueue.now()")
+    assert request.enqueue(conn, 7).created
+
+
+@pytest.mark.promise("F69")
+def test_a_key_that_holds_no_more_goes_with_its_job(conn: Conn, eyes: Eyes) -> None:
+    """One that was held while the job lived, and one that has expired; the key of another job stays."""
+    job = note.using(unique=pgqueue.Unique(lambda number: f"note:{number}")).enqueue(conn, 7)
+    old = note.using(idempotency_key="old").enqueue(conn, 7)
+    conn.commit()
+    end(eyes, job.id, "failed")
+    end(eyes, old.id, "completed", "2 days")
+    other = note.using(unique=pgqueue.Unique(lambda number: f"note:{number}")).enqueue(conn, 8)
+    pgqueue.discard(conn, job.id, old.id)
+    conn.commit()
+    assert eyes.all("SELECT key FROM pgqueue.unique_key") == [("unique:note:8",)]
+    assert pgqueue.get(conn, other.id).state == "available"
+    conn.rollback()
+
+
+@pytest.mark.promise("F69")
+def test_a_key_that_another_job_took_meanwhile_is_left_to_it(conn: Conn, eyes: Eyes) -> None:
+    first = note.using(unique=pgqueue.Unique(lambda number: f"note:{number}")).enqueue(conn, 7)
+    conn.commit()
+    end(eyes, first.id, "failed")
+    second = note.using(unique=pgqueue.Unique(lambda number: f"note:{number}")).enqueue(conn, 7)
+    pgqueue.discard(conn, first.id)
+    conn.commit()
+    again = note.using(unique=pgqueue.Unique(lambda number: f"note:{number}")).enqueue(conn, 7)
+    assert (second.created, again.created, again.id) == (True, False, second.id)
+
+
+@pytest.mark.promise("F68")
+def test_a_job_that_is_just_being_retried_is_not_discarded(dsn: str, eyes: Eyes) -> None:
+    """The discard waits for the retry, and finds the job where it went."""
+    job = put(eyes, "failed")
+    with psycopg.connect(dsn) as retrying, ThreadPoolExecutor(1) as pool:
+        pgqueue.retry(retrying, job)
+
+        def discard() -> list[actions.Answer]:
+            with psycopg.connect(dsn) as conn:
+                return pgqueue.discard(conn, job)
+
+        discarded = pool.submit(discard)
+        while not eyes.one("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+            assert not discarded.done()
+            sleep(0.01)
+        retrying.commit()
+        assert answers(discarded.result(30)) == [("alive", "available")]
+    assert eyes.states() == {"available": 1}
+
+
+async def test_async_connections_discard(aconn: psycopg.AsyncConnection[Any], eyes: Eyes) -> None:
+    failed, completed = put(eyes, "failed"), put(eyes, "completed")
+    assert answers(await pgqueue.adiscard(aconn, failed)) == [("discarded", "failed")]
+    assert answers(await pgqueue.adiscard(aconn, state="completed")) == [("discarded", "completed")]
+    await aconn.commit()
+    assert completed and eyes.states() == {}
+
+
+def test_discard_takes_all_that_fit_and_no_other(conn: Conn, eyes: Eyes) -> None:
+    for ago in ("1 hour", "3 hours", "2 days"):
+        eyes.do(
+            "INSERT INTO pgqueue.job_done (state, task, queue, finished_at) "
+            f"VALUES ('completed', 't', 'mail', pgqueue.now() - interval '{ago}')"
+        )
+    waiting, failed = put(eyes, "available"), put(eyes, "failed")
+    assert pgqueue.discard(conn, queue="mail", older_than=timedelta(days=3)) == []
+    assert len(pgqueue.discard(conn, task="t", older_than=7200, limit=1)) == 1
+    assert len(pgqueue.discard(conn, older_than=7200)) == 1
+    assert [each.id for each in pgqueue.discard(conn, state="failed", task="t")] == [failed]
+    assert len(pgqueue.discard(conn, queue="mail")) == 1
+    conn.commit()
+    assert eyes.states() == {"available": 1} and waiting
+    for wrong in ({"state": "available"}, {"limit": 3}, {"older_than": -1}, {"older_than": None}):
+        with pytest.raises(InvalidOption):
+            pgqueue.discard(conn, **wrong)
+
+
+def test_the_command_discards_by_id_and_by_filter(dsn: str, eyes: Eyes) -> None:
+    job, lives = put(eyes, "failed"), put(eyes, "available")
+    done = command("discard", str(job), str(lives), dsn=dsn)
+    said = [f"job {job} discarded", f"job {lives} has not ended: available"]
+    assert (done.returncode, done.stdout.splitlines()) == (1, said)
+    put(eyes, "completed")
+    assert command("discard", "--older-than", "1h", "--yes", dsn=dsn).stdout == "No job fits.\n"
+    asked = command("discard", "--task", "t", "--older-than", "0", dsn=dsn, stdin="n\n")
+    assert (asked.returncode, "Discard 1 job of task t that ended more than 0ms ago" in asked.stderr) == (1, True)
+    assert command("discard", "--task", "t", "--yes", dsn=dsn).stdout == "1 discarded\n"
+    assert eyes.states() == {"available": 1}
+    assert command("discard", dsn=dsn).returncode == 2
 
 
 # The commands --------------------------------------------------------------------------------------------------------

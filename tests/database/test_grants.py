@@ -238,6 +238,8 @@ def test_an_operating_role_operates_and_neither_enqueues_nor_works(role: Role, d
         ["jobs"],
         ["cancel", "--task", "t", "--yes"],
         ["retry", "1"],
+        ["discard", "2"],
+        ["discard", "--older-than", "0", "--yes"],
     ):
         assert pgqueue(*command, dsn=mine).returncode == 0, command
     refused(
