@@ -309,7 +309,7 @@ def _discarding(ids: Sequence[int], asked: Filter | None) -> Steps[list[Answer]]
     return (yield from discarding(chosen))
 
 
-def _discarded(ids: Sequence[int], **given: object) -> Filter | None:
+def _discarded(ids: Sequence[int], **given: Any) -> Filter | None:
     return filtered(ids, ENDED, **given)
 
 

@@ -13,6 +13,9 @@ from typing import Any
 import click
 
 from pgqueue.cli.exit_codes import exit_codes
+from pgqueue.cli.json_document import failure
+
+_JSON = "pgqueue.cli.json"
 
 COMMANDS = (
     "migrate",
@@ -54,9 +57,20 @@ class Commands(click.Group):
         found: click.Command = import_module(f"pgqueue.cli.commands.{cmd_name}").command
         return found
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Looked for here, because an error may come before the command has read its options.
+        options = args[: args.index("--")] if "--" in args else args
+        ctx.meta[_JSON] = "--json" in options
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
-        with exit_codes():
-            return super().invoke(ctx)
+        try:
+            with exit_codes():
+                return super().invoke(ctx)
+        except click.ClickException as error:
+            if ctx.meta[_JSON]:
+                click.echo(failure(error.format_message(), error.exit_code))
+            raise
 
 
 @click.group(

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO, Any
 
 import click
 
@@ -48,6 +49,15 @@ class Refusal(click.ClickException):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(safe(message))
         self.exit_code = code  # type: ignore[misc]  # each Refusal has its own
+
+
+class No(click.ClickException):
+    """The answer is no: one line on stderr, which is no error, and exit code 1."""
+
+    exit_code = NO
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(self.format_message(), file=file, err=file is None)
 
 
 @contextmanager

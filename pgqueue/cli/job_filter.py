@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from pgqueue.cli.database import connected
-from pgqueue.cli.exit_codes import NO
+from pgqueue.cli.exit_codes import NO, No
+from pgqueue.cli.json_document import document
 from pgqueue.cli.tables import span
 from pgqueue.plain_text import plain
 
@@ -77,11 +77,11 @@ def act(verb: str, chosen: Chosen, states: Sequence[str], steps: Changing, *, as
         asked = Filter(states, chosen.queue, chosen.task, chosen.limit, chosen.older_than)
         found = ids or drive(conn, finding(asked))
         if found and not ids and not chosen.yes:
-            _ask(f"{verb.capitalize()} {_jobs(len(found))}{_of(chosen)}, now {' or '.join(states)}?")
+            ask(f"{verb.capitalize()} {_jobs(len(found))}{_of(chosen)}, now {' or '.join(states)}?")
         answers = drive(conn, steps(found))
     refused = [answer for answer in answers if answer.did in actions.REFUSALS]
     if as_json:
-        click.echo(json.dumps({"jobs": [asdict(answer) for answer in answers]}))
+        click.echo(document(answers))
     elif ids:
         click.echo("\n".join(map(actions.sentence, answers)))
     else:
@@ -90,15 +90,15 @@ def act(verb: str, chosen: Chosen, states: Sequence[str], steps: Changing, *, as
         raise click.exceptions.Exit(NO)
 
 
-def _ask(question: str) -> None:
+def ask(question: str) -> None:
+    """Go on if the answer is yes; else the command ends."""
     try:
         agreed = click.confirm(question, err=True)
     except click.Abort:  # no terminal, no answer
         click.echo("", err=True)
         agreed = False
     if not agreed:
-        click.echo("Nothing was done; --yes acts without asking.", err=True)
-        raise click.exceptions.Exit(NO)
+        raise No("Nothing was done; --yes acts without asking.")
 
 
 def _summary(answers: Sequence[Answer]) -> str:

@@ -89,8 +89,8 @@ def database(command: F) -> F:
 
 
 def as_json(command: F) -> F:
-    """Add --json, for commands that read."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+    """Add --json (json_document.py)."""
+    return click.option("--json", "as_json", is_flag=True, help='Print JSON: {"items": [...], ...}.')(command)
 
 
 def given(ctx: click.Context) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
+from commands import items
 from commands import pgqueue as command
 from workers import Eyes, Taker, until, work
 
@@ -562,8 +562,9 @@ BESIDE = """
     INSERT INTO pgqueue.job_signal (job_id, kind, reason) VALUES (%(id)s, 'cancel', 'secret');
 """
 LEFT = """
-    SELECT (SELECT count(*) FROM pgqueue.job), (SELECT count(*) FROM pgqueue.attempt), (SELECT count(*) FROM pgqueue.job_cursor),
-           (SELECT count(*) FROM pgqueue.job_progress), (SELECT count(*) FROM pgqueue.job_signal)
+    SELECT (SELECT count(*) FROM pgqueue.job), (SELECT count(*) FROM pgqueue.attempt),
+           (SELECT count(*) FROM pgqueue.job_cursor), (SELECT count(*) FROM pgqueue.job_progress),
+           (SELECT count(*) FROM pgqueue.job_signal)
 """
 
 
@@ -708,7 +709,8 @@ def test_discard_takes_all_that_fit_and_no_other(conn: Conn, eyes: Eyes) -> None
     for ago in ("1 hour", "3 hours", "2 days"):
         eyes.do(
             "INSERT INTO pgqueue.job_done (state, task, queue, finished_at) "
-            f"VALUES ('completed', 't', 'mail', pgqueue.now() - interval '{ago}')"
+            "VALUES ('completed', 't', 'mail', pgqueue.now() - %s::interval)",
+            ago,
         )
     waiting, failed = put(eyes, "available"), put(eyes, "failed")
     assert pgqueue.discard(conn, queue="mail", older_than=timedelta(days=3)) == []
@@ -747,7 +749,7 @@ def test_retry_by_id_and_by_filter(dsn: str, eyes: Eyes) -> None:
     refused = command("retry", str(completed), dsn=dsn)
     assert (refused.returncode, "--again" in refused.stdout) == (1, True)
     again = command("retry", str(completed), "--again", "--json", dsn=dsn)
-    [answer] = json.loads(again.stdout)["jobs"]
+    [answer] = items(again)
     assert (again.returncode, answer["did"], eyes.state(answer["new"])) == (0, "again", "available")
     for _ in range(3):
         put(eyes, "failed")
@@ -766,14 +768,12 @@ def test_cancel_says_what_became_of_each_id(dsn: str, eyes: Eyes) -> None:
         [f"job {waiting} cancelled", f"job {running} runs; its worker was asked to stop it"],
     )
     refused = command("cancel", str(ended), "4711", "--json", dsn=dsn)
-    assert (refused.returncode, json.loads(refused.stdout)) == (
+    assert (refused.returncode, items(refused)) == (
         1,
-        {
-            "jobs": [
-                {"id": ended, "did": "ended", "state": "completed", "new": None, "holder": None},
-                {"id": 4711, "did": "missing", "state": None, "new": None, "holder": None},
-            ]
-        },
+        [
+            {"id": ended, "did": "ended", "state": "completed", "new": None, "holder": None},
+            {"id": 4711, "did": "missing", "state": None, "new": None, "holder": None},
+        ],
     )
 
 

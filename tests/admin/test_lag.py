@@ -27,13 +27,13 @@ def test_the_status_of_the_applications_database_is_its_outbox(app_dsn: str, sid
         "SELECT id, task, args, format, uid, staged_at, 'no' FROM pgqueue.outbox"
     )
     assert "REFUSED staged jobs: 2; `pgqueue relay --list-refused`" in pgqueue("status", dsn=app_dsn).stdout
-    found = json.loads(pgqueue("status", "--json", dsn=app_dsn).stdout)["outbox"]
+    found = json.loads(pgqueue("status", "--json", dsn=app_dsn).stdout)["items"][0]["outbox"]
     assert (found["waiting"], found["refused"]) == (2, 2) and 300 <= found["oldest"] < 400
 
 
 def test_where_queue_and_outbox_are_in_one_database_both_are_shown(dsn: str, sides: Sides) -> None:
     assert "OUTBOX" not in pgqueue("status", dsn=dsn).stdout
-    assert json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["outbox"] is None
+    assert json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["items"][0]["outbox"] is None
     migrations.migrate(dsn, line=migrations.OUTBOX)
     sides.queue.execute("INSERT INTO pgqueue.outbox (task) VALUES ('t')")
     lines = pgqueue("status", dsn=dsn).stdout.splitlines()
@@ -67,7 +67,7 @@ async def test_in_the_queues_database_the_status_shows_what_relays_have_reported
     app_dsn: str, dsn: str, sides: Sides, role: Role, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgqueue.relay.rounds.REPORT_SECONDS", 0.05)
-    assert json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["relays"] == []
+    assert json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["items"][0]["relays"] == []
     with psycopg.connect(app_dsn) as application:
         sides.stage("a", "b")
         sides.app.execute("UPDATE pgqueue.outbox SET staged_at = staged_at - interval '5 min'")

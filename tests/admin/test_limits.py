@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from time import monotonic
@@ -11,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from commands import items
 from commands import pgqueue as command
 from lock_desk import ALLOW, BOTH, LIMITED, Desk, OneStatement, Uncounted, Unlocked, ending, racing
 from spans import Spans
@@ -890,7 +890,7 @@ def test_people_see_limits_and_set_them(dsn: str, eyes: Eyes) -> None:
     assert later.waited is not None and warehouse.waited is not None
     assert later == LimitInfo("later", None, None, False, 0, 0, 1, later.waited, undeclared=True)
     assert warehouse == LimitInfo("warehouse", 5, 5, False, 1, 1, 1, warehouse.waited)
-    assert [each["name"] for each in json.loads(command("limits", "--json", "--dsn", dsn).stdout)] == [
+    assert [each["name"] for each in items(command("limits", "--json", "--dsn", dsn))] == [
         "later", "warehouse",
     ]  # fmt: skip
     done = command("limits", "set", "warehouse", "20", "--dsn", dsn)
@@ -903,8 +903,8 @@ def test_people_see_limits_and_set_them(dsn: str, eyes: Eyes) -> None:
         ["warehouse", "20", "(code:", "5)", "1", "1"],
     ]
     assert max(map(len, shown)) <= 80
-    told = json.loads(command("limits", "set", "warehouse", "default", "--json", "--dsn", dsn).stdout)
-    assert told == {"name": "warehouse", "n": 5, "declared": 5, "by_hand": False}
+    told = items(command("limits", "set", "warehouse", "default", "--json", "--dsn", dsn))
+    assert told == [{"name": "warehouse", "n": 5, "declared": 5, "by_hand": False}]
     for arguments, code, why in (
         (("nothing", "5"), 1, "no worker has declared it and no job waits for it"),
         (("later", "default"), 1, "no worker has declared it"),
@@ -928,7 +928,7 @@ def test_what_nobody_has_declared_comes_first_and_says_so(dsn: str, eyes: Eyes) 
     assert shown[1][:5] == ["zoo", "undeclared", "0", "0", "1"]
     rates = shown[shown.index(["RATE", "STARTS", "BURST", "LINES", "WAITING", "WAITED"]) :]
     assert rates[1][:5] == ["zoo", "undeclared", "-", "2", "2"] and rates[2][0] == "a"
-    told = json.loads(command("limits", "--json", "--dsn", dsn).stdout)
+    told = items(command("limits", "--json", "--dsn", dsn))
     assert [each["name"] for each in told if each["undeclared"]] == ["zoo", "zoo"]
     assert undeclared(eyes.conn) == [Undeclared("limit", "zoo", 1), Undeclared("rate", "zoo", 2)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from pathlib import Path
 from random import Random
@@ -12,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from commands import items
 from commands import pgqueue as command
 from spans import Spans
 from workers import Eyes, until, wait_until, work, workers
@@ -651,7 +651,7 @@ def test_the_command_lists_and_releases(dsn: str, eyes: Eyes) -> None:
     shown = command("locks", "--dsn", dsn)
     assert shown.returncode == 0
     assert "1 mail.send (h:7)" in shown.stdout and "2 mail.send (granted)" in shown.stdout
-    [first, second] = json.loads(command("locks", "--json", "--dsn", dsn).stdout)
+    [first, second] = items(command("locks", "--json", "--dsn", dsn))
     assert (first["key"], first["waiting"], second["key"], second["waiting"]) == ("user:1", 1, "user:2", 0)
     kept = command("locks", "release", "user:1", "--yes", "--dsn", dsn)
     assert (

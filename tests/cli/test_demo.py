@@ -102,7 +102,7 @@ def until_orders_are_taken(process: subprocess.Popen[str]) -> list[psutil.Proces
 def test_a_worker_is_killed_and_the_account_balances(place: Path) -> None:
     with demo(place, as_json=True) as process:
         out, _ = process.communicate(timeout=120)
-    account = json.loads(out)
+    [account] = json.loads(out)["items"]
     assert process.returncode == 0, account
     assert account.pop("balances") is True
     assert Account(**account).balances

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from commands import COMMAND, pgqueue
+from commands import COMMAND, items, pgqueue
 
 from pgqueue.cli.database import reading
 from pgqueue.cli.tables import short, span, table
@@ -177,13 +177,13 @@ def test_status_marks_estimates(conn: Conn, dsn: str) -> None:
     conn.commit()
     done = pgqueue("status", dsn=dsn)
     assert done.stdout.count("~") == 2
-    counted = json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["states"]["available"]
+    counted = items(pgqueue("status", "--json", dsn=dsn))[0]["states"]["available"]
     assert (counted["exact"], 15_000 < counted["n"] < 25_000) == (False, True)
 
 
 def test_status_tells_of_limits_and_rates_that_nobody_has_declared(conn: Conn, dsn: str) -> None:
     assert "UNDECLARED" not in pgqueue("status", dsn=dsn).stdout
-    assert json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["undeclared"] == []
+    assert items(pgqueue("status", "--json", dsn=dsn))[0]["undeclared"] == []
     conn.execute("INSERT INTO pgqueue.key_limit (name, n, set_at) VALUES ('known', 0, now())")
     conn.execute("INSERT INTO pgqueue.key_rate (name, count, period, set_at) VALUES ('paced', 1, 60, now())")
     conn.execute(
@@ -196,7 +196,7 @@ def test_status_tells_of_limits_and_rates_that_nobody_has_declared(conn: Conn, d
         "UNDECLARED limit warehouse: 2 jobs wait for it, and no worker has declared it.",
         "UNDECLARED rate mail: 2 jobs wait for it, and no worker has declared it.",
     ]
-    assert json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["undeclared"] == [
+    assert items(pgqueue("status", "--json", dsn=dsn))[0]["undeclared"] == [
         {"kind": "limit", "name": "warehouse", "waiting": 2},
         {"kind": "rate", "name": "mail", "waiting": 2},
     ]
@@ -205,7 +205,7 @@ def test_status_tells_of_limits_and_rates_that_nobody_has_declared(conn: Conn, d
 @pytest.mark.promise("F18")
 def test_status_names_tasks_that_no_live_worker_knows(conn: Conn, dsn: str) -> None:
     assert "knows" not in pgqueue("status", dsn=dsn).stdout
-    assert json.loads(pgqueue("status", "--json", dsn=dsn).stdout)["unknown"] == []
+    assert items(pgqueue("status", "--json", dsn=dsn))[0]["unknown"] == []
     conn.execute(
         "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks) "
         "VALUES ('15 s', 77, 10, 'here', '1', '{default}', '{mine,mine.old}')"
@@ -217,7 +217,7 @@ def test_status_names_tasks_that_no_live_worker_knows(conn: Conn, dsn: str) -> N
     conn.commit()
     lines = pgqueue("status", dsn=dsn).stdout.splitlines()
     assert "14 jobs of tasks no live worker knows: other.ping 13, other.pong 1" in lines
-    status = json.loads(pgqueue("status", "--json", dsn=dsn).stdout)
+    [status] = items(pgqueue("status", "--json", dsn=dsn))
     assert status["unknown"] == [
         {"queue": "default", "task": "other.ping", "jobs": {"n": 13, "exact": True}},
         {"queue": "default", "task": "other.pong", "jobs": {"n": 1, "exact": True}},
@@ -248,7 +248,7 @@ def test_status_of_an_empty_database_says_what_to_do(dsn: str) -> None:
 
 
 def test_status_as_json_has_everything(full: Conn, dsn: str) -> None:
-    status = json.loads(pgqueue("status", "--json", dsn=dsn).stdout)
+    [status] = items(pgqueue("status", "--json", dsn=dsn))
     assert set(status) == {
         "relays",
         "outbox",
@@ -274,7 +274,7 @@ def test_watch_goes_on_until_interrupted(dsn: str) -> None:
         [COMMAND, "status", "--watch", "--json"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        first, second = (json.loads(process.stdout.readline()) for _ in range(2))
+        first, second = (json.loads(process.stdout.readline())["items"][0] for _ in range(2))
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     seconds = datetime.fromisoformat(second["at"]) - datetime.fromisoformat(first["at"])
@@ -286,10 +286,10 @@ def test_watch_goes_on_until_interrupted(dsn: str) -> None:
 
 def test_jobs_are_listed_newest_first(full: Conn, dsn: str) -> None:
     listed = json.loads(pgqueue("jobs", "--json", "--limit", "500", dsn=dsn).stdout)
-    ids = [job["id"] for job in listed["jobs"]]
+    ids = [job["id"] for job in listed["items"]]
     assert ids == sorted(ids, reverse=True)
     assert (len(ids), listed["complete"]) == (70, True)
-    assert all(datetime.fromisoformat(job["enqueued_at"]).tzinfo is not None for job in listed["jobs"])
+    assert all(datetime.fromisoformat(job["enqueued_at"]).tzinfo is not None for job in listed["items"])
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_jobs_are_listed_newest_first(full: Conn, dsn: str) -> None:
     ids=str,
 )
 def test_jobs_are_filtered(full: Conn, dsn: str, arguments: list[str], number: int) -> None:
-    assert len(json.loads(pgqueue("jobs", "--json", "--limit", "100", *arguments, dsn=dsn).stdout)["jobs"]) == number
+    assert len(items(pgqueue("jobs", "--json", "--limit", "100", *arguments, dsn=dsn))) == number
 
 
 def test_no_job_fits_is_said_on_stderr(dsn: str) -> None:
@@ -332,7 +332,7 @@ def test_one_job_with_its_attempts(conn: Conn, dsn: str) -> None:
     shown = pgqueue("jobs", "7", dsn=dsn).stdout
     for text in ("mail.send", '{"to": "a@example.com"}', "failed", "OSError: no route", "  line 1", "worker 3"):
         assert text in shown
-    [attempt] = json.loads(pgqueue("jobs", "7", "--json", dsn=dsn).stdout)["attempts"]
+    [attempt] = items(pgqueue("jobs", "7", "--json", dsn=dsn))[0]["attempts"]
     assert (attempt["attempt"], attempt["error_type"], attempt["message"]) == (1, "OSError", "no route")
 
 
@@ -347,7 +347,7 @@ def test_enormous_arguments_do_not_flood_the_screen(conn: Conn, dsn: str) -> Non
     )
     conn.commit()
     assert len(pgqueue("jobs", "7", dsn=dsn).stdout) < 5_000
-    assert len(json.loads(pgqueue("jobs", "7", "--json", dsn=dsn).stdout)["args"]["x"]) == 500_000
+    assert len(items(pgqueue("jobs", "7", "--json", dsn=dsn))[0]["args"]["x"]) == 500_000
 
 
 # version -------------------------------------------------------------------------------------------------------------
@@ -360,10 +360,10 @@ def test_version_needs_no_database() -> None:
 
 
 def test_version_tells_of_the_database_that_is_configured(dsn: str, empty_dsn: str) -> None:
-    there = json.loads(pgqueue("version", "--json", dsn=dsn).stdout)
+    [there] = items(pgqueue("version", "--json", dsn=dsn))
     newest = migrations.files()[-1].version
     assert (there["schema_version"], there["newest_migration"], there["schema"]) == (newest, newest, "pgqueue")
-    assert json.loads(pgqueue("version", "--json", dsn=empty_dsn).stdout)["schema_version"] == 0
+    assert items(pgqueue("version", "--json", dsn=empty_dsn))[0]["schema_version"] == 0
 
 
 # Tables --------------------------------------------------------------------------------------------------------------

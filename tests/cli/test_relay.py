@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 from pathlib import Path
 
-from commands import COMMAND, pgqueue
+from commands import COMMAND, items, pgqueue
 from psycopg.conninfo import make_conninfo
 from relays import Sides, app_dsn, relaying, sides
 from workers import wait_until
@@ -23,10 +22,10 @@ def test_once_delivers_and_says_what(app_dsn: str, dsn: str, sides: Sides) -> No
     sides.app.execute("INSERT INTO pgqueue.outbox (task) VALUES ('two words')")
     done = pgqueue("relay", "--from", app_dsn, "--to", dsn, "--once", "--json")
     assert done.returncode == 0, done.stderr
-    assert {"delivered": 2, "refused": 1, "worked": True}.items() <= json.loads(done.stdout).items()
+    assert {"delivered": 2, "refused": 1, "worked": True}.items() <= items(done)[0].items()
     listed = pgqueue("relay", "--from", app_dsn, "--list-refused")
     assert "two words" in listed.stdout and "task name 'two words'" in listed.stdout
-    [row] = map(json.loads, pgqueue("relay", "--from", app_dsn, "--list-refused", "--json").stdout.splitlines())
+    [row] = items(pgqueue("relay", "--from", app_dsn, "--list-refused", "--json"))
     assert (row["id"], row["task"]) == (3, "two words")
     sides.app.execute("UPDATE pgqueue.outbox_refused SET task = 't', args = '{\"x\": \"c\"}'")
     assert pgqueue("relay", "--from", app_dsn, "--retry-refused").stdout == "1 rows are tried again\n"

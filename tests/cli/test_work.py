@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from commands import Worker, pgqueue, working
+from commands import Worker, items, pgqueue, working
 from early import early
 from psycopg.conninfo import conninfo_to_dict
 from servers import Server
@@ -89,7 +89,7 @@ def test_a_job_enqueued_by_the_command_is_run_by_the_command(
         worker.says("ready")
         id = int(pgqueue("enqueue", "quick", '{"x": 41}', "--queue", "fast", dsn=dsn).stdout)
         wait_until(lambda: jobs(conn, "completed"))
-        shown = json.loads(pgqueue("jobs", str(id), "--json", dsn=dsn).stdout)
+        [shown] = items(pgqueue("jobs", str(id), "--json", dsn=dsn))
         assert (shown["state"], shown["result"], shown["args"]) == ("completed", 41, {"x": 41})
         worker.signal(signal.SIGTERM)
         assert worker.ends() == 0
@@ -103,7 +103,7 @@ def test_only_the_queues_asked_for_are_served(dsn: str, app: Path, conn: psycopg
         pgqueue("enqueue", "quick", '{"x": 1}', "--queue", "fast", dsn=dsn)
         wait_until(lambda: jobs(conn, "completed"))
         assert jobs(conn, "available") == 1
-        status = json.loads(pgqueue("status", "--json", dsn=dsn).stdout)
+        [status] = items(pgqueue("status", "--json", dsn=dsn))
         assert {queue["name"]: queue["workers"] for queue in status["queues"]} == {"default": 0, "fast": 1, "other": 1}
 
 

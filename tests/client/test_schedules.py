@@ -338,7 +338,7 @@ def test_the_commands(dsn: str, eyes: Eyes) -> None:
     assert run("add", *nightly) == "schedule nightly added\n"
     assert run("add", *nightly, "--queue", "slow", "--priority", "1") == "schedule nightly changed\n"
     assert run("add", "often", "poll", "--every", "5m", "--catch-up", "none") == "schedule often added\n"
-    found = {each["name"]: each for each in json.loads(run("list", "--json"))}
+    found = {each["name"]: each for each in json.loads(run("list", "--json"))["items"]}
     assert found.keys() == {"nightly", "often"}
     assert (found["nightly"]["options"]["lock_key"], found["nightly"]["queue"]) == ("report", "slow")
     assert (found["often"]["line"], found["often"]["catch_up"]) == ("every 300", "none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from signal import Signals
 from time import monotonic, sleep
+from typing import Any
 
 import forks
 from forks import COMMAND as COMMAND
@@ -46,6 +48,12 @@ def pgqueue(
             process.kill()
             raise
         return subprocess.CompletedProcess([COMMAND, *arguments], process.wait(), stdout, stderr)
+
+
+def items(done: subprocess.CompletedProcess[str]) -> list[Any]:
+    """What a command has printed with --json; it prints one document."""
+    found: list[Any] = json.loads(done.stdout)["items"]
+    return found
 
 
 class Worker:

@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from commands import Worker, pgqueue, working
+from commands import Worker, items, pgqueue, working
 from hosts import container, host
 from supervised import TASKS, Supervised, deploy, gone, put, supervised
 from workers import Eyes, wait_until
@@ -170,7 +170,7 @@ PROBE = """
 def probe() -> object:
     import subprocess
     done = subprocess.run([sys.argv[0], "health", "--ready", "--json"], capture_output=True, text=True)
-    return [done.returncode, json.loads(done.stdout)]
+    return [done.returncode, json.loads(done.stdout)["items"][0]]
 """
 
 
@@ -259,7 +259,7 @@ def test_what_a_container_did_before_it_was_started_anew_is_no_sign_of_its_life(
         wait_until(probes)
         old.close()
     anew = pgqueue("health", "--ready", "--json", dsn=dsn, where=container("box"))
-    assert (anew.returncode, json.loads(anew.stdout)) == (1, {"host": "box", "well": False, "ready": False})
+    assert (anew.returncode, items(anew)) == (1, [{"host": "box", "well": False, "ready": False}])
     assert pgqueue("health", "--ready", "--host", "box", dsn=dsn).returncode == 0, "its lease is not over"
     with boot(tmp_path, dsn, "--lease", "10m"):
         wait_until(probes)

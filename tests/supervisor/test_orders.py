@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import resource
@@ -19,7 +18,7 @@ from typing import TypeVar
 
 import psycopg
 import pytest
-from commands import COMMAND, pgqueue
+from commands import COMMAND, items, pgqueue
 from supervised import TASKS, deploy, gone, put, supervised
 from workers import Eyes, wait_until
 
@@ -129,7 +128,7 @@ def test_the_process_list_and_the_table_show_what_runs_where(tmp_path: Path, dsn
             assert {job.task for job in worker.jobs} <= {"held"} and all(job.age > 0 for job in worker.jobs)
         screen = pgqueue("workers", dsn=dsn, COLUMNS="200").stdout
         assert all(f"{job} held" in screen for job in jobs) and f"{HOST}:" in screen
-        assert len(json.loads(pgqueue("workers", "--json", dsn=dsn).stdout)) == 2
+        assert len(items(pgqueue("workers", "--json", dsn=dsn))) == 2
         (tmp_path / "go").touch()
         wait_until(eyes.done(3))
         assert eyes.all("SELECT DISTINCT version_tag FROM pgqueue.job_done") == [("v7",)]
@@ -157,7 +156,7 @@ def test_health_is_one_quick_look(dsn: str, conn: psycopg.Connection) -> None:
     done = pgqueue("health", dsn=dsn)
     assert (done.returncode, done.stderr) == (1, f"no worker of {HOST} has given a sign of life\n")
     done = pgqueue("health", "--json", dsn=dsn)
-    assert (done.returncode, json.loads(done.stdout)) == (1, {"host": HOST, "well": False, "ready": False})
+    assert (done.returncode, items(done)) == (1, [{"host": HOST, "well": False, "ready": False}])
     add = "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state) VALUES "
     conn.execute((add + "('1 hour', 1, 1, %s, 'v', '{}', 'starting')").encode(), [HOST])
     conn.commit()
@@ -173,7 +172,7 @@ def test_health_is_one_quick_look(dsn: str, conn: psycopg.Connection) -> None:
     assert 0.0 < min(costs) < max(0.2, 1.4 * min(driver))
     assert pgqueue("health", "--ready", dsn=dsn).returncode == 1
     done = pgqueue("health", "--json", dsn=dsn)
-    assert (done.returncode, json.loads(done.stdout)) == (0, {"host": HOST, "well": True, "ready": False})
+    assert (done.returncode, items(done)) == (0, [{"host": HOST, "well": True, "ready": False}])
     conn.execute("UPDATE pgqueue.worker SET state = 'running'")
     conn.commit()
     assert pgqueue("health", "--ready", dsn=dsn).stdout == "ready\n"
@@ -200,9 +199,9 @@ def test_health_imports_next_to_nothing(dsn: str) -> None:
     )
     needed = modules("import click.testing, json, psycopg, socket")
     more = modules(f"{asked}.exit_code == 1", dsn) - needed
-    ours = "admin admin.health cli cli.commands cli.commands.health cli.database cli.exit_codes cli.options config "
-    ours += "database database.drivers database.foreign_errors database.notify_queue database.statements "
-    ours += "database.triggers errors plain_text"
+    ours = "admin admin.health cli cli.commands cli.commands.health cli.database cli.exit_codes cli.json_document "
+    ours += "cli.options config database database.drivers database.foreign_errors database.notify_queue "
+    ours += "database.statements database.triggers errors plain_text"
     assert {name for name in more if name.startswith("pgqueue.")} == {f"pgqueue.{name}" for name in ours.split()}
     assert {name for name in more if not name.startswith("pgqueue")} <= {"importlib.resources", "urllib.parse"}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import threading
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from commands import items
 from commands import pgqueue as command
 from completer_desk import Desk, desk_of
 from psycopg.conninfo import conninfo_to_dict
@@ -482,9 +482,9 @@ def test_the_shell_enqueues_once(dsn: str, eyes: Eyes) -> None:
     assert not command("enqueue", "t", "--idempotency-key", "j", dsn=dsn).stderr
     put(eyes.conn, "other")
     listed = command("jobs", "--key", "k", "--json", dsn=dsn)
-    assert [job["unique_key"] for job in json.loads(listed.stdout)["jobs"]] == ["k"]
+    assert [job["unique_key"] for job in items(listed)] == ["k"]
     listed = command("jobs", "--key", "j", "--json", dsn=dsn)
-    assert [job["idempotency_key"] for job in json.loads(listed.stdout)["jobs"]] == ["j"]
+    assert [job["idempotency_key"] for job in items(listed)] == ["j"]
     shown = command("jobs", first.stdout.strip(), dsn=dsn).stdout
     assert "unique_key:" in shown and "idempotency_key:" in shown
     eyes.do("SELECT 1")

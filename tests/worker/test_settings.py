@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from commands import pgqueue, working
+from commands import items, pgqueue, working
 from workers import Eyes, wait_until
 
 TASKS = """
@@ -61,7 +60,7 @@ NAMES = ["ends", "returns", "writes", "fails", "cancels", "snoozes", "hurries"]
 def test_the_version_is_pgqueues_unless_a_tag_is_given(given: str | None, tmp_path: Path, dsn: str, eyes: Eyes) -> None:
     """On what has ended in any way, on every attempt, also of one that was killed, and where workers are shown."""
     (tmp_path / "shop.py").write_text(TASKS)
-    tag = given or json.loads(pgqueue("version", "--json").stdout)["pgqueue"]
+    tag = given or items(pgqueue("version", "--json"))[0]["pgqueue"]
     options = [] if given is None else ["--version-tag", given]
     for name in NAMES:
         eyes.do("SELECT pgqueue.enqueue(%s)", name)
@@ -69,7 +68,7 @@ def test_the_version_is_pgqueues_unless_a_tag_is_given(given: str | None, tmp_pa
         worker.says("ready")
         ended = "SELECT count(*) FROM pgqueue.job WHERE finished_at IS NOT NULL"
         wait_until(lambda: eyes.one(ended) == len(NAMES))
-        [shown] = json.loads(pgqueue("workers", "--json", dsn=dsn).stdout)
+        [shown] = items(pgqueue("workers", "--json", dsn=dsn))
         assert shown["version_tag"] == tag
         heads, row = pgqueue("workers", dsn=dsn, COLUMNS="200").stdout.splitlines()
         assert row[heads.index("VERSION") :].split()[0] == tag

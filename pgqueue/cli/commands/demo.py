@@ -10,7 +10,7 @@ from pgqueue.cli.options import Duration
 @click.command("demo")
 @click.option("--seconds", type=Duration(least=1.0), default="8s", show_default=True, help="How long it enqueues.")
 @click.option("--directory", type=click.Path(file_okay=False), help="Keep the embedded server here [a temporary one].")
-@click.option("--json", "as_json", is_flag=True, help="Print the final account as JSON.")
+@click.option("--json", "as_json", is_flag=True, help='Print the final account as JSON: {"items": [...]}.')
 def command(seconds: float, directory: str | None, as_json: bool) -> None:
     """Watch pgqueue work on an embedded PostgreSQL.
 

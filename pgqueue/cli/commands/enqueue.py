@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from pgqueue.cli.database import connected
-from pgqueue.cli.options import Duration, Moment, database
+from pgqueue.cli.json_document import document
+from pgqueue.cli.options import Duration, Moment, as_json, database
 
 
 @click.command("enqueue")
@@ -23,6 +24,7 @@ from pgqueue.cli.options import Duration, Moment, database
 @click.option("--unique", metavar="KEY", help="If a job with this key lives, print its id and enqueue none.")
 @click.option("--idempotency-key", metavar="KEY", help="The same, until 24 hours after that job's end.")
 @click.option("--at", "run_at", type=Moment(), help="Start at this time: 2026-12-24T18:00+01:00.")
+@as_json
 @database
 def command(
     name: str,
@@ -34,6 +36,7 @@ def command(
     unique: str | None,
     idempotency_key: str | None,
     run_at: datetime | None,
+    as_json: bool,
 ) -> None:
     """Enqueue one job and print its id.
 
@@ -61,7 +64,7 @@ def command(
     new = task.new(**arguments_of(arguments))
     with connected("enqueue", check=False) as conn:
         [handle] = pgqueue.enqueue_many(conn, [new])
-    click.echo(handle.id)
+    click.echo(document([{"id": handle.id, "created": handle.created}]) if as_json else handle.id)
     if not handle.created:
         click.echo(f"enqueue: nothing was enqueued: job {handle.id} has this key", err=True)
 

@@ -7,7 +7,8 @@ from typing import cast
 import click
 
 from pgqueue.cli.database import connected, place
-from pgqueue.cli.options import database
+from pgqueue.cli.json_document import document
+from pgqueue.cli.options import as_json, database
 from pgqueue.config import config
 
 
@@ -22,8 +23,9 @@ from pgqueue.config import config
 )
 @click.option("--outbox", is_flag=True, help="With --for relay: in the outbox's database.")
 @click.option("--sql", is_flag=True, help="Only print the GRANTs; needs no database.")
+@as_json
 @database
-def command(role: str, kind: str, outbox: bool, sql: bool) -> None:
+def command(role: str, kind: str, outbox: bool, sql: bool, as_json: bool) -> None:
     """Give a role its least rights.
 
     Run it as the owner of the schema. All workers use one role, because rescue ends the sessions of dead workers.
@@ -49,10 +51,13 @@ def command(role: str, kind: str, outbox: bool, sql: bool) -> None:
     schema = config().schema
     rights = cast(grants.Kind, "relay_outbox" if outbox else kind)
     if sql:
-        click.echo(grants.as_sql(role, rights, schema), nl=False)
+        printed = grants.as_sql(role, rights, schema)
+        click.echo(document([{"sql": printed}]) if as_json else printed, nl=as_json)
         return
     with connected("grants", check=rights not in grants.OUTBOX_KINDS) as conn:
         if rights in grants.OUTBOX_KINDS:
             migrations.require(conn, schema, migrations.OUTBOX)
         grants.grant(conn, role, rights, schema)
-        click.echo(f"{role} may {kind} in schema {schema} of {place(conn)}")
+        done = {"role": role, "for": kind, "schema": schema, "database": place(conn)}
+        said = f"{role} may {kind} in schema {schema} of {place(conn)}"
+        click.echo(document([done]) if as_json else said)

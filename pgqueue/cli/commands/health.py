@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import socket
 
 import click
 
 from pgqueue.cli.database import connected
 from pgqueue.cli.exit_codes import NO
+from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
 
 
@@ -36,7 +36,7 @@ def command(ready: bool, host: str | None, as_json: bool) -> None:
         found = health(conn, host) if host else health(conn, socket.gethostname(), since=up())
     good = found.ready if ready else found.well
     if as_json:
-        click.echo(json.dumps({"host": found.host, "well": found.well, "ready": found.ready}))
+        click.echo(document([{"host": found.host, "well": found.well, "ready": found.ready}]))
     elif good:
         click.echo("ready" if ready else "well")
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ import click
 
 from pgqueue.admin.queries import SEARCHED_MOST, STATES
 from pgqueue.cli.database import reading
+from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
 from pgqueue.cli.tables import span, table
 from pgqueue.plain_text import plain, plain_json
@@ -44,7 +44,7 @@ def command(
     Examples:
       pgqueue jobs --state failed --task mail.send
       pgqueue jobs 4711
-      pgqueue jobs --json --limit 1000 | jq '.jobs[] | select(.attempt > 3)'
+      pgqueue jobs --json --limit 1000 | jq '.items[] | select(.attempt > 3)'
     """
     if id is not None and (state or queue or task or key):
         raise click.UsageError("an ID and --state, --queue, --task or --key exclude each other")
@@ -59,7 +59,7 @@ def _one(id: int, as_json: bool) -> None:
 
     with reading("jobs") as conn:
         job = queries.get(conn, id)
-    click.echo(_json(asdict(job)) if as_json else "\n".join(_details(job)))
+    click.echo(document([job]) if as_json else "\n".join(_details(job)))
 
 
 def _list(state: str | None, queue: str | None, task: str | None, key: str | None, limit: int, as_json: bool) -> None:
@@ -69,7 +69,7 @@ def _list(state: str | None, queue: str | None, task: str | None, key: str | Non
         page = queries.search(conn, state=state, queue=queue, task=task, key=key, limit=limit)
     if as_json:
         jobs = [{name: value for name, value in asdict(job).items() if name != "attempts"} for job in page.jobs]
-        click.echo(_json({"jobs": jobs, "searched": page.searched, "complete": page.complete}))
+        click.echo(document(jobs, searched=page.searched, complete=page.complete))
         return
     if page.jobs:
         click.echo("\n".join(_rows(page)))
@@ -130,11 +130,3 @@ def _value(value: Any) -> str:
         case _:
             text = plain_json(value)
     return text if len(text) <= SHOWN_MOST else f"{text[:SHOWN_MOST]}… ({len(text):,} characters; --json prints all)"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, default=_plain)
-
-
-def _plain(value: Any) -> str:
-    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from pgqueue.cli.database import connected, reading
+from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
 from pgqueue.cli.tables import span, table
 from pgqueue.plain_text import plain
@@ -41,7 +40,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     \b
     Examples:
       pgqueue limits
-      pgqueue limits --json | jq '.[] | select(.undeclared) | .name'
+      pgqueue limits --json | jq '.items[] | select(.undeclared) | .name'
       pgqueue limits set warehouse 20
     """
     if ctx.invoked_subcommand is not None:
@@ -51,7 +50,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     with reading("limits") as conn:
         found, paces = limits.limits(conn), limits.rates(conn)
     if as_json:
-        click.echo(json.dumps([*map(asdict, found), *map(asdict, paces)]))
+        click.echo(document([*found, *paces]))
     elif found or paces:
         screens = [*([_screen(found)] if found else []), *([_rates(paces)] if paces else [])]
         click.echo("\n\n".join("\n".join(screen) for screen in screens))
@@ -91,8 +90,7 @@ def change(name: str, value: str, as_json: bool) -> None:
             done = [limits.change_rate(conn, name, value)]
         else:
             done = [limits.change(conn, name, _number(value))]
-    for each in done:
-        click.echo(json.dumps(asdict(each)) if as_json else _said(each))
+    click.echo(document(done) if as_json else "\n".join(map(_said, done)))
 
 
 def _given_back(conn: object, name: str) -> list[Setting | Pace]:

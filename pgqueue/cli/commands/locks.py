@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.exit_codes import NO
+from pgqueue.cli.job_filter import ask
+from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
 from pgqueue.cli.tables import span, table
 from pgqueue.plain_text import plain
@@ -35,7 +35,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     \b
     Examples:
       pgqueue locks
-      pgqueue locks --json | jq '.[] | select(.waiting > 100) | .key'
+      pgqueue locks --json | jq '.items[] | select(.waiting > 100) | .key'
       pgqueue locks release account:7 --yes
     """
     if ctx.invoked_subcommand is not None:
@@ -45,7 +45,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     with reading("locks") as conn:
         found = locks.locks(conn)
     if as_json:
-        click.echo(json.dumps([asdict(each) for each in found]))
+        click.echo(document(found))
     elif found:
         click.echo("\n".join(_screen(found)))
     else:
@@ -73,25 +73,14 @@ def release(key: str, yes: bool, as_json: bool) -> None:
     from pgqueue.admin import locks
 
     if not yes:
-        _ask(f"Take {plain(key)} from the jobs that hold it and do not run?")
+        ask(f"Take {plain(key)} from the jobs that hold it and do not run?")
     with connected("locks") as conn:
         done = locks.release(conn, key)
     if as_json:
-        click.echo(json.dumps(asdict(done)))
+        click.echo(document([done]))
     else:
         click.echo("\n".join(_said(key, done, [locks.sentence(job) for job in done.running])))
     if done.running:
-        raise click.exceptions.Exit(NO)
-
-
-def _ask(question: str) -> None:
-    try:
-        agreed = click.confirm(question, err=True)
-    except click.Abort:  # no terminal, no answer
-        click.echo("", err=True)
-        agreed = False
-    if not agreed:
-        click.echo("Nothing was done; --yes acts without asking.", err=True)
         raise click.exceptions.Exit(NO)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from pgqueue.cli.database import connected, place
 from pgqueue.cli.exit_codes import NO
-from pgqueue.cli.options import database
+from pgqueue.cli.json_document import document
+from pgqueue.cli.options import as_json, database
 from pgqueue.config import config
 
 if TYPE_CHECKING:
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
 @click.option("--sql", is_flag=True, help="Print the SQL of all migrations; needs no database. Apply with psql -1 -f.")
 @click.option("--from", "from_version", type=click.IntRange(0), default=0, help="With --sql: leave out up to this one.")
 @click.option("--outbox", is_flag=True, help="The outbox of an application's database, instead of the queue.")
+@as_json
 @database
-def command(check: bool, sql: bool, from_version: int, outbox: bool) -> None:
+def command(check: bool, sql: bool, from_version: int, outbox: bool, as_json: bool) -> None:
     """Make or update the tables.
 
     Safe while workers work, and from several processes at once. If no migration is missing, nothing is changed.
@@ -39,14 +42,14 @@ def command(check: bool, sql: bool, from_version: int, outbox: bool) -> None:
 
     line = migrations.OUTBOX if outbox else migrations.QUEUE
     if sql:
-        _print(line, from_version)
+        _print(line, from_version, as_json)
     elif check:
-        _check(line)
+        _check(line, as_json)
     else:
-        _migrate(line)
+        _migrate(line, as_json)
 
 
-def _print(line: Line, from_version: int) -> None:
+def _print(line: Line, from_version: int, as_json: bool) -> None:
     from pgqueue.database import migrations
 
     newest = migrations.files(line)[-1].version
@@ -54,27 +57,35 @@ def _print(line: Line, from_version: int) -> None:
         raise click.UsageError(
             f"--from {from_version}: no migration has this number, the newest of this pgqueue is {newest}"
         )
-    click.echo(migrations.as_sql(config().schema, from_version, line), nl=False)
+    printed = migrations.as_sql(config().schema, from_version, line)
+    click.echo(document([{"sql": printed}]) if as_json else printed, nl=as_json)
 
 
-def _check(line: Line) -> None:
+def _check(line: Line, as_json: bool, applied: Sequence[object] = ()) -> None:
     from pgqueue.database import migrations
 
     with connected("migrate", check=False) as conn:
         standing = migrations.check(conn, config().schema, line)
-        where = f"{'the outbox in ' if line.option else ''}schema {config().schema} of {place(conn)}"
+        database = place(conn)
+    where = f"{'the outbox in ' if line.option else ''}schema {config().schema} of {database}"
+    if as_json:
+        now = {"database": database, "schema": config().schema, "version": standing.version}
+        lists = {"applied": applied, "pending": standing.pending, "unknown": standing.unknown}
+        click.echo(document([now | {name: list(map(str, each)) for name, each in lists.items()}]))
+    elif standing.pending:
+        click.echo(f"{where} is at version {standing.version} and lacks {', '.join(map(str, standing.pending))}")
+    else:
+        newer = f"; {len(standing.unknown)} newer than this pgqueue" if standing.unknown else ""
+        click.echo(f"{where} is at version {standing.version}: nothing to do{newer}")
     if standing.pending:
-        lacks = ", ".join(map(str, standing.pending))
-        click.echo(f"{where} is at version {standing.version} and lacks {lacks}")
         raise click.exceptions.Exit(NO)
-    newer = f"; {len(standing.unknown)} newer than this pgqueue" if standing.unknown else ""
-    click.echo(f"{where} is at version {standing.version}: nothing to do{newer}")
 
 
-def _migrate(line: Line) -> None:
+def _migrate(line: Line, as_json: bool) -> None:
     from pgqueue.database import migrations
 
     with connected("migrate", check=False) as conn:
-        for file in migrations.migrate(conn, line=line):
-            click.echo(f"applied {file}")
-    _check(line)
+        applied = migrations.migrate(conn, line=line)
+    for file in [] if as_json else applied:
+        click.echo(f"applied {file}")
+    _check(line, as_json, applied)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import click
 
 from pgqueue.cli.database import connected
-from pgqueue.cli.options import database
+from pgqueue.cli.json_document import document
+from pgqueue.cli.options import as_json, database
 
 
 @click.command("pause")
 @click.argument("queue")
+@as_json
 @database
-def command(queue: str) -> None:
+def command(queue: str, as_json: bool) -> None:
     """Take no more jobs from a queue.
 
     The pause is valid for every worker, at once, until `pgqueue resume`. Running jobs go on; new jobs wait. Pausing a
@@ -25,4 +27,5 @@ def command(queue: str) -> None:
 
     with connected("pause") as conn:
         changed = queues.pause(conn, queue)
-    click.echo(f"queue {queue} {'is paused' if changed else 'was paused already'}")
+    said = f"queue {queue} {'is paused' if changed else 'was paused already'}"
+    click.echo(document([{"queue": queue, "changed": changed}]) if as_json else said)

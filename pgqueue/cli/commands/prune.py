@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pgqueue.cli.database import connected
 from pgqueue.cli.exit_codes import NO
-from pgqueue.cli.options import database
+from pgqueue.cli.json_document import document
+from pgqueue.cli.options import as_json, database
 from pgqueue.cli.tables import span, table
 from pgqueue.config import config
 from pgqueue.plain_text import plain
@@ -33,8 +34,9 @@ class Ring:
 
 @click.command("prune")
 @click.option("--all", "everything", is_flag=True, help="Advance every ring by one leaf, due or not.")
+@as_json
 @database
-def command(everything: bool) -> None:
+def command(everything: bool, as_json: bool) -> None:
     """Throw away the oldest history that is due.
 
     History is kept in rings of leaves. Each ring that is due empties its oldest leaf and goes on there. The leading
@@ -48,13 +50,20 @@ def command(everything: bool) -> None:
     """
     with connected("prune") as conn:
         results = [(ring, _advance(conn, ring, everything)) for ring in _rings(conn)]
+    if as_json:
+        click.echo(document(asdict(ring) | {"result": result} for ring, result in results))
+    else:
+        click.echo("\n".join(_screen(results)))
+    if any(result.startswith("prevented") for _, result in results):
+        raise click.exceptions.Exit(NO)
+
+
+def _screen(results: Sequence[tuple[Ring, str]]) -> list[str]:
     rows = [
         [ring.kind, f"{ring.bin + 1} of {ring.leaves}", span(ring.age), span(ring.retention), result]
         for ring, result in results
     ]
-    click.echo("\n".join(table(["HISTORY", "LEAF", "AGE", "KEPT FOR", "RESULT"], rows, gives="RESULT")))
-    if any(result.startswith("prevented") for _, result in results):
-        raise click.exceptions.Exit(NO)
+    return table(["HISTORY", "LEAF", "AGE", "KEPT FOR", "RESULT"], rows, gives="RESULT")
 
 
 def _rings(conn: psycopg.Connection[Any]) -> Iterator[Ring]:

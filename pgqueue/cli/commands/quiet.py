@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import click
 
-from pgqueue.cli.options import database
+from pgqueue.cli.options import as_json, database
 from pgqueue.cli.orders import targets, tell
 
 
 @click.command("quiet")
 @targets
+@as_json
 @database
-def command(host: str | None, supervisor: int | None, wait: bool) -> None:
+def command(host: str | None, supervisor: int | None, wait: bool, as_json: bool) -> None:
     """Let workers finish their jobs and take no more.
 
     The worker processes leave when their last job has ended; --wait waits for that. The supervisors stay, and start no
@@ -22,4 +23,4 @@ def command(host: str | None, supervisor: int | None, wait: bool) -> None:
       pgqueue quiet --wait
       pgqueue quiet --host web1
     """
-    tell("quiet", host=host, supervisor=supervisor, wait=wait)
+    tell("quiet", host=host, supervisor=supervisor, wait=wait, as_json=as_json)

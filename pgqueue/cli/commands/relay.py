@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pgqueue.cli.database import place
 from pgqueue.cli.exit_codes import NO
+from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Duration, as_json, database
 from pgqueue.cli.tables import table
 from pgqueue.plain_text import plain
@@ -76,14 +78,14 @@ def _relay(sources: Sequence[str], target: str | None, as_json: bool, options: d
         relay_process.serve(relays)
         return
     worked = relay_process.once(relays)
-    for relay, did in zip(relays, worked, strict=True):
-        counts = asdict(relay.counts)
-        if as_json:
-            click.echo(json.dumps({"source": relay.name, "worked": did} | counts))
-        elif did:
-            click.echo(f"{relay.name}: {counts['delivered']} delivered, {counts['refused']} refused")
-        else:
-            click.echo(f"{relay.name}: another relay works")
+    results = [
+        {"source": relay.name, "worked": did} | asdict(relay.counts) for relay, did in zip(relays, worked, strict=True)
+    ]
+    if as_json:
+        click.echo(document(results))
+    for each in [] if as_json else results:
+        said = f"{each['delivered']} delivered, {each['refused']} refused" if each["worked"] else "another relay works"
+        click.echo(f"{each['source']}: {said}")
     if not all(worked):
         raise click.exceptions.Exit(NO)
 
@@ -91,29 +93,40 @@ def _relay(sources: Sequence[str], target: str | None, as_json: bool, options: d
 def _list(sources: Sequence[str], as_json: bool) -> None:
     from pgqueue.relay import refused
 
+    found = []
     for source in sources:
         with _outbox(source) as conn:
             rows = refused.refused(conn)
+            found += [{"source": place(conn)} | asdict(row) for row in rows]
         if as_json:
-            for row in rows:
-                click.echo(json.dumps(asdict(row), default=str))
-        elif not rows:
+            continue
+        if not rows:
             click.echo("No row is refused.")
         else:
-            cells = [[row.id, row.task, f"{row.refused_at:%Y-%m-%d %H:%M}", plain(row.reason)] for row in rows]
+            cells = [
+                [row.id, row.task, f"{row.refused_at.astimezone(UTC):%Y-%m-%d %H:%MZ}", plain(row.reason)]
+                for row in rows
+            ]
             click.echo("\n".join(table(["ID", "TASK", "REFUSED", "REASON"], cells, right="ID", gives="REASON TASK")))
             click.echo(
                 "Mend the rows in outbox_refused, or the queue, and put them back by --retry-refused; or delete them."
             )
+    if as_json:
+        click.echo(document(found))
 
 
 def _retry(sources: Sequence[str], as_json: bool) -> None:
     from pgqueue.relay import refused
 
+    done = []
     for source in sources:
         with _outbox(source) as conn:
             number = refused.retry(conn)
-        click.echo(json.dumps({"retried": number}) if as_json else f"{number} rows are tried again")
+            done.append({"source": place(conn), "retried": number})
+        if not as_json:
+            click.echo(f"{number} rows are tried again")
+    if as_json:
+        click.echo(document(done))
 
 
 def _outbox(source: str) -> psycopg.Connection[Any]:

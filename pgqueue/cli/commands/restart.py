@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import click
 
-from pgqueue.cli.options import database
+from pgqueue.cli.options import as_json, database
 from pgqueue.cli.orders import targets, tell
 
 
 @click.command("restart")
 @targets
+@as_json
 @database
-def command(host: str | None, supervisor: int | None, wait: bool) -> None:
+def command(host: str | None, supervisor: int | None, wait: bool, as_json: bool) -> None:
     """Replace the worker processes, new ones first.
 
     Each supervisor starts new processes, with the code as it is now. When all of them have announced themselves, the
@@ -24,4 +25,4 @@ def command(host: str | None, supervisor: int | None, wait: bool) -> None:
       pgqueue restart --wait
       pgqueue restart --host web1
     """
-    tell("restart", host=host, supervisor=supervisor, wait=wait)
+    tell("restart", host=host, supervisor=supervisor, wait=wait, as_json=as_json)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import click
 
 from pgqueue.cli.database import connected
-from pgqueue.cli.options import database
+from pgqueue.cli.json_document import document
+from pgqueue.cli.options import as_json, database
 
 
 @click.command("resume")
 @click.argument("queue")
+@as_json
 @database
-def command(queue: str) -> None:
+def command(queue: str, as_json: bool) -> None:
     """Take jobs from a paused queue again.
 
     Workers look for jobs at once. Resuming a queue that is not paused changes nothing.
@@ -24,4 +26,5 @@ def command(queue: str) -> None:
 
     with connected("resume") as conn:
         changed = queues.resume(conn, queue)
-    click.echo(f"queue {queue} {'is open again' if changed else 'was not paused'}")
+    said = f"queue {queue} {'is open again' if changed else 'was not paused'}"
+    click.echo(document([{"queue": queue, "changed": changed}]) if as_json else said)

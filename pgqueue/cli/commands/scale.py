@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import click
 
-from pgqueue.cli.options import database
+from pgqueue.cli.options import as_json, database
 from pgqueue.cli.orders import targets, tell
 
 
 @click.command("scale")
 @click.argument("size", metavar="N", type=click.IntRange(1, 1000))
 @targets
+@as_json
 @database
-def command(size: int, host: str | None, supervisor: int | None, wait: bool) -> None:
+def command(size: int, host: str | None, supervisor: int | None, wait: bool, as_json: bool) -> None:
     """Let each supervisor keep N worker processes.
 
     Missing processes are started; surplus ones finish their jobs and leave. The number is valid until the supervisor
@@ -23,4 +24,4 @@ def command(size: int, host: str | None, supervisor: int | None, wait: bool) -> 
       pgqueue scale 8 --wait
       pgqueue scale 2 --host web1
     """
-    tell("scale", size=size, host=host, supervisor=supervisor, wait=wait)
+    tell("scale", size=size, host=host, supervisor=supervisor, wait=wait, as_json=as_json)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -12,6 +10,7 @@ import click
 
 from pgqueue.cli.commands.enqueue import arguments_of
 from pgqueue.cli.database import connected, reading
+from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Duration, as_json, database
 from pgqueue.cli.tables import table
 from pgqueue.plain_text import plain
@@ -71,6 +70,7 @@ def list_(as_json: bool) -> None:
 @click.option("--queue", default="default", show_default=True, help="The queue of its jobs.")
 @click.option("--priority", type=int, default=5, show_default=True, help="0 (first) to 9.")
 @click.option("--lock", metavar="KEY", help="At most one job of this key runs at a time.")
+@as_json
 @database
 def add(
     name: str,
@@ -83,6 +83,7 @@ def add(
     queue: str,
     priority: int,
     lock: str | None,
+    as_json: bool,
 ) -> None:
     """Add a schedule, or change an added one.
 
@@ -109,13 +110,14 @@ def add(
         remote = remote.using(lock=lambda **arguments: lock)
     with connected("schedules") as conn:
         new = schedules.add(conn, name, when, remote, **arguments_of(arguments))
-    click.echo(f"schedule {plain(name)} {'added' if new else 'changed'}")
+    _say(name, "added" if new else "changed", as_json, created=new)
 
 
 @command.command("pause")
 @click.argument("name")
+@as_json
 @database
-def pause(name: str) -> None:
+def pause(name: str, as_json: bool) -> None:
     """Pause a schedule until it is resumed.
 
     The jobs that it has made already are not changed.
@@ -124,13 +126,14 @@ def pause(name: str) -> None:
 
     with connected("schedules") as conn:
         changed = schedules.pause(conn, name)
-    click.echo(f"schedule {plain(name)} {'is paused' if changed else 'was paused already'}")
+    _say(name, "is paused" if changed else "was paused already", as_json, changed=changed)
 
 
 @command.command("resume")
 @click.argument("name")
+@as_json
 @database
-def resume(name: str) -> None:
+def resume(name: str, as_json: bool) -> None:
     """Let a schedule tick again.
 
     Its catch_up decides about the ticks it has missed. A refused schedule is tried again.
@@ -139,13 +142,14 @@ def resume(name: str) -> None:
 
     with connected("schedules") as conn:
         changed = schedules.resume(conn, name)
-    click.echo(f"schedule {plain(name)} {'ticks again' if changed else 'was not paused'}")
+    _say(name, "ticks again" if changed else "was not paused", as_json, changed=changed)
 
 
 @command.command("run")
 @click.argument("name")
+@as_json
 @database
-def run(name: str) -> None:
+def run(name: str, as_json: bool) -> None:
     """Enqueue one job now and print its id.
 
     The schedule may be in any state. Its next tick does not change.
@@ -153,13 +157,15 @@ def run(name: str) -> None:
     from pgqueue.client import schedules
 
     with connected("schedules") as conn:
-        click.echo(schedules.run(conn, name).id)
+        job = schedules.run(conn, name)
+    click.echo(document([{"id": job.id, "created": job.created}]) if as_json else job.id)
 
 
 @command.command("remove")
 @click.argument("name")
+@as_json
 @database
-def remove(name: str) -> None:
+def remove(name: str, as_json: bool) -> None:
     """Delete a schedule.
 
     Exit code 1 if live workers declare it, because it would be back at once.
@@ -168,7 +174,11 @@ def remove(name: str) -> None:
 
     with connected("schedules") as conn:
         schedules.remove(conn, name)
-    click.echo(f"schedule {plain(name)} removed")
+    _say(name, "removed", as_json, changed=True)
+
+
+def _say(name: str, what: str, as_json: bool, **facts: bool) -> None:
+    click.echo(document([{"name": name} | facts]) if as_json else f"schedule {plain(name)} {what}")
 
 
 def _list(as_json: bool) -> None:
@@ -177,7 +187,7 @@ def _list(as_json: bool) -> None:
     with reading("schedules") as conn:
         found = schedules.schedules(conn)
     if as_json:
-        click.echo(json.dumps([asdict(each) for each in found], default=datetime.isoformat))
+        click.echo(document(found))
     elif found:
         click.echo("\n".join(_screen(found)))
     else:
@@ -203,4 +213,4 @@ def _screen(found: Sequence[ScheduleInfo]) -> Iterator[str]:
 
 
 def _short(moment: datetime | None) -> str:
-    return "" if moment is None else f"{moment:%m-%d %H:%M:%S}"
+    return "" if moment is None else f"{moment:%m-%d %H:%M:%SZ}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ import click
 
 from pgqueue.admin.queries import STATES
 from pgqueue.cli.database import connected, reading
+from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
 from pgqueue.cli.tables import short, span, table, width
 from pgqueue.plain_text import plain
@@ -47,7 +47,7 @@ def command(watch: bool, as_json: bool) -> None:
     Examples:
       pgqueue status
       pgqueue status --watch
-      pgqueue status --json | jq '.queues[] | select(.workers == 0) | .name'
+      pgqueue status --json | jq '.items[0].queues[].name'
     """
     if not watch:
         click.echo(_now(as_json))
@@ -85,12 +85,9 @@ def _now(as_json: bool) -> str:
     except SchemaMissing:
         if (alone := _read_outbox()) is None:
             raise
-        return json.dumps({"outbox": asdict(alone)}) if as_json else "\n".join(_outbox(alone))
+        return document([{"outbox": alone}]) if as_json else "\n".join(_outbox(alone))
     if as_json:
-        unknown = None if undeclared is None else [asdict(each) for each in undeclared]
-        outbox = None if lag is None else asdict(lag)
-        more = {"undeclared": unknown, "outbox": outbox, "relays": [asdict(each) for each in relays]}
-        return json.dumps(asdict(status) | more, default=str)
+        return document([asdict(status) | {"undeclared": undeclared, "outbox": lag, "relays": relays}])
     lines = [*(line for relay in relays for line in _relay(relay)), *([] if lag is None else _outbox(lag))]
     return "\n".join([*_screen(status, undeclared), *(["", *lines] if lines else [])])
 

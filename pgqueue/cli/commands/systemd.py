@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from pgqueue.cli.options import Duration, database, given
+from pgqueue.cli.json_document import document
+from pgqueue.cli.options import Duration, as_json, database, given
 
 UNIT = """\
 [Unit]
@@ -45,10 +46,16 @@ MORE_SECONDS = 35.0
 @click.option("--environment-file", default="/etc/pgqueue.env", show_default=True, help="Where PGQUEUE_DSN is set.")
 @click.option("--directory", metavar="DIR", help="WorkingDirectory of the unit [this one].")
 @click.option("--grace", type=Duration(), default="25s", show_default=True, help="How long running jobs may go on.")
+@as_json
 @database
 @click.pass_context
 def command(
-    ctx: click.Context, arguments: tuple[str, ...], environment_file: str, directory: str | None, grace: float
+    ctx: click.Context,
+    arguments: tuple[str, ...],
+    environment_file: str,
+    directory: str | None,
+    grace: float,
+    as_json: bool,
 ) -> None:
     """Print a systemd unit that runs `pgqueue work`.
 
@@ -67,13 +74,11 @@ def command(
     program = str(Path(sys.executable).with_name("pgqueue"))
     words = [program, "work", *arguments, *processes, "--grace", f"{grace:g}s", *schema]
     modules = [word for word in arguments[: next((i for i, w in enumerate(arguments) if w[:1] == "-"), len(arguments))]]
-    click.echo(
-        UNIT.format(
-            modules=", ".join(modules),
-            environment=environment_file,
-            directory=directory or Path.cwd(),
-            command=shlex.join(words).replace("%", "%%").replace("$", "$$"),
-            stop=grace + MORE_SECONDS,
-        ),
-        nl=False,
+    unit = UNIT.format(
+        modules=", ".join(modules),
+        environment=environment_file,
+        directory=directory or Path.cwd(),
+        command=shlex.join(words).replace("%", "%%").replace("$", "$$"),
+        stop=grace + MORE_SECONDS,
     )
+    click.echo(document([{"unit": unit}]) if as_json else unit, nl=as_json)

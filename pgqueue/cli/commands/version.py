@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from typing import Any
 
@@ -10,6 +9,7 @@ import click
 
 from pgqueue import distribution
 from pgqueue.cli.database import connected, place
+from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
 from pgqueue.config import config
 
@@ -25,13 +25,13 @@ def command(as_json: bool) -> None:
     \b
     Examples:
       pgqueue version
-      pgqueue version --json | jq -r .pgqueue
+      pgqueue version --json | jq -r '.items[0].pgqueue'
     """
     versions = _here()
     if config().dsn is not None:
         versions |= _there()
     if as_json:
-        click.echo(json.dumps(versions))
+        click.echo(document([versions]))
     else:
         click.echo("\n".join(f"{name.replace('_', ' ')} {value}" for name, value in versions.items()))
 

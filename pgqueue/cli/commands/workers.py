@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from pgqueue.cli.database import reading
+from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
 from pgqueue.cli.tables import span, table
 
@@ -39,7 +38,7 @@ def command(host: str | None, as_json: bool) -> None:
     with reading("workers") as conn:
         found = listing.workers(conn, host=host)
     if as_json:
-        click.echo(json.dumps([asdict(worker) for worker in found], default=str))
+        click.echo(document(found))
     else:
         click.echo("\n".join(_screen(found)))
 

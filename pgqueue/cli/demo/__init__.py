@@ -13,7 +13,6 @@ workers notice that their stdin ends, and the server's watchman notices that its
 
 from __future__ import annotations
 
-import json as jsonlib
 import signal
 import sys
 import threading
@@ -38,6 +37,7 @@ from pgqueue.cli.demo.processes import (
     running_server,
     running_worker,
 )
+from pgqueue.cli.json_document import document
 from pgqueue.config import config
 from pgqueue.database.statements import in_schema
 from pgqueue.errors import Error
@@ -80,7 +80,7 @@ def run(*, seconds: float, directory: str | None, json: bool) -> int:
         say.line("interrupted: workers and server are stopped")
         return 130
     if json:
-        print(jsonlib.dumps(asdict(account) | {"balances": account.balances}))
+        print(document([asdict(account) | {"balances": account.balances}]))
     else:
         verdict = "The account balances." if account.balances else "The account does NOT balance."
         print("", *account.lines(), verdict, sep="\n", flush=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from commands import items
 from commands import pgqueue as command
 from rate_desk import RATED, FreeOfCharge, Pacer, SlowOutlook, SlowSearch, Unlocked, bound, line, most, race, rated
 from workers import Eyes, until, wait_until, work, workers
@@ -1103,7 +1104,7 @@ def test_people_see_rates_and_set_them(dsn: str, eyes: Eyes) -> None:
         ["later", "undeclared", "-", "1", "1", *shown[1].split()[5:]],
         ["mail", "5/10s", "(code:", "100/minute)", "5", "2", "2", *shown[2].split()[7:]],
     ]
-    assert [each["name"] for each in json.loads(command("limits", "--json", "--dsn", dsn).stdout)] == ["later", "mail"]
+    assert [each["name"] for each in items(command("limits", "--json", "--dsn", dsn))] == ["later", "mail"]
     eyes.do("INSERT INTO pgqueue.key_limit (name, n, declared, declared_at) VALUES ('mail', 5, 5, now())")
     assert command("limits", "set", "mail", "default", "--dsn", dsn).stdout == (
         "mail: 5 at once (as the code says)\nmail: 100/minute (as the code says)\n"

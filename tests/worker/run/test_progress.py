@@ -126,7 +126,7 @@ async def test_the_command_line_shows_it(dsn: str, eyes: Eyes) -> None:
         ]
     assert "1,250 of 5,000 (25 %)" in listed.output
     assert "progress:        1,250 of 5,000 (25 %)" in one.output
-    for said in (json.loads(whole.output), json.loads(all_whole.output)["jobs"][0]):
+    for said in (json.loads(output)["items"][0] for output in (whole.output, all_whole.output)):
         assert (said["progress"]["done"], said["progress"]["total"]) == (1250, 5000)
 
 
