@@ -1,12 +1,19 @@
-"""Tables and times for people: aligned columns that fit the terminal (80 characters without one), short ages."""
+"""Tables and times for people: aligned columns that fit the terminal, short ages.
+
+Only what goes to a terminal is cut. What goes to a file or to another program is whole, whatever COLUMNS says.
+"""
 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 from pgqueue.plain_text import plain
+
+T = TypeVar("T")
 
 MARGIN = 2
 NARROWEST = 8
@@ -52,14 +59,23 @@ def span(seconds: float | timedelta | None) -> str:
     return f"{seconds / 86400:.0f}d"
 
 
-def width() -> int:
-    """The width of tables: that of the terminal, at least 80."""
-    return max(80, shutil.get_terminal_size((80, 24)).columns)
+def width() -> int | None:
+    """The width of tables: that of the terminal, at least 80. None: the output is no terminal, and is not cut."""
+    return max(80, shutil.get_terminal_size((80, 24)).columns) if sys.stdout.isatty() else None
+
+
+def fitting(items: Sequence[T], most: int) -> tuple[Sequence[T], int]:
+    """The first `most` of the items on a terminal, else all of them; and how many are left out."""
+    shown = items if width() is None else items[:most]
+    return shown, len(items) - len(shown)
 
 
 def _fit(widths: list[int], gives: Sequence[int], heads: Sequence[int]) -> None:
     """Shorten columns until the table fits: first those in `gives` in turn, then the others."""
-    over = sum(widths) + MARGIN * (len(widths) - 1) - width()
+    most = width()
+    if most is None:
+        return
+    over = sum(widths) + MARGIN * (len(widths) - 1) - most
     widest_first = sorted(range(len(widths)), key=lambda place: -widths[place])
     for place in [*gives, *(place for place in widest_first if place not in gives)]:
         cut = min(max(0, over), max(0, widths[place] - max(NARROWEST, heads[place])))

@@ -11,11 +11,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from commands import COMMAND, items, pgqueue
+from commands import COMMAND, items, on_terminal, pgqueue
 
+import pgqueue as api
+from pgqueue.cli import tables
 from pgqueue.cli.database import reading
 from pgqueue.cli.tables import short, span, table
 from pgqueue.database import migrations
+from pgqueue.jobs.cron import Cron
 
 Conn = psycopg.Connection[Any]
 LONG = "x" * 40
@@ -59,14 +62,49 @@ def full(conn: Conn) -> Conn:
 
 @pytest.mark.parametrize("command", [["status"], ["jobs"], ["jobs", "--limit", "500"], ["prune"]], ids=str)
 def test_tables_fit_80_columns(full: Conn, dsn: str, command: list[str]) -> None:
-    done = pgqueue(*command, dsn=dsn)
+    done = on_terminal(*command, dsn=dsn)
     assert done.returncode == 0, done.stderr
     assert max(map(len, (done.stdout + done.stderr).splitlines())) <= 80
     assert len(done.stdout.splitlines()) > 3
 
 
 def test_a_wider_terminal_is_used(full: Conn, dsn: str) -> None:
-    assert LONG in pgqueue("jobs", dsn=dsn, COLUMNS="300").stdout
+    assert LONG in on_terminal("jobs", dsn=dsn, columns=300).stdout
+
+
+@pytest.mark.promise("F71")
+@pytest.mark.parametrize("command", [["status"], ["jobs", "--limit", "500"]], ids=str)
+def test_what_is_no_terminal_gets_everything(full: Conn, dsn: str, command: list[str]) -> None:
+    """Whatever COLUMNS says, which a shell may have exported."""
+    assert "…" in on_terminal(*command, dsn=dsn).stdout
+    done = pgqueue(*command, dsn=dsn, COLUMNS="80")
+    assert "…" not in done.stdout
+    wanted = [LONG, "many60"] if command == ["status"] else [LONG, "app." + "t" * 196]
+    assert all(text in done.stdout for text in wanted)
+
+
+@pytest.mark.promise("F71")
+def test_the_time_of_a_schedule_says_its_zone(conn: Conn, dsn: str) -> None:
+    api.schedules.add(conn, "nightly", Cron("0 3 * * *"), "t")
+    conn.execute("UPDATE pgqueue.schedule SET next_at = '2026-12-24 18:00+01'")
+    conn.commit()
+    assert "12-24 17:00:00Z" in pgqueue("schedules", dsn=dsn, PGTZ="America/New_York").stdout
+
+
+@pytest.mark.promise("F71")
+def test_a_text_of_several_lines_keeps_its_lines(conn: Conn, dsn: str) -> None:
+    conn.execute(
+        "INSERT INTO pgqueue.job (id, task, state, finished_at, reason) "
+        "VALUES (7, 't', 'cancelled', now(), E'first\nsecond')"
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, "
+        "message) VALUES (7, 1, 3, now(), now(), 0, 'error', 'DataError', E'two lines:\n  here')"
+    )
+    conn.commit()
+    shown = pgqueue("jobs", "7", dsn=dsn).stdout
+    assert f"reason:          first\n{' ' * 17}second\n" in shown
+    assert "  DataError: two lines:\n    here\n" in shown
 
 
 def test_what_a_row_says_does_not_drive_the_terminal(conn: Conn, dsn: str) -> None:
@@ -346,7 +384,8 @@ def test_enormous_arguments_do_not_flood_the_screen(conn: Conn, dsn: str) -> Non
         "INSERT INTO pgqueue.job (id, task, args) VALUES (7, 't', jsonb_build_object('x', repeat('y', 500000)))"
     )
     conn.commit()
-    assert len(pgqueue("jobs", "7", dsn=dsn).stdout) < 5_000
+    assert len(on_terminal("jobs", "7", dsn=dsn).stdout) < 5_000
+    assert len(pgqueue("jobs", "7", dsn=dsn).stdout) > 500_000
     assert len(items(pgqueue("jobs", "7", "--json", dsn=dsn))[0]["args"]["x"]) == 500_000
 
 
@@ -370,7 +409,7 @@ def test_version_tells_of_the_database_that_is_configured(dsn: str, empty_dsn: s
 
 
 def test_the_columns_that_give_are_shortened_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(tables, "width", lambda: 80)
     head, row = table(["ID", "TASK", "QUEUE"], [[7, "t" * 60, "q" * 40]], right="ID", gives="TASK")
     assert row == f" 7  {'t' * 33}…  {'q' * 40}"
     assert head.split() == ["ID", "TASK", "QUEUE"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import struct
 import subprocess
+import termios
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from time import monotonic, sleep
@@ -48,6 +53,28 @@ def pgqueue(
             process.kill()
             raise
         return subprocess.CompletedProcess([COMMAND, *arguments], process.wait(), stdout, stderr)
+
+
+def on_terminal(*arguments: str, dsn: str | None = None, columns: int = 80) -> subprocess.CompletedProcess[str]:
+    """Run `pgqueue …` to its end with a terminal of this width as its standard output."""
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command, env = [COMMAND, *arguments], _environ(dsn, {})
+    with subprocess.Popen(command, stdout=terminal, stderr=subprocess.PIPE, text=True, env=env) as process:
+        os.close(terminal)
+        written = b"".join(iter(partial(_read, ours), b""))
+        os.close(ours)
+        assert process.stderr is not None
+        stderr = process.stderr.read()
+    stdout = written.decode().replace("\r\n", "\n")
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # the other side is closed
+        return b""
 
 
 def items(done: subprocess.CompletedProcess[str]) -> list[Any]:

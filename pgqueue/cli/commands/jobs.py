@@ -13,14 +13,14 @@ from pgqueue.admin.queries import SEARCHED_MOST, STATES
 from pgqueue.cli.database import reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.tables import span, table
-from pgqueue.plain_text import plain, plain_json
+from pgqueue.cli.tables import span, table, width
+from pgqueue.plain_text import plain, plain_json, plain_lines
 
 if TYPE_CHECKING:
     from pgqueue.admin.queries import JobInfo, Page
 
 SHOWN_MOST = 2_000
-"""At most this many characters of a value are shown; --json prints all."""
+"""At most this many characters of a value are shown on a terminal; --json prints all."""
 
 
 @click.command("jobs")
@@ -116,7 +116,9 @@ def _details(job: JobInfo) -> Iterator[str]:
             f"attempt {attempt.attempt}: {attempt.outcome} after {span(attempt.finished_at - attempt.started_at)}, "
             f"{attempt.finished_at:%Y-%m-%d %H:%M:%S} UTC, worker {attempt.worker_id}"
         )
-        yield f"  {plain(attempt.error_type or '')}: {plain(attempt.message or '')}"[:SHOWN_MOST].replace("  : ", "  ")
+        said = ": ".join(text for text in (attempt.error_type, attempt.message) if text)
+        for line in _cut(plain_lines(said)).split("\n"):
+            yield f"  {line}"
         for line in (attempt.traceback or "").splitlines():
             yield f"  {plain(line)}"
 
@@ -126,7 +128,12 @@ def _value(value: Any) -> str:
         case datetime():
             return value.isoformat(sep=" ", timespec="milliseconds")
         case str():
-            text = plain(value)
+            return _cut(plain_lines(value)).replace("\n", "\n" + " " * 15)
         case _:
-            text = plain_json(value)
-    return text if len(text) <= SHOWN_MOST else f"{text[:SHOWN_MOST]}… ({len(text):,} characters; --json prints all)"
+            return _cut(plain_json(value))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= SHOWN_MOST or width() is None:
+        return text
+    return f"{text[:SHOWN_MOST]}… ({len(text):,} characters; --json prints all)"

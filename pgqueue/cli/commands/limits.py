@@ -10,7 +10,7 @@ import click
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.tables import span, table
+from pgqueue.cli.tables import fitting, span, table
 from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
@@ -128,25 +128,26 @@ def _said(done: Setting | Pace) -> str:
 
 
 def _screen(found: Sequence[LimitInfo]) -> Iterator[str]:
+    shown, rest = fitting(_urgent(found), SHOWN_MOST)
     rows = [
-        [each.name, _allowed(each), each.running, each.held, _count(each.waiting), span(each.waited)]
-        for each in _urgent(found)[:SHOWN_MOST]
+        [each.name, _allowed(each), each.running, each.held, _count(each.waiting), span(each.waited)] for each in shown
     ]
     heads = ["LIMIT", "AT ONCE", "RUNNING", "HELD", "WAITING", "WAITED"]
     yield from table(heads, rows, right="RUNNING HELD WAITING WAITED", gives="LIMIT")
-    if len(found) > SHOWN_MOST:
-        yield f"… and {len(found) - SHOWN_MOST} more limits; --json prints all"
+    if rest:
+        yield f"… and {rest} more limits; --json prints all"
 
 
 def _rates(found: Sequence[RateInfo]) -> Iterator[str]:
+    shown, rest = fitting(_urgent(found), SHOWN_MOST)
     rows = [
         [each.name, _pace(each), each.burst or "-", each.lines, _count(each.waiting), span(each.waited)]
-        for each in _urgent(found)[:SHOWN_MOST]
+        for each in shown
     ]
     heads = ["RATE", "STARTS", "BURST", "LINES", "WAITING", "WAITED"]
     yield from table(heads, rows, right="BURST LINES WAITING WAITED", gives="RATE")
-    if len(found) > SHOWN_MOST:
-        yield f"… and {len(found) - SHOWN_MOST} more rates; --json prints all"
+    if rest:
+        yield f"… and {rest} more rates; --json prints all"
 
 
 def _urgent(found: Sequence[Shown]) -> list[Shown]:

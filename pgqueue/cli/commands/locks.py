@@ -12,7 +12,7 @@ from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.job_filter import ask
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.tables import span, table
+from pgqueue.cli.tables import fitting, span, table
 from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def _said(key: str, done: Released, kept: Sequence[str]) -> Iterator[str]:
 
 
 def _screen(found: Sequence[LockInfo]) -> Iterator[str]:
+    shown, rest = fitting(found, SHOWN_MOST)
     rows = [
         [
             lock.key,
@@ -103,13 +104,13 @@ def _screen(found: Sequence[LockInfo]) -> Iterator[str]:
             "10000+" if lock.waiting > 10_000 else lock.waiting,
             span(lock.waited),
         ]
-        for lock in found[:SHOWN_MOST]
+        for lock in shown
     ]
     yield from table(
         ["KEY", "HOLDER", "AGE", "WAITING", "WAITED"], rows, right="AGE WAITING WAITED", gives="HOLDER KEY"
     )
-    if len(found) > SHOWN_MOST:
-        yield f"… and {len(found) - SHOWN_MOST} more keys; --json prints all"
+    if rest:
+        yield f"… and {rest} more keys; --json prints all"
 
 
 def _holder(holder: Holder) -> str:

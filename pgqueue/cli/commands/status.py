@@ -15,7 +15,7 @@ from pgqueue.admin.queries import STATES
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.tables import short, span, table, width
+from pgqueue.cli.tables import fitting, short, span, table, width
 from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
@@ -177,14 +177,15 @@ def _queues(queues: Sequence[QueueInfo]) -> Iterator[str]:
         return
     # Queues that need an operator come first.
     urgent = sorted(queues, key=lambda queue: (not _stuck(queue), -queue.available.n, queue.name))
+    shown, rest = fitting(urgent, QUEUES_MOST)
     rows = [
         [queue.name, queue.available, queue.scheduled, queue.blocked, queue.running, span(queue.oldest), _served(queue)]
-        for queue in urgent[:QUEUES_MOST]
+        for queue in shown
     ]
     heads = ["QUEUE", "AVAILABLE", "SCHEDULED", "BLOCKED", "RUNNING", "OLDEST", "WORKERS"]
     yield from table(heads, rows, right="AVAILABLE SCHEDULED BLOCKED RUNNING OLDEST WORKERS", gives="QUEUE")
-    if len(queues) > QUEUES_MOST:
-        yield f"… and {len(queues) - QUEUES_MOST} more queues; --json prints all"
+    if rest:
+        yield f"… and {rest} more queues; --json prints all"
 
 
 def _unknown(unknown: Sequence[UnknownTask]) -> Iterator[str]:
@@ -196,11 +197,13 @@ def _unknown(unknown: Sequence[UnknownTask]) -> Iterator[str]:
         names[each.task] += each.jobs.n
     least = "" if all(each.jobs.exact for each in unknown) else "at least "
     jobs = "1 job" if names.total() == 1 else f"{names.total():,} jobs"
-    most = [f"{short(plain(name), NAME_MOST)} {number:,}" for name, number in names.most_common(UNKNOWN_MOST)]
-    if (rest := len(names) - UNKNOWN_MOST) > 0:
+    columns = width()
+    shown, rest = fitting(names.most_common(), UNKNOWN_MOST)
+    most = [f"{plain(name) if columns is None else short(plain(name), NAME_MOST)} {number:,}" for name, number in shown]
+    if rest:
         most.append("1 more task" if rest == 1 else f"{rest} more tasks")
     line = f"{least}{jobs} of tasks no live worker knows: {', '.join(most)}"
-    yield from wrap(line, width(), subsequent_indent="  ", break_on_hyphens=False)
+    yield from [line] if columns is None else wrap(line, columns, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _undeclared(undeclared: Sequence[Undeclared] | None) -> Iterator[str]:
@@ -209,12 +212,13 @@ def _undeclared(undeclared: Sequence[Undeclared] | None) -> Iterator[str]:
         return
     if undeclared:
         yield ""
-    for each in undeclared[:UNDECLARED_MOST]:
+    shown, rest = fitting(undeclared, UNDECLARED_MOST)
+    for each in shown:
         jobs = "1 job waits" if each.waiting == 1 else f"{each.waiting:,} jobs wait"
         jobs = "more than 10,000 jobs wait" if each.waiting > 10_000 else jobs
         yield f"UNDECLARED {each.kind} {plain(each.name)}: {jobs} for it, and no worker has declared it."
-    if len(undeclared) > UNDECLARED_MOST:
-        yield f"… and {len(undeclared) - UNDECLARED_MOST} more; `pgqueue limits` shows them"
+    if rest:
+        yield f"… and {rest} more; `pgqueue limits` shows them"
 
 
 def _stuck(queue: QueueInfo) -> bool:
@@ -235,6 +239,7 @@ def _workers(workers: Sequence[WorkerInfo]) -> Iterator[str]:
         yield "No workers."
         return
     alive_first = sorted(workers, key=lambda worker: (worker.state == "dead", -worker.id))
+    shown, rest = fitting(alive_first, WORKERS_MOST)
     rows = [
         [
             worker.id,
@@ -246,9 +251,9 @@ def _workers(workers: Sequence[WorkerInfo]) -> Iterator[str]:
             "unknown" if worker.tasks is None else worker.tasks,
             ",".join(worker.queues),
         ]
-        for worker in alive_first[:WORKERS_MOST]
+        for worker in shown
     ]
     heads = ["WORKER", "PROCESS", "STATE", "BUSY", "BEAT", "VERSION", "TASKS", "QUEUES"]
     yield from table(heads, rows, right="WORKER BUSY BEAT TASKS", gives="QUEUES PROCESS VERSION")
-    if len(workers) > WORKERS_MOST:
-        yield f"… and {len(workers) - WORKERS_MOST} more workers; --json prints all"
+    if rest:
+        yield f"… and {rest} more workers; --json prints all"

@@ -10,7 +10,7 @@ import click
 from pgqueue.cli.database import reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.tables import span, table
+from pgqueue.cli.tables import fitting, span, table
 
 if TYPE_CHECKING:
     from pgqueue.admin.workers import WorkerNow
@@ -54,8 +54,8 @@ def _screen(workers: Sequence[WorkerNow]) -> Iterator[str]:
 
 def _row(worker: WorkerNow) -> list[object]:
     state = f"{worker.lost} LOST, {worker.state}" if worker.lost else worker.state
-    jobs = [f"{job.id} {job.task} {span(job.age)}" for job in worker.jobs[:JOBS_MOST]]
-    more = len(worker.jobs) - JOBS_MOST
+    shown, more = fitting(worker.jobs, JOBS_MOST)
+    jobs = [f"{job.id} {job.task} {span(job.age)}" for job in shown]
     return [
         worker.id,
         f"{worker.host}:{worker.pid}",
