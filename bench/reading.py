@@ -57,7 +57,7 @@ class Question:
                 queries.status(conn)
                 limits.undeclared(conn)
             else:
-                queries.search(conn, **self.filters, limit=20)
+                queries.search(conn, **self.filters, limit=20)  # type: ignore[arg-type]
 
 
 QUESTIONS = (

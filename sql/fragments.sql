@@ -625,3 +625,19 @@ pg_catalog.set_config('synchronous_commit',
 -- Where this database lies: its cluster, and its number there. A standby has the same.
 (SELECT c.system_identifier::text || '/' || d.oid::text
  FROM pg_catalog.pg_control_system() AS c CROSS JOIN pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database())
+
+-- Searches ----------------------------------------------------------------------------------------------------------------------------
+
+-- name: job_fits
+-- Whether a job fits a search. The attempts are looked up for each job, by OFFSET 0: as a join they would all be read.
+state = ANY (%(states)s::text[])
+      AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+      AND (%(task)s::text IS NULL OR task = %(task)s::text)
+      AND (%(key)s::text IS NULL OR %(key)s::text IN (unique_key, idempotency_key, lock_key, limit_key, rate_key))
+      AND (%(since)s::text IS NULL OR enqueued_at >= %(since)s::text::timestamptz)
+      AND (%(until)s::text IS NULL OR enqueued_at < %(until)s::text::timestamptz)
+      AND (%(args)s::text IS NULL OR args @> %(args)s::text::jsonb)
+      AND (%(error)s::text IS NULL OR position(lower(%(error)s::text) IN lower(reason)) > 0 OR EXISTS (
+          SELECT FROM pgqueue.attempt a
+          WHERE a.job_id = newest.id AND a.enqueued_at = newest.enqueued_at IS NOT FALSE
+            AND position(lower(%(error)s::text) IN lower(concat_ws(': ', a.error_type, a.message))) > 0 OFFSET 0))

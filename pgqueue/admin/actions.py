@@ -95,7 +95,7 @@ def cancel(conn: object, *ids: int, reason: str = BY_HAND) -> list[Answer]: ...
 def cancel(
     conn: object,
     *,
-    state: str | None = None,
+    state: str | Iterable[str] | None = None,
     queue: str | None = None,
     task: str | None = None,
     limit: int | None = None,
@@ -105,15 +105,16 @@ def cancel(
     conn: object,
     *ids: int,
     reason: str = BY_HAND,
-    state: str | None = LEFT_OUT,
+    state: str | Iterable[str] | None = LEFT_OUT,
     queue: str | None = LEFT_OUT,
     task: str | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
 ) -> list[Answer]:
     """Cancel jobs, with this transaction's COMMIT: waiting jobs end at once, running jobs are stopped.
 
-    Give ids, or a filter for jobs: `state` (default: the four live states), `queue`, `task` (its name), and `limit`
-    for the oldest of them. A statement changes up to 1,000 jobs; in autocommit mode each is a transaction.
+    Give ids, or a filter for jobs: `state`, one or several (default: the four live states), `queue`, `task` (its
+    name), and `limit` for the oldest of them. A statement changes up to 1,000 jobs; in autocommit mode each is a
+    transaction.
 
     There is one answer for each job, in order:
     - `cancelled`: it waited.
@@ -140,7 +141,7 @@ async def acancel(conn: object, *ids: int, reason: str = BY_HAND) -> list[Answer
 async def acancel(
     conn: object,
     *,
-    state: str | None = None,
+    state: str | Iterable[str] | None = None,
     queue: str | None = None,
     task: str | None = None,
     limit: int | None = None,
@@ -150,7 +151,7 @@ async def acancel(
     conn: object,
     *ids: int,
     reason: str = BY_HAND,
-    state: str | None = LEFT_OUT,
+    state: str | Iterable[str] | None = LEFT_OUT,
     queue: str | None = LEFT_OUT,
     task: str | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
@@ -166,7 +167,7 @@ def retry(conn: object, *ids: int, again: bool = False) -> list[Answer]: ...
 def retry(
     conn: object,
     *,
-    state: str | None = None,
+    state: str | Iterable[str] | None = None,
     queue: str | None = None,
     task: str | None = None,
     limit: int | None = None,
@@ -176,15 +177,16 @@ def retry(
     conn: object,
     *ids: int,
     again: bool = False,
-    state: str | None = LEFT_OUT,
+    state: str | Iterable[str] | None = LEFT_OUT,
     queue: str | None = LEFT_OUT,
     task: str | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
 ) -> list[Answer]:
     """Run failed or cancelled jobs again, with this transaction's COMMIT: available at once, at the end of their lane.
 
-    Give ids, or a filter for jobs: `state` (default: failed and cancelled), `queue`, `task` (its name), and `limit` for
-    the oldest of them. A statement changes up to 1,000 jobs; in autocommit mode each is a transaction.
+    Give ids, or a filter for jobs: `state`, one or several (default: failed and cancelled), `queue`, `task` (its
+    name), and `limit` for the oldest of them. A statement changes up to 1,000 jobs; in autocommit mode each is a
+    transaction.
 
     A failed or cancelled job keeps its id and its attempts, and may make at least one more. Its crashes and its reason
     are forgotten. A deadline that has passed is dropped. If it had a unique key, it takes the key again.
@@ -207,7 +209,7 @@ async def aretry(conn: object, *ids: int, again: bool = False) -> list[Answer]: 
 async def aretry(
     conn: object,
     *,
-    state: str | None = None,
+    state: str | Iterable[str] | None = None,
     queue: str | None = None,
     task: str | None = None,
     limit: int | None = None,
@@ -217,7 +219,7 @@ async def aretry(
     conn: object,
     *ids: int,
     again: bool = False,
-    state: str | None = LEFT_OUT,
+    state: str | Iterable[str] | None = LEFT_OUT,
     queue: str | None = LEFT_OUT,
     task: str | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
@@ -233,7 +235,7 @@ def discard(conn: object, *ids: int) -> list[Answer]: ...
 def discard(
     conn: object,
     *,
-    state: str | None = None,
+    state: str | Iterable[str] | None = None,
     queue: str | None = None,
     task: str | None = None,
     older_than: float | timedelta | None = None,
@@ -242,7 +244,7 @@ def discard(
 def discard(
     conn: object,
     *ids: int,
-    state: str | None = LEFT_OUT,
+    state: str | Iterable[str] | None = LEFT_OUT,
     queue: str | None = LEFT_OUT,
     task: str | None = LEFT_OUT,
     older_than: float | timedelta | None = LEFT_OUT,
@@ -250,7 +252,7 @@ def discard(
 ) -> list[Answer]:
     """Delete jobs that have ended, with their attempts, arguments and results, with this transaction's COMMIT.
 
-    Give ids, or a filter for jobs: `state` (default: the four states of ended jobs), `queue`, `task` (its name),
+    Give ids, or a filter for jobs: `state`, one or several (default: those of ended jobs), `queue`, `task` (its name),
     `older_than` (they ended longer ago), and `limit` for the oldest of them. A statement deletes up to 1,000 jobs; in
     autocommit mode each is a transaction.
 
@@ -271,7 +273,7 @@ async def adiscard(conn: object, *ids: int) -> list[Answer]: ...
 async def adiscard(
     conn: object,
     *,
-    state: str | None = None,
+    state: str | Iterable[str] | None = None,
     queue: str | None = None,
     task: str | None = None,
     older_than: float | timedelta | None = None,
@@ -280,7 +282,7 @@ async def adiscard(
 async def adiscard(
     conn: object,
     *ids: int,
-    state: str | None = LEFT_OUT,
+    state: str | Iterable[str] | None = LEFT_OUT,
     queue: str | None = LEFT_OUT,
     task: str | None = LEFT_OUT,
     older_than: float | timedelta | None = LEFT_OUT,
@@ -313,10 +315,11 @@ def _discarded(ids: Sequence[int], **given: Any) -> Filter | None:
     return filtered(ids, ENDED, **given)
 
 
-def _retried(ids: Sequence[int], again: bool, **given: object) -> Filter | None:
-    if given["state"] in DONE and not again:
-        raise InvalidOption(f"state {given['state']!r}: jobs that have completed are run with again=True only")
-    return filtered(ids, DEAD, DONE, **given)
+def _retried(ids: Sequence[int], again: bool, **given: Any) -> Filter | None:
+    asked = filtered(ids, DEAD, DONE, **given)
+    if asked is not None and not again and (done := [state for state in asked.states if state in DONE]):
+        raise InvalidOption(f"state {done[0]!r}: jobs that have completed are run with again=True only")
+    return asked
 
 
 def cancelling(ids: Iterable[int], reason: str) -> Steps[list[Answer]]:

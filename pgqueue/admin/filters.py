@@ -54,15 +54,19 @@ def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = 
         raise InvalidOption(f"this filter would choose all jobs: give at least one of {one}")
     state, queue, task = (said.get(name) for name in ("state", "queue", "task"))
     may = (*states, *others)
-    if state is not None and state not in may:
-        raise InvalidOption(f"state {state!r}: use one of {', '.join(may)}")
+    named = () if state is None else (state,) if isinstance(state, str) else tuple(state)
+    for each in named:
+        if each not in may:
+            raise InvalidOption(f"state {each!r}: use one of {', '.join(may)}")
+    if state is not None and not named:
+        raise InvalidOption("state: give at least one, or leave it out")
     if task is not None and not isinstance(task, str):
         raise InvalidOption(f"task {task!r}: give its name, as task.name")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise InvalidOption(f"limit {limit!r}: give a whole number from 1 on, or None for all")
     older_than = said.get("older_than")
     return Filter(
-        tuple(states) if state is None else (state,),
+        named or tuple(states),
         None if queue is None else check_queue(queue),
         task,
         limit,

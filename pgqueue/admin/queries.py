@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
@@ -22,6 +22,8 @@ from pgqueue.config import config
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import InvalidOption, JobNotFound
+from pgqueue.jobs.codec import json_object
+from pgqueue.jobs.options import no_option
 
 SEARCHED_MOST = 20_000
 """A search looks at no more jobs than this."""
@@ -108,15 +110,34 @@ class JobInfo:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The jobs a search found, newest first. `searched` is None if it found enough, else the jobs it looked at."""
+    """The jobs a search found, newest first. `searched` is None if it found enough, else the jobs it looked at.
+
+    `after` is where the next search goes on; None if there is nothing more to look at.
+    """
 
     jobs: tuple[JobInfo, ...]
     searched: int | None
+    after: int | None = None
 
     @property
     def complete(self) -> bool:
         """Whether no other job fits. If False, older jobs were not looked at, or not needed."""
         return self.searched is not None and self.searched < SEARCHED_MOST
+
+
+class Criteria(TypedDict, total=False):
+    """What a search asks for; what is left out, or None, is not asked for."""
+
+    state: str | Iterable[str] | None
+    queue: str | None
+    task: str | None
+    key: str | None
+    args: Mapping[str, Any] | None
+    error: str | None
+    since: datetime | None
+    until: datetime | None
+    limit: int
+    after: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,49 +230,32 @@ async def aget(conn: object, id: int) -> JobInfo:
     return await drivers.arun(conn, one(id, config().schema))
 
 
-def find(
-    conn: object,
-    *,
-    state: str | None = None,
-    queue: str | None = None,
-    task: str | None = None,
-    key: str | None = None,
-    limit: int = 50,
-) -> list[JobInfo]:
-    """Return the newest jobs that fit, newest first, at most `limit` (1 to 10,000).
+def find(conn: object, **asked: Unpack[Criteria]) -> list[JobInfo]:
+    """Return the newest jobs that fit, newest first, at most `limit` (1 to 10,000; default 50).
 
-    `key` is a lock key, a unique key or an idempotency key. The search looks at the newest 20,000 jobs of the state (or
-    of all states): it may miss older ones.
+    - `state`: one state or several.
+    - `queue`, `task`: by name.
+    - `key`: a lock key, a unique key or an idempotency key.
+    - `args`: the job has these arguments, and may have others: `{"order_id": 7}`.
+    - `error`: the text stands in the reason, or in the error of an attempt; upper and lower case are alike.
+    - `since`, `until`: enqueued at that time or later, and before that time.
+    - `after`: the id of a job; only jobs with a lower id are looked at.
 
-        pgqueue.find(conn, state="failed", task="billing.charge")
+    The search looks at the newest 20,000 jobs of the states: it may miss older ones. `after` goes on there.
+
+        pgqueue.find(conn, state="failed", task="billing.charge", args={"order_id": 7})
     """
-    return list(search(conn, state=state, queue=queue, task=task, key=key, limit=limit).jobs)
+    return list(search(conn, **asked).jobs)
 
 
-async def afind(
-    conn: object,
-    *,
-    state: str | None = None,
-    queue: str | None = None,
-    task: str | None = None,
-    key: str | None = None,
-    limit: int = 50,
-) -> list[JobInfo]:
+async def afind(conn: object, **asked: Unpack[Criteria]) -> list[JobInfo]:
     """`find` for async connections."""
-    return list((await drivers.arun(conn, newest(state, queue, task, limit, config().schema, key))).jobs)
+    return list((await drivers.arun(conn, newest(config().schema, **asked))).jobs)
 
 
-def search(
-    conn: object,
-    *,
-    state: str | None = None,
-    queue: str | None = None,
-    task: str | None = None,
-    key: str | None = None,
-    limit: int = 50,
-) -> Page:
-    """As `find`, and also returns how many jobs were looked at."""
-    return drivers.run(conn, newest(state, queue, task, limit, config().schema, key))
+def search(conn: object, **asked: Unpack[Criteria]) -> Page:
+    """As `find`, and also returns how many jobs were looked at, and where to go on."""
+    return drivers.run(conn, newest(config().schema, **asked))
 
 
 def queues(conn: object) -> list[QueueInfo]:
@@ -294,24 +298,54 @@ def one(id: int, schema: str) -> Statement[JobInfo]:
     return Statement(text("queries_get", schema), {"id": id}, read)
 
 
-def newest(
-    state: str | None, queue: str | None, task: str | None, limit: int, schema: str, key: str | None = None
-) -> Statement[Page]:
+def newest(schema: str, **asked: Unpack[Criteria]) -> Statement[Page]:
     """The statement that asks for the newest jobs that fit."""
-    if state is not None and state not in STATES:
-        raise InvalidOption(f"state {state!r}: use one of {', '.join(STATES)}")
+    if unknown := asked.keys() - Criteria.__annotations__.keys():
+        raise no_option("find", unknown, Criteria.__annotations__)
+    states, limit, after = _states(asked.get("state")), asked.get("limit", 50), asked.get("after")
     if not 1 <= limit <= 10_000:
         raise InvalidOption(f"limit {limit}: use 1 to 10000")
+    if after is not None and (not isinstance(after, int) or isinstance(after, bool) or not 0 < after < 1 << 63):
+        raise InvalidOption(f"after {after!r}: give the id of a job")
     params: dict[str, object] = {
-        "parts": [part for part, states in _PARTITIONS.items() if state is None or state in states],
-        "states": list(STATES) if state is None else [state],
-        "queue": queue,
-        "task": task,
-        "key": key,
+        "parts": [part for part, held in _PARTITIONS.items() if set(held) & set(states)],
+        "states": list(states),
+        "queue": asked.get("queue"),
+        "task": asked.get("task"),
+        "key": asked.get("key"),
+        "args": _arguments(asked.get("args")),
+        "error": asked.get("error"),
+        "since": _aware(asked.get("since"), "since"),
+        "until": _aware(asked.get("until"), "until"),
         "n": limit,
         "most": SEARCHED_MOST,
     }
-    return Statement(text("queries_find", schema), params, _page)
+    name = "queries_find"
+    if after is not None:
+        name, params["after"] = "queries_find_after", after
+    return Statement(text(name, schema), params, lambda rows: _page(rows, limit))
+
+
+def _states(state: str | Iterable[str] | None) -> tuple[str, ...]:
+    states = STATES if state is None else (state,) if isinstance(state, str) else tuple(state)
+    for each in states:
+        if each not in STATES:
+            raise InvalidOption(f"state {each!r}: use one of {', '.join(STATES)}")
+    if not states:
+        raise InvalidOption("state: give at least one, or leave it out")
+    return states
+
+
+def _arguments(args: Mapping[str, Any] | None) -> str | None:
+    return None if args is None else json_object(args, "args")
+
+
+def _aware(moment: datetime | None, name: str) -> str | None:
+    if moment is None:
+        return None
+    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+        raise InvalidOption(f"{name} {moment!r}: give a datetime with a time zone")
+    return moment.isoformat()
 
 
 def standing(schema: str) -> Statement[Status]:
@@ -322,9 +356,13 @@ def standing(schema: str) -> Statement[Status]:
 # What comes back -----------------------------------------------------------------------------------------------------
 
 
-def _page(rows: list[Row]) -> Page:
-    jobs, searched = rows[0]
-    return Page(tuple(_job(job) for job in json.loads(jobs)), searched)
+def _page(rows: list[Row], limit: int) -> Page:
+    found, walked = rows[0]
+    jobs = tuple(_job(job) for job in json.loads(found))
+    searched, lowest = (None, None) if walked is None else json.loads(walked)
+    if len(jobs) == limit:
+        return Page(jobs, None, jobs[-1].id)
+    return Page(jobs, searched, lowest if searched == SEARCHED_MOST else None)
 
 
 def _job(row: Mapping[str, Any], attempts: tuple[Attempt, ...] = ()) -> JobInfo:

@@ -29,7 +29,7 @@ class Chosen:
     """The jobs that the command line names: by `ids`, or all that fit. `filters` gives the fields."""
 
     ids: tuple[int, ...]
-    state: str | None
+    state: tuple[str, ...]
     queue: str | None
     task: str | None
     limit: int | None
@@ -52,7 +52,11 @@ def filters(states: Sequence[str]) -> Callable[[F], F]:
             click.option("--task", help="All of this task."),
             click.option("--queue", help="All of this queue."),
             click.option(
-                "--state", type=click.Choice(tuple(states)), metavar="STATE", help=f"All {', '.join(states)}."
+                "--state",
+                type=click.Choice(tuple(states)),
+                metavar="STATE",
+                multiple=True,
+                help=f"All of these, repeatable: {', '.join(states)}.",
             ),
             click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(1, (1 << 63) - 1)),
         ):
@@ -72,7 +76,7 @@ def act(verb: str, chosen: Chosen, states: Sequence[str], steps: Changing, *, as
     from pgqueue.admin.filters import Filter, finding
     from pgqueue.database.steps import drive
 
-    states, ids = (chosen.state,) if chosen.state else tuple(states), list(chosen.ids)
+    states, ids = chosen.state or tuple(states), list(chosen.ids)
     with connected(verb) as conn:  # in autocommit mode: each statement is a transaction
         asked = Filter(states, chosen.queue, chosen.task, chosen.limit, chosen.older_than)
         found = ids or drive(conn, finding(asked))

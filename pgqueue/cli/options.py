@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import click
@@ -58,13 +58,21 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]
-    """A moment in ISO 8601 with its offset from UTC: `2026-12-24T18:00+01:00`, `2026-12-24 17:00Z`."""
+    """A moment in ISO 8601 with its offset from UTC: `2026-12-24T18:00+01:00`, `2026-12-24 17:00Z`.
+
+    With `ago` a duration is one, too: `2h` is two hours ago.
+    """
 
     name = "time"
+
+    def __init__(self, ago: bool = False) -> None:
+        self._ago = ago
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         if isinstance(value, datetime):
             return value
+        if self._ago and _DURATION.fullmatch(str(value).strip()):
+            return datetime.now(UTC) - timedelta(seconds=Duration().convert(value, param, ctx))
         try:
             moment = datetime.fromisoformat(str(value).strip())
         except ValueError:

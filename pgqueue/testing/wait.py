@@ -68,7 +68,7 @@ async def aassert_not_enqueued(conn: object, task: Task[..., Any] | str | None =
 def _waiting() -> Steps[list[JobInfo]]:
     found: list[JobInfo] = []
     for state in WAITING:
-        page = yield newest(state, None, None, MOST, config().schema)
+        page = yield newest(config().schema, state=state, limit=MOST)
         found += page.jobs
     return sorted(found, key=lambda job: job.id)
 

@@ -14,8 +14,8 @@ FROM (
 ) AS job;
 
 -- name: queries_find
--- The newest n jobs that fit, among the newest `most` of the partitions named; as a JSON array. The second column says
--- how many rows were looked at when fewer than n fit. The walk itself has no condition on rows: so its LIMIT is a limit
+-- The newest n jobs that fit, among the newest `most` of the partitions named; as a JSON array. If fewer than n fit, the second column
+-- says how many rows were looked at, and the lowest id of them. The walk itself has no condition on rows: so its LIMIT is a limit
 -- of the work, and the planner, however little it knows of a table, sees that some steps along its index are enough.
 WITH found AS MATERIALIZED (
     SELECT * FROM (
@@ -41,27 +41,94 @@ WITH found AS MATERIALIZED (
         ORDER BY id DESC
         LIMIT %(most)s::integer
     ) AS newest
-    WHERE state = ANY (%(states)s::text[])
-      AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-      AND (%(task)s::text IS NULL OR task = %(task)s::text)
-      AND (%(key)s::text IS NULL OR %(key)s::text IN (unique_key, idempotency_key, lock_key, limit_key, rate_key))
+    WHERE {{job_fits}}
     ORDER BY id DESC
     LIMIT %(n)s::integer
 )
 SELECT coalesce(json_agg(to_json(shown) ORDER BY id DESC), '[]')::text,
        CASE WHEN count(*) < %(n)s::integer THEN (
-           SELECT count(*) FROM (
-               (SELECT FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
-               UNION ALL
-               (SELECT FROM pgqueue.job_available WHERE 'available' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
-               UNION ALL
-               (SELECT FROM pgqueue.job_blocked WHERE 'blocked' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
-               UNION ALL
-               (SELECT FROM pgqueue.job_running WHERE 'running' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
-               UNION ALL
-               (SELECT FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
-               UNION ALL
-               (SELECT FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[]) LIMIT %(most)s::integer)
+           SELECT json_build_array(count(*), min(id))::text FROM (
+               SELECT id FROM (
+                (SELECT id FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[])
+                 ORDER BY id DESC LIMIT %(most)s::integer)
+                UNION ALL
+                (SELECT id FROM pgqueue.job_available WHERE 'available' = ANY (%(parts)s::text[])
+                 ORDER BY id DESC LIMIT %(most)s::integer)
+                UNION ALL
+                (SELECT id FROM pgqueue.job_blocked WHERE 'blocked' = ANY (%(parts)s::text[])
+                 ORDER BY id DESC LIMIT %(most)s::integer)
+                UNION ALL
+                (SELECT id FROM pgqueue.job_running WHERE 'running' = ANY (%(parts)s::text[])
+                 ORDER BY id DESC LIMIT %(most)s::integer)
+                UNION ALL
+                (SELECT id FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[])
+                 ORDER BY id DESC LIMIT %(most)s::integer)
+                UNION ALL
+                (SELECT id FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[])
+                 ORDER BY id DESC LIMIT %(most)s::integer)
+               ) AS part
+               ORDER BY id DESC
+               LIMIT %(most)s::integer
+           ) AS walked)
+       END
+FROM (SELECT found.*, (SELECT to_json(p) FROM pgqueue.job_progress p
+                       WHERE found.state = 'running' AND p.job_id = found.id AND p.updated_at >= found.started_at) AS said
+      FROM found) AS shown;
+
+-- name: queries_find_after
+-- As `queries_find`, below the id `after`. A statement of its own: that condition looks as if it left few rows, so a table that was never
+-- analysed might be sorted.
+WITH found AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT * FROM (
+            (SELECT * FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_available WHERE 'available' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_blocked WHERE 'blocked' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_running WHERE 'running' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+             ORDER BY id DESC LIMIT %(most)s::integer)
+            UNION ALL
+            (SELECT * FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+             ORDER BY id DESC LIMIT %(most)s::integer)
+        ) AS part
+        ORDER BY id DESC
+        LIMIT %(most)s::integer
+    ) AS newest
+    WHERE {{job_fits}}
+    ORDER BY id DESC
+    LIMIT %(n)s::integer
+)
+SELECT coalesce(json_agg(to_json(shown) ORDER BY id DESC), '[]')::text,
+       CASE WHEN count(*) < %(n)s::integer THEN (
+           SELECT json_build_array(count(*), min(id))::text FROM (
+               SELECT id FROM (
+                (SELECT id FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+                 ORDER BY id DESC LIMIT %(most)s::integer)
+                UNION ALL
+                (SELECT id FROM pgqueue.job_available WHERE 'available' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+                 ORDER BY id DESC LIMIT %(most)s::integer)
+                UNION ALL
+                (SELECT id FROM pgqueue.job_blocked WHERE 'blocked' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+                 ORDER BY id DESC LIMIT %(most)s::integer)
+                UNION ALL
+                (SELECT id FROM pgqueue.job_running WHERE 'running' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+                 ORDER BY id DESC LIMIT %(most)s::integer)
+                UNION ALL
+                (SELECT id FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+                 ORDER BY id DESC LIMIT %(most)s::integer)
+                UNION ALL
+                (SELECT id FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+                 ORDER BY id DESC LIMIT %(most)s::integer)
+               ) AS part
+               ORDER BY id DESC
                LIMIT %(most)s::integer
            ) AS walked)
        END

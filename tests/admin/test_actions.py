@@ -758,6 +758,9 @@ def test_retry_by_id_and_by_filter(dsn: str, eyes: Eyes) -> None:
     assert command("retry", "--task", "t", "--state", "failed", "--yes", dsn=dsn).stdout == "3 retried\n"
     assert eyes.states()["cancelled"] == 1
     assert command("retry", "--state", "completed", "--yes", dsn=dsn).returncode == 2
+    assert command("retry", "--state", "failed", "--state", "completed", "--yes", dsn=dsn).returncode == 2
+    put(eyes, "failed")
+    assert command("retry", "--state", "failed", "--state", "cancelled", "--yes", dsn=dsn).stdout == "2 retried\n"
 
 
 def test_cancel_says_what_became_of_each_id(dsn: str, eyes: Eyes) -> None:
@@ -808,6 +811,15 @@ def test_a_filter_looks_beyond_one_piece(conn: Conn, monkeypatch: pytest.MonkeyP
     found = steps.drive(conn, filters.finding(filters.Filter(("available", "failed"), task="b")))
     assert len(found) == 2
     assert steps.drive(conn, filters.finding(filters.Filter(("available",), task="b", limit=1))) == found[:1]
+
+
+def test_a_filter_takes_several_states(conn: Conn, eyes: Eyes) -> None:
+    waits, blocked, later = put(eyes, "available"), put(eyes, "blocked"), put(eyes, "scheduled")
+    assert [each.id for each in pgqueue.cancel(conn, state=["blocked", "available"], task="t")] == [waits, blocked]
+    assert pgqueue.get(conn, later).state == "scheduled"
+    for wrong in ([], ["available", "failed"]):
+        with pytest.raises(InvalidOption, match="state"):
+            pgqueue.cancel(conn, state=wrong, task="t")
 
 
 def test_cancel_takes_all_that_fit_and_no_other(conn: Conn, eyes: Eyes) -> None:

@@ -13,9 +13,10 @@ import pgqueue
 from pgqueue.admin import queries
 from pgqueue.database import migrations
 from pgqueue.database.statements import Statement
-from pgqueue.errors import InvalidOption, JobNotFound
+from pgqueue.errors import InvalidArguments, InvalidOption, JobNotFound
 
 Conn = psycopg.Connection[Any]
+HOUR_AGO = datetime.now(UTC) - timedelta(hours=1)
 
 
 def add(conn: Conn, task: str = "t", **columns: object) -> int:
@@ -202,7 +203,97 @@ def test_a_state_that_shares_its_partition_is_searched_within_the_bound_too(
         "SELECT 'completed', 't', 0, now() FROM generate_series(1, 50)"
     )
     assert queries.search(conn, state="skipped").searched == 10
-    assert rows_read(conn, queries.newest("skipped", None, None, 5, "pgqueue")) <= 2 * 10
+    assert rows_read(conn, queries.newest("pgqueue", state="skipped", limit=5)) <= 2 * 10
+
+
+@pytest.mark.promise("F72")
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"args": {"order_id": 7}}, [3, 1]),
+        ({"args": {"order_id": "7"}}, [2]),
+        ({"args": {"order_id": 7, "to": "b"}}, [3]),
+        ({"args": {"deep": {"x": [1]}}}, [4]),
+        ({"args": {}}, [4, 3, 2, 1]),
+        ({"args": {"order_id": 8}}, []),
+        ({"state": ["failed", "available"], "args": {"order_id": 7}}, [3, 1]),
+        ({"state": ("cancelled",)}, [4]),
+        ({"error": "NO ROUTE"}, [3]),
+        ({"error": "oserror: no"}, [3]),
+        ({"error": "by hand"}, [4]),
+        ({"error": "100%"}, []),
+        ({"since": HOUR_AGO}, [4, 3]),
+        ({"until": HOUR_AGO}, [2, 1]),
+        ({"since": HOUR_AGO, "until": HOUR_AGO}, []),
+        ({"after": 3}, [2, 1]),
+        ({"after": 3, "limit": 1}, [2]),
+        ({"after": 1}, []),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
+)
+def test_a_search_by_argument_error_and_time(conn: Conn, asked: dict[str, Any], expected: list[int]) -> None:
+    old = datetime.now(UTC) - timedelta(hours=3)
+    add(conn, id=1, args='{"order_id": 7, "to": "a"}', enqueued_at=old)
+    add(conn, id=2, args='{"order_id": "7"}', enqueued_at=old)
+    dead(conn, id=3, args='{"order_id": 7, "to": "b"}')
+    dead(conn, id=4, args='{"deep": {"x": [1, 2]}}', state="cancelled", reason="By Hand")
+    conn.execute(
+        "INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, "
+        "message) VALUES (3, 1, 7, now(), now(), 5, 'failed', 'OSError', 'no route to host'), "
+        "(9, 1, 7, now(), now(), 5, 'failed', 'OSError', 'no route to host')"
+    )
+    page = queries.search(conn, **asked)
+    assert [job.id for job in page.jobs] == expected
+
+
+@pytest.mark.promise("F72")
+@pytest.mark.parametrize("limit", [3, 50])
+def test_a_search_goes_on_where_it_gave_up(conn: Conn, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """Every job that fits is found once, whether a search ended at its bound or at its limit."""
+    monkeypatch.setattr(queries, "SEARCHED_MOST", 20)
+    for number in range(100):
+        add(conn, "x" if number % 9 == 0 else "y", **({} if number % 2 else {"state": "blocked", "key": "k"}))
+    found: list[int] = []
+    after: int | None = None
+    for _ in range(100):
+        page = queries.search(conn, task="x", limit=limit, after=after)
+        assert page.complete == (page.after is None)
+        found += [job.id for job in page.jobs]
+        after = page.after
+        if after is None:
+            break
+    assert found == [job.id for job in reversed(everything(conn)) if job.task == "x"]
+    assert len(found) == 12
+
+
+def everything(conn: Conn) -> list[queries.JobInfo]:
+    [[ids]] = conn.execute("SELECT array_agg(id ORDER BY id) FROM pgqueue.job").fetchall()
+    return [pgqueue.get(conn, id) for id in ids]
+
+
+@pytest.mark.promise("F72")
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"stat": "failed"}, r"no option stat \(did you mean state\?\)"),
+        ({"since": datetime(2026, 12, 24)}, "since"),
+        ({"until": "yesterday"}, "until"),
+        ({"after": 0}, "after"),
+        ({"after": "7"}, "after"),
+        ({"state": []}, "state"),
+        ({"state": ["failed", "done"]}, "'done': use one of"),
+    ],
+    ids=str,
+)
+def test_what_no_search_can_ask_is_refused(conn: Conn, asked: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidOption, match=why):
+        pgqueue.find(conn, **asked)
+
+
+def test_an_argument_that_no_job_can_have_is_refused(conn: Conn) -> None:
+    for args in ({"x": float("nan")}, {"x": "\0"}, [7]):
+        with pytest.raises(InvalidArguments):
+            pgqueue.find(conn, args=args)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("limit", [0, -1, 10_001])
@@ -374,7 +465,7 @@ def test_a_table_nobody_has_analysed_is_not_sorted_to_find_its_newest(
     # The naive `WHERE state = ANY (…) ORDER BY id` is taken for a few rows, and all 100,000 are read and sorted.
     monkeypatch.setattr(queries, "SEARCHED_MOST", 1_000)
     fill(conn, 100_000)
-    assert rows_read(conn, queries.newest(None, None, task, 50, "pgqueue")) <= 2 * queries.SEARCHED_MOST + 10
+    assert rows_read(conn, queries.newest("pgqueue", task=task)) <= 2 * queries.SEARCHED_MOST + 10
 
 
 def explain(conn: Conn, statement: Statement[Any]) -> Any:

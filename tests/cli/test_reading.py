@@ -337,6 +337,12 @@ def test_jobs_are_listed_newest_first(full: Conn, dsn: str) -> None:
         (["--queue", "q"], 4),
         (["--task", "t"], 60),
         (["--task", "t", "--queue", "many7"], 1),
+        (["--state", "failed", "--state", "cancelled"], 2),
+        (["--error", "ERR"], 4),
+        (["--since", "1h", "--state", "failed"], 1),
+        (["--until", "1h"], 0),
+        (["--until", "2099-01-01T00:00Z", "--task", "t"], 60),
+        (["--after", "9000000000000006"], 66),
     ],
     ids=str,
 )
@@ -354,7 +360,30 @@ def test_a_search_that_gave_up_says_so(conn: Conn, dsn: str) -> None:
     conn.commit()
     done = pgqueue("jobs", "--task", "other", dsn=dsn)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "newest 20,000 jobs" in done.stderr
+    assert "Searched 20,000 jobs of these states, down to ID 2; older ones may fit too: --after 2" in done.stderr
+    rest = pgqueue("jobs", "--task", "other", "--after", "2", "--json", dsn=dsn)
+    assert (json.loads(rest.stdout)["searched"], json.loads(rest.stdout)["complete"]) == (1, True)
+
+
+@pytest.mark.promise("F72")
+def test_jobs_are_found_by_their_arguments(conn: Conn, dsn: str) -> None:
+    conn.execute(
+        'INSERT INTO pgqueue.job (id, task, args) VALUES (1, \'t\', \'{"order_id": 7, "to": "a"}\'), '
+        '(2, \'t\', \'{"order_id": "7"}\'), (3, \'t\', \'{"order_id": 8, "to": "a=b"}\')'
+    )
+    conn.commit()
+    for given, ids in (
+        (["order_id=7"], [1]),
+        (['order_id="7"'], [2]),
+        (["to=a"], [1]),
+        (["to=a=b", "order_id=8"], [3]),
+        (["order_id=9"], []),
+    ):
+        words = [word for each in given for word in ("--arg", each)]
+        assert [job["id"] for job in items(pgqueue("jobs", "--json", *words, dsn=dsn))] == ids
+    for wrong in ("order_id", "=7"):
+        assert pgqueue("jobs", "--arg", wrong, dsn=dsn).returncode == 2
+    assert pgqueue("jobs", "1", "--arg", "order_id=7", dsn=dsn).returncode == 2
 
 
 def test_one_job_with_its_attempts(conn: Conn, dsn: str) -> None:

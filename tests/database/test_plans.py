@@ -23,12 +23,12 @@ ELSE = {
     "locks_release", "workers_list",  # by hand: as many jobs as run
     "unblock_refuse_unfit",  # after a row that fits nowhere was restored
     "unblock_resolve_doubles", "fetch_resolve_doubles", "complete_resolve_doubles", "rates_resolve_doubles",  # seldom
-    "actions_cancel", "queries_find",  # in sessions that are not ours
+    "actions_cancel", "queries_find", "queries_find_after",  # in sessions that are not ours
 }  # fmt: skip
 """They may read as they like."""
 SCANS = {"Seq Scan", "Index Scan", "Index Only Scan"}
 WHOLE = {
-    "queries_find", "queries_status", "locks_list", "lag_outbox",  # pages, for people: with a LIMIT, or a sample
+    "queries_find", "queries_find_after", "queries_status", "locks_list", "lag_outbox",  # pages: with a LIMIT, or a sample
     "source_waiting",  # the refused rows, with a LIMIT
     "unblock_refuse_unfit",
     "unblock_resolve_doubles", "fetch_resolve_doubles", "rates_resolve_doubles", "scheduler_resolve_doubles",

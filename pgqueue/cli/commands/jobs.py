@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pgqueue.admin.queries import SEARCHED_MOST, STATES
+from pgqueue.admin.queries import STATES
 from pgqueue.cli.database import reading
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import as_json, database
+from pgqueue.cli.options import Moment, as_json, database
 from pgqueue.cli.tables import span, table, width
 from pgqueue.plain_text import plain, plain_json, plain_lines
 
 if TYPE_CHECKING:
-    from pgqueue.admin.queries import JobInfo, Page
+    from pgqueue.admin.queries import Criteria, JobInfo, Page
 
 SHOWN_MOST = 2_000
 """At most this many characters of a value are shown on a terminal; --json prints all."""
@@ -25,33 +26,64 @@ SHOWN_MOST = 2_000
 
 @click.command("jobs")
 @click.argument("id", type=click.IntRange(1), required=False)
-@click.option("--state", type=click.Choice(STATES), metavar="STATE", help=f"Only these: {', '.join(STATES)}.")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(STATES),
+    metavar="STATE",
+    multiple=True,
+    help=f"Only these, repeatable: {', '.join(STATES)}.",
+)
 @click.option("--queue", help="Only of this queue.")
 @click.option("--task", help="Only of this task.")
 @click.option("--key", help="Only with this lock key, unique key or idempotency key.")
+@click.option(
+    "--arg", "arguments", metavar="NAME=VALUE", multiple=True, help="Only with this argument; VALUE as JSON or text."
+)
+@click.option("--error", metavar="TEXT", help="Only with this in the reason or in the error of an attempt.")
+@click.option("--since", type=Moment(ago=True), help="Only enqueued since then; 2h is two hours ago.")
+@click.option("--until", type=Moment(ago=True), help="Only enqueued before then.")
+@click.option("--after", metavar="ID", type=click.IntRange(1), help="Go on below this ID.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="List at most this many.")
 @as_json
 @database
 def command(
-    id: int | None, state: str | None, queue: str | None, task: str | None, key: str | None, limit: int, as_json: bool
+    id: int | None, states: tuple[str, ...], arguments: tuple[str, ...], limit: int, as_json: bool, **others: Any
 ) -> None:
     """List the newest jobs, or show one.
 
-    With an ID it shows everything about that job and its failed attempts. A search looks only at the newest 20,000 jobs
-    of the state; if it has found too few, it says so. Exit code 1: no job has this ID.
+    With an ID it shows everything about that job and its failed attempts. A search looks at 20,000 jobs of the states
+    at a time, the newest first. If it has found too few, it says so, and --after goes on. A VALUE that is no JSON is
+    text; the text 7 is '"7"'. Exit code 1: no job has this ID.
 
     \b
     Examples:
       pgqueue jobs --state failed --task mail.send
+      pgqueue jobs --arg order_id=7 --since 2h
       pgqueue jobs 4711
       pgqueue jobs --json --limit 1000 | jq '.items[] | select(.attempt > 3)'
     """
-    if id is not None and (state or queue or task or key):
-        raise click.UsageError("an ID and --state, --queue, --task or --key exclude each other")
-    if id is not None:
-        _one(id, as_json)
+    asked: Criteria = {"state": states or None, "args": _arguments(arguments), "limit": limit, **others}  # type: ignore[typeddict-item]
+    if id is None:
+        _list(asked, as_json)
+    elif any(value is not None for name, value in asked.items() if name != "limit"):
+        raise click.UsageError("an ID and the options of a search exclude each other")
     else:
-        _list(state, queue, task, key, limit, as_json)
+        _one(id, as_json)
+
+
+def _arguments(given: Sequence[str]) -> dict[str, Any] | None:
+    """The arguments of --arg. A value that is no JSON is a text."""
+    found: dict[str, Any] = {}
+    for each in given:
+        name, separator, value = each.partition("=")
+        if not name or not separator:
+            raise click.BadParameter(f"{each!r}: write NAME=VALUE, such as order_id=7", param_hint="--arg")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found or None
 
 
 def _one(id: int, as_json: bool) -> None:
@@ -62,14 +94,14 @@ def _one(id: int, as_json: bool) -> None:
     click.echo(document([job]) if as_json else "\n".join(_details(job)))
 
 
-def _list(state: str | None, queue: str | None, task: str | None, key: str | None, limit: int, as_json: bool) -> None:
+def _list(asked: Criteria, as_json: bool) -> None:
     from pgqueue.admin import queries
 
     with reading("jobs") as conn:
-        page = queries.search(conn, state=state, queue=queue, task=task, key=key, limit=limit)
+        page = queries.search(conn, **asked)
     if as_json:
         jobs = [{name: value for name, value in asdict(job).items() if name != "attempts"} for job in page.jobs]
-        click.echo(document(jobs, searched=page.searched, complete=page.complete))
+        click.echo(document(jobs, searched=page.searched, complete=page.complete, after=page.after))
         return
     if page.jobs:
         click.echo("\n".join(_rows(page)))
@@ -86,8 +118,11 @@ def _rows(page: Page) -> list[str]:
 
 
 def _note(page: Page) -> str:
-    if page.searched == SEARCHED_MOST:
-        return f"Searched the newest {SEARCHED_MOST:,} jobs of these states only; older ones may fit too."
+    if page.searched is not None and page.after is not None:
+        return (
+            f"Searched {page.searched:,} jobs of these states, down to ID {page.after}; "
+            f"older ones may fit too: --after {page.after} goes on."
+        )
     return "" if page.jobs else "No job fits."
 
 

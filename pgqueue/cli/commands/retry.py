@@ -34,6 +34,6 @@ def command(again: bool, as_json: bool, **chosen: Any) -> None:
     from pgqueue.admin import actions
 
     jobs = Chosen(**chosen)
-    if jobs.state == "completed" and not again:
+    if "completed" in jobs.state and not again:
         raise click.UsageError("completed jobs are run with --again only")
     act("retry", jobs, DEAD, partial(actions.retrying, again=again), as_json=as_json)
