@@ -15,7 +15,7 @@ from pgqueue.config import client
 from pgqueue.database.statements import Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidArguments, InvalidOption
-from pgqueue.jobs.retry import seconds
+from pgqueue.jobs.durations import seconds
 from pgqueue.jobs.validation import check_queue
 
 WALKED_MOST = 20_000

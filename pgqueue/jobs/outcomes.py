@@ -249,7 +249,7 @@ def _given(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome:
         case Fail(reason=reason):
             return Failed("error", Problem("failed", "Fail", _clean(reason, MESSAGE_MOST), _cause(what)[2]))
         case UnfitArguments() if raised:
-            return unfit(job, retry, what)
+            return misfit(job, retry, what)
         case BaseException() if raised:
             return failed(job, retry, what)
         case Completed() | Retried() | Failed() | Cancelled() | Released() | Written() | Handed():
@@ -311,7 +311,7 @@ def _policy(job: Job, retry: RetryPolicy) -> RetryPolicy:
     return RetryPolicy(retry.attempts, own.first, own.factor, own.most, retry.retry_on, retry.fail_on)
 
 
-def unfit(job: Job, retry: RetryPolicy, error: UnfitArguments) -> Outcome:
+def misfit(job: Job, retry: RetryPolicy, error: UnfitArguments) -> Outcome:
     """The outcome of arguments that the function here does not take: the handler has not been called.
 
     In a deployment new code enqueues while old workers still run, so another worker may take them. For an hour after

@@ -28,7 +28,7 @@ ELSE = {
 """They may read as they like."""
 SCANS = {"Seq Scan", "Index Scan", "Index Only Scan"}
 WHOLE = {
-    "queries_find", "queries_find_after", "queries_status", "locks_list", "lag_outbox",  # pages: with a LIMIT, or a sample
+    "queries_find", "queries_find_after", "queries_status", "locks_list", "lag_outbox",  # pages: with a LIMIT
     "source_waiting",  # the refused rows, with a LIMIT
     "unblock_refuse_unfit",
     "unblock_resolve_doubles", "fetch_resolve_doubles", "rates_resolve_doubles", "scheduler_resolve_doubles",

@@ -21,8 +21,8 @@ from workers import Eyes, until, work
 
 from pgqueue.client.tasks import task
 from pgqueue.jobs.codec import UnfitResult, keywords_only, result_json
-from pgqueue.jobs.sizes import JSON_MOST
 from pgqueue.jobs.outcomes import Completed, Failed
+from pgqueue.jobs.sizes import JSON_MOST
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NAN, INF = float("nan"), float("inf")
