@@ -434,7 +434,6 @@ def test_a_dataclass_of_pydantic_is_read_by_its_own_validator() -> None:
         pydantic.UUID4,
         list[Annotated[int, pydantic.AfterValidator(abs)]],
     ],
-    ids=str,
 )
 def test_constraints_that_cannot_be_obeyed_are_refused_at_declaration(annotation: Any) -> None:
     with pytest.raises(InvalidOption, match=r"parameter value: .* cannot be stored"):
