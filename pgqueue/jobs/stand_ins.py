@@ -25,7 +25,7 @@ import ipaddress
 import pathlib
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -36,6 +36,8 @@ from typing import Any, Literal, cast
 from uuid import UUID
 
 import msgspec
+
+from pgqueue.jobs.constraints import constraints
 
 Reader = Callable[[Any], Any]
 """Makes a value from what JSON has for it. Raises ValueError or TypeError if that cannot be."""
@@ -71,21 +73,6 @@ _ABSTRACT: Mapping[Any, tuple[type, tuple[type, ...]]] = {
 _KNOWN = (*_KNOWN_LISTS, collections.abc.Set)
 """Abstract types that msgspec reads as a list or set."""
 _WRAPPERS = (typing.Required, typing.NotRequired, typing.Final)
-_LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern")
-_NO_CONSTRAINTS = frozenset(
-    (
-        "title",
-        "description",
-        "examples",
-        "json_schema_extra",
-        "deprecated",
-        "repr",
-        "strict",
-        "allow_inf_nan",
-        "annotation",
-    )
-)
-_NO_CONSTRAINT_CLASSES = frozenset(("DocInfo", "Unit", "Strict", "WithJsonSchema", "Examples"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +148,14 @@ def _readable(annotation: Any, made: dict[Any, type], in_class: bool = False) ->
         return annotation
     bare, said = _bare(annotation)
     found = _replaced(bare, made, in_class)
-    kept = [each for each in said if isinstance(each, msgspec.Meta)] + _constraints(said)
+    kept = [each for each in said if isinstance(each, msgspec.Meta)] + constraints(said)
     return typing.Annotated[(found, *kept)] if kept else found
 
 
 def _foreign(annotation: Any, seen: set[Any], in_class: bool) -> bool:
     """Whether there is anything in it, at any depth, that msgspec does not read as it is meant."""
     bare, said = _bare(annotation)
-    if _constraints(said) or _is_odd(bare, in_class):
+    if constraints(said) or _is_odd(bare, in_class):
         return True
     within = in_class or _is_record(typing.get_origin(bare) or bare)
     return any(_foreign(part, seen, within) for part in _parts(bare, seen))
@@ -479,41 +466,3 @@ def _stand_in(form: Form) -> type:
     made = _new_class()
     _FORMS[made] = form
     return made
-
-
-# -- Constraints -------------------------------------------------------------------------------------------------------
-
-
-def _constraints(said: Iterable[Any]) -> list[msgspec.Meta]:
-    """The constraints of annotated_types and pydantic in the metadata of Annotated, as msgspec knows them.
-
-    Raises TypeError for one that msgspec cannot obey. Metadata of other libraries says nothing about values.
-    """
-    found: list[msgspec.Meta] = []
-    for each in said:
-        given = getattr(each, "_attributes_set", None)  # pydantic's Field(…), and what other libraries derive from it
-        if isinstance(given, dict):
-            _check_field(given)
-            found += _constraints(each.metadata)
-            continue
-        library = type(each).__module__.partition(".")[0]
-        ours = library in ("annotated_types", "pydantic") or hasattr(each, "__get_pydantic_core_schema__")
-        if ours and (limits := _limits(each)):
-            found.append(msgspec.Meta(**limits))
-    return found
-
-
-def _check_field(given: Mapping[str, Any]) -> None:
-    if unknown := given.keys() - _NO_CONSTRAINTS - set(_LIMITS):
-        raise TypeError(f"Field({', '.join(sorted(unknown))}) says nothing here; use a default, or a pydantic model")
-
-
-def _limits(said: Any) -> dict[str, Any]:
-    limits = {name: value for name in _LIMITS if (value := getattr(said, name, None)) is not None}
-    more = [name for name, value in getattr(said, "__dict__", {}).items() if value is not None and value is not False]
-    known = any(hasattr(said, name) for name in _LIMITS) or type(said).__name__ in _NO_CONSTRAINT_CLASSES
-    if not known or set(more) - _NO_CONSTRAINTS - set(_LIMITS):
-        raise TypeError(f"there is no check for {said!r:.80}; use msgspec.Meta, or a pydantic model")
-    if "pattern" in limits:
-        limits["pattern"] = getattr(limits["pattern"], "pattern", limits["pattern"])  # it may be compiled
-    return limits
