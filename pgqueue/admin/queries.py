@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 import msgspec
 
 from pgqueue.config import config
-from pgqueue.database import drivers
+from pgqueue.database import drivers, shown
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import InvalidOption, JobNotFound
 from pgqueue.jobs.codec import json_object
@@ -368,19 +368,8 @@ def _page(rows: list[Row], limit: int) -> Page:
 def _job(row: Mapping[str, Any], attempts: tuple[Attempt, ...] = ()) -> JobInfo:
     said = row["said"]
     progress = said and JobProgress(**_timed(said, JobProgress))
-    values = {name: _value(row[name]) for name in ("args", "headers", "result")}
+    values = {name: shown.value(row[name]) for name in ("args", "headers", "result")}
     return JobInfo(**_timed(row, JobInfo) | values | {"progress": progress}, attempts=attempts)
-
-
-def _value(text: str | None) -> Any:
-    """The value of this JSON. Python reads no number of more than 4,300 digits, and no value that is nested as deeply
-    as PostgreSQL allows: then an object that says so. The other jobs of the page are to be seen all the same."""
-    if text is None:
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return {"pgqueue": f"not shown: {error}"}
 
 
 def _attempt(row: Mapping[str, Any]) -> Attempt:
@@ -389,7 +378,7 @@ def _attempt(row: Mapping[str, Any]) -> Attempt:
 
 def _timed(row: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """The values of the columns that `kind` has, times as datetimes."""
-    return {name: _moment(row[name]) if name in _TIMES else row[name] for name in _names(kind) if name in row}
+    return {name: shown.moment(row[name]) if name in _TIMES else row[name] for name in _names(kind) if name in row}
 
 
 def _names(kind: Any) -> Iterable[str]:
@@ -397,18 +386,6 @@ def _names(kind: Any) -> Iterable[str]:
 
 
 _TIMES = frozenset({"enqueued_at", "run_at", "started_at", "finished_at", "deadline", "updated_at"})
-
-
-def _moment(value: str | None) -> datetime | None:
-    """A time of PostgreSQL as datetime. PostgreSQL has infinity and years before 1 and after 9999: these become the
-    nearest datetime."""
-    if value is None:
-        return None
-    try:
-        return datetime.fromisoformat(value).astimezone(UTC)
-    except (ValueError, OverflowError):
-        early = value.startswith("-") or value.endswith("BC")
-        return (datetime.min if early else datetime.max).replace(tzinfo=UTC)
 
 
 def _short(number: float | None) -> str:

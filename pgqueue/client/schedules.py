@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, ParamSpec, overload
 
 from pgqueue.client.handle import JobHandle
 from pgqueue.config import client
-from pgqueue.database import drivers
+from pgqueue.database import drivers, shown
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import InvalidArguments, InvalidOption, ScheduleDeclared, ScheduleNotFound
 from pgqueue.jobs.codec import keywords_only
@@ -252,8 +252,11 @@ def _found(name: str, rows: list[Row]) -> Any:
 
 def _listed(rows: list[Row]) -> list[ScheduleInfo]:
     found: list[dict[str, Any]] = json.loads(rows[0][0])
-    return [ScheduleInfo(**each | {name: _moment(each[name]) for name in TIMES}) for each in found]
-
-
-def _moment(value: str | None) -> datetime | None:
-    return None if value is None else datetime.fromisoformat(value).astimezone(UTC)
+    return [
+        ScheduleInfo(
+            **each
+            | {name: shown.moment(each[name]) for name in TIMES}
+            | {name: shown.value(each[name]) for name in ("args", "options")}
+        )
+        for each in found
+    ]

@@ -59,15 +59,18 @@ WITH gone AS (
 SELECT EXISTS (SELECT FROM gone) FROM pgqueue.schedule WHERE name = %(name)s::text;
 
 -- name: schedules_list
--- All schedules by name, or one of them, as one JSON array.
+-- All schedules by name, or one of them, as one JSON array. Arguments and options are JSON as text, as those of jobs (fragment `shown`).
 SELECT coalesce(json_agg(json_build_object(
-    'name', s.name, 'line', s.line, 'tz', s.tz, 'catch_up', s.catch_up, 'task', s.task, 'args', s.args, 'queue', s.queue,
-    'priority', s.priority, 'options', s.options,
+    'name', s.name, 'line', left(s.line, 1000), 'tz', left(s.tz, 1000), 'catch_up', s.catch_up, 'task', s.task, 'queue', s.queue,
+    'priority', s.priority,
+    'args', CASE WHEN octet_length(said.args) <= 2097152 THEN said.args ELSE '{"pgqueue": "not shown: too large"}' END,
+    'options', CASE WHEN octet_length(said.options) <= 2097152 THEN said.options ELSE '{"pgqueue": "not shown: too large"}' END,
     'next_at', CASE WHEN isfinite(s.next_at) THEN s.next_at END, 'last_at', s.last_at, 'last_job', s.last_job,
-    'declared_at', s.declared_at, 'paused_at', s.paused_at, 'refused', s.refused,
+    'declared_at', s.declared_at, 'paused_at', s.paused_at, 'refused', left(s.refused, 10000),
     'state', CASE WHEN s.refused IS NOT NULL THEN 'refused' WHEN s.paused_at IS NOT NULL THEN 'paused'
                   WHEN s.declared_at <= clock.now - interval '10 minutes' THEN 'orphaned'
                   WHEN NOT isfinite(s.next_at) THEN 'over' ELSE 'active' END
     ) ORDER BY s.name), '[]')::text
 FROM pgqueue.schedule s CROSS JOIN (SELECT pgqueue.now() AS now) AS clock
+CROSS JOIN LATERAL (SELECT pgqueue.text_of(s.args) AS args, pgqueue.text_of(s.options) AS options OFFSET 0) AS said
 WHERE %(name)s::text IS NULL OR s.name = %(name)s::text;

@@ -246,3 +246,21 @@ def test_after_a_long_text_numbers_are_looked_at_before(conn: psycopg.Connection
         assert conn.execute(after.encode(), [small]).fetchall() == [(False,)]
     conn.rollback()  # only in that transaction
     assert conn.execute(after.encode(), [number]).fetchall() == [(False,)]
+
+
+@pytest.mark.promise("F63")
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_schedule_that_cannot_be_shown_is_listed(
+    name: str, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGQUEUE_DSN", dsn)
+    put = "INSERT INTO pgqueue.schedule (name, line, task, args, last_at) VALUES (%s, '0 0 * * *', 'x', {}, {})"
+    eyes.do(put.format("'{\"a\": 1}'", "NULL"), "good")
+    eyes.do(put.format(f"jsonb_build_object('x', {UNREADABLE[name]})", "'infinity'"), "bad")
+    with psycopg.connect(dsn) as conn:
+        bad, good = pgqueue.schedules.schedules(conn)
+    assert (bad.name, good.name, good.args) == ("bad", "good", {"a": 1})
+    assert str(bad.args["pgqueue"]).startswith("not shown: ")
+    for command in (["schedules"], ["schedules", "--json"]):
+        ran = CliRunner().invoke(main, command)
+        assert (ran.exit_code, ran.exception) == (0, None) and "good" in ran.stdout

@@ -1,0 +1,33 @@
+"""What people are shown of a row: what Python cannot read of it says so, and hides nothing else of the page.
+
+Rows are read as JSON. PostgreSQL's JSON has numbers of any length, and its times have infinity and years that Python's
+have not. Used by the questions about jobs and schedules.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+
+def value(text: str | None) -> Any:
+    """The value of this JSON. If Python cannot read it, an object that says why: a number of more than 4,300 digits, or
+    a value that is nested as deeply as PostgreSQL allows."""
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return {"pgqueue": f"not shown: {error}"}
+
+
+def moment(text: str | None) -> datetime | None:
+    """A time of PostgreSQL. Infinity, and years before 1 and after 9999, become the nearest that there is."""
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        early = text.startswith("-") or text.endswith("BC")
+        return (datetime.min if early else datetime.max).replace(tzinfo=UTC)
