@@ -1,14 +1,15 @@
 """What `enqueue` returns: the id of the new job, and the way to ask about it later.
 
 A handle has no connection, because it outlives the application's transaction in which it was made. It asks through the
-configured DSN. It sees what other sessions see: nothing until that transaction has committed.
+configured DSN. It sees what other sessions see: nothing until that transaction has committed. Only `info` asks on a
+connection that it is given.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from pgqueue.client.wait import Outcome, Wait, asee, ending, missing, see
 from pgqueue.config import config
@@ -16,6 +17,9 @@ from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, JobCancelled, JobFailed, JobTimeout
 from pgqueue.jobs.durations import Duration, seconds
+
+if TYPE_CHECKING:
+    from pgqueue.admin.queries import JobInfo
 
 R = TypeVar("R")
 
@@ -50,6 +54,19 @@ class JobHandle(Generic[R]):
             raise missing(self.id)
         return state
 
+    def info(self, conn: object) -> JobInfo:
+        """Everything about the job, read on this connection: `pgqueue.get(conn, job.id)`.
+
+        In the transaction that enqueued the job it is there at once. Raises JobNotFound as `get` does.
+
+            assert job.info(conn).state == "available"
+        """
+        return drivers.run(conn, self._one())
+
+    async def ainfo(self, conn: object) -> JobInfo:
+        """`info` for async connections."""
+        return await drivers.arun(conn, self._one())
+
     def result(self, timeout: Duration | None = None) -> R:
         """Wait until the job has ended and return its handler's value as plain JSON: a dataclass is a dict here.
 
@@ -74,6 +91,12 @@ class JobHandle(Generic[R]):
     async def aresult(self, timeout: Duration | None = None) -> R:
         """`result` for async code; its connection is async, too."""
         return cast("R", _value(self.id, await asee(self._wait(timeout))))
+
+    def _one(self) -> Statement[JobInfo]:
+        from pgqueue.admin.queries import one  # imported here: an enqueue needs none of it
+
+        self._refuse_staged()
+        return one(self.id, config().schema)
 
     def _refuse_staged(self) -> None:
         if self.staged_id is not None:

@@ -90,6 +90,9 @@ def connect(**options: Any) -> psycopg.Connection[tuple[Any, ...]]:
     """Open a psycopg connection to the configured database. `options` are those of `psycopg.connect`.
 
     The caller owns it: `with pgqueue.connect() as conn:` commits at the end and closes it. Raises NotConfigured.
+
+    As any connection of psycopg it begins a transaction at its first statement, also at one that only reads. An open
+    transaction keeps the server from removing dead rows. So a loop that only reads asks for `autocommit=True`.
     """
     import psycopg
 
@@ -99,11 +102,8 @@ def connect(**options: Any) -> psycopg.Connection[tuple[Any, ...]]:
 
 
 async def aconnect(**options: Any) -> psycopg.AsyncConnection[tuple[Any, ...]]:
-    """`connect` for asyncio: `async with await pgqueue.aconnect() as conn:`.
-
-    As any connection of psycopg it begins a transaction at its first statement, also at one that only reads. An open
-    transaction keeps the server from removing dead rows. So a loop that only reads asks for `autocommit=True`.
-    """
+    """`connect` for asyncio: `async with await pgqueue.aconnect() as conn:`. It, too, begins a transaction by itself: a
+    loop that only reads asks for `autocommit=True`."""
     import asyncio
 
     import psycopg

@@ -53,6 +53,25 @@ def test_a_job_is_found_in_every_state(conn: psycopg.Connection[Any], state: str
     assert pgqueue.JobHandle(row[0]).state == state
 
 
+@pytest.mark.promise("F75")
+@pytest.mark.usefixtures("pgqueue_db")
+async def test_info_is_what_get_returns_also_before_the_commit(
+    conn: psycopg.Connection[Any], aconn: psycopg.AsyncConnection[Any]
+) -> None:
+    job = pgqueue.enqueue(conn, "shop.mail", to="a")
+    assert job.info(conn) == pgqueue.get(conn, job.id)
+    assert job.info(conn).args == {"to": "a"}
+    with pytest.raises(pgqueue.JobNotFound):
+        await job.ainfo(aconn)
+    conn.commit()
+    await aconn.rollback()
+    assert await job.ainfo(aconn) == job.info(conn)
+    with pytest.raises(pgqueue.UnsupportedConnection):
+        job.info(aconn)
+    with pytest.raises(pgqueue.Error, match="staged job 3"):
+        pgqueue.JobHandle(None, staged_id=3).info(conn)  # type: ignore[arg-type]
+
+
 @pytest.mark.usefixtures("pgqueue_db")
 def test_a_job_that_never_was_is_not_found() -> None:
     with pytest.raises(LookupError, match="job 4711"):

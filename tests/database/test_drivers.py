@@ -24,6 +24,7 @@ import sqlalchemy
 from django.db import transaction as django_transaction
 from driver_kinds import ASYNC, KINDS, App, asyncpg_options, django_database, drive, url
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -432,3 +433,22 @@ def test_connect_without_a_dsn_names_the_ways_to_give_one(monkeypatch: pytest.Mo
 def test_numbered_placeholders_are_shared_by_equal_names() -> None:
     sql = "SELECT %(a)s::text, %(b)s::int, %(a)s::text, 5 %% 2"
     assert drivers.numbered(sql, {"b": 2, "a": "x"}) == ("SELECT $1::text, $2::int, $1::text, 5 % 2", ("x", 2))
+
+
+@pytest.mark.promise("F75")
+async def test_connect_and_aconnect_hold_a_transaction_unless_they_are_asked_not_to(
+    shop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As psycopg's own do, and as the docs say. A loop that only reads would hold one snapshot for ever."""
+    monkeypatch.setenv("PGQUEUE_DSN", shop)
+    for autocommit, status in ((False, TransactionStatus.INTRANS), (True, TransactionStatus.IDLE)):
+        with pgqueue.connect(autocommit=autocommit) as conn:
+            conn.execute("SELECT 1")
+            assert conn.info.transaction_status == status
+        async with await pgqueue.aconnect(autocommit=autocommit) as aconn:
+            await aconn.execute("SELECT 1")
+            assert aconn.info.transaction_status == status
+    with pgqueue.connect() as conn:
+        assert not conn.autocommit
+    async with await pgqueue.aconnect() as aconn:
+        assert not aconn.autocommit
