@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import combinations_with_replacement, product
 from random import Random
 from threading import Event
@@ -251,13 +251,20 @@ def one_by_one(conn: Conn, world: World) -> None:
         conn.execute("SELECT pgqueue.enqueue('t', unique_key => %s)", [f"{world.n}{key}"])
 
 
+def unless_gone(change: Callable[..., object], conn: Conn, ids: list[int]) -> None:
+    """Of the jobs that have been discarded meanwhile it says so when all others are done."""
+    with suppress(pgqueue.JobNotFound):
+        change(conn, *ids)
+
+
 STEPS: dict[str, Callable[[Conn, World], object]] = {
     "return": lambda conn, world: pgqueue.enqueue_many(conn, world.jobs(hold="pending")),
     "return, live": lambda conn, world: pgqueue.enqueue_many(conn, world.jobs()),
     "replace": lambda conn, world: pgqueue.enqueue_many(conn, world.jobs(hold="pending", on_duplicate="replace")),
     "reversed": lambda conn, world: pgqueue.enqueue_many(conn, world.jobs(hold="pending")[::-1]),
     "successors": lambda conn, world: succeed(conn, world.jobs(hold="pending")),
-    "retry": lambda conn, world: pgqueue.retry(conn, *world.dead),
+    "retry": lambda conn, world: unless_gone(pgqueue.retry, conn, world.dead),
+    "discard": lambda conn, world: unless_gone(pgqueue.discard, conn, world.dead),
     "cancel": lambda conn, world: pgqueue.cancel(conn, *world.waiting),
     "single calls": one_by_one,
 }
@@ -356,12 +363,18 @@ def successors(conn: Conn, random: Random) -> None:
 
 def cancel(conn: Conn, random: Random) -> None:
     if ids := named(conn, random, "available", "scheduled"):
-        pgqueue.cancel(conn, *ids)
+        unless_gone(pgqueue.cancel, conn, ids)
 
 
 def retry(conn: Conn, random: Random) -> None:
     if ids := named(conn, random, "failed", "cancelled"):
-        pgqueue.retry(conn, *ids)
+        unless_gone(pgqueue.retry, conn, ids)
+
+
+def discard(conn: Conn, random: Random) -> None:
+    """Jobs whose keys hold on after their end, too."""
+    if ids := named(conn, random, "failed", "cancelled"):
+        unless_gone(pgqueue.discard, conn, ids[:2])
 
 
 def promote(conn: Conn, random: Random) -> None:
@@ -381,7 +394,7 @@ def send(conn: Conn, name: str, **params: object) -> None:
 
 
 OPERATIONS: list[Operation] = [
-    duplicate, replace, both_ways, two_keys, successors, cancel, retry, promote, settle, tidy,
+    duplicate, replace, both_ways, two_keys, successors, cancel, retry, discard, promote, settle, tidy,
 ]  # fmt: skip
 
 
