@@ -71,9 +71,18 @@ SELECT coalesce(json_agg(to_json(shown) ORDER BY id DESC), '[]')::text,
                LIMIT %(most)s::integer
            ) AS walked)
        END
-FROM (SELECT found.*, (SELECT to_json(p) FROM pgqueue.job_progress p
-                       WHERE found.state = 'running' AND p.job_id = found.id AND p.updated_at >= found.started_at) AS said
-      FROM found) AS shown;
+FROM (
+    SELECT {{shown}}, (SELECT to_json(p) FROM pgqueue.job_progress p
+                       WHERE summed.state = 'running' AND p.job_id = summed.id AND p.updated_at >= summed.started_at) AS said
+    FROM (
+        SELECT *, sum(
+            CASE WHEN octet_length(args_text) <= 2097152 THEN octet_length(args_text) ELSE 0 END
+            + CASE WHEN octet_length(headers_text) <= 2097152 THEN octet_length(headers_text) ELSE 0 END
+            + CASE WHEN octet_length(result_text) <= 2097152 THEN octet_length(result_text) ELSE 0 END
+        ) OVER (ORDER BY id DESC ROWS UNBOUNDED PRECEDING) AS total
+        FROM (SELECT *, {{shown_texts}} FROM found OFFSET 0) AS read
+    ) AS summed
+) AS shown;
 
 -- name: queries_find_after
 -- As `queries_find`, below the id `after`. A statement of its own: that condition looks as if it left few rows, so a table that was never
