@@ -55,8 +55,14 @@ def emptied(error: BaseException) -> bool:
 
 def described(error: BaseException) -> str:
     """The error in words. If a trigger of the application has raised it, that is named."""
-    said, function = one_line(error), trigger_of(error)
+    said, function = without_values(error), trigger_of(error)
     return said if function is None else f"the application's function {function}, in a trigger, has raised: {said}"
+
+
+def without_values(error: BaseException) -> str:
+    """What the server says, without the detail that quotes the whole row: its arguments may be private."""
+    said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return one_line(error) if said is None else said
 
 
 def is_loss(error: BaseException) -> bool:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import psycopg
 
-from pgqueue.database.backoff import one_line
 from pgqueue.database.notify_queue import is_full
 from pgqueue.database.triggers import trigger_of
 
@@ -52,11 +51,6 @@ def refuses_row(error: BaseException) -> bool:
     if isinstance(error, psycopg.errors.DataCorrupted):
         return not str(error).startswith("pgqueue: ")  # a statement of ours that checks itself
     return may_be_about_row(error)
-
-
-def without_values(error: psycopg.Error) -> str:
-    """What the server says, without the detail that quotes the whole row: that may be private."""
-    return error.diag.message_primary or one_line(error)
 
 
 def is_about_row(error: BaseException, schema: str) -> bool | None:

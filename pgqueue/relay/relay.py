@@ -54,7 +54,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from pgqueue.config import config, normalize
 from pgqueue.database import embedded, migrations
-from pgqueue.database.backoff import Backoff, is_loss, one_line
+from pgqueue.database.backoff import Backoff, is_loss, without_values
 from pgqueue.database.outage import Outage
 from pgqueue.database.sessions import Link, options
 from pgqueue.errors import Error
@@ -127,7 +127,7 @@ class Relay:
             return self._link.outage.lost(f"relay of {self.name}", error)
         pause = trouble.pause()
         level = logging.INFO if isinstance(error, Fenced) else logging.WARNING
-        log.log(level, "relay of %s: %s; trying again in %.1f s", self.name, one_line(error), pause)
+        log.log(level, "relay of %s: %s; trying again in %.1f s", self.name, without_values(error), pause)
         return pause
 
     async def _work(self, upto: float | None) -> bool:

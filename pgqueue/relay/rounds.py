@@ -36,8 +36,8 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.backoff import Backoff
-from pgqueue.database.row_errors import refuses_row, without_values
+from pgqueue.database.backoff import Backoff, without_values
+from pgqueue.database.row_errors import refuses_row
 from pgqueue.jobs.job import Lane
 from pgqueue.relay.source import Batch, Lag, Refusal, Source, StagedRow
 from pgqueue.relay.target import Delivering, Delivery, QueueSession

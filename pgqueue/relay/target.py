@@ -17,7 +17,7 @@ import psycopg
 from pgqueue.client import enqueue, unique_enqueue
 from pgqueue.client.job_parameters import has_keys
 from pgqueue.database import notify_queue
-from pgqueue.database.backoff import is_loss, one_line
+from pgqueue.database.backoff import is_loss, without_values
 from pgqueue.database.sequences import advancing
 from pgqueue.database.sessions import BEGIN, COMMIT, Link
 from pgqueue.database.statements import Statement
@@ -200,7 +200,7 @@ class QueueSession:
             try:
                 staged.append((row, job_of(row.task, row.args, row.options, row.staged_at)))
             except (InvalidArguments, InvalidOption) as error:
-                delivery.refused.append(Refusal(row, one_line(error)))
+                delivery.refused.append(Refusal(row, without_values(error)))
         return staged
 
     async def _put(
@@ -226,7 +226,7 @@ class QueueSession:
             elif error.sqlstate in _WAITS:
                 delivery.waiting.append(batch[0][0])
             else:
-                delivery.refused.append(Refusal(batch[0][0], one_line(error)))
+                delivery.refused.append(Refusal(batch[0][0], without_values(error)))
         else:
             made.extend((row, id) for (row, _), id in zip(batch, ids, strict=True))
 

@@ -57,8 +57,13 @@ async def test_the_row_that_no_claim_can_take_is_put_aside(dsn: str, eyes: Eyes,
 
 
 @pytest.mark.promise("F65")
-async def test_if_every_row_is_refused_they_are_not_put_aside_all_at_once(dsn: str, eyes: Eyes) -> None:
-    """Then it is not the rows. The worker waits between two tries, and takes them when the cause is gone."""
+async def test_if_every_row_is_refused_they_are_not_put_aside_all_at_once(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Then it is not the rows. The worker waits between two tries, and takes them when the cause is gone.
+
+    No line of the log quotes the row.
+    """
     eyes.do(PUT.format("", ""), plain.name, 60)
     eyes.do(ODD.format(1))
     async with work(dsn, plain) as worker:
@@ -67,6 +72,7 @@ async def test_if_every_row_is_refused_they_are_not_put_aside_all_at_once(dsn: s
         await until(eyes.done(31))
         assert worker.state.phase == "running"
     assert eyes.one("SELECT count(*) FROM pgqueue.job_dead") < 30
+    assert "violates check constraint" in caplog.text and "Failing row" not in caplog.text
 
 
 @pytest.mark.promise("F65")

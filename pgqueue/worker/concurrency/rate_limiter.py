@@ -72,8 +72,8 @@ from time import monotonic
 import msgspec
 import psycopg
 
-from pgqueue.database.backoff import persist, wait
-from pgqueue.database.row_errors import refuses_row, without_values
+from pgqueue.database.backoff import persist, wait, without_values
+from pgqueue.database.row_errors import refuses_row
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers, texts
 from pgqueue.database.triggers import trigger_of
@@ -355,9 +355,8 @@ class RateLimiter:
                 raise
             [unfit] = await self._session.run(self._session.link.statement("unblock_refuse_unfit"))
             if unfit:
-                log.error(
-                    "jobs %s waited for a rate, and fit into no lane: they are failed: refused (%s)", unfit, error
-                )
+                said = "jobs %s waited for a rate, and fit into no lane: they are failed: refused (%s)"
+                log.error(said, unfit, without_values(error))
             elif len(keys) > 1:
                 await self._by_halves(keys)
             else:

@@ -55,8 +55,8 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.backoff import persist, wait
-from pgqueue.database.row_errors import refuses_row, without_values
+from pgqueue.database.backoff import persist, wait, without_values
+from pgqueue.database.row_errors import refuses_row
 from pgqueue.database.sessions import Session
 from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job
@@ -379,7 +379,8 @@ class Unblocker:
                 raise
             [unfit] = await self._session.run(self._session.link.statement("unblock_refuse_unfit"))
             if unfit:
-                log.error("jobs %s waited for a key, and fit into no lane: they are failed: refused (%s)", unfit, error)
+                said = "jobs %s waited for a key, and fit into no lane: they are failed: refused (%s)"
+                log.error(said, unfit, without_values(error))
             elif len(asked) > 1:
                 await self._by_halves(asked, move)
             else:

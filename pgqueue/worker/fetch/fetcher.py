@@ -40,8 +40,8 @@ from typing import Any, Protocol, cast
 import msgspec
 import psycopg
 
-from pgqueue.database.backoff import jittered, persist, wait
-from pgqueue.database.row_errors import refuses_row, without_values
+from pgqueue.database.backoff import jittered, persist, wait, without_values
+from pgqueue.database.row_errors import refuses_row
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Row, Statement, integers, texts
 from pgqueue.database.triggers import trigger_of

@@ -27,8 +27,8 @@ from collections.abc import Callable
 
 import psycopg
 
-from pgqueue.database.backoff import jittered, persist, wait
-from pgqueue.database.row_errors import refuses_row, without_values
+from pgqueue.database.backoff import jittered, persist, wait, without_values
+from pgqueue.database.row_errors import refuses_row
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
 from pgqueue.database.triggers import trigger_of
@@ -99,7 +99,8 @@ class Reconciler:
             if trigger_of(error) is not None:
                 raise
             if not await resolve(self._session, link.statement("complete_resolve_doubles", **ours_lost)):
-                log.error("%d jobs of a claim whose answer was lost cannot be handed back yet: %s", len(lost), error)
+                said = "%d jobs of a claim whose answer was lost cannot be handed back yet: %s"
+                log.error(said, len(lost), without_values(error))
             return False
         except psycopg.Error as error:
             if not refuses_row(error):

@@ -19,8 +19,8 @@ from time import monotonic
 
 import psycopg
 
-from pgqueue.database.backoff import transient
-from pgqueue.database.row_errors import refuses_row, without_values
+from pgqueue.database.backoff import transient, without_values
+from pgqueue.database.row_errors import refuses_row
 from pgqueue.database.sessions import Session
 from pgqueue.worker.doubles import resolve
 
@@ -73,7 +73,7 @@ class Rescue:
             except Exception as error:
                 if not (transient(error) or refuses_row(error)):
                     raise
-                log.warning("rescue of worker %d: %s; the next heartbeat tries again", worker_id, error)
+                log.warning("rescue of worker %d: %s; the next heartbeat tries again", worker_id, without_values(error))
 
     async def _leading(self, worker_id: int) -> bool:
         [[(leads,)]] = await self._session.run(self._session.link.statement("rescue_leader", worker_id=worker_id))
@@ -128,7 +128,7 @@ class Rescue:
                 names = ("fetch_resolve_doubles", "unblock_resolve_doubles")
                 if await resolve(self._session, *[link.statement(name, notify=self._notify) for name in names]):
                     continue
-                log.error("worker %d: some of its jobs cannot be given back yet: %s", worker_id, error)
+                log.error("worker %d: some of its jobs cannot be given back yet: %s", worker_id, without_values(error))
                 break  # `strays` comes back to them
             except psycopg.Error as error:
                 if not refuses_row(error):
