@@ -26,6 +26,7 @@ NOTES: Mapping[str, str] = {
 
 def drive(conn: object, steps: Steps[T], notes: Mapping[str, str] = NOTES) -> T:
     """Run the steps on this connection; return their result."""
+    drivers.check_connection(conn)  # steps without a statement send nothing that would ask
     try:
         statement = next(steps)
         while True:
@@ -39,6 +40,7 @@ def drive(conn: object, steps: Steps[T], notes: Mapping[str, str] = NOTES) -> T:
 
 async def adrive(conn: object, steps: Steps[T], notes: Mapping[str, str] = NOTES) -> T:
     """`drive` for async connections."""
+    drivers.check_connection(conn)
     try:
         statement = next(steps)
         while True:

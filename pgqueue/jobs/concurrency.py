@@ -18,6 +18,7 @@ from pgqueue.errors import InvalidArguments, InvalidOption
 from pgqueue.jobs.codec import Codec, to_json
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import check_key
+from pgqueue.jobs.options import names_options
 from pgqueue.jobs.validation import COUNT_MOST, parse_rate
 
 R = TypeVar("R")
@@ -27,6 +28,7 @@ ON_LOCKED = ("wait", "skip", "once")
 NAME_MOST = 200  # bytes
 
 
+@names_options
 @dataclass(frozen=True, slots=True)
 class Lock:
     """At most `limit` jobs of one key run at the same time, over all workers and all tasks of the schema.
@@ -72,6 +74,7 @@ class Lock:
         return given if isinstance(given, Lock) else cls(given)
 
 
+@names_options
 @dataclass(frozen=True, slots=True)
 class Limit:
     """At most `n` jobs of the tasks with this limit run at the same time, over all workers.
@@ -104,6 +107,7 @@ class Limit:
         return given if isinstance(given, Limit) else cls(given)
 
 
+@names_options
 @dataclass(frozen=True, slots=True)
 class Rate:
     """At most this many jobs of the tasks with this rate start in a period, over all workers; the others wait.

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.durations import Duration, seconds
+from pgqueue.jobs.options import names_options
 
 CatchUp = Literal["latest", "all", "none"]
 CATCH_UP = ("latest", "all", "none")
@@ -41,6 +42,7 @@ _FIELDS = (
 _BAD = re.compile(r"Bad (.+)")
 
 
+@names_options
 @dataclass(frozen=True, slots=True)
 class Cron:
     """Ticks by a cron line of five fields, or of six with the seconds first, in the time of a zone.
@@ -80,6 +82,7 @@ class Cron:
         return _next(self.expr, self.tz, after)
 
 
+@names_options
 @dataclass(frozen=True, slots=True)
 class Every:
     """A tick every `seconds` (a duration), at least 1, counted from 1970-01-01 00:00 UTC.

@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 from pgqueue.errors import InvalidOption
+
+C = TypeVar("C", bound=type)
 
 OPTION_WORDS = {
     **dict.fromkeys(["countdown", "wait"], "delay"),
@@ -26,6 +29,8 @@ OPTION_WORDS = {
     "meta": "headers",
     "rate_limit": "rate",
     "concurrency": "limit",
+    "timezone": "tz",
+    "misfire": "catch_up",
 }
 """What options are called in other queues, and here."""
 
@@ -41,3 +46,18 @@ def no_option(what: str, unknown: Iterable[str], known: Callable[..., Any] | Ite
             meant = next(iter(get_close_matches(name, names, 1)), "attempts" if meant == "retry" else None)
         said.append(f"{name}{f' (did you mean {meant}?)' if meant in names else ''}")
     return InvalidOption(f"{what}: no option {', '.join(said)}; there are {', '.join(names)}")
+
+
+def names_options(cls: C) -> C:
+    """A class whose unknown options are answered by `no_option`, and not by a bare TypeError."""
+    made = cls.__init__  # type: ignore[misc]
+    known = [name for name in inspect.signature(made).parameters if name != "self"]
+
+    @wraps(made)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        if unknown := options.keys() - set(known):
+            raise no_option(cls.__name__, unknown, known)
+        made(self, *args, **options)
+
+    cls.__init__ = init  # type: ignore[misc]
+    return cls

@@ -18,12 +18,14 @@ from pgqueue.jobs.concurrency import rendering
 from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import Keys, check_key
+from pgqueue.jobs.options import names_options
 
 R = TypeVar("R")
 
 ON_DUPLICATE = ("return", "raise", "replace")
 
 
+@names_options
 @dataclass(frozen=True, slots=True)
 class Unique:
     """At most one job of a key, over all tasks of the schema. A second enqueue gets the job that exists.

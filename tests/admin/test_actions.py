@@ -739,6 +739,22 @@ def test_the_command_discards_by_id_and_by_filter(dsn: str, eyes: Eyes) -> None:
     assert command("discard", dsn=dsn).returncode == 2
 
 
+@pytest.mark.promise("F75")
+@pytest.mark.parametrize("change", [pgqueue.cancel, pgqueue.retry, pgqueue.discard])
+def test_a_call_without_its_connection_is_refused(change: Any) -> None:
+    """`cancel(job.id)` cancelled nothing, and answered [] as if all was done."""
+    for wrong in (7, None):
+        with pytest.raises(pgqueue.UnsupportedConnection):
+            change(wrong)
+
+
+@pytest.mark.promise("F75")
+async def test_an_async_call_without_its_connection_is_refused() -> None:
+    for change in (pgqueue.acancel, pgqueue.aretry, pgqueue.adiscard):
+        with pytest.raises(pgqueue.UnsupportedConnection):
+            await change(7)
+
+
 # The commands --------------------------------------------------------------------------------------------------------
 
 
