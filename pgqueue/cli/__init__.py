@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from pgqueue.cli.exit_codes import exit_codes
+from pgqueue.cli.groups import Group
 from pgqueue.cli.json_document import failure
 
 _JSON = "pgqueue.cli.json"
@@ -22,6 +23,8 @@ COMMANDS = (
     "work",
     "enqueue",
     "status",
+    "queues",
+    "tasks",
     "jobs",
     "cancel",
     "retry",
@@ -45,7 +48,7 @@ COMMANDS = (
 )
 
 
-class Commands(click.Group):
+class Commands(Group):
     """Finds a command as `command` in the module of its name. Gives every error its exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -73,6 +76,16 @@ class Commands(click.Group):
             raise
 
 
+def _version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
+    if asked:
+        from importlib import metadata
+
+        from pgqueue import distribution
+
+        click.echo(f"pgqueue {metadata.version(distribution.NAME)}")
+        ctx.exit()
+
+
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -82,6 +95,9 @@ class Commands(click.Group):
         "Exit codes: 0 done; 1 the answer is no; 2 usage, or no database named; 3 database unreachable or refused; "
         "4 schema missing, behind or too new; 5 shutdown deadline passed; 130 interrupted, or second signal."
     ),
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
 )
 def main() -> None:
     """The job queue that lives entirely in PostgreSQL.

@@ -74,12 +74,15 @@ def act(verb: str, chosen: Chosen, states: Sequence[str], steps: Changing, *, as
     """
     from pgqueue.admin import actions
     from pgqueue.admin.filters import Filter, finding
+    from pgqueue.cli import known_names
     from pgqueue.database.steps import drive
 
     states, ids = chosen.state or tuple(states), list(chosen.ids)
     with connected(verb) as conn:  # in autocommit mode: each statement is a transaction
         asked = Filter(states, chosen.queue, chosen.task, chosen.limit, chosen.older_than)
         found = ids or drive(conn, finding(asked))
+        if not found and chosen.queue:
+            known_names.warn(conn, chosen.queue, chosen.task)
         if found and not ids and not chosen.yes:
             ask(f"{verb.capitalize()} {_jobs(len(found))}{_of(chosen)}, now {' or '.join(states)}?")
         answers = drive(conn, steps(found))

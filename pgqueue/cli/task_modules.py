@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -30,6 +31,14 @@ def import_tasks(modules: Sequence[str], directory: Path) -> None:
         _import(module, directory)
     if not tasks.registry:
         raise click.UsageError(f"{', '.join(modules)}: no task is declared there; put @pgqueue.task above a function")
+
+
+def declared_in(modules: Sequence[str], app_dir: str) -> list[tasks.Task[..., Any]] | None:
+    """Import the modules and return the tasks that are declared then; None if no module was named."""
+    if not modules:
+        return None
+    import_tasks(modules, look_in(app_dir))
+    return tasks.declared()
 
 
 def _import(module: str, directory: Path) -> None:

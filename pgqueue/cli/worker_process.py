@@ -22,8 +22,10 @@ import psycopg
 from psycopg.pq import Ping
 
 from pgqueue import early_signals
+from pgqueue.admin.tasks import taken
 from pgqueue.cli.database import connected, place, server_state
 from pgqueue.cli.exit_codes import DEADLINE, DONE, INTERRUPTED, code_of, line_of
+from pgqueue.cli.known_names import did_you_mean
 from pgqueue.client import tasks
 from pgqueue.config import config, safe
 from pgqueue.database import forks, migrations
@@ -108,6 +110,9 @@ async def _serve(
         return DEADLINE if await worker.stop(signals.grace or 0.0) else DONE  # it may just have begun
     started.result()
     first = worker_end is None or worker_end.first
+    unknown_queues = facts.pop("unknown_queues")
+    for problem in unknown_queues if first else ():
+        log.warning("%s", problem)
     log.log(logging.INFO if first else logging.DEBUG, _banner(facts), extra=facts | {"worker_id": worker.worker_id})
     Watchdog(worker.completing, stuck).start()
     ended = asyncio.create_task(worker.run())
@@ -206,7 +211,20 @@ def _facts(conn: psycopg.Connection[Any], worker: Worker) -> dict[str, Any]:
         "tasks": sorted(task.name for task in tasks.declared()),
         "concurrency": settings.concurrency,
         "connections": _connections(worker),
+        "unknown_queues": _unknown_queues(conn, worker),
     }
+
+
+def _unknown_queues(conn: psycopg.Connection[Any], worker: Worker) -> list[str]:
+    """What is strange about queues that -q names: no other worker serves them, and no task here names them."""
+    named = {task.queue for task in tasks.declared()}
+    strange = [queue for queue in worker.settings.queues if queue not in named]
+    served = {queue for queue, _ in taken(conn)} if strange else set()
+    return [
+        f"no task here names queue {queue!r}, and no other live worker serves it{did_you_mean(queue, served | named)}"
+        for queue in strange
+        if queue not in served
+    ]
 
 
 def _connections(worker: Worker) -> str:

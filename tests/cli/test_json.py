@@ -20,6 +20,8 @@ ASKED = {
     "migrate-sql": ["migrate", "--sql"],
     "enqueue": ["enqueue", "t"],
     "status": ["status"],
+    "tasks": ["tasks"],
+    "queues": ["queues"],
     "jobs": ["jobs"],
     "jobs-one": ["jobs", "4711"],
     "cancel": ["cancel", "4711"],

@@ -41,7 +41,8 @@ def command(
     """Enqueue one job and print its id.
 
     NAME is the task, JSON an object with its arguments by name; `-` reads it from stdin. The task's code is not needed
-    here. Therefore names and types of arguments are checked when the job runs.
+    here. Therefore names and types of arguments are checked when the job runs. If workers live, and none of them knows
+    the queue or the task, a warning on stderr says so.
 
     \b
     Examples:
@@ -52,6 +53,7 @@ def command(
       jq -c .order order.json | pgqueue enqueue billing.charge -
     """
     import pgqueue
+    from pgqueue.cli import known_names
 
     if delay is not None and run_at is not None:
         raise click.UsageError("--delay and --at exclude each other")
@@ -64,6 +66,7 @@ def command(
     new = task.new(**arguments_of(arguments))
     with connected("enqueue", check=False) as conn:
         [handle] = pgqueue.enqueue_many(conn, [new])
+        known_names.warn(conn, queue, name)
     click.echo(document([{"id": handle.id, "created": handle.created}]) if as_json else handle.id)
     if not handle.created:
         click.echo(f"enqueue: nothing was enqueued: job {handle.id} has this key", err=True)

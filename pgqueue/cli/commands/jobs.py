@@ -96,9 +96,12 @@ def _one(id: int, as_json: bool) -> None:
 
 def _list(asked: Criteria, as_json: bool) -> None:
     from pgqueue.admin import queries
+    from pgqueue.cli import known_names
 
     with reading("jobs") as conn:
         page = queries.search(conn, **asked)
+        if not page.jobs and (queue := asked.get("queue")):
+            known_names.warn(conn, queue, asked.get("task"))
     if as_json:
         jobs = [{name: value for name, value in asdict(job).items() if name != "attempts"} for job in page.jobs]
         click.echo(document(jobs, searched=page.searched, complete=page.complete, after=page.after))

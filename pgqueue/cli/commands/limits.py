@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from pgqueue.cli.database import connected, reading
+from pgqueue.cli.groups import Group
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
 from pgqueue.cli.tables import fitting, span, table
@@ -23,7 +24,7 @@ DECLARED = "default"
 UNDECLARED = "undeclared"
 
 
-@click.group("limits", invoke_without_command=True)
+@click.group("limits", cls=Group, invoke_without_command=True)
 @as_json
 @database
 @click.pass_context

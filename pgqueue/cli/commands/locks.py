@@ -9,6 +9,7 @@ import click
 
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.exit_codes import NO
+from pgqueue.cli.groups import Group
 from pgqueue.cli.job_filter import ask
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 SHOWN_MOST = 100
 
 
-@click.group("locks", invoke_without_command=True)
+@click.group("locks", cls=Group, invoke_without_command=True)
 @as_json
 @database
 @click.pass_context

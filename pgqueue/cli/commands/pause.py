@@ -24,8 +24,10 @@ def command(queue: str, as_json: bool) -> None:
       pgqueue pause mail
     """
     from pgqueue.admin import queues
+    from pgqueue.cli import known_names
 
     with connected("pause") as conn:
         changed = queues.pause(conn, queue)
+        known_names.warn(conn, queue)
     said = f"queue {queue} {'is paused' if changed else 'was paused already'}"
     click.echo(document([{"queue": queue, "changed": changed}]) if as_json else said)

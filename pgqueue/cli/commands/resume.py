@@ -23,8 +23,11 @@ def command(queue: str, as_json: bool) -> None:
       pgqueue resume mail
     """
     from pgqueue.admin import queues
+    from pgqueue.cli import known_names
 
     with connected("resume") as conn:
         changed = queues.resume(conn, queue)
+        if not changed:
+            known_names.warn(conn, queue)
     said = f"queue {queue} {'is open again' if changed else 'was not paused'}"
     click.echo(document([{"queue": queue, "changed": changed}]) if as_json else said)

@@ -10,6 +10,7 @@ import click
 
 from pgqueue.cli.commands.enqueue import arguments_of
 from pgqueue.cli.database import connected, reading
+from pgqueue.cli.groups import Group
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Duration, as_json, database
 from pgqueue.cli.tables import table
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pgqueue.client.schedules import ScheduleInfo
 
 
-@click.group("schedules", invoke_without_command=True)
+@click.group("schedules", cls=Group, invoke_without_command=True)
 @as_json
 @database
 @click.pass_context

@@ -15,16 +15,16 @@ from pgqueue.admin.queries import STATES
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
+from pgqueue.cli.queue_table import queue_table
 from pgqueue.cli.tables import fitting, short, span, table, width
 from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
     from pgqueue.admin.lag import Lag, RelayLag
     from pgqueue.admin.limits import Undeclared
-    from pgqueue.admin.queries import Count, QueueInfo, Status, UnknownTask, WorkerInfo
+    from pgqueue.admin.queries import QueueInfo, Status, UnknownTask, WorkerInfo
 
 WATCH_SECONDS = 2.0
-QUEUES_MOST = 40
 WORKERS_MOST = 40
 UNDECLARED_MOST = 10
 UNKNOWN_MOST, NAME_MOST = 10, 60
@@ -175,17 +175,7 @@ def _queues(queues: Sequence[QueueInfo]) -> Iterator[str]:
         yield "No queue has jobs or workers."
         yield "`pgqueue enqueue NAME` puts a job in, `pgqueue work MODULE` runs them."
         return
-    # Queues that need an operator come first.
-    urgent = sorted(queues, key=lambda queue: (not _stuck(queue), -queue.available.n, queue.name))
-    shown, rest = fitting(urgent, QUEUES_MOST)
-    rows = [
-        [queue.name, queue.available, queue.scheduled, queue.blocked, queue.running, span(queue.oldest), _served(queue)]
-        for queue in shown
-    ]
-    heads = ["QUEUE", "AVAILABLE", "SCHEDULED", "BLOCKED", "RUNNING", "OLDEST", "WORKERS"]
-    yield from table(heads, rows, right="AVAILABLE SCHEDULED BLOCKED RUNNING OLDEST WORKERS", gives="QUEUE")
-    if rest:
-        yield f"… and {rest} more queues; --json prints all"
+    yield from queue_table(queues)
 
 
 def _unknown(unknown: Sequence[UnknownTask]) -> Iterator[str]:
@@ -219,19 +209,6 @@ def _undeclared(undeclared: Sequence[Undeclared] | None) -> Iterator[str]:
         yield f"UNDECLARED {each.kind} {plain(each.name)}: {jobs} for it, and no worker has declared it."
     if rest:
         yield f"… and {rest} more; `pgqueue limits` shows them"
-
-
-def _stuck(queue: QueueInfo) -> bool:
-    return queue.unserved and _waiting(queue.available, queue.scheduled, queue.blocked, queue.running) > 0
-
-
-def _waiting(*counts: Count) -> int:
-    return sum(count.n for count in counts)
-
-
-def _served(queue: QueueInfo) -> str:
-    served = "NOT SERVED" if queue.unserved else str(queue.workers)
-    return f"PAUSED {served}" if queue.paused_at else served
 
 
 def _workers(workers: Sequence[WorkerInfo]) -> Iterator[str]:

@@ -33,7 +33,7 @@ WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "f
     multiple=True,
     help="Only these; SLOTS gives a queue its own slots [all queues of the tasks].",
 )
-@click.option("--concurrency", type=click.IntRange(1), default=10, show_default=True, help="Jobs at once.")
+@click.option("-c", "--concurrency", type=click.IntRange(1), default=10, show_default=True, help="Jobs at once.")
 @click.option(
     "--processes", type=click.IntRange(1, 1000), default=1, show_default=True, help="This many, kept by a supervisor."
 )

@@ -1,0 +1,59 @@
+"""`pgqueue queues`: every queue, its jobs and its workers; and which of them modules declare."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+
+import click
+
+from pgqueue.cli.database import reading
+from pgqueue.cli.json_document import document
+from pgqueue.cli.options import as_json, database
+from pgqueue.cli.queue_table import queue_table
+
+
+@click.command("queues")
+@click.argument("modules", metavar="[MODULE]...", nargs=-1)
+@click.option(
+    "--app-dir",
+    type=click.Path(exists=True, file_okay=False),
+    default=".",
+    show_default=True,
+    help="The directory where modules are looked for first.",
+)
+@as_json
+@database
+def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
+    """Show the queues, with their jobs and workers.
+
+    With MODULE, HERE is the number of tasks that it declares for each queue, and the queues that only it names are
+    shown, too. Numbers are those of `pgqueue status`.
+
+    \b
+    Examples:
+      pgqueue queues
+      pgqueue queues myapp.tasks
+      pgqueue queues --json | jq '.items[] | select(.workers == 0)'
+    """
+    from pgqueue.admin import queries
+    from pgqueue.cli.task_modules import declared_in
+
+    declared = declared_in(modules, app_dir)
+    here = None if declared is None else dict(Counter(task.queue for task in declared))
+    with reading("queues") as conn:
+        found = queries.queues(conn)
+    names = {queue.name for queue in found}
+    none = queries.Count(0)
+    for name in sorted((here or {}).keys() - names):
+        found.append(queries.QueueInfo(name, none, none, none, none, None, 0, None))
+    if as_json:
+        click.echo(document(asdict(each) | _here(each.name, here) for each in found))
+    elif found:
+        click.echo("\n".join(queue_table(found, here)))
+    else:
+        click.echo("No queue has jobs or workers.")
+
+
+def _here(name: str, here: dict[str, int] | None) -> dict[str, int]:
+    return {} if here is None else {"here": here.get(name, 0)}

@@ -1,0 +1,89 @@
+"""`pgqueue tasks`: the tasks that workers know and that jobs have; and which of them modules declare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pgqueue.cli.database import reading
+from pgqueue.cli.json_document import document
+from pgqueue.cli.options import as_json, database
+from pgqueue.cli.tables import table
+
+if TYPE_CHECKING:
+    from pgqueue.admin.tasks import TaskInfo
+
+
+@click.command("tasks")
+@click.argument("modules", metavar="[MODULE]...", nargs=-1)
+@click.option(
+    "--app-dir",
+    type=click.Path(exists=True, file_okay=False),
+    default=".",
+    show_default=True,
+    help="The directory where modules are looked for first.",
+)
+@as_json
+@database
+def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
+    """Show the tasks that live workers know, and those that jobs have.
+
+    JOBS wait or run, in these QUEUES. A task is UNKNOWN if jobs of it are in a queue whose live workers do not know it.
+    With MODULE, HERE is the queue that it declares for each task. Tasks that no live worker knows, and those that are
+    not here, are marked.
+
+    \b
+    Examples:
+      pgqueue tasks
+      pgqueue tasks myapp.tasks
+      pgqueue tasks --json | jq '.items[] | select(.unknown) | .name'
+    """
+    from pgqueue.admin import tasks
+    from pgqueue.admin.queries import Count
+    from pgqueue.cli.task_modules import declared_in
+
+    declared = declared_in(modules, app_dir)
+    here = None if declared is None else {name: task.queue for task in declared for name in (task.name, *task.aliases)}
+    with reading("tasks") as conn:
+        found = tasks.tasks(conn)
+    known = {task.name for task in found}
+    none = Count(0)
+    found += [tasks.TaskInfo(name, 0, none, (), False) for name in here or () if name not in known]
+    found.sort(key=lambda task: (not task.unknown, task.name))
+    if as_json:
+        click.echo(document(asdict(each) | _here(each, here) for each in found))
+    elif found:
+        click.echo("\n".join(_screen(found, here)))
+    else:
+        click.echo("No worker knows a task, and no job is there.")
+
+
+def _here(task: TaskInfo, here: dict[str, str] | None) -> dict[str, Any]:
+    return {} if here is None else {"here": here.get(task.name)}
+
+
+def _screen(found: Sequence[TaskInfo], here: dict[str, str] | None) -> Iterator[str]:
+    rows = [
+        [
+            task.name,
+            *([] if here is None else [here.get(task.name, "-")]),
+            task.workers,
+            task.jobs,
+            ",".join(task.queues),
+            _note(task, here),
+        ]
+        for task in found
+    ]
+    heads = ["TASK", *([] if here is None else ["HERE"]), "WORKERS", "JOBS", "QUEUES", "NOTE"]
+    yield from table(heads, rows, right="WORKERS JOBS", gives="QUEUES TASK")
+
+
+def _note(task: TaskInfo, here: dict[str, str] | None) -> str:
+    if task.unknown:
+        return "UNKNOWN"
+    if here is None:
+        return ""
+    return "not here" if task.name not in here else "no worker" if not task.workers else ""
