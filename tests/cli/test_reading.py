@@ -165,6 +165,14 @@ COMMANDS = [
     *(["schedules"], ["prune"], ["health"], ["cancel", "1"], ["retry", "4711"], ["migrate", "--check"]),
     *(["jobs", "--task", HOSTILE], ["jobs", "--queue", HOSTILE], ["pause", HOSTILE], ["enqueue", HOSTILE]),
     *(["locks", "release", HOSTILE, "--yes"], ["schedules", "run", HOSTILE], ["limits", "set", HOSTILE, "3"]),
+    *(["tasks"], ["queues"], ["discard", "4711"], ["jobs", "--arg", f"x={HOSTILE}"], ["jobs", "--arg", HOSTILE]),
+    *(
+        ["jobs", "--error", "a"],
+        ["jobs", "--since", HOSTILE],
+        ["discard", "--task", HOSTILE[:200]],
+        ["resume", HOSTILE],
+    ),
+    *(["enqueue", "t", "--queue", "q"], ["limits", HOSTILE], ["tasks", HOSTILE]),
     *([HOSTILE], ["jobs", HOSTILE], ["status", f"--{HOSTILE}"], ["work", HOSTILE]),
 ]
 
