@@ -119,3 +119,12 @@ def test_without_the_schema_an_error_has_the_same_shape(empty_dsn: str) -> None:
 def test_a_value_that_looks_like_the_option_is_none(dsn: str) -> None:
     done = pgqueue("enqueue", "--", "t", "--json", dsn=dsn)
     assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.promise("F70")
+@pytest.mark.parametrize("arguments", [["scale", "2"], ["restart"], ["quiet"]], ids=str)
+def test_an_order_names_the_supervisors_that_got_it(conn: Conn, dsn: str, arguments: list[str]) -> None:
+    conn.execute("INSERT INTO pgqueue.supervisor (host, pid, size, state) VALUES ('h', 7, 2, 'running')")
+    conn.commit()
+    [told] = shape(pgqueue(*arguments, "--json", dsn=dsn))["items"]
+    assert (told["host"], told["pid"], "problem" in told) == ("h", 7, False)

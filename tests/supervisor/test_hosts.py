@@ -45,7 +45,8 @@ def test_an_order_from_another_container_needs_its_row_and_notify_only(tmp_path:
         assert f"(here:{one.pid}): done" in done.stdout
         wait_until(gone(first))
         assert len(one.pids()) == 1
-        assert pgqueue("scale", "2", "--wait", dsn=dsn, where=there).returncode == 0
+        scaled = pgqueue("scale", "2", "--wait", "--json", dsn=dsn, where=there)
+        assert (scaled.returncode, [each["problem"] for each in items(scaled)]) == (0, [None]), scaled.stderr
         assert len(one.pids()) == 2
         assert pgqueue("quiet", "--wait", dsn=dsn, where=there).returncode == 0
         assert one.pids() == set()
