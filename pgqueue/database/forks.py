@@ -15,7 +15,9 @@ So right after the fork, before anything else runs in the child:
    goodbye there.
 2. A loop on which the fork happened ends the child at its next step. All other steps that were due belong to the
    parent's jobs. On uvloop the steps that were due already come before it.
-3. Signal handlers of ours, and those of an event loop, are taken back.
+3. Signal handlers of ours, and those of an event loop, are taken back. From before the fork until then the forking
+   thread takes no signal: a SIGTERM would be heard by the parent's handler in the child, and be lost. So a process of
+   a multiprocessing.Pool that is ended at once would live for ever.
 
 `depth` is how many forks lie behind this process. A service that notes it can see whether it is in a child. Takes no
 lock: a thread that is not in the child may hold it.
@@ -44,6 +46,8 @@ depth = 0
 _open: WeakSet[Open] = WeakSet()
 _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 _handlers: dict[int, tuple[object, Any]] = {}
+_masks: dict[int, set[signal.Signals | int]] = {}
+"""For each thread that forks: the signals that it blocked before."""
 
 
 class Open(Protocol):
@@ -68,7 +72,25 @@ def handle_signal(number: int, handler: Callable[[int, Any], object] | signal.Ha
     _handlers[number] = (handler, _handlers[number][1] if number in _handlers else before)
 
 
+def _before() -> None:
+    _masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+def _unblock() -> None:
+    """Take signals again, as before the fork. In the child the thread has the same identity."""
+    if (mask := _masks.pop(threading.get_ident(), None)) is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def _in_child() -> None:
+    try:
+        _cut()
+    finally:
+        _unblock()
+        _masks.clear()
+
+
+def _cut() -> None:
     global depth
     depth += 1
     for loop, thread in list(_loops.items()):
@@ -166,4 +188,4 @@ def end(code: int, why: str, more: str = "") -> NoReturn:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(before=_before, after_in_parent=_unblock, after_in_child=_in_child)

@@ -145,7 +145,7 @@ WRONG = [
     ({"task": "two words"}, "task name"),
     ({"task": ""}, "task name"),
     ({"args": "[1]"}, "args are a JSON object"),
-    ({"args": None}, "args have more than 1,048,576 bytes"),
+    ({"args": None}, "args have more than 2,097,152 bytes as text"),
     ({"options": "[]"}, "options: Expected `object`"),
     ({"options": '{"colour": 1}'}, "unknown field `colour`"),
     ({"options": '{"queue": "a b"}'}, "queue 'a b'"),

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import psutil
 import psycopg
@@ -262,3 +263,21 @@ assert signal.getsignal(signal.SIGTERM) is handled
 
 def test_signal_handlers_of_ours_are_taken_back_in_a_child() -> None:
     subprocess.run([sys.executable, "-c", SIGNALS], check=True)
+
+
+def test_a_child_that_is_ended_before_it_has_begun_ends() -> None:
+    """A Pool of multiprocessing ends its processes so. Without a mask its parent's handler would hear the signal."""
+    told = """
+        import asyncio, os, signal, time
+        os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))  # before anything of ours
+        from pgqueue.database import forks
+        async def main():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
+            if not (child := os.fork()):
+                time.sleep(20)
+                os._exit(0)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        asyncio.run(main())
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(told)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{-signal.SIGTERM} set()\n", done.stderr
