@@ -29,7 +29,7 @@ ELSE = {
 SCANS = {"Seq Scan", "Index Scan", "Index Only Scan"}
 WHOLE = {
     "queries_find", "queries_find_after", "queries_status", "locks_list", "lag_outbox",  # pages: with a LIMIT
-    "source_waiting",  # the refused rows, with a LIMIT
+    "source_waiting", "tasks_list",  # the refused rows, the jobs of each state, with a LIMIT
     "unblock_refuse_unfit",
     "unblock_resolve_doubles", "fetch_resolve_doubles", "rates_resolve_doubles", "scheduler_resolve_doubles",
     "cancellation_read", "cancellation_settle", "rescue_strays",  # as many as somebody cancels, as many as run
