@@ -240,7 +240,8 @@ class CrashingServer:
             stands = [await nursery.stands(pid) for pid, ends in workers.items() if not ends.done()]
             raise AssertionError("\n".join([f"{self.kind}, {point}: {error}", *stands])) from error
         for pid, ends in workers.items():
-            if not ends.done():
+            told = stops and pid == first.pid  # it may have ended just now
+            if not (told or ends.done()):
                 os.kill(pid, signal.SIGTERM)
             await ends
         self.judge(point, tokens)
