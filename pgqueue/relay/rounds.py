@@ -116,6 +116,8 @@ class Rounds:
         """For each order key the lowest id that is held back by a row before it."""
         self._again = False
         """Whether rows are to be read again at once."""
+        self._alone = False
+        """Whether the server could not read a batch: then only the first row behind the cursor is read."""
         self._idle = IDLE_FIRST
 
     async def run(self, upto: float | None) -> None:
@@ -162,17 +164,19 @@ class Rounds:
             if self._queue is not None:
                 self._looking = await self._queue.now()
         [after] = self._watermark.starts([LANE], now)
-        again = [id for id, stayed in self._stayed.items() if stayed.next_at <= now]
+        again = [] if self._alone else [id for id, stayed in self._stayed.items() if stayed.next_at <= now]
         try:
             batch = await self._source.read(after, again, self._most, BATCH_BYTES)
         except psycopg.Error as error:
             if not isinstance(error, psycopg.errors.QueryCanceled) and not refuses_row(error):
                 raise
+            for id in again:  # perhaps it is one of these: the others do not wait for it
+                self._stayed[id].next_at = now + self._stayed[id].backoff.pause()
             await self._narrow(after, error)
             self._again = True
             return _Read([], full=True)
         full = self._note(batch, after, now)
-        for id in set(again) - {row.id for row in batch.rows}:
+        for id in set(again) - {row.id for row in batch.rows} if not batch.cut else ():
             self._free(self._stayed.pop(id).order_key)  # the application has deleted it
         due = [row for row in batch.rows if row.uid not in self._in_flight and self._is_due(row.id, now)]
         return _Read(due, full)
@@ -182,8 +186,8 @@ class Rounds:
 
         What it cannot read is a value that has no text, as a number of 12 bytes that takes 131,000 digits.
         """
-        if self._most > 1:
-            self._most = 1
+        if not self._alone:
+            self._alone, self._most = True, 1
             return
         if isinstance(error, psycopg.errors.QueryCanceled):  # the server is slow: no fault of the row
             raise error
@@ -200,6 +204,7 @@ class Rounds:
 
     def _note(self, batch: Batch, after: int, now: float) -> bool:
         """Move the cursor. Returns whether there are more rows behind it."""
+        self._alone = False
         new = [row.id for row in batch.rows if row.id > after]
         most = self._most
         # What is left out was measured all the same: ask for about as many as there is room for.

@@ -166,9 +166,9 @@ class QueueSession:
         except psycopg.Error as error:
             if is_loss(error) or not _of_row(error):
                 raise
-            fenced, found, handles = [True], [error], []
-        if fenced and not found:
-            return [handle.id for handle in handles]
+        else:
+            if fenced and not found:
+                return [handle.id for handle in handles]
         await self._session.ask(ROLLBACK)
         return None
 

@@ -138,6 +138,31 @@ async def test_a_locked_row_stays_and_is_delivered_once(app_dsn: str, dsn: str, 
 
 
 @pytest.mark.promise("E10")
+async def test_a_row_that_stays_and_cannot_be_read_any_more_has_no_other_refused(
+    app_dsn: str, dsn: str, sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The relay asks for it by its id, together with the first rows behind the cursor: these are sound."""
+    real = Source.read
+    values = ["d", "c", "b"]
+
+    async def read(self: Source, after: int, again: Sequence[int], most: int, most_bytes: int) -> Batch:
+        if 1 in again:
+            if values:
+                sides.stage(values.pop())  # a sound row is behind the cursor just now
+            raise psycopg.errors.NumericValueOutOfRange("it has no text")
+        return await real(self, after, again, most, most_bytes)
+
+    monkeypatch.setattr(Source, "read", read)
+    sides.stage("a")
+    with psycopg.connect(app_dsn) as holder:
+        holder.execute("SELECT FROM pgqueue.outbox WHERE id = 1 FOR UPDATE")
+        async with relaying(Relay(app_dsn, dsn)) as relay:
+            await eventually(lambda: sides.delivered() == ["a", "b", "c", "d"] and sides.left() == 1)
+            assert not relay.done()
+    assert sides.refused() == []
+
+
+@pytest.mark.promise("E10")
 async def test_a_crash_before_the_delete_doubles_nothing_and_ids_may_come_again(
     app_dsn: str, dsn: str, sides: Sides
 ) -> None:
