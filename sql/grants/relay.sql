@@ -13,6 +13,7 @@ GRANT SELECT ON pgqueue.migration TO :"role";
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.keys_can_be(text, integer, text, text, text),
+    pgqueue.rank_can_be(smallint, smallint, smallint, smallint, smallint, boolean),
     pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, boolean, bigint[]),
     pgqueue.take_many_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
     pgqueue.take_all_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),

@@ -32,6 +32,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.schedule, pgqueue.tick, pgqueue.
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.keys_can_be(text, integer, text, text, text),
+    pgqueue.rank_can_be(smallint, smallint, smallint, smallint, smallint, boolean),
     pgqueue.enqueue(text, jsonb, text, integer, timestamptz, jsonb, timestamptz, text, text, text, integer, text, text, text),
     pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, boolean, bigint[]),
     pgqueue.take_many_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
