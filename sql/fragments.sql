@@ -577,16 +577,22 @@ ROWS FROM (
 ) WITH ORDINALITY AS line ({{line_names}}, unique_key, idempotency_key, hold, hold_seconds, on_duplicate, place)
 
 -- name: keyed_values
--- Such a line as a job to be, with an id and the time of its enqueue: its unique keys name both.
+-- Such a line as a job to be.
 line.place,
-nextval('pgqueue.job_id_seq') AS id,
-pgqueue.now() AS enqueued_at,
 {{line_values}},
 nullif(coalesce(line.unique_key, %(unique_key)s::text), '')::jsonb #>> '{}' AS unique_key,
 nullif(coalesce(line.idempotency_key, %(idempotency_key)s::text), '')::jsonb #>> '{}' AS idempotency_key,
 coalesce(line.hold, %(hold)s::text) AS hold,
 nullif(coalesce(line.hold_seconds, %(hold_seconds)s::text), '')::float8 AS hold_seconds,
 coalesce(line.on_duplicate, %(on_duplicate)s::text) = 'replace' AS replaces
+
+-- name: keyed_jobs
+-- A batch with unique keys as the functions take it that insert such jobs. They make the ids and the times: a unique key names both.
+ARRAY(
+    SELECT ROW({{new_job}}, unique_key, idempotency_key, hold, hold_seconds, replaces)::pgqueue.keyed_job
+    FROM (SELECT {{keyed_values}} FROM {{keyed_lines}}) AS asked
+    ORDER BY place
+)
 
 -- name: first_state
 -- The state of a new job: available, if it has no time to start, or that has come.
@@ -600,6 +606,16 @@ CASE state WHEN 'available' THEN queue ELSE ':scheduled' END
 -- Tell the channels of the jobs that `added` has put in.
 (SELECT count(CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel.heard, '') END)
  FROM (SELECT DISTINCT heard FROM added WHERE %(notify)s::boolean) AS channel)
+
+-- name: keyed_answer
+-- What became of the jobs of `put`.
+added AS (
+    SELECT heard FROM put WHERE holder IS NULL
+)
+SELECT
+    (SELECT array_agg(id ORDER BY place) FROM put),
+    (SELECT json_agg(json_build_array(key, holder, holder_since, waits) ORDER BY place)::text FROM put WHERE holder IS NOT NULL),
+    {{tell_channels}}
 
 -- name: scheduled_columns
 -- What the schedule of a job says of it.

@@ -2,6 +2,7 @@
 
 Called by `enqueue` for batches in which a job has a key. Never commits, opens no connection. The statements:
 1. `unique_enqueue` takes the keys, inserts the jobs that got theirs, and answers which job has the keys of the others.
+   Its function acts as the owner of the schema: a role that enqueues has no right on the table of keys.
 2. If jobs are to be replaced, `unique_enqueue_replace` writes them anew. The first statement has locked them.
 
 Why at most one job holds a key:
@@ -56,7 +57,7 @@ from pgqueue.jobs.keys import Keys
 log = logging.getLogger("pgqueue")
 
 OLDER = (
-    "if this is a function or a column of pgqueue, the schema of this database is older than this pgqueue; run "
+    "if this is a function, a type or a column of pgqueue, the schema of this database is older than this pgqueue; run "
     "`pgqueue migrate --check` to see what it lacks, then `pgqueue migrate`"
 )
 NOTES = {
@@ -68,6 +69,7 @@ NOTES = {
     "whether its job will exist. Roll back (or to a savepoint) and try again. The wait is bounded by lock_timeout, "
     "by 5 s if that is 0",
     "42703": OLDER,
+    "42704": OLDER,
     "42883": OLDER,
 }
 
@@ -106,6 +108,7 @@ def following(jobs: Sequence[NewJob[Any]], *, schema: str, notify: bool) -> Stat
             log.info("the successor %s was not enqueued: job %d has its unique key", task, holder)
 
     params = columns(jobs) | _key_columns(jobs) | {"notify": notify}
+    params["on_duplicate"] = "return"  # a successor replaces no job
     return Statement(text("unique_enqueue_following", schema), params, read)
 
 
@@ -132,7 +135,9 @@ def _asking(asked: list[Placed], handles: dict[int, JobHandle[Any]], schema: str
     """Enqueue these, and give handles of what was made or found. Return those whose holder could not be replaced."""
     jobs = [job for _, job in asked]
     params = columns(jobs) | _key_columns(jobs) | {"notify": notify}
-    [(ids, lost, *_)] = yield Statement(text("unique_enqueue", schema), params, list)
+    replaces = any(job.keys is not None and job.keys.on_duplicate == "replace" for job in jobs)
+    name = "unique_enqueue_replacing" if replaces else "unique_enqueue"
+    [(ids, lost, *_)] = yield Statement(text(name, schema), params, list)
     handles |= {place: JobHandle(id) for (place, _), id in zip(asked, ids, strict=True) if id is not None}
     losers = [placed for placed in asked if placed[0] not in handles]
     replacing: list[tuple[Holder, Placed]] = []

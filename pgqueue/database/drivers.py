@@ -36,7 +36,7 @@ ACCEPTED = (
 )
 
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
-_NO_FUNCTION = "42883"  # undefined_function
+_BEHIND = {"42883", "42704"}  # undefined_function; undefined_object: a type
 _MISSING = frozenset({"42P01", "3F000"})  # undefined_table, invalid_schema_name
 
 
@@ -182,7 +182,7 @@ def _explain(error: Exception) -> None:
                 f"this database has no pgqueue tables in schema {schema!r}: run `pgqueue migrate` against it, or name "
                 f"the schema they are in (PGQUEUE_SCHEMA, pgqueue.configure(schema=…)); {each}"
             ) from error
-        if state == _NO_FUNCTION and f"{config().schema}." in str(each) and trigger_of(error) is None:
+        if state in _BEHIND and f"{config().schema}." in str(each) and trigger_of(error) is None:
             raise SchemaBehind(
                 f"schema {config().schema!r} of this database is older than this pgqueue: run `pgqueue migrate`; {each}"
             ) from error

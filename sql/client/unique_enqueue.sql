@@ -8,29 +8,15 @@
 -- A batch of jobs of which some have unique keys (as JSON: they may have line breaks), in the columns of `enqueue_many_later`. A job is
 -- inserted if it got all of its keys, or if it has none. One row: the ids in the order of the batch, NULL for a job that was not inserted;
 -- and for each of these, in order, as a JSON array: a key, the job that has it, when that was enqueued, and whether it has never started.
-WITH asked AS MATERIALIZED (
-    SELECT {{keyed_values}}
-    FROM {{keyed_lines}}
-), keyed AS MATERIALIZED (
-    SELECT array_agg(idempotency_key) AS idempotency_keys, array_agg(unique_key) AS unique_keys, array_agg(hold) AS holds,
-        array_agg(hold_seconds) AS seconds, array_agg(id) AS ids, array_agg(enqueued_at) AS since, array_agg(replaces) AS replaces
-    FROM asked WHERE unique_key IS NOT NULL OR idempotency_key IS NOT NULL
-), lost AS MATERIALIZED (
-    SELECT taken.*
-    FROM keyed CROSS JOIN LATERAL pgqueue.take_all_keys(idempotency_keys, unique_keys, holds, seconds, ids, since, replaces) AS taken
-), judged AS MATERIALIZED (
-    SELECT asked.*, lost.key AS lost_key, lost.holder, lost.holder_since, lost.waits
-    FROM asked LEFT JOIN lost ON lost.job_id = asked.id
-), added AS (
-    INSERT INTO pgqueue.job (id, enqueued_at, state, rank, {{new_job}}, unique_key, idempotency_key)
-    SELECT id, enqueued_at, {{first_state}}, 2 * priority + 1, {{new_job}}, unique_key, idempotency_key
-    FROM judged WHERE holder IS NULL ORDER BY place
-    RETURNING {{channel}} AS heard
-)
-SELECT
-    (SELECT array_agg(CASE WHEN holder IS NULL THEN id END ORDER BY place) FROM judged),
-    (SELECT json_agg(json_build_array(lost_key, holder, holder_since, waits) ORDER BY place)::text FROM judged WHERE holder IS NOT NULL),
-    {{tell_channels}};
+WITH put AS MATERIALIZED (
+    SELECT * FROM pgqueue.enqueue_keyed({{keyed_jobs}})
+), {{keyed_answer}};
+
+-- name: unique_enqueue_replacing
+-- The same for a batch in which some jobs replace the job that has their key, if it has never started.
+WITH put AS MATERIALIZED (
+    SELECT * FROM pgqueue.enqueue_replacing({{keyed_jobs}})
+), {{keyed_answer}};
 
 -- name: unique_enqueue_replace
 -- Jobs that have never started become what this batch says (as `unique_enqueue`, with the job's id), in one move. They keep their ids,
@@ -78,23 +64,9 @@ SELECT pg_catalog.set_config('lock_timeout', '5ms', true);
 -- The successors of a job, in its transaction, some with unique keys; a batch as that of `unique_enqueue`. One statement whatever it
 -- finds. If its key is held, a successor is not made, and no more is said than which job holds it. One row: these as a JSON array of
 -- [task, holder].
-WITH asked AS MATERIALIZED (
-    SELECT {{keyed_values}}
-    FROM {{keyed_lines}}
-), keyed AS MATERIALIZED (
-    SELECT array_agg(idempotency_key) AS idempotency_keys, array_agg(unique_key) AS unique_keys, array_agg(hold) AS holds,
-        array_agg(hold_seconds) AS seconds, array_agg(id) AS ids, array_agg(enqueued_at) AS since
-    FROM asked WHERE unique_key IS NOT NULL OR idempotency_key IS NOT NULL
-), judged AS MATERIALIZED (
-    SELECT asked.*, taken.holder
-    FROM asked LEFT JOIN (
-        SELECT taken.job_id, taken.holder
-        FROM keyed CROSS JOIN LATERAL pgqueue.take_all_keys(idempotency_keys, unique_keys, holds, seconds, ids, since, NULL) AS taken
-    ) AS taken ON taken.job_id = asked.id
+WITH put AS MATERIALIZED (
+    SELECT * FROM pgqueue.enqueue_keyed({{keyed_jobs}})
 ), added AS (
-    INSERT INTO pgqueue.job (id, enqueued_at, state, rank, {{new_job}}, unique_key, idempotency_key)
-    SELECT id, enqueued_at, {{first_state}}, 2 * priority + 1, {{new_job}}, unique_key, idempotency_key
-    FROM judged WHERE holder IS NULL ORDER BY place
-    RETURNING {{channel}} AS heard
+    SELECT heard FROM put WHERE holder IS NULL
 )
-SELECT (SELECT json_agg(json_build_array(task, holder))::text FROM judged WHERE holder IS NOT NULL), {{tell_channels}};
+SELECT (SELECT json_agg(json_build_array(task, holder) ORDER BY place)::text FROM put WHERE holder IS NOT NULL), {{tell_channels}};

@@ -15,16 +15,14 @@ LIMIT 1;
 -- Whether LISTEN is of use here: no pooler between us (it makes up the pid that it tells its clients), a session that may
 -- write, and the right to say that we wait.
 SELECT pg_backend_pid() = %(pid)s::integer AND current_setting('transaction_read_only') = 'off'
-       AND coalesce(has_table_privilege(to_regclass('pgqueue.job_waiter'), 'INSERT')
-                    AND has_table_privilege(to_regclass('pgqueue.job_waiter'), 'DELETE'), false);
+       AND coalesce(has_function_privilege(to_regprocedure('pgqueue.begin_wait(bigint)'), 'EXECUTE')
+                    AND has_function_privilege(to_regprocedure('pgqueue.leave_wait(bigint)'), 'EXECUTE'), false);
 
 -- name: wait_begin
 -- Say that a wait for the end of the job has begun: a statement that ends it, and sees this row, will tell.
 -- Answers the number of the row. Not worth a flush to disk: without the row the waiter finds out by looking.
-INSERT INTO pgqueue.job_waiter (job_id) VALUES (%(id)s::bigint)
-RETURNING waiter, set_config('synchronous_commit', 'off', true);
+SELECT pgqueue.begin_wait(%(id)s::bigint), set_config('synchronous_commit', 'off', true);
 
 -- name: wait_leave
 -- The wait is over. Loses nothing if it is lost: the sweep finds the row.
-DELETE FROM pgqueue.job_waiter WHERE waiter = %(waiter)s::bigint
-RETURNING set_config('synchronous_commit', 'off', true);
+SELECT pgqueue.leave_wait(%(waiter)s::bigint)::text, set_config('synchronous_commit', 'off', true);

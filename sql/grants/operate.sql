@@ -13,7 +13,8 @@ GRANT UPDATE (id) ON pgqueue.job TO :"role";
 GRANT DELETE ON pgqueue.job_done, pgqueue.attempt, pgqueue.job_progress TO :"role";
 GRANT SELECT, DELETE ON pgqueue.job_cursor TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
-GRANT SELECT, INSERT, DELETE ON pgqueue.job_signal, pgqueue.job_waiter TO :"role";
+GRANT SELECT, INSERT, DELETE ON pgqueue.job_signal TO :"role";
+GRANT SELECT ON pgqueue.job_waiter TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.queue TO :"role";
 GRANT SELECT, INSERT ON pgqueue.supervisor_order TO :"role";
 -- `pgqueue schedules`, and what an application needs that adds schedules.
@@ -22,18 +23,20 @@ GRANT SELECT ON pgqueue.declaration, pgqueue.tick TO :"role";
 -- `pgqueue limits set`.
 GRANT SELECT, INSERT, UPDATE ON pgqueue.key_limit TO :"role";
 GRANT SELECT, UPDATE ON pgqueue.key_rate TO :"role";
+-- With the rights to enqueue: `on_duplicate="replace"`.
+GRANT USAGE ON TYPE pgqueue.keyed_job TO :"role";
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.keys_can_be(text, integer, text, text, text),
     pgqueue.rank_can_be(smallint, smallint, smallint, smallint, smallint, boolean),
+    pgqueue.enqueue_replacing(pgqueue.keyed_job[]), pgqueue.begin_wait(bigint), pgqueue.leave_wait(bigint),
     pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, boolean, bigint[]),
     pgqueue.take_many_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
     pgqueue.take_all_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
     pgqueue.key_states(text[]), pgqueue.keep_waiting(bigint[], timestamptz[], boolean[], text),
-    pgqueue.take_keys(text, text, text, double precision, bigint, bigint[]), pgqueue.key_state(pgqueue.unique_key),
     pgqueue.job_states(bigint[]), pgqueue.job_rows(bigint[]), pgqueue.jobs_after(text[], bigint, integer),
     pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint), pgqueue.waiters(bigint[]),
     pgqueue.take_waiting(bigint[], timestamptz[]), pgqueue.lock_dead(bigint[], timestamptz[]),
     pgqueue.take_dead(bigint[], timestamptz[]), pgqueue.refuse(text), pgqueue.served(), pgqueue.text_of(jsonb),
-    pgqueue.take_back(bigint[]), pgqueue.take_back(bigint[], timestamptz[])
+    pgqueue.take_back(bigint[], timestamptz[])
     TO :"role";

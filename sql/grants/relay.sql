@@ -5,19 +5,15 @@ GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
 GRANT SELECT, INSERT, UPDATE (id) ON pgqueue.job TO :"role";
 -- A unique key may replace a job that waits.
 GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked TO :"role";
-GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.relay_target TO :"role";
 GRANT SELECT, INSERT, UPDATE ON pgqueue.relay_fence TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (relayed_at) ON pgqueue.relayed TO :"role";
 GRANT SELECT ON pgqueue.migration TO :"role";
+GRANT USAGE ON TYPE pgqueue.keyed_job TO :"role";
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.keys_can_be(text, integer, text, text, text),
     pgqueue.rank_can_be(smallint, smallint, smallint, smallint, smallint, boolean),
-    pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, boolean, bigint[]),
-    pgqueue.take_many_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
-    pgqueue.take_all_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
-    pgqueue.key_states(text[]), pgqueue.keep_waiting(bigint[], timestamptz[], boolean[], text),
-    pgqueue.key_state(pgqueue.unique_key),
+    pgqueue.enqueue_keyed(pgqueue.keyed_job[]), pgqueue.enqueue_replacing(pgqueue.keyed_job[]),
     pgqueue.take_back(bigint[], timestamptz[]), pgqueue.job_states(bigint[]), pgqueue.advance_sequences(boolean)
     TO :"role";

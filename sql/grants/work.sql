@@ -11,7 +11,8 @@ GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_
     pgqueue.job_running TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (job_id) ON pgqueue.job_signal TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.worker, pgqueue.job_progress TO :"role";
-GRANT SELECT, INSERT, DELETE ON pgqueue.job_cursor, pgqueue.job_waiter TO :"role";
+GRANT SELECT, INSERT, DELETE ON pgqueue.job_cursor TO :"role";
+GRANT SELECT, DELETE ON pgqueue.job_waiter TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.supervisor, pgqueue.supervisor_order TO :"role";
 GRANT SELECT, UPDATE (bin, since) ON pgqueue.ring TO :"role";
 GRANT SELECT, INSERT, UPDATE ON pgqueue.key_limit, pgqueue.key_rate TO :"role";
@@ -29,10 +30,13 @@ GRANT TRUNCATE ON
     pgqueue.attempt_11, pgqueue.attempt_12, pgqueue.attempt_13, pgqueue.attempt_14, pgqueue.attempt_15
     TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.schedule, pgqueue.tick, pgqueue.declaration TO :"role";
+GRANT USAGE ON TYPE pgqueue.keyed_job TO :"role";
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.keys_can_be(text, integer, text, text, text),
     pgqueue.rank_can_be(smallint, smallint, smallint, smallint, smallint, boolean),
+    pgqueue.enqueue_keyed(pgqueue.keyed_job[]), pgqueue.enqueue_replacing(pgqueue.keyed_job[]),
+    pgqueue.begin_wait(bigint), pgqueue.leave_wait(bigint),
     pgqueue.enqueue(text, jsonb, text, integer, timestamptz, jsonb, timestamptz, text, text, text, integer, text, text, text),
     pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, boolean, bigint[]),
     pgqueue.take_many_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
