@@ -167,6 +167,21 @@ def test_an_enqueuing_role_takes_unique_keys_and_has_no_right_on_those_of_others
 
 
 @pytest.mark.promise("F52")
+def test_a_role_that_enqueues_and_operates_replaces_and_one_that_only_enqueues_does_not(role: Role, eyes: Eyes) -> None:
+    task = api.remote("t").using(unique=api.Unique("k", on_duplicate="replace"))
+    enqueuing, both = role("enqueue"), role("enqueue")
+    grants.grant(eyes.conn, str(conninfo_to_dict(both)["user"]), "operate", "pgqueue")
+    with psycopg.connect(both) as conn:
+        first = api.enqueue(conn, task, x=1)
+        assert api.enqueue(conn, task, x=2) == api.JobHandle(first.id, created=False, replaced=True)
+    with psycopg.connect(enqueuing) as conn:
+        with pytest.raises(errors.InsufficientPrivilege) as caught:
+            api.enqueue(conn, task, x=3)
+        assert "--for operate" in "".join(caught.value.__notes__)
+    assert eyes.one("SELECT args FROM pgqueue.job") == {"x": 2}
+
+
+@pytest.mark.promise("F52")
 @pytest.mark.parametrize("values", [
     "'', NULL, 'live', 0",
     "repeat('k', 501), NULL, 'live', 0",
@@ -423,6 +438,7 @@ CELLS: dict[grants.Kind, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
         ),
         (
             "SELECT pgqueue.enqueue('t', unique_key => 'pay:77')",
+            "SELECT pgqueue.enqueue('t', unique_key => 'pay:78')",
             "SELECT nextval('pgqueue.job_id_seq'), nextval('pgqueue.job_pos_seq')",
             *NOT_PREVENTED,
         ),
