@@ -567,30 +567,25 @@ nullif(coalesce(line.on_locked, %(on_locked)s::text), '') AS on_locked,
 nullif(coalesce(line.limit_key, %(limit_key)s::text), '')::jsonb #>> '{}' AS limit_key,
 nullif(coalesce(line.rate_key, %(rate_key)s::text), '')::jsonb #>> '{}' AS rate_key
 
--- name: keyed_lines
--- The lines of a batch with unique keys, as `line`, in their order.
-ROWS FROM (
-    {{lines}},
-    string_to_table(%(unique_key)s::text, E'\n'), string_to_table(%(idempotency_key)s::text, E'\n'),
-    string_to_table(%(hold)s::text, E'\n'), string_to_table(%(hold_seconds)s::text, E'\n'),
-    string_to_table(%(on_duplicate)s::text, E'\n')
-) WITH ORDINALITY AS line ({{line_names}}, unique_key, idempotency_key, hold, hold_seconds, on_duplicate, place)
-
--- name: keyed_values
--- Such a line as a job to be.
-line.place,
-{{line_values}},
-nullif(coalesce(line.unique_key, %(unique_key)s::text), '')::jsonb #>> '{}' AS unique_key,
-nullif(coalesce(line.idempotency_key, %(idempotency_key)s::text), '')::jsonb #>> '{}' AS idempotency_key,
-coalesce(line.hold, %(hold)s::text) AS hold,
-nullif(coalesce(line.hold_seconds, %(hold_seconds)s::text), '')::float8 AS hold_seconds,
-coalesce(line.on_duplicate, %(on_duplicate)s::text) = 'replace' AS replaces
-
 -- name: keyed_jobs
 -- A batch with unique keys as the functions take it that insert such jobs. They make the ids and the times: a unique key names both.
 ARRAY(
     SELECT ROW({{new_job}}, unique_key, idempotency_key, hold, hold_seconds, replaces)::pgqueue.keyed_job
-    FROM (SELECT {{keyed_values}} FROM {{keyed_lines}}) AS asked
+    FROM (
+        SELECT line.place,
+            {{line_values}},
+            nullif(coalesce(line.unique_key, %(unique_key)s::text), '')::jsonb #>> '{}' AS unique_key,
+            nullif(coalesce(line.idempotency_key, %(idempotency_key)s::text), '')::jsonb #>> '{}' AS idempotency_key,
+            coalesce(line.hold, %(hold)s::text) AS hold,
+            nullif(coalesce(line.hold_seconds, %(hold_seconds)s::text), '')::float8 AS hold_seconds,
+            coalesce(line.on_duplicate, %(on_duplicate)s::text) = 'replace' AS replaces
+        FROM ROWS FROM (
+            {{lines}},
+            string_to_table(%(unique_key)s::text, E'\n'), string_to_table(%(idempotency_key)s::text, E'\n'),
+            string_to_table(%(hold)s::text, E'\n'), string_to_table(%(hold_seconds)s::text, E'\n'),
+            string_to_table(%(on_duplicate)s::text, E'\n')
+        ) WITH ORDINALITY AS line ({{line_names}}, unique_key, idempotency_key, hold, hold_seconds, on_duplicate, place)
+    ) AS asked
     ORDER BY place
 )
 

@@ -67,6 +67,8 @@ def test_every_function_of_a_check_a_default_a_trigger_or_an_index_is_tried_here
         "pgqueue.is_due(timestamp with time zone)",
         "pgqueue.keys_can_be(text,integer,text,text,text)",
         "pgqueue.now()",
+        "pgqueue.put_in_lane()",
+        "pgqueue.rank_can_be(smallint,smallint,smallint,smallint,smallint,boolean)",
         "pgqueue.refuse_update()",
         "pgqueue.replace_setting()",
     ]
@@ -80,8 +82,13 @@ GOOD = [
     "(task, lock_key, lock_limit, on_locked) VALUES ('x', 'k', 3, 'once')",
     "(task, lock_key) VALUES ('x', 'k')",
     "(task, limit_key, rate_key) VALUES ('x', 'l', 'r:k')",
+    "(task, priority) VALUES ('x', 3)",
+    "(task, rank, attempt) VALUES ('x', 10, 1)",
+    "(task, rank) VALUES ('x', 10)",
 ]
 BAD = [
+    "(task, priority, rank) VALUES ('x', 5, 13)",
+    "(task, priority, rank) VALUES ('x', 3, 8)",
     "(task, run_at) VALUES ('x', '2100-01-01')",
     "(task, lock_key, lock_limit) VALUES ('x', 'k', -1)",
     "(task, lock_key, lock_limit) VALUES ('x', 'k', 0)",

@@ -155,7 +155,7 @@ def test_a_check_that_costs_little_refuses_what_its_plain_words_refuse(
         f"pgqueue.{part}",
     )
     cheap = stands.removeprefix("CHECK ").removesuffix(" NOT VALID")
-    plain = plain.replace("rank / 2 = priority", "rank / 2 = priority OR rank = 11")  # the default; see 0021
+    plain = plain.replace("rank / 2 = priority", "rank / 2 = priority OR rank = 11")  # the default; see 0023
     columns = ", ".join(
         f"unnest((ARRAY[{values}]::{kind}[])[:{9 if column in varied else 1}]) AS {column} ({column})"
         for column, (kind, values) in VALUES.items()
