@@ -87,6 +87,19 @@ CASE WHEN result IS NULL THEN NULL
      ELSE json_build_object('pgqueue', 'not shown: ' || coalesce(octet_length(result_text)::text, 'more than 1000000000') || ' bytes')::text
 END AS result
 
+-- name: found_shown
+-- What people are told of the rows of `found`, the newest first. The texts of a long page are summed, so that `shown` can leave some out.
+SELECT {{shown}}, (SELECT to_json(p) FROM pgqueue.job_progress p
+                   WHERE summed.state = 'running' AND p.job_id = summed.id AND p.updated_at >= summed.started_at) AS said
+FROM (
+    SELECT *, sum(
+        CASE WHEN octet_length(args_text) <= 2097152 THEN octet_length(args_text) ELSE 0 END
+        + CASE WHEN octet_length(headers_text) <= 2097152 THEN octet_length(headers_text) ELSE 0 END
+        + CASE WHEN octet_length(result_text) <= 2097152 THEN octet_length(result_text) ELSE 0 END
+    ) OVER (ORDER BY id DESC ROWS UNBOUNDED PRECEDING) AS total
+    FROM (SELECT *, {{shown_texts}} FROM found OFFSET 0) AS read
+) AS summed
+
 -- name: no_job
 -- The columns of `claimed` in a row that holds a summary instead of a job.
 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
@@ -638,6 +651,46 @@ pg_catalog.set_config('synchronous_commit',
  FROM pg_catalog.pg_control_system() AS c CROSS JOIN pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database())
 
 -- Searches ----------------------------------------------------------------------------------------------------------------------------
+
+-- name: newest
+-- The newest `most` rows of each partition that is named. A partition that is not named is not read.
+(SELECT * FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[])
+ ORDER BY id DESC LIMIT %(most)s::integer)
+UNION ALL
+(SELECT * FROM pgqueue.job_available WHERE 'available' = ANY (%(parts)s::text[])
+ ORDER BY id DESC LIMIT %(most)s::integer)
+UNION ALL
+(SELECT * FROM pgqueue.job_blocked WHERE 'blocked' = ANY (%(parts)s::text[])
+ ORDER BY id DESC LIMIT %(most)s::integer)
+UNION ALL
+(SELECT * FROM pgqueue.job_running WHERE 'running' = ANY (%(parts)s::text[])
+ ORDER BY id DESC LIMIT %(most)s::integer)
+UNION ALL
+(SELECT * FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[])
+ ORDER BY id DESC LIMIT %(most)s::integer)
+UNION ALL
+(SELECT * FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[])
+ ORDER BY id DESC LIMIT %(most)s::integer)
+
+-- name: newest_after
+-- As `newest`, below the id `after`.
+(SELECT * FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+ ORDER BY id DESC LIMIT %(most)s::integer)
+UNION ALL
+(SELECT * FROM pgqueue.job_available WHERE 'available' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+ ORDER BY id DESC LIMIT %(most)s::integer)
+UNION ALL
+(SELECT * FROM pgqueue.job_blocked WHERE 'blocked' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+ ORDER BY id DESC LIMIT %(most)s::integer)
+UNION ALL
+(SELECT * FROM pgqueue.job_running WHERE 'running' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+ ORDER BY id DESC LIMIT %(most)s::integer)
+UNION ALL
+(SELECT * FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+ ORDER BY id DESC LIMIT %(most)s::integer)
+UNION ALL
+(SELECT * FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
+ ORDER BY id DESC LIMIT %(most)s::integer)
 
 -- name: job_fits
 -- Whether a job fits a search. The attempts are looked up for each job, by OFFSET 0: as a join they would all be read.

@@ -20,26 +20,9 @@ FROM (
 WITH found AS MATERIALIZED (
     SELECT * FROM (
         SELECT * FROM (
-            (SELECT * FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[])
-             ORDER BY id DESC LIMIT %(most)s::integer)
-            UNION ALL
-            (SELECT * FROM pgqueue.job_available WHERE 'available' = ANY (%(parts)s::text[])
-             ORDER BY id DESC LIMIT %(most)s::integer)
-            UNION ALL
-            (SELECT * FROM pgqueue.job_blocked WHERE 'blocked' = ANY (%(parts)s::text[])
-             ORDER BY id DESC LIMIT %(most)s::integer)
-            UNION ALL
-            (SELECT * FROM pgqueue.job_running WHERE 'running' = ANY (%(parts)s::text[])
-             ORDER BY id DESC LIMIT %(most)s::integer)
-            UNION ALL
-            (SELECT * FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[])
-             ORDER BY id DESC LIMIT %(most)s::integer)
-            UNION ALL
-            (SELECT * FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[])
-             ORDER BY id DESC LIMIT %(most)s::integer)
+            {{newest}}
         ) AS part
-        ORDER BY id DESC
-        LIMIT %(most)s::integer
+        ORDER BY id DESC LIMIT %(most)s::integer
     ) AS newest
     WHERE {{job_fits}}
     ORDER BY id DESC
@@ -49,39 +32,13 @@ SELECT coalesce(json_agg(to_json(shown) ORDER BY id DESC), '[]')::text,
        CASE WHEN count(*) < %(n)s::integer THEN (
            SELECT json_build_array(count(*), min(id))::text FROM (
                SELECT id FROM (
-                (SELECT id FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[])
-                 ORDER BY id DESC LIMIT %(most)s::integer)
-                UNION ALL
-                (SELECT id FROM pgqueue.job_available WHERE 'available' = ANY (%(parts)s::text[])
-                 ORDER BY id DESC LIMIT %(most)s::integer)
-                UNION ALL
-                (SELECT id FROM pgqueue.job_blocked WHERE 'blocked' = ANY (%(parts)s::text[])
-                 ORDER BY id DESC LIMIT %(most)s::integer)
-                UNION ALL
-                (SELECT id FROM pgqueue.job_running WHERE 'running' = ANY (%(parts)s::text[])
-                 ORDER BY id DESC LIMIT %(most)s::integer)
-                UNION ALL
-                (SELECT id FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[])
-                 ORDER BY id DESC LIMIT %(most)s::integer)
-                UNION ALL
-                (SELECT id FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[])
-                 ORDER BY id DESC LIMIT %(most)s::integer)
+                   {{newest}}
                ) AS part
-               ORDER BY id DESC
-               LIMIT %(most)s::integer
+               ORDER BY id DESC LIMIT %(most)s::integer
            ) AS walked)
        END
 FROM (
-    SELECT {{shown}}, (SELECT to_json(p) FROM pgqueue.job_progress p
-                       WHERE summed.state = 'running' AND p.job_id = summed.id AND p.updated_at >= summed.started_at) AS said
-    FROM (
-        SELECT *, sum(
-            CASE WHEN octet_length(args_text) <= 2097152 THEN octet_length(args_text) ELSE 0 END
-            + CASE WHEN octet_length(headers_text) <= 2097152 THEN octet_length(headers_text) ELSE 0 END
-            + CASE WHEN octet_length(result_text) <= 2097152 THEN octet_length(result_text) ELSE 0 END
-        ) OVER (ORDER BY id DESC ROWS UNBOUNDED PRECEDING) AS total
-        FROM (SELECT *, {{shown_texts}} FROM found OFFSET 0) AS read
-    ) AS summed
+    {{found_shown}}
 ) AS shown;
 
 -- name: queries_find_after
@@ -90,26 +47,9 @@ FROM (
 WITH found AS MATERIALIZED (
     SELECT * FROM (
         SELECT * FROM (
-            (SELECT * FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
-             ORDER BY id DESC LIMIT %(most)s::integer)
-            UNION ALL
-            (SELECT * FROM pgqueue.job_available WHERE 'available' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
-             ORDER BY id DESC LIMIT %(most)s::integer)
-            UNION ALL
-            (SELECT * FROM pgqueue.job_blocked WHERE 'blocked' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
-             ORDER BY id DESC LIMIT %(most)s::integer)
-            UNION ALL
-            (SELECT * FROM pgqueue.job_running WHERE 'running' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
-             ORDER BY id DESC LIMIT %(most)s::integer)
-            UNION ALL
-            (SELECT * FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
-             ORDER BY id DESC LIMIT %(most)s::integer)
-            UNION ALL
-            (SELECT * FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
-             ORDER BY id DESC LIMIT %(most)s::integer)
+            {{newest_after}}
         ) AS part
-        ORDER BY id DESC
-        LIMIT %(most)s::integer
+        ORDER BY id DESC LIMIT %(most)s::integer
     ) AS newest
     WHERE {{job_fits}}
     ORDER BY id DESC
@@ -119,39 +59,13 @@ SELECT coalesce(json_agg(to_json(shown) ORDER BY id DESC), '[]')::text,
        CASE WHEN count(*) < %(n)s::integer THEN (
            SELECT json_build_array(count(*), min(id))::text FROM (
                SELECT id FROM (
-                (SELECT id FROM pgqueue.job_scheduled WHERE 'scheduled' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
-                 ORDER BY id DESC LIMIT %(most)s::integer)
-                UNION ALL
-                (SELECT id FROM pgqueue.job_available WHERE 'available' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
-                 ORDER BY id DESC LIMIT %(most)s::integer)
-                UNION ALL
-                (SELECT id FROM pgqueue.job_blocked WHERE 'blocked' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
-                 ORDER BY id DESC LIMIT %(most)s::integer)
-                UNION ALL
-                (SELECT id FROM pgqueue.job_running WHERE 'running' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
-                 ORDER BY id DESC LIMIT %(most)s::integer)
-                UNION ALL
-                (SELECT id FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
-                 ORDER BY id DESC LIMIT %(most)s::integer)
-                UNION ALL
-                (SELECT id FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
-                 ORDER BY id DESC LIMIT %(most)s::integer)
+                   {{newest_after}}
                ) AS part
-               ORDER BY id DESC
-               LIMIT %(most)s::integer
+               ORDER BY id DESC LIMIT %(most)s::integer
            ) AS walked)
        END
 FROM (
-    SELECT {{shown}}, (SELECT to_json(p) FROM pgqueue.job_progress p
-                       WHERE summed.state = 'running' AND p.job_id = summed.id AND p.updated_at >= summed.started_at) AS said
-    FROM (
-        SELECT *, sum(
-            CASE WHEN octet_length(args_text) <= 2097152 THEN octet_length(args_text) ELSE 0 END
-            + CASE WHEN octet_length(headers_text) <= 2097152 THEN octet_length(headers_text) ELSE 0 END
-            + CASE WHEN octet_length(result_text) <= 2097152 THEN octet_length(result_text) ELSE 0 END
-        ) OVER (ORDER BY id DESC ROWS UNBOUNDED PRECEDING) AS total
-        FROM (SELECT *, {{shown_texts}} FROM found OFFSET 0) AS read
-    ) AS summed
+    {{found_shown}}
 ) AS shown;
 
 -- name: queries_status
