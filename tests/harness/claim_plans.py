@@ -10,7 +10,8 @@ import psycopg
 from workers import Eyes, Taker
 
 from pgqueue.database import statements
-from pgqueue.worker.fetch.fetcher import NO_END, RANKS
+from pgqueue.worker.fetch.claim import NO_END
+from pgqueue.worker.fetch.fetcher import RANKS
 from pgqueue.worker.fetch.kinds import NO_RANK
 from pgqueue.worker.fetch.poison_jobs import MORE_CRASHES, ONE_CRASH
 from pgqueue.worker.fetch.watermark import Watermark

@@ -17,11 +17,7 @@ Why no wake is lost:
    are taken, is not in it.
 3. The poll finds whatever is missed all the same (NOTIFY off, a pooler, a broken listener).
 
-The server may refuse a claim for a value of one row, or not get through with it in time (statement_timeout). Then
-nothing was taken, and the next claims of that kind ask for fewer jobs, down to one. That one is looked up, and claimed
-by its position alone. If it is refused again, it is put aside: failed, reason `refused`. So a bad row costs a few
-claims, and every other job is claimed as ever. If every job seems bad, it is not the rows: after REFUSED_MOST of them,
-the error goes to the loop, which waits before it goes on.
+If the server refuses a claim for a value of one row, `refused_rows` says what to do.
 """
 
 from __future__ import annotations
@@ -31,29 +27,29 @@ import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from random import uniform
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import msgspec
 import psycopg
 
-from pgqueue.database.backoff import jittered, persist, wait, without_values
+from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.row_errors import refuses_row
 from pgqueue.database.sessions import Link, Session
-from pgqueue.database.statements import Row, Statement, integers, texts
+from pgqueue.database.statements import Statement, integers, texts
 from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job, Lane
 from pgqueue.jobs.keys import LOCK
-from pgqueue.jobs.outcomes import MESSAGE_MOST
 from pgqueue.worker.concurrency.holder_cursors import HolderCursors
 from pgqueue.worker.concurrency.waiter_cursors import Position, WaiterCursors
 from pgqueue.worker.doubles import resolve
+from pgqueue.worker.fetch.claim import NO_END, Answer, Asked, Claimed, ClaimSummary, taken_of
 from pgqueue.worker.fetch.keyed_claim import Blocked, KeyedClaim
 from pgqueue.worker.fetch.kinds import NO_RANK, Kind, Kinds
 from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, Passed, PassedOver
+from pgqueue.worker.fetch.refused_rows import RefusedRow, RefusedRows
 from pgqueue.worker.fetch.watermark import Fetch, Reading, Watermark
 from pgqueue.worker.run.slots import Room
 from pgqueue.worker.state import WorkerState
@@ -63,72 +59,6 @@ log = logging.getLogger("pgqueue")
 RANKS = tuple(range(20))
 # A fetch wanted now is due at once where there is room; without room the loop must not spin.
 SOON = 0.01
-NO_END = 2**63 - 1
-# After a claim was refused for a row, the next one asks for a part of its jobs. So many jobs may be put aside one after
-# the other, without a claim between them that took any.
-NARROWER = 8
-REFUSED_MOST = 20
-
-
-@dataclass(slots=True)
-class Asked:
-    """The lanes of one claim, in order, each with its limit."""
-
-    lanes: list[Lane]
-    mosts: list[int]
-    starts: list[int] = field(default_factory=list)
-    """The position after which each lane is asked."""
-    passed_over: list[tuple[Lane, int]] = field(default_factory=list)
-    """Positions at or before the start of their lane, which are asked for by themselves."""
-
-    def ranges(self) -> list[tuple[Lane, int, int, int]]:
-        """What the claim is asked for, in order: (lane, after which position, up to which position, how many rows)."""
-        alone: defaultdict[Lane, list[int]] = defaultdict(list)
-        for lane, pos in sorted(self.passed_over):
-            alone[lane].append(pos)
-        places: list[tuple[Lane, int, int, int]] = []
-        for lane, start, most in zip(self.lanes, self.starts, self.mosts, strict=True):
-            places += [(lane, pos - 1, pos, 1) for pos in alone[lane]]
-            places.append((lane, start, NO_END, most))
-        return places
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """What a claim has brought."""
-
-    reading: Reading
-    scanned: set[Lane]
-    """The lanes that the claim has looked at."""
-    taken: dict[Lane, tuple[int, int]]
-    """How many rows each of these lanes gave, blocked ones too, and the highest position of them."""
-    jobs: list[Job]
-    blocked: int
-    """How many jobs the claim has blocked."""
-    other: int | None
-    """The rank of the most urgent lane of the other kind that had a job; None if none had."""
-    looked: dict[Lane, int]
-    """How far the reading has looked at lanes of the other kind, and seen no job."""
-
-    def more(self, n: int) -> bool:
-        """Whether there may be more jobs: the claim has given all of n."""
-        return len(self.jobs) + self.blocked >= n
-
-
-class ClaimSummary(msgspec.Struct):
-    """What a claim says beside its jobs; only one of jobs with keys says more than which lanes were open."""
-
-    lanes: list[int]
-    """The places (from 1) of the lanes that were open."""
-    lowest_hold: int | None = None
-    """The lowest hold_pos of the jobs that run now; None if none does."""
-    held: list[str] = []
-    """The locks that came with such a job."""
-    blocked: Blocked | None = None
-
-
-Answer = tuple[list[Row], ClaimSummary, list[Job]]
-"""The answer to a fetch: the reading, and the claim's summary and jobs."""
 
 
 def spaced(wanted: float, poll: float) -> float:
@@ -201,6 +131,7 @@ class Fetcher:
         self.passed_over = PassedOver()
         self.kinds = Kinds()
         self.keyed_claim = KeyedClaim()
+        self.refused_rows = RefusedRows(session, state)
         self.fetches = 0
         self.asking: tuple[Sequence[str], int] = ((), 0)
         """The queues that a claim under way asks, and for how many jobs."""
@@ -218,8 +149,6 @@ class Fetcher:
         self._queue_turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._generation = 0
         self._quiet = False
-        self._put_aside = 0
-        """How many jobs were put aside one after the other, without a claim that took any."""
 
     def wake(self, zero: bool = False) -> None:
         """Jobs may have become available; `zero`: even behind the watermark (a rescue freed rows)."""
@@ -319,32 +248,47 @@ class Fetcher:
             self._begin_anew()
         self._begin(asked, monotonic())
         self.asking = (room.queues, n)
-        claimed: Claimed | psycopg.Error
         try:
-            claimed = await self._claim(kind, asked, n, claim, beyond=beyond)
-        except psycopg.errors.UniqueViolation as error:
-            self._forget()
-            if trigger_of(error) is not None:
-                raise
-            await self._resolve_doubles()
-            return None
-        except BaseException as error:
-            if not isinstance(error, psycopg.errors.QueryCanceled) and not refuses_row(error):
-                # Whether rows were taken is unknown. Reconciliation hands them back once this claim counts as given up.
-                self._forget()
-                self._state.in_doubt()
-                raise
-            claimed = cast("psycopg.Error", error)
+            claimed = await self._try_claim(kind, asked, n, claim, beyond)
         finally:
             self._state.claims.end(claim)
             self.asking = ((), 0)
             self._receiver.fetched()
-        if isinstance(claimed, psycopg.Error):
-            await self._narrow(kind, asked, n, claimed)
+        if isinstance(claimed, psycopg.errors.UniqueViolation):
+            await self._resolve_doubles()
             return None
+        if isinstance(claimed, psycopg.Error):
+            self.kinds.unknown()
+            self.keyed_claim.long_rows = False
+            if self.refused_rows.narrow(kind, n, claimed):
+                await self._find_refused(kind, asked)
+            return None
+        self._learn(room, kind, asked, n, claimed, beyond)
+        return self._deliver(kind, asked, claimed.jobs)
+
+    async def _try_claim(self, kind: Kind, asked: Asked, n: int, claim: int, beyond: int) -> Claimed | psycopg.Error:
+        """Claim these lanes. Answers the error if the server refuses the claim for a row: then nothing was taken."""
+        try:
+            return await self._claim(kind, asked, n, claim, beyond=beyond)
+        except psycopg.errors.UniqueViolation as error:
+            self._forget()
+            if trigger_of(error) is not None:
+                raise
+            return error
+        except BaseException as error:
+            if isinstance(error, psycopg.Error) and (
+                isinstance(error, psycopg.errors.QueryCanceled) or refuses_row(error)
+            ):
+                return error
+            # Whether rows were taken is unknown. Reconciliation hands them back once this claim counts as given up.
+            self._forget()
+            self._state.in_doubt()
+            raise
+
+    def _learn(self, room: Room, kind: Kind, asked: Asked, n: int, claimed: Claimed, beyond: int) -> None:
+        """Remember what this claim of n jobs has seen: where to look next, and which queues have more."""
         self.fetches += 1
-        if kind.most is not None:
-            kind.most = None if 2 * n >= room.free else 2 * n
+        self.refused_rows.claimed(kind, n, room.free, any=bool(claimed.jobs))
         fetch = Fetch(
             claimed.reading,
             asked.lanes,
@@ -364,38 +308,31 @@ class Fetcher:
         self.kinds.claimed(
             kind, room.queues, asked.lanes, claimed.taken, claimed.other, monotonic(), self._session.took
         )
-        if jobs := claimed.jobs:
-            self._put_aside = 0
+
+    def _deliver(self, kind: Kind, asked: Asked, jobs: list[Job]) -> bool:
+        """Hand these jobs on, most urgent lane first. Whether there were any."""
+        if jobs:
             places = {lane: place for place, lane in enumerate(asked.lanes)}
             jobs.sort(key=lambda job: (places[job.queue, job.rank, kind.keyed], job.pos, job.id))
             self._receiver.deliver(jobs)
         return bool(jobs)
 
-    # Rows that the server refuses -------------------------------------------------------------------------------------
-
-    async def _narrow(self, kind: Kind, asked: Asked, n: int, error: psycopg.Error) -> None:
-        """The server has refused a claim of n jobs for a row: ask for fewer, or find that row."""
-        self.kinds.unknown()
-        kind.most = max(1, n // NARROWER)
-        self.keyed_claim.long_rows = False
-        if n > 1:
-            log.warning("a claim of %d jobs was refused (%s): fewer are claimed at once", n, without_values(error))
-            return
-        if isinstance(error, psycopg.errors.QueryCanceled):  # the server is slow: no fault of the job
-            raise error
+    async def _find_refused(self, kind: Kind, asked: Asked) -> None:
+        """A claim of one job was refused. Claim that job by its position alone; refused again, it is put aside."""
         link, worker_id = self._session.link, self._state.id
         first = link.statement(kind.first, **self._lanes(asked.ranges()), worker_id=worker_id)
         [found] = await self._session.run(first)
         if found:
-            queue, rank, pos, id, task = found[0]
-            await self._claim_alone(kind, (queue, rank, kind.keyed), pos, f"job {id} ({task})", id)
+            row = RefusedRow.read(found[0], kind.keyed)
+            if refusal := await self._claim_alone(kind, row):
+                await self.refused_rows.put_aside(row, refusal)
 
-    async def _claim_alone(self, kind: Kind, lane: Lane, pos: int, name: str, id: int) -> None:
-        """Claim the job at this position, and no other. If it is refused, put it aside.
+    async def _claim_alone(self, kind: Kind, row: RefusedRow) -> psycopg.Error | None:
+        """Claim the job at this position, and no other. Answers the error if the server refuses it.
 
         The watermark learns nothing of this claim: it looks at no other position.
         """
-        alone = Asked([lane], [0], [NO_END], [(lane, pos)])
+        alone = Asked([row.lane], [0], [NO_END], [(row.lane, row.pos)])
         claim = await self._state.claims.begin()
         try:
             claimed = await self._claim(kind, alone, 1, claim)
@@ -403,41 +340,15 @@ class Fetcher:
             if not refuses_row(error):
                 self._state.in_doubt()
                 raise
-            refusal = error
+            return error
         except BaseException:
             self._state.in_doubt()
             raise
-        else:
-            if claimed.jobs:
-                self._receiver.deliver(claimed.jobs)
-            return
         finally:
             self._state.claims.end(claim)
-        await self._refuse(id, pos, name, refusal)
-
-    async def _refuse(self, id: int, pos: int, name: str, error: psycopg.Error) -> None:
-        """This job fails, reason `refused`. If its arguments or headers cannot be read at all, without them."""
-        said = without_values(error)
-        params = {
-            "id": id,
-            "pos": pos,
-            "worker_id": self._state.id,
-            "error_type": type(error).__name__,
-            "message": f"the server refuses to start this job: {said}"[:MESSAGE_MOST],
-            "notify": self._state.settings.notify,
-        }
-        link = self._session.link
-        try:
-            [rows] = await self._session.run(link.statement("fetch_put_aside", **params, bare=False))
-        except psycopg.Error as again:
-            if not refuses_row(again):
-                raise
-            [rows] = await self._session.run(link.statement("fetch_put_aside", **params, bare=True))
-        if rows:
-            log.error("%s cannot be started: it is failed, reason refused (%s)", name, said, extra={"job_id": id})
-        self._put_aside += 1
-        if self._put_aside >= REFUSED_MOST:
-            raise error
+        if claimed.jobs:
+            self._receiver.deliver(claimed.jobs)
+        return None
 
     def _begin(self, asked: Asked, now: float) -> None:
         """Settle where the claim of these lanes begins."""
@@ -522,7 +433,7 @@ class Fetcher:
         return Claimed(
             reading=Reading(head, xid, snapshot),
             scanned={places[place - 1][0] for place in summary.lanes},
-            taken=_taken(kind, jobs, blocked),
+            taken=taken_of(kind, jobs, blocked),
             jobs=jobs,
             blocked=sum(count for _, _, count, _ in blocked),
             other=rank,
@@ -613,17 +524,3 @@ def _passed_over(link: Link, ranges: Sequence[Passed], tasks: str) -> Statement[
         most=POSITIONS_MOST + 1,
         tasks=tasks,
     )
-
-
-def _taken(
-    kind: Kind, jobs: Collection[Job], blocked: Sequence[tuple[str, int, int, int]] = ()
-) -> dict[Lane, tuple[int, int]]:
-    """How many rows each lane gave, blocked ones too, and the highest position of them."""
-    taken: dict[Lane, tuple[int, int]] = {
-        (queue, rank, kind.keyed): (count, pos) for queue, rank, count, pos in blocked
-    }
-    for job in jobs:
-        lane = (job.queue, job.rank, kind.keyed)
-        count, highest = taken.get(lane, (0, 0))
-        taken[lane] = (count + 1, job.pos if job.pos > highest else highest)
-    return taken
