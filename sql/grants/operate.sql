@@ -16,6 +16,9 @@ GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"rol
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_signal TO :"role";
 GRANT SELECT ON pgqueue.job_waiter TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.queue TO :"role";
+GRANT SELECT, INSERT, DELETE ON pgqueue.paused_task TO :"role";
+-- The record of what is done by hand. The time and the role of a row are not the writer's to say, and no row is changed or taken away.
+GRANT SELECT, INSERT (actor, action, target, jobs, count, details) ON pgqueue.audit TO :"role";
 GRANT SELECT, INSERT ON pgqueue.supervisor_order TO :"role";
 -- `pgqueue schedules`, and what an application needs that adds schedules.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.schedule TO :"role";

@@ -4,7 +4,7 @@ GRANT SELECT ON pgqueue.job, pgqueue.job_available, pgqueue.job_scheduled, pgque
     pgqueue.job_done, pgqueue.job_dead, pgqueue.attempt, pgqueue.job_signal, pgqueue.ring, pgqueue.worker, pgqueue.queue,
     pgqueue.job_cursor, pgqueue.job_progress, pgqueue.job_waiter, pgqueue.unique_key, pgqueue.supervisor,
     pgqueue.supervisor_order, pgqueue.schedule, pgqueue.tick, pgqueue.declaration, pgqueue.key_limit, pgqueue.key_rate,
-    pgqueue.limiter, pgqueue.migration, pgqueue.relay_fence
+    pgqueue.limiter, pgqueue.migration, pgqueue.relay_fence, pgqueue.paused_task, pgqueue.audit
     TO :"role";
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.key_state(pgqueue.unique_key), pgqueue.job_states(bigint[]),

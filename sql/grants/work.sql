@@ -3,7 +3,7 @@
 -- UPDATE (id) is the least that lets it lock rows; the tables refuse the UPDATE itself.
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
 GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq, pgqueue.job_hold_seq TO :"role";
-GRANT SELECT ON pgqueue.migration, pgqueue.queue TO :"role";
+GRANT SELECT ON pgqueue.migration, pgqueue.queue, pgqueue.paused_task TO :"role";
 GRANT UPDATE (id) ON pgqueue.job TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
 GRANT SELECT, INSERT ON pgqueue.job, pgqueue.job_done, pgqueue.job_dead, pgqueue.attempt TO :"role";
@@ -19,6 +19,8 @@ GRANT SELECT, INSERT, UPDATE ON pgqueue.key_limit, pgqueue.key_rate TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.limiter TO :"role";
 GRANT SELECT, UPDATE (done_at) ON pgqueue.duty TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.unknown_task TO :"role";
+-- A handler may cancel jobs, add schedules, set limits: each is a row of the record. The leader deletes old ones.
+GRANT SELECT, DELETE, INSERT (actor, action, target, jobs, count, details) ON pgqueue.audit TO :"role";
 GRANT TRUNCATE ON
     pgqueue.job_done_0, pgqueue.job_done_1, pgqueue.job_done_2, pgqueue.job_done_3, pgqueue.job_done_4,
     pgqueue.job_done_5, pgqueue.job_done_6, pgqueue.job_done_7, pgqueue.job_dead_0, pgqueue.job_dead_1,

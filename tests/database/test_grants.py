@@ -248,6 +248,10 @@ def test_an_operating_role_operates_and_neither_enqueues_nor_works(role: Role, d
         "UPDATE pgqueue.ring SET retention = '1 s'",
         "TRUNCATE pgqueue.job_done_0",
         "SELECT pgqueue.advance_ring('done', true)",
+        "INSERT INTO pgqueue.audit (actor, action, role) VALUES ('me', 'cancel', 'postgres')",
+        "INSERT INTO pgqueue.audit (actor, action, at) VALUES ('me', 'cancel', '2001-01-01')",
+        "DELETE FROM pgqueue.audit",
+        "UPDATE pgqueue.audit SET actor = 'another'",
     )
 
 

@@ -196,6 +196,47 @@ def test_who_may_judge_keys_may_do_so_after_migration_15(
     assert (model == ([],)) == (not closed)
 
 
+@pytest.mark.parametrize(
+    ("had", "gets"),
+    [
+        ("SELECT ON pgqueue.queue", {"paused_task": "r"}),
+        ("INSERT ON pgqueue.queue", {"paused_task": "ad"}),
+        ("SELECT ON pgqueue.supervisor_order", {"audit": "r"}),
+        ("DELETE ON pgqueue.unknown_task", {"audit": "d"}),
+        ("INSERT ON pgqueue.job_signal", {"columns": "a"}),
+        ("INSERT ON pgqueue.job", {}),
+    ],
+)
+def test_a_role_granted_before_migration_24_sees_and_writes_what_operators_do(
+    had: str, gets: dict[str, str], empty: psycopg.Connection, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a role that cancels jobs could do so no more: the record is written by the same statement."""
+    files = migrations.files()
+    monkeypatch.setattr(migrations, "files", lambda line: files[:23])
+    migrate(empty, "pgqueue")
+    empty.execute(f"GRANT {had} TO {role}".encode())
+    empty.commit()
+    monkeypatch.undo()
+    migrate(empty, "pgqueue")
+    of_tables = empty.execute(
+        "SELECT relname, string_agg(left(privilege_type, 1), '' ORDER BY privilege_type) FROM ("
+        "    SELECT relname, a.privilege_type FROM pg_class c, aclexplode(relacl) AS a"
+        "    WHERE relname IN ('audit', 'paused_task') AND a.grantee = %s::regrole) AS one GROUP BY relname",
+        [role],
+    ).fetchall()
+    of_columns = empty.execute(
+        "SELECT attname FROM pg_attribute c, aclexplode(attacl) AS a"
+        " WHERE attrelid = 'pgqueue.audit'::regclass AND a.grantee = %s::regrole AND a.privilege_type = 'INSERT'"
+        " ORDER BY attname",
+        [role],
+    ).fetchall()
+    letters = {"S": "r", "I": "a", "D": "d"}
+    found = {name: "".join(sorted(letters[each] for each in said)) for name, said in of_tables}
+    assert found == {name: "".join(sorted(said)) for name, said in gets.items() if name != "columns"}
+    columns = ["action", "actor", "count", "details", "jobs", "target"] if "columns" in gets else []
+    assert [name for (name,) in of_columns] == columns
+
+
 def psql(dsn: str, *arguments: str) -> None:
     command = [str(binaries() / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments, "-d", dsn]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
