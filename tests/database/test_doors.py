@@ -490,8 +490,70 @@ CELLS: dict[grants.Kind, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
         ),
         NOT_PREVENTED,
     ),
+    "relay": (
+        (
+            "INSERT INTO pgqueue.job (task, args) VALUES ('t', '{}')",
+            "SELECT * FROM pgqueue.enqueue_keyed('{}')",
+            "SELECT * FROM pgqueue.enqueue_replacing('{}')",
+            "DELETE FROM pgqueue.relayed",
+            "SELECT pgqueue.advance_sequences(false)",
+        ),
+        (
+            *OWNERS,
+            "DELETE FROM pgqueue.job_running",
+            "DELETE FROM pgqueue.job_done",
+            "SELECT message FROM pgqueue.attempt",
+            "SELECT key FROM pgqueue.unique_key",
+            "DELETE FROM pgqueue.unique_key",
+            "INSERT INTO pgqueue.queue (name) VALUES ('q')",
+            "UPDATE pgqueue.worker SET state = 'quiet'",
+            "SELECT pgqueue.begin_wait(1)",
+            "SELECT pgqueue.restore_settings()",
+        ),
+        ("SELECT args, result FROM pgqueue.job", *MOVES, *NOT_PREVENTED),
+    ),
+    "stage": (
+        (
+            "INSERT INTO pgqueue.outbox (task, args) VALUES ('t', '{}') RETURNING id, uid",
+            "SELECT pgqueue.outbox_now()",
+        ),
+        (
+            "INSERT INTO pgqueue.outbox (task, id) VALUES ('t', 1000)",
+            "SELECT args FROM pgqueue.outbox",
+            "SELECT options FROM pgqueue.outbox",
+            "SELECT id FROM pgqueue.outbox FOR KEY SHARE",
+            "DELETE FROM pgqueue.outbox",
+            "TRUNCATE pgqueue.outbox",
+            "TABLE pgqueue.outbox_refused",
+            "TABLE pgqueue.outbox_source",
+            "DELETE FROM pgqueue.outbox_source",
+            "SELECT setval('pgqueue.outbox_id_seq', 1)",
+            "LOCK TABLE pgqueue.outbox IN SHARE MODE",
+        ),
+        ("SELECT nextval('pgqueue.outbox_id_seq')", *NOT_PREVENTED[:2], "SELECT count(id) FROM pgqueue.outbox"),
+    ),
+    "relay_outbox": (
+        (
+            "DELETE FROM pgqueue.outbox",
+            "SELECT args, options FROM pgqueue.outbox FOR UPDATE",
+            "UPDATE pgqueue.outbox_refused SET reason = 'x'",
+            "TABLE pgqueue.outbox_migration",
+        ),
+        (
+            "UPDATE pgqueue.outbox SET args = '{}'",
+            "TRUNCATE pgqueue.outbox",
+            "SELECT setval('pgqueue.outbox_id_seq', 1)",
+            "INSERT INTO pgqueue.outbox_migration (version, name, breaking) VALUES (99, 'x', true)",
+            "CREATE TABLE pgqueue.mine ()",
+        ),
+        (
+            "LOCK TABLE pgqueue.outbox IN ACCESS EXCLUSIVE MODE",
+            *NOT_PREVENTED[:2],
+            "SELECT count(*) FROM pgqueue.outbox",
+        ),
+    ),
 }
-"""The table of docs/operations.md: what a role may, may not, and what no right prevents."""
+"""The tables of docs/operations.md: what a role may, may not, and what no right prevents."""
 
 
 @pytest.mark.promise("F53")
@@ -500,6 +562,8 @@ CELLS: dict[grants.Kind, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
 def test_each_cell_of_the_table_of_roles(kind: grants.Kind, cell: str, role: Role, eyes: Eyes) -> None:
     may, may_not, not_prevented = CELLS[kind]
     eyes.do(RUNNING)
+    if kind in grants.OUTBOX_KINDS:
+        migrations.migrate(eyes.conn, "pgqueue", line=migrations.OUTBOX)
     mine = role(kind)
     if cell == "may not":
         refused(mine, *may_not)
@@ -514,7 +578,8 @@ def test_each_cell_of_the_table_of_roles(kind: grants.Kind, cell: str, role: Rol
 def test_the_page_has_a_row_for_each_kind_of_role() -> None:
     page = (Path(__file__).parents[2] / "docs/operations.md").read_text(encoding="utf-8")
     for kind in CELLS:
-        [row] = [line for line in page.splitlines() if line.startswith(f"| `{kind}` |") and line.count("|") == 5]
+        named = "`relay`, outbox" if kind == "relay_outbox" else f"`{kind}`"
+        [row] = [line for line in page.splitlines() if line.startswith(f"| {named} |") and line.count("|") == 5]
         assert row
 
 
@@ -585,7 +650,7 @@ def test_a_role_of_before_goes_on_with_statements_of_before_and_of_now(
     name = create_role(empty_dsn)
     files = migrations.files()
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
-        monkeypatch.setattr(migrations, "files", lambda line: files[:20])
+        monkeypatch.setattr(migrations, "files", lambda line: files[:22])
         migrations.migrate(conn, "pgqueue")
         conn.execute(BEFORE.format(role=name).encode())
         monkeypatch.undo()
