@@ -255,8 +255,9 @@ BEGIN
         RAISE EXCEPTION 'pgqueue.enqueue: args and headers are JSON objects, by parameter name'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF octet_length(enqueue.args::text) > 1048576 THEN
-        RAISE EXCEPTION 'pgqueue.enqueue: args have % bytes, the limit is 1048576', octet_length(enqueue.args::text)
+    IF octet_length(enqueue.args::text) > 1048576 OR octet_length(enqueue.headers::text) > 1048576 THEN
+        RAISE EXCEPTION 'pgqueue.enqueue: args have % bytes and headers %, the limit is 1048576 each', octet_length(enqueue.args::text),
+            coalesce(octet_length(enqueue.headers::text), 0)
             USING ERRCODE = 'program_limit_exceeded', HINT = 'Store the data in a table and pass its key.';
     END IF;
     IF octet_length(enqueue.lock_key) NOT BETWEEN 1 AND 500 OR octet_length(enqueue.unique_key) NOT BETWEEN 1 AND 500

@@ -252,6 +252,11 @@ REFUSED = [
     ("'x', args => NULL", "JSON objects", None),
     ("'x', headers => '\"text\"'", "JSON objects", None),
     ("'x', args => jsonb_build_object('a', repeat('x', 1048576))", "the limit is 1048576", "Store the data in a table"),
+    (
+        "'x', headers => jsonb_build_object('a', repeat('x', 1048576))",
+        "the limit is 1048576",
+        "Store the data in a table",
+    ),
     ("'x', run_at => 'infinity'", "infinity", None),
     ("'x', lock_key => 'k', lock_limit => 0", "lock_limit 0 lets no job run", None),
     ("'x', lock_key => 'k', on_locked => 'later'", "on_locked is 'later'", None),
