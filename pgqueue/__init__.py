@@ -7,6 +7,8 @@ if TYPE_CHECKING:
     from pgqueue.admin.actions import acancel, adiscard, aretry, cancel, discard, retry
     from pgqueue.admin.queries import JobInfo, QueueInfo, afind, aget, aqueues, find, get, queues
     from pgqueue.admin.queues import apause, aresume, pause, resume
+    from pgqueue.admin.why.reasons import Reason, Why
+    from pgqueue.admin.why.why import awhy, why
     from pgqueue.admin.workers import workers
     from pgqueue.client import schedules
     from pgqueue.client.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
@@ -78,6 +80,7 @@ __all__ = [
     "PayloadTooLarge",
     "QueueInfo",
     "Rate",
+    "Reason",
     "Refuse",
     "Relay",
     "ResultTimeout",
@@ -94,6 +97,7 @@ __all__ = [
     "Unique",
     "UnsupportedConnection",
     "Watchdog",
+    "Why",
     "Worker",
     "acancel",
     "aconnect",
@@ -107,6 +111,7 @@ __all__ = [
     "aresult",
     "aresume",
     "aretry",
+    "awhy",
     "cancel",
     "configure",
     "connect",
@@ -129,6 +134,7 @@ __all__ = [
     "retry",
     "schedules",
     "task",
+    "why",
     "workers",
 ]
 
@@ -154,6 +160,8 @@ _PLACES = {
     "client.tasks": "Task remote task",
     "jobs.cron": "Cron Every",
     "jobs.unique": "Unique",
+    "admin.why.reasons": "Reason Why",
+    "admin.why.why": "awhy why",
     "admin.workers": "workers",
     "relay.relay": "Relay",
     "relay.callable_target": "CallableTarget Refuse StagedJob",

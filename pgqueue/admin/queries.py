@@ -285,17 +285,25 @@ def one(id: int, schema: str) -> Statement[JobInfo]:
     """The statement that asks for one job with its attempts."""
 
     def read(rows: list[Row]) -> JobInfo:
-        if not rows:
+        job = read_one(rows)
+        if job is None:
             raise JobNotFound(
                 f"job {id} is not there: unknown id, its transaction is open or was rolled back, "
                 "or retention has removed it",
                 job_id=id,
             )
-        job, attempts, said = rows[0]
-        row = json.loads(job) | {"said": said and json.loads(said)}
-        return _job(row, tuple(map(_attempt, json.loads(attempts))))
+        return job
 
     return Statement(text("queries_get", schema), {"id": id}, read)
+
+
+def read_one(rows: list[Row]) -> JobInfo | None:
+    """The job of these rows of `queries_get`; None if there is none."""
+    if not rows:
+        return None
+    job, attempts, said = rows[0]
+    row = json.loads(job) | {"said": said and json.loads(said)}
+    return _job(row, tuple(map(_attempt, json.loads(attempts))))
 
 
 def newest(schema: str, **asked: Unpack[Criteria]) -> Statement[Page]:

@@ -26,6 +26,7 @@ COMMANDS = (
     "queues",
     "tasks",
     "jobs",
+    "why",
     "cancel",
     "retry",
     "discard",

@@ -24,6 +24,7 @@ ASKED = {
     "queues": ["queues"],
     "jobs": ["jobs"],
     "jobs-one": ["jobs", "4711"],
+    "why": ["why", "4711"],
     "cancel": ["cancel", "4711"],
     "retry": ["retry", "--task", "nothing", "--yes"],
     "discard": ["discard", "--task", "nothing", "--yes"],

@@ -173,6 +173,7 @@ COMMANDS = [
         ["resume", HOSTILE],
     ),
     *(["enqueue", "t", "--queue", "q"], ["limits", HOSTILE], ["tasks", HOSTILE]),
+    *(["why", "4711"], ["why", "1"], ["why", "4712"], ["why", HOSTILE]),
     *([HOSTILE], ["jobs", HOSTILE], ["status", f"--{HOSTILE}"], ["work", HOSTILE]),
 ]
 

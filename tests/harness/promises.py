@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[1] / "promises.md"
-_ROW = re.compile(r"^\| ([A-Z]\d\d) \| (.*?) \|", re.MULTILINE)
+_ROW = re.compile(r"^\| ([A-Z]\d{2,3}) \| (.*?) \|", re.MULTILINE)
 _FOUND = pytest.StashKey[dict[str, list[str]]]()
 
 

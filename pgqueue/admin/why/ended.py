@@ -1,0 +1,43 @@
+"""Why a job has ended as it has: its reason, and its attempts."""
+
+from __future__ import annotations
+
+from pgqueue.admin.queries import JobInfo
+from pgqueue.admin.why.reasons import Reason, lasting
+
+_MEANS = {
+    "error": "its handler failed",
+    "timeout": "its handler ran longer than its timeout",
+    "crashed": "three workers died while it ran",
+    "deadline": "its deadline passed",
+    "refused": "no worker or server could take it",
+    "arguments": "its arguments do not fit the task",
+}
+"""What the reasons mean that pgqueue itself gives. Any other text is of the handler, or of an operator."""
+
+
+def reasons(job: JobInfo) -> list[Reason]:
+    """The one reason: how the job has ended, when, and after which attempts."""
+    details: dict[str, object] = {"reason": job.reason, "attempt": job.attempt, "attempts": len(job.attempts)}
+    text = {"completed": "it has completed", "skipped": "it was skipped", "failed": "it has failed"}.get(
+        job.state, "it was cancelled"
+    )
+    if job.finished_at is not None:
+        details["finished_at"] = job.finished_at
+        text += f" at {job.finished_at:%Y-%m-%d %H:%M:%S} UTC"
+        if job.started_at is not None:
+            seconds = (job.finished_at - job.started_at).total_seconds()
+            details["seconds"] = seconds
+            text += f", after {lasting(seconds)}"
+    if job.state == "skipped":
+        text += f": another job had its lock {job.lock_key!r}" if job.lock_key else ""
+    elif job.reason:
+        text += f": {job.reason}" + (f" ({_MEANS[job.reason]})" if job.reason in _MEANS else "")
+    if job.attempt and job.state != "skipped":
+        text += f"; attempt {job.attempt}" + (f" of {job.max_attempts}" if job.max_attempts else "")
+    if job.attempts and job.state in ("failed", "cancelled"):
+        last = job.attempts[-1]
+        details |= {"outcome": last.outcome, "error_type": last.error_type, "message": last.message}
+        said = ": ".join(part for part in (last.error_type, last.message) if part)
+        text += f"; the last one: {last.outcome}" + (f" ({said[:300]})" if said else "")
+    return [Reason(job.state, text, job.finished_at, details)]

@@ -1,0 +1,225 @@
+"""What holds back a job that waits, before its keys are asked for: its time, pauses, workers, slots, its place.
+
+Decides from what a statement has answered; asks nothing itself. A worker is *live* if it takes jobs and has sent a
+heartbeat within its lease. It is *able* if it also knows the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from pgqueue.admin.queries import JobInfo
+from pgqueue.admin.why.reasons import (
+    HOLDERS_MOST,
+    Facts,
+    Reason,
+    close_names,
+    counted,
+    holders_of,
+    lasting,
+    process_of,
+)
+from pgqueue.database import shown
+
+BEHIND_MOST = 1_000
+"""Jobs before this one are counted up to this number."""
+OVERDUE_SECONDS = 1.0
+"""So long a job may be due before it is said that no worker makes it available."""
+_TAKES = ("starting", "running")
+
+
+def until_a_slot(job: JobInfo, facts: Facts) -> list[Reason]:
+    """The rules up to the free slot that the job needs, in order."""
+    now = shown.moment(facts["now"])
+    assert now is not None
+    able = [worker for worker in facts["workers"] if worker["knows"] and _live(worker)]
+    crashes = facts["place"]["crashes"]
+    found = [*_time(job, now), *_deadline(job, now), *_pauses(job, facts, now)]
+    if not able:
+        return [*found, _unserved(job, facts["workers"])]
+    if job.state == "scheduled":
+        return found
+    return [*found, *(_poison(crashes, able, facts["held"]) if crashes else _slots(able, facts["held"], now))]
+
+
+def lane(job: JobInfo, n: int, whole: bool) -> list[Reason]:
+    """The jobs of its queue that a claim takes before it."""
+    if not n:
+        return []
+    jobs = f"{counted(n, whole, BEHIND_MOST)} {'job' if n == 1 else 'jobs'}"
+    text = f"{jobs} of queue {job.queue!r} {'comes' if n == 1 else 'come'} before it, by priority and age"
+    details = {"jobs": min(n, BEHIND_MOST), "exact": whole and n <= BEHIND_MOST, "queue": job.queue}
+    return [Reason("behind", text, details=details)]
+
+
+def is_unserved(found: Iterable[Reason]) -> bool:
+    """Whether a name may be mistyped."""
+    return any(reason.code in ("no_worker", "unknown_task") for reason in found)
+
+
+def with_close_names(job: JobInfo, found: Sequence[Reason], pairs: Iterable[tuple[str, str]]) -> list[Reason]:
+    """The reasons, with the names that may be meant; `pairs` are the queues and tasks that live workers take."""
+    queues: set[str] = {queue for queue, _ in pairs}
+    here: set[str] = {task for queue, task in pairs if queue == job.queue and task}
+    elsewhere = sorted(queue for queue, task in pairs if task == job.task and queue != job.queue)[:HOLDERS_MOST]
+    named = []
+    for reason in found:
+        text, more = reason.text, {}
+        if reason.code == "no_worker" and (close := close_names(job.queue, queues - {job.queue})):
+            text, more = f"{text}; a queue that is served is {_listed(close)}", {"close": close}
+        elif reason.code == "unknown_task":
+            close = close_names(job.task, here)
+            more = {"close": close, "elsewhere": elsewhere}
+            if close:
+                text += f"; a task that is known there is {_listed(close)}"
+            if elsewhere:
+                text += f"; workers of queue {_listed(elsewhere)} know it"
+        named.append(replace(reason, text=text, details={**reason.details, **more}))
+    return named
+
+
+# The rules -----------------------------------------------------------------------------------------------------------
+
+
+def _time(job: JobInfo, now: datetime) -> list[Reason]:
+    if job.state != "scheduled" or job.run_at is None:
+        return []
+    left = (job.run_at - now).total_seconds()
+    details: dict[str, object] = {"run_at": job.run_at, "seconds": left, "attempt": job.attempt + 1}
+    if left <= -OVERDUE_SECONDS:
+        text = f"it is due since {lasting(-left)}, and no worker has made it available yet"
+        return [Reason("promotion_overdue", text, job.run_at, details)]
+    text = f"it is due in {lasting(left)}"
+    if job.attempt:
+        of = f" of {job.max_attempts}" if job.max_attempts else ""
+        text += f", for attempt {job.attempt + 1}{of}"
+        details |= {"max_attempts": job.max_attempts, "reason": job.reason}
+        if job.attempts:
+            last = job.attempts[-1]
+            pause = (job.run_at - last.finished_at).total_seconds()
+            details |= {"outcome": last.outcome, "error_type": last.error_type, "pause": pause}
+            what = last.error_type or last.outcome
+            text += f", {lasting(pause)} after the last one ended ({what})"
+    elif job.reason:
+        details["reason"] = job.reason
+        text += f" ({job.reason})"
+    return [Reason("not_due", text, None, details)]
+
+
+def _deadline(job: JobInfo, now: datetime) -> list[Reason]:
+    if job.deadline is None:
+        return []
+    details = {"deadline": job.deadline}
+    if job.deadline <= now:
+        text = (
+            f"its deadline has passed {lasting((now - job.deadline).total_seconds())} ago: "
+            "it will be cancelled instead of run"
+        )
+        return [Reason("deadline", text, job.deadline, details)]
+    if job.state == "scheduled" and job.run_at is not None and job.run_at >= job.deadline:
+        text = "it is due only after its deadline: it will be cancelled instead of run"
+        return [Reason("deadline", text, None, details)]
+    return []
+
+
+def _pauses(job: JobInfo, facts: Facts, now: datetime) -> list[Reason]:
+    found = []
+    for kind, name in (("queue", job.queue), ("task", job.task)):
+        paused = facts[f"{kind}_paused"]
+        if paused is not None and (since := shown.moment(paused["at"])) is not None:
+            by = f" by {paused['by']}" if paused["by"] else ""
+            text = f"{kind} {name!r} is paused since {lasting((now - since).total_seconds())}{by}"
+            found.append(Reason(f"{kind}_paused", text, since, {"name": name, "by": paused["by"]}))
+    return found
+
+
+def _unserved(job: JobInfo, workers: Sequence[Facts]) -> Reason:
+    """No worker may take the job: either none serves its queue, or none of those knows its task."""
+    live = [worker for worker in workers if _live(worker)]
+    details: dict[str, object] = {"queue": job.queue, "workers": len(live)}
+    if live:
+        text = f"none of the {len(live)} live workers of queue {job.queue!r} knows task {job.task!r}"
+        if len(live) == 1:
+            text = f"the live worker of queue {job.queue!r} does not know task {job.task!r}"
+        return Reason("unknown_task", text, None, {**details, "task": job.task})
+    text = f"no live worker serves queue {job.queue!r}"
+    quiet = [worker for worker in workers if worker["state"] not in _TAKES]
+    silent = [worker for worker in workers if worker["state"] in _TAKES]
+    if quiet:
+        text += f"; {len(quiet)} of its workers take no new jobs ({_processes(quiet)})"
+    if silent:
+        oldest = max(worker["beat_age"] for worker in silent)
+        text += f"; {len(silent)} give no sign of life for up to {lasting(oldest)} ({_processes(silent)})"
+    return Reason("no_worker", text, None, {**details, "quiet": len(quiet), "silent": len(silent)})
+
+
+def _slots(able: Sequence[Facts], held: Sequence[Facts], now: datetime) -> list[Reason]:
+    """All slots of all able workers are busy. One worker with a free slot, and the rule does not hold."""
+    slots = 0
+    busy: list[Facts] = []
+    for worker in able:
+        mine = [each for each in held if each["worker_id"] == worker["id"] and _shares(worker, each)]
+        number = _slot_number(worker) - worker["lost"]
+        if len(mine) < number:
+            return []
+        slots += max(number, 0)
+        busy += [{**each, **_place(worker)} for each in mine]
+    busy.sort(key=lambda each: (each["since"], each["id"]))
+    holders = holders_of(busy)
+    text = f"all {slots} slots of {len(able)} workers are busy" if slots != 1 else "the one slot of its worker is busy"
+    since = holders[0].since if holders else None
+    if since is not None:
+        text += f"; {holders[0]} runs for {lasting((now - since).total_seconds())}"
+        more = len(busy) - 1
+        text += f", and {more} more" if more else ""
+    lost = sum(worker["lost"] for worker in able)
+    if lost:
+        text += f"; {lost} slots are lost to handlers that did not stop"
+    return [Reason("slots_busy", text, since, {"slots": slots, "workers": len(able), "lost": lost}, holders)]
+
+
+def _poison(crashes: int, able: Sequence[Facts], held: Sequence[Facts]) -> list[Reason]:
+    """A poison job of one crash runs beside no other poison job, one of more crashes beside no job at all."""
+    alone = crashes > 1
+    in_the_way: list[Facts] = []
+    for worker in able:
+        mine = [each for each in held if each["worker_id"] == worker["id"] and (alone or each["crashes"])]
+        if not mine:
+            return []
+        in_the_way += [{**each, **_place(worker)} for each in mine]
+    in_the_way.sort(key=lambda each: (each["since"], each["id"]))
+    times = "twice" if crashes == 2 else f"{crashes} times"
+    text = (
+        f"it was running {times} when a worker died, and waits until a worker has nothing else to run"
+        if alone
+        else "it was running when a worker died, and waits until another such job has ended"
+    )
+    return [Reason("poison", text, None, {"crashes": crashes, "alone": alone}, holders_of(in_the_way))]
+
+
+def _live(worker: Facts) -> bool:
+    return worker["state"] in _TAKES and worker["beat_age"] < worker["lease"]
+
+
+def _slot_number(worker: Facts) -> int:
+    """How many slots of this worker the job's queue may fill: its own, or the common ones."""
+    return int(worker["slots"] or worker["concurrency"])
+
+
+def _shares(worker: Facts, job: Facts) -> bool:
+    """Whether this job fills one of these slots."""
+    return True
+
+
+def _place(worker: Facts) -> dict[str, object]:
+    return {"worker": worker["id"], "host": worker["host"], "pid": worker["pid"]}
+
+
+def _processes(workers: Sequence[Facts]) -> str:
+    return _listed([process_of(worker) or "" for worker in workers[:3]]) + (", …" if workers[3:] else "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names)) if names and ":" not in names[0] else ", ".join(names)

@@ -1,0 +1,600 @@
+"""Each rule that holds a job back, provoked with workers that work, and exactly that rule named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from commands import pgqueue as command
+from driver_kinds import ASYNC, KINDS, drive
+from roles import Role, role
+from workers import Eyes, Taker, until, work
+
+import pgqueue
+from pgqueue import Job, Limit, Lock, Rate, Reason, RetryPolicy, Why
+from pgqueue.admin.why.reasons import CODES, lasting
+from pgqueue.client.tasks import Task
+from pgqueue.errors import InvalidOption
+
+__all__ = ["role"]
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@dataclass
+class Scene:
+    """A queue with its workers; all of it ends with `stack`."""
+
+    dsn: str
+    eyes: Eyes
+    stack: AsyncExitStack
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def task(self, name: str, **options: Any) -> Task[..., Any]:
+        """A task whose handler waits at the gate."""
+
+        async def handler() -> None:
+            await self.gate.wait()
+
+        handler.__qualname__ = name
+        return pgqueue.task(name=name, **options)(handler)
+
+    async def worker(self, *tasks: Task[..., Any], **options: Any) -> Any:
+        return await self.stack.enter_async_context(work(self.dsn, *tasks, **options))
+
+    async def taker(self, *tasks: str, queues: tuple[str, ...] = ("default",)) -> Taker:
+        """A worker that is registered, and takes jobs when it is told to."""
+        taker = Taker(self.dsn, queues=queues, tasks=tasks)
+        self.stack.push_async_callback(taker.close)
+        return taker
+
+    def enqueue(self, task: Task[..., Any] | str, **using: Any) -> int:
+        remote: Any = pgqueue.remote(task) if isinstance(task, str) else task
+        return int((remote.using(**using) if using else remote).enqueue(self.eyes.conn).id)
+
+    async def running(self, task: Task[..., Any] | str, **using: Any) -> int:
+        """A job that runs, and was running at a heartbeat."""
+        job = self.enqueue(task, **using)
+        await until(self.eyes.is_in(job, "running"))
+        return job
+
+    async def blocked(self, task: Task[..., Any], **using: Any) -> int:
+        job = self.enqueue(task, **using)
+        await until(self.eyes.is_in(job, "blocked"))
+        return job
+
+    def why(self, job: int) -> Why:
+        return pgqueue.why(self.eyes.conn, job)
+
+
+@pytest.fixture
+async def scene(dsn: str, eyes: Eyes) -> AsyncIterator[Scene]:
+    async with AsyncExitStack() as stack:
+        made = Scene(dsn, eyes, stack)
+        stack.callback(made.gate.set)
+        yield made
+
+
+Provoke = Callable[[Scene], Any]
+CAUSES: dict[str, tuple[tuple[str, ...], Provoke]] = {}
+"""By name: the codes that are expected, in order, and what provokes them. It returns the job, and a check or None."""
+
+
+def cause(*codes: str) -> Callable[[Provoke], Provoke]:
+    def declared(provoke: Provoke) -> Provoke:
+        CAUSES[provoke.__name__] = (codes, provoke)
+        return provoke
+
+    return declared
+
+
+@cause("not_due")
+async def due_later(scene: Scene) -> Any:
+    await scene.worker(scene.task("why.a"))
+    job = scene.enqueue("why.a", delay=192.4)
+
+    def check(reason: Reason) -> None:
+        assert reason.text == "it is due in 3 m 12 s" and 190 < reason.details["seconds"] < 192.5
+
+    return job, check
+
+
+@cause("not_due")
+async def due_after_a_failure(scene: Scene) -> Any:
+    @pgqueue.task(name="why.fails", retry=RetryPolicy(attempts=5, first=600, most=600))
+    async def fails() -> None:
+        raise ConnectionError("gone")
+
+    await scene.worker(fails)
+    job = scene.enqueue(fails)
+    await until(scene.eyes.is_in(job, "scheduled"))
+
+    def check(reason: Reason) -> None:
+        assert reason.details["attempt"] == 2 and reason.details["error_type"] == "ConnectionError"
+        assert 300 <= reason.details["pause"] <= 601
+        assert ", for attempt 2, " in reason.text and reason.text.endswith("after the last one ended (ConnectionError)")
+
+    return job, check
+
+
+@cause("promotion_overdue")
+async def due_and_not_promoted(scene: Scene) -> Any:
+    await scene.taker("why.a")
+    job = scene.enqueue("why.a", delay=3600)
+    scene.eyes.do(
+        "WITH gone AS (DELETE FROM pgqueue.job_scheduled RETURNING *) INSERT INTO pgqueue.job_scheduled "
+        "(id, state, task, run_at) SELECT id, state, task, run_at - interval '3605 s' FROM gone"
+    )
+
+    def check(reason: Reason) -> None:
+        assert 4 < -reason.details["seconds"] < 60
+
+    return job, check
+
+
+@cause("not_due", "deadline")
+async def due_after_its_deadline(scene: Scene) -> Any:
+    await scene.taker("why.a")
+    return scene.enqueue("why.a", delay=100, deadline=50), None
+
+
+@cause("deadline")
+async def deadline_passed(scene: Scene) -> Any:
+    await scene.taker("why.a")
+    return scene.enqueue("why.a", deadline=datetime.now(UTC) - timedelta(seconds=5)), None
+
+
+@cause("queue_paused")
+async def paused_queue(scene: Scene) -> Any:
+    task = scene.task("why.a")
+    await scene.worker(task)
+    pgqueue.pause(scene.eyes.conn, "default")
+    job = scene.enqueue(task)
+
+    def check(reason: Reason) -> None:
+        assert reason.text.startswith("queue 'default' is paused since 0.") and reason.since is not None
+
+    return job, check
+
+
+@cause("no_worker")
+async def no_worker_at_all(scene: Scene) -> Any:
+    return scene.enqueue("why.a"), None
+
+
+@cause("no_worker")
+async def no_worker_for_a_misspelt_queue(scene: Scene) -> Any:
+    await scene.worker(scene.task("why.a"), queues=["emails"])
+    job = scene.enqueue("why.a", queue="email")
+
+    def check(reason: Reason) -> None:
+        assert reason.details["close"] == ["emails"] and "'emails'" in reason.text
+
+    return job, check
+
+
+@cause("no_worker")
+async def quiet_worker(scene: Scene) -> Any:
+    task = scene.task("why.a")
+    worker = await scene.worker(task)
+    worker.quiet()
+    await until(lambda: scene.eyes.one("SELECT state FROM pgqueue.worker") == "quiet")
+    job = scene.enqueue(task)
+
+    def check(reason: Reason) -> None:
+        assert reason.details["quiet"] == 1 and reason.details["silent"] == 0
+
+    return job, check
+
+
+@cause("no_worker")
+async def silent_worker(scene: Scene) -> Any:
+    await scene.taker("why.a")
+    scene.eyes.do("UPDATE pgqueue.worker SET beat_at = beat_at - interval '20 s'")
+    job = scene.enqueue("why.a")
+
+    def check(reason: Reason) -> None:
+        assert reason.details["silent"] == 1 and "no sign of life for up to 2" in reason.text
+
+    return job, check
+
+
+@cause("unknown_task")
+async def misspelt_task(scene: Scene) -> Any:
+    await scene.worker(scene.task("why.email"), scene.task("why.report"))
+    job = scene.enqueue("why.emails")
+
+    def check(reason: Reason) -> None:
+        assert reason.details["close"][0] == "why.email" and reason.details["elsewhere"] == []
+
+    return job, check
+
+
+@cause("unknown_task")
+async def task_of_another_queue(scene: Scene) -> Any:
+    await scene.worker(scene.task("why.here"))
+    await scene.worker(scene.task("why.there"), queues=["other"])
+    job = scene.enqueue("why.there")
+
+    def check(reason: Reason) -> None:
+        assert reason.details["elsewhere"] == ["other"]
+
+    return job, check
+
+
+@cause("slots_busy")
+async def all_slots_busy(scene: Scene) -> Any:
+    task = scene.task("why.a")
+    await scene.worker(task, concurrency=2)
+    first, second = await scene.running(task), await scene.running(task)
+    job = scene.enqueue(task)
+
+    def check(reason: Reason) -> None:
+        assert [holder.id for holder in reason.holders] == [first, second] and reason.details["slots"] == 2
+        assert reason.holders[0].process is not None and reason.since == reason.holders[0].since
+
+    return job, check
+
+
+@cause("slots_busy", "behind")
+async def behind_others(scene: Scene) -> Any:
+    task = scene.task("why.a")
+    await scene.worker(task, concurrency=1)
+    await scene.running(task)
+    await until(lambda: scene.eyes.one("SELECT count(*) FROM pgqueue.job_running") == 1)
+    for _ in range(3):
+        scene.enqueue(task)
+    job = scene.enqueue(task)
+    scene.enqueue(task, priority=2)
+    scene.enqueue(task)
+
+    def check(reason: Reason) -> None:
+        waiting = scene.eyes.one("SELECT count(*) FROM pgqueue.job_available WHERE rank < 11 OR id < %s", job)
+        assert reason.code != "behind" or (reason.details["jobs"], reason.details["exact"]) == (waiting, True)
+
+    return job, check
+
+
+@cause("poison")
+async def poison_job(scene: Scene) -> Any:
+    task = scene.task("why.a")
+    await scene.worker(task, concurrency=5)
+    other = await scene.running(task)
+    job = scene.eyes.one(
+        "INSERT INTO pgqueue.job (task, crashes, rank, attempt) VALUES ('why.a', 2, -1, 2) RETURNING id"
+    )
+
+    def check(reason: Reason) -> None:
+        assert [holder.id for holder in reason.holders] == [other] and "twice" in reason.text
+
+    return job, check
+
+
+@cause("poison")
+async def second_poison_job(scene: Scene) -> Any:
+    """Beside an ordinary job it would run; beside another poison job it does not."""
+    task = scene.task("why.a")
+    await scene.worker(task, concurrency=5)
+    insert = "INSERT INTO pgqueue.job (task, crashes, rank, attempt) VALUES ('why.a', 1, -2, 1) RETURNING id"
+    first = scene.eyes.one(insert)
+    await until(scene.eyes.is_in(first, "running"))
+    await scene.running(task)
+    job = scene.eyes.one(insert)
+
+    def check(reason: Reason) -> None:
+        assert [holder.id for holder in reason.holders] == [first] and reason.details["alone"] is False
+
+    return job, check
+
+
+@cause("lock")
+async def lock_held(scene: Scene) -> Any:
+    task = scene.task("why.a", lock=Lock("order:7"))
+    await scene.worker(task, concurrency=5)
+    holder = await scene.running(task)
+    for _ in range(2):
+        await scene.blocked(task)
+    job = await scene.blocked(task)
+
+    def check(reason: Reason) -> None:
+        assert [each.id for each in reason.holders] == [holder] and reason.details["before"] == 2
+        assert reason.text.startswith(f"lock 'order:7' is held by job {holder} (why.a) on ")
+        assert reason.text.endswith("the job is 3rd in line")
+
+    return job, check
+
+
+@cause("limit")
+async def limit_reached(scene: Scene) -> Any:
+    task = scene.task("why.a", limit=Limit(2, name="api"))
+    await scene.worker(task, concurrency=5)
+    holders = [await scene.running(task) for _ in range(2)]
+    job = await scene.blocked(task)
+
+    def check(reason: Reason) -> None:
+        assert [each.id for each in reason.holders] == holders
+        assert (reason.details["holders"], reason.details["most"]) == (2, 2) and "2 of 2" in reason.text
+
+    return job, check
+
+
+@cause("limit_undeclared")
+async def limit_not_declared(scene: Scene) -> Any:
+    await scene.worker(scene.task("why.a"))
+    job = scene.eyes.one("INSERT INTO pgqueue.job (task, limit_key) VALUES ('why.a', 'nowhere') RETURNING id")
+    scene.eyes.conn.execute('NOTIFY "pgqueue.default"')
+    await until(scene.eyes.is_in(job, "blocked"))
+    return job, None
+
+
+@cause("rate")
+async def rate_reached(scene: Scene) -> Any:
+    task = scene.task("why.a", rate=Rate("1/minute"))
+    await scene.worker(task, concurrency=5)
+    await scene.running(task)
+    await scene.blocked(task)
+    job = await scene.blocked(task)
+
+    def check(reason: Reason) -> None:
+        assert 40 < reason.details["next_start"] < 61 and 100 < reason.details["seconds"] < 125
+        assert reason.details["before"] == 1
+
+    return job, check
+
+
+@cause("queue_paused", "lock")
+async def paused_and_locked(scene: Scene) -> Any:
+    task = scene.task("why.a", lock=Lock("order:7"))
+    await scene.worker(task, concurrency=5)
+    await scene.running(task)
+    job = await scene.blocked(task)
+    pgqueue.pause(scene.eyes.conn, "default")
+    return job, None
+
+
+@cause("about_to_run")
+async def healthy(scene: Scene) -> Any:
+    await scene.taker("why.a")
+    return scene.enqueue("why.a"), None
+
+
+@cause("about_to_run")
+async def healthy_with_room_in_its_keys(scene: Scene) -> Any:
+    """A free lock, a limit with room, a deadline that is far away: neighbours of what holds a job back."""
+    task = scene.task("why.a", lock=Lock("order:7"), limit=Limit(2, name="api"))
+    await scene.taker("why.a")
+    scene.eyes.do("INSERT INTO pgqueue.key_limit (name, n, declared) VALUES ('api', 2, 2)")
+    return scene.enqueue(task, deadline=500), None
+
+
+@pytest.mark.promise("F100")
+@pytest.mark.parametrize("name", CAUSES)
+async def test_exactly_that_cause_is_named(name: str, scene: Scene) -> None:
+    codes, provoke = CAUSES[name]
+    job, check = await provoke(scene)
+    found = scene.why(job)
+    assert found.codes == codes, [reason.text for reason in found.reasons]
+    assert found.job is not None and (found.id, found.state) == (job, found.job.state)
+    for reason in found.reasons if check else ():
+        check(reason)
+
+
+# Running jobs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F101")
+async def test_a_job_that_runs_says_where_and_how_far_it_is(scene: Scene) -> None:
+    @pgqueue.task(name="why.counts")
+    async def counts(job: Job) -> None:
+        job.progress(3, 10)
+        await scene.gate.wait()
+
+    await scene.worker(counts)
+    job = await scene.running(counts)
+    await until(lambda: scene.eyes.one("SELECT count(*) FROM pgqueue.job_progress"))
+    [reason] = scene.why(job).reasons
+    assert reason.code == "running" and (reason.details["done"], reason.details["total"]) == (3, 10)
+    assert reason.text.endswith("attempt 1; progress 3 of 10 (30 %)") and reason.since is not None
+    assert reason.details["process"] in reason.text
+
+
+@pytest.mark.promise("F101")
+async def test_a_job_that_does_not_stop_says_since_when_it_was_asked(scene: Scene) -> None:
+    @pgqueue.task(name="why.stubborn")
+    async def stubborn() -> None:
+        while not scene.gate.is_set():
+            with suppress(asyncio.CancelledError):
+                await scene.gate.wait()
+
+    await scene.worker(stubborn)
+    job = await scene.running(stubborn)
+    assert scene.why(job).codes == ("running",)
+    pgqueue.cancel(scene.eyes.conn, job, reason="too late")
+    found = scene.why(job)
+    assert found.codes == ("running", "cancel_requested")
+    assert found.reasons[1].details["reason"] == "too late" and found.reasons[1].since is not None
+
+
+@pytest.mark.promise("F101")
+@pytest.mark.parametrize(("age", "silent"), [(7.0, False), (9.0, True)])
+async def test_a_silent_worker_is_named_with_the_time_of_the_rescue(scene: Scene, age: float, silent: bool) -> None:
+    taker = await scene.taker("why.a")
+    job = scene.enqueue("why.a")
+    await taker.fetch()
+    scene.eyes.do(
+        "UPDATE pgqueue.worker SET running = %s, beat_at = pgqueue.now() - make_interval(secs => %s)", [job], age
+    )
+    found = scene.why(job)
+    assert found.codes == (("worker_silent", "running") if silent else ("running",))
+    if silent:
+        assert found.reasons[0].text.endswith("is silent for 9 s; its jobs are given to other workers after 15 s")
+        scene.eyes.do("UPDATE pgqueue.worker SET dead_at = pgqueue.now()")
+        assert scene.why(job).codes == ("worker_dead", "running")
+
+
+@pytest.mark.promise("F101")
+async def test_a_job_that_waits_in_its_worker_says_so(scene: Scene) -> None:
+    taker = await scene.taker("why.a")
+    job = scene.enqueue("why.a")
+    await taker.fetch()
+    scene.eyes.do("UPDATE pgqueue.worker SET beat_at = pgqueue.now() + interval '0.1 s'")
+    assert scene.why(job).codes == ("at_hand",)
+
+
+@pytest.mark.promise("F101")
+async def test_a_job_of_a_chain_names_the_one_before_it(scene: Scene) -> None:
+    """The jobs of a lock that one worker has let in together run there one after the other."""
+    taker = await scene.taker("why.a")
+    rows = [(1, None, True), (2, "lock:k", False), (3, "lock:k", False)]
+    for place, key, holds in rows:
+        scene.eyes.do(
+            "INSERT INTO pgqueue.job (id, task, state, worker_id, claim, started_at, lock_key, rank, key, holds) "
+            "VALUES (%s, 'why.a', 'running', %s, 1, pgqueue.now(), 'k', 11, %s, %s)",
+            *(place, taker.worker_id, key, holds),
+        )
+    for job, before in ((2, 1), (3, 1)):
+        [reason] = scene.why(job).reasons
+        assert reason.code == "chain" and [holder.id for holder in reason.holders] == [before]
+    assert scene.why(1).codes == ("running",)
+    scene.eyes.do("DELETE FROM pgqueue.job_running WHERE id = 1")
+    assert scene.why(2).codes == ("running",) and scene.why(3).reasons[0].holders[0].id == 2
+
+
+# Jobs that have ended, and ids without one ---------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F102")
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("returns", "completed", "attempt 1"),
+        ("raises", "failed", "the last one: failed (ValueError: no such order)"),
+        ("cancels", "cancelled", "not wanted"),
+        ("skips", "skipped", "another job had its lock 'k'"),
+    ],
+)
+async def test_a_job_that_has_ended_says_why(scene: Scene, how: str, code: str, said: str) -> None:
+    @pgqueue.task(name="why.ends", retry=1, lock=Lock("k", on_locked="skip") if how == "skips" else None)
+    async def ends() -> object:
+        if how == "raises":
+            raise ValueError("no such order")
+        if how == "skips":
+            await scene.gate.wait()
+        return pgqueue.Cancel("not wanted") if how == "cancels" else None
+
+    await scene.worker(ends)
+    if how == "skips":
+        await scene.running(ends)
+    job = scene.enqueue(ends)
+    await until(scene.eyes.is_in(job, code))
+    found = scene.why(job)
+    assert found.codes == (code,) and found.state == code and said in found.reasons[0].text
+
+
+@pytest.mark.promise("F102")
+async def test_an_id_without_a_job_says_what_may_have_become_of_it(scene: Scene) -> None:
+    eyes = scene.eyes
+    assert scene.why(99).codes == ("never_given",) and scene.why(99).state is None
+    with psycopg.connect(scene.dsn, application_name="the shop") as shop:
+        open_one = int(pgqueue.remote("why.a").enqueue(shop).id)
+        scene.enqueue("why.a")
+        found = scene.why(open_one)
+        assert found.codes == ("not_committed", "gone")
+        assert [each.application for each in found.reasons[0].sessions] == ["the shop"]
+        shop.rollback()
+        assert scene.why(open_one).codes == ("gone",)
+        pgqueue.remote("why.a").enqueue(shop)
+        assert scene.why(open_one).codes == ("gone",), "that transaction began later"
+    gone = scene.enqueue("why.a")
+    scene.enqueue("why.a")
+    eyes.do("DELETE FROM pgqueue.job WHERE id = %s", gone)
+    for hours, codes in ((23, ("gone",)), (25, ("pruned", "gone"))):
+        eyes.do(
+            "WITH gone AS (DELETE FROM pgqueue.job_available WHERE id > %s RETURNING *) "
+            "INSERT INTO pgqueue.job_available (id, task, enqueued_at) "
+            "SELECT id, task, pgqueue.now() - make_interval(hours => %s) FROM gone",
+            gone,
+            hours,
+        )
+        assert scene.why(gone).codes == codes
+
+
+@pytest.mark.parametrize("id", [0, -1, True, "7", 1 << 63])
+def test_what_is_no_id_is_refused(conn: psycopg.Connection, id: Any) -> None:
+    with pytest.raises(InvalidOption, match="give the id of a job"):
+        pgqueue.why(conn, id)
+
+
+# How it is asked -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F100")
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_connection_asks_in_its_transaction(dsn: str, kind: str) -> None:
+    async def scenario() -> None:
+        async with KINDS[kind](dsn, False) as app:
+            if kind in ASYNC:
+                job = await pgqueue.aenqueue(app.conn, "why.a")
+                found = await pgqueue.awhy(app.conn, job.id)
+            else:
+                job = pgqueue.enqueue(app.conn, "why.a")
+                found = pgqueue.why(app.conn, job.id)
+            assert found.codes == ("no_worker",)
+
+    drive(kind, scenario())
+
+
+@pytest.mark.promise("F100")
+async def test_a_role_that_only_looks_may_ask(scene: Scene, role: Role) -> None:
+    task = scene.task("why.a", lock=Lock("k"))
+    await scene.worker(task, concurrency=3)
+    running = await scene.running(task)
+    blocked = await scene.blocked(task)
+    with psycopg.connect(role("read")) as conn:
+        asked = {id: pgqueue.why(conn, id).codes for id in (running, blocked, 99)}
+    assert asked == {running: ("running",), blocked: ("lock",), 99: ("never_given",)}
+
+
+async def test_the_command_prints_sentences_or_json(scene: Scene) -> None:
+    task = scene.task("why.a", lock=Lock("k"))
+    await scene.worker(task, concurrency=3)
+    holder = await scene.running(task)
+    job = await scene.blocked(task)
+    shown = await asyncio.to_thread(command, "why", str(job), dsn=scene.dsn)
+    assert shown.returncode == 0
+    assert shown.stdout.startswith(
+        f"Job {job} (why.a) in queue default is blocked.\n\nlock: lock 'k' is held by job {holder}"
+    )
+    printed = json.loads((await asyncio.to_thread(command, "why", str(job), "--json", dsn=scene.dsn)).stdout)
+    assert (printed["id"], printed["state"]) == (job, "blocked")
+    assert [(each["code"], each["holders"][0]["id"]) for each in printed["items"]] == [("lock", holder)]
+    missing = await asyncio.to_thread(command, "why", "99", dsn=scene.dsn)
+    assert missing.returncode == 1 and missing.stdout.startswith("Job 99 is not there.\n\nnever_given: ")
+
+
+def test_the_page_has_every_code() -> None:
+    page = (DOCS / "why.md").read_text(encoding="utf-8")
+    assert [code for code in CODES if f"| `{code}` |" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.04, "0.0 s"),
+        (1.94, "1.9 s"),
+        (1.96, "2 s"),
+        (59.6, "1 m"),
+        (3_600, "1 h"),
+        (90_061, "1 d 1 h"),
+        (86_460, "1 d"),
+    ],
+)
+def test_lengths_of_time_have_two_units_at_most(seconds: float, said: str) -> None:
+    assert lasting(seconds) == said
