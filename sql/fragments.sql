@@ -342,9 +342,10 @@ FROM ended JOIN picked USING (id)
 -- name: note_attempts
 -- What became of the attempts of `ended`, as `picked` says.
 INSERT INTO pgqueue.attempt (
-    job_id, enqueued_at, attempt, worker_id, claim, started_at, finished_at, bin, outcome, error_type, message, traceback, version_tag)
+    job_id, enqueued_at, attempt, worker_id, claim, started_at, finished_at, bin, outcome, error_type, message, traceback, fingerprint,
+    version_tag)
 SELECT id, enqueued_at, attempt, worker_id, claim, coalesce(pgqueue.now() - make_interval(secs => picked.ago), started_at), pgqueue.now(),
-    (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'), outcome, error_type, message, traceback, %(version_tag)s::text
+    (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'), outcome, error_type, message, traceback, fingerprint, %(version_tag)s::text
 FROM ended JOIN picked USING (id)
 
 -- name: give_back
@@ -540,6 +541,47 @@ SELECT moving.id, moving.task, moving.new_id,
          THEN pgqueue.refuse('rows of one id were deleted and not inserted')::text END,
     (SELECT count(done) FROM told)
 FROM moving
+
+-- History -----------------------------------------------------------------------------------------------------------------------------
+
+-- name: happenings
+-- What the history counts, each as a number of jobs.
+started, completed, failed, retried, snoozed, cancelled, expired, skipped, interrupted, rescued
+
+-- name: history_summed
+-- The rows of `line`, added up for each time, queue and task. A histogram may be shorter than another: what it lacks is 0.
+counted AS MATERIALIZED (
+    SELECT at, queue, task, sum(started)::bigint AS started, sum(completed)::bigint AS completed, sum(failed)::bigint AS failed,
+        sum(retried)::bigint AS retried, sum(snoozed)::bigint AS snoozed, sum(cancelled)::bigint AS cancelled,
+        sum(expired)::bigint AS expired, sum(skipped)::bigint AS skipped, sum(interrupted)::bigint AS interrupted,
+        sum(rescued)::bigint AS rescued, sum(wait_seconds) AS wait_seconds, sum(run_seconds) AS run_seconds
+    FROM line GROUP BY at, queue, task
+), waits AS MATERIALIZED (
+    SELECT at, queue, task, array_agg(n ORDER BY place) AS wait FROM (
+        SELECT at, queue, task, place, sum(u.n)::bigint AS n FROM line CROSS JOIN LATERAL unnest(wait) WITH ORDINALITY AS u (n, place)
+        GROUP BY at, queue, task, place) AS each
+    GROUP BY at, queue, task
+), runs AS MATERIALIZED (
+    SELECT at, queue, task, array_agg(n ORDER BY place) AS run FROM (
+        SELECT at, queue, task, place, sum(u.n)::bigint AS n FROM line CROSS JOIN LATERAL unnest(run) WITH ORDINALITY AS u (n, place)
+        GROUP BY at, queue, task, place) AS each
+    GROUP BY at, queue, task
+), summed AS MATERIALIZED (
+    SELECT at, queue, task, {{happenings}}, wait_seconds, run_seconds, coalesce(wait, '{}') AS wait, coalesce(run, '{}') AS run
+    FROM counted LEFT JOIN waits USING (at, queue, task) LEFT JOIN runs USING (at, queue, task)
+)
+
+-- name: history_columns
+-- What a row of the history holds, beside its leaf.
+at, queue, task, {{happenings}}, wait_seconds, run_seconds, wait, run
+
+-- name: count_happened
+-- Count the jobs of `happened (queue, task, what)` in the history. For what no worker's memory counts, because it happens in the database.
+INSERT INTO pgqueue.history_part (at, counts)
+SELECT date_bin('1 minute', pgqueue.now(), '2000-01-01 00:00:00+00'),
+    jsonb_agg(jsonb_build_object('queue', queue, 'task', task, what, n))
+FROM (SELECT queue, task, what, count(*) AS n FROM happened GROUP BY queue, task, what) AS each
+HAVING count(*) > 0
 
 -- New jobs ----------------------------------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,8 @@ def emptied(error: BaseException) -> bool:
     by `registration_restore_settings`."""
     if not isinstance(error, psycopg.errors.CheckViolation) or error.diag.constraint_name is not None:
         return False
-    return error.diag.table_name in {"job_done", "job_dead", "attempt"}  # no partition for the row: its bin is NULL
+    # No partition for the row: its bin is NULL.
+    return error.diag.table_name in {"job_done", "job_dead", "attempt", "history_minute", "history_hour"}
 
 
 def described(error: BaseException) -> str:

@@ -104,6 +104,7 @@ class Job:
         "max_attempts",
         "pos",
         "queue",
+        "ran",
         "rank",
         "start_by",
         "started",
@@ -134,6 +135,8 @@ class Job:
         """If a rate has let the job start: until when it may start, by `monotonic`. Later STARTED or TOO_LATE."""
         self.began: float
         """When the job began to run, by `perf_counter`; not set before."""
+        self.ran: float
+        """For how many seconds it has run; not set before it has ended."""
         self.started: datetime | None = None
         """`began` as a time of day; None until `started_at` is first read."""
         self.ended: object
@@ -419,6 +422,15 @@ def timed_of(jobs: Iterable[Job]) -> list[Job]:
 def keyed_of(ended: Iterable[tuple[Job, object]]) -> list[Job]:
     """The jobs that have a unique key. Every job that ends is checked, therefore without a call for each."""
     return [job for job, _ in ended if job._row[16] is not None]
+
+
+def dues_of(ended: Iterable[tuple[Job, object]]) -> list[int]:
+    """When each of these jobs could first run, by the database's clock: microseconds since the year 2000.
+
+    Every job that ends is asked, therefore without a call for each.
+    """
+    rows = [job._row for job, _ in ended]
+    return [row[11] if row[12] is None or row[12] < row[11] else row[12] for row in rows]
 
 
 def fields(job: Job, **more: object) -> dict[str, object]:

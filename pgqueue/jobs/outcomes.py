@@ -17,6 +17,7 @@ from typing import Any
 from pgqueue.errors import Error, InvalidArguments, InvalidOption, JobTimeout
 from pgqueue.jobs.codec import UnfitArguments, UnfitResult, result_json
 from pgqueue.jobs.durations import Duration, seconds
+from pgqueue.jobs.fingerprint import PLACE_MOST, fingerprint, place_of
 from pgqueue.jobs.headers import RETRY
 from pgqueue.jobs.job import Job, NewJob, fields, own_waits
 from pgqueue.jobs.retry import RetryPolicy
@@ -81,6 +82,9 @@ about as long as the job is old."""
 UNSTORABLE = "Unstorable"
 """The error type of an attempt if the server refused its outcome."""
 
+NO_FAILURES = ("snoozed", "cancelled", "interrupted")
+"""The outcomes of attempts that say nothing of an error."""
+
 ASKS = (Snooze, Retry, Cancel, Fail)
 NEVER_RUN = (Awaitable, Generator, AsyncGenerator)
 """What a handler must not return: nothing would ever run its body."""
@@ -112,6 +116,8 @@ class Problem:
     error_type: str | None = None
     message: str | None = None
     traceback: str | None = None
+    place: str | None = None
+    """Where in the application it came from: see `fingerprint`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +253,7 @@ def _given(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome:
         case Cancel(reason=reason):
             return Cancelled(_clean(reason, MESSAGE_MOST))
         case Fail(reason=reason):
-            return Failed("error", Problem("failed", "Fail", _clean(reason, MESSAGE_MOST), _cause(what)[2]))
+            return Failed("error", Problem("failed", "Fail", _clean(reason, MESSAGE_MOST), *_cause(what)[2:]))
         case UnfitArguments() if raised:
             return misfit(job, retry, what)
         case BaseException() if raised:
@@ -333,7 +339,7 @@ def _age(job: Job) -> float:
 
 def problem(outcome: str, error: BaseException) -> Problem:
     """What the row of the attempt says about an exception."""
-    return Problem(outcome, _kind(error), _clean(_said(error), MESSAGE_MOST), _traceback(error))
+    return Problem(outcome, _kind(error), _clean(_said(error), MESSAGE_MOST), _traceback(error), _place(error))
 
 
 def _again(job: Job, retry: RetryPolicy, ask: Retry) -> Outcome:
@@ -352,7 +358,7 @@ def _tried(job: Job, problem: Problem, decide: Callable[[], float | None]) -> Ou
         said = "job %d (%s) failed, and its retry function failed, too; it is not retried"
         log.exception(said, job.id, job.task, extra=fields(job))
         message = _clean(f"{problem.message}; retry function: {_said(broken)}", MESSAGE_MOST)
-        return Failed("error", Problem("failed", problem.error_type, message))
+        return Failed("error", Problem("failed", problem.error_type, message, place=problem.place))
     return Failed("error", problem) if delay is None else Retried(delay, problem)
 
 
@@ -389,12 +395,17 @@ def interrupted(why: str) -> Released:
     return Released(Problem("interrupted", None, why))
 
 
-def _cause(ask: Retry | Fail) -> tuple[str, str, str | None]:
-    """Type, message and traceback of the error that `ask` was raised from; of `ask` itself if there was none."""
+def _cause(ask: Retry | Fail) -> tuple[str, str, str | None, str | None]:
+    """Type, message, traceback and place of the error that `ask` was raised from; of `ask` itself if there was none."""
     error = ask.__cause__ or ask.__context__
     if error is None:
-        return type(ask).__name__, _clean(_said(ask), MESSAGE_MOST), None
-    return _kind(error), _clean(_said(error), MESSAGE_MOST), _traceback(error)
+        return type(ask).__name__, _clean(_said(ask), MESSAGE_MOST), None, None  # it may have been returned
+    return _kind(error), _clean(_said(error), MESSAGE_MOST), _traceback(error), _place(error)
+
+
+def _place(error: BaseException) -> str | None:
+    place = place_of(error)
+    return None if place is None else _clean(place, PLACE_MOST)
 
 
 def _traceback(error: BaseException) -> str | None:
@@ -431,6 +442,13 @@ def _kind(error: BaseException) -> str:
 def _clean(text: str, most: int) -> str:
     """`text` made storable for PostgreSQL: no NUL, no lone surrogates, not too long."""
     return text[:most].replace("\x00", "\\0").encode("utf-8", "replace").decode()
+
+
+def fingerprint_of(job: Job, problem: Problem) -> str | None:
+    """Which group of failures this one belongs to; None if it is no failure."""
+    if problem.outcome in NO_FAILURES:
+        return None
+    return fingerprint(job.task, problem.error_type or problem.outcome, problem.place)
 
 
 def written_in(job: Job, outcome: Outcome) -> Outcome:

@@ -6,7 +6,7 @@
   their outcomes to the completer.
 - Concurrency: the unblocker and the rate limiter bring jobs that waited for a key; the sweep finds what they missed.
 - Handlers: what stands behind a handler's `Job`, and the chain of layers around the handler.
-- Duties: promotion, ticks, rescue and pruning run in the worker that leads.
+- Duties: promotion, ticks, rescue, pruning and the history run in the worker that leads.
 - Liveness: the heartbeat, a thread of its own, says that this worker lives and watches the others.
 
 This is the only module that knows two of these. A service calls another one by a method that it was given here, or
@@ -39,6 +39,7 @@ from pgqueue.worker.concurrency.rate_limiter import HANDED, RateLimiter
 from pgqueue.worker.concurrency.sweep import SWEEP, Sweep
 from pgqueue.worker.concurrency.unblocker import Unblocker
 from pgqueue.worker.context import WorkerContext
+from pgqueue.worker.counters import Counters
 from pgqueue.worker.fetch.fetcher import Fetcher
 from pgqueue.worker.fetch.notifier import CONTROL, LED, PING_ANSWER_SECONDS, SCHEDULED, Notifier
 from pgqueue.worker.fetch.notify_watch import NotifyWatch
@@ -46,6 +47,7 @@ from pgqueue.worker.fetch.poison_jobs import PoisonDrain, PoisonJobs
 from pgqueue.worker.fetch.reconciler import Reconciler
 from pgqueue.worker.held_jobs import HeldJobs
 from pgqueue.worker.leader.election import Election
+from pgqueue.worker.leader.history_fold import HistoryFold
 from pgqueue.worker.leader.pruner import Pruner
 from pgqueue.worker.leader.scheduler import Scheduler
 from pgqueue.worker.leader.ticks import CHANGED, Ticks
@@ -112,6 +114,7 @@ class Services:
         self.outcome_sql = OutcomeSql(
             settings.schema, settings.version_tag, settings.notify, holding=holding(state.tasks)
         )
+        self.counters = Counters(self.fetch_session, state, self.running)
         self.completer = Completer(
             self.complete_session,
             state,
@@ -120,6 +123,7 @@ class Services:
             kept=self.held_jobs.kept_keys,
             goes_on=self.held_jobs.chains.goes_on,
         )
+        self.completer.counted = self.counters.ended
         self.poison_jobs = PoisonJobs()
         self.election = Election(link, held=settings.listen)
         self.reconciler = Reconciler(self.fetch_session, state, gone=self.held_jobs.gone)
@@ -193,6 +197,7 @@ class Services:
         self.scheduler = Scheduler(session, state, leads=leads, overdue=self.ticks.overdue, promoted=self._promoted)
         self.rescue = Rescue(session, notify=state.settings.notify, rescued=self._rescued, acted=self.election.try_now)
         self.unknown_tasks = UnknownTasks(session, state, ended=self.sweep.sweep_soon)
+        self.history_fold = HistoryFold(session, leads=leads)
         self.pruner = Pruner(session, leads=leads, also=self._prune_more)
         self.renewal = Renewal(
             state,
@@ -247,7 +252,7 @@ class Services:
         elif channel == SCHEDULED:
             self.scheduler.wake()
         elif channel == LED:
-            for duty in (self.scheduler, self.ticks, self.sweep, self.pruner):
+            for duty in (self.scheduler, self.ticks, self.sweep, self.pruner, self.history_fold):
                 duty.wake()
         elif channel == CONTROL and payload == SIGNAL:
             self.cancellation.wake()

@@ -33,6 +33,7 @@ log = logging.getLogger("pgqueue")
 FLUSH_SECONDS = 10.0
 HAND_ON_SECONDS = 1.0  # for the keys of our last jobs; the sweep finds those that we miss
 GIVE_BACK_SECONDS = 1.0  # for jobs that came while we left; rescue finds those that we miss
+HISTORY_SECONDS = 2.0  # for the last part of the history
 # How long handlers may take to leave when they are stopped at the shutdown's deadline.
 STOP_SECONDS = 1.0
 
@@ -173,7 +174,7 @@ class Worker:
         self._fetching = self._serve(services.fetcher.run(), "fetcher")
         self._writing = self._serve(services.completer.run(), "completer")
         others: list[Any] = [services.scheduler, services.pruner, services.reconciler, services.cancellation]
-        others += [services.notify_watch, services.renewal]
+        others += [services.notify_watch, services.renewal, services.counters, services.history_fold]
         others += [services.unblocker, services.sweep, services.ticks, services.declared_limits, services.rate_limiter]
         others += [services.poison_drain, services.progress, *([services.notifier] if self.settings.listen else [])]
         for service in others:
@@ -300,6 +301,11 @@ class Worker:
         await within(self.services.completer.flushed(), GIVE_BACK_SECONDS)
         await self._cancel(*self._tasks)
         await asyncio.to_thread(self.services.heartbeat.stop)  # a worker that was taken for dead may have begun another
+        try:
+            async with asyncio.timeout(HISTORY_SECONDS):
+                await self.services.counters.write_rest()
+        except Exception as error:
+            log.warning("the last minute of the history could not be written: %s", error)
         try:
             async with asyncio.timeout(5):
                 await self._sign_off()

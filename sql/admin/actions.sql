@@ -17,6 +17,10 @@ WITH asked AS MATERIALIZED (
     -- It reads later than `seen`: it may find a job that was just moving, or ran.
     SELECT state, {{job}}, {{attempts}}, holds
     FROM pgqueue.take_waiting(ARRAY(SELECT id FROM seen ORDER BY id), ARRAY(SELECT enqueued_at FROM seen ORDER BY id))
+), happened AS MATERIALIZED (
+    SELECT queue, task, 'cancelled' AS what FROM gone
+), counted AS (
+    {{count_happened}}
 ), cancelled AS (
     INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, {{attempts}}, {{job}})
     SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(reason)s::text, {{attempts}},

@@ -8,6 +8,9 @@ GRANT SELECT ON pgqueue.job, pgqueue.job_available, pgqueue.job_scheduled, pgque
 GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
 GRANT DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked, pgqueue.job_dead TO :"role";
 GRANT INSERT ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked, pgqueue.job_dead TO :"role";
+-- What it cancels is counted in the history.
+GRANT INSERT ON pgqueue.history_part TO :"role";
+GRANT SELECT ON pgqueue.history_minute, pgqueue.history_hour, pgqueue.error_group, pgqueue.duty TO :"role";
 GRANT UPDATE (id) ON pgqueue.job TO :"role";
 -- `pgqueue discard`.
 GRANT DELETE ON pgqueue.job_done, pgqueue.attempt, pgqueue.job_progress TO :"role";
@@ -41,5 +44,5 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint), pgqueue.waiters(bigint[]),
     pgqueue.take_waiting(bigint[], timestamptz[]), pgqueue.lock_dead(bigint[], timestamptz[]),
     pgqueue.take_dead(bigint[], timestamptz[]), pgqueue.refuse(text), pgqueue.served(), pgqueue.text_of(jsonb),
-    pgqueue.take_back(bigint[], timestamptz[])
+    pgqueue.take_back(bigint[], timestamptz[]), pgqueue.history_bounds(), pgqueue.run_quantile(text, double precision)
     TO :"role";

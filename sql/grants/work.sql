@@ -21,7 +21,14 @@ GRANT SELECT, UPDATE (done_at) ON pgqueue.duty TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.unknown_task TO :"role";
 -- A handler may cancel jobs, add schedules, set limits: each is a row of the record. The leader deletes old ones.
 GRANT SELECT, DELETE, INSERT (actor, action, target, jobs, count, details) ON pgqueue.audit TO :"role";
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.history_writer, pgqueue.error_group TO :"role";
+GRANT SELECT, INSERT, DELETE ON pgqueue.history_part TO :"role";
+GRANT SELECT, INSERT ON pgqueue.history_minute, pgqueue.history_hour TO :"role";
 GRANT TRUNCATE ON
+    pgqueue.history_minute_0, pgqueue.history_minute_1, pgqueue.history_minute_2, pgqueue.history_minute_3,
+    pgqueue.history_minute_4, pgqueue.history_minute_5, pgqueue.history_minute_6, pgqueue.history_minute_7,
+    pgqueue.history_hour_0, pgqueue.history_hour_1, pgqueue.history_hour_2, pgqueue.history_hour_3, pgqueue.history_hour_4,
+    pgqueue.history_hour_5, pgqueue.history_hour_6, pgqueue.history_hour_7,
     pgqueue.job_done_0, pgqueue.job_done_1, pgqueue.job_done_2, pgqueue.job_done_3, pgqueue.job_done_4,
     pgqueue.job_done_5, pgqueue.job_done_6, pgqueue.job_done_7, pgqueue.job_dead_0, pgqueue.job_dead_1,
     pgqueue.job_dead_2, pgqueue.job_dead_3, pgqueue.job_dead_4, pgqueue.job_dead_5, pgqueue.job_dead_6,
@@ -51,6 +58,7 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.waiters(bigint[]), pgqueue.take_running(bigint, integer, bigint),
     pgqueue.lock_running(bigint, integer, bigint), pgqueue.drop_cursors(bigint, timestamptz, integer), pgqueue.refuse(text),
     pgqueue.refuse_lost(bigint), pgqueue.advance_ring(text, boolean), pgqueue.served(), pgqueue.restore_settings(), pgqueue.text_of(jsonb),
+    pgqueue.history_bounds(), pgqueue.run_quantile(text, double precision),
     -- Before its first claim a worker advances sequences that lag behind the tables. It may not set them itself.
     pgqueue.advance_sequences(boolean)
     TO :"role";

@@ -46,11 +46,17 @@ WITH late AS MATERIALIZED (
 ), from_blocked AS (
     DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM blocked))
     RETURNING {{job}}, {{attempts}}
+), gone AS MATERIALIZED (
+    TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked
+), happened AS MATERIALIZED (
+    SELECT queue, task, 'cancelled' AS what FROM gone
+), counted AS (
+    {{count_happened}}
 ), cancelled AS (
     INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, {{attempts}}, {{job}})
     SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'),
         (SELECT min(late.reason) FROM late WHERE late.job_id = gone.id AND late.enqueued_at = gone.enqueued_at IS NOT FALSE), {{attempts}}, {{job}}
-    FROM (TABLE from_available UNION ALL TABLE from_scheduled UNION ALL TABLE from_blocked) AS gone
+    FROM gone
     RETURNING id, enqueued_at
 ), deleted AS (
     DELETE FROM pgqueue.job_signal WHERE ctid = ANY (ARRAY(

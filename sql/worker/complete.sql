@@ -147,11 +147,11 @@ SELECT id FROM pgqueue.lock_running({{my_fence}});
 -- given up, unless `holding`. A job of a chain that ran has the key, too.
 WITH picked AS MATERIALIZED (
     SELECT r.ctid, r.id, mine.delay, mine.spent, mine.snoozed, mine.holding, mine.outcome, mine.error_type, mine.message,
-        mine.traceback, mine.ago
+        mine.traceback, mine.fingerprint, mine.ago
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(delays)s::float8[], %(spents)s::boolean[],
                 %(snoozeds)s::boolean[], %(holdings)s::boolean[], %(outcomes)s::text[], %(error_types)s::text[],
-                %(messages)s::text[], %(tracebacks)s::text[], %(agos)s::float8[])
-         AS mine (id, claim, delay, spent, snoozed, holding, outcome, error_type, message, traceback, ago)
+                %(messages)s::text[], %(tracebacks)s::text[], %(fingerprints)s::text[], %(agos)s::float8[])
+         AS mine (id, claim, delay, spent, snoozed, holding, outcome, error_type, message, traceback, fingerprint, ago)
     CROSS JOIN LATERAL ({{my_running}} FOR UPDATE SKIP LOCKED) AS r
 ), ended AS (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
@@ -175,10 +175,12 @@ FROM later;
 -- Jobs that failed for good or were cancelled: to history, each with its state and reason; the last attempt is appended
 -- to `attempt`.
 WITH picked AS MATERIALIZED (
-    SELECT r.ctid, r.id, mine.state, mine.reason, mine.outcome, mine.error_type, mine.message, mine.traceback, mine.ago
+    SELECT r.ctid, r.id, mine.state, mine.reason, mine.outcome, mine.error_type, mine.message, mine.traceback,
+        mine.fingerprint, mine.ago
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(states)s::text[], %(reasons)s::text[],
-                %(outcomes)s::text[], %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[], %(agos)s::float8[])
-         AS mine (id, claim, state, reason, outcome, error_type, message, traceback, ago)
+                %(outcomes)s::text[], %(error_types)s::text[], %(messages)s::text[], %(tracebacks)s::text[],
+                %(fingerprints)s::text[], %(agos)s::float8[])
+         AS mine (id, claim, state, reason, outcome, error_type, message, traceback, fingerprint, ago)
     CROSS JOIN LATERAL ({{my_running}} FOR UPDATE SKIP LOCKED) AS r
 ), ended AS (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
@@ -211,7 +213,7 @@ WITH ended AS (
 -- Jobs that were stopped in the middle for a reason of their worker's own (a shutdown, a lost lease). They go where
 -- `complete_release` puts them; what happened is appended to `attempt`.
 WITH picked AS MATERIALIZED (
-    SELECT r.ctid, r.id, mine.outcome, NULL AS error_type, mine.message, NULL AS traceback, mine.ago
+    SELECT r.ctid, r.id, mine.outcome, NULL AS error_type, mine.message, NULL AS traceback, NULL AS fingerprint, mine.ago
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(outcomes)s::text[], %(messages)s::text[], %(agos)s::float8[])
          AS mine (id, claim, outcome, message, ago)
     CROSS JOIN LATERAL ({{my_running}} FOR UPDATE SKIP LOCKED) AS r

@@ -96,6 +96,10 @@ WITH dead_worker AS MATERIALIZED (
     SELECT 'blocked', waits_for, CASE crashes + started::integer WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
         crashes + started::integer, attempt - CASE WHEN started THEN 0 ELSE 1 END, run_at, snoozes, {{job}}
     FROM judged WHERE NOT (started AND crashes >= 2) AND waits_for IS NOT NULL
+), happened AS MATERIALIZED (
+    SELECT queue, task, CASE WHEN started AND crashes >= 2 THEN 'failed' ELSE 'rescued' END AS what FROM judged
+), counted AS (
+    {{count_happened}}
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, 'zero')::text END AS done
     FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q

@@ -233,6 +233,10 @@ WITH found AS MATERIALIZED (
     SELECT 'skipped', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), 'locked', {{attempts}}, {{job}}
     FROM dropped
     RETURNING id
+), happened AS MATERIALIZED (
+    SELECT queue, task, 'skipped' AS what FROM dropped
+), counted AS (
+    {{count_happened}}
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END AS done
     FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM skipped))

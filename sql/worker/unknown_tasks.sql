@@ -56,6 +56,10 @@ WITH looked AS MATERIALIZED (
         %(version_tag)s::text, {{attempts}}, {{job}}
     FROM ended
     RETURNING id
+), happened AS MATERIALIZED (
+    SELECT queue, task, CASE WHEN late THEN 'expired' ELSE 'failed' END AS what FROM ended
+), counted AS (
+    {{count_happened}}
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END AS done
     FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM dead))

@@ -210,7 +210,8 @@ def test_a_working_role_may_empty_every_leaf_there_is(dsn: str) -> None:
             f"pgqueue.{name}"
             for (name,) in conn.execute(
                 "SELECT c.relname "
-                "FROM unnest(ARRAY['pgqueue.job_done', 'pgqueue.job_dead', 'pgqueue.attempt']) AS parent, "
+                "FROM unnest(ARRAY['pgqueue.job_done', 'pgqueue.job_dead', 'pgqueue.attempt', "
+                "'pgqueue.history_minute', 'pgqueue.history_hour']) AS parent, "
                 "pg_partition_tree(parent::regclass) t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf"
             )
         }

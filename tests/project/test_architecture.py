@@ -48,10 +48,11 @@ ROOMS = {
     "liveness": "doubles run.running_jobs state",
     "fetch": "concurrency doubles leader.election run.slots state",
     "context": "complete run state transactions",
+    "counters": "run.running_jobs state",
     "neighbours": "complete concurrency fetch liveness run state",
     "capacity": "concurrency.rate_limiter neighbours run.slots",
     "held_jobs": "capacity concurrency.chains neighbours run.slots",
-    "services": "capacity complete concurrency context fetch held_jobs leader liveness run state transactions",
+    "services": "capacity complete concurrency context counters fetch held_jobs leader liveness run state transactions",
     "worker": "liveness services settings state",
 }
 EXEMPT = {
@@ -65,7 +66,7 @@ DUTIES = {
     "run": "executor cancellation progress",
     "complete": "completer",
     "concurrency": "unblocker rate_limiter sweep declared_limits",
-    "leader": "scheduler ticks pruner",
+    "leader": "scheduler ticks pruner history_fold",
     "liveness": "heartbeat rescue watchdog",
 }
 ACTORS = {f"worker.{room}.{name}" for room, names in DUTIES.items() for name in names.split()}

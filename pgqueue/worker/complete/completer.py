@@ -101,6 +101,8 @@ class Completer:
         """Outcomes dropped because the job had been given to another worker."""
         self.ended = 0
         """Number of jobs that have left the completer; it grows also if there was nothing to send."""
+        self.counted: Callable[[Sequence[Ended]], None] = lambda entries: None
+        """Told which jobs this worker has ended, with the outcomes that count. Set by `services`."""
         self._session = session
         self._state = state
         self._outcome_sql = outcome_sql
@@ -257,10 +259,13 @@ class Completer:
                     self._cannot_end(job, error)
                     busy.append((job, outcome))
                     continue
-                await self._look_up([job], set())
+                if (await self._look_up([job], set()))[1]:
+                    self.counted([(job, outcome)])
             except BaseException:
                 self._unsure.add(job.id)
                 raise
+            else:
+                self.counted([(job, outcome)])
             self._unsure.discard(job.id)
             self._in_flight = [entry for entry in self._in_flight if entry[0] is not job]
             self._let_go([job])
@@ -333,10 +338,10 @@ class Completer:
         for (_, group), answer in zip(endings, answers[: len(endings)], strict=True):
             if answer is not None:
                 left += _not_in(group, answer)
-        locked: set[int] = set()
+        locked, ended = set[int](), set[int]()
         if left:
             released = {job.id for job, outcome in batch if isinstance(outcome, Released)}
-            locked = await self._look_up(left, released)
+            locked, ended = await self._look_up(left, released)
         self._unsure &= locked | {job.id for job, _ in rest}
         self._in_flight = rest
         if locked:  # added to those that an earlier part of the same flush has left
@@ -350,6 +355,7 @@ class Completer:
         kept = [job for job, outcome in ours if outcome is not COMPLETED and self._outcome_sql.keeps(job, outcome)]
         if kept:
             self._kept([job for job in kept if job.id not in locked])
+        self.counted(_counting(batch, left, ended))
         self._let_go([job for job, _ in batch if job.id not in locked])
         return True
 
@@ -435,8 +441,8 @@ class Completer:
         message = "job %d (%s) has run, but cannot end: %s. Its outcome is kept, and tried again; so are others like it"
         log.error(message, job.id, job.task, described(error), extra=fields(job))
 
-    async def _look_up(self, left: list[Job], released: set[int]) -> set[int]:
-        """Look up jobs that were not ended; return the ids of those that are still ours.
+    async def _look_up(self, left: list[Job], released: set[int]) -> tuple[set[int], set[int]]:
+        """Look up jobs that were not ended; return the ids of those that are ours still, and of those we have ended.
 
         The others are fenced, or were ended by an earlier try. A job that was to be released has no outcome to drop.
         """
@@ -460,7 +466,7 @@ class Completer:
                     job.task,
                     extra=fields(job),
                 )
-        return locked
+        return locked, ended
 
     def _about(self, name: str, jobs: list[Job], **params: object) -> Statement[list[Row]]:
         return self._outcome_sql.about(name, jobs, self._state.id, **params)
@@ -476,6 +482,23 @@ def _can_wait(job: Job, outcome: Outcome) -> bool:
 
 def _wants_keys(outcome: Outcome) -> bool:
     return isinstance(outcome, Completed) and any([new.keys is not None for new in outcome.successors])
+
+
+def _counting(batch: list[Ended], left: list[Job], ended: set[int]) -> list[Ended]:
+    """The jobs of a flush that this worker has ended, with the outcomes that count.
+
+    `left` were not ended by the flush. Of these, `ended` were ended by an earlier try of ours, or by their handlers.
+    """
+    if not left and not any([outcome.__class__ is Handed for _, outcome in batch]):
+        return batch
+    made: list[Ended] = []
+    for job, outcome in batch:
+        ours = job not in left
+        if isinstance(outcome, Handed):
+            outcome = outcome.otherwise if ours else COMPLETED
+        if ours or job.id in ended:
+            made.append((job, outcome))
+    return made
 
 
 def _not_in(jobs: list[Job], ended: list[int]) -> list[Job]:

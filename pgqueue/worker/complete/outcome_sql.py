@@ -32,6 +32,7 @@ from pgqueue.jobs.outcomes import (
     Outcome,
     Released,
     Retried,
+    fingerprint_of,
     written_in,
 )
 
@@ -190,7 +191,7 @@ class OutcomeSql:
             spents=[again.spent for _, again in retried],
             snoozeds=[again.snoozed for _, again in retried],
             holdings=[job.task in self.holding for job, _ in retried],
-            **_problems([again for _, again in retried]),
+            **_problems(retried),
         )
 
     def _fail(self, failed: Sequence[tuple[Job, Failed | Cancelled]], worker_id: int) -> OutcomeStatement:
@@ -200,7 +201,7 @@ class OutcomeSql:
             worker_id,
             states=["cancelled" if isinstance(end, Cancelled) else "failed" for _, end in failed],
             reasons=[end.reason for _, end in failed],
-            **_problems([end for _, end in failed]),
+            **_problems(failed),
         )
 
     def _interrupt(self, interrupted: Sequence[tuple[Job, Released]], worker_id: int) -> OutcomeStatement:
@@ -242,12 +243,14 @@ def _ended(rows: list[Row]) -> list[int] | None:
     return ids
 
 
-def _problems(ends: Sequence[Retried | Failed | Cancelled]) -> dict[str, object]:
+def _problems(ends: Sequence[tuple[Job, Retried | Failed | Cancelled]]) -> dict[str, object]:
+    problems = [end.problem for _, end in ends]
     return {
-        "outcomes": [end.problem.outcome for end in ends],
-        "error_types": [end.problem.error_type for end in ends],
-        "messages": [end.problem.message for end in ends],
-        "tracebacks": [end.problem.traceback for end in ends],
+        "outcomes": [problem.outcome for problem in problems],
+        "error_types": [problem.error_type for problem in problems],
+        "messages": [problem.message for problem in problems],
+        "tracebacks": [problem.traceback for problem in problems],
+        "fingerprints": [fingerprint_of(job, end.problem) for job, end in ends],
     }
 
 

@@ -280,21 +280,22 @@ class Executor:
             except BaseException as error:
                 outcome = undescribed(job, task.retry, error)
             now = perf_counter()
+            job.ran = ran = now - started
             if run.stop_outcome is not None:
                 if not run.lost:
                     self._finish(job, outcome if outcome is WRITTEN else run.stop_outcome[1])
                     self._forget(job, run)
-                group.end(now - started)
+                group.end(ran)
                 self._slot_freed(group)
                 return
             finish(job, outcome)
             if running.get(job.id) is run:  # as `_forget` does; a call less for most jobs
                 del running[job.id]
             if now > self._turn_ends or me.cancelling() or contextvars.copy_context() != clean:
-                group.end(now - started)
+                group.end(ran)
                 self._slot_freed(group)
                 return
-            entry = group.take(True, now - started)
+            entry = group.take(True, ran)
             if entry is None:
                 self._slot_freed(group)
                 return
@@ -357,15 +358,16 @@ class Executor:
         while job is not None:
             job.began = started = perf_counter()
             outcome = self._call_thread(run, me, job, task)
+            job.ran = ran = perf_counter() - started
             if run.stopped:
                 if not run.lost:
                     self._finish(job, outcome)
                     self._forget(job, run)
-                group.end(perf_counter() - started)
+                group.end(ran)
                 return False
             self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
             self._forget(job, run)
-            entry = group.take(False, perf_counter() - started)
+            entry = group.take(False, ran)
             if entry is None:
                 break
             job, task = entry

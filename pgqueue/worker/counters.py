@@ -1,0 +1,327 @@
+"""Counts what happens to the jobs of this worker, in memory, and appends it to the history: one row a minute.
+
+The completer says which jobs have just ended, once for each flush, after the database has said that they are ended. So
+an outcome that was fenced is not counted. A job is counted as started when it ends, or at the end of a minute in which
+it still runs. Everything here is called on the loop.
+
+The flow pays for one call a flush and a few additions a job: figures in docs/design/worker.md. Nothing is sent with a
+flush. A minute in which nothing happened is not written.
+
+Why each part counts once, and for the right minute:
+
+1. A part is closed by the worker's own steady clock, at the end of a minute of the database, and is not changed
+   afterwards. What comes then goes into the next part.
+2. It has a number that is higher than those of all parts of this writer before it. A writer is one object of this class
+   and never another: its name is random.
+3. It is appended by a statement that raises the writer's number from below the part's to the part's, and appends only
+   then. Both are one transaction. If the answer is lost, the part is sent again with the same number: if it was
+   committed, the number is there, and nothing is appended.
+4. Parts are sent one at a time, in order. So no part is left out by the number of a later one.
+5. The part says how many seconds ago the middle of its time was, by the steady clock. The database takes these from its
+   own time. A wrong clock of this machine has no effect. If the database's clock steps, counts are written for another
+   minute, and still once.
+
+What is lost: if the process is killed, the part that is open, and parts that were not written yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import time
+import uuid
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import psycopg
+
+from pgqueue.database.backoff import of_data, persist
+from pgqueue.database.sessions import Session
+from pgqueue.database.statements import Row, Statement
+from pgqueue.jobs.histogram import BOUNDS
+from pgqueue.jobs.job import Job, dues_of
+from pgqueue.jobs.outcomes import (
+    COMPLETED,
+    LATE,
+    Cancelled,
+    Completed,
+    Failed,
+    Outcome,
+    Problem,
+    Released,
+    Retried,
+    fingerprint_of,
+    written_in,
+)
+from pgqueue.worker.run.running_jobs import RunningJobs
+from pgqueue.worker.state import WorkerState
+
+log = logging.getLogger("pgqueue")
+
+MINUTE = 60.0
+SPREAD_SECONDS = 5.0
+"""A part is written up to this long after its minute, so that not all workers write at once."""
+TASKS_MOST = 200
+OTHERS = "other tasks"
+"""The name under which the rest is counted, for each queue. It has a blank, so no task has it."""
+GROUPS_MOST, IDS_MOST, MESSAGE_MOST = 100, 5, 500
+"""Groups of failures in a part, the jobs named in each, and the characters of its last message."""
+PARTS_MOST = 60
+"""Closed parts that wait for the database. Without it no job ends, so there are hardly ever two."""
+SINCE_1970 = 946_684_800.0
+"""2000-01-01, from where the database counts."""
+
+
+class Counts:
+    """What has happened to the jobs of one queue and task in one part."""
+
+    __slots__ = ("happened", "run", "run_seconds", "wait", "wait_seconds")
+
+    def __init__(self) -> None:
+        self.happened: dict[str, int] = {"completed": 0}
+        self.wait = [0] * (len(BOUNDS) + 1)
+        self.run = [0] * (len(BOUNDS) + 1)
+        self.wait_seconds = self.run_seconds = 0.0
+
+    def as_json(self, queue: str, task: str) -> dict[str, Any]:
+        """The object in `history_part.counts`."""
+        made: dict[str, Any] = {"queue": queue, "task": task}
+        made |= {what: n for what, n in self.happened.items() if n}
+        if started := sum(self.wait):
+            made |= {"started": started, "wait": _trimmed(self.wait), "wait_seconds": round(self.wait_seconds, 6)}
+        if any(self.run):
+            made |= {"run": _trimmed(self.run), "run_seconds": round(self.run_seconds, 6)}
+        return made
+
+
+@dataclass(slots=True)
+class Failures:
+    """Failed attempts of one fingerprint in one part. `first` and `last` are times by `perf_counter`."""
+
+    queue: str
+    task: str
+    problem: Problem
+    first: float
+    last: float
+    count: int = 0
+    ids: deque[int] = field(default_factory=lambda: deque(maxlen=IDS_MOST))
+
+    def as_json(self, fingerprint: str, now: float, version_tag: str) -> dict[str, Any]:
+        """The object in `history_part.errors`."""
+        problem = self.problem
+        return {
+            "fingerprint": fingerprint,
+            "queue": self.queue,
+            "task": self.task,
+            "error_type": problem.error_type or problem.outcome,
+            "place": problem.place,
+            "message": (problem.message or "")[:MESSAGE_MOST],
+            "version_tag": version_tag,
+            "count": self.count,
+            "ids": sorted(self.ids, reverse=True),
+            "first": now - self.first,
+            "last": now - self.last,
+        }
+
+
+@dataclass(slots=True)
+class Part:
+    """What has happened from `begin` to `end`, by `perf_counter`."""
+
+    number: int
+    begin: float
+    end: float = 0.0
+    counts: dict[tuple[str, str], Counts] = field(default_factory=dict)
+    failures: dict[str, Failures] = field(default_factory=dict)
+
+
+class Counters:
+    """Counts the ended jobs of one worker and writes the counts over the given session."""
+
+    def __init__(self, session: Session, state: WorkerState, running: RunningJobs) -> None:
+        self._session = session
+        self._state = state
+        self._running = running
+        self._writer = str(uuid.uuid4())
+        self._part = Part(1, perf_counter())
+        self._closed: deque[Part] = deque(maxlen=PARTS_MOST)
+        self._early: set[Job] = set()
+        """Jobs that run or are not written yet, and have been counted as started."""
+        self._offset = time.time() - perf_counter()
+        """The database's time, in seconds since 1970, less `perf_counter`; at first this machine's."""
+        self._known = False
+        """Whether the database has said its time."""
+
+    # Counting --------------------------------------------------------------------------------------------------------
+
+    def ended(self, batch: Iterable[tuple[Job, Outcome]]) -> None:
+        """Count these jobs, which have just been ended in the database."""
+        batch = list(batch)
+        offset, early = self._offset - SINCE_1970, self._early
+        task = queue = ""
+        counts: Counts
+        for (job, outcome), due in zip(batch, dues_of(batch), strict=True):
+            if outcome is not COMPLETED and not self._is_counted(job, outcome):
+                continue
+            if job.task != task or job.queue != queue:
+                task, queue = job.task, job.queue
+                counts = self._counts(queue, task)
+            if outcome is COMPLETED:
+                counts.happened["completed"] += 1
+            else:
+                self._count(counts, job, outcome)
+            try:
+                ran = job.ran
+            except AttributeError:  # it was taken away from its handler, or it never started
+                if not hasattr(job, "began"):
+                    continue
+                ran = perf_counter() - job.began
+            counts.run[bisect_left(BOUNDS, ran)] += 1
+            counts.run_seconds += ran
+            if early and job in early:
+                early.discard(job)
+                continue
+            waited = job.began + offset - due * 1e-6
+            counts.wait[bisect_left(BOUNDS, waited)] += 1
+            if waited > 0.0:
+                counts.wait_seconds += waited
+
+    def _counts(self, queue: str, task: str) -> Counts:
+        """The counts of this queue and task, or those of the rest."""
+        every = self._part.counts
+        found = every.get((queue, task))
+        if found is None:
+            if len(every) >= TASKS_MOST:
+                task = OTHERS
+            found = every.setdefault((queue, task), Counts())
+        return found
+
+    def _is_counted(self, job: Job, outcome: Outcome) -> bool:
+        """Whether something has happened to the job: it was not only given back before it started."""
+        outcome = written_in(job, outcome)
+        return not (isinstance(outcome, Released) and outcome.problem is None)
+
+    def _count(self, counts: Counts, job: Job, outcome: Outcome) -> None:
+        outcome = written_in(job, outcome)
+        what = "interrupted"
+        match outcome:
+            case Completed():
+                what = "completed"
+            case Retried(snoozed=True):
+                what = "snoozed"
+            case Retried():
+                what = "retried"
+            case Failed():
+                what = "failed"
+            case Cancelled():
+                what = "expired" if outcome is LATE else "cancelled"
+        counts.happened[what] = counts.happened.get(what, 0) + 1
+        if isinstance(outcome, Retried | Failed):
+            self._fail(job, outcome.problem)
+
+    def _fail(self, job: Job, problem: Problem) -> None:
+        fingerprint = fingerprint_of(job, problem)
+        if fingerprint is None:
+            return
+        groups, now = self._part.failures, perf_counter()
+        group = groups.get(fingerprint)
+        if group is None:
+            if len(groups) >= GROUPS_MOST:
+                return
+            group = groups[fingerprint] = Failures(job.queue, job.task, problem, now, now)
+        group.problem, group.last = problem, now
+        group.count += 1
+        group.ids.append(job.id)
+
+    def _count_running(self) -> None:
+        """Count the jobs as started that run now, for they may run for long."""
+        self._early.intersection_update(self._state.held.values())
+        for job in self._running.jobs():
+            began = getattr(job, "began", None)
+            if began is not None and job not in self._early and self._state.holds(job):
+                self._early.add(job)
+                [due] = dues_of([(job, None)])
+                waited = began + self._offset - SINCE_1970 - due * 1e-6
+                counts = self._counts(job.queue, job.task)
+                counts.wait[bisect_left(BOUNDS, waited)] += 1
+                counts.wait_seconds += max(0.0, waited)
+
+    # Writing ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Write a part for each minute, until cancelled."""
+        await persist(self._step, name="history", answers=self._session.answers)
+
+    async def _step(self) -> None:
+        if not self._known:
+            clock = self._session.link.statement("counters_clock")
+            await self._session.run(Statement(clock.sql, clock.params, self._heard_time))
+        if not self._closed:
+            await asyncio.sleep(self._left_of_minute())
+            self._close()
+            await asyncio.sleep(random.uniform(0.0, SPREAD_SECONDS))
+        await self._write()
+
+    def _left_of_minute(self) -> float:
+        """Seconds until the database's minute ends, as far as is known here."""
+        return MINUTE - (perf_counter() + self._offset) % MINUTE
+
+    def _heard_time(self, rows: list[Row]) -> None:
+        """The answer has just come: it is younger than a round trip."""
+        self._offset = rows[0][0] - perf_counter()
+        self._known = True
+
+    def _close(self) -> None:
+        """End the part, and begin the next one. Nothing is kept of a part in which nothing has happened."""
+        self._count_running()
+        part, now = self._part, perf_counter()
+        if part.counts:
+            part.end = now
+            self._closed.append(part)
+            self._part = Part(part.number + 1, now)
+        else:
+            part.begin = now
+
+    async def write_rest(self) -> None:
+        """Write all that has been counted. The worker is about to leave, and nothing runs."""
+        self._close()
+        await self._write()
+
+    async def _write(self) -> None:
+        """Append the closed parts, the oldest first."""
+        while self._closed:
+            part = self._closed[0]
+            try:
+                await self._session.run(self._appended(part))
+            except psycopg.errors.InsufficientPrivilege:  # granted before there was a history
+                log.error("the history is not written: this role needs its rights again, `pgqueue grants`")
+            except Exception as error:
+                if not of_data(error):
+                    raise
+                log.error("a minute of the history is left out: %s", error)
+            if self._closed and self._closed[0] is part:
+                self._closed.popleft()
+
+    def _appended(self, part: Part) -> Statement[None]:
+        now, version_tag = perf_counter(), self._state.settings.version_tag
+        append = self._session.link.statement(
+            "counters_append",
+            writer=self._writer,
+            part=part.number,
+            ago=now - (part.begin + part.end) / 2,
+            counts=json.dumps([counts.as_json(*names) for names, counts in part.counts.items()]),
+            errors=json.dumps([each.as_json(name, now, version_tag) for name, each in part.failures.items()]),
+        )
+        return Statement(append.sql, append.params, self._heard_time)
+
+
+def _trimmed(counts: list[int]) -> list[int]:
+    """The counts up to the last that is not 0."""
+    last = max((place for place, n in enumerate(counts) if n), default=-1)
+    return counts[: last + 1]
