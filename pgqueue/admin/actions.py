@@ -16,7 +16,9 @@ from datetime import timedelta
 from typing import Any, overload
 
 from pgqueue.admin.filters import LEFT_OUT, Filter, checked, filtered, finding
+from pgqueue.admin.retry_locks import locking
 from pgqueue.config import client
+from pgqueue.database.drivers import alone
 from pgqueue.database.statements import Statement, integers, text
 from pgqueue.database.steps import Steps, adrive, drive
 from pgqueue.errors import Error, InvalidOption, JobNotFound
@@ -186,7 +188,7 @@ def retry(
 
     Give ids, or a filter for jobs: `state`, one or several (default: failed and cancelled), `queue`, `task` (its
     name), and `limit` for the oldest of them. A statement changes up to 1,000 jobs; in autocommit mode each is a
-    transaction.
+    transaction. Otherwise all are one transaction, which locks all jobs and their unique keys before it changes one.
 
     A failed or cancelled job keeps its id and its attempts, and may make at least one more. Its crashes and its reason
     are forgotten. A deadline that has passed is dropped. If it had a unique key, it takes the key again.
@@ -200,7 +202,7 @@ def retry(
         pgqueue.retry(conn, state="failed", task="mail.send")
     """
     asked = _retried(ids, again, state=state, queue=queue, task=task, limit=limit)
-    return _found(drive(conn, _retrying(ids, asked, again)), asked)
+    return _found(drive(conn, _retrying(ids, asked, again, alone(conn))), asked)
 
 
 @overload
@@ -226,7 +228,7 @@ async def aretry(
 ) -> list[Answer]:
     """`retry` for async connections."""
     asked = _retried(ids, again, state=state, queue=queue, task=task, limit=limit)
-    return _found(await adrive(conn, _retrying(ids, asked, again)), asked)
+    return _found(await adrive(conn, _retrying(ids, asked, again, alone(conn))), asked)
 
 
 @overload
@@ -301,9 +303,9 @@ def _cancelling(ids: Sequence[int], asked: Filter | None, reason: str) -> Steps[
     return (yield from cancelling(chosen, reason))
 
 
-def _retrying(ids: Sequence[int], asked: Filter | None, again: bool) -> Steps[list[Answer]]:
+def _retrying(ids: Sequence[int], asked: Filter | None, again: bool, alone: bool) -> Steps[list[Answer]]:
     chosen: Sequence[int] = ids if asked is None else (yield from finding(asked))
-    return (yield from retrying(chosen, again))
+    return (yield from retrying(chosen, again, one_transaction=not alone))
 
 
 def _discarding(ids: Sequence[int], asked: Filter | None) -> Steps[list[Answer]]:
@@ -335,8 +337,11 @@ def cancelling(ids: Iterable[int], reason: str) -> Steps[list[Answer]]:
     return _settling("actions_cancel", ids, {"reason": _reason(reason), "notify": client()[1]}, judge)
 
 
-def retrying(ids: Iterable[int], again: bool) -> Steps[list[Answer]]:
-    """Run these jobs again; return an answer for each, which may be `missing`."""
+def retrying(ids: Iterable[int], again: bool, *, one_transaction: bool = False) -> Steps[list[Answer]]:
+    """Run these jobs again; return an answer for each, which may be `missing`.
+
+    `one_transaction`: all statements are in one transaction. If they are several, all locks come first (`retry_locks`).
+    """
 
     def judge(id: int, state: str | None, new: int | None) -> Answer | None:
         if new is not None:
@@ -347,7 +352,12 @@ def retrying(ids: Iterable[int], again: bool) -> Steps[list[Answer]]:
             return Answer(id, "alive", state)
         return None if state in DEAD or again else Answer(id, "completed", state)
 
-    return _settling("actions_retry", ids, {"again": again, "notify": client()[1]}, judge)
+    wanted = checked(ids)
+    refused: dict[int, Answer] = {}
+    if one_transaction and len(batches := list(_batches(wanted))) > 1:
+        for id, (state, holder) in (yield from locking(batches, LIVE, client()[0])).items():
+            refused[id] = Answer(id, "alive" if holder is None else "held", state, holder=holder)
+    return (yield from _settling("actions_retry", wanted, {"again": again, "notify": client()[1]}, judge, refused))
 
 
 def discarding(ids: Iterable[int]) -> Steps[list[Answer]]:
@@ -363,12 +373,15 @@ def discarding(ids: Iterable[int]) -> Steps[list[Answer]]:
     return _settling("actions_discard", ids, {}, judge)
 
 
-def _settling(name: str, ids: Iterable[int], params: Mapping[str, object], judge: Judge) -> Steps[list[Answer]]:
-    """Send the statement until every job has an answer. A job without an answer was just changing its state."""
+def _settling(
+    name: str, ids: Iterable[int], params: Mapping[str, object], judge: Judge, known: Mapping[int, Answer] | None = None
+) -> Steps[list[Answer]]:
+    """Send the statement until every job has an answer; `known` are answers that there are. A job without an answer was
+    just changing its state."""
     wanted = checked(ids)
     schema, _ = client()
-    answers: dict[int, Answer] = {}
-    for batch in _batches(wanted):
+    answers = dict(known or {})
+    for batch in _batches(id for id in wanted if id not in answers):
         moving = batch
         for _ in range(ROUNDS):
             values = {"ids": integers(moving), **params}

@@ -114,6 +114,35 @@ LEFT JOIN retried ON retried.id = asked.id
 LEFT JOIN again ON again.retry_of = asked.id
 ORDER BY asked.id;
 
+-- name: actions_retry_lock
+-- Lock those of these jobs that failed or were cancelled, in the order of their ids: what a retry of many does before it takes a key. A
+-- row for each id: its state as this statement's snapshot had it (NULL: in none), and the keys of the job, if it was locked.
+WITH asked AS MATERIALIZED (
+    SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
+), seen AS MATERIALIZED (
+    -- The rows that `actions_retry` means.
+    SELECT DISTINCT ON (found.id) found.id, found.state, found.enqueued_at
+    FROM pgqueue.job_states(%(ids)s::text::bigint[]) AS found
+    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC,
+        found.state IN ('failed', 'cancelled') DESC, found.finished_at DESC
+), locked AS MATERIALIZED (
+    SELECT id, unique_key, idempotency_key, finished_at
+    FROM pgqueue.lock_dead(
+        ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id),
+        ARRAY(SELECT enqueued_at FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id))
+), dead AS MATERIALIZED (
+    SELECT DISTINCT ON (id) * FROM locked ORDER BY id, finished_at DESC
+)
+SELECT asked.id, seen.state, 'idempotency:' || dead.idempotency_key, 'unique:' || dead.unique_key
+FROM asked LEFT JOIN seen ON seen.id = asked.id LEFT JOIN dead ON dead.id = asked.id
+ORDER BY asked.id;
+
+-- name: actions_retry_keys
+-- Lock these unique keys (as JSON: they may have line breaks), in the order of their bytes. A row for each that a living job has: the key,
+-- and that job.
+SELECT held.key, held.holder
+FROM pgqueue.lock_keys(ARRAY(SELECT json_array_elements_text(%(keys)s::text::json))) AS held;
+
 -- name: actions_discard
 -- Jobs that have ended are deleted, with their attempts, cursors and progress. A row for each id: its state as this statement's snapshot
 -- had it (NULL: in none), and whether it was deleted. A job that has ended and was not deleted is being retried, and to be asked for anew.

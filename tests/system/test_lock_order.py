@@ -21,6 +21,7 @@ from unique_jobs import Conn, keyed
 from workers import Eyes, wait_until
 
 import pgqueue
+from pgqueue.admin import actions
 from pgqueue.client import unique_enqueue
 from pgqueue.database import drivers
 from pgqueue.database.statements import text
@@ -207,6 +208,39 @@ def test_jobs_with_two_keys_take_them_in_the_order_of_the_keys(dsn: str, eyes: E
         assert stage.waiting() == [True, True]
         third.rollback()
         assert stage.end() == [None, None]
+
+
+# More jobs than one statement changes ---------------------------------------------------------------------------------
+
+
+def many_dead(conn: Conn, first: str, last: str) -> list[int]:
+    """More dead jobs than one statement retries. The first wants one key, the last another one; neither has a row."""
+    plain = pgqueue.remote("unique.mail")
+    ids = dead(conn, keyed(first), *(plain.new() for _ in range(actions.BATCH)), keyed(last))
+    tidied(conn, f"unique:{first}", f"unique:{last}")
+    return ids
+
+
+@pytest.mark.promise("F120")
+@pytest.mark.parametrize("other", ["enqueue_many", "retry"])
+def test_a_retry_of_many_takes_all_keys_in_one_order(dsn: str, eyes: Eyes, other: str) -> None:
+    """The naive order, thousand by thousand, takes z for the first job, and then a for the last one."""
+    with psycopg.connect(dsn) as conn:
+        ids = many_dead(conn, "z", "a")
+        rival = dead(conn, *map(keyed, "amz"))
+        tidied(conn, "unique:a", "unique:m", "unique:z")
+    with Stage(dsn, eyes) as stage:
+        third = stage.gate(TAKE, "unique:m")
+        if other == "retry":
+            stage.start(lambda conn: pgqueue.retry(conn, *rival))
+        else:
+            stage.start(lambda conn: pgqueue.enqueue_many(conn, list(map(keyed, "amz"))))
+        stage.start(lambda conn: pgqueue.retry(conn, *ids))
+        assert stage.waiting() == [True, True]
+        third.rollback()
+        assert stage.end() == [None, None]
+    live = eyes.all("SELECT unique_key, count(*) FROM pgqueue.job WHERE state = 'available' GROUP BY 1 ORDER BY 1")
+    assert live == [("a", 1), ("m", 1), ("z", 1), (None, actions.BATCH)]
 
 
 # All pairs, step by step ----------------------------------------------------------------------------------------------
