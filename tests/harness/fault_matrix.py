@@ -34,6 +34,7 @@ from faults import Wire
 from ids_again import ids_again
 from notify_queues import FIRST as FIRST_WITH_SMALL_QUEUE
 from notify_queues import PAGES, full
+from pgbouncers import PROGRAM, PgBouncer
 from poolers import Pooler
 from servers import SETTINGS, VERSION, Server, binaries, embedded_server
 from standby import pair
@@ -368,6 +369,24 @@ def through_a_pooler(stage: Stage) -> None:
     stage.kept["restart"] = restart
 
 
+def through_pgbouncer(*, listening: bool) -> Callable[[Stage], None]:
+    """The workers go through PgBouncer in transaction mode. They listen at the server itself, or through it, too."""
+
+    def way(stage: Stage) -> None:
+        bouncer = stage.stack.enter_context(PgBouncer(stage.dsn, 8))
+        stage.workers_dsn = bouncer.dsn
+        stage.environ |= {"PGQUEUE_PREPARE": "off"} | ({"PGQUEUE_LISTEN_DSN": stage.dsn} if listening else {})
+
+        def restart() -> None:
+            bouncer.stop()
+            stage.lasts(2)
+            bouncer.start()
+
+        stage.kept["restart"] = restart
+
+    return way
+
+
 def with_a_standby(*, synchronous: bool) -> Callable[[Stage], None]:
     def way(stage: Stage) -> None:
         assert stage.server.cluster is not None
@@ -454,6 +473,11 @@ FAULTS = [
     Fault("ids given again", give_ids_again),
     Fault("network hole", cut_wires, way=through_wires, source=SOURCE + QUICK),
     Fault("pooler restarted", restart_pooler, way=through_a_pooler),
+    *[
+        Fault("PgBouncer restarted", restart_pooler, way=through_pgbouncer(listening=True)),
+        Fault("PgBouncer restarted, no LISTEN", restart_pooler, way=through_pgbouncer(listening=False)),
+    ]
+    * (PROGRAM is not None),
     Fault("postmaster frozen for 40 s", freeze_postmaster),
     Fault("connections exhausted", take_connections, {"max_connections": "40"}),
     Fault("publication of all tables", publish, {"wal_level": "logical"}),

@@ -7,6 +7,7 @@ from collections import Counter
 
 import psycopg
 import pytest
+from pgbouncers import PgBouncer, needs_pgbouncer
 from poolers import Pooler
 from workers import Eyes, until
 
@@ -50,10 +51,11 @@ def effect(job: Job, n: int) -> None:
 
 
 @pytest.mark.second
-@pytest.mark.promise("F16")
+@pytest.mark.promise("F16", "F121")
+@pytest.mark.parametrize("kind", [Pooler, pytest.param(PgBouncer, marks=needs_pgbouncer)])
 @pytest.mark.parametrize("listens", [True, False], ids=["listens directly", "polls"])
 async def test_two_workers_behind_a_pooler_run_everything_once(
-    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, listens: bool
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, listens: bool, kind: type[Pooler] | type[PgBouncer]
 ) -> None:
     """Four sessions for two workers and the application: each client gets another one again and again."""
     for counter in (ran, together, most):
@@ -62,7 +64,7 @@ async def test_two_workers_behind_a_pooler_run_everything_once(
     monkeypatch.setenv("PGQUEUE_LISTEN_DSN", dsn if listens else "off")
     eyes.do("CREATE TABLE effect (n integer)")
     tasks, number = (plain, locked, limited, effect), 120
-    with Pooler(dsn, 4) as pooler:
+    with kind(dsn, 4) as pooler:
         options = {"dsn": pooler.dsn, "tasks": tasks, "poll": 0.2}
         async with Worker(**options), Worker(**options):  # type: ignore[arg-type]
             with psycopg.connect(pooler.dsn, prepare_threshold=None) as conn:
@@ -70,7 +72,8 @@ async def test_two_workers_behind_a_pooler_run_everything_once(
                     with conn.transaction():
                         pgqueue.enqueue_many(conn, [tasks[n % 4].new(n=n) for n in range(first, first + 12)])
             await until(eyes.done(number))
-        assert pooler.named == 0 and pooler.moved > number / 4
+        if isinstance(pooler, Pooler):
+            assert pooler.named == 0 and pooler.moved > number / 4
     assert ran == Counter(range(number))
     assert eyes.one("SELECT array_agg(n ORDER BY n) FROM effect") == [n for n in range(number) if n % 4 == 3]
     assert max(most[f"l{key}"] for key in range(3)) == 1 and most["limit"] <= 2
@@ -83,15 +86,20 @@ LOCKED = """
 """
 
 
-@pytest.mark.promise("F32")
+@pytest.mark.promise("F32", "F121")
+@pytest.mark.parametrize("kind", [Pooler, pytest.param(PgBouncer, marks=needs_pgbouncer)])
 async def test_a_listen_through_a_pooler_in_transaction_mode_is_noticed_and_nobody_leads(
-    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    dsn: str,
+    eyes: Eyes,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[Pooler] | type[PgBouncer],
 ) -> None:
     """Naive: both listen, and both take the leader's lock, which stays in a session of the pooler."""
     monkeypatch.setattr(notifier, "ECHO_SECONDS", 0.3)
     monkeypatch.setenv("PGQUEUE_PREPARE", "off")
     ran.clear()
-    with Pooler(dsn, 4) as pooler:
+    with kind(dsn, 4) as pooler:
         options = {"dsn": pooler.dsn, "tasks": (plain,), "poll": 0.2}
         async with Worker(**options) as one, Worker(**options) as two:  # type: ignore[arg-type]
             await until(lambda: caplog.text.count("--listen-dsn") == 2)

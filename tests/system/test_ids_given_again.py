@@ -1,0 +1,232 @@
+"""Jobs of all kinds while ids are given again, in an order that a seed decides: each runs, and none for a stranger.
+
+One application enqueues job after job, each in a transaction of its own. Meanwhile the sequence of ids is set back, and
+advanced, under the workers. Twice the workers are stopped, as docs/operations.md has it: once all jobs are removed by
+TRUNCATE … RESTART IDENTITY, once every sequence begins anew while all rows stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+from ids_again import ids_again
+from workers import Eyes, until, work
+
+import pgqueue
+from pgqueue import Job, Limit, NewJob, Rate, RetryPolicy, Unique, task
+
+AGAIN = RetryPolicy(attempts=3, first=0.05)
+ITEMS = [1, 2, 3, 4, 5]
+
+
+class Books:
+    """What handlers have done, by the number of their job."""
+
+    def __init__(self) -> None:
+        self.ran: Counter[int] = Counter()
+        self.followed: Counter[int] = Counter()
+        self.items: defaultdict[int, list[int]] = defaultdict(list)
+        self.at_once: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def holding(self, key: str) -> AsyncIterator[None]:
+        self.at_once[key] += 1
+        self.most[key] = max(self.most[key], self.at_once[key])
+        try:
+            await asyncio.sleep(0.002)
+            yield
+        finally:
+            self.at_once[key] -= 1
+
+
+books = Books()
+
+
+@task(name="again.plain")
+async def plain(n: int) -> None:
+    books.ran[n] += 1
+
+
+@task(name="again.locked", lock="k", timeout=60)
+async def locked(n: int) -> None:
+    async with books.holding("lock"):
+        books.ran[n] += 1
+
+
+@task(name="again.limited", limit=Limit(2, name="again"), timeout=60)
+async def limited(n: int) -> None:
+    async with books.holding("limit"):
+        books.ran[n] += 1
+
+
+@task(name="again.rated", rate=Rate("500/s", name="again"))
+async def rated(n: int) -> None:
+    books.ran[n] += 1
+
+
+@task(name="again.unique")
+async def unique(n: int, key: str) -> None:
+    async with books.holding(key):
+        books.ran[n] += 1
+
+
+@task(name="again.requested")
+async def requested(n: int) -> None:
+    books.ran[n] += 1
+
+
+@task(name="again.walks", retry=AGAIN)
+def walks(job: Job, n: int) -> None:
+    """Goes on at its third item after it has failed there."""
+    for [item] in job.iterate(lambda cursor: ((each, each) for each in ITEMS if each > (cursor or 0)), 1):
+        books.items[n].append(item)
+        if job.attempt == 1 and item == 3:
+            raise ValueError("once more")
+    books.ran[n] += 1
+
+
+@task(name="again.effect", transactional=True, retry=AGAIN)
+def effect(job: Job, n: int) -> None:
+    job.connection.execute("INSERT INTO effect VALUES (%s)", [n])
+    if job.attempt == 1:
+        raise ValueError("once more")
+
+
+@task(name="again.follows")
+async def follows(n: int) -> None:
+    books.followed[n] += 1
+
+
+@task(name="again.first")
+async def first(job: Job, n: int) -> None:
+    job.enqueue(follows, n)
+    books.ran[n] += 1
+
+
+TASKS = (plain, locked, limited, rated, unique, requested, walks, effect, follows, first)
+HELD = """
+    SELECT count(*) FROM pgqueue.job
+    WHERE unique_key = %s AND (finished_at IS NULL OR finished_at >= %s)
+"""
+
+
+class Application:
+    """Enqueues one job after the other. An enqueue whose id is taken fails, and is tried again."""
+
+    def __init__(self, dsn: str, random: Random) -> None:
+        self.conn = psycopg.connect(dsn)
+        self.random = random
+        self.committed: set[int] = set()
+        self.requests: set[str] = set()
+        self.makes: list[Callable[[int], NewJob[Any]]] = [
+            plain.new, locked.new, limited.new, rated.new, walks.new, effect.new, first.new, self.unique, self.request,
+        ]  # fmt: skip
+
+    def unique(self, n: int) -> NewJob[Any]:
+        key = f"u{self.random.randrange(4)}"
+        return unique.using(unique=Unique(lambda n, key: key), delay=self.delay()).new(n, key)
+
+    def request(self, n: int) -> NewJob[Any]:
+        return requested.using(idempotency_key=f"r{self.random.randrange(12)}", delay=self.delay()).new(n)
+
+    def delay(self) -> float:
+        return self.random.choice([0, 0.05, 0.2])
+
+    def put(self, n: int) -> None:
+        job = self.random.choice(self.makes)(n)
+        while True:
+            try:
+                created = self._put(job)
+            except psycopg.errors.UniqueViolation:
+                self.conn.rollback()
+                continue
+            if created:
+                self.committed.add(n)
+            return
+
+    def _put(self, job: NewJob[Any]) -> bool:
+        """Commit it. Where its key is held, a job of that key holds it, and not a stranger with the id of one."""
+        [(since,)] = self.conn.execute("SELECT clock_timestamp()").fetchall()
+        [handle] = pgqueue.enqueue_many(self.conn, [job])
+        if job.keys is not None and job.keys.unique is not None and not handle.created:
+            [(holders,)] = self.conn.execute(HELD, [job.keys.unique, since]).fetchall()
+            assert holders == 1, (job.keys.unique, holders)
+        self.conn.commit()
+        if job.keys is not None and (request := job.keys.idempotency) is not None:
+            assert handle.created is (request not in self.requests), request
+            self.requests.add(request)
+        return handle.created
+
+    def lose_all(self) -> None:
+        """All jobs were removed. A request that had been done, and was noted as such, is not done again."""
+        self.committed.clear()
+        noted = (
+            "SELECT substr(key, 13) FROM pgqueue.unique_key WHERE key LIKE 'idempotency:%' AND expires_at IS NOT NULL"
+        )
+        self.requests = {key for (key,) in self.conn.execute(noted)}
+        self.conn.commit()
+
+
+@pytest.mark.second
+@pytest.mark.promise("F29", "F123")
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_jobs_of_all_kinds_go_on_while_ids_are_given_again(dsn: str, eyes: Eyes, seed: int) -> None:
+    global books
+    books = Books()
+    random = Random(seed)
+    application = Application(dsn, random)
+    eyes.do("CREATE TABLE effect (n integer)")
+    number, truncated, lagging = 180, random.randrange(40, 70), random.randrange(100, 140)
+    async with AsyncExitStack() as crew:
+        await start(crew, dsn)
+        for n in range(number):
+            if n in (truncated, lagging):
+                await crew.aclose()
+                await asyncio.to_thread(ids_again, dsn, "truncated" if n == truncated else "lagging")
+                if n == truncated:
+                    application.lose_all()
+                for more in range(5):  # before a worker has advanced anything
+                    await asyncio.to_thread(application.put, number + n + more)
+                await start(crew, dsn)
+            elif random.random() < 0.1:
+                await asyncio.to_thread(eyes.do, f"SELECT setval('pgqueue.job_id_seq', {random.randint(1, 40)}, false)")
+            elif random.random() < 0.03:
+                await asyncio.to_thread(eyes.do, "SELECT pgqueue.advance_sequences(true)")
+            await asyncio.to_thread(application.put, n)
+        await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job WHERE finished_at IS NULL") == 0)
+    application.conn.close()
+    check(eyes, application.committed)
+
+
+async def start(crew: AsyncExitStack, dsn: str) -> None:
+    for _ in range(2):
+        await crew.enter_async_context(work(dsn, *TASKS, concurrency=8, poll=0.2))
+
+
+def check(eyes: Eyes, committed: set[int]) -> None:
+    rows = eyes.all("SELECT (args ->> 'n')::int, task, state, count(*) FROM pgqueue.job GROUP BY 1, 2, 3 ORDER BY 1")
+    found = {n: name for n, name, state, count in rows if (state, count) == ("completed", 1) and name != follows.name}
+    assert len([row for row in rows if row[1] != follows.name]) == len(found), rows
+    assert found.keys() == committed
+    effects = Counter(n for (n,) in eyes.all("SELECT n FROM effect") if n in committed)
+    for n, name in found.items():
+        if name == effect.name:
+            assert effects[n] == 1, n
+        else:
+            assert books.ran[n] == 1, (n, name, books.ran[n])
+        if name == walks.name:
+            assert books.items[n][0] == 1 and sorted(set(books.items[n])) == ITEMS, (n, books.items[n])
+        if name == first.name:
+            assert books.followed[n] == 1, n
+    assert set(found.values()) == {each.name for each in TASKS} - {follows.name}
+    assert books.most["lock"] == 1 and books.most["limit"] <= 2
+    assert all(books.most[f"u{key}"] <= 1 for key in range(4))
+    assert eyes.one("SELECT count(DISTINCT id) < count(*) FROM pgqueue.job"), "ids were given again"
