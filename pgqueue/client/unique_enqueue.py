@@ -61,13 +61,13 @@ OLDER = (
     "`pgqueue migrate --check` to see what it lacks, then `pgqueue migrate`"
 )
 NOTES = {
-    "40001": "a unique key was taken since this transaction took its snapshot (REPEATABLE READ or SERIALIZABLE); roll "
-    "back and try again in a new transaction",
+    "40001": "a unique key was taken, or a job that has one has moved, since this transaction took its snapshot "
+    "(REPEATABLE READ or SERIALIZABLE); roll back and try again in a new transaction",
     "40P01": "two transactions each waited for a unique key of the other; roll back and try again. Give all keys to "
     "one enqueue_many, or always in the same order",
-    "55P03": "another transaction has just taken one of these unique keys and is still open: it is not known yet "
-    "whether its job will exist. Roll back (or to a savepoint) and try again. The wait is bounded by lock_timeout, "
-    "by 5 s if that is 0",
+    "55P03": "another transaction has just taken one of these unique keys, or is changing the job that has one, and is "
+    "still open: it is not known yet whether that will stand. Roll back (or to a savepoint) and try again. The wait is "
+    "bounded by lock_timeout, by 5 s if that is 0",
     "42501": "a role that enqueues needs the rights of `pgqueue grants ROLE --for enqueue`; one that replaces jobs "
     '(on_duplicate="replace", debounce) those of `--for operate`, too',
     "42703": OLDER,

@@ -18,8 +18,10 @@ Steps = Generator[Statement[list[Row]], list[Row], T]
 
 
 NOTES: Mapping[str, str] = {
-    "40001": "the job has moved since this transaction took its snapshot (REPEATABLE READ or SERIALIZABLE); roll back "
-    "and try again in a new transaction"
+    "40001": "the job has moved, or one of its unique keys was taken, since this transaction took its snapshot "
+    "(REPEATABLE READ or SERIALIZABLE); roll back and try again in a new transaction",
+    "55P03": "another transaction is changing one of these jobs, or is just taking one of their unique keys, and is "
+    "still open. Roll back (or to a savepoint) and try again. The wait is bounded by lock_timeout",
 }
 """By SQLSTATE: what a server's error means for an operation that changes jobs by hand."""
 

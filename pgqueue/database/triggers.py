@@ -16,8 +16,8 @@ from pgqueue.database.statements import sql_directory
 
 # A line of the context: `PL/pgSQL function public.refuses() line 3 at RAISE`, in the language of the server.
 # The schema is left out where the search_path has it.
-_FRAME = re.compile(r"\bPL/\w+.*?(?:([\w$\"]+)\.)?([\w$\"]+)\(")
-_MADE = re.compile(r"CREATE (?:OR REPLACE )?FUNCTION pgqueue\.(\w+)")
+_FRAME = re.compile(r"\bPL/\w+.*?(?:([\w$\"]+)\.)?([\w$\"]+)\((\)?)")
+_MADE = re.compile(r"CREATE (?:OR REPLACE )?FUNCTION pgqueue\.(\w+)\((\)?)(.*?)(?:\$\w*\$|;)", re.DOTALL)
 
 
 def trigger_of(error: BaseException) -> str | None:
@@ -28,14 +28,32 @@ def trigger_of(error: BaseException) -> str | None:
             frame = _FRAME.search(line)
             if frame is None:
                 continue
-            schema, function = (frame[1] or config().schema).strip('"'), frame[2].strip('"')
-            if schema != config().schema or function not in _ours():
+            schema, function, bare = (frame[1] or "").strip('"'), frame[2].strip('"'), bool(frame[3])
+            ours = function in _ours() if schema == config().schema else not schema and (function, bare) in _nameless()
+            if not ours:
                 return function
     return None
 
 
 @cache
+def _made() -> tuple[tuple[str, str, str], ...]:
+    """The functions that migrations make: the name, whether there are no arguments, and what follows."""
+    files = sorted((sql_directory() / "migrations").glob("*.sql"))
+    return tuple(made for file in files for made in _MADE.findall(file.read_text(encoding="utf-8")))
+
+
+@cache
 def _ours() -> frozenset[str]:
     """The names of the functions that migrations make."""
-    files = sorted((sql_directory() / "migrations").glob("*.sql"))
-    return frozenset(name for file in files for name in _MADE.findall(file.read_text(encoding="utf-8")))
+    return frozenset(name for name, _, _ in _made())
+
+
+@cache
+def _nameless() -> frozenset[tuple[str, bool]]:
+    """Our functions that the server may name without a schema, each with whether it has no arguments.
+
+    A trigger function has no arguments. If the application has one that is named like a function of ours in a schema
+    of the search_path, it is told from ours by that. A function of ours with a search_path of its own is always named
+    with the schema. `refuse_update` is left: a trigger function of that name counts as ours.
+    """
+    return frozenset((name, bool(bare)) for name, bare, rest in _made() if not (bare and "SET search_path" in rest))

@@ -58,7 +58,10 @@ SELECT coalesce(json_agg(to_json(listed) ORDER BY waiting DESC, key), '[]')::tex
 -- The next sweep gives the key to the next waiter; NOTIFY asks for a sweep. One row: the ids; and those that run, each with its worker,
 -- where that is, and whether it is dead. Of a chain (see chains.py) that is the first that is left.
 WITH granted AS MATERIALIZED (
-    SELECT ctid FROM pgqueue.job_available WHERE lock_key = %(key)s::text AND holds FOR UPDATE SKIP LOCKED
+    SELECT a.ctid, a.id,
+        -- Its id stands twice, as after a restore: it cannot go where the other one waits. Any claim asks for its key again.
+        EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.id = a.id) AS stays
+    FROM pgqueue.job_available a WHERE a.lock_key = %(key)s::text AND a.holds FOR UPDATE SKIP LOCKED
 ), later AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_scheduled WHERE lock_key = %(key)s::text AND holds FOR UPDATE SKIP LOCKED
 ), waiting AS MATERIALIZED (
@@ -75,7 +78,14 @@ WITH granted AS MATERIALIZED (
     INSERT INTO pgqueue.job_blocked (state, key, rank, {{attempts}}, {{job}})
     SELECT 'blocked', 'lock:' || lock_key, {{front}}, {{attempts}},
         {{job}}
-    FROM (TABLE from_granted UNION ALL TABLE from_waiting) AS given_up
+    FROM (
+        SELECT * FROM from_granted WHERE id <> ALL (ARRAY(SELECT id FROM granted WHERE stays)) UNION ALL TABLE from_waiting
+    ) AS given_up
+    RETURNING id
+), stayed AS (
+    INSERT INTO pgqueue.job_available (state, rank, {{attempts}}, {{job}})
+    SELECT 'available', {{front}}, {{attempts}}, {{job}}
+    FROM from_granted WHERE id = ANY (ARRAY(SELECT id FROM granted WHERE stays))
     RETURNING id
 ), put_off AS (
     INSERT INTO pgqueue.job_scheduled (state, rank, reason, {{attempts}}, {{job}})
@@ -83,7 +93,7 @@ WITH granted AS MATERIALIZED (
     FROM from_later
     RETURNING id
 ), released AS (
-    SELECT id FROM blocked UNION ALL SELECT id FROM put_off
+    SELECT id FROM blocked UNION ALL SELECT id FROM stayed UNION ALL SELECT id FROM put_off
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:control', 'sweep')::text END AS done WHERE %(notify)s::boolean
 )

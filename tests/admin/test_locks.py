@@ -631,6 +631,31 @@ async def test_releasing_gives_back_what_a_worker_known_to_be_dead_held(
     assert eyes.all("SELECT id, rank, holds, attempt FROM pgqueue.job_blocked") == [(1, 10, False, 0)]
 
 
+@pytest.mark.promise("F125")
+async def test_a_key_is_released_by_a_job_whose_id_stands_twice(dsn: str, eyes: Eyes, conn: psycopg.Connection) -> None:
+    """As after a restore: a job that was granted its key, and one of the same id that waits for another key."""
+    eyes.do(
+        "INSERT INTO pgqueue.job_available (state, id, task, lock_key, holds, hold_pos, rank) "
+        "VALUES ('available', 7, 'locks.twice', 'k', true, 1, 10)"
+    )
+    eyes.do(
+        "INSERT INTO pgqueue.job_blocked (state, id, task, lock_key, key) "
+        "VALUES ('blocked', 7, 'locks.twice', 'other', 'lock:other')"
+    )
+    assert release(conn, "k").ids == (7,)
+    conn.commit()
+    assert eyes.all("SELECT lock_key, state, holds FROM pgqueue.job ORDER BY 1") == [
+        ("k", "available", False),
+        ("other", "blocked", False),
+    ]
+
+    @task(name="locks.twice", lock="k")
+    async def twice() -> None: ...
+
+    async with work(dsn, twice):
+        await until(eyes.done(2))
+
+
 def test_the_command_lists_and_releases(dsn: str, eyes: Eyes) -> None:
     eyes.do(
         "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues) "

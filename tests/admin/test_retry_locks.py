@@ -116,6 +116,30 @@ async def test_locks_are_taken_first_in_a_transaction_only(
 
 
 @pytest.mark.promise("F120")
+@pytest.mark.parametrize("most", [1_000, 2], ids=["few", "many"])
+def test_a_key_that_is_just_being_taken_is_waited_for_with_patience(
+    dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Then the error says what it may be about, and the transaction's own patience is as it was."""
+    monkeypatch.setattr(actions, "BATCH", most)
+    plain = pgqueue.remote("unique.mail")
+    jobs = [plain.using(unique=pgqueue.Unique(lambda: "k")).new(), plain.new(), plain.new()]
+    ids = [handle.id for handle in pgqueue.enqueue_many(conn, jobs)]
+    pgqueue.cancel(conn, *ids)
+    conn.execute("DELETE FROM pgqueue.unique_key")
+    conn.commit()
+    with psycopg.connect(dsn) as other, pytest.raises(psycopg.errors.LockNotAvailable) as caught:
+        other.execute("INSERT INTO pgqueue.unique_key (key, job_id, hold) VALUES ('unique:k', -1, 'live')")
+        conn.execute("SET lock_timeout = '50ms'")
+        pgqueue.retry(conn, *ids)
+    assert "unique keys" in caught.value.__notes__[0]
+    conn.rollback()
+    conn.execute("SET lock_timeout = '7s'")
+    assert [answer.did for answer in pgqueue.retry(conn, *ids)] == ["retried"] * 3
+    assert conn.execute("SHOW lock_timeout").fetchone() == ("7s",)
+
+
+@pytest.mark.promise("F120")
 def test_an_operator_may_retry_many(conn: Conn, role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actions, "BATCH", 2)
     ids = make_jobs(conn, 5, "X")

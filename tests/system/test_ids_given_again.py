@@ -11,12 +11,13 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 from random import Random
 from typing import Any
 
 import psycopg
 import pytest
-from ids_again import ids_again
+from ids_again import Again, ids_again
 from workers import Eyes, until, work
 
 import pgqueue
@@ -24,6 +25,7 @@ from pgqueue import Job, Limit, NewJob, Rate, RetryPolicy, Unique, task
 
 AGAIN = RetryPolicy(attempts=3, first=0.05)
 ITEMS = [1, 2, 3, 4, 5]
+KEYS = ("u0", "u1", "u2", "u3")
 
 
 class Books:
@@ -123,15 +125,16 @@ class Application:
 
     def __init__(self, dsn: str, random: Random) -> None:
         self.conn = psycopg.connect(dsn)
-        self.random = random
+        self.dsn, self.random = dsn, random
+        self.numbers = count()
         self.committed: set[int] = set()
         self.requests: set[str] = set()
         self.makes: list[Callable[[int], NewJob[Any]]] = [
             plain.new, locked.new, limited.new, rated.new, walks.new, effect.new, first.new, self.unique, self.request,
         ]  # fmt: skip
 
-    def unique(self, n: int) -> NewJob[Any]:
-        key = f"u{self.random.randrange(4)}"
+    def unique(self, n: int, key: str = "") -> NewJob[Any]:
+        key = key or self.random.choice(KEYS)
         return unique.using(unique=Unique(lambda n, key: key), delay=self.delay()).new(n, key)
 
     def request(self, n: int) -> NewJob[Any]:
@@ -140,8 +143,9 @@ class Application:
     def delay(self) -> float:
         return self.random.choice([0, 0.05, 0.2])
 
-    def put(self, n: int) -> None:
-        job = self.random.choice(self.makes)(n)
+    def put(self, make: Callable[[int], NewJob[Any]] | None = None) -> None:
+        n = next(self.numbers)
+        job = (make or self.random.choice(self.makes))(n)
         while True:
             try:
                 created = self._put(job)
@@ -165,14 +169,26 @@ class Application:
             self.requests.add(request)
         return handle.created
 
-    def lose_all(self) -> None:
-        """All jobs were removed. A request that had been done, and was noted as such, is not done again."""
-        self.committed.clear()
-        noted = (
-            "SELECT substr(key, 13) FROM pgqueue.unique_key WHERE key LIKE 'idempotency:%' AND expires_at IS NOT NULL"
-        )
-        self.requests = {key for (key,) in self.conn.execute(noted)}
-        self.conn.commit()
+    def begin_anew(self, how: Again) -> None:
+        """No worker is there. Jobs with the first ids hold all keys; then the next jobs get these ids again."""
+        self.conn.execute("SELECT setval('pgqueue.job_id_seq', 1, false)")
+        self.put_unique()
+        ids_again(self.dsn, how)
+        if how == "truncated":
+            self.committed.clear()
+            # A request that had been done, and was noted as such, is not done again.
+            noted = (
+                "SELECT key FROM pgqueue.unique_key WHERE starts_with(key, 'idempotency') AND expires_at IS NOT NULL"
+            )
+            self.requests = {key.partition(":")[2] for (key,) in self.conn.execute(noted)}
+            self.conn.commit()
+        for _ in range(12):
+            self.put()
+        self.put_unique()
+
+    def put_unique(self) -> None:
+        for key in KEYS:
+            self.put(lambda n, key=key: self.unique(n, key))  # type: ignore[misc]
 
 
 @pytest.mark.second
@@ -184,23 +200,19 @@ async def test_jobs_of_all_kinds_go_on_while_ids_are_given_again(dsn: str, eyes:
     random = Random(seed)
     application = Application(dsn, random)
     eyes.do("CREATE TABLE effect (n integer)")
-    number, truncated, lagging = 180, random.randrange(40, 70), random.randrange(100, 140)
+    again: dict[int, Again] = {random.randrange(30, 60): "truncated", random.randrange(90, 120): "lagging"}
     async with AsyncExitStack() as crew:
         await start(crew, dsn)
-        for n in range(number):
-            if n in (truncated, lagging):
+        for step in range(150):
+            if step in again:
                 await crew.aclose()
-                await asyncio.to_thread(ids_again, dsn, "truncated" if n == truncated else "lagging")
-                if n == truncated:
-                    application.lose_all()
-                for more in range(5):  # before a worker has advanced anything
-                    await asyncio.to_thread(application.put, number + n + more)
+                await asyncio.to_thread(application.begin_anew, again[step])
                 await start(crew, dsn)
             elif random.random() < 0.1:
                 await asyncio.to_thread(eyes.do, f"SELECT setval('pgqueue.job_id_seq', {random.randint(1, 40)}, false)")
             elif random.random() < 0.03:
                 await asyncio.to_thread(eyes.do, "SELECT pgqueue.advance_sequences(true)")
-            await asyncio.to_thread(application.put, n)
+            await asyncio.to_thread(application.put)
         await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job WHERE finished_at IS NULL") == 0)
     application.conn.close()
     check(eyes, application.committed)
@@ -213,7 +225,7 @@ async def start(crew: AsyncExitStack, dsn: str) -> None:
 
 def check(eyes: Eyes, committed: set[int]) -> None:
     rows = eyes.all("SELECT (args ->> 'n')::int, task, state, count(*) FROM pgqueue.job GROUP BY 1, 2, 3 ORDER BY 1")
-    found = {n: name for n, name, state, count in rows if (state, count) == ("completed", 1) and name != follows.name}
+    found = {n: name for n, name, state, times in rows if (state, times) == ("completed", 1) and name != follows.name}
     assert len([row for row in rows if row[1] != follows.name]) == len(found), rows
     assert found.keys() == committed
     effects = Counter(n for (n,) in eyes.all("SELECT n FROM effect") if n in committed)
@@ -228,5 +240,5 @@ def check(eyes: Eyes, committed: set[int]) -> None:
             assert books.followed[n] == 1, n
     assert set(found.values()) == {each.name for each in TASKS} - {follows.name}
     assert books.most["lock"] == 1 and books.most["limit"] <= 2
-    assert all(books.most[f"u{key}"] <= 1 for key in range(4))
+    assert all(books.most[key] <= 1 for key in KEYS)
     assert eyes.one("SELECT count(DISTINCT id) < count(*) FROM pgqueue.job"), "ids were given again"

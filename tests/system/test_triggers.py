@@ -102,15 +102,29 @@ def test_what_functions_of_pgqueue_raise_is_not_the_applications(conn: psycopg.C
         assert trigger_of(caught.value) is None
 
 
-@pytest.mark.promise("F45")
-def test_a_function_of_the_application_may_be_named_like_one_of_ours(dsn: str, eyes: Eyes) -> None:
+@pytest.mark.promise("F45", "F124")
+@pytest.mark.parametrize("schema", ["app", "public"], ids=["another schema", "a schema of the search_path"])
+def test_a_function_of_the_application_may_be_named_like_one_of_ours(dsn: str, eyes: Eyes, schema: str) -> None:
     eyes.do("CREATE SCHEMA app")
-    for name in ("take_keys", "restore_settings", "a.b"):
+    for name in ("take_keys", "enqueue", "restore_settings", "replace_setting", "put_in_lane", "a.b"):
         eyes.do(
-            f"""CREATE FUNCTION app."{name}"() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;
-            CREATE TRIGGER minds BEFORE INSERT ON pgqueue.job_available FOR EACH ROW EXECUTE FUNCTION app."{name}"()"""
+            f"""CREATE FUNCTION {schema}."{name}"() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;
+            CREATE TRIGGER minds BEFORE INSERT ON pgqueue.job_available
+            FOR EACH ROW EXECUTE FUNCTION {schema}."{name}"()"""
         )
         with psycopg.connect(dsn) as conn, pytest.raises(psycopg.errors.RaiseException) as caught:
             ends.enqueue(conn, "yes")
         assert trigger_of(caught.value) in (name, name.partition(".")[2])
         eyes.do("DROP TRIGGER minds ON pgqueue.job_available")
+
+
+@pytest.mark.promise("F124")
+def test_functions_of_pgqueue_are_ours_where_the_search_path_has_them(dsn: str) -> None:
+    """The server then names them without their schema."""
+    with psycopg.connect(dsn, options="-c search_path=pgqueue,public") as conn:
+        for sql in ("SELECT pgqueue.refuse('x')", "UPDATE pgqueue.job SET id = 1"):
+            with pytest.raises(psycopg.Error) as caught, conn.transaction():
+                conn.execute("INSERT INTO pgqueue.job (task) VALUES ('t')")
+                conn.execute(sql.encode())
+            assert "function pgqueue." not in str(caught.value.diag.context)
+            assert trigger_of(caught.value) is None, sql
