@@ -23,7 +23,7 @@ from pgqueue.client.tasks import task
 from pgqueue.database import grants, migrations
 from pgqueue.database.sessions import Link, Session
 from pgqueue.testing import Clock
-from pgqueue.worker.liveness.rescue import BATCH, Rescue
+from pgqueue.worker.liveness.rescue import BATCH, REPORTS, Rescue
 
 TASKS = """
 import ctypes
@@ -451,6 +451,71 @@ async def test_a_worker_that_has_beaten_since_is_left_alone(dsn: str, eyes: Eyes
     assert await victim.fetch() == []
     await taker.close()
     await victim.close()
+
+
+@task(name="rescue.waits")
+async def waits_for_go() -> None:
+    began.set()
+    await let_go.wait()
+
+
+began, let_go = asyncio.Event(), asyncio.Event()
+
+
+@pytest.mark.second
+@pytest.mark.promise("F126")
+async def test_a_worker_whose_id_was_given_to_another_keeps_it_not_alive_and_works_under_a_new_one(
+    dsn: str, eyes: Eyes
+) -> None:
+    """As after a failover to a standby without the last commits: the row of this id was made at another time, and is
+    another worker's. If that one has died, its jobs are rescued, and not kept by us."""
+    async with work(dsn, waits_for_go, lease=3.0) as worker:
+        mine = worker.worker_id
+        await until(lambda: eyes.one("SELECT beat FROM pgqueue.worker WHERE id = %s", mine) > 0)
+        waits_for_go_id = put(dsn, "rescue.waits", {})[0]
+        await began.wait()
+        eyes.do(
+            "UPDATE pgqueue.worker SET started_at = started_at - interval '1 minute', beat = -7 WHERE id = %s", mine
+        )
+        await until(lambda: worker.worker_id != mine)
+        assert eyes.one("SELECT beat FROM pgqueue.worker WHERE id = %s", mine) == -7
+        await until(lambda: eyes.one("SELECT dead_at IS NOT NULL FROM pgqueue.worker WHERE id = %s", mine))
+        let_go.set()
+        await until(eyes.is_in(waits_for_go_id, "completed"))
+        last = put(dsn, "rescue.waits", {})[0]
+        await until(eyes.is_in(last, "completed"))
+
+
+@pytest.mark.promise("F126")
+async def test_a_rescue_that_is_lost_after_the_disarming_is_taken_up(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The leader has ended the sessions of a dead worker, and then loses its own session, and the lead, for good."""
+    taker, leader, rescued = await rescuer(dsn)
+    other_taker, other, other_rescued = await rescuer(dsn)
+    victim = Taker(dsn)
+    eyes.do("INSERT INTO pgqueue.job (task) VALUES ('x')")
+    await victim.fetch()
+    disarm = leader._disarm
+
+    async def and_lose(worker_id: int, beat: int) -> None:
+        await disarm(worker_id, beat)
+        raise psycopg.OperationalError("the session is gone")
+
+    monkeypatch.setattr(leader, "_disarm", and_lose)
+    dead = [(victim.worker_id, 0)]
+    await leader.seen(dead, leads=True)
+    assert "the next heartbeat tries again" in caplog.text and not rescued
+    assert eyes.states() == {"running": 1}
+    for _ in range(REPORTS):
+        assert not other_rescued
+        await other.seen(dead, leads=False)
+    assert eyes.states() == {"available": 1} and other_rescued
+    monkeypatch.undo()
+    assert not await leader.rescue(victim.worker_id, 1)  # comes late, and finds nothing to do
+    assert eyes.one("SELECT crashes FROM pgqueue.job") == 1  # once
+    for each in (taker, other_taker, victim):
+        await each.close()
 
 
 @pytest.mark.second
