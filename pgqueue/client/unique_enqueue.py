@@ -61,8 +61,8 @@ OLDER = (
     "`pgqueue migrate --check` to see what it lacks, then `pgqueue migrate`"
 )
 NOTES = {
-    "40001": "a unique key was taken, or a job that has one has moved, since this transaction took its snapshot "
-    "(REPEATABLE READ or SERIALIZABLE); roll back and try again in a new transaction",
+    "40001": "a unique key was taken since this transaction took its snapshot (REPEATABLE READ or SERIALIZABLE), or a "
+    "job that has one has moved since; roll back and try again in a new transaction",
     "40P01": "two transactions each waited for a unique key of the other; roll back and try again. Give all keys to "
     "one enqueue_many, or always in the same order",
     "55P03": "another transaction has just taken one of these unique keys, or is changing the job that has one, and is "
