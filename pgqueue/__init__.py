@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pgqueue.admin.actions import acancel, adiscard, aretry, cancel, discard, retry
+    from pgqueue.admin.error_groups import ErrorGroup, aerror_groups, error_groups
+    from pgqueue.admin.history import HistoryRow, ahistory, history
     from pgqueue.admin.queries import JobInfo, QueueInfo, afind, aget, aqueues, find, get, queues
     from pgqueue.admin.queues import apause, aresume, pause, resume
     from pgqueue.admin.why.reasons import Reason, Why
@@ -59,8 +61,10 @@ __all__ = [
     "Cron",
     "DuplicateJob",
     "Error",
+    "ErrorGroup",
     "Every",
     "Fail",
+    "HistoryRow",
     "InvalidArguments",
     "InvalidOption",
     "Job",
@@ -104,8 +108,10 @@ __all__ = [
     "adiscard",
     "aenqueue",
     "aenqueue_many",
+    "aerror_groups",
     "afind",
     "aget",
+    "ahistory",
     "apause",
     "aqueues",
     "aresult",
@@ -119,8 +125,10 @@ __all__ = [
     "discard",
     "enqueue",
     "enqueue_many",
+    "error_groups",
     "find",
     "get",
+    "history",
     "lifespan",
     "middleware",
     "migrate",
@@ -142,6 +150,8 @@ _PLACES = {
     "config": "configure",
     "database.drivers": "aconnect connect",
     "database.migrations": "migrate",
+    "admin.error_groups": "ErrorGroup aerror_groups error_groups",
+    "admin.history": "HistoryRow ahistory history",
     "admin.queries": "JobInfo QueueInfo afind aget aqueues find get queues",
     "client.enqueue": "aenqueue aenqueue_many enqueue enqueue_many",
     "errors": "DuplicateJob Error InvalidArguments InvalidOption JobCancelled JobFailed JobLost JobNotFound JobTimeout "

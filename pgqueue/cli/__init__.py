@@ -34,6 +34,8 @@ COMMANDS = (
     "resume",
     "locks",
     "limits",
+    "history",
+    "errors",
     "workers",
     "restart",
     "quiet",

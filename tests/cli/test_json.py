@@ -33,6 +33,8 @@ ASKED = {
     "locks": ["locks"],
     "locks-release": ["locks", "release", "k", "--yes"],
     "limits": ["limits"],
+    "history": ["history"],
+    "errors": ["errors"],
     "workers": ["workers"],
     "health": ["health"],
     "systemd": ["systemd", "shop.tasks"],

@@ -87,7 +87,7 @@ def test_a_malformed_dsn_is_quoted_in_no_traceback(name: str) -> None:
 
 COMMANDS = (
     "status", "jobs", "health", "migrate", "migrate --check", "work json", "enqueue x", "workers", "locks", "limits",
-    "schedules", "pause q", "prune", "config",
+    "schedules", "pause q", "prune", "config", "history", "errors",
 )  # fmt: skip
 
 

@@ -156,12 +156,21 @@ def hostile(conn: Conn) -> Conn:
         "VALUES ('15 s', 1, 1, %(k)s, %(k)s, ARRAY[%(q)s], 'running')",
         key,
     )
+    conn.execute(
+        "INSERT INTO pgqueue.history_minute (at, bin, queue, task, failed) VALUES (now(), 0, %(q)s, %(t)s, 1)", key
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.error_group "
+        "VALUES (%(k)s, %(q)s, %(t)s, %(k)s, %(k)s, %(k)s, now(), now(), 1, '{7}', %(k)s)",
+        key,
+    )
     conn.commit()
     return conn
 
 
 COMMANDS = [
     *(["status"], ["jobs"], ["jobs", "4711"], ["jobs", "--state", "failed"], ["locks"], ["limits"], ["workers"]),
+    *(["history", "--by", "task"], ["errors"]),
     *(["schedules"], ["prune"], ["health"], ["cancel", "1"], ["retry", "4711"], ["migrate", "--check"]),
     *(["jobs", "--task", HOSTILE], ["jobs", "--queue", HOSTILE], ["pause", HOSTILE], ["enqueue", HOSTILE]),
     *(["locks", "release", HOSTILE, "--yes"], ["schedules", "run", HOSTILE], ["limits", "set", HOSTILE, "3"]),

@@ -1,0 +1,64 @@
+"""`pgqueue errors`: what fails, grouped by task, type of error and place in the application."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from pgqueue.cli.database import reading
+from pgqueue.cli.json_document import document
+from pgqueue.cli.options import Moment, as_json, database
+from pgqueue.cli.tables import span, table
+
+if TYPE_CHECKING:
+    from pgqueue.admin.error_groups import ErrorGroup
+
+
+@click.command("errors")
+@click.option("--since", type=Moment(ago=True), help="That occurred at this time or later: 2h, 3d, an ISO time.")
+@click.option("--queue", "-q", metavar="NAME", help="Only of this queue.")
+@click.option("--task", "-t", metavar="NAME", help="Only of this task.")
+@click.option("--limit", type=click.IntRange(1, 2_000), default=20, show_default=True, help="How many groups at most.")
+@as_json
+@database
+def command(since: datetime | None, queue: str | None, task: str | None, limit: int, as_json: bool) -> None:
+    """Show what fails: failed attempts, grouped by task, type of error and place.
+
+    PLACE is the application's innermost function. LAST is how long ago the last one was, JOB one of the jobs. The group
+    that has occurred last comes first. A new failure is seen about two minutes later.
+
+    \b
+    Examples:
+      pgqueue errors
+      pgqueue errors --task mail.send --since 1d
+      pgqueue errors --json | jq '.items[] | [.count, .error_type, .job_ids]'
+    """
+    from pgqueue.admin import error_groups
+
+    with reading("errors") as conn:
+        found = error_groups.error_groups(conn, queue=queue, task=task, since=since, limit=limit)
+    if as_json:
+        click.echo(document(found))
+    elif found:
+        click.echo("\n".join(_screen(found)))
+    else:
+        click.echo("Nothing has failed in this time, or no worker has counted it.")
+
+
+def _screen(found: Sequence[ErrorGroup]) -> list[str]:
+    now = datetime.now(UTC)
+    rows = [
+        [
+            group.count,
+            span(now - group.last_at),
+            group.task,
+            group.error_type,
+            group.place or "",
+            max(group.job_ids, default=""),
+        ]
+        for group in found
+    ]
+    return table(["COUNT", "LAST", "TASK", "ERROR", "PLACE", "JOB"], rows, right="COUNT JOB", gives="PLACE TASK ERROR")

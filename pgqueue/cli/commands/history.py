@@ -1,0 +1,91 @@
+"""`pgqueue history`: what happened to jobs, by minute or by hour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pgqueue.cli.database import reading
+from pgqueue.cli.json_document import document
+from pgqueue.cli.options import Moment, as_json, database
+from pgqueue.cli.tables import fitting, span, table
+
+if TYPE_CHECKING:
+    from pgqueue.admin.history import By, HistoryRow, Step
+
+SHOWN_MOST = 100
+SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+@click.command("history")
+@click.option("--hours", is_flag=True, help="By hour, of the last 30 days at most; else by minute, of the last day.")
+@click.option("--since", type=Moment(ago=True), help="From this time on: 2h, 3d, an ISO time. [1h; --hours: 1d]")
+@click.option("--until", type=Moment(ago=True), help="Before this time.")
+@click.option("--queue", "-q", metavar="NAME", help="Only of this queue.")
+@click.option("--task", "-t", metavar="NAME", help="Only of this task.")
+@click.option(
+    "--by", type=click.Choice(["task", "queue", "all"]), default="all", show_default=True, help="What stands in a row."
+)
+@as_json
+@database
+def command(
+    hours: bool,
+    since: datetime | None,
+    until: datetime | None,
+    queue: str | None,
+    task: str | None,
+    by: By,
+    as_json: bool,
+) -> None:
+    """Show how many jobs started and how they ended, and how long they waited and ran.
+
+    Times are UTC. WAIT and RUN are the times that 95 % have not exceeded, estimated. A minute in which nothing happened
+    has no row. The newest minute is seen about two minutes later. `--json` has all numbers, with p50, p95 and p99.
+
+    \b
+    Examples:
+      pgqueue history
+      pgqueue history --by task --since 10m
+      pgqueue history --hours --task mail.send --since 7d
+      pgqueue history --json | jq '.items[] | [.at, .completed, .run_p95]'
+    """
+    from pgqueue.admin import history
+
+    step: Step = "hour" if hours else "minute"
+    with reading("history") as conn:
+        found = history.history(conn, since=since, until=until, queue=queue, task=task, step=step, by=by)
+    if as_json:
+        click.echo(document([_item(row) for row in found], step=step))
+    elif found:
+        click.echo("\n".join(_screen(found, by)))
+    else:
+        click.echo("Nothing happened in this time, or no worker has counted it.")
+
+
+def _item(row: HistoryRow) -> dict[str, Any]:
+    quantiles = {f"wait_{name}": row.wait_quantile(share) for name, share in SHARES.items()}
+    quantiles |= {f"run_{name}": row.run_quantile(share) for name, share in SHARES.items()}
+    return asdict(row) | quantiles
+
+
+def _screen(found: Sequence[HistoryRow], by: str) -> list[str]:
+    newest, more = fitting(found[::-1], SHOWN_MOST)
+    heads = ["AT", *(["QUEUE"] if by != "all" else []), *(["TASK"] if by == "task" else [])]
+    names = [head.lower() for head in heads[1:]]
+    numbers = ["STARTED", "DONE", "FAILED", "RETRIED", "OTHER", "WAIT", "RUN"]
+    rows = [
+        [f"{row.at.astimezone(UTC):%m-%d %H:%M}", *(getattr(row, name) for name in names), *_numbers(row)]
+        for row in newest[::-1]
+    ]
+    lines = table([*heads, *numbers], rows, right=" ".join(numbers), gives="TASK QUEUE")
+    return [*lines, f"… {more} older ones; --json shows all"] if more else lines
+
+
+def _numbers(row: HistoryRow) -> list[object]:
+    other = row.snoozed + row.cancelled + row.expired + row.skipped + row.interrupted + row.rescued
+    waits, runs = span(row.wait_quantile(0.95)), span(row.run_quantile(0.95))
+    return [row.started, row.completed, row.failed, row.retried, other, waits, runs]

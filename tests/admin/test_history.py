@@ -1,0 +1,188 @@
+"""What people read of the history: by minute and by hour, on every kind of connection, in Python and on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from commands import items
+from commands import pgqueue as command
+from driver_kinds import ASYNC, KINDS, drive
+from roles import Role, refused, role
+from workers import Eyes
+
+import pgqueue
+from pgqueue.errors import InvalidOption
+
+ROW = (
+    "INSERT INTO pgqueue.TABLE "
+    "(at, bin, queue, task, started, completed, failed, wait, run, wait_seconds, run_seconds) "
+    "VALUES (date_bin('1 minute', AT, '2000-01-01 00:00+00'), 0, %s, %s, %s, %s, %s, %s, %s, 1.5, 2.5)"
+)
+
+
+def add(
+    eyes: Eyes, at: str = "now()", *, table: str = "history_minute", queue: str = "q", task: str = "t", n: int = 1
+) -> None:
+    """A row as the leader makes them: n jobs, of which one has failed."""
+    wait, run = [n], [0, 0, n]
+    eyes.do(ROW.replace("TABLE", table).replace("AT", at), queue, task, n, n - 1, 1, wait, run)
+
+
+__all__ = ["role"]
+
+
+@pytest.mark.promise("F95")
+def test_rows_of_one_minute_are_added_up(eyes: Eyes, conn: psycopg.Connection) -> None:
+    for _ in range(2):  # as a late part adds one
+        add(eyes, n=3)
+    add(eyes, task="u")
+    add(eyes, queue="r", task="u")
+    first, other, last = pgqueue.history(conn)
+    assert (first.queue, first.task, first.started, first.completed, first.failed) == ("q", "t", 6, 4, 2)
+    assert (first.wait, first.run, first.wait_seconds, first.run_seconds) == ((6,), (0, 0, 6), 3.0, 5.0)
+    assert first.at.utcoffset() == timedelta(0) and first.at.second == 0
+    assert [(row.queue, row.task) for row in (other, last)] == [("q", "u"), ("r", "u")]
+    assert [(row.queue, row.task, row.started) for row in pgqueue.history(conn, by="queue")] == [
+        ("q", None, 7),
+        ("r", None, 1),
+    ]
+    [together] = pgqueue.history(conn, by="all")
+    assert (together.queue, together.task, together.started) == (None, None, 8)
+    assert [row.started for row in pgqueue.history(conn, task="u")] == [1, 1]
+    assert [row.started for row in pgqueue.history(conn, queue="r", task="t")] == []
+
+
+@pytest.mark.promise("F95")
+def test_it_answers_the_time_that_it_is_asked_for(eyes: Eyes, conn: psycopg.Connection) -> None:
+    now = eyes.one("SELECT date_bin('1 minute', now(), '2000-01-01 00:00+00')")
+    for minutes in (0, 59, 90):
+        add(eyes, f"now() - interval '{minutes} minutes'")
+
+    def ages(**asked: Any) -> list[int]:
+        return [round((now - row.at).total_seconds() / 60) for row in pgqueue.history(conn, **asked)]
+
+    assert ages() == [59, 0]
+    assert ages(since=now - timedelta(hours=2)) == [90, 59, 0]
+    assert ages(since=now - timedelta(hours=2), until=now) == [90, 59]
+    assert ages(since=now + timedelta(seconds=30)) == [0]  # the minute of this time is whole
+
+
+@pytest.mark.promise("F95")
+def test_an_hour_that_is_not_made_yet_comes_from_its_minutes(eyes: Eyes, conn: psycopg.Connection) -> None:
+    done = eyes.one(
+        "UPDATE pgqueue.duty SET done_at = date_bin('1 hour', now(), '2000-01-01 00:00+00') "
+        "WHERE name = 'history' RETURNING done_at"
+    )
+    add(eyes, "now() - interval '3 hours'", table="history_hour", n=5)
+    eyes.do("UPDATE pgqueue.history_hour SET at = date_bin('1 hour', at, '2000-01-01 00:00+00')")
+    add(eyes, "now() - interval '3 hours'", n=5)  # its minutes are there still: they count once
+    add(eyes, n=2)
+    found = pgqueue.history(conn, step="hour")
+    assert [row.started for row in found] == [5, 2]
+    assert found[1].at == done
+
+
+@pytest.mark.promise("F95")
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_every_kind_of_connection(kind: str, eyes: Eyes, dsn: str) -> None:
+    add(eyes, n=3)
+    eyes.do(GROUP, "a", 3)
+    since = datetime.now(UTC) - timedelta(hours=1)
+
+    async def look() -> None:
+        async with KINDS[kind](dsn, False) as app:
+            if kind in ASYNC:
+                rows, hours = (
+                    await pgqueue.ahistory(app.conn, since=since),
+                    await pgqueue.ahistory(app.conn, step="hour"),
+                )
+                groups = await pgqueue.aerror_groups(app.conn, task="t")
+            else:
+                rows, hours = pgqueue.history(app.conn, since=since), pgqueue.history(app.conn, step="hour")
+                groups = pgqueue.error_groups(app.conn, task="t")
+        assert [(row.started, row.run) for row in rows] == [(3, (0, 0, 3))]
+        assert ([row.started for row in hours], [group.fingerprint for group in groups]) == ([3], ["a"])
+
+    drive(kind, look())
+
+
+@pytest.mark.promise("F95")
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda conn: pgqueue.history(conn, step="day"), "minute or hour"),  # type: ignore[arg-type]
+        (lambda conn: pgqueue.history(conn, by="key"), "task, queue, all"),  # type: ignore[arg-type]
+        (lambda conn: pgqueue.history(conn, since=datetime(2026, 1, 1)), "time zone"),
+        (lambda conn: pgqueue.error_groups(conn, since="today"), "time zone"),  # type: ignore[arg-type]
+        (lambda conn: pgqueue.error_groups(conn, limit=0), "1 to 2000"),
+    ],
+    ids=["step", "by", "since", "no time", "limit"],
+)
+def test_what_cannot_be_asked_is_refused(ask: Callable[[Any], object], says: str, conn: psycopg.Connection) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        ask(conn)
+
+
+# Failures ------------------------------------------------------------------------------------------------------------
+
+GROUP = (
+    "INSERT INTO pgqueue.error_group VALUES "
+    "(%s, 'q', 't', 'ValueError', 'shop.cards.charge', 'no', now() - interval '1 hour', now(), %s, '{7, 3}', 'v1')"
+)
+
+
+@pytest.mark.promise("F95")
+def test_groups_come_in_the_order_of_their_last_failure(eyes: Eyes, conn: psycopg.Connection) -> None:
+    for name, n in (("a", 1), ("b", 2)):
+        eyes.do(GROUP, name, n)
+    eyes.do("UPDATE pgqueue.error_group SET last_at = now() - interval '30 minutes' WHERE fingerprint = 'a'")
+    groups = pgqueue.error_groups(conn)
+    assert [(group.fingerprint, group.count, group.job_ids) for group in groups] == [("b", 2, (7, 3)), ("a", 1, (7, 3))]
+    assert groups[0].last_at - groups[0].first_at == timedelta(hours=1)
+    assert [group.fingerprint for group in pgqueue.error_groups(conn, limit=1)] == ["b"]
+    assert [group.fingerprint for group in pgqueue.error_groups(conn, since=groups[0].last_at)] == ["b"]
+    assert pgqueue.error_groups(conn, task="u") == []
+
+
+# On the screen -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F95")
+def test_the_commands_print_tables_and_documents(eyes: Eyes, dsn: str) -> None:
+    add(eyes, n=3, task="mail.send")
+    eyes.do(GROUP, "a", 3)
+    screen = command("history", "--by", "task", dsn=dsn).stdout.splitlines()
+    assert screen[0].split() == ["AT", "QUEUE", "TASK", "STARTED", "DONE", "FAILED", "RETRIED", "OTHER", "WAIT", "RUN"]
+    assert screen[1].split()[2:] == ["q", "mail.send", "3", "2", "1", "0", "0", "1ms", "2ms"]
+    [row] = items(command("history", "--by", "task", "--json", dsn=dsn))
+    assert (row["started"], row["run_p50"]) == (3, pytest.approx(0.00175))
+    assert {"wait_p95", "run_p99", "wait", "run", "at"} <= row.keys()
+    [row] = items(command("history", "--hours", "--json", dsn=dsn))
+    assert (row["queue"], row["task"]) == (None, None)
+    [group] = items(command("errors", "--json", dsn=dsn))
+    assert (group["error_type"], group["job_ids"]) == ("ValueError", [7, 3])
+    assert "shop.cards.charge" in command("errors", dsn=dsn).stdout
+    assert "Nothing" in command("errors", "--task", "none", dsn=dsn).stdout
+    assert "Nothing" in command("history", "--task", "none", dsn=dsn).stdout
+
+
+@pytest.mark.promise("F95")
+def test_a_role_that_reads_sees_the_history_and_writes_none(role: Role, eyes: Eyes) -> None:
+    add(eyes)
+    eyes.do(GROUP, "a", 3)
+    mine = role("read")
+    with psycopg.connect(mine) as conn:
+        assert (len(pgqueue.history(conn)), len(pgqueue.history(conn, step="hour"))) == (1, 1)
+        assert len(pgqueue.error_groups(conn)) == 1
+        conn.execute("SELECT pgqueue.run_quantile('t', 0.95)")
+    refused(
+        mine,
+        "INSERT INTO pgqueue.history_part (at) VALUES (now())",
+        "INSERT INTO pgqueue.history_minute (at, bin, queue, task) VALUES (now(), 0, 'q', 't')",
+        "DELETE FROM pgqueue.error_group",
+        "UPDATE pgqueue.duty SET done_at = now()",
+    )
