@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pgqueue.admin.history import HistoryRow, ahistory, history
     from pgqueue.admin.queries import JobInfo, QueueInfo, afind, aget, aqueues, find, get, queues
     from pgqueue.admin.queues import apause, aresume, pause, resume
+    from pgqueue.admin.stack import Stack, astack, stack
     from pgqueue.admin.why.reasons import Reason, Why
     from pgqueue.admin.why.why import awhy, why
     from pgqueue.admin.workers import workers
@@ -96,6 +97,7 @@ __all__ = [
     "SchemaMissing",
     "SchemaTooNew",
     "Snooze",
+    "Stack",
     "StagedJob",
     "Task",
     "Unique",
@@ -117,6 +119,7 @@ __all__ = [
     "aresult",
     "aresume",
     "aretry",
+    "astack",
     "awhy",
     "cancel",
     "configure",
@@ -141,6 +144,7 @@ __all__ = [
     "resume",
     "retry",
     "schedules",
+    "stack",
     "task",
     "why",
     "workers",
@@ -170,6 +174,7 @@ _PLACES = {
     "client.tasks": "Task remote task",
     "jobs.cron": "Cron Every",
     "jobs.unique": "Unique",
+    "admin.stack": "Stack astack stack",
     "admin.why.reasons": "Reason Why",
     "admin.why.why": "awhy why",
     "admin.workers": "workers",

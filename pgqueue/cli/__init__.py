@@ -27,6 +27,7 @@ COMMANDS = (
     "tasks",
     "jobs",
     "why",
+    "stack",
     "cancel",
     "retry",
     "discard",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -58,6 +59,7 @@ from pgqueue.worker.liveness.loop_monitor import BLOCKED_SECONDS, LoopMonitor
 from pgqueue.worker.liveness.registration import entered
 from pgqueue.worker.liveness.renewal import Renewal
 from pgqueue.worker.liveness.rescue import Rescue
+from pgqueue.worker.liveness.stacks import STACK, Stacks
 from pgqueue.worker.run.cancellation import SIGNAL, Cancellation
 from pgqueue.worker.run.executor import Executor
 from pgqueue.worker.run.forked_child import ForkGuard
@@ -90,7 +92,7 @@ class Services:
         state.doubt = asyncio.Event()
         self.quiet = quiet
         self._serve = serve
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         forks.end_loop_in_children(self._loop)
         self.running = RunningJobs(slot_groups(state.settings.queues, state.settings.concurrency))
         self.capacity = Capacity(self)
@@ -208,7 +210,8 @@ class Services:
         )
 
     def _new_heartbeat(self) -> Heartbeat:
-        return Heartbeat(self.state, self.running, self.loop_monitor, self, sessions=self._identities)
+        stacks = Stacks(self.state, self.running, self._loop, self._thread)
+        return Heartbeat(self.state, self.running, self.loop_monitor, self, sessions=self._identities, stacks=stacks)
 
     # What the parts share --------------------------------------------------------------------------------------------
 
@@ -230,12 +233,15 @@ class Services:
                 return self.state.claims.settled
         return None
 
-    def _identities(self) -> list[Identity]:
-        """The sessions that a rescue of this worker would have to end. In the heartbeat's thread."""
+    def _identities(self) -> dict[Identity, int | None]:
+        """The sessions that a rescue of this worker would have to end, each with the job that has its transaction
+        there, if one has. In the heartbeat's thread."""
         self.transactional.cut_overdue()
         sessions = (self.fetch_session, self.complete_session, self.unblock_session, self.rates_session, self.notifier)
         found = [each.identity for each in sessions]
-        return [identity for identity in found if identity is not None] + self.handler_pool.identities()
+        of_jobs = self.transactional.jobs_by_session()
+        known = [identity for identity in found if identity is not None] + self.handler_pool.identities()
+        return {identity: of_jobs.get(identity) for identity in known}
 
     async def close_sessions(self) -> None:
         """Close the connections of all services."""
@@ -256,6 +262,8 @@ class Services:
                 duty.wake()
         elif channel == CONTROL and payload == SIGNAL:
             self.cancellation.wake()
+        elif channel == CONTROL and payload == STACK:
+            self.heartbeat.beat_soon()
         elif channel == CONTROL and payload == SWEEP:
             self.sweep.sweep_soon()
         elif channel == CONTROL and payload.startswith(HANDED):

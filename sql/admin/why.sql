@@ -13,7 +13,9 @@ WITH few_dead AS MATERIALIZED (
 ), serving AS MATERIALIZED (
     SELECT w.id, w.host, w.pid, w.state, w.concurrency, w.lost, w.version_tag, w.running,
            extract(epoch FROM pgqueue.now() - w.beat_at)::float8 AS beat_age, extract(epoch FROM w.lease)::float8 AS lease,
-           w.tasks IS NULL OR %(task)s::text = ANY (w.tasks) AS knows
+           w.tasks IS NULL OR %(task)s::text = ANY (w.tasks) AS knows,
+           w.slots[array_position(w.queues, %(queue)s::text)] AS slots,
+           ARRAY(SELECT own.queue FROM unnest(w.queues, w.slots) AS own (queue, slots) WHERE own.slots IS NOT NULL) AS apart
     FROM pgqueue.worker w
     WHERE w.dead_at IS NULL AND %(queue)s::text = ANY (w.queues)
     ORDER BY w.id DESC LIMIT 1000
@@ -41,12 +43,13 @@ SELECT json_build_object(
         UNION ALL
         SELECT b.state, b.rank, b.pos, b.holds, b.crashes, b.lock_limit FROM pgqueue.job_blocked b WHERE b.id = %(id)s::bigint
         LIMIT 1) AS place),
-    'queue_paused', (SELECT json_build_object('at', q.paused_at, 'by', NULL) FROM pgqueue.queue q
+    'queue_paused', (SELECT json_build_object('at', q.paused_at, 'by', q.paused_by) FROM pgqueue.queue q
                      WHERE q.name = %(queue)s::text AND q.paused_at IS NOT NULL),
-    'task_paused', NULL,
+    'task_paused', (SELECT json_build_object('at', t.paused_at, 'by', t.paused_by) FROM pgqueue.paused_task t
+                    WHERE t.name = %(task)s::text),
     'workers', (SELECT coalesce(json_agg(json_build_object(
         'id', s.id, 'host', s.host, 'pid', s.pid, 'state', s.state, 'concurrency', s.concurrency, 'lost', s.lost,
-        'beat_age', s.beat_age, 'lease', s.lease, 'knows', s.knows, 'slots', NULL) ORDER BY s.id), '[]') FROM serving s),
+        'beat_age', s.beat_age, 'lease', s.lease, 'knows', s.knows, 'slots', s.slots, 'apart', s.apart) ORDER BY s.id), '[]') FROM serving s),
     'held', (SELECT coalesce(json_agg(to_json(held) ORDER BY held.since, held.id), '[]') FROM held)
 )::text;
 
@@ -271,6 +274,13 @@ SELECT json_build_object(
          ORDER BY p.prepared LIMIT 100)
     ) AS one)
 )::text;
+
+-- name: why_cancelled_by
+-- The operators that have cancelled this job, the last one first, as one JSON object; with the time now.
+SELECT json_build_object('now', pgqueue.now(), 'by', (
+    SELECT coalesce(json_agg(json_build_object('actor', a.actor, 'role', a.role, 'at', a.at) ORDER BY a.at DESC), '[]')
+    FROM (SELECT r.actor, r.role, r.at FROM pgqueue.audit r
+          WHERE r.jobs @> ARRAY[%(id)s::bigint] AND starts_with(r.action, 'cancel') ORDER BY r.at DESC LIMIT 10) AS a))::text;
 
 -- name: why_names
 -- The pairs of a queue and a task that live workers take jobs of, as one JSON array; the task '' is every task of its queue.

@@ -23,6 +23,8 @@ GRANT SELECT, INSERT, DELETE ON pgqueue.paused_task TO :"role";
 -- The record of what is done by hand. The time and the role of a row are not the writer's to say, and no row is changed or taken away.
 GRANT SELECT, INSERT (actor, action, target, jobs, count, details) ON pgqueue.audit TO :"role";
 GRANT SELECT, INSERT ON pgqueue.supervisor_order TO :"role";
+-- `pgqueue stack`.
+GRANT SELECT, INSERT (job_id), DELETE ON pgqueue.stack_request TO :"role";
 -- `pgqueue schedules`, and what an application needs that adds schedules.
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.schedule TO :"role";
 GRANT SELECT ON pgqueue.declaration, pgqueue.tick TO :"role";

@@ -14,6 +14,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.worker, pgqueue.job_progress TO 
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_cursor TO :"role";
 GRANT SELECT, DELETE ON pgqueue.job_waiter TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.supervisor, pgqueue.supervisor_order TO :"role";
+GRANT SELECT, UPDATE (answered_at, answer) ON pgqueue.stack_request TO :"role";
 GRANT SELECT, UPDATE (bin, since) ON pgqueue.ring TO :"role";
 GRANT SELECT, INSERT, UPDATE ON pgqueue.key_limit, pgqueue.key_rate TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.limiter TO :"role";

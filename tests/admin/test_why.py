@@ -164,6 +164,20 @@ async def paused_queue(scene: Scene) -> Any:
     return job, check
 
 
+@cause("task_paused")
+async def paused_task(scene: Scene) -> Any:
+    await scene.taker("why.a", "why.b")
+    scene.eyes.do("INSERT INTO pgqueue.paused_task (name, paused_by) VALUES ('why.a', 'anna'), ('why.c', 'bert')")
+    assert scene.why(scene.enqueue("why.b")).codes == ("about_to_run",)
+    scene.eyes.do("DELETE FROM pgqueue.job_available")
+    job = scene.enqueue("why.a")
+
+    def check(reason: Reason) -> None:
+        assert reason.text.startswith("task 'why.a' is paused since ") and reason.text.endswith(" by anna")
+
+    return job, check
+
+
 @cause("no_worker")
 async def no_worker_at_all(scene: Scene) -> Any:
     return scene.enqueue("why.a"), None
@@ -239,6 +253,36 @@ async def all_slots_busy(scene: Scene) -> Any:
     def check(reason: Reason) -> None:
         assert [holder.id for holder in reason.holders] == [first, second] and reason.details["slots"] == 2
         assert reason.holders[0].process is not None and reason.since == reason.holders[0].since
+
+    return job, check
+
+
+@cause("slots_busy")
+async def own_slots_of_the_queue_busy(scene: Scene) -> Any:
+    """The common slots are free: they are of the other queue."""
+    task = scene.task("why.a")
+    await scene.worker(task, queues=["default:1", "other"], concurrency=5)
+    first = await scene.running(task)
+    await scene.running(task, queue="other")
+    job = scene.enqueue(task)
+
+    def check(reason: Reason) -> None:
+        assert [holder.id for holder in reason.holders] == [first] and reason.details["slots"] == 1
+
+    return job, check
+
+
+@cause("slots_busy")
+async def common_slots_busy(scene: Scene) -> Any:
+    """The slots of the other queue's own are free."""
+    task = scene.task("why.a")
+    await scene.worker(task, queues=["default", "other:5"], concurrency=1)
+    first = await scene.running(task)
+    await scene.running(task, queue="other")
+    job = scene.enqueue(task)
+
+    def check(reason: Reason) -> None:
+        assert [holder.id for holder in reason.holders] == [first]
 
     return job, check
 
@@ -420,6 +464,8 @@ async def test_a_job_that_does_not_stop_says_since_when_it_was_asked(scene: Scen
     found = scene.why(job)
     assert found.codes == ("running", "cancel_requested")
     assert found.reasons[1].details["reason"] == "too late" and found.reasons[1].since is not None
+    scene.eyes.do("INSERT INTO pgqueue.audit (actor, action, jobs) VALUES ('anna', 'cancel', %s)", [job, 99])
+    assert " by anna (too late)" in scene.why(job).reasons[1].text
 
 
 @pytest.mark.promise("F101")
@@ -496,6 +542,46 @@ async def test_a_job_that_has_ended_says_why(scene: Scene, how: str, code: str, 
     await until(scene.eyes.is_in(job, code))
     found = scene.why(job)
     assert found.codes == (code,) and found.state == code and said in found.reasons[0].text
+
+
+@pytest.mark.promise("F101")
+async def test_a_transaction_that_waits_names_the_session_that_keeps_it_waiting(scene: Scene) -> None:
+    scene.eyes.do("CREATE TABLE account (id int PRIMARY KEY, n int)")
+    scene.eyes.do("INSERT INTO account VALUES (1, 0)")
+
+    @pgqueue.task(name="why.debits", transactional=True)
+    def debits(job: Job) -> None:
+        job.connection.execute("UPDATE account SET n = n - 1")
+
+    @pgqueue.task(name="why.looks", transactional=True)
+    async def looks(job: Job) -> None:
+        await (await job.aconnection()).execute("SELECT 1")
+        await scene.gate.wait()
+
+    await scene.worker(debits, looks, lease=1.5)
+    neighbour = await scene.running(looks)
+    with psycopg.connect(scene.dsn, application_name="the shop") as shop:
+        shop.execute("UPDATE account SET n = n + 1")
+        job = await scene.running(debits)
+        await until(lambda: len(scene.why(job).codes) > 1)
+        found = scene.why(job)
+        assert found.codes == ("running", "transaction_waits")
+        [session] = found.reasons[1].sessions
+        assert (session.pid, session.application) == (shop.info.backend_pid, "the shop")
+        assert "(the shop) holds; that one is idle in transaction, its transaction began" in found.reasons[1].text
+        assert scene.why(neighbour).codes == ("running",)
+        shop.rollback()
+    await until(scene.eyes.is_in(job, "completed"))
+
+
+@pytest.mark.promise("F102")
+async def test_who_has_cancelled_a_job_is_named(scene: Scene) -> None:
+    job, other = scene.enqueue("why.a"), scene.enqueue("why.a")
+    pgqueue.cancel(scene.eyes.conn, job, other)
+    scene.eyes.do("INSERT INTO pgqueue.audit (actor, action, jobs) VALUES ('anna', 'cancel', %s)", [job])
+    scene.eyes.do("INSERT INTO pgqueue.audit (actor, action, jobs) VALUES ('bert', 'retry', %s)", [job, other])
+    assert scene.why(job).reasons[0].details["by"] == "anna"
+    assert "by" not in scene.why(other).reasons[0].details
 
 
 @pytest.mark.promise("F102")

@@ -46,6 +46,7 @@ ASKED = {
 }
 ELSEWHERE = {
     "work",  # logs, and answers nothing
+    "stack",  # no job runs: test_stack
     *("restart", "quiet", "scale"),  # no supervisor is here: an error
     *("relay", "demo"),  # need databases of their own: test_relay, test_demo
 }

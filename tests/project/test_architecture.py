@@ -45,7 +45,7 @@ ROOMS = {
     "leader": "doubles state",
     "concurrency": "doubles run.slots state",
     "transactions": "complete.outcome_sql run.run run.running_jobs state",
-    "liveness": "doubles run.running_jobs state",
+    "liveness": "doubles run.run run.running_jobs state",
     "fetch": "concurrency doubles leader.election run.slots state",
     "context": "complete run state transactions",
     "counters": "run.running_jobs state",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pgqueue.admin.queries import JobInfo
-from pgqueue.admin.why.reasons import Reason, lasting
+from pgqueue.admin.why.reasons import Facts, Reason, lasting
 
 _MEANS = {
     "error": "its handler failed",
@@ -16,8 +18,9 @@ _MEANS = {
 """What the reasons mean that pgqueue itself gives. Any other text is of the handler, or of an operator."""
 
 
-def reasons(job: JobInfo) -> list[Reason]:
-    """The one reason: how the job has ended, when, and after which attempts."""
+def reasons(job: JobInfo, by: Sequence[Facts]) -> list[Reason]:
+    """The one reason: how the job has ended, when, and after which attempts. `by`: the operators that have
+    cancelled it."""
     details: dict[str, object] = {"reason": job.reason, "attempt": job.attempt, "attempts": len(job.attempts)}
     text = {"completed": "it has completed", "skipped": "it was skipped", "failed": "it has failed"}.get(
         job.state, "it was cancelled"
@@ -29,6 +32,9 @@ def reasons(job: JobInfo) -> list[Reason]:
             seconds = (job.finished_at - job.started_at).total_seconds()
             details["seconds"] = seconds
             text += f", after {lasting(seconds)}"
+    if by and job.state == "cancelled":
+        details["by"] = by[0]["actor"]
+        text += f", by {by[0]['actor']}"
     if job.state == "skipped":
         text += f": another job had its lock {job.lock_key!r}" if job.lock_key else ""
     elif job.reason:

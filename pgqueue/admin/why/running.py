@@ -5,6 +5,7 @@ Decides from what a statement has answered; asks nothing itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from pgqueue.admin.queries import JobInfo
@@ -15,15 +16,16 @@ BEATS_IN_LEASE = 3
 """A worker sends so many heartbeats within its lease."""
 
 
-def reasons(job: JobInfo, facts: Facts) -> list[Reason]:
-    """What there is to say of the job, in the order in which a person would ask."""
+def reasons(job: JobInfo, facts: Facts, by: Sequence[Facts]) -> list[Reason]:
+    """What there is to say of the job, in the order in which a person would ask. `by`: the operators that have
+    cancelled it."""
     now, started = shown.moment(facts["now"]), shown.moment(facts["started_at"])
     assert now is not None and started is not None
     worker = facts["worker"]
     return [
         *_worker(worker),
         *_run(job, facts, (now - started).total_seconds(), started),
-        *_requests(facts["requests"], now),
+        *_requests(facts["requests"], by, now),
         *_sessions(facts["sessions"], now),
     ]
 
@@ -69,12 +71,14 @@ def _worker(worker: Facts | None) -> list[Reason]:
     return [Reason("worker_silent", text, shown.moment(worker["beat_at"]), details)]
 
 
-def _requests(requests: list[Facts], now: datetime) -> list[Reason]:
+def _requests(requests: list[Facts], by: Sequence[Facts], now: datetime) -> list[Reason]:
     if not requests or (since := shown.moment(requests[0]["at"])) is None:
         return []
     reason = requests[0]["reason"]
-    text = f"it was asked to stop {lasting((now - since).total_seconds())} ago ({reason}), and goes on"
-    return [Reason("cancel_requested", text, since, {"reason": reason, "requests": len(requests)})]
+    actor = by[0]["actor"] if by else None
+    who = f" by {actor}" if actor else ""
+    text = f"it was asked to stop {lasting((now - since).total_seconds())} ago{who} ({reason}), and goes on"
+    return [Reason("cancel_requested", text, since, {"reason": reason, "requests": len(requests), "by": actor})]
 
 
 def _sessions(sessions: list[Facts], now: datetime) -> list[Reason]:

@@ -41,7 +41,7 @@ def until_a_slot(job: JobInfo, facts: Facts) -> list[Reason]:
         return [*found, _unserved(job, facts["workers"])]
     if job.state == "scheduled":
         return found
-    return [*found, *(_poison(crashes, able, facts["held"]) if crashes else _slots(able, facts["held"], now))]
+    return [*found, *(_poison(crashes, able, facts["held"]) if crashes else _slots(job, able, facts["held"], now))]
 
 
 def lane(job: JobInfo, n: int, whole: bool) -> list[Reason]:
@@ -155,12 +155,12 @@ def _unserved(job: JobInfo, workers: Sequence[Facts]) -> Reason:
     return Reason("no_worker", text, None, {**details, "quiet": len(quiet), "silent": len(silent)})
 
 
-def _slots(able: Sequence[Facts], held: Sequence[Facts], now: datetime) -> list[Reason]:
+def _slots(job: JobInfo, able: Sequence[Facts], held: Sequence[Facts], now: datetime) -> list[Reason]:
     """All slots of all able workers are busy. One worker with a free slot, and the rule does not hold."""
     slots = 0
     busy: list[Facts] = []
     for worker in able:
-        mine = [each for each in held if each["worker_id"] == worker["id"] and _shares(worker, each)]
+        mine = [each for each in held if each["worker_id"] == worker["id"] and _shares(job, worker, each)]
         number = _slot_number(worker) - worker["lost"]
         if len(mine) < number:
             return []
@@ -208,9 +208,11 @@ def _slot_number(worker: Facts) -> int:
     return int(worker["slots"] or worker["concurrency"])
 
 
-def _shares(worker: Facts, job: Facts) -> bool:
-    """Whether this job fills one of these slots."""
-    return True
+def _shares(job: JobInfo, worker: Facts, other: Facts) -> bool:
+    """Whether the other job fills one of these slots."""
+    if worker["slots"]:
+        return bool(other["queue"] == job.queue)
+    return other["queue"] not in worker["apart"]
 
 
 def _place(worker: Facts) -> dict[str, object]:

@@ -62,7 +62,7 @@ def explaining(id: int) -> Steps[Why]:
         elif job.state == "running":
             found = yield from _running(job, schema)
         else:
-            found = _answer(id, job, ended.reasons(job), (yield from _asked("why_now", schema)))
+            found = yield from _ended(job, schema)
         if found is not None:
             return found
     moving = Reason("about_to_run", f"it has changed its state {ROUNDS} times while it was looked at")
@@ -96,7 +96,16 @@ def _running(job: JobInfo, schema: str) -> Steps[Why | None]:
     if not rows:
         return None
     facts = json.loads(rows[0][0])
-    return _answer(job.id, job, running.reasons(job, facts), facts)
+    by = (yield from _asked("why_cancelled_by", schema, id=job.id))["by"] if facts["requests"] else ()
+    return _answer(job.id, job, running.reasons(job, facts, by), facts)
+
+
+def _ended(job: JobInfo, schema: str) -> Steps[Why]:
+    """The answer for a job that has ended."""
+    if job.state == "cancelled":
+        facts = yield from _asked("why_cancelled_by", schema, id=job.id)
+        return _answer(job.id, job, ended.reasons(job, facts["by"]), facts)
+    return _answer(job.id, job, ended.reasons(job, ()), (yield from _asked("why_now", schema)))
 
 
 def _asked(name: str, schema: str, **params: object) -> Steps[Any]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Protocol
@@ -35,6 +35,7 @@ from pgqueue.database.sessions import PAUSE_MOST, Session
 from pgqueue.database.sessions import Identity as Identity
 from pgqueue.worker.liveness.loop_monitor import LoopMonitor
 from pgqueue.worker.liveness.memory import rss
+from pgqueue.worker.liveness.stacks import Stacks
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.state import WorkerState
 
@@ -110,7 +111,11 @@ class Receiver(Protocol):
 
 
 class Heartbeat:
-    """Sends a heartbeat every third of the lease until stopped. `sessions`: what a rescue would have to end."""
+    """Sends a heartbeat every third of the lease until stopped.
+
+    `sessions`: what a rescue would have to end, each with the job that has its transaction there, if one has. `stacks`
+    answers where jobs stand, after each heartbeat.
+    """
 
     def __init__(
         self,
@@ -119,7 +124,8 @@ class Heartbeat:
         monitor: LoopMonitor,
         receiver: Receiver,
         *,
-        sessions: Callable[[], list[Identity]],
+        sessions: Callable[[], Mapping[Identity, int | None]],
+        stacks: Stacks,
     ) -> None:
         lease = state.settings.lease
         self.judge = Judge(lease)
@@ -142,6 +148,7 @@ class Heartbeat:
         self._monitor = monitor
         self._receiver = receiver
         self._sessions = sessions
+        self._stacks = stacks
         self._due = monotonic()
         self._listed: list[Callable[[], object]] = []
         self._stop = threading.Event()
@@ -240,8 +247,11 @@ class Heartbeat:
         generation = await self._session.ready()  # this session is listed, too
         listed = len(self._listed)  # counted before the sessions are read: these callers' sessions are among them
         due = monotonic() >= self._due
-        ours = [self._session.identity] if self._session.identity else []
-        sessions = [{"pid": pid, "backend_start": start} for pid, start in [*self._sessions(), *ours]]
+        ours = {self._session.identity: None} if self._session.identity else {}
+        sessions = [
+            {"pid": pid, "backend_start": start} | ({"job": job} if job is not None else {})
+            for (pid, start), job in {**self._sessions(), **ours}.items()
+        ]
         write = self._session.link.statement(
             "heartbeat_write",
             worker_id=self._worker_id,
@@ -278,3 +288,4 @@ class Heartbeat:
         self._state.other_workers = self.judge.live()
         if dead:
             self._receiver.workers_died(dead)
+        await self._stacks.answer(self._session, self._worker_id)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import psycopg
@@ -38,6 +38,7 @@ def enter(state: WorkerState) -> int:
             version_tag=settings.version_tag,
             queues=list(settings.queues),
             tasks=state.tasks,
+            slots=list(settings.queues.values()),
         )
 
 
@@ -78,6 +79,7 @@ def register(
     version_tag: str,
     queues: list[str],
     tasks: Iterable[str],
+    slots: Sequence[int | None] | None = None,
 ) -> int:
     """Insert the row of a new worker; return its id, which was never used before and never will be again."""
     row = conn.execute(
@@ -90,6 +92,7 @@ def register(
             "version_tag": version_tag,
             "queues": queues,
             "tasks": sorted(tasks),
+            "slots": None if slots is None else list(slots),
         },
     ).fetchone()
     assert row is not None, "INSERT … RETURNING answers a row"

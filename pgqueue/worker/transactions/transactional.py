@@ -22,6 +22,7 @@ from pgqueue.jobs.job import Job, current_job
 from pgqueue.jobs.outcomes import Outcome
 from pgqueue.worker.transactions.async_transaction import AsyncTransaction
 from pgqueue.worker.transactions.commit import TransactionServices
+from pgqueue.worker.transactions.handler_pool import Identity
 from pgqueue.worker.transactions.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -128,6 +129,16 @@ class Transactional:
         for work in list(self._open.values()):
             if work.commit.overdue():
                 work.commit.cut()
+
+    def jobs_by_session(self) -> dict[Identity, int]:
+        """The jobs that have a transaction now, by the session that it is in. From any thread."""
+        found = {}
+        for job, work in list(self._open.items()):
+            conn = work.commit.conn
+            identity = None if conn is None else self._around.pool.identity(conn)
+            if identity is not None:
+                found[identity] = job.id
+        return found
 
     def abandoned(self, job: Job) -> None:
         """The job was taken from its handler, which goes on: its transaction must not."""

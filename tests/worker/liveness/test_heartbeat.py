@@ -22,6 +22,7 @@ from pgqueue.database.statements import Statement, text
 from pgqueue.worker.liveness.heartbeat import LATE, Heartbeat, Judge
 from pgqueue.worker.liveness.loop_monitor import LoopMonitor
 from pgqueue.worker.liveness.registration import register
+from pgqueue.worker.liveness.stacks import Stacks
 from pgqueue.worker.run.running_jobs import RunningJobs
 
 LEASE = 15.0
@@ -106,12 +107,14 @@ class Beats:
         self.loop = asyncio.new_event_loop()
         self.running = RunningJobs([])
         self.sessions: list[tuple[int, str]] = []
+        state = worker_state(self.link, self.worker_id, queues=["a", "b"], lease=lease)
         self.heartbeat = Heartbeat(
-            worker_state(self.link, self.worker_id, queues=["a", "b"], lease=lease),
+            state,
             self.running,
             LoopMonitor(self.loop, self.running),
             self,
-            sessions=lambda: self.sessions,
+            sessions=lambda: dict.fromkeys(self.sessions),
+            stacks=Stacks(state, self.running, self.loop, threading.get_ident()),
         )
 
     def workers_died(self, dead: list[tuple[int, int]]) -> None:
