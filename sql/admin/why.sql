@@ -55,18 +55,23 @@ SELECT json_build_object(
 
 -- name: why_lane
 -- How many available jobs a claim of this queue takes before this job, counted to 1,001: those of more urgent lanes, and those before it in
--- its own. Where there are many dead rows, only the last 25,000 positions before it, and before the head, are looked at: then not `whole`.
+-- its own. And how many jobs of the queue have started in a second, in those of the last five minutes in which any did (NULL: none did, or the
+-- history does not know them yet). Where there are many dead rows, only the last 10,000 positions before it, and before the head, are looked at: then not `whole`.
 WITH me AS MATERIALIZED (
     SELECT a.queue, a.rank, a.pos, few.yes AS whole,
-           CASE WHEN few.yes THEN 0 ELSE a.pos - 25000 END AS low,
-           CASE WHEN few.yes THEN 0 ELSE coalesce(head.pos, a.pos) - 25000 END AS higher_low
+           CASE WHEN few.yes THEN 0 ELSE a.pos - 10000 END AS low,
+           CASE WHEN few.yes THEN 0 ELSE coalesce(head.pos, a.pos) - 10000 END AS higher_low
     FROM pgqueue.job_available a
     CROSS JOIN (SELECT pg_stat_get_dead_tuples('pgqueue.job_available'::regclass) < 50000 AS yes) AS few
     CROSS JOIN (SELECT CASE WHEN has_sequence_privilege('pgqueue.job_pos_seq', 'USAGE, SELECT')
                             THEN pg_sequence_last_value('pgqueue.job_pos_seq') END AS pos) AS head
     WHERE a.id = %(id)s::bigint
 )
-SELECT count(*), (SELECT whole FROM me) FROM (
+SELECT count(*), (SELECT whole FROM me), (
+    SELECT (sum(m.started) / (60.0 * count(DISTINCT m.at)))::float8 FROM me
+    JOIN pgqueue.history_minute m ON m.queue = me.queue
+    WHERE m.at >= pgqueue.now() - interval '6 minutes' AND m.started > 0)
+FROM (
     SELECT FROM me CROSS JOIN LATERAL (
         (SELECT FROM pgqueue.job_available j
          WHERE j.queue = me.queue AND j.rank = me.rank AND j.pos < me.pos AND j.pos > me.low
@@ -159,7 +164,7 @@ WITH asked AS MATERIALIZED (
         SELECT FROM pgqueue.job_blocked b
         -- As pairs, so that the index on ids alone cannot serve.
         WHERE b.key = asked.whole
-          AND (b.rank, b.id) > (lane.rank::smallint, CASE WHEN asked.few_wait THEN 0 ELSE %(id)s::bigint - 25000 END)
+          AND (b.rank, b.id) > (lane.rank::smallint, CASE WHEN asked.few_wait THEN 0 ELSE %(id)s::bigint - 10000 END)
           AND (b.rank, b.id) < (lane.rank::smallint, CASE WHEN lane.rank = %(rank)s::integer THEN %(id)s::bigint
                                                           ELSE 9223372036854775807 END)
         ORDER BY b.rank DESC, b.id DESC LIMIT 1001
@@ -185,9 +190,10 @@ SELECT json_build_object(
 -- What can be said of a running job, as one JSON object; NULL: it does not run.
 -- * `worker`: the worker that has it; `begun`: whether its handler had started at that worker's last heartbeat, NULL: too young to tell.
 -- * `behind`: the job of the same chain that runs before it (see chains.py).
+-- * `p95`: the seconds that 95 of 100 runs of its task have not exceeded in the last 24 hours. NULL: none has ended.
 -- * `requests`: what was asked of it. `sessions`: its own sessions, with what each waits for, and the sessions that keep it waiting.
 WITH run AS MATERIALIZED (
-    SELECT r.id, r.claim, r.started_at, r.worker_id, r.rank, r.holds, r.key, r.lock_key, r.enqueued_at
+    SELECT r.id, r.claim, r.task, r.started_at, r.worker_id, r.rank, r.holds, r.key, r.lock_key, r.enqueued_at
     FROM pgqueue.job_running r WHERE r.id = %(id)s::bigint LIMIT 1
 ), worker AS MATERIALIZED (
     SELECT w.id, w.host, w.pid, w.state, w.dead_at, w.version_tag, w.beat_at, extract(epoch FROM pgqueue.now() - w.beat_at)::float8 AS beat_age,
@@ -198,6 +204,7 @@ WITH run AS MATERIALIZED (
 SELECT json_build_object(
     'now', pgqueue.now(),
     'started_at', run.started_at,
+    'p95', pgqueue.run_quantile(run.task, 0.95),
     'worker', (SELECT to_json(shown) FROM (
         SELECT id, host, pid, state, dead_at, version_tag, beat_at, beat_age, lease, begun FROM worker) AS shown),
     'behind', CASE WHEN run.key IS NOT NULL AND NOT run.holds THEN (

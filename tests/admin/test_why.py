@@ -450,6 +450,45 @@ async def test_a_job_that_runs_says_where_and_how_far_it_is(scene: Scene) -> Non
 
 
 @pytest.mark.promise("F101")
+@pytest.mark.parametrize(("usual", "said"), [(10_000, "; 5 of 100 runs"), (0.001, "; only 5 of 100 runs")])
+async def test_a_running_job_is_compared_with_other_runs_of_its_task(scene: Scene, usual: float, said: str) -> None:
+    task = scene.task("why.a")
+    await scene.worker(task)
+    job = await scene.running(task)
+    assert "p95" not in scene.why(job).reasons[0].details
+    scene.eyes.do(
+        "INSERT INTO pgqueue.history_minute (at, bin, queue, task, completed, run) "
+        "SELECT date_trunc('minute', pgqueue.now()), r.bin, 'default', 'why.a', 1, array_fill(0, ARRAY[b.n]) || 1 "
+        "FROM pgqueue.ring r, (SELECT count(*) FILTER (WHERE bound < %s)::int AS n "
+        "FROM unnest(pgqueue.history_bounds()) AS bound) AS b WHERE r.kind = 'minute'",
+        usual,
+    )
+    [reason] = scene.why(job).reasons
+    assert said in reason.text and 0 < reason.details["p95"] < 1.5 * usual
+
+
+@pytest.mark.promise("F100")
+@pytest.mark.parametrize(("started", "seconds"), [(60, 3), (6, 30)])
+async def test_the_present_pace_says_how_long_the_jobs_before_it_take(
+    scene: Scene, started: int, seconds: float
+) -> None:
+    """Of two minutes; a third in which no job started does not count, nor do other queues."""
+    await scene.taker("why.a")
+    jobs = [scene.enqueue("why.a") for _ in range(4)]
+    assert "seconds" not in scene.why(jobs[3]).reasons[0].details
+    for minutes, queue, n in ((2, "default", started), (3, "default", started), (4, "default", 0), (2, "other", 999)):
+        scene.eyes.do(
+            "INSERT INTO pgqueue.history_minute (at, bin, queue, task, started) "
+            "SELECT pgqueue.now() - make_interval(mins => %s), bin, %s, 'why.a', %s FROM pgqueue.ring "
+            "WHERE kind = 'minute'",
+            *(minutes, queue, n),
+        )
+    [reason] = scene.why(jobs[3]).reasons
+    assert reason.code == "behind" and reason.details["seconds"] == pytest.approx(seconds)
+    assert reason.text.endswith(f"at the present pace that takes about {seconds} s")
+
+
+@pytest.mark.promise("F101")
 async def test_a_job_that_does_not_stop_says_since_when_it_was_asked(scene: Scene) -> None:
     @pgqueue.task(name="why.stubborn")
     async def stubborn() -> None:

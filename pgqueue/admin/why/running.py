@@ -50,6 +50,9 @@ def _run(job: JobInfo, facts: Facts, seconds: float, started: datetime) -> list[
         )
         return [Reason("at_hand", text, started, details)]
     text = f"it runs for {lasting(seconds)} on {where}, attempt {job.attempt}"
+    if (usual := facts["p95"]) is not None:
+        details["p95"] = usual
+        text += f"; {'only ' if seconds > usual else ''}5 of 100 runs of this task take longer than {lasting(usual)}"
     if job.progress is not None:
         details |= {"done": job.progress.done, "total": job.progress.total, "said_at": job.progress.updated_at}
         text += f"; progress {job.progress}"

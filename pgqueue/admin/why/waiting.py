@@ -44,13 +44,18 @@ def until_a_slot(job: JobInfo, facts: Facts) -> list[Reason]:
     return [*found, *(_poison(crashes, able, facts["held"]) if crashes else _slots(job, able, facts["held"], now))]
 
 
-def lane(job: JobInfo, n: int, whole: bool) -> list[Reason]:
-    """The jobs of its queue that a claim takes before it."""
+def lane(job: JobInfo, n: int, whole: bool, pace: float | None) -> list[Reason]:
+    """The jobs of its queue that a claim takes before it; `pace`: how many start in a second."""
     if not n:
         return []
     jobs = f"{counted(n, whole, BEHIND_MOST)} {'job' if n == 1 else 'jobs'}"
     text = f"{jobs} of queue {job.queue!r} {'comes' if n == 1 else 'come'} before it, by priority and age"
-    details = {"jobs": min(n, BEHIND_MOST), "exact": whole and n <= BEHIND_MOST, "queue": job.queue}
+    exact = whole and n <= BEHIND_MOST
+    details: dict[str, object] = {"jobs": min(n, BEHIND_MOST), "exact": exact, "queue": job.queue}
+    if pace:
+        seconds = min(n, BEHIND_MOST) / pace
+        details |= {"pace": pace, "seconds": seconds}
+        text += f"; at the present pace that takes {'about' if exact else 'at least'} {lasting(seconds)}"
     return [Reason("behind", text, details=details)]
 
 

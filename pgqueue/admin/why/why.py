@@ -80,8 +80,8 @@ def _waiting(job: JobInfo, schema: str) -> Steps[Why | None]:
         names = yield from _asked("why_names", schema)
         found = waiting.with_close_names(job, found, names)
     if job.state == "available":
-        [(n, whole)] = yield Statement(text("why_lane", schema), {"id": job.id}, list)
-        found += waiting.lane(job, n, whole is not False)
+        [(n, whole, pace)] = yield Statement(text("why_lane", schema), {"id": job.id}, list)
+        found += waiting.lane(job, n, whole is not False, pace)
     for key in keys.wanted(job, holds=place["holds"]):
         params = {"id": job.id, "rank": place["rank"], "key": key, "lock_limit": place["lock_limit"] or 1}
         found += keys.reasons(job, key, (yield from _asked("why_key", schema, **params)))
