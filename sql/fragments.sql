@@ -112,16 +112,32 @@ CASE crashes WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END
 -- If the clock has stepped back behind `run_at`, it becomes now: a job that was due stays due.
 CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END
 
+-- By hand ----------------------------------------------------------------------------------------------------------------------------
+
+-- name: actor
+-- What the writer says of itself, else the role that is logged in.
+coalesce(%(actor)s::text, left(session_user::text, 200))
+
 -- Conditions --------------------------------------------------------------------------------------------------------------------------
 
 -- name: paused
 -- A queue is one of these if it is paused.
 ANY (ARRAY(SELECT q.name FROM pgqueue.queue q WHERE q.paused_at IS NOT NULL))
 
+-- name: paused_task
+-- A task is one of these if it is paused.
+ANY (ARRAY(SELECT p.name FROM pgqueue.paused_task p))
+
+-- name: open_tasks
+-- Our tasks, but for those that are paused. Read by the statement that takes jobs, as the paused queues are. Compared with an array, not
+-- joined: that is the same work whatever was planned, and next to none while no task is paused.
+SELECT ours.task FROM unnest(%(tasks)s::text[]) AS ours (task) WHERE NOT ours.task = {{paused_task}}
+
 -- name: served
 -- Whether a live worker takes jobs of this `queue` and `task`. A worker of the version before takes every task of its queues: ''.
-((queue, task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
- OR (queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+(((queue, task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
+  OR (queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+ AND NOT task = {{paused_task}})
 
 -- name: may_notify
 -- Whether the server's NOTIFY queue has room. If it is full, every transaction that notifies fails at its COMMIT, and NOTIFY is only a
@@ -134,8 +150,8 @@ pg_notification_queue_usage() < 0.9
  AND pgqueue.keys_can_be(b.lock_key, b.lock_limit, b.on_locked, b.limit_key, b.rate_key)) IS TRUE
 
 -- name: known_here
--- Whether the blocked job `b` has one of our `tasks`. IS TRUE: so it is a filter, and never becomes a join.
-(b.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+-- Whether the blocked job `b` has one of our `tasks`, and that is not paused. IS TRUE: so it is a filter, and never becomes a join.
+(b.task IN ({{open_tasks}})) IS TRUE
 
 -- name: live_worker
 -- Our own worker's row, locked against `rescue_lock`. If the row is missing, or says that the worker is dead, nothing may be taken.
@@ -158,9 +174,9 @@ WHERE EXISTS ({{live_worker}}) AND {{open_lane}}
 ORDER BY l.place
 
 -- name: in_lane
--- The available jobs `j` of our tasks in the range of this lane. Beside it stands the condition of the index: plain jobs, or keyed.
+-- The available jobs `j` of our open tasks in the range of this lane. Beside it stands the condition of the index: plain jobs, or keyed.
 j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND j.pos <= lane.upto
-AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+AND (j.task IN ({{open_tasks}})) IS TRUE
 
 -- name: reading_lanes
 -- The lanes of the other kind whose rank is `beyond` this one, in order, but for those of paused queues.
@@ -171,19 +187,19 @@ WHERE l.rank > %(beyond)s::integer
 ORDER BY l.place
 
 -- name: reading_jobs
--- The available jobs `j` of our tasks behind the cursor of this lane. Beside it stands the condition of the index.
-j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+-- The available jobs `j` of our open tasks behind the cursor of this lane. Beside it stands the condition of the index.
+j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND (j.task IN ({{open_tasks}})) IS TRUE
 
 -- name: reading
 -- What the watermark has to know before a claim, in this order:
 -- 1. The snapshot of this statement was taken.
 -- 2. The head of the position sequence is read.
 -- 3. This transaction takes its id.
--- Then the first job of the other kind, and the paused queues. A setting of this transaction goes with it. `| 1` stands for both ranks
+-- Then the first job of the other kind, the paused queues and the paused tasks. A setting of this transaction goes with it. `| 1` stands for both ranks
 -- of a priority. The statement adds how durable the transaction is, and FROM `reading_from`.
 SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0), pg_current_xact_id()::text::int8,
        pg_current_snapshot()::text, other.rank, other.place, other.pos,
-       ARRAY(SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL),
+       ARRAY(SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL), ARRAY(SELECT name FROM pgqueue.paused_task),
        set_config('pgqueue.before', coalesce((other.rank | 1)::text, ''), true)
 
 -- name: reading_from

@@ -1,4 +1,4 @@
-"""What people do to queues by hand: `pause` and `resume` them.
+"""What people do to queues and tasks by hand: `pause` and `resume` them.
 
 Called by applications and by the CLI. A pause is a row that every claim reads: it needs no NOTIFY and outlives every
 worker. Everything happens inside the caller's transaction, and with its COMMIT or not at all.
@@ -6,43 +6,84 @@ worker. Everything happens inside the caller's transaction, and with its COMMIT 
 
 from __future__ import annotations
 
+from typing import overload
+
+from pgqueue.admin.audit import checked_actor
 from pgqueue.config import client
 from pgqueue.database import drivers
 from pgqueue.database.statements import Statement, text
-from pgqueue.jobs.validation import check_queue
+from pgqueue.errors import InvalidOption
+from pgqueue.jobs.validation import check_queue, check_task_name
 
 
-def pause(conn: object, queue: str) -> bool:
-    """Pause a queue: once this is committed, no worker takes a job from it. False if it was paused already.
+@overload
+def pause(conn: object, queue: str, *, actor: str | None = None) -> bool: ...
+@overload
+def pause(conn: object, *, task: str, actor: str | None = None) -> bool: ...
+def pause(conn: object, queue: str | None = None, *, task: str | None = None, actor: str | None = None) -> bool:
+    """Pause a queue, or a task in all queues: once this is committed, no worker takes a job of it.
 
-    Jobs that a worker has taken go on, also the few that wait there for a slot. Enqueuing goes on, too. The pause holds
-    until `resume`, also when workers or the server restart.
+    False if it was paused already. Jobs that a worker has taken go on, also the few that wait there for a slot.
+    Enqueuing goes on, too. The pause holds until `resume`, also when workers or the server restart.
+
+    A task is paused by the name that its jobs have. Jobs that were enqueued under an alias have that name. The pause is
+    a row of the record (`audit`), by `actor`, else by the role of the connection.
 
         pgqueue.pause(conn, "mail")
+        pgqueue.pause(conn, task="mail.send", actor="ann")
     """
-    return drivers.run(conn, _pausing(queue))
+    return drivers.run(conn, _pausing(queue, task, actor))
 
 
-async def apause(conn: object, queue: str) -> bool:
+@overload
+async def apause(conn: object, queue: str, *, actor: str | None = None) -> bool: ...
+@overload
+async def apause(conn: object, *, task: str, actor: str | None = None) -> bool: ...
+async def apause(conn: object, queue: str | None = None, *, task: str | None = None, actor: str | None = None) -> bool:
     """`pause` for async connections."""
-    return await drivers.arun(conn, _pausing(queue))
+    return await drivers.arun(conn, _pausing(queue, task, actor))
 
 
-def resume(conn: object, queue: str) -> bool:
-    """End the pause of a queue; its workers look for jobs at once. False if it was not paused."""
-    return drivers.run(conn, _resuming(queue))
+@overload
+def resume(conn: object, queue: str, *, actor: str | None = None) -> bool: ...
+@overload
+def resume(conn: object, *, task: str, actor: str | None = None) -> bool: ...
+def resume(conn: object, queue: str | None = None, *, task: str | None = None, actor: str | None = None) -> bool:
+    """End the pause of a queue or a task; workers look for its jobs at once. False if it was not paused.
+
+    The resume is a row of the record (`audit`), by `actor`, else by the role of the connection.
+
+        pgqueue.resume(conn, task="mail.send")
+    """
+    return drivers.run(conn, _resuming(queue, task, actor))
 
 
-async def aresume(conn: object, queue: str) -> bool:
+@overload
+async def aresume(conn: object, queue: str, *, actor: str | None = None) -> bool: ...
+@overload
+async def aresume(conn: object, *, task: str, actor: str | None = None) -> bool: ...
+async def aresume(conn: object, queue: str | None = None, *, task: str | None = None, actor: str | None = None) -> bool:
     """`resume` for async connections."""
-    return await drivers.arun(conn, _resuming(queue))
+    return await drivers.arun(conn, _resuming(queue, task, actor))
 
 
-def _pausing(queue: str) -> Statement[bool]:
+def _pausing(queue: str | None, task: str | None, actor: str | None) -> Statement[bool]:
     schema, _ = client()
-    return Statement(text("queues_pause", schema), {"queue": check_queue(queue)}, bool)
+    what, name = _named(queue, task)
+    return Statement(text(f"queues_pause{what}", schema), {"name": name, "actor": checked_actor(actor)}, bool)
 
 
-def _resuming(queue: str) -> Statement[bool]:
+def _resuming(queue: str | None, task: str | None, actor: str | None) -> Statement[bool]:
     schema, notify = client()
-    return Statement(text("queues_resume", schema), {"queue": check_queue(queue), "notify": notify}, bool)
+    what, name = _named(queue, task)
+    params = {"name": name, "actor": checked_actor(actor), "notify": notify}
+    return Statement(text(f"queues_resume{what}", schema), params, bool)
+
+
+def _named(queue: str | None, task: str | None) -> tuple[str, str]:
+    """How the names of the statements end, and the checked name of the queue or the task."""
+    if queue is not None and task is None:
+        return "", check_queue(queue)
+    if task is not None and queue is None:
+        return "_task", check_task_name(task)
+    raise InvalidOption("give a queue, or a task; to stop a task in one queue only, cancel its jobs there")

@@ -35,6 +35,17 @@ def warn(conn: psycopg.Connection[Any], queue: str, task: str | None = None) -> 
         click.echo(f"warning: {problem}", err=True)
 
 
+def warn_of_task(conn: psycopg.Connection[Any], task: str) -> None:
+    """Say on stderr that no live worker knows this task."""
+    from pgqueue.admin import tasks
+
+    if tasks.may_look(conn):
+        known = {name for _, name in tasks.taken(conn)}
+        if known and "" not in known and task not in known:
+            said = f"no live worker knows task {plain(task)!r}{did_you_mean(task, known)}"
+            click.echo(f"warning: {said}", err=True)
+
+
 def unknown(taken: Iterable[tuple[str, str]], queue: str, task: str | None = None) -> str | None:
     """What is unknown about these names, given the pairs of queue and task that live workers take; None: nothing."""
     taken = set(taken)

@@ -101,6 +101,16 @@ def as_json(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help='Print JSON: {"items": [...], ...}.')(command)
 
 
+def actor(command: F) -> F:
+    """Add --actor: what the record of changes by hand says of the one that runs the command."""
+    return click.option(
+        "--actor",
+        metavar="NAME",
+        envvar="PGQUEUE_ACTOR",
+        help="By which name the change is recorded [the database role].",
+    )(command)
+
+
 def given(ctx: click.Context) -> dict[str, str]:
     """The values of --dsn and --schema on this command line."""
     found: dict[str, str] = ctx.meta.setdefault(_GIVEN, {})

@@ -6,7 +6,7 @@
 WITH first AS MATERIALIZED (
     SELECT coalesce(a.lock_key, a.limit_key, a.rate_key) IS NOT NULL AS keyed
     FROM pgqueue.job_available a
-    WHERE (a.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+    WHERE (a.task IN ({{open_tasks}})) IS TRUE
       AND NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = a.queue AND q.paused_at IS NOT NULL)
     ORDER BY a.rank, a.pos LIMIT 1 FOR UPDATE OF a SKIP LOCKED
 )

@@ -2,8 +2,8 @@
 
 -- name: fetch_reading
 -- What the watermark has to know before a claim of plain jobs. Then the most urgent of these lanes that has a job with keys of these
--- `tasks` behind its cursor: its rank, its place (from 1) and the position of that job; NULL if none has one. Then the paused queues. The
--- claim asks no lane of a lower priority than that one.
+-- `tasks` behind its cursor: its rank, its place (from 1) and the position of that job; NULL if none has one. Then the paused queues and
+-- tasks. The claim asks no lane of a lower priority than that one.
 WITH lane AS MATERIALIZED (
     {{reading_lanes}}
 ), other AS MATERIALIZED (
@@ -20,7 +20,8 @@ FROM {{reading_from}};
 -- name: fetch_claim
 -- Move up to n available plain jobs of these `tasks` in the open lanes to this worker, the most urgent lane first. Every condition
 -- stands in `lane` and `picked`. What is picked is deleted; what is deleted is inserted, or the statement raises. The last column of
--- the first row is the summary, as a JSON object: `lanes` are the places (from 1) of the lanes that were open. The rest are the jobs.
+-- the first row is the summary, as a JSON object: `lanes` are the places (from 1) of the lanes that were open, `paused` the tasks that
+-- were not. The rest are the jobs.
 WITH lane AS MATERIALIZED (
     {{claim_lanes}}
 ), picked AS MATERIALIZED (
@@ -40,7 +41,8 @@ WITH lane AS MATERIALIZED (
 )
 SELECT {{no_job}}, CASE WHEN (SELECT count(*) FROM picked) <> (SELECT count(*) FROM running)
                         THEN pgqueue.refuse('a claim deleted jobs it did not start')::text
-                        ELSE json_build_object('lanes', (SELECT coalesce(json_agg(place), '[]') FROM lane))::text END AS summary
+                        ELSE json_build_object('lanes', (SELECT coalesce(json_agg(place), '[]') FROM lane),
+                                                'paused', ARRAY(SELECT name FROM pgqueue.paused_task))::text END AS summary
 UNION ALL
 SELECT {{claimed}}, NULL FROM (SELECT *, {{texts}} FROM taken OFFSET 0) AS taken;
 
@@ -82,10 +84,10 @@ FROM put_aside;
 
 -- name: fetch_probe
 -- Has anything happened since the last fetch? Read-only, takes no id, touches no job: the head of the position sequence,
--- the snapshot, and the paused queues.
+-- the snapshot, the paused queues and the paused tasks.
 SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
        pg_current_snapshot()::text,
-       ARRAY(SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL);
+       ARRAY(SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL), ARRAY(SELECT name FROM pgqueue.paused_task);
 
 -- name: fetch_resolve_doubles
 -- After a claim met an id that is running or blocked already.

@@ -94,7 +94,7 @@ HAVING count(*) > 0;
 -- `lane` and `picked`. What is picked is deleted; what is deleted is inserted, or the statement raises.
 -- The holders of a lock are read behind the hold_pos that `starts`, a JSON object, has for its key (see holder_cursors.py). Its waiting
 -- queue is read behind the [rank, id] that `lines` has (see waiter_cursors.py).
--- The last column of the first row is the summary, as a JSON object: `lanes`, as `fetch_claim`; `lowest_hold`, the lowest hold_pos of
+-- The last column of the first row is the summary, as a JSON object: `lanes` and `paused`, as `fetch_claim`; `lowest_hold`, the lowest hold_pos of
 -- the jobs that run now; `held`, the locks that came with such a job; and `blocked`, unless no job was. That is an object, too: `lanes`
 -- [queue, rank, how many jobs, highest position], and `keys`, `several`, `lowest`, as `keyed_claim_block`. The rest are the jobs.
 WITH lane AS MATERIALIZED (
@@ -142,7 +142,8 @@ SELECT {{no_job}}, CASE
     WHEN (SELECT count(*) FROM picked) <> (SELECT count(*) FROM running) + (SELECT count(*) FROM blocked)
     THEN pgqueue.refuse('a claim deleted jobs it did not start')::text
     ELSE json_build_object(
-        'lanes', (SELECT coalesce(json_agg(place), '[]') FROM lane), 'lowest_hold', (SELECT min(hold_pos) FROM running),
+        'lanes', (SELECT coalesce(json_agg(place), '[]') FROM lane), 'paused', ARRAY(SELECT name FROM pgqueue.paused_task),
+        'lowest_hold', (SELECT min(hold_pos) FROM running),
         'held', (SELECT coalesce(json_agg(lock_key), '[]') FROM taken WHERE holds AND lock_key IS NOT NULL AND runs),
         'blocked', CASE WHEN EXISTS (SELECT FROM blocked) THEN json_build_object(
             'lanes', (SELECT json_agg(json_build_array(queue, rank, n, pos)) FROM (

@@ -8,7 +8,7 @@ SELECT waiting.id, waiting.key
 FROM unnest(%(queues)s::text[]) AS queue (name)
 CROSS JOIN LATERAL (
     (SELECT a.id, a.pos, NULL AS key FROM pgqueue.job_available a
-     WHERE a.queue = queue.name AND a.rank = -1 AND (a.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE
+     WHERE a.queue = queue.name AND a.rank = -1 AND (a.task IN ({{open_tasks}})) IS TRUE
      ORDER BY a.pos LIMIT 1)
     UNION ALL
     (SELECT b.id, NULL, b.key FROM pgqueue.job_blocked b

@@ -15,7 +15,7 @@ CROSS JOIN (SELECT set_config('lock_timeout', '1s', true), {{durable}} OFFSET 0)
 -- With these keys locked: let waiting jobs in, in (rank, id) order, as the rate of each allows now and as slots are free here; and charge
 -- the rate for them. `queues` come with the place of their pool, `slots` by pool. Of a rate so fast that it is no loss if they come too
 -- late, `spare` more may come. Which jobs are passed over:
--- 1. Those of paused queues, of queues of others, and of tasks that are not among `tasks`.
+-- 1. Those of paused queues and tasks, of queues of others, and of tasks that are not among `tasks`.
 -- 2. Poison jobs of other ranks than `poison`; at most one comes in.
 -- 3. All but poison jobs, if not `ordinary`.
 -- If a time is beyond what the rate could have set (it was changed, or the clock was), it is cut down. The time before the search decides

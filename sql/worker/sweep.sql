@@ -10,7 +10,7 @@ RETURNING EXISTS (SELECT FROM pgqueue.job_blocked)
        OR EXISTS (SELECT FROM pgqueue.job_available a WHERE a.holds AND a.limit_key IS NOT NULL);
 
 -- name: sweep_block
--- Block jobs again that hold a key and cannot go on: their queue is paused, or no live worker there knows their task.
+-- Block jobs again that hold a key and cannot go on: their queue or task is paused, or no live worker there knows it.
 -- They wait for the first of their keys again, before the waiters that have not had it. Other jobs may have the keys.
 --
 -- They are granted, or hold a lock while they wait for a limit, or hold either while they wait for a rate. A job stays

@@ -116,8 +116,8 @@ SELECT {{claimed}}, NULL FROM shown WHERE NOT too_large;
 
 -- name: unblock_move
 -- With these keys locked: count the holders of each lock, and let waiting jobs in, in (rank, id) order, as the limit of the first allows.
--- A job with a smaller limit holds up the jobs behind it. Heads of queues that are paused, or of tasks that no live worker of their queue
--- knows, are passed over. `queues` come with the place of their pool, `slots` by pool. A job that comes in goes one of three ways:
+-- A job with a smaller limit holds up the jobs behind it. Heads of queues or tasks that are paused, or of tasks that no live worker of
+-- their queue knows, are passed over. `queues` come with the place of their pool, `slots` by pool. A job that comes in goes one of three ways:
 -- 1. If it needs a limit or a rate, too, it waits for that next, and keeps the lock.
 -- 2. Else it runs here, if it is of our `tasks`, is no poison job, and a slot is left.
 -- 3. Else it goes to the front of its lane as granted. A poison job does, for its lane sees to it that it comes alone.
@@ -302,7 +302,7 @@ WITH refused AS (
 WITH me AS MATERIALIZED (
     {{live_worker}}
 ), known AS MATERIALIZED (
-    SELECT s.queue, s.task FROM pgqueue.served() AS s
+    SELECT s.queue, s.task FROM pgqueue.served() AS s WHERE NOT s.task = {{paused_task}}
 ), served AS MATERIALIZED (
     -- The open queues that a worker serves, with the slots that others had free there at their last heartbeats. Ours twice: for jobs of
     -- our tasks, with our own slots; and for those of tasks that only others know.
@@ -340,7 +340,7 @@ WITH me AS MATERIALIZED (
         FROM (
             SELECT a.rank FROM pgqueue.job_available a
             WHERE a.limit_key = substr(line.key, 7) AND a.holds AND a.queue || '' = served.queue  -- a lane may be long
-              AND ((a.task IN (SELECT unnest(%(tasks)s::text[]))) IS TRUE AND served.shared) = served.ours
+              AND ((a.task IN ({{open_tasks}})) IS TRUE AND served.shared) = served.ours
               AND coalesce(a.hold_pos, 9223372036854775807) > line.after LIMIT 2 * greatest(1, served.free)
         ) AS one
     ) AS granted
@@ -358,8 +358,9 @@ WITH me AS MATERIALIZED (
             WHERE substr(b.key, 7) = substr(line.key, 7) AND left(b.key, 6) = 'limit:' AND b.queue = served.queue AND b.rank >= 0
               AND (b.rank, b.id) > (line.rank, line.id) AND (b.rank, b.id) < (coalesce(far.rank, 32767), coalesce(far.id, 0))
               AND CASE WHEN {{known_here}} AND served.shared THEN served.ours
-                       ELSE NOT served.ours AND ((b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
-                                                 OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k)) END
+                       ELSE NOT served.ours AND NOT b.task = {{paused_task}}
+                            AND ((b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
+                                 OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k)) END
             ORDER BY b.rank, b.id LIMIT least(line.room, reach.most + 1)
             FOR UPDATE SKIP LOCKED
         ) AS ordinary
@@ -368,8 +369,9 @@ WITH me AS MATERIALIZED (
             SELECT b.ctid, b.id, b.rank, b.queue, b.task, b.crashes, b.rate_key IS NOT NULL AS more FROM pgqueue.job_blocked b
             WHERE substr(b.key, 7) = substr(line.key, 7) AND left(b.key, 6) = 'limit:' AND b.queue = served.queue AND b.rank < 0
               AND CASE WHEN {{known_here}} AND served.shared THEN served.ours
-                       ELSE NOT served.ours AND ((b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
-                                                 OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k)) END
+                       ELSE NOT served.ours AND NOT b.task = {{paused_task}}
+                            AND ((b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
+                                 OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k)) END
             ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.free - granted.poison))
             FOR UPDATE SKIP LOCKED
         ) AS poison_job

@@ -1,5 +1,5 @@
 -- Jobs of tasks that no live worker of their queue knows. They stay available, or blocked, and no worker could end
--- them. A queue that no worker serves, or that is paused, is left alone: `status` says so, and a worker may come. If no
+-- them. A queue that no worker serves, or a queue or task that is paused, is left alone: `status` says so, and a worker may come. If no
 -- look was made for a day, because all workers were stopped, the time begins anew.
 
 -- name: unknown_tasks_look
@@ -18,7 +18,7 @@ WITH looked AS MATERIALIZED (
     SELECT l.* FROM looked l
     WHERE NOT {{served}}
       AND (l.queue IN (SELECT s.queue FROM pgqueue.served() AS s)) IS TRUE
-      AND NOT l.queue = {{paused}}
+      AND NOT l.queue = {{paused}} AND NOT l.task = {{paused_task}}
 ), seen AS (
     INSERT INTO pgqueue.unknown_task AS t (queue, task, since, seen_at)
     SELECT each.queue, each.task, pgqueue.now(), pgqueue.now()

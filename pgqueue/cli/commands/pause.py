@@ -1,4 +1,4 @@
-"""`pgqueue pause`: pause a queue."""
+"""`pgqueue pause`: pause a queue or a task."""
 
 from __future__ import annotations
 
@@ -6,28 +6,37 @@ import click
 
 from pgqueue.cli.database import connected
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import as_json, database
+from pgqueue.cli.options import actor, as_json, database
 
 
 @click.command("pause")
-@click.argument("queue")
+@click.argument("queue", required=False)
+@click.option("--task", metavar="NAME", help="This task, in all queues, instead of a queue.")
+@actor
 @as_json
 @database
-def command(queue: str, as_json: bool) -> None:
-    """Take no more jobs from a queue.
+def command(queue: str | None, task: str | None, actor: str | None, as_json: bool) -> None:
+    """Take no more jobs from a queue, or of a task.
 
-    The pause is valid for every worker, at once, until `pgqueue resume`. Running jobs go on; new jobs wait. Pausing a
-    queue that is paused already changes nothing.
+    The pause is valid for every worker, at once, until `pgqueue resume`. Running jobs go on; new jobs wait. Pausing
+    what is paused already changes nothing.
 
     \b
     Examples:
       pgqueue pause mail
+      pgqueue pause --task mail.send
     """
     from pgqueue.admin import queues
     from pgqueue.cli import known_names
 
     with connected("pause") as conn:
-        changed = queues.pause(conn, queue)
-        known_names.warn(conn, queue)
-    said = f"queue {queue} {'is paused' if changed else 'was paused already'}"
-    click.echo(document([{"queue": queue, "changed": changed}]) if as_json else said)
+        if task is not None and queue is None:
+            what, changed = {"task": task}, queues.pause(conn, task=task, actor=actor)
+            known_names.warn_of_task(conn, task)
+        elif queue is not None and task is None:
+            what, changed = {"queue": queue}, queues.pause(conn, queue, actor=actor)
+            known_names.warn(conn, queue)
+        else:
+            raise click.UsageError("give a QUEUE, or --task NAME")
+    said = f"{' '.join(*what.items())} {'is paused' if changed else 'was paused already'}"
+    click.echo(document([what | {"changed": changed}]) if as_json else said)

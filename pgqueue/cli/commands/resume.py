@@ -1,4 +1,4 @@
-"""`pgqueue resume`: end the pause of a queue."""
+"""`pgqueue resume`: end the pause of a queue or a task."""
 
 from __future__ import annotations
 
@@ -6,28 +6,38 @@ import click
 
 from pgqueue.cli.database import connected
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import as_json, database
+from pgqueue.cli.options import actor, as_json, database
 
 
 @click.command("resume")
-@click.argument("queue")
+@click.argument("queue", required=False)
+@click.option("--task", metavar="NAME", help="This task, in all queues, instead of a queue.")
+@actor
 @as_json
 @database
-def command(queue: str, as_json: bool) -> None:
-    """Take jobs from a paused queue again.
+def command(queue: str | None, task: str | None, actor: str | None, as_json: bool) -> None:
+    """Take jobs from a paused queue, or of a paused task, again.
 
-    Workers look for jobs at once. Resuming a queue that is not paused changes nothing.
+    Workers look for jobs at once. Resuming what is not paused changes nothing.
 
     \b
     Examples:
       pgqueue resume mail
+      pgqueue resume --task mail.send
     """
     from pgqueue.admin import queues
     from pgqueue.cli import known_names
 
     with connected("resume") as conn:
-        changed = queues.resume(conn, queue)
-        if not changed:
-            known_names.warn(conn, queue)
-    said = f"queue {queue} {'is open again' if changed else 'was not paused'}"
-    click.echo(document([{"queue": queue, "changed": changed}]) if as_json else said)
+        if task is not None and queue is None:
+            what, changed = {"task": task}, queues.resume(conn, task=task, actor=actor)
+            if not changed:
+                known_names.warn_of_task(conn, task)
+        elif queue is not None and task is None:
+            what, changed = {"queue": queue}, queues.resume(conn, queue, actor=actor)
+            if not changed:
+                known_names.warn(conn, queue)
+        else:
+            raise click.UsageError("give a QUEUE, or --task NAME")
+    said = f"{' '.join(*what.items())} {'is open again' if changed else 'was not paused'}"
+    click.echo(document([what | {"changed": changed}]) if as_json else said)

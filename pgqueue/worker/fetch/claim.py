@@ -59,6 +59,8 @@ class Claimed:
     """The rank of the most urgent lane of the other kind that had a job; None if none had."""
     looked: dict[Lane, int]
     """How far the reading has looked at lanes of the other kind, and seen no job."""
+    paused: tuple[list[str], list[str]]
+    """The tasks that were paused, for the reading and for the claim."""
 
     def more(self, n: int) -> bool:
         """Whether there may be more jobs: the claim has given all of n."""
@@ -70,6 +72,8 @@ class ClaimSummary(msgspec.Struct):
 
     lanes: list[int]
     """The places (from 1) of the lanes that were open."""
+    paused: list[str] = []
+    """The tasks that were paused."""
     lowest_hold: int | None = None
     """The lowest hold_pos of the jobs that run now; None if none does."""
     held: list[str] = []

@@ -49,6 +49,7 @@ from pgqueue.worker.fetch.claim import NO_END, Answer, Asked, Claimed, ClaimSumm
 from pgqueue.worker.fetch.keyed_claim import Blocked, KeyedClaim
 from pgqueue.worker.fetch.kinds import NO_RANK, Kind, Kinds
 from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, Passed, PassedOver
+from pgqueue.worker.fetch.paused_tasks import PausedTasks
 from pgqueue.worker.fetch.refused_rows import RefusedRow, RefusedRows
 from pgqueue.worker.fetch.watermark import Fetch, Reading, Watermark
 from pgqueue.worker.run.slots import Room
@@ -129,6 +130,7 @@ class Fetcher:
     ) -> None:
         self.watermark = Watermark()
         self.passed_over = PassedOver()
+        self.paused_tasks = PausedTasks()
         self.kinds = Kinds()
         self.keyed_claim = KeyedClaim()
         self.refused_rows = RefusedRows(session, state)
@@ -224,10 +226,10 @@ class Fetcher:
     async def _look(self, roomy: Sequence[Room]) -> None:
         """A poll: have both kinds fetched, unless one cheap read-only statement proves that there is no job."""
         link = self._session.link
-        [[(head, snapshot, paused)]] = await self._send(link.statement("fetch_probe"))
+        [[(head, snapshot, paused, paused_tasks)]] = await self._send(link.statement("fetch_probe"))
         kinds = (self.kinds.plain, self.kinds.keyed)
         lanes = [lane for room in roomy for kind in kinds for lane in self._asked(room, kind).lanes]
-        known = self._session.generation == self._generation
+        known = self._session.generation == self._generation and not self.paused_tasks.reopened(paused_tasks)
         if not known or not self.watermark.idle(Reading(head, None, snapshot), frozenset(paused), lanes, monotonic()):
             self.kinds.unknown()
 
@@ -300,6 +302,9 @@ class Fetcher:
         )
         repeat = self.watermark.fetched(fetch, monotonic(), self._session.took * self._state.live_workers)
         self._has_passed(asked, monotonic())
+        if self.paused_tasks.answered(*claimed.paused):
+            self.watermark.start_at_zero()
+            repeat = True
         if repeat:
             self.kinds.unknown()
         if claimed.more(n) or room.alone:
@@ -404,12 +409,17 @@ class Fetcher:
         """Send these in one transaction, with a reading of passed ranges if one is due, and with the statements of
         `beside`."""
         ranges = self.passed_over.to_read(monotonic())
-        beside = [_passed_over(self._session.link, ranges, self._tasks)] if ranges else []
+        beside = [_passed_over(self._session.link, ranges, self._passable())] if ranges else []
         answers = await self._session.run(*statements, *beside, *self._beside(), on=on)
         if ranges:
             seconds = self._session.took * self._state.live_workers
             self.passed_over.read(ranges, answers[len(statements)], monotonic(), seconds)
         return answers[: len(statements)]
+
+    def _passable(self) -> str:
+        """The tasks of jobs that a claim may have passed over while they were locked."""
+        passed = self.paused_tasks.passed
+        return texts(task for task in self._state.tasks if task not in passed) if passed else self._tasks
 
     async def _claim(self, kind: Kind, asked: Asked, n: int, claim: int, *, beyond: int = NO_RANK) -> Claimed:
         other = self.kinds.other(kind).lanes(asked.lanes)
@@ -425,7 +435,8 @@ class Fetcher:
         lanes = self._lanes(places)
         how = {"worker_id": self._state.id, "claim": claim, "n": n}
         send = self._claim_plain if kind is self.kinds.plain else self._claim_keyed
-        [(head, xid, snapshot, rank, place, pos, paused, *_)], summary, jobs = await send(reading, asked, lanes, how)
+        [first], summary, jobs = await send(reading, asked, lanes, how)
+        head, xid, snapshot, rank, place, pos, paused, paused_tasks, *_ = first
         blocked = () if summary.blocked is None else summary.blocked.lanes
         looked = {lane: head for lane in other[: len(other) if place is None else place - 1] if lane[0] not in paused}
         if place is not None:
@@ -438,6 +449,7 @@ class Fetcher:
             blocked=sum(count for _, _, count, _ in blocked),
             other=rank,
             looked=looked,
+            paused=(paused_tasks, summary.paused),
         )
 
     def _lanes(self, places: Sequence[tuple[Lane, int, int, int]]) -> dict[str, str]:
