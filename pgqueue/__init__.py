@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pgqueue.admin.actions import acancel, adiscard, aretry, cancel, discard, retry
+    from pgqueue.admin.audit import AuditEntry, aaudit, audit
     from pgqueue.admin.error_groups import ErrorGroup, aerror_groups, error_groups
     from pgqueue.admin.history import HistoryRow, ahistory, history
     from pgqueue.admin.queries import JobInfo, QueueInfo, afind, aget, aqueues, find, get, queues
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         SchemaTooNew,
         UnsupportedConnection,
     )
+    from pgqueue.jobs.actors import acting
     from pgqueue.jobs.concurrency import Limit, Lock, Rate
     from pgqueue.jobs.cron import Cron, Every
     from pgqueue.jobs.job import Job, NewJob, current_job
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from pgqueue.worker.worker import Worker
 
 __all__ = [
+    "AuditEntry",
     "CallableTarget",
     "Cancel",
     "CeleryTarget",
@@ -105,8 +108,10 @@ __all__ = [
     "Watchdog",
     "Why",
     "Worker",
+    "aaudit",
     "acancel",
     "aconnect",
+    "acting",
     "adiscard",
     "aenqueue",
     "aenqueue_many",
@@ -119,6 +124,7 @@ __all__ = [
     "aresult",
     "aresume",
     "aretry",
+    "audit",
     "astack",
     "awhy",
     "cancel",
@@ -164,11 +170,13 @@ _PLACES = {
     "client.handle": "JobHandle aresult result",
     "client.outbox": "Outbox",
     "client.middleware": "JobOutcome middleware on_finish on_start",
+    "jobs.actors": "acting",
     "jobs.job": "Job NewJob current_job",
     "client.lifespan": "lifespan",
     "jobs.outcomes": "Cancel Fail Retry Snooze",
     "admin.actions": "acancel adiscard aretry cancel discard retry",
     "jobs.concurrency": "Limit Lock Rate",
+    "admin.audit": "AuditEntry aaudit audit",
     "admin.queues": "apause aresume pause resume",
     "jobs.retry": "RetryPolicy",
     "client.tasks": "Task remote task",

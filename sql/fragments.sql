@@ -114,6 +114,10 @@ CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END
 
 -- By hand ----------------------------------------------------------------------------------------------------------------------------
 
+-- name: audit_row
+-- A row of the record, as it is shown.
+a.id, a.at, a.actor, a.role, a.action, a.target, a.jobs, a.count, a.details
+
 -- name: actor
 -- What the writer says of itself, else the role that is logged in.
 coalesce(%(actor)s::text, left(session_user::text, 200))

@@ -10,6 +10,7 @@ statement again, in a new snapshot, for the jobs that were just changing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +23,7 @@ from pgqueue.database.drivers import alone
 from pgqueue.database.statements import Statement, integers, text
 from pgqueue.database.steps import Steps, adrive, drive
 from pgqueue.errors import Error, InvalidOption, JobNotFound
+from pgqueue.jobs.actors import actor_of
 
 BATCH = 1_000
 """Jobs per statement. If each statement is a transaction, no other session waits long for a row."""
@@ -67,6 +69,19 @@ class Answer:
     holder: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class By:
+    """What the record says of a change: the filter that chose the jobs (None: they were named), and the actor."""
+
+    asked: Filter | None = None
+    actor: str | None = None
+
+    def params(self) -> dict[str, object]:
+        """The parameters of a statement that writes the record."""
+        target = {} if self.asked is None else self.asked.named()
+        return {"actor": actor_of(self.actor), "target": json.dumps(target)}
+
+
 Judge = Callable[[int, str | None, Any], Answer | None]
 """Makes the answer for a job from its id, its state and the statement's result. None: its state was just changing."""
 
@@ -92,7 +107,7 @@ def sentence(answer: Answer) -> str:
 
 
 @overload
-def cancel(conn: object, *ids: int, reason: str = BY_HAND) -> list[Answer]: ...
+def cancel(conn: object, *ids: int, reason: str = BY_HAND, actor: str | None = None) -> list[Answer]: ...
 @overload
 def cancel(
     conn: object,
@@ -102,6 +117,7 @@ def cancel(
     task: str | None = None,
     limit: int | None = None,
     reason: str = BY_HAND,
+    actor: str | None = None,
 ) -> list[Answer]: ...
 def cancel(
     conn: object,
@@ -111,12 +127,15 @@ def cancel(
     queue: str | None = LEFT_OUT,
     task: str | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
+    actor: str | None = None,
 ) -> list[Answer]:
     """Cancel jobs, with this transaction's COMMIT: waiting jobs end at once, running jobs are stopped.
 
     Give ids, or a filter for jobs: `state`, one or several (default: the four live states), `queue`, `task` (its
     name), and `limit` for the oldest of them. A statement changes up to 1,000 jobs; in autocommit mode each is a
     transaction.
+
+    Each statement that changes jobs is a row of the record (`audit`), by `actor`, else by the role of the connection.
 
     There is one answer for each job, in order:
     - `cancelled`: it waited.
@@ -134,11 +153,11 @@ def cancel(
         pgqueue.cancel(conn, queue="mail", state="scheduled")
     """
     asked = filtered(ids, LIVE, state=state, queue=queue, task=task, limit=limit)
-    return _found(drive(conn, _cancelling(ids, asked, reason)), asked)
+    return _found(drive(conn, _cancelling(ids, asked, reason, actor)), asked)
 
 
 @overload
-async def acancel(conn: object, *ids: int, reason: str = BY_HAND) -> list[Answer]: ...
+async def acancel(conn: object, *ids: int, reason: str = BY_HAND, actor: str | None = None) -> list[Answer]: ...
 @overload
 async def acancel(
     conn: object,
@@ -148,6 +167,7 @@ async def acancel(
     task: str | None = None,
     limit: int | None = None,
     reason: str = BY_HAND,
+    actor: str | None = None,
 ) -> list[Answer]: ...
 async def acancel(
     conn: object,
@@ -157,14 +177,15 @@ async def acancel(
     queue: str | None = LEFT_OUT,
     task: str | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
+    actor: str | None = None,
 ) -> list[Answer]:
     """`cancel` for async connections."""
     asked = filtered(ids, LIVE, state=state, queue=queue, task=task, limit=limit)
-    return _found(await adrive(conn, _cancelling(ids, asked, reason)), asked)
+    return _found(await adrive(conn, _cancelling(ids, asked, reason, actor)), asked)
 
 
 @overload
-def retry(conn: object, *ids: int, again: bool = False) -> list[Answer]: ...
+def retry(conn: object, *ids: int, again: bool = False, actor: str | None = None) -> list[Answer]: ...
 @overload
 def retry(
     conn: object,
@@ -174,6 +195,7 @@ def retry(
     task: str | None = None,
     limit: int | None = None,
     again: bool = False,
+    actor: str | None = None,
 ) -> list[Answer]: ...
 def retry(
     conn: object,
@@ -183,6 +205,7 @@ def retry(
     queue: str | None = LEFT_OUT,
     task: str | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
+    actor: str | None = None,
 ) -> list[Answer]:
     """Run failed or cancelled jobs again, with this transaction's COMMIT: available at once, at the end of their lane.
 
@@ -197,16 +220,16 @@ def retry(
     keys. Its headers name the old job as `retry_of`.
 
     There is one answer for each job, in order: `retried`, `again` (see `.new`), `completed`, `alive` (see `.state`), or
-    `held` (see `.holder`). Raises as `cancel` does.
+    `held` (see `.holder`). Recorded, and raises, as `cancel`.
 
         pgqueue.retry(conn, state="failed", task="mail.send")
     """
     asked = _retried(ids, again, state=state, queue=queue, task=task, limit=limit)
-    return _found(drive(conn, _retrying(ids, asked, again, alone(conn))), asked)
+    return _found(drive(conn, _retrying(ids, asked, again, alone(conn), actor)), asked)
 
 
 @overload
-async def aretry(conn: object, *ids: int, again: bool = False) -> list[Answer]: ...
+async def aretry(conn: object, *ids: int, again: bool = False, actor: str | None = None) -> list[Answer]: ...
 @overload
 async def aretry(
     conn: object,
@@ -216,6 +239,7 @@ async def aretry(
     task: str | None = None,
     limit: int | None = None,
     again: bool = False,
+    actor: str | None = None,
 ) -> list[Answer]: ...
 async def aretry(
     conn: object,
@@ -225,14 +249,15 @@ async def aretry(
     queue: str | None = LEFT_OUT,
     task: str | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
+    actor: str | None = None,
 ) -> list[Answer]:
     """`retry` for async connections."""
     asked = _retried(ids, again, state=state, queue=queue, task=task, limit=limit)
-    return _found(await adrive(conn, _retrying(ids, asked, again, alone(conn))), asked)
+    return _found(await adrive(conn, _retrying(ids, asked, again, alone(conn), actor)), asked)
 
 
 @overload
-def discard(conn: object, *ids: int) -> list[Answer]: ...
+def discard(conn: object, *ids: int, actor: str | None = None) -> list[Answer]: ...
 @overload
 def discard(
     conn: object,
@@ -242,6 +267,7 @@ def discard(
     task: str | None = None,
     older_than: float | timedelta | None = None,
     limit: int | None = None,
+    actor: str | None = None,
 ) -> list[Answer]: ...
 def discard(
     conn: object,
@@ -251,6 +277,7 @@ def discard(
     task: str | None = LEFT_OUT,
     older_than: float | timedelta | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
+    actor: str | None = None,
 ) -> list[Answer]:
     """Delete jobs that have ended, with their attempts, arguments and results, with this transaction's COMMIT.
 
@@ -261,16 +288,17 @@ def discard(
     A job that has not ended is not deleted: cancel it first. A unique key or an idempotency key that still holds goes
     on answering with the id of the deleted job until it expires; else the same request would be a new job.
 
-    There is one answer for each job, in order: `discarded`, or `alive` (see `.state`). Raises as `cancel` does.
+    There is one answer for each job, in order: `discarded`, or `alive` (see `.state`). Recorded, and raises, as
+    `cancel`.
 
         pgqueue.discard(conn, task="mail.send", older_than=timedelta(days=2))
     """
     asked = _discarded(ids, state=state, queue=queue, task=task, older_than=older_than, limit=limit)
-    return _found(drive(conn, _discarding(ids, asked)), asked)
+    return _found(drive(conn, _discarding(ids, asked, actor)), asked)
 
 
 @overload
-async def adiscard(conn: object, *ids: int) -> list[Answer]: ...
+async def adiscard(conn: object, *ids: int, actor: str | None = None) -> list[Answer]: ...
 @overload
 async def adiscard(
     conn: object,
@@ -280,6 +308,7 @@ async def adiscard(
     task: str | None = None,
     older_than: float | timedelta | None = None,
     limit: int | None = None,
+    actor: str | None = None,
 ) -> list[Answer]: ...
 async def adiscard(
     conn: object,
@@ -289,28 +318,31 @@ async def adiscard(
     task: str | None = LEFT_OUT,
     older_than: float | timedelta | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
+    actor: str | None = None,
 ) -> list[Answer]:
     """`discard` for async connections."""
     asked = _discarded(ids, state=state, queue=queue, task=task, older_than=older_than, limit=limit)
-    return _found(await adrive(conn, _discarding(ids, asked)), asked)
+    return _found(await adrive(conn, _discarding(ids, asked, actor)), asked)
 
 
 # The steps -----------------------------------------------------------------------------------------------------------
 
 
-def _cancelling(ids: Sequence[int], asked: Filter | None, reason: str) -> Steps[list[Answer]]:
+def _cancelling(ids: Sequence[int], asked: Filter | None, reason: str, actor: str | None) -> Steps[list[Answer]]:
     chosen: Sequence[int] = ids if asked is None else (yield from finding(asked))
-    return (yield from cancelling(chosen, reason))
+    return (yield from cancelling(chosen, reason, By(asked, actor)))
 
 
-def _retrying(ids: Sequence[int], asked: Filter | None, again: bool, alone: bool) -> Steps[list[Answer]]:
+def _retrying(
+    ids: Sequence[int], asked: Filter | None, again: bool, alone: bool, actor: str | None
+) -> Steps[list[Answer]]:
     chosen: Sequence[int] = ids if asked is None else (yield from finding(asked))
-    return (yield from retrying(chosen, again, one_transaction=not alone))
+    return (yield from retrying(chosen, again, By(asked, actor), one_transaction=not alone))
 
 
-def _discarding(ids: Sequence[int], asked: Filter | None) -> Steps[list[Answer]]:
+def _discarding(ids: Sequence[int], asked: Filter | None, actor: str | None) -> Steps[list[Answer]]:
     chosen: Sequence[int] = ids if asked is None else (yield from finding(asked))
-    return (yield from discarding(chosen))
+    return (yield from discarding(chosen, By(asked, actor)))
 
 
 def _discarded(ids: Sequence[int], **given: Any) -> Filter | None:
@@ -324,7 +356,7 @@ def _retried(ids: Sequence[int], again: bool, **given: Any) -> Filter | None:
     return asked
 
 
-def cancelling(ids: Iterable[int], reason: str) -> Steps[list[Answer]]:
+def cancelling(ids: Iterable[int], reason: str, by: By) -> Steps[list[Answer]]:
     """Cancel these jobs; return an answer for each, which may be `missing`."""
 
     def judge(id: int, state: str | None, cancelled: bool) -> Answer | None:
@@ -334,10 +366,10 @@ def cancelling(ids: Iterable[int], reason: str) -> Steps[list[Answer]]:
             return Answer(id, "requested", state)
         return None if state in WAITING else Answer(id, "missing" if state is None else "ended", state)
 
-    return _settling("actions_cancel", ids, {"reason": _reason(reason), "notify": client()[1]}, judge)
+    return _settling("actions_cancel", ids, by.params() | {"reason": _reason(reason), "notify": client()[1]}, judge)
 
 
-def retrying(ids: Iterable[int], again: bool, *, one_transaction: bool = False) -> Steps[list[Answer]]:
+def retrying(ids: Iterable[int], again: bool, by: By, *, one_transaction: bool = False) -> Steps[list[Answer]]:
     """Run these jobs again; return an answer for each, which may be `missing`.
 
     `one_transaction`: all statements are in one transaction. If they are several, all locks come first (`retry_locks`).
@@ -357,10 +389,11 @@ def retrying(ids: Iterable[int], again: bool, *, one_transaction: bool = False) 
     if one_transaction and len(batches := list(_batches(wanted))) > 1:
         for id, (state, holder) in (yield from locking(batches, LIVE, client()[0])).items():
             refused[id] = Answer(id, "alive" if holder is None else "held", state, holder=holder)
-    return (yield from _settling("actions_retry", wanted, {"again": again, "notify": client()[1]}, judge, refused))
+    params = by.params() | {"again": again, "notify": client()[1]}
+    return (yield from _settling("actions_retry", wanted, params, judge, refused))
 
 
-def discarding(ids: Iterable[int]) -> Steps[list[Answer]]:
+def discarding(ids: Iterable[int], by: By) -> Steps[list[Answer]]:
     """Delete these jobs; return an answer for each, which may be `missing`."""
 
     def judge(id: int, state: str | None, discarded: bool) -> Answer | None:
@@ -370,7 +403,7 @@ def discarding(ids: Iterable[int]) -> Steps[list[Answer]]:
             return Answer(id, "alive", state)
         return Answer(id, "missing", None) if state is None else None
 
-    return _settling("actions_discard", ids, {}, judge)
+    return _settling("actions_discard", ids, by.params(), judge)
 
 
 def _settling(

@@ -1,18 +1,122 @@
 """The record of what is written by hand: by which actor, what, on what, how many jobs.
 
 Each function that changes something by hand writes its row in the statement that makes the change. So a row is there
-exactly when the change is. Called by those functions and by the CLI.
+exactly when the change is. Here the record is read. Called by applications and by the CLI.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pgqueue.config import client
+from pgqueue.database import drivers, shown
+from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.steps import Steps, adrive, drive
 from pgqueue.errors import InvalidOption
 
-ACTOR_MOST = 200  # characters
+WALKED_MOST = 20_000
+LIMIT_MOST = 10_000
 
 
-def checked_actor(actor: str | None) -> str | None:
-    """Return the actor if it can be written, else raise InvalidOption. None: the role of the connection."""
-    if actor is None or (isinstance(actor, str) and 0 < len(actor) <= ACTOR_MOST and actor.isprintable()):
-        return actor
-    raise InvalidOption(f"actor {actor!r}: give 1 to {ACTOR_MOST} printable characters, on one line")
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One change by hand.
+
+    `actor` is what the writer said of itself, else its role. `role` is the database role that was logged in. `target`
+    is what was changed: a queue, a task, a limit, or the filter that chose jobs. It is empty if jobs were named by
+    their ids. `jobs` are the jobs that were changed, `count` is their number, and 1 if it was something else.
+    """
+
+    id: int
+    at: datetime
+    actor: str
+    role: str
+    action: str
+    target: dict[str, Any]
+    jobs: tuple[int, ...]
+    count: int
+    details: dict[str, Any]
+
+
+def audit(
+    conn: object,
+    *,
+    job: int | None = None,
+    actor: str | None = None,
+    action: str | None = None,
+    since: datetime | None = None,
+    before: AuditEntry | None = None,
+    limit: int = 50,
+) -> list[AuditEntry]:
+    """What was changed by hand, the newest first: by this `actor`, this `action` (such as "cancel"), `since` a time.
+
+    With `job` only what changed that job, and no other filter. `before` goes on behind the last entry of a page. The
+    record is kept for 90 days, and at most the newest million of its rows. Raises InvalidOption for a `limit` that is
+    not a whole number from 1 to 10,000, or a `since` without a time zone.
+
+        [last] = pgqueue.audit(conn, job=job.id, limit=1)
+    """
+    if job is not None:
+        return drivers.run(conn, _of_job(job, limit, actor, action, since, before))
+    return drive(conn, _walking(actor, action, since, before, limit))
+
+
+async def aaudit(
+    conn: object,
+    *,
+    job: int | None = None,
+    actor: str | None = None,
+    action: str | None = None,
+    since: datetime | None = None,
+    before: AuditEntry | None = None,
+    limit: int = 50,
+) -> list[AuditEntry]:
+    """`audit` for async connections."""
+    if job is not None:
+        return await drivers.arun(conn, _of_job(job, limit, actor, action, since, before))
+    return await adrive(conn, _walking(actor, action, since, before, limit))
+
+
+def _of_job(job: int, limit: int, *others: object) -> Statement[list[AuditEntry]]:
+    if any(other is not None for other in others):
+        raise InvalidOption("give a job, or actor, action, since and before; not both")
+    schema, _ = client()
+    return Statement(text("audit_of_job", schema), {"job": job, "n": _checked(limit)}, _read)
+
+
+def _walking(
+    actor: str | None, action: str | None, since: datetime | None, before: AuditEntry | None, limit: int
+) -> Steps[list[AuditEntry]]:
+    """The entries that fit. Each statement looks at up to 20,000 rows."""
+    schema, _ = client()
+    if since is not None and since.utcoffset() is None:
+        raise InvalidOption(f"since {since!r}: give a datetime with a time zone")
+    found: list[AuditEntry] = []
+    at, id = (None, None) if before is None else (before.at.isoformat(), before.id)
+    left = _checked(limit)
+    while True:
+        params: dict[str, object] = {"at": at, "id": id, "since": None if since is None else since.isoformat()}
+        params |= {"by": actor, "action": action, "most": WALKED_MOST, "n": left}
+        rows = yield Statement(text("audit_list", schema), params, list)
+        found += _read(rows)
+        left = limit - len(found)
+        _, at, id = rows[0]
+        if not left or at is None:
+            return found
+
+
+def _checked(limit: int) -> int:
+    if isinstance(limit, int) and not isinstance(limit, bool) and 1 <= limit <= LIMIT_MOST:
+        return limit
+    raise InvalidOption(f"limit {limit!r}: give a whole number from 1 to {LIMIT_MOST}")
+
+
+def _read(rows: Sequence[Row]) -> list[AuditEntry]:
+    return [
+        AuditEntry(**each | {"at": shown.moment(each["at"]), "jobs": tuple(each["jobs"])})
+        for each in json.loads(rows[0][0])
+    ]

@@ -37,6 +37,11 @@ class Filter:
     limit: int | None = None
     older_than: float | None = None
 
+    def named(self) -> dict[str, object]:
+        """The parts that choose, as the record keeps them."""
+        parts = {"queue": self.queue, "task": self.task, "limit": self.limit, "older_than": self.older_than}
+        return {"states": list(self.states)} | {name: part for name, part in parts.items() if part is not None}
+
 
 def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = (), **given: Any) -> Filter | None:
     """Check the parts of a filter (`given`) and return the filter; None if there are only ids.

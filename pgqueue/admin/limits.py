@@ -15,6 +15,7 @@ from pgqueue.config import client
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import InvalidOption, LimitNotFound
+from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.validation import UNITS, parse_rate
 
 FIRST_RATE = "rate:"
@@ -123,14 +124,14 @@ def rates(conn: object) -> list[RateInfo]:
     return drivers.run(conn, Statement(text("limits_list_rates", schema), {}, _rates_listed))
 
 
-def change_rate(conn: object, name: str, rate: str | None) -> Pace:
+def change_rate(conn: object, name: str, rate: str | None, *, actor: str | None = None) -> Pace:
     """Set a rate by hand, such as "50/minute"; None sets it back to what the code declares.
 
     The burst stays as declared. Raises InvalidOption for an invalid rate, LimitNotFound if no worker has declared it.
     """
     count, period = (None, None) if rate is None else parse_rate(rate)
     schema, notify = client()
-    params = {"name": name, "count": count, "period": period, "notify": notify}
+    params = {"name": name, "count": count, "period": period, "notify": notify, "actor": actor_of(actor)}
     found = drivers.run(conn, Statement(text("limits_set_rate", schema), params, list))
     if not found:
         raise LimitNotFound(
@@ -159,7 +160,7 @@ def limits(conn: object) -> list[LimitInfo]:
     return drivers.run(conn, Statement(text("limits_list", schema), {}, _listed))
 
 
-def change(conn: object, name: str, n: int | None) -> Setting:
+def change(conn: object, name: str, n: int | None, *, actor: str | None = None) -> Setting:
     """Set a limit by hand: `n` jobs may run at once from now on. None sets it back to what the code declares.
 
     With 0 no further job starts. Raises InvalidOption for an invalid number. Raises LimitNotFound if no worker has
@@ -170,7 +171,7 @@ def change(conn: object, name: str, n: int | None) -> Setting:
     if n is not None and (isinstance(n, bool) or not 0 <= n <= LIMIT_MOST):
         raise InvalidOption(f"limit {name}: {n!r} jobs at once: use a whole number from 0 to {LIMIT_MOST}")
     schema, notify = client()
-    params = {"name": name, "n": n, "notify": notify}
+    params = {"name": name, "n": n, "notify": notify, "actor": actor_of(actor)}
     found = drivers.run(conn, Statement(text("limits_set", schema), params, list))
     if not found:
         why = "no worker has declared it" + (" and no job waits for it" if n is not None else "")

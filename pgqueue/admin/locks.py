@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pgqueue.config import client
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
+from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.keys import check_key
 
 RESCUED_MOST = 1_000
@@ -73,10 +74,11 @@ def locks(conn: object, key: str | None = None) -> list[LockInfo]:
     return drivers.run(conn, Statement(text("locks_list", schema), {"key": key}, _listed))
 
 
-def release(conn: object, key: str) -> Released:
+def release(conn: object, key: str, *, actor: str | None = None) -> Released:
     """Take a key from the holders that do not run, and from holders whose worker is known to be dead."""
     schema, notify = client()
-    releasing = Statement(text("locks_release", schema), {"key": check_key(key), "notify": notify}, _released)
+    named = {"key": check_key(key), "notify": notify, "actor": actor_of(actor)}
+    releasing = Statement(text("locks_release", schema), named, _released)
     done = drivers.run(conn, releasing)
     dead = {job.worker for job in done.running if job.dead}
     for worker_id in sorted(dead):

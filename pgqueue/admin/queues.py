@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import overload
 
-from pgqueue.admin.audit import checked_actor
 from pgqueue.config import client
 from pgqueue.database import drivers
 from pgqueue.database.statements import Statement, text
 from pgqueue.errors import InvalidOption
+from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.validation import check_queue, check_task_name
 
 
@@ -70,13 +70,13 @@ async def aresume(conn: object, queue: str | None = None, *, task: str | None = 
 def _pausing(queue: str | None, task: str | None, actor: str | None) -> Statement[bool]:
     schema, _ = client()
     what, name = _named(queue, task)
-    return Statement(text(f"queues_pause{what}", schema), {"name": name, "actor": checked_actor(actor)}, bool)
+    return Statement(text(f"queues_pause{what}", schema), {"name": name, "actor": actor_of(actor)}, bool)
 
 
 def _resuming(queue: str | None, task: str | None, actor: str | None) -> Statement[bool]:
     schema, notify = client()
     what, name = _named(queue, task)
-    params = {"name": name, "actor": checked_actor(actor), "notify": notify}
+    params = {"name": name, "actor": actor_of(actor), "notify": notify}
     return Statement(text(f"queues_resume{what}", schema), params, bool)
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 from pgqueue.config import config
 from pgqueue.database import drivers
 from pgqueue.database.statements import Statement, text
+from pgqueue.jobs.actors import actor_of
 
 Kind = Literal["restart", "quiet", "scale"]
 
@@ -80,11 +81,18 @@ def workers(conn: object, *, host: str | None = None) -> list[WorkerNow]:
 
 
 def tell(
-    conn: object, kind: Kind, *, size: int | None = None, host: str | None = None, supervisor: int | None = None
+    conn: object,
+    kind: Kind,
+    *,
+    size: int | None = None,
+    host: str | None = None,
+    supervisor: int | None = None,
+    actor: str | None = None,
 ) -> list[Told]:
     """Give an order to all supervisors, to those of a host, or to one. Return one entry for each. It takes effect when
     this is committed."""
     params = {"kind": kind, "size": size, "host": host, "supervisor": supervisor, "notify": config().notify}
+    params["actor"] = actor_of(actor)
     sql = text("workers_tell", config().schema)
     return drivers.run(conn, Statement(sql, params, lambda rows: [Told(*row) for row in rows]))
 

@@ -33,6 +33,7 @@ COMMANDS = (
     "discard",
     "pause",
     "resume",
+    "audit",
     "locks",
     "limits",
     "history",

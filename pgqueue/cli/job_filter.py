@@ -16,12 +16,12 @@ from pgqueue.cli.tables import span
 from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
-    from pgqueue.admin.actions import Answer
+    from pgqueue.admin.actions import Answer, By
     from pgqueue.database.steps import Steps
 
 F = TypeVar("F", bound=Callable[..., Any])
-Changing = Callable[[Iterable[int]], "Steps[list[Answer]]"]
-"""What is done to the jobs of these ids."""
+Changing = Callable[[Iterable[int], "By"], "Steps[list[Answer]]"]
+"""What is done to the jobs of these ids, and what the record says of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def act(verb: str, chosen: Chosen, states: Sequence[str], steps: Changing, *, as
             known_names.warn(conn, chosen.queue, chosen.task)
         if found and not ids and not chosen.yes:
             ask(f"{verb.capitalize()} {_jobs(len(found))}{_of(chosen)}, now {' or '.join(states)}?")
-        answers = drive(conn, steps(found))
+        answers = drive(conn, steps(found, actions.By(None if ids else asked)))
     refused = [answer for answer in answers if answer.did in actions.REFUSALS]
     if as_json:
         click.echo(document(answers))

@@ -107,6 +107,8 @@ def actor(command: F) -> F:
         "--actor",
         metavar="NAME",
         envvar="PGQUEUE_ACTOR",
+        expose_value=False,
+        callback=_acting,
         help="By which name the change is recorded [the database role].",
     )(command)
 
@@ -115,6 +117,16 @@ def given(ctx: click.Context) -> dict[str, str]:
     """The values of --dsn and --schema on this command line."""
     found: dict[str, str] = ctx.meta.setdefault(_GIVEN, {})
     return found
+
+
+def _acting(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    from pgqueue.jobs.actors import act_as
+
+    if value is not None:
+        try:
+            act_as(value)
+        except InvalidOption as error:
+            raise click.BadParameter(str(error), ctx, param) from None
 
 
 def _configured(ctx: click.Context, param: click.Parameter, value: str | None) -> None:

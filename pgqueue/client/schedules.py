@@ -20,6 +20,7 @@ from pgqueue.config import client
 from pgqueue.database import drivers, shown
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import InvalidArguments, InvalidOption, ScheduleDeclared, ScheduleNotFound
+from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.codec import keywords_only
 from pgqueue.jobs.cron import When, check_when
 from pgqueue.jobs.job import Enqueueable, NewJob
@@ -94,47 +95,47 @@ async def aadd(conn: object, name: str, when: When, task: Any, /, *args: Any, **
     return await drivers.arun(conn, _adding(name, when, _new(task, args, kwargs)))
 
 
-def pause(conn: object, name: str) -> bool:
+def pause(conn: object, name: str, *, actor: str | None = None) -> bool:
     """Pause a schedule: from the commit on it makes no ticks. False if it was paused already."""
-    return drivers.run(conn, _changing("schedules_pause", name))
+    return drivers.run(conn, _changing("schedules_pause", name, actor=actor_of(actor)))
 
 
-async def apause(conn: object, name: str) -> bool:
+async def apause(conn: object, name: str, *, actor: str | None = None) -> bool:
     """`pause` for async connections."""
-    return await drivers.arun(conn, _changing("schedules_pause", name))
+    return await drivers.arun(conn, _changing("schedules_pause", name, actor=actor_of(actor)))
 
 
-def resume(conn: object, name: str) -> bool:
+def resume(conn: object, name: str, *, actor: str | None = None) -> bool:
     """Let a paused schedule tick again, or try a refused one again. Its catch_up decides about the missed times.
 
     False if it was neither paused nor refused.
     """
-    return drivers.run(conn, _changing("schedules_resume", name, notify=client()[1]))
+    return drivers.run(conn, _changing("schedules_resume", name, notify=client()[1], actor=actor_of(actor)))
 
 
-async def aresume(conn: object, name: str) -> bool:
+async def aresume(conn: object, name: str, *, actor: str | None = None) -> bool:
     """`resume` for async connections."""
-    return await drivers.arun(conn, _changing("schedules_resume", name, notify=client()[1]))
+    return await drivers.arun(conn, _changing("schedules_resume", name, notify=client()[1], actor=actor_of(actor)))
 
 
-def run(conn: object, name: str) -> JobHandle[Any]:
+def run(conn: object, name: str, *, actor: str | None = None) -> JobHandle[Any]:
     """Enqueue one job of a schedule now, even if it is paused or orphaned. Its `job.tick` is this moment."""
-    return drivers.run(conn, _running(name))
+    return drivers.run(conn, _running(name, actor))
 
 
-async def arun(conn: object, name: str) -> JobHandle[Any]:
+async def arun(conn: object, name: str, *, actor: str | None = None) -> JobHandle[Any]:
     """`run` for async connections."""
-    return await drivers.arun(conn, _running(name))
+    return await drivers.arun(conn, _running(name, actor))
 
 
-def remove(conn: object, name: str) -> None:
+def remove(conn: object, name: str, *, actor: str | None = None) -> None:
     """Delete a schedule. Raises ScheduleDeclared if live workers declare it, because it would be back at once."""
-    drivers.run(conn, _removing(name))
+    drivers.run(conn, _removing(name, actor))
 
 
-async def aremove(conn: object, name: str) -> None:
+async def aremove(conn: object, name: str, *, actor: str | None = None) -> None:
     """`remove` for async connections."""
-    await drivers.arun(conn, _removing(name))
+    await drivers.arun(conn, _removing(name, actor))
 
 
 def schedules(conn: object) -> list[ScheduleInfo]:
@@ -205,6 +206,7 @@ def _adding(name: str, when: When, new: NewJob[Any]) -> Statement[bool]:
     said = spec(check_when(when, what), new, what)
     schema, notify = client()
     params = {**said, "args": new.args, "options": json.dumps(said["options"]), "name": name, "notify": notify}
+    params["actor"] = actor_of(None)
 
     def read(rows: list[Row]) -> bool:
         if not rows:
@@ -219,14 +221,16 @@ def _changing(statement: str, name: str, **params: object) -> Statement[bool]:
     return Statement(text(statement, schema), {"name": name, **params}, lambda rows: bool(_found(name, rows)))
 
 
-def _running(name: str) -> Statement[JobHandle[Any]]:
+def _running(name: str, actor: str | None) -> Statement[JobHandle[Any]]:
     schema, notify = client()
     return Statement(
-        text("schedules_run", schema), {"name": name, "notify": notify}, lambda rows: JobHandle(_found(name, rows))
+        text("schedules_run", schema),
+        {"name": name, "notify": notify, "actor": actor_of(actor)},
+        lambda rows: JobHandle(_found(name, rows)),
     )
 
 
-def _removing(name: str) -> Statement[None]:
+def _removing(name: str, actor: str | None) -> Statement[None]:
     schema, _ = client()
 
     def read(rows: list[Row]) -> None:
@@ -236,7 +240,7 @@ def _removing(name: str) -> Statement[None]:
                 f"code first, or pause it: pgqueue schedules pause {name}"
             )
 
-    return Statement(text("schedules_remove", schema), {"name": name}, read)
+    return Statement(text("schedules_remove", schema), {"name": name, "actor": actor_of(actor)}, read)
 
 
 def _listing() -> Statement[list[ScheduleInfo]]:

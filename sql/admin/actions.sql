@@ -1,4 +1,5 @@
--- What people do by hand, inside their own transaction: cancel jobs, retry them, discard them.
+-- What people do by hand, inside their own transaction: cancel jobs, retry them, discard them. A statement that changes jobs writes one
+-- row of the record: the actor, the filter (`target`, an empty object if the jobs were named), and the jobs that it has changed.
 
 -- name: actions_cancel
 -- Waiting jobs end as cancelled, running ones are asked to; a row for each id: its state as this statement's snapshot had it
@@ -32,6 +33,12 @@ WITH asked AS MATERIALIZED (
     SELECT id, enqueued_at, 'cancel', %(reason)s::text FROM seen
     WHERE state = 'running' AND id <> ALL (ARRAY(SELECT id FROM gone))
     RETURNING job_id
+), recorded AS (
+    INSERT INTO pgqueue.audit (actor, action, target, jobs, count, details)
+    SELECT {{actor}}, 'cancel', %(target)s::text::jsonb, changed.ids, cardinality(changed.ids), jsonb_build_object('reason', %(reason)s::text)
+    FROM (SELECT array_agg(id ORDER BY id) AS ids
+          FROM (SELECT id FROM cancelled UNION ALL SELECT job_id FROM requested) AS job) AS changed
+    WHERE changed.ids IS NOT NULL
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:control', what)::text END AS done FROM (
         (SELECT 'signal' AS what FROM requested LIMIT 1)
@@ -102,6 +109,12 @@ WITH asked AS MATERIALIZED (
         ORDER BY j.id, j.finished_at DESC
     ) AS done
     RETURNING id, queue, (headers ->> 'retry_of')::bigint AS retry_of
+), recorded AS (
+    INSERT INTO pgqueue.audit (actor, action, target, jobs, count, details)
+    SELECT {{actor}}, 'retry', %(target)s::text::jsonb, changed.ids, cardinality(changed.ids), changed.details
+    FROM (SELECT array_agg(id ORDER BY id) AS ids, CASE WHEN bool_or(new) THEN '{"again": true}' ELSE '{}' END::jsonb AS details
+          FROM (SELECT id, false AS new FROM retried UNION ALL SELECT retry_of, true FROM again) AS job) AS changed
+    WHERE changed.ids IS NOT NULL
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END AS done
     FROM (SELECT queue FROM retried UNION SELECT queue FROM again) AS q WHERE %(notify)s::boolean
@@ -204,6 +217,12 @@ WITH asked AS MATERIALIZED (
     DELETE FROM pgqueue.job_dead d
     WHERE d.ctid = ANY (ARRAY(SELECT place FROM ended)) AND (d.tableoid, d.ctid) IN (SELECT part, place FROM ended)
     RETURNING d.id
+), recorded AS (
+    INSERT INTO pgqueue.audit (actor, action, target, jobs, count)
+    SELECT {{actor}}, 'discard', %(target)s::text::jsonb, changed.ids, cardinality(changed.ids)
+    FROM (SELECT array_agg(DISTINCT id) AS ids
+          FROM (SELECT id FROM done UNION ALL SELECT id FROM dead) AS job) AS changed
+    WHERE changed.ids IS NOT NULL
 )
 SELECT asked.id, seen.state, asked.id IN (SELECT id FROM done UNION ALL SELECT id FROM dead), NULL::bigint, NULL
 FROM asked LEFT JOIN seen ON seen.id = asked.id

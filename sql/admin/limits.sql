@@ -14,6 +14,9 @@ WITH changed AS (
     ON CONFLICT (name) DO UPDATE
         SET n = coalesce(%(n)s::integer, l.declared), set_at = CASE WHEN %(n)s::integer IS NOT NULL THEN excluded.set_at END
     RETURNING n, declared, set_at IS NOT NULL AS by_hand
+), recorded AS (
+    INSERT INTO pgqueue.audit (actor, action, target, details)
+    SELECT {{actor}}, 'limits set', jsonb_build_object('limit', %(name)s::text), jsonb_build_object('n', n, 'by_hand', by_hand) FROM changed
 )
 SELECT n, declared, by_hand,
        CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.:control', 'sweep')::text END
@@ -60,6 +63,9 @@ WITH changed AS (
         set_at = CASE WHEN %(count)s::integer IS NOT NULL THEN pgqueue.now() END
     WHERE r.name = %(name)s::text AND coalesce(%(count)s::integer, r.declared_count) IS NOT NULL
     RETURNING r.count, r.period, r.burst, r.declared_count, r.declared_period, r.set_at IS NOT NULL AS by_hand
+), recorded AS (
+    INSERT INTO pgqueue.audit (actor, action, target, details)
+    SELECT {{actor}}, 'limits set', jsonb_build_object('rate', %(name)s::text), jsonb_build_object('count', count, 'period', period, 'by_hand', by_hand) FROM changed
 )
 SELECT count, period, burst, declared_count, declared_period, by_hand,
        CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.:control', 'sweep')::text END

@@ -94,6 +94,10 @@ WITH granted AS MATERIALIZED (
     RETURNING id
 ), released AS (
     SELECT id FROM blocked UNION ALL SELECT id FROM stayed UNION ALL SELECT id FROM put_off
+), recorded AS (
+    INSERT INTO pgqueue.audit (actor, action, target, jobs, count)
+    SELECT {{actor}}, 'locks release', jsonb_build_object('lock', %(key)s::text), lost.ids, cardinality(lost.ids)
+    FROM (SELECT array_agg(id ORDER BY id) AS ids FROM released) AS lost WHERE lost.ids IS NOT NULL
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:control', 'sweep')::text END AS done WHERE %(notify)s::boolean
 )

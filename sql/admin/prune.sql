@@ -1,3 +1,14 @@
+-- name: prune_advance
+-- As `pruner_advance`, by hand: if the ring is advanced, that is a row of the record.
+WITH tried AS MATERIALIZED (
+    SELECT pgqueue.advance_ring(%(kind)s::text, %(forced)s::boolean) AS done
+), recorded AS (
+    INSERT INTO pgqueue.audit (actor, action, target, details)
+    SELECT {{actor}}, 'prune', jsonb_build_object('history', %(kind)s::text), jsonb_build_object('forced', %(forced)s::boolean)
+    FROM tried WHERE done
+)
+SELECT done FROM tried;
+
 -- name: prune_readers
 -- The sessions that hold a lock on the leaf which a ring would empty next: what to wait for, or to end.
 SELECT a.pid, coalesce(nullif(a.application_name, ''), 'unnamed'), a.usename::text, coalesce(a.state, 'unknown'),

@@ -7,7 +7,7 @@ WITH paused AS (
     INSERT INTO pgqueue.queue AS q (name, paused_at, paused_by) VALUES (%(name)s::text, pgqueue.now(), {{actor}})
     ON CONFLICT (name) DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by WHERE q.paused_at IS NULL
     RETURNING name
-), noted AS (
+), recorded AS (
     INSERT INTO pgqueue.audit (actor, action, target)
     SELECT {{actor}}, 'pause', jsonb_build_object('queue', name) FROM paused
 )
@@ -19,7 +19,7 @@ WITH paused AS (
     INSERT INTO pgqueue.paused_task (name, paused_at, paused_by) VALUES (%(name)s::text, pgqueue.now(), {{actor}})
     ON CONFLICT (name) DO NOTHING
     RETURNING name
-), noted AS (
+), recorded AS (
     INSERT INTO pgqueue.audit (actor, action, target)
     SELECT {{actor}}, 'pause', jsonb_build_object('task', name) FROM paused
 )
@@ -29,7 +29,7 @@ SELECT name FROM paused;
 -- The queue is open again, and its workers look at once. No row back: it was not paused.
 WITH open AS (
     DELETE FROM pgqueue.queue WHERE name = %(name)s::text AND paused_at IS NOT NULL RETURNING name
-), noted AS (
+), recorded AS (
     INSERT INTO pgqueue.audit (actor, action, target)
     SELECT {{actor}}, 'resume', jsonb_build_object('queue', name) FROM open
 )
@@ -40,7 +40,7 @@ SELECT name, CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pg
 -- paused_tasks.py).
 WITH open AS (
     DELETE FROM pgqueue.paused_task WHERE name = %(name)s::text RETURNING name
-), noted AS (
+), recorded AS (
     INSERT INTO pgqueue.audit (actor, action, target)
     SELECT {{actor}}, 'resume', jsonb_build_object('task', name) FROM open
 )

@@ -10,6 +10,12 @@ WITH told AS (
       AND pgqueue.now() - s.beat_at < interval '1 minute'
     ORDER BY s.id
     RETURNING id, supervisor_id
+), recorded AS (
+    INSERT INTO pgqueue.audit (actor, action, target, count, details)
+    SELECT {{actor}}, %(kind)s::text,
+        jsonb_strip_nulls(jsonb_build_object('host', %(host)s::text, 'supervisors', jsonb_agg(supervisor_id ORDER BY supervisor_id))),
+        count(*), jsonb_strip_nulls(jsonb_build_object('size', %(size)s::integer))
+    FROM told HAVING count(*) > 0
 ), heard AS (
     SELECT count(CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:orders', '')::text END)
     FROM (SELECT FROM told LIMIT 1) AS any_told WHERE %(notify)s::boolean

@@ -3,21 +3,30 @@
 -- name: schedules_add
 -- Add a schedule, or change the one of this name that was added so; its next time is kept if its line is. No row: one that
 -- code declares has the name. One row: whether it is new.
-INSERT INTO pgqueue.schedule AS s (name, line, tz, catch_up, task, args, queue, priority, options)
-VALUES (%(name)s::text, %(line)s::text, %(tz)s::text, %(catch_up)s::text, %(task)s::text, %(args)s::text::jsonb,
-        %(queue)s::text, %(priority)s::smallint, %(options)s::text::jsonb)
-ON CONFLICT (name) DO UPDATE
-SET line = excluded.line, tz = excluded.tz, catch_up = excluded.catch_up, task = excluded.task, args = excluded.args,
-    queue = excluded.queue, priority = excluded.priority, options = excluded.options, refused = NULL,
-    next_at = CASE WHEN s.line = excluded.line AND s.tz = excluded.tz AND s.refused IS NULL THEN s.next_at END,
-    since = CASE WHEN s.line = excluded.line AND s.tz = excluded.tz AND s.refused IS NULL THEN s.since ELSE excluded.since END
-WHERE s.declared_at IS NULL
-RETURNING s.xmax = 0, CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.:scheduled', 'schedules')::text END;
+WITH added AS (
+    INSERT INTO pgqueue.schedule AS s (name, line, tz, catch_up, task, args, queue, priority, options)
+    VALUES (%(name)s::text, %(line)s::text, %(tz)s::text, %(catch_up)s::text, %(task)s::text, %(args)s::text::jsonb,
+            %(queue)s::text, %(priority)s::smallint, %(options)s::text::jsonb)
+    ON CONFLICT (name) DO UPDATE
+    SET line = excluded.line, tz = excluded.tz, catch_up = excluded.catch_up, task = excluded.task, args = excluded.args,
+        queue = excluded.queue, priority = excluded.priority, options = excluded.options, refused = NULL,
+        next_at = CASE WHEN s.line = excluded.line AND s.tz = excluded.tz AND s.refused IS NULL THEN s.next_at END,
+        since = CASE WHEN s.line = excluded.line AND s.tz = excluded.tz AND s.refused IS NULL THEN s.since ELSE excluded.since END
+    WHERE s.declared_at IS NULL
+    RETURNING s.xmax = 0 AS new
+), recorded AS (
+    INSERT INTO pgqueue.audit (actor, action, target, details)
+    SELECT {{actor}}, 'schedules add', jsonb_build_object('schedule', %(name)s::text), jsonb_build_object('new', new) FROM added
+)
+SELECT new, CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.:scheduled', 'schedules')::text END FROM added;
 
 -- name: schedules_pause
 -- Make no more ticks of a schedule. No row: there is none. One row: whether it was not paused.
 WITH paused AS (
     UPDATE pgqueue.schedule SET paused_at = pgqueue.now() WHERE name = %(name)s::text AND paused_at IS NULL RETURNING name
+), recorded AS (
+    INSERT INTO pgqueue.audit (actor, action, target)
+    SELECT {{actor}}, 'schedules pause', jsonb_build_object('schedule', name) FROM paused
 )
 SELECT EXISTS (SELECT FROM paused) FROM pgqueue.schedule WHERE name = %(name)s::text;
 
@@ -27,6 +36,9 @@ WITH resumed AS (
     UPDATE pgqueue.schedule SET paused_at = NULL, refused = NULL
     WHERE name = %(name)s::text AND (paused_at IS NOT NULL OR refused IS NOT NULL)
     RETURNING name
+), recorded AS (
+    INSERT INTO pgqueue.audit (actor, action, target)
+    SELECT {{actor}}, 'schedules resume', jsonb_build_object('schedule', name) FROM resumed
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:scheduled', 'schedules')::text END AS done
     FROM resumed WHERE %(notify)s::boolean
@@ -42,6 +54,9 @@ WITH made AS (
     SELECT 'available', {{scheduled_values}}
     FROM pgqueue.schedule s CROSS JOIN (SELECT pgqueue.now() AS at) AS made WHERE s.name = %(name)s::text
     RETURNING id, queue
+), recorded AS (
+    INSERT INTO pgqueue.audit (actor, action, target, jobs)
+    SELECT {{actor}}, 'schedules run', jsonb_build_object('schedule', %(name)s::text), ARRAY[id] FROM made
 )
 SELECT id, CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END FROM made;
 
@@ -55,6 +70,9 @@ WITH gone AS (
         JOIN pgqueue.worker w ON w.id = d.worker_id AND w.dead_at IS NULL AND w.state IN ('starting', 'running')
         WHERE d.schedules -> %(name)s::text IS NOT NULL)
     RETURNING name
+), recorded AS (
+    INSERT INTO pgqueue.audit (actor, action, target)
+    SELECT {{actor}}, 'schedules remove', jsonb_build_object('schedule', name) FROM gone
 )
 SELECT EXISTS (SELECT FROM gone) FROM pgqueue.schedule WHERE name = %(name)s::text;
 

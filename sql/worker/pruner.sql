@@ -81,3 +81,18 @@ WITH walked AS MATERIALIZED (
     RETURNING k.key
 )
 SELECT (SELECT max(key) FROM walked), (SELECT count(*) FROM walked), (SELECT count(*) FROM removed), (SELECT count(*) FROM noted);
+
+-- name: pruner_audit
+-- Forget up to n of the oldest rows of the record: those older than so many `days`, and those beyond the newest `most`, by their numbers.
+-- Answers how many.
+WITH newest AS MATERIALIZED (
+    SELECT id FROM pgqueue.audit ORDER BY at DESC, id DESC LIMIT 1
+), oldest AS MATERIALIZED (
+    SELECT ctid, at, id FROM pgqueue.audit ORDER BY at, id LIMIT %(n)s::integer
+), gone AS (
+    DELETE FROM pgqueue.audit WHERE ctid = ANY (ARRAY(
+        SELECT oldest.ctid FROM oldest
+        WHERE oldest.at < pgqueue.now() - make_interval(days => %(days)s::integer) OR oldest.id <= (SELECT id FROM newest) - %(most)s::bigint))
+    RETURNING id
+)
+SELECT count(*) FROM gone;

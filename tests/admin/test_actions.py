@@ -511,7 +511,10 @@ def test_what_never_stands_still_is_an_error_and_not_a_silent_nothing(
     monkeypatch.setattr(actions, "ROUNDS", 1)
     assert answers(pgqueue.cancel(conn, job)) == [("cancelled", "available")]
     assert answers(pgqueue.retry(conn, dead)) == [("retried", "failed")]
-    for asking, state in ((actions.cancelling([7], "r"), "available"), (actions.retrying([7], False), "failed")):
+    for asking, state in (
+        (actions.cancelling([7], "r", actions.By()), "available"),
+        (actions.retrying([7], False, actions.By()), "failed"),
+    ):
         next(asking)
         with pytest.raises(pgqueue.Error, match="jobs 7 changed their state") as restless:
             asking.send([(7, state, None, None, 0)])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import click
 
 from pgqueue.cli.job_filter import Chosen, act, filters
-from pgqueue.cli.options import as_json, database
+from pgqueue.cli.options import actor, as_json, database
 
 LIVE = ("available", "scheduled", "blocked", "running")
 
@@ -16,6 +15,7 @@ LIVE = ("available", "scheduled", "blocked", "running")
 @click.command("cancel")
 @filters(LIVE)
 @click.option("--reason", default="cancelled by hand", show_default=True, help="Kept with the job.")
+@actor
 @as_json
 @database
 def command(reason: str, as_json: bool, **chosen: Any) -> None:
@@ -34,4 +34,4 @@ def command(reason: str, as_json: bool, **chosen: Any) -> None:
     from pgqueue.admin import actions
 
     jobs = Chosen(**chosen)
-    act("cancel", jobs, LIVE, partial(actions.cancelling, reason=reason), as_json=as_json)
+    act("cancel", jobs, LIVE, lambda ids, by: actions.cancelling(ids, reason, by), as_json=as_json)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from pgqueue.cli.job_filter import Chosen, act, filters
-from pgqueue.cli.options import Duration, as_json, database
+from pgqueue.cli.options import Duration, actor, as_json, database
 
 ENDED = ("completed", "skipped", "failed", "cancelled")
 
@@ -15,6 +15,7 @@ ENDED = ("completed", "skipped", "failed", "cancelled")
 @click.command("discard")
 @filters(ENDED)
 @click.option("--older-than", type=Duration(), metavar="TIME", help="All that ended longer ago, such as 2h, 30d.")
+@actor
 @as_json
 @database
 def command(as_json: bool, **chosen: Any) -> None:

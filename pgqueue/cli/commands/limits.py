@@ -10,7 +10,7 @@ import click
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.groups import Group
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import as_json, database
+from pgqueue.cli.options import actor, as_json, database
 from pgqueue.cli.tables import fitting, span, table
 from pgqueue.plain_text import plain
 
@@ -62,6 +62,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @command.command("set")
 @click.argument("name")
 @click.argument("value")
+@actor
 @as_json
 @database
 def change(name: str, value: str, as_json: bool) -> None:

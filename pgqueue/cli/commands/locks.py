@@ -12,7 +12,7 @@ from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.groups import Group
 from pgqueue.cli.job_filter import ask
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import as_json, database
+from pgqueue.cli.options import actor, as_json, database
 from pgqueue.cli.tables import fitting, span, table
 from pgqueue.plain_text import plain
 
@@ -56,6 +56,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @command.command("release")
 @click.argument("key")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@actor
 @as_json
 @database
 def release(key: str, yes: bool, as_json: bool) -> None:

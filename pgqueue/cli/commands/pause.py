@@ -15,7 +15,7 @@ from pgqueue.cli.options import actor, as_json, database
 @actor
 @as_json
 @database
-def command(queue: str | None, task: str | None, actor: str | None, as_json: bool) -> None:
+def command(queue: str | None, task: str | None, as_json: bool) -> None:
     """Take no more jobs from a queue, or of a task.
 
     The pause is valid for every worker, at once, until `pgqueue resume`. Running jobs go on; new jobs wait. Pausing
@@ -31,10 +31,10 @@ def command(queue: str | None, task: str | None, actor: str | None, as_json: boo
 
     with connected("pause") as conn:
         if task is not None and queue is None:
-            what, changed = {"task": task}, queues.pause(conn, task=task, actor=actor)
+            what, changed = {"task": task}, queues.pause(conn, task=task)
             known_names.warn_of_task(conn, task)
         elif queue is not None and task is None:
-            what, changed = {"queue": queue}, queues.pause(conn, queue, actor=actor)
+            what, changed = {"queue": queue}, queues.pause(conn, queue)
             known_names.warn(conn, queue)
         else:
             raise click.UsageError("give a QUEUE, or --task NAME")

@@ -11,7 +11,7 @@ import click
 from pgqueue.cli.database import connected
 from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import as_json, database
+from pgqueue.cli.options import actor, as_json, database
 from pgqueue.cli.tables import span, table
 from pgqueue.config import config
 from pgqueue.plain_text import plain
@@ -34,6 +34,7 @@ class Ring:
 
 @click.command("prune")
 @click.option("--all", "everything", is_flag=True, help="Advance every ring by one leaf, due or not.")
+@actor
 @as_json
 @database
 def command(everything: bool, as_json: bool) -> None:
@@ -77,10 +78,13 @@ def _advance(conn: psycopg.Connection[Any], ring: Ring, forced: bool) -> str:
     """Advance one ring in one transaction: the next leaf is emptied and begun, or neither. Return a text for people."""
 
     from pgqueue.database.statements import text
+    from pgqueue.jobs.actors import actor_of
 
     if not (ring.due or forced):
         return f"not due for {span(ring.retention / (ring.leaves - 2) - ring.age)}"
-    row = conn.execute(text("pruner_advance", config().schema), {"kind": ring.kind, "forced": forced}).fetchone()
+    row = conn.execute(
+        text("prune_advance", config().schema), {"kind": ring.kind, "forced": forced, "actor": actor_of(None)}
+    ).fetchone()
     if row == (None,):
         for reader in _readers(conn, ring.kind):
             click.echo(f"{ring.kind}: {reader}", err=True)

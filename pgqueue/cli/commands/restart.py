@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from pgqueue.cli.options import as_json, database
+from pgqueue.cli.options import actor, as_json, database
 from pgqueue.cli.orders import targets, tell
 
 
 @click.command("restart")
 @targets
+@actor
 @as_json
 @database
 def command(host: str | None, supervisor: int | None, wait: bool, as_json: bool) -> None:

@@ -15,7 +15,7 @@ from pgqueue.cli.options import actor, as_json, database
 @actor
 @as_json
 @database
-def command(queue: str | None, task: str | None, actor: str | None, as_json: bool) -> None:
+def command(queue: str | None, task: str | None, as_json: bool) -> None:
     """Take jobs from a paused queue, or of a paused task, again.
 
     Workers look for jobs at once. Resuming what is not paused changes nothing.
@@ -30,11 +30,11 @@ def command(queue: str | None, task: str | None, actor: str | None, as_json: boo
 
     with connected("resume") as conn:
         if task is not None and queue is None:
-            what, changed = {"task": task}, queues.resume(conn, task=task, actor=actor)
+            what, changed = {"task": task}, queues.resume(conn, task=task)
             if not changed:
                 known_names.warn_of_task(conn, task)
         elif queue is not None and task is None:
-            what, changed = {"queue": queue}, queues.resume(conn, queue, actor=actor)
+            what, changed = {"queue": queue}, queues.resume(conn, queue)
             if not changed:
                 known_names.warn(conn, queue)
         else:

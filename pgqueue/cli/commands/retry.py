@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import click
 
 from pgqueue.cli.job_filter import Chosen, act, filters
-from pgqueue.cli.options import as_json, database
+from pgqueue.cli.options import actor, as_json, database
 
 DEAD = ("failed", "cancelled")
 
@@ -16,6 +15,7 @@ DEAD = ("failed", "cancelled")
 @click.command("retry")
 @filters((*DEAD, "completed"))
 @click.option("--again", is_flag=True, help="Run completed jobs, too, as new jobs.")
+@actor
 @as_json
 @database
 def command(again: bool, as_json: bool, **chosen: Any) -> None:
@@ -36,4 +36,4 @@ def command(again: bool, as_json: bool, **chosen: Any) -> None:
     jobs = Chosen(**chosen)
     if "completed" in jobs.state and not again:
         raise click.UsageError("completed jobs are run with --again only")
-    act("retry", jobs, DEAD, partial(actions.retrying, again=again), as_json=as_json)
+    act("retry", jobs, DEAD, lambda ids, by: actions.retrying(ids, again, by), as_json=as_json)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
-from pgqueue.cli.options import as_json, database
+from pgqueue.cli.options import actor, as_json, database
 from pgqueue.cli.orders import targets, tell
 
 
 @click.command("scale")
 @click.argument("size", metavar="N", type=click.IntRange(1, 1000))
 @targets
+@actor
 @as_json
 @database
 def command(size: int, host: str | None, supervisor: int | None, wait: bool, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from pgqueue.cli.commands.enqueue import arguments_of
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.groups import Group
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import Duration, as_json, database
+from pgqueue.cli.options import Duration, actor, as_json, database
 from pgqueue.cli.tables import table
 from pgqueue.plain_text import plain
 
@@ -71,6 +71,7 @@ def list_(as_json: bool) -> None:
 @click.option("--queue", default="default", show_default=True, help="The queue of its jobs.")
 @click.option("--priority", type=int, default=5, show_default=True, help="0 (first) to 9.")
 @click.option("--lock", metavar="KEY", help="At most one job of this key runs at a time.")
+@actor
 @as_json
 @database
 def add(
@@ -116,6 +117,7 @@ def add(
 
 @command.command("pause")
 @click.argument("name")
+@actor
 @as_json
 @database
 def pause(name: str, as_json: bool) -> None:
@@ -132,6 +134,7 @@ def pause(name: str, as_json: bool) -> None:
 
 @command.command("resume")
 @click.argument("name")
+@actor
 @as_json
 @database
 def resume(name: str, as_json: bool) -> None:
@@ -148,6 +151,7 @@ def resume(name: str, as_json: bool) -> None:
 
 @command.command("run")
 @click.argument("name")
+@actor
 @as_json
 @database
 def run(name: str, as_json: bool) -> None:
@@ -164,6 +168,7 @@ def run(name: str, as_json: bool) -> None:
 
 @command.command("remove")
 @click.argument("name")
+@actor
 @as_json
 @database
 def remove(name: str, as_json: bool) -> None:

@@ -27,6 +27,7 @@ OTHERS_SECONDS = 300.0
 READ_SECONDS = 5.0
 KEYS_MOST, KEYS_SECONDS = 1_000, 1.0
 LIMITERS_MOST, REST_SECONDS = 50_000, 3_600.0
+AUDIT_AT_ONCE, AUDIT_DAYS, AUDIT_MOST = 10_000, 90, 1_000_000
 
 
 class Pruner:
@@ -70,6 +71,11 @@ class Pruner:
             await self._session.run(link.statement("pruner_rates", seconds=REST_SECONDS, n=LIMITERS_MOST))
         except psycopg.errors.InsufficientPrivilege:  # granted before there were rates
             log.error("rates are not tidied up: this role needs its rights again, `pgqueue grants`")
+        try:
+            audit = link.statement("pruner_audit", n=AUDIT_AT_ONCE, days=AUDIT_DAYS, most=AUDIT_MOST)
+            await self._session.run(audit)
+        except psycopg.errors.InsufficientPrivilege:  # its rights were taken
+            log.error("the record of changes by hand is not kept short: grant this role anew, `pgqueue grants`")
         blocked = await self._blocked()
         await self._keys()
         return READ_SECONDS if blocked else jittered(ROUND_SECONDS)
