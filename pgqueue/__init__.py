@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pgqueue.admin.actions import acancel, adiscard, aretry, cancel, discard, retry
+    from pgqueue.admin.actions import acancel, adiscard, areschedule, aretry, cancel, discard, reschedule, retry
     from pgqueue.admin.audit import AuditEntry, aaudit, audit
     from pgqueue.admin.error_groups import ErrorGroup, aerror_groups, error_groups
     from pgqueue.admin.history import HistoryRow, ahistory, history
@@ -121,6 +121,7 @@ __all__ = [
     "ahistory",
     "apause",
     "aqueues",
+    "areschedule",
     "aresult",
     "aresume",
     "aretry",
@@ -146,6 +147,7 @@ __all__ = [
     "pause",
     "queues",
     "remote",
+    "reschedule",
     "result",
     "resume",
     "retry",
@@ -174,7 +176,7 @@ _PLACES = {
     "jobs.job": "Job NewJob current_job",
     "client.lifespan": "lifespan",
     "jobs.outcomes": "Cancel Fail Retry Snooze",
-    "admin.actions": "acancel adiscard aretry cancel discard retry",
+    "admin.actions": "acancel adiscard areschedule aretry cancel discard reschedule retry",
     "jobs.concurrency": "Limit Lock Rate",
     "admin.audit": "AuditEntry aaudit audit",
     "admin.queues": "apause aresume pause resume",

@@ -1,10 +1,10 @@
-"""What people do to jobs by hand: `cancel`, `retry` and `discard` them, by id or all that fit a filter.
+"""What people do to jobs by hand: `cancel`, `retry`, `discard` and `reschedule` them, by id or all that fit a filter.
 
 Called by applications and by the CLI, which is a thin layer over these functions. Everything happens inside the
 caller's transaction, on any connection, and with its COMMIT or not at all. Never commits, never opens a connection.
 
 A job may change its state while a statement looks for it: it may be promoted, claimed or completed. If a statement
-finds no row, the job may exist all the same. A generator (`cancelling`, `retrying`, `discarding`) therefore sends the
+finds no row, the job may exist all the same. A generator (`cancelling`, `rescheduling` …) therefore sends the
 statement again, in a new snapshot, for the jobs that were just changing.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, overload
 
 from pgqueue.admin.filters import LEFT_OUT, Filter, checked, filtered, finding
@@ -24,6 +24,7 @@ from pgqueue.database.statements import Statement, integers, text
 from pgqueue.database.steps import Steps, adrive, drive
 from pgqueue.errors import Error, InvalidOption, JobNotFound
 from pgqueue.jobs.actors import actor_of
+from pgqueue.jobs.validation import aware
 
 BATCH = 1_000
 """Jobs per statement. If each statement is a transaction, no other session waits long for a row."""
@@ -58,6 +59,11 @@ class Answer:
     - `discarded`: it is deleted.
     - `alive`: it has not ended.
 
+    After a reschedule:
+    - `rescheduled`: it waits for the new time, or is available now.
+    - `running`: it runs already.
+    - `over`: it has ended; a retry runs it again.
+
     After each of them:
     - `missing`: no job has this id.
     """
@@ -85,7 +91,7 @@ class By:
 Judge = Callable[[int, str | None, Any], Answer | None]
 """Makes the answer for a job from its id, its state and the statement's result. None: its state was just changing."""
 
-REFUSALS = frozenset({"ended", "missing", "completed", "alive", "held"})
+REFUSALS = frozenset({"ended", "missing", "completed", "alive", "held", "running", "over"})
 """The values of `did` for a job that was not changed."""
 
 
@@ -101,6 +107,9 @@ def sentence(answer: Answer) -> str:
         "alive": f"has not ended: {answer.state}",
         "held": f"was not retried: job {answer.holder} has its unique key",
         "discarded": "discarded",
+        "rescheduled": "is rescheduled",
+        "running": "runs already: it cannot be rescheduled",
+        "over": f"has ended: {answer.state}; pgqueue retry runs it again",
         "missing": "is not there: no job has this id, it is not committed, or retention has removed it",
     }
     return f"job {answer.id} {said[answer.did]}"
@@ -325,6 +334,26 @@ async def adiscard(
     return _found(await adrive(conn, _discarding(ids, asked, actor)), asked)
 
 
+def reschedule(conn: object, *ids: int, at: datetime, actor: str | None = None) -> list[Answer]:
+    """Let jobs that wait start at another time, with this transaction's COMMIT; at once if that has come.
+
+    Jobs that are scheduled, available or blocked wait for the new time. Their attempts, deadlines and unique keys stay
+    as they are. A job that keeps its lock for its next attempt (`hold_on_retry`), or was granted a key, gives it up,
+    and waits for it anew. `at` is a datetime with a time zone.
+
+    There is one answer for each job, in order: `rescheduled`, `running`, or `over`, see `.state`. A job that has ended
+    is not rescheduled: retry it. Recorded, and raises, as `cancel`.
+
+        pgqueue.reschedule(conn, job.id, at=datetime.now(UTC) + timedelta(hours=2))
+    """
+    return _found(drive(conn, rescheduling(ids, at, By(None, actor))), None)
+
+
+async def areschedule(conn: object, *ids: int, at: datetime, actor: str | None = None) -> list[Answer]:
+    """`reschedule` for async connections."""
+    return _found(await adrive(conn, rescheduling(ids, at, By(None, actor))), None)
+
+
 # The steps -----------------------------------------------------------------------------------------------------------
 
 
@@ -404,6 +433,22 @@ def discarding(ids: Iterable[int], by: By) -> Steps[list[Answer]]:
         return Answer(id, "missing", None) if state is None else None
 
     return _settling("actions_discard", ids, by.params(), judge)
+
+
+def rescheduling(ids: Iterable[int], at: datetime, by: By) -> Steps[list[Answer]]:
+    """Let these jobs start at this time; return an answer for each, which may be `missing`."""
+    if not isinstance(at, datetime):
+        raise InvalidOption(f"at {at!r}: give a datetime with a time zone")
+
+    def judge(id: int, state: str | None, moved: bool) -> Answer | None:
+        if moved:
+            return Answer(id, "rescheduled", state)
+        if state == "running":
+            return Answer(id, "running", state)
+        return None if state in WAITING else Answer(id, "missing" if state is None else "over", state)
+
+    params = by.params() | {"at": str(aware(at)), "notify": client()[1]}
+    return _settling("actions_reschedule", ids, params, judge)
 
 
 def _settling(

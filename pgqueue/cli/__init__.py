@@ -30,6 +30,7 @@ COMMANDS = (
     "stack",
     "cancel",
     "retry",
+    "reschedule",
     "discard",
     "pause",
     "resume",

@@ -227,3 +227,49 @@ WITH asked AS MATERIALIZED (
 SELECT asked.id, seen.state, asked.id IN (SELECT id FROM done UNION ALL SELECT id FROM dead), NULL::bigint, NULL
 FROM asked LEFT JOIN seen ON seen.id = asked.id
 ORDER BY asked.id;
+
+-- name: actions_reschedule
+-- Jobs that wait are due at another time: scheduled if that is to come, else available at once, at the end of their lanes. A job with
+-- crashes keeps to the lanes of poison jobs. What a job held, it gives up: a sweep hears of that. A row for each id: its state as this
+-- statement's snapshot had it (NULL: in none), and whether it was rescheduled. A waiting one that was not is on the move, and to be asked
+-- for anew. Locks rows as a cancel does.
+WITH asked AS MATERIALIZED (
+    SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
+), seen AS MATERIALIZED (
+    SELECT DISTINCT ON (found.id) found.id, found.state, found.enqueued_at
+    FROM pgqueue.job_states(%(ids)s::text::bigint[]) AS found
+    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC, found.enqueued_at DESC
+), gone AS MATERIALIZED (
+    SELECT state, reason, attempt, crashes, snoozes, {{job}}, holds
+    FROM pgqueue.take_waiting(ARRAY(SELECT id FROM seen ORDER BY id), ARRAY(SELECT enqueued_at FROM seen ORDER BY id))
+), clock AS MATERIALIZED (
+    SELECT pgqueue.now() AS now, %(at)s::text::timestamptz AS at
+), later AS (
+    INSERT INTO pgqueue.job_scheduled (state, run_at, attempt, crashes, snoozes, reason, {{job}})
+    SELECT 'scheduled', clock.at, attempt, crashes, snoozes, reason, {{job}} FROM gone CROSS JOIN clock WHERE clock.at > clock.now
+    RETURNING id
+), at_once AS (
+    INSERT INTO pgqueue.job_available (state, rank, run_at, attempt, crashes, snoozes, {{job}})
+    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END, clock.now, attempt, crashes, snoozes, {{job}}
+    FROM gone CROSS JOIN clock WHERE clock.at <= clock.now
+    RETURNING id, queue
+), moved AS MATERIALIZED (
+    SELECT id FROM later UNION ALL SELECT id FROM at_once
+), recorded AS (
+    INSERT INTO pgqueue.audit (actor, action, target, jobs, count, details)
+    SELECT {{actor}}, 'reschedule', %(target)s::text::jsonb, changed.ids, cardinality(changed.ids), jsonb_build_object('at', greatest(clock.at, clock.now))
+    FROM clock CROSS JOIN (SELECT array_agg(id ORDER BY id) AS ids FROM moved) AS changed
+    WHERE changed.ids IS NOT NULL
+), told AS (
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END AS done
+    FROM (SELECT queue AS channel, '' AS what FROM at_once
+          UNION SELECT ':scheduled', '' FROM later
+          UNION SELECT ':control', 'sweep' FROM gone WHERE holds) AS news
+    WHERE %(notify)s::boolean
+)
+SELECT asked.id, coalesce(gone.state, seen.state),
+       CASE WHEN (SELECT count(*) FROM gone) <> (SELECT count(*) FROM moved)
+            THEN pgqueue.refuse('jobs were deleted and not rescheduled') IS NULL ELSE gone.id IS NOT NULL END,
+       NULL::bigint, (SELECT count(done) FROM told)
+FROM asked LEFT JOIN seen ON seen.id = asked.id LEFT JOIN gone ON gone.id = asked.id
+ORDER BY asked.id;

@@ -28,6 +28,8 @@ ASKED = {
     "cancel": ["cancel", "4711"],
     "retry": ["retry", "--task", "nothing", "--yes"],
     "discard": ["discard", "--task", "nothing", "--yes"],
+    "reschedule": ["reschedule", "4711", "--now"],
+    "audit": ["audit"],
     "pause": ["pause", "mail"],
     "resume": ["resume", "mail"],
     "locks": ["locks"],
