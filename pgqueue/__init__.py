@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pgqueue.admin.actions import acancel, adiscard, areschedule, aretry, cancel, discard, reschedule, retry
     from pgqueue.admin.audit import AuditEntry, aaudit, audit
+    from pgqueue.admin.depth import QueueInfo, adepth, aqueues, depth, queues
     from pgqueue.admin.error_groups import ErrorGroup, aerror_groups, error_groups
     from pgqueue.admin.history import HistoryRow, ahistory, history
-    from pgqueue.admin.queries import JobInfo, QueueInfo, afind, aget, aqueues, find, get, queues
+    from pgqueue.admin.queries import JobInfo, afind, aget, find, get
     from pgqueue.admin.queues import apause, aresume, pause, resume
     from pgqueue.admin.stack import Stack, astack, stack
     from pgqueue.admin.why.reasons import Reason, Why
@@ -112,6 +113,7 @@ __all__ = [
     "acancel",
     "aconnect",
     "acting",
+    "adepth",
     "adiscard",
     "aenqueue",
     "aenqueue_many",
@@ -132,6 +134,7 @@ __all__ = [
     "configure",
     "connect",
     "current_job",
+    "depth",
     "discard",
     "enqueue",
     "enqueue_many",
@@ -162,9 +165,10 @@ _PLACES = {
     "config": "configure",
     "database.drivers": "aconnect connect",
     "database.migrations": "migrate",
+    "admin.depth": "QueueInfo adepth aqueues depth queues",
     "admin.error_groups": "ErrorGroup aerror_groups error_groups",
     "admin.history": "HistoryRow ahistory history",
-    "admin.queries": "JobInfo QueueInfo afind aget aqueues find get queues",
+    "admin.queries": "JobInfo afind aget find get",
     "client.enqueue": "aenqueue aenqueue_many enqueue enqueue_many",
     "errors": "DuplicateJob Error InvalidArguments InvalidOption JobCancelled JobFailed JobLost JobNotFound JobTimeout "
     "NotConfigured PayloadTooLarge ResultTimeout ScheduleDeclared ScheduleNotFound SchemaBehind SchemaMissing "

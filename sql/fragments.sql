@@ -767,3 +767,44 @@ state = ANY (%(states)s::text[])
           SELECT FROM pgqueue.attempt a
           WHERE a.job_id = newest.id AND a.enqueued_at = newest.enqueued_at IS NOT FALSE
             AND position(lower(%(error)s::text) IN lower(concat_ws(': ', a.error_type, a.message))) > 0 OFFSET 0))
+
+-- Depth -------------------------------------------------------------------------------------------------------------------------------
+
+-- name: takers
+-- The queues and tasks that live workers take, for numbers that people see: a heartbeat within three leases. A worker of the version
+-- before says nothing of its tasks and may know any: ''.
+SELECT DISTINCT q.queue, t.task
+FROM (SELECT DISTINCT w.queues, w.tasks FROM pgqueue.worker w
+      WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running') AND w.beat_at >= (SELECT pgqueue.now()) - 3 * w.lease) AS alike
+CROSS JOIN unnest(alike.queues) AS q (queue)
+CROSS JOIN unnest(coalesce(alike.tasks, ARRAY[''])) AS t (task)
+
+-- name: is_unknown
+-- Whether live workers serve the queue of the group `g` of jobs, and none of them knows its task: see `takers`, here `taker`.
+((g.queue IN (SELECT taker.queue FROM taker)) IS TRUE
+ AND NOT ((g.queue, g.task) IN (SELECT taker.queue, taker.task FROM taker) OR (g.queue, '') IN (SELECT taker.queue, taker.task FROM taker)))
+
+-- name: waits_for
+-- Why the available jobs of the group `g` wait: their task is unknown or paused, their queue is paused or not served, or they wait for a
+-- free slot.
+CASE WHEN {{is_unknown}} THEN 'unknown' WHEN g.queue = {{paused}} THEN 'paused'
+     WHEN g.task = ANY (ARRAY(SELECT p.name FROM pgqueue.paused_task p)) THEN 'task_paused'
+     WHEN (g.queue IN (SELECT taker.queue FROM taker)) IS TRUE THEN 'slot' ELSE 'unserved' END
+
+-- name: since
+-- Since when an available job could run.
+greatest(j.enqueued_at, j.run_at)
+
+-- name: scheduled_for
+-- Why a scheduled job waits: for another attempt, after a snooze, or for its time.
+CASE WHEN j.attempt > 0 OR j.crashes > 0 THEN 'retry' WHEN j.snoozes > 0 THEN 'snooze' ELSE 'time' END
+
+-- name: blocked_by
+-- What a blocked job waits for: a lock, a limit or a rate.
+CASE WHEN starts_with(j.key, 'lock:') THEN 'lock' WHEN starts_with(j.key, 'limit:') THEN 'limit' WHEN starts_with(j.key, 'rate:') THEN 'rate' ELSE '' END
+
+-- name: newest_depth
+-- The time of the newest measurement, if it is fresh at `clock.now`: the next one is not overdue by more than 10 s. A row of a time to come
+-- is not believed: the clock was set back. The newest rows are the last of the primary key, and none of them is dead.
+SELECT d.at FROM (SELECT d.at, d.next_at FROM pgqueue.depth d ORDER BY d.at DESC LIMIT 1) AS d
+WHERE d.next_at >= clock.now - interval '10 seconds' AND d.at <= clock.now + interval '1 second'

@@ -1,8 +1,8 @@
-"""Questions about jobs, queues and workers: `get`, `find`, `queues`, `status`.
+"""Questions about jobs and workers: `get`, `find`, `status`. How many jobs there are is asked by `depth`.
 
 Called by applications and by the CLI, which is a thin layer over these functions. Pure functions make the statements;
-the public functions run them on the connection, `a…` on an async one. Each is one statement that only reads, in the
-connection's own transaction. Its rows are JSON texts, which every driver reads alike. Never changes a job.
+the public functions run them on the connection, `a…` on an async one. Every statement only reads, in the connection's
+own transaction. Its rows are JSON texts, which every driver reads alike. Never changes a job.
 
 The work is bounded at any size of the tables. Counts are exact up to 10,000 and estimates beyond (`Count.exact`). A
 search looks at the newest 20,000 jobs of the states asked for.
@@ -18,9 +18,13 @@ from typing import Any, TypedDict, Unpack
 
 import msgspec
 
+from pgqueue.admin import depth
+from pgqueue.admin.depth import Count as Count
+from pgqueue.admin.depth import QueueInfo, UnknownTask
 from pgqueue.config import config
-from pgqueue.database import drivers, shown
+from pgqueue.database import drivers, shown, steps
 from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption, JobNotFound
 from pgqueue.jobs.codec import json_object
 from pgqueue.jobs.options import no_option
@@ -141,45 +145,6 @@ class Criteria(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
-    """A number of jobs; above 10,000 an estimate, not `exact`. `str()` writes an estimate as `~9,600,000`."""
-
-    n: int
-    exact: bool = True
-
-    def __str__(self) -> str:
-        return f"{self.n:,}" if self.exact else f"~{_two_digits(self.n):,}"
-
-
-@dataclass(frozen=True, slots=True)
-class QueueInfo:
-    """A queue: its jobs, the seconds its first job has waited (`oldest`), and how many live workers serve it."""
-
-    name: str
-    available: Count
-    scheduled: Count
-    blocked: Count
-    running: Count
-    oldest: float | None
-    workers: int
-    paused_at: datetime | None
-
-    @property
-    def unserved(self) -> bool:
-        """Whether no worker serves this queue that takes jobs and has sent a heartbeat within three leases."""
-        return self.workers == 0
-
-
-@dataclass(frozen=True, slots=True)
-class UnknownTask:
-    """A task with `jobs` that wait in a queue whose workers do not know the task."""
-
-    queue: str
-    task: str
-    jobs: Count
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """A worker process. Ages are in seconds.
 
@@ -204,9 +169,10 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """States, queues and workers at one moment. At most 1,000 queues and the newest 1,000 workers.
+    """States, queues and workers. At most 1,000 queues and the newest 1,000 workers.
 
-    `unknown` are the tasks with waiting jobs that no live worker of their queue knows, the most frequent first.
+    `counted_at` is when the jobs were counted: at the time `at`, or up to 120 seconds before. `unknown` are the tasks
+    with waiting jobs that no live worker of their queue knows, the most frequent first.
     """
 
     database: str
@@ -214,9 +180,21 @@ class Status:
     version: int
     server_version: str
     at: datetime
+    counted_at: datetime
     states: Mapping[str, Count]
     queues: tuple[QueueInfo, ...]
     unknown: tuple[UnknownTask, ...]
+    workers: tuple[WorkerInfo, ...]
+
+
+class _Standing(msgspec.Struct):
+    """What one statement answers of a status."""
+
+    database: str
+    schema: str
+    version: int
+    server_version: str
+    at: datetime
     workers: tuple[WorkerInfo, ...]
 
 
@@ -258,24 +236,14 @@ def search(conn: object, **asked: Unpack[Criteria]) -> Page:
     return drivers.run(conn, newest(config().schema, **asked))
 
 
-def queues(conn: object) -> list[QueueInfo]:
-    """Return every queue that has jobs, workers or a pause, by name."""
-    return list(status(conn).queues)
-
-
-async def aqueues(conn: object) -> list[QueueInfo]:
-    """`queues` for async connections."""
-    return list((await astatus(conn)).queues)
-
-
 def status(conn: object) -> Status:
     """Return the numbers of jobs by state, the queues and the workers."""
-    return drivers.run(conn, standing(config().schema))
+    return steps.drive(conn, standing(config().schema), {})
 
 
 async def astatus(conn: object) -> Status:
     """`status` for async connections."""
-    return await drivers.arun(conn, standing(config().schema))
+    return await steps.adrive(conn, standing(config().schema), {})
 
 
 # The statements ------------------------------------------------------------------------------------------------------
@@ -356,9 +324,21 @@ def _aware(moment: datetime | None, name: str) -> str | None:
     return moment.isoformat()
 
 
-def standing(schema: str) -> Statement[Status]:
-    """The statement that asks for the status."""
-    return Statement(text("queries_status", schema), {}, lambda rows: msgspec.json.decode(rows[0][0], type=Status))
+def standing(schema: str) -> Steps[Status]:
+    """The statements that ask for the status."""
+    found = yield from depth.measured(schema)
+    ended = yield from depth.history(schema)
+    [[said]] = yield Statement(text("queries_status", schema), {}, list)
+    of_state: dict[str, list[depth.Group]] = {state: [] for state in STATES}
+    for group in (*found.groups, *ended):
+        of_state[group.state].append(group)
+    return Status(
+        **msgspec.structs.asdict(msgspec.json.decode(said, type=_Standing)),
+        counted_at=depth.moment(found.counted_at),
+        states={state: depth.total(groups) for state, groups in of_state.items()},
+        queues=tuple(depth.queue_list(found)),
+        unknown=depth.unknown_list(found.groups),
+    )
 
 
 # What comes back -----------------------------------------------------------------------------------------------------
@@ -398,7 +378,3 @@ _TIMES = frozenset({"enqueued_at", "run_at", "started_at", "finished_at", "deadl
 
 def _short(number: float | None) -> str:
     return "" if number is None else f"{number:,.0f}" if number == int(number) else f"{number:,.2f}"
-
-
-def _two_digits(n: int) -> int:
-    return round(n, 2 - len(str(n))) if n > 99 else n

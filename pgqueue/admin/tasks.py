@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pgqueue.admin.queries import Count
+from pgqueue.admin.depth import Count
 from pgqueue.config import config
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
-from pgqueue.admin.queries import Count, QueueInfo
+from pgqueue.admin.depth import Count, QueueInfo
 from pgqueue.cli.tables import fitting, span, table
 
 QUEUES_MOST = 40
@@ -15,19 +16,38 @@ def queue_table(queues: Sequence[QueueInfo], here: Mapping[str, int] | None = No
     # Queues that need an operator come first.
     urgent = sorted(queues, key=lambda queue: (not _stuck(queue), -queue.available.n, queue.name))
     shown, rest = fitting(urgent, QUEUES_MOST)
+    stuck = any(queue.longest_blocked is not None for queue in queues)
     rows = [
         [
             *(queue.name, queue.available, queue.scheduled, queue.blocked, queue.running, span(queue.oldest)),
+            *([span(queue.longest_blocked)] if stuck else []),
             _served(queue),
             *([] if here is None else [here.get(queue.name, 0)]),
         ]
         for queue in shown
     ]
-    heads = ["QUEUE", "AVAILABLE", "SCHEDULED", "BLOCKED", "RUNNING", "OLDEST", "WORKERS"]
+    heads = [
+        "QUEUE",
+        "AVAILABLE",
+        "SCHEDULED",
+        "BLOCKED",
+        "RUNNING",
+        "OLDEST",
+        *(["STUCK"] if stuck else []),
+        "WORKERS",
+    ]
     heads += [] if here is None else ["HERE"]
-    yield from table(heads, rows, right="AVAILABLE SCHEDULED BLOCKED RUNNING OLDEST WORKERS HERE", gives="QUEUE")
+    yield from table(heads, rows, right="AVAILABLE SCHEDULED BLOCKED RUNNING OLDEST STUCK WORKERS HERE", gives="QUEUE")
     if rest:
         yield f"… and {rest} more queues; --json prints all"
+
+
+def counted(queues: Sequence[QueueInfo], now: datetime | None = None) -> Iterator[str]:
+    """The line that says how old the numbers are; nothing if they are those of now."""
+    times = [queue.counted_at for queue in queues if queue.counted_at is not None]
+    age = (now or datetime.now(UTC)) - min(times) if times else timedelta()
+    if age > timedelta(seconds=1):
+        yield f"Counted {span(age)} ago, by the leading worker."
 
 
 def _stuck(queue: QueueInfo) -> bool:

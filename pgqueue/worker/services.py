@@ -47,6 +47,7 @@ from pgqueue.worker.fetch.notify_watch import NotifyWatch
 from pgqueue.worker.fetch.poison_jobs import PoisonDrain, PoisonJobs
 from pgqueue.worker.fetch.reconciler import Reconciler
 from pgqueue.worker.held_jobs import HeldJobs
+from pgqueue.worker.leader.depth import Depth
 from pgqueue.worker.leader.election import Election
 from pgqueue.worker.leader.history_fold import HistoryFold
 from pgqueue.worker.leader.pruner import Pruner
@@ -201,6 +202,8 @@ class Services:
         self.unknown_tasks = UnknownTasks(session, state, ended=self.sweep.sweep_soon)
         self.history_fold = HistoryFold(session, leads=leads)
         self.pruner = Pruner(session, leads=leads, also=self._prune_more)
+        self.depth_session = Session(state.link, "depth")
+        self.depth = Depth(session, self.depth_session, leads=leads)
         self.renewal = Renewal(
             state,
             early=EARLY_SECONDS,
@@ -245,7 +248,8 @@ class Services:
 
     async def close_sessions(self) -> None:
         """Close the connections of all services."""
-        for session in (self.fetch_session, self.complete_session, self.unblock_session, self.rates_session):
+        sessions = (self.fetch_session, self.complete_session, self.unblock_session, self.rates_session)
+        for session in (*sessions, self.depth_session):
             await session.close()
         await self.handler_pool.close()
 
@@ -258,7 +262,7 @@ class Services:
         elif channel == SCHEDULED:
             self.scheduler.wake()
         elif channel == LED:
-            for duty in (self.scheduler, self.ticks, self.sweep, self.pruner, self.history_fold):
+            for duty in (self.scheduler, self.ticks, self.sweep, self.pruner, self.history_fold, self.depth):
                 duty.wake()
         elif channel == CONTROL and payload == SIGNAL:
             self.cancellation.wake()

@@ -176,7 +176,12 @@ class Worker:
         others: list[Any] = [services.scheduler, services.pruner, services.reconciler, services.cancellation]
         others += [services.notify_watch, services.renewal, services.counters, services.history_fold]
         others += [services.unblocker, services.sweep, services.ticks, services.declared_limits, services.rate_limiter]
-        others += [services.poison_drain, services.progress, *([services.notifier] if self.settings.listen else [])]
+        others += [
+            services.poison_drain,
+            services.progress,
+            services.depth,
+            *([services.notifier] if self.settings.listen else []),
+        ]
         for service in others:
             self._serve(service.run(), type(service).__name__.lower())
         if self._quiet_soon:

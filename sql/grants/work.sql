@@ -19,6 +19,7 @@ GRANT SELECT, UPDATE (bin, since) ON pgqueue.ring TO :"role";
 GRANT SELECT, INSERT, UPDATE ON pgqueue.key_limit, pgqueue.key_rate TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.limiter TO :"role";
 GRANT SELECT, UPDATE (done_at) ON pgqueue.duty TO :"role";
+GRANT SELECT, INSERT, DELETE ON pgqueue.depth TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.unknown_task TO :"role";
 -- A handler may cancel jobs, add schedules, set limits: each is a row of the record. The leader deletes old ones.
 GRANT SELECT, DELETE, INSERT (actor, action, target, jobs, count, details) ON pgqueue.audit TO :"role";

@@ -313,6 +313,7 @@ def test_status_as_json_has_everything(full: Conn, dsn: str) -> None:
         "version",
         "server_version",
         "at",
+        "counted_at",
         "states",
         "queues",
         "unknown",

@@ -28,7 +28,8 @@ ELSE = {
 """They may read as they like."""
 SCANS = {"Seq Scan", "Index Scan", "Index Only Scan"}
 WHOLE = {
-    "queries_find", "queries_find_after", "queries_status", "locks_list", "lag_outbox",  # pages: with a LIMIT
+    "queries_find", "queries_find_after", "locks_list", "lag_outbox",  # pages: with a LIMIT
+    "depth_others", "depth_read_live", "depth_read_history",  # with a LIMIT, or where the tables are small
     "source_waiting", "tasks_list",  # the refused rows, the jobs of each state, with a LIMIT
     "unblock_refuse_unfit",
     "unblock_resolve_doubles", "fetch_resolve_doubles", "rates_resolve_doubles", "scheduler_resolve_doubles",

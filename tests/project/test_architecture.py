@@ -42,7 +42,8 @@ ROOMS = {
     "doubles": "",
     "run": "state",
     "complete": "doubles state",
-    "leader": "doubles state",
+    # Where a measurement begins to read lanes is the watermark of the fetch.
+    "leader": "doubles fetch.watermark state",
     "concurrency": "doubles run.slots state",
     "transactions": "complete.outcome_sql run.run run.running_jobs state",
     "liveness": "doubles run.run run.running_jobs state",
@@ -66,7 +67,7 @@ DUTIES = {
     "run": "executor cancellation progress",
     "complete": "completer",
     "concurrency": "unblocker rate_limiter sweep declared_limits",
-    "leader": "scheduler ticks pruner history_fold",
+    "leader": "scheduler ticks pruner history_fold depth",
     "liveness": "heartbeat rescue watchdog",
 }
 ACTORS = {f"worker.{room}.{name}" for room, names in DUTIES.items() for name in names.split()}

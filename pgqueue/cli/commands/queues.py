@@ -10,7 +10,7 @@ import click
 from pgqueue.cli.database import reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.queue_table import queue_table
+from pgqueue.cli.queue_table import counted, queue_table
 
 
 @click.command("queues")
@@ -36,21 +36,21 @@ def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
       pgqueue queues myapp.tasks
       pgqueue queues --json | jq '.items[] | select(.workers == 0)'
     """
-    from pgqueue.admin import queries
+    from pgqueue.admin import depth
     from pgqueue.cli.task_modules import declared_in
 
     declared = declared_in(modules, app_dir)
     here = None if declared is None else dict(Counter(task.queue for task in declared))
     with reading("queues") as conn:
-        found = queries.queues(conn)
+        found = depth.queues(conn)
     names = {queue.name for queue in found}
-    none = queries.Count(0)
+    none = depth.Count(0)
     for name in sorted((here or {}).keys() - names):
-        found.append(queries.QueueInfo(name, none, none, none, none, None, 0, None))
+        found.append(depth.QueueInfo(name, none, none, none, none, None, 0, None))
     if as_json:
         click.echo(document(asdict(each) | _here(each.name, here) for each in found))
     elif found:
-        click.echo("\n".join(queue_table(found, here)))
+        click.echo("\n".join([*queue_table(found, here), *counted(found)]))
     else:
         click.echo("No queue has jobs or workers.")
 

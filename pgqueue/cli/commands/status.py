@@ -15,14 +15,15 @@ from pgqueue.admin.queries import STATES
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.queue_table import queue_table
+from pgqueue.cli.queue_table import counted, queue_table
 from pgqueue.cli.tables import fitting, short, span, table, width
 from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
+    from pgqueue.admin.depth import UnknownTask
     from pgqueue.admin.lag import Lag, RelayLag
     from pgqueue.admin.limits import Undeclared
-    from pgqueue.admin.queries import QueueInfo, Status, UnknownTask, WorkerInfo
+    from pgqueue.admin.queries import Status, WorkerInfo
 
 WATCH_SECONDS = 2.0
 WORKERS_MOST = 40
@@ -37,7 +38,9 @@ UNKNOWN_MOST, NAME_MOST = 10, 60
 def command(watch: bool, as_json: bool) -> None:
     """Show jobs by state, queues and workers.
 
-    Numbers up to 10,000 are counted; larger ones are estimates, marked ~. A queue is NOT SERVED if no worker serves it
+    Numbers up to 10,000 are counted; larger ones are estimates, marked ~. Large tables are counted by the leading
+    worker every few seconds: a line says how long ago. OLDEST is how long the first job that could run has waited,
+    STUCK how long a job is blocked although its key has room. A queue is NOT SERVED if no worker serves it
     that takes jobs and has sent a heartbeat within three leases. Jobs wait for an UNDECLARED limit or rate until a
     worker declares it. Tasks that no live worker of their queue knows are named, too. In a database with an outbox the
     staged jobs that wait for a relay are counted, and how long the oldest has waited; in the queue's database there is
@@ -157,7 +160,7 @@ def _screen(status: Status, undeclared: Sequence[Undeclared] | None) -> Iterator
     yield ""
     yield from _states(status)
     yield ""
-    yield from _queues(status.queues)
+    yield from _queues(status)
     yield from _unknown(status.unknown)
     yield from _undeclared(undeclared)
     yield ""
@@ -170,12 +173,13 @@ def _states(status: Status) -> list[str]:
     return ["  ".join(str(cell).rjust(16) for cell in row) for row in (*rows, *more)]
 
 
-def _queues(queues: Sequence[QueueInfo]) -> Iterator[str]:
-    if not queues:
+def _queues(status: Status) -> Iterator[str]:
+    if not status.queues:
         yield "No queue has jobs or workers."
         yield "`pgqueue enqueue NAME` puts a job in, `pgqueue work MODULE` runs them."
         return
-    yield from queue_table(queues)
+    yield from queue_table(status.queues)
+    yield from counted(status.queues, status.at)
 
 
 def _unknown(unknown: Sequence[UnknownTask]) -> Iterator[str]:

@@ -42,7 +42,7 @@ def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
       pgqueue tasks --json | jq '.items[] | select(.unknown) | .name'
     """
     from pgqueue.admin import tasks
-    from pgqueue.admin.queries import Count
+    from pgqueue.admin.depth import Count
     from pgqueue.cli.task_modules import declared_in
 
     declared = declared_in(modules, app_dir)

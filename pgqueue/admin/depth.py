@@ -1,0 +1,253 @@
+"""How many jobs each queue has, and since when they wait: `queues`, `depth`. What `status` shows of numbers, too.
+
+Called by applications and by the CLI. Every function only reads, in the connection's own transaction.
+
+Where the numbers come from:
+
+1. While each table has at most 512 kB, dead rows and all, they are counted at once: the numbers are exact, and of now.
+2. Else they are those that the leading worker has measured last (`pgqueue/worker/leader/depth.py`). `counted_at` says
+   when: 5 seconds ago as a rule, 120 at most.
+3. If that is overdue, because no worker leads, the reader measures by itself. It counts up to 10,000 and estimates
+   beyond, as the leader does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from pgqueue.config import config
+from pgqueue.database import steps
+from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.steps import Steps
+from pgqueue.jobs.validation import check_queue
+
+QUEUES_MOST = 1_000
+UNKNOWN = "unknown"
+"""The reason of jobs whose task no live worker of their queue knows."""
+APART = (UNKNOWN, "task_paused")
+"""Reasons of available jobs that could not run whatever the others of their queue do: they make no queue old."""
+LANE_MOST = 10_001
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number of jobs; above 10,000 an estimate, not `exact`. `str()` writes an estimate as `~9,600,000`."""
+
+    n: int
+    exact: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.n:,}" if self.exact else f"~{_two_digits(self.n):,}"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """A queue: its jobs, for how long they have waited, and how many live workers serve it. Times are in seconds.
+
+    - `oldest`: for how long the first job that could run has waited. A job whose task is paused cannot, nor one whose
+      task no live worker of its queue knows.
+    - `longest_blocked`: for how long a blocked job has waited although its key has room. None if there is no such job,
+      or no worker leads. Alert on both: a job that could run, and does not, is in one of the two.
+    - `counted_at`: when the jobs were counted. Less than a second ago while the tables are small, else 5 to 120 s.
+    """
+
+    name: str
+    available: Count
+    scheduled: Count
+    blocked: Count
+    running: Count
+    oldest: float | None
+    workers: int
+    paused_at: datetime | None
+    longest_blocked: float | None = None
+    counted_at: datetime | None = None
+
+    @property
+    def unserved(self) -> bool:
+        """Whether no worker serves this queue that takes jobs and has sent a heartbeat within three leases."""
+        return self.workers == 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownTask:
+    """A task with `jobs` that wait in a queue whose workers do not know the task."""
+
+    queue: str
+    task: str
+    jobs: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The jobs of one queue and state that wait for the same reason.
+
+    - `reason` of an available job: `slot` (it waits for a free slot), `paused` and `unserved` (its queue), `unknown`
+      and `task_paused` (its `task`).
+    - `reason` of a scheduled job: `time`, `retry`, `snooze`.
+    - `reason` of a blocked job: `lock`, `limit`, `rate`, `unknown`.
+    - `since`: since when the first of them could run, in seconds since 1970. None: none of them could.
+    """
+
+    queue: str
+    state: str
+    reason: str
+    task: str
+    n: int
+    exact: bool
+    since: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is known of all queues: the groups of jobs, and what is said of queues. Times are in seconds since 1970."""
+
+    now: float
+    counted_at: float
+    groups: tuple[Group, ...]
+    longest: Mapping[str, float]
+    """By queue: since when a blocked job could have gone on."""
+    served: Mapping[str, int]
+    """By queue: how many live workers serve it."""
+    paused: Mapping[str, float | None] = field(default_factory=dict)
+
+
+def queues(conn: object) -> list[QueueInfo]:
+    """Return every queue that has jobs, workers or a pause, by name; at most 1,000.
+
+    Small numbers are counted now. Those of large tables were counted by the leading worker, 5 to 120 seconds ago; then
+    `counted_at` says when. So a job that this transaction has enqueued is not counted yet beside many others.
+
+        [queue.name for queue in pgqueue.queues(conn) if queue.unserved]
+    """
+    return queue_list(steps.drive(conn, measured(config().schema), {}))
+
+
+async def aqueues(conn: object) -> list[QueueInfo]:
+    """`queues` for async connections."""
+    return queue_list(await steps.adrive(conn, measured(config().schema), {}))
+
+
+def depth(conn: object, queue: str) -> QueueInfo:
+    """Return one queue as `queues` does. A queue that has nothing is all zeros.
+
+    Raises InvalidOption for an invalid name.
+
+    pgqueue.depth(conn, "mail").available.n
+    """
+    return _one(steps.drive(conn, measured(config().schema, check_queue(queue)), {}), queue)
+
+
+async def adepth(conn: object, queue: str) -> QueueInfo:
+    """`depth` for async connections."""
+    return _one(await steps.adrive(conn, measured(config().schema, check_queue(queue)), {}), queue)
+
+
+# Asking --------------------------------------------------------------------------------------------------------------
+
+
+def measured(schema: str, queue: str | None = None) -> Steps[Measured]:
+    """Ask for the numbers of all queues, or of one; measure if no measurement is fresh."""
+    [[found]] = yield Statement(text("depth_read_queues", schema), {"queue": queue}, _rows)
+    said = json.loads(found)
+    groups, counted_at = said["groups"], said["at"]
+    if said["small"]:
+        [[found]] = yield Statement(text("depth_read_live", schema), {"queue": queue}, _rows)
+        groups, counted_at = json.loads(found), said["now"]
+    elif counted_at is None:
+        groups, counted_at = (yield from measure(schema)), said["now"]
+        groups = [each for each in groups if each[0] and queue in (None, each[0])]
+    return Measured(
+        said["now"],
+        counted_at,
+        tuple(Group(*each) for each in groups),
+        dict(said["longest"]),
+        dict(said["served"]),
+        dict(said["paused"]),
+    )
+
+
+def history(schema: str) -> Steps[tuple[Group, ...]]:
+    """Ask how many jobs history has in each state."""
+    [[found]] = yield Statement(text("depth_read_history", schema), {}, _rows)
+    if found is None:
+        [[found]] = yield Statement(text("depth_others", schema), {}, _rows)
+    return tuple(Group(*each) for each in json.loads(found) if not each[0])
+
+
+def measure(schema: str) -> Steps[list[list[Any]]]:
+    """Measure here, every lane from its start."""
+    whole = {"known": [], "queues": [], "ranks": [], "keyed": [], "afters": [], "most": LANE_MOST}
+    [[lanes, _, _]] = yield Statement(text("depth_lanes", schema), whole, _rows)
+    [[scheduled, _, _]] = yield Statement(text("depth_scheduled", schema), {"after": None}, _rows)
+    [[others]] = yield Statement(text("depth_others", schema), {}, _rows)
+    return [*json.loads(lanes), *json.loads(scheduled), *json.loads(others)]
+
+
+def _rows(rows: list[Row]) -> list[Row]:
+    return rows
+
+
+# What comes of it ----------------------------------------------------------------------------------------------------
+
+
+def queue_list(found: Measured) -> list[QueueInfo]:
+    """Every queue that has jobs, workers or a pause, by name."""
+    names = {group.queue for group in found.groups} | found.served.keys() | found.paused.keys()
+    of_queue: dict[str, list[Group]] = defaultdict(list)
+    for group in found.groups:
+        of_queue[group.queue].append(group)
+    return [_info(found, name, of_queue[name]) for name in sorted(names)[:QUEUES_MOST]]
+
+
+def unknown_list(groups: Iterable[Group]) -> tuple[UnknownTask, ...]:
+    """The tasks with waiting jobs that no live worker of their queue knows, the most frequent first."""
+    found: dict[tuple[str, str], list[Group]] = defaultdict(list)
+    for group in groups:
+        if group.reason == UNKNOWN:
+            found[group.queue, group.task].append(group)
+    tasks = [UnknownTask(queue, task, total(each)) for (queue, task), each in found.items()]
+    return tuple(sorted(tasks, key=lambda task: (-task.jobs.n, task.queue, task.task)))
+
+
+def total(groups: Iterable[Group]) -> Count:
+    """How many jobs these groups have."""
+    listed = list(groups)
+    return Count(sum(group.n for group in listed), all(group.exact for group in listed))
+
+
+def _one(found: Measured, queue: str) -> QueueInfo:
+    return _info(found, queue, found.groups)
+
+
+def _info(found: Measured, name: str, groups: Iterable[Group]) -> QueueInfo:
+    states: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        states[group.state].append(group)
+    could = [group.since for group in states["available"] if group.reason not in APART and group.since is not None]
+    blocked, paused = found.longest.get(name), found.paused.get(name)
+    return QueueInfo(
+        name,
+        total(states["available"]),
+        total(states["scheduled"]),
+        total(states["blocked"]),
+        total(states["running"]),
+        oldest=found.now - min(could) if could else None,
+        workers=found.served.get(name, 0),
+        paused_at=None if paused is None else moment(paused),
+        longest_blocked=None if blocked is None else found.now - blocked,
+        counted_at=moment(found.counted_at),
+    )
+
+
+def moment(seconds: float) -> datetime:
+    """A time in seconds since 1970, as a datetime in UTC."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _two_digits(n: int) -> int:
+    return round(n, 2 - len(str(n))) if n > 99 else n

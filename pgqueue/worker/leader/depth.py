@@ -1,0 +1,160 @@
+"""Measures how many jobs there are and since when they wait, for all that shows numbers. Runs in the worker that leads.
+
+Counting live is slow in the very incident for which people need the numbers: a long backlog, and a snapshot that keeps
+dead rows from being removed. So one worker measures now and then, and readers read table `depth`. A measurement takes
+at most one percent of the time: the pause after it is 100 times as long as it took, between 5 and 120 seconds.
+
+**Why a held snapshot does not make it slow.** Dead entries lie where jobs were taken: at the front of each lane.
+
+1. Each lane is read from a cursor of this service, by the rule of `fetch/watermark`. A measurement takes no job. So the
+   position before the first job that it sees counts as looked at, and everything up to the head if it sees none.
+2. The cursors of the fetcher would be wrong here: they rise over jobs of tasks that this worker does not know.
+3. Queues are found by jumps along the index. A jump lands on what a queue has left behind. So it is made only between
+   the queues that are known already. A queue stays known when it is empty.
+4. Scheduled jobs are read from the first one seen a minute ago, or from a minute ago. An earlier one can be missing
+   only if its transaction was open for longer. Each hundredth measurement reads all of them.
+5. What is blocked, what runs and history are read as whole tables, which costs a tenth of a look by an index.
+
+**Why the table of measurements stays cheap.** A held snapshot keeps its deleted rows, too: all of an hour.
+
+1. A measurement appends rows with its time `at`, and deletes those before, in one statement. A reader sees one or the
+   other.
+2. The newest rows are at the end of the primary key, and none of them is dead. A reader takes the last `at`, and the
+   rows with it, and so meets no dead row, however many there are.
+3. The deletion begins ten minutes ago, and so meets the dead rows of ten minutes at most. The first one of a worker
+   begins at the start of the table.
+4. An UPDATE in place would be no better: each version of a row is one more to be walked over by each reader.
+5. If the clock is set back, the rows of a time to come are deleted, too. Until then a reader does not believe them.
+
+Two workers may measure at once, after a change of the leader: each appends, and the newer one is read. A worker first
+looks whether a measurement is due, so workers that lead without a lock do not all measure.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from asyncio import Event
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any
+
+import psycopg
+
+from pgqueue.database.backoff import jittered, persist, wait
+from pgqueue.database.sessions import Session
+from pgqueue.worker.leader.depth_cursors import DepthCursors
+from pgqueue.worker.leader.longest_blocked import LongestBlocked
+
+log = logging.getLogger("pgqueue")
+
+PAUSE_LEAST, PAUSE_MOST, PAUSE_TIMES = 5.0, 120.0, 100
+FIRST_SECONDS = 1.0
+"""So long a worker that leads waits for its first measurement, once to twice."""
+OTHERS_SECONDS = 300.0
+OVERDUE_SECONDS = 60.0
+"""A worker that does not lead looks now and then, and measures if a measurement is overdue by so much."""
+QUICK_SECONDS = 0.010
+"""If the last measurement took less, the next one shares the session of the fetcher: so long a claim may wait."""
+KEPT_SECONDS = 600.0
+
+
+class Depth:
+    """Measures over `own` session, or over `shared` if that is quick."""
+
+    def __init__(self, shared: Session, own: Session, *, leads: Callable[[], bool]) -> None:
+        self.measurements = 0
+        """How often this worker has measured."""
+        self.took = PAUSE_LEAST / PAUSE_TIMES
+        """How long the last measurement took, in seconds."""
+        self._shared = shared
+        self._own = own
+        self._leads = leads
+        self._cursors = DepthCursors()
+        self._longest = LongestBlocked()
+        self._wake = Event()
+        self._due = monotonic() + jittered(FIRST_SECONDS)
+        self._others_due = monotonic() + jittered(OTHERS_SECONDS)
+
+    def wake(self) -> None:
+        """This worker leads now."""
+        self._due = min(self._due, monotonic() + jittered(FIRST_SECONDS))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Measure until cancelled, while this worker leads."""
+        await persist(self._step, name="depth", answers=self._shared.answers, past_data=True)
+
+    async def _step(self) -> None:
+        due = self._due if self._leads() else self._others_due
+        if not await wait(self._wake, max(0.0, due - monotonic())):
+            self._due = monotonic() + PAUSE_MOST  # unless what follows says something else
+            self._others_due = monotonic() + jittered(OTHERS_SECONDS)
+            self._due = monotonic() + await self._round()
+        self._wake.clear()
+
+    async def _round(self) -> float:
+        """Measure, if a measurement is due; answer the seconds until the next look."""
+        [[(left, age)]] = await self._shared.run(self._shared.link.statement("depth_due"))
+        late = 0.0 if self._leads() else OVERDUE_SECONDS
+        if left is not None and left + late > 0.1 and age is not None:
+            return min(PAUSE_MOST, float(left) + jittered(0.1))
+        try:
+            return await self.measure()
+        except psycopg.errors.InsufficientPrivilege:  # granted by a version before this one
+            log.error("depth is not measured: this role needs its rights again, `pgqueue grants`")
+            return PAUSE_MOST
+
+    async def measure(self) -> float:
+        """Measure once; answer how long the pause after it is, in seconds."""
+        session = self._shared if self.took < QUICK_SECONDS else self._own
+        try:
+            return await self._measure(session)
+        finally:
+            if session is self._own:
+                await session.rest()
+
+    async def _measure(self, session: Session) -> float:
+        link, (available, took) = session.link, await self._lanes(session)
+        scheduled = link.statement("depth_scheduled", after=self._cursors.scheduled(self.measurements))
+        [[(later, first, at)]] = await session.run(scheduled)
+        took += session.took
+        self._cursors.read_scheduled(first, at)
+        _, [(others,)] = await session.run(link.statement("depth_whole"), link.statement("depth_others"))
+        took += session.took
+        found = [*available, *json.loads(later), *json.loads(others)]
+        if any(state == "blocked" for _, state, *_ in found):
+            look = link.statement("depth_blocked", **self._longest.asks())
+            [[(roomy, after)]] = await session.run(look)
+            took += session.took
+            self._longest.looked(json.loads(roomy), after, monotonic())
+        else:
+            self._longest.none_waits()
+        pause = min(PAUSE_MOST, max(PAUSE_LEAST, PAUSE_TIMES * took))
+        since = None if self.measurements == 0 else at - KEPT_SECONDS
+        rows = json.dumps(with_longest(found, self._longest.since(monotonic(), at)))
+        await session.run(link.statement("depth_write", at=at, next_at=at + pause, since=since, groups=rows))
+        self.measurements += 1
+        self.took = took
+        return pause
+
+    async def _lanes(self, session: Session) -> tuple[list[list[Any]], float]:
+        """The groups of available jobs, and how long it took to read them."""
+        link, took, found = session.link, 0.0, []
+        for _ in range(2):
+            lanes = link.statement("depth_lanes", **self._cursors.lanes(monotonic()))
+            [[reading], [(groups, read, served)]] = await session.run(link.statement("depth_reading"), lanes)
+            took += session.took
+            found = json.loads(groups)
+            if not self._cursors.read(reading, json.loads(read), served, monotonic(), session.took):
+                break
+        return found, took
+
+
+def with_longest(groups: list[list[Any]], longest: Mapping[tuple[str, str], float]) -> list[list[Any]]:
+    """The groups, each with one more value: since when a blocked job of this queue and kind of key could have gone on.
+
+    >>> with_longest([["mail", "blocked", "lock", "", 2, True, None]], {("mail", "lock"): 7.5})
+    [['mail', 'blocked', 'lock', '', 2, True, None, 7.5]]
+    """
+    return [[*each, longest.get((each[0], each[2])) if each[1] == "blocked" else None] for each in groups]
