@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from pgqueue.admin.actions import acancel, adiscard, areschedule, aretry, cancel, discard, reschedule, retry
     from pgqueue.admin.audit import AuditEntry, aaudit, audit
     from pgqueue.admin.depth import QueueInfo, adepth, aqueues, depth, queues
+    from pgqueue.admin.doctor import Diagnosis, Finding, adoctor, doctor
     from pgqueue.admin.error_groups import ErrorGroup, aerror_groups, error_groups
     from pgqueue.admin.history import HistoryRow, ahistory, history
     from pgqueue.admin.queries import JobInfo, afind, aget, find, get
@@ -64,11 +65,13 @@ __all__ = [
     "Cancel",
     "CeleryTarget",
     "Cron",
+    "Diagnosis",
     "DuplicateJob",
     "Error",
     "ErrorGroup",
     "Every",
     "Fail",
+    "Finding",
     "HistoryRow",
     "InvalidArguments",
     "InvalidOption",
@@ -115,6 +118,7 @@ __all__ = [
     "acting",
     "adepth",
     "adiscard",
+    "adoctor",
     "aenqueue",
     "aenqueue_many",
     "aerror_groups",
@@ -136,6 +140,7 @@ __all__ = [
     "current_job",
     "depth",
     "discard",
+    "doctor",
     "enqueue",
     "enqueue_many",
     "error_groups",
@@ -166,6 +171,7 @@ _PLACES = {
     "database.drivers": "aconnect connect",
     "database.migrations": "migrate",
     "admin.depth": "QueueInfo adepth aqueues depth queues",
+    "admin.doctor": "Diagnosis Finding adoctor doctor",
     "admin.error_groups": "ErrorGroup aerror_groups error_groups",
     "admin.history": "HistoryRow ahistory history",
     "admin.queries": "JobInfo afind aget find get",

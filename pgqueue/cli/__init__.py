@@ -28,6 +28,7 @@ COMMANDS = (
     "jobs",
     "why",
     "stack",
+    "doctor",
     "cancel",
     "retry",
     "reschedule",

@@ -25,6 +25,7 @@ ASKED = {
     "jobs": ["jobs"],
     "jobs-one": ["jobs", "4711"],
     "why": ["why", "4711"],
+    "doctor": ["doctor"],
     "cancel": ["cancel", "4711"],
     "retry": ["retry", "--task", "nothing", "--yes"],
     "discard": ["discard", "--task", "nothing", "--yes"],

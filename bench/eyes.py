@@ -1,0 +1,80 @@
+"""What an operator looks at in an incident: a long backlog, a snapshot that is held, and many dead rows before it.
+
+Measured: `status`, `queues`, `depth` of one queue and `doctor` on one open connection with the settings of a command.
+The leader's measurement is made here as the leading worker makes it, and its duration is a figure, too: the first one,
+which starts every lane at its front, and a later one. At full size 1,000,000 jobs wait and as many are dead. `--scale
+10` is the largest size that the goals speak of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from statistics import median
+from time import monotonic
+from typing import Any
+
+import psycopg
+
+from bench.figures import Figure, Goal
+from bench.holders import holding
+from bench.run import Run
+from bench.track import FILL
+from pgqueue.admin import depth, doctor, queries
+from pgqueue.database.sessions import Link, Session
+from pgqueue.worker.leader.depth import Depth
+
+WAITING = 1_000_000
+TIMES = 7  # at least
+
+Conn = psycopg.Connection[Any]
+LOOKS: dict[str, tuple[Callable[[Conn], object], float]] = {
+    "queues": (depth.queues, 2.0),
+    "depth of one queue": (lambda conn: depth.depth(conn, "mail"), 2.0),
+    "status": (queries.status, 200.0),
+    "doctor": (doctor.doctor, 1_000.0),
+}
+"""What is looked at, and how many milliseconds it may take."""
+
+
+def eyes(run: Run) -> list[Figure]:
+    """`status`, `queues`, `depth` and `doctor` beside 1,000,000 jobs, as many dead rows and a held snapshot."""
+    times, jobs = max(TIMES, run.rounds), run.jobs(WAITING)
+    with run.lab.database() as dsn:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute(FILL, ["bench.noop", "default", jobs - jobs // 10])
+            conn.execute(FILL, ["bench.noop", "mail", jobs // 10])
+            conn.execute(FILL, ["bench.noop", "default", jobs])
+            conn.execute("VACUUM ANALYZE")
+        with holding(dsn, run.holder), psycopg.connect(dsn, autocommit=True, options="-c jit=off") as conn:
+            conn.execute("DELETE FROM pgqueue.job_available WHERE id <= %s", [jobs - jobs // 10])
+            first, later = asyncio.run(_measure(dsn))
+            looks = {name: _times(look, conn, times) for name, (look, _) in LOOKS.items()}
+    figures = [Figure("eyes", "measurement, first", first, "ms"), Figure("eyes", "measurement, later", later, "ms")]
+    for name, taken in looks.items():
+        figures.append(Figure("eyes", f"{name}, p50", median(taken), "ms", Goal(LOOKS[name][1], at_most=True)))
+        figures.append(Figure("eyes", f"{name}, max", max(taken), "ms"))
+    return figures
+
+
+async def _measure(dsn: str) -> tuple[float, float]:
+    """Milliseconds of the first measurement of a leader, and of its third."""
+    link = Link(dsn, "pgqueue")
+    shared, own = Session(link, "fetch"), Session(link, "depth")
+    duty, took = Depth(shared, own, leads=lambda: True), []
+    for _ in range(3):
+        await duty.measure()
+        took.append(duty.took * 1e3)
+    await shared.close()
+    await own.close()
+    return took[0], took[2]
+
+
+def _times(look: Callable[[Conn], object], conn: Conn, times: int) -> list[float]:
+    """Milliseconds of each of so many looks, the first ones included, which learn the tables."""
+    found = []
+    for _ in range(times):
+        began = monotonic()
+        look(conn)
+        found.append((monotonic() - began) * 1e3)
+    return found

@@ -1,0 +1,249 @@
+"""`doctor`: why jobs wait, and the health of what the queue stands on.
+
+Called by applications and by the CLI. Every statement only reads, in the connection's own transaction. No statement
+counts live what the leading worker has measured (see `depth`), so the answer takes the same time beside any backlog.
+
+A finding is what an operator should act on. What a healthy queue shows is none: not an idle one, nor one that is busy
+and whose jobs wait for a slot or for a key that others hold. What is measured over time comes with the history.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pgqueue.admin import depth, limits
+from pgqueue.admin.depth import Group, Measured
+from pgqueue.config import config
+from pgqueue.database import migrations, steps
+from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.steps import Steps
+
+OLD_SECONDS = 300.0
+"""A transaction that is open for longer holds back the vacuum noticeably; so does an unused slot."""
+VACUUM_SECONDS = 600.0
+ROLLOUT_SECONDS = 900.0
+"""So long a deploy may take: until then workers of two versions are no finding."""
+LATE_SECONDS = 300.0
+"""A worker lives for so long before a measurement, or a leader, is missed."""
+STUCK_SECONDS = 30.0
+NOTIFY_SHARE, CONNECTIONS_SHARE = 0.25, 0.9
+DOCS = "docs/operations.md"
+HERE = f"{DOCS}#what-pgqueue-doctor-finds"
+
+INDEXES = (
+    "job_available_id", "job_available_keyed", "job_available_lane", "job_available_limit_holds",
+    "job_available_lock_holds", "job_available_plain", "job_blocked_id", "job_blocked_limit_holds",
+    "job_blocked_limit_line", "job_blocked_line", "job_blocked_lock_holds", "job_blocked_queue_holds",
+    "job_blocked_rate_line", "job_blocked_rate_suspects", "job_running_id", "job_running_limit", "job_running_lock",
+    "job_running_worker", "job_scheduled_due", "job_scheduled_id", "job_scheduled_limit_holds",
+    "job_scheduled_lock_holds",
+)  # fmt: skip
+"""The indexes of jobs that wait or run. Without one of them claims read whole tables."""
+
+CRITICAL, WARNING, NOTICE = "critical", "warning", "notice"
+SEVERITIES = (CRITICAL, WARNING, NOTICE)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What an operator should act on.
+
+    - `name`: what kind of finding this is, such as `snapshot`.
+    - `severity`: `critical` (jobs do not run, or soon will not), `warning`, or `notice`.
+    - `what`, `todo`: for people.
+    - `seconds`: since when, as a number of seconds; None if that is unknown.
+    - `page`: where to read more.
+    """
+
+    name: str
+    severity: str
+    what: str
+    todo: str
+    page: str
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How many jobs of all queues are in this state for the same reason; see `depth.Group` for the reasons."""
+
+    state: str
+    reason: str
+    jobs: depth.Count
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Why jobs wait, and what should be done; the most severe findings first."""
+
+    reasons: tuple[Waiting, ...]
+    findings: tuple[Finding, ...]
+
+
+def doctor(conn: object) -> Diagnosis:
+    """Return why jobs wait, and what is wrong with what the queue stands on. A healthy queue has no finding.
+
+    What this connection's role may not see is not looked at: other roles' sessions need pg_read_all_stats.
+
+        for finding in pgqueue.doctor(conn).findings:
+            print(finding.severity, finding.what, finding.todo)
+    """
+    return steps.drive(conn, diagnosis(config().schema), {})
+
+
+async def adoctor(conn: object) -> Diagnosis:
+    """`doctor` for async connections."""
+    return await steps.adrive(conn, diagnosis(config().schema), {})
+
+
+def diagnosis(schema: str) -> Steps[Diagnosis]:
+    """The statements that look, and what they mean."""
+    [[version]] = yield _ask("doctor_schema", schema)
+    known = len(migrations.files())
+    if (version or 0) < known:
+        return Diagnosis((), (_behind(version or 0, known),))
+    found = yield from depth.measured(schema)
+    [[sessions]] = yield _ask("doctor_sessions", schema, seconds=OLD_SECONDS)
+    [[server]] = yield _ask("doctor_server", schema)
+    [[tables]] = yield _ask("doctor_tables", schema, seconds=VACUUM_SECONDS, indexes=list(INDEXES))
+    [[workers]] = yield _ask("doctor_workers", schema)
+    [[undeclared, _]] = yield _ask("limits_undeclared", schema, after=limits.FIRST_RATE, n=limits.KEYS_MOST)
+    server, workers = json.loads(server), json.loads(workers)
+    findings = [
+        *_newer(version, known),
+        *_of_sessions(json.loads(sessions)),
+        *_of_server(server),
+        *_of_tables(json.loads(tables)),
+        *_of_workers(workers, led=server["led"]),
+        *_of_queues(found, workers["free"]),
+        *(_undeclared(each) for each in limits.unknown(undeclared)),
+    ]
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return Diagnosis(_reasons(found), tuple(findings))
+
+
+def _ask(name: str, schema: str, **params: object) -> Statement[list[Row]]:
+    return Statement(text(name, schema), params, list)
+
+
+def _reasons(found: Measured) -> tuple[Waiting, ...]:
+    of_reason: dict[tuple[str, str], list[Group]] = {}
+    for group in found.groups:
+        of_reason.setdefault((group.state, group.reason), []).append(group)
+    return tuple(Waiting(state, reason, depth.total(groups)) for (state, reason), groups in sorted(of_reason.items()))
+
+
+# Findings ------------------------------------------------------------------------------------------------------------
+
+
+def _behind(version: int, known: int) -> Finding:
+    what = f"the schema is at version {version}, and this pgqueue needs {known}"
+    return Finding("schema", CRITICAL, what, "run `pgqueue migrate`", f"{DOCS}#pgqueue-migrate")
+
+
+def _newer(version: int, known: int) -> Iterator[Finding]:
+    if version > known:
+        what = f"the schema is at version {version}, and this pgqueue knows {known}"
+        yield Finding("schema", NOTICE, what, "install the newer pgqueue here, too", f"{DOCS}#pgqueue-migrate")
+
+
+def _of_sessions(found: Mapping[str, Any]) -> Iterator[Finding]:
+    for each in found["snapshots"]:
+        said = f": {each['query']}" if each["query"] else ""
+        what = (
+            f"session {each['pid']} ({each['application'] or 'no name'}, {each['role'] or 'unknown role'}, "
+            f"{each['state'] or 'state unknown'}) holds a transaction open, so no dead row can be removed{said}"
+        )
+        todo = f"end it: SELECT pg_terminate_backend({each['pid']})"
+        yield Finding("snapshot", WARNING, what, todo, HERE, each["age"])
+    for each in found["prepared"]:
+        what = f"prepared transaction {each['gid']!r} of {each['role']} was neither committed nor rolled back"
+        yield Finding("prepared", WARNING, what, "COMMIT PREPARED it, or ROLLBACK PREPARED", HERE, each["age"])
+    for each in found["slots"]:
+        held = "dead rows and WAL" if each["holds"] else "WAL"
+        what = f"{each['kind']} replication slot {each['name']} is not in use and keeps {held}"
+        todo = "connect its client again, or drop it: SELECT pg_drop_replication_slot(…)"
+        yield Finding("slot", WARNING, what, todo, HERE, each["age"])
+
+
+def _of_server(found: Mapping[str, Any]) -> Iterator[Finding]:
+    if found["notify"] >= NOTIFY_SHARE:
+        what = f"the server's NOTIFY queue is {100 * found['notify']:.0f} % full"
+        todo = "end the session that listens and stays in a transaction; the log of a worker names it"
+        yield Finding("notify", WARNING, what, todo, f"{DOCS}#a-full-notify-queue")
+    if found["clients"] >= CONNECTIONS_SHARE * found["most"]:
+        what = f"{found['clients']} of {found['most']} connections of the server are in use"
+        todo = "raise max_connections, use fewer processes, or put a pooler before the application"
+        yield Finding("connections", WARNING, what, todo, f"{DOCS}#how-many-connections")
+    if found["given"] is not None and (found["highest"] or 0) > found["given"]:
+        what = f"the ids of jobs go on from {found['given']}, and there is a job {found['highest']}"
+        todo = "run `pgqueue migrate`, or start a worker: each advances the sequences"
+        yield Finding("sequences", CRITICAL, what, todo, f"{DOCS}#restore-switchover-upgrade")
+
+
+def _of_tables(found: Mapping[str, Any]) -> Iterator[Finding]:
+    for each in found["dead"]:
+        what = f"table {each['name']} has {each['dead']:,} dead rows beside {each['live']:,}, and was not vacuumed"
+        todo = "let autovacuum run on it (is it on, are its workers busy?), or run VACUUM"
+        yield Finding("vacuum", WARNING, what, todo, HERE, each["age"])
+    if found["invalid"]:
+        names = ", ".join(found["invalid"])
+        yield Finding(
+            "index",
+            WARNING,
+            f"invalid indexes: {names}",
+            "REINDEX INDEX each of them",
+            HERE,
+        )
+    if found["missing"]:
+        names = ", ".join(found["missing"])
+        todo = "make them again, as sql/migrations does"
+        yield Finding("index", CRITICAL, f"missing indexes: {names}", todo, HERE)
+
+
+def _of_workers(found: Mapping[str, Any], *, led: bool) -> Iterator[Finding]:
+    versions = found["versions"]
+    if len(versions) > 1 and min(each["youngest"] for each in versions) > ROLLOUT_SECONDS:
+        listed = ", ".join(f"{each['workers']} of {each['version']}" for each in versions)
+        todo = "restart those that a deploy has left out"
+        yield Finding("versions", NOTICE, f"workers of several versions: {listed}", todo, f"{DOCS}#deploying")
+    lived = found["oldest"] or 0.0
+    if lived > LATE_SECONDS and not led:
+        what = "no worker holds the leader's lock: LISTEN is off, or goes through a pooler in transaction mode"
+        todo = "give workers a direct connection for LISTEN: --listen-dsn"
+        yield Finding("listen", NOTICE, what, todo, f"{DOCS}#behind-a-pooler")
+    if lived > LATE_SECONDS and not 0 <= (found["measured"] or LATE_SECONDS) < LATE_SECONDS:
+        what = "no worker has measured how many jobs there are"
+        todo = "look into the logs of the workers; a role of before needs its rights again: `pgqueue grants`"
+        yield Finding("leader", WARNING, what, todo, HERE, found["measured"])
+    for each in found["orphans"]:
+        what = f"no live worker declares schedule {each['name']} any more"
+        todo = "deploy its code, or remove it: `pgqueue schedules remove`"
+        yield Finding("schedule", WARNING, what, todo, "docs/schedules.md", each["age"])
+
+
+def _of_queues(found: Measured, free: Mapping[str, int]) -> Iterator[Finding]:
+    page = f"{DOCS}#what-to-watch"
+    for queue in depth.queue_list(found):
+        waiting = depth.total(each for each in found.groups if (each.queue, each.reason) == (queue.name, "unserved"))
+        if waiting.n:
+            what = f"{waiting} jobs wait in queue {queue.name}, which no live worker serves"
+            yield Finding("unserved", CRITICAL, what, f"start a worker with -q {queue.name}", page, queue.oldest)
+        stuck = queue.longest_blocked
+        if stuck is not None and stuck > STUCK_SECONDS and free.get(queue.name):
+            what = f"a job of queue {queue.name} is blocked although its key has room, and a worker has a free slot"
+            todo = "look into the logs of the workers of this queue; restart them if they say nothing"
+            yield Finding("stuck", WARNING, what, todo, page, stuck)
+    for task in depth.unknown_list(found.groups):
+        what = f"{task.jobs} jobs wait in queue {task.queue} for task {task.task}, which no live worker there knows"
+        todo = "deploy its code, give the renamed task an alias, or cancel the jobs"
+        yield Finding("unknown", WARNING, what, todo, page)
+
+
+def _undeclared(each: limits.Undeclared) -> Finding:
+    what = f"{each.waiting:,} jobs wait for {each.kind} {each.name}, which no worker has declared"
+    todo = "deploy the code that declares it, or correct its name"
+    return Finding("undeclared", WARNING, what, todo, f"docs/{each.kind}s.md")

@@ -1,0 +1,97 @@
+-- The health of what the queue stands on, for `pgqueue doctor`. Every statement answers facts as JSON; Python says which of them are
+-- findings. What a role may not see of other sessions is NULL, or no row.
+
+-- name: doctor_schema
+-- The newest migration that was applied.
+SELECT max(version) FROM pgqueue.migration;
+
+-- name: doctor_sessions
+-- What keeps dead rows from being removed, for more than `seconds`: transactions of this database, and of walsenders, the oldest first;
+-- prepared transactions; replication slots that no client uses. Ages are in seconds. Of a query only the first words are answered, without
+-- the texts in quotes: they may be private.
+SELECT json_build_object(
+    'snapshots', (SELECT coalesce(json_agg(s), '[]') FROM (
+        SELECT a.pid, left(a.application_name, 40) AS application, left(a.usename::text, 40) AS role, a.state,
+               extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS age,
+               left(regexp_replace(regexp_replace(a.query, '''([^'']|'''')*(''|$)|\$\w*\$.*', '…', 'g'), '\s+', ' ', 'g'), 60) AS query
+        FROM pg_stat_activity a
+        WHERE (a.datname = current_database() OR a.backend_type = 'walsender') AND a.pid <> pg_backend_pid()
+          AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL) AND a.backend_type <> 'autovacuum worker'
+          AND a.xact_start < clock_timestamp() - make_interval(secs => %(seconds)s::float8)
+        ORDER BY a.xact_start LIMIT 5) AS s),
+    'prepared', (SELECT coalesce(json_agg(p), '[]') FROM (
+        SELECT left(p.gid, 60) AS gid, left(p.owner::text, 40) AS role, extract(epoch FROM clock_timestamp() - p.prepared)::float8 AS age
+        FROM pg_prepared_xacts p
+        WHERE p.database = current_database() AND p.prepared < clock_timestamp() - make_interval(secs => %(seconds)s::float8)
+        ORDER BY p.prepared LIMIT 5) AS p),
+    'slots', (SELECT coalesce(json_agg(r), '[]') FROM (
+        SELECT s.slot_name AS name, s.slot_type AS kind, s.xmin IS NOT NULL AS holds,
+               extract(epoch FROM clock_timestamp() - (to_jsonb(s) ->> 'inactive_since')::timestamptz)::float8 AS age
+        FROM pg_replication_slots s
+        WHERE NOT s.active AND NOT s.temporary AND (s.restart_lsn IS NOT NULL OR s.xmin IS NOT NULL OR s.catalog_xmin IS NOT NULL)
+          AND coalesce((to_jsonb(s) ->> 'inactive_since')::timestamptz, '-infinity')
+              < clock_timestamp() - make_interval(secs => %(seconds)s::float8)
+        ORDER BY s.slot_name LIMIT 5) AS r)
+)::text;
+
+-- name: doctor_server
+-- The share of the NOTIFY queue in use, from 0 to 1; how many clients are connected and how many may be; whether a session holds the
+-- leader's lock; the id given last, and the highest one in the tables (NULL: this role may not see it).
+SELECT json_build_object(
+    'notify', pg_notification_queue_usage(),
+    'clients', (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
+    'most', current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer,
+    'led', EXISTS (
+        SELECT FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+          AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended('pgqueue.leader', 7)),
+    'given', pg_sequence_last_value('pgqueue.job_id_seq'),
+    'highest', greatest(
+        (SELECT max(j.id) FROM pgqueue.job_available j WHERE j.id < 4611686018427387904),
+        (SELECT max(j.id) FROM pgqueue.job_scheduled j WHERE j.id < 4611686018427387904),
+        (SELECT max(j.id) FROM pgqueue.job_blocked j WHERE j.id < 4611686018427387904),
+        (SELECT max(j.id) FROM pgqueue.job_running j WHERE j.id < 4611686018427387904))
+)::text;
+
+-- name: doctor_tables
+-- Our tables with more than 100,000 dead rows that were not vacuumed for `seconds` (age NULL: never); indexes that are invalid, and those
+-- of `indexes` that are missing.
+SELECT json_build_object(
+    'dead', (SELECT coalesce(json_agg(d), '[]') FROM (
+        SELECT t.relname AS name, t.n_dead_tup AS dead, t.n_live_tup AS live,
+               extract(epoch FROM clock_timestamp() - greatest(t.last_autovacuum, t.last_vacuum))::float8 AS age
+        FROM pg_stat_user_tables t
+        WHERE t.schemaname = 'pgqueue' AND t.n_dead_tup > 100000
+          AND coalesce(greatest(t.last_autovacuum, t.last_vacuum), pg_postmaster_start_time())
+              < clock_timestamp() - make_interval(secs => %(seconds)s::float8)
+        ORDER BY t.n_dead_tup DESC LIMIT 5) AS d),
+    'invalid', (SELECT coalesce(json_agg(c.relname ORDER BY c.relname), '[]')
+                FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+                WHERE n.nspname = 'pgqueue' AND NOT (i.indisvalid AND i.indisready)),
+    'missing', (SELECT coalesce(json_agg(expected.name ORDER BY expected.name), '[]') FROM unnest(%(indexes)s::text[]) AS expected (name)
+                WHERE to_regclass('pgqueue.' || expected.name) IS NULL)
+)::text;
+
+-- name: doctor_workers
+-- The versions of live workers, each with its number and the age of its youngest one in seconds; the age of the oldest worker; schedules
+-- that no worker declares any more; the age of the newest measurement of depth; and how many slots of live workers are free, by queue.
+WITH live AS MATERIALIZED (
+    SELECT w.version_tag, w.queues, extract(epoch FROM pgqueue.now() - w.started_at)::float8 AS age,
+           greatest(0, w.concurrency - cardinality(w.running)) AS free
+    FROM pgqueue.worker w
+    WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running') AND w.beat_at >= (SELECT pgqueue.now()) - 3 * w.lease
+    ORDER BY w.id DESC LIMIT 1000
+)
+SELECT json_build_object(
+    'versions', (SELECT coalesce(json_agg(v), '[]') FROM (
+        SELECT left(version_tag, 40) AS version, count(*) AS workers, min(age) AS youngest FROM live GROUP BY version_tag
+        ORDER BY 2 DESC LIMIT 10) AS v),
+    'oldest', (SELECT max(age) FROM live),
+    'orphans', (SELECT coalesce(json_agg(o), '[]') FROM (
+        SELECT left(s.name, 80) AS name, extract(epoch FROM pgqueue.now() - s.declared_at)::float8 AS age FROM pgqueue.schedule s
+        WHERE s.declared_at <= (SELECT pgqueue.now()) - interval '10 minutes' AND s.paused_at IS NULL ORDER BY s.name LIMIT 10) AS o),
+    'measured', (SELECT extract(epoch FROM pgqueue.now() - d.at)::float8 FROM pgqueue.depth d ORDER BY d.at DESC LIMIT 1),
+    'free', (SELECT coalesce(json_object_agg(f.queue, f.free), '{}') FROM (
+        SELECT q.queue, sum(live.free) AS free FROM live CROSS JOIN unnest(live.queues) AS q (queue) GROUP BY q.queue) AS f)
+)::text;

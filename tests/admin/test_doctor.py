@@ -1,0 +1,305 @@
+"""`doctor`: every cause is provoked for real, and exactly that one is named; healthy queues have no finding."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from commands import pgqueue
+from workers import Eyes
+
+import pgqueue as api
+from pgqueue.admin import doctor
+
+Conn = psycopg.Connection[Any]
+Provoke = Callable[[str, Eyes, ExitStack, pytest.MonkeyPatch], None]
+ROOT = Path(__file__).parents[2]
+
+
+def findings(dsn: str) -> list[doctor.Finding]:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        return list(api.doctor(conn).findings)
+
+
+def worker(eyes: Eyes, *, version: str = "1", tasks: str = "{t}", started: str = "1 h", running: int = 0) -> None:
+    eyes.do(
+        "INSERT INTO pgqueue.worker "
+        "(lease, pid, concurrency, host, version_tag, queues, state, tasks, started_at, beat_at, running) "
+        "VALUES ('1 h', 1, 2, 'h', %s, '{default}', 'running', %s, now() - %s::interval, now(), "
+        "        ARRAY(SELECT generate_series(1, %s)::bigint))",
+        version,
+        tasks,
+        started,
+        running,
+    )
+
+
+@contextmanager
+def leading(dsn: str, eyes: Eyes) -> Iterator[None]:
+    """A session holds the leader's lock, and has just measured, as that of a live worker does."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("SELECT pg_advisory_lock(hashtextextended('pgqueue.leader', 7))")
+        measured(eyes)
+        yield
+
+
+def measured(eyes: Eyes, **columns: Any) -> None:
+    eyes.do(
+        "INSERT INTO pgqueue.depth (at, next_at, queue, state, reason, n, exact, longest_blocked) "
+        "VALUES (now(), now() + interval '100 s', 'default', 'blocked', 'lock', 1, true, now() - %s::interval)",
+        columns.get("blocked"),
+    )
+
+
+def opened(dsn: str, stack: ExitStack, **options: Any) -> Conn:
+    return stack.enter_context(psycopg.connect(dsn, **options))
+
+
+# Each cause ----------------------------------------------------------------------------------------------------------
+
+
+def a_snapshot(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(doctor, "OLD_SECONDS", 0.0)
+    conn = opened(dsn, stack, application_name="report")
+    conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    conn.execute("SELECT 'my secret'::text, $x$another one$x$")
+
+
+def a_slot(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(doctor, "OLD_SECONDS", 0.0)
+    eyes.do("SELECT pg_create_physical_replication_slot('doctor_slot', true)")
+    stack.callback(lambda: eyes.do("SELECT pg_drop_replication_slot('doctor_slot')"))
+
+
+def dead_rows(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(doctor, "VACUUM_SECONDS", 0.0)
+    eyes.do("ALTER TABLE pgqueue.limiter SET (autovacuum_enabled = off)")
+    eyes.do("INSERT INTO pgqueue.limiter SELECT 'k' || g, now(), 1 FROM generate_series(1, 100001) g")
+    eyes.do("DELETE FROM pgqueue.limiter")
+    eyes.do("SELECT pg_stat_force_next_flush()")
+
+
+def an_invalid_index(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    eyes.do("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'pgqueue.job_blocked_rate_suspects'::regclass")
+
+
+def a_missing_index(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    eyes.do("DROP INDEX pgqueue.job_running_limit")
+
+
+def sequences_behind(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    worker(eyes)
+    stack.enter_context(leading(dsn, eyes))
+    eyes.do("INSERT INTO pgqueue.job (task) SELECT 't' FROM generate_series(1, 5)")
+    eyes.do("SELECT setval('pgqueue.job_id_seq', 2)")
+
+
+def an_older_schema(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    eyes.do("DELETE FROM pgqueue.migration WHERE version = (SELECT max(version) FROM pgqueue.migration)")
+
+
+def a_newer_schema(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    eyes.do("INSERT INTO pgqueue.migration (version, name, breaking) VALUES (9000, 'later', false)")
+
+
+def few_connections(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    [(most, used)] = eyes.all(
+        "SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int, "
+        "(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')"
+    )
+    patch.setattr(doctor, "CONNECTIONS_SHARE", (used + 6) / most)
+    for _ in range(8):
+        opened(dsn, stack)
+
+
+def several_versions(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    stack.enter_context(leading(dsn, eyes))
+    worker(eyes)
+    worker(eyes, version="2")
+
+
+def no_leader(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    worker(eyes)
+    measured(eyes)
+
+
+def no_measurement(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    stack.enter_context(leading(dsn, eyes))
+    worker(eyes)
+    eyes.do("DELETE FROM pgqueue.depth")
+
+
+def an_orphan(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    eyes.do(
+        "INSERT INTO pgqueue.schedule (name, line, task, declared_at) "
+        "VALUES ('nightly', '0 3 * * *', 't', now() - interval '1 h')"
+    )
+
+
+def an_undeclared_limit(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    eyes.do("INSERT INTO pgqueue.job (task, state, limit_key, key) VALUES ('t', 'blocked', 'typo', 'limit:typo')")
+
+
+def an_unserved_queue(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    eyes.do("INSERT INTO pgqueue.job (task, queue) VALUES ('t', 'nobody')")
+
+
+def an_unknown_task(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    stack.enter_context(leading(dsn, eyes))
+    worker(eyes)
+    eyes.do("INSERT INTO pgqueue.job (task) VALUES ('typo')")
+
+
+def a_stuck_job(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    stack.enter_context(leading(dsn, eyes))
+    worker(eyes)
+    measured(eyes, blocked="40 s")
+
+
+CAUSES: dict[str, tuple[Provoke, str, str]] = {
+    "a snapshot": (a_snapshot, "snapshot", "report"),
+    "a slot": (a_slot, "slot", "doctor_slot"),
+    "dead rows": (dead_rows, "vacuum", "limiter"),
+    "an invalid index": (an_invalid_index, "index", "job_blocked_rate_suspects"),
+    "a missing index": (a_missing_index, "index", "job_running_limit"),
+    "sequences behind": (sequences_behind, "sequences", "5"),
+    "an older schema": (an_older_schema, "schema", "needs"),
+    "a newer schema": (a_newer_schema, "schema", "9000"),
+    "few connections": (few_connections, "connections", "connections"),
+    "several versions": (several_versions, "versions", "1 of 2"),
+    "no leader": (no_leader, "listen", "leader's lock"),
+    "no measurement": (no_measurement, "leader", "measured"),
+    "an orphan": (an_orphan, "schedule", "nightly"),
+    "an undeclared limit": (an_undeclared_limit, "undeclared", "typo"),
+    "an unserved queue": (an_unserved_queue, "unserved", "nobody"),
+    "an unknown task": (an_unknown_task, "unknown", "typo"),
+    "a stuck job": (a_stuck_job, "stuck", "default"),
+}
+
+
+@pytest.mark.promise("F83")
+@pytest.mark.parametrize("cause", CAUSES)
+def test_each_cause_is_named_and_no_other(cause: str, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
+    provoke, name, word = CAUSES[cause]
+    with ExitStack() as stack:
+        provoke(dsn, eyes, stack, monkeypatch)
+        found = [each for each in findings(dsn) if not foreign(each)]
+        assert [(each.name, word in each.what) for each in found] == [(name, True)], found
+        [finding] = found
+        assert finding.severity in doctor.SEVERITIES and finding.todo
+        assert there(finding.page), finding.page
+
+
+def foreign(finding: doctor.Finding) -> bool:
+    """Whether the finding is about a session of the harness: with no age at all, its looks and copies count."""
+    return finding.name == "snapshot" and "report" not in finding.what
+
+
+def there(page: str) -> bool:
+    file, _, anchor = page.partition("#")
+    heads = re.findall(r"^#+ (.*)$", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+    return not anchor or anchor in anchors
+
+
+# Healthy -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F83")
+def test_an_idle_queue_has_no_finding_nor_one_that_is_empty(dsn: str, eyes: Eyes) -> None:
+    assert findings(dsn) == []
+    with leading(dsn, eyes):
+        worker(eyes)
+        assert findings(dsn) == []
+
+
+@pytest.mark.promise("F83")
+def test_a_busy_queue_has_no_finding(dsn: str, eyes: Eyes) -> None:
+    """All slots are busy, jobs wait for them, for keys that others hold, for their time and their next attempt."""
+    with leading(dsn, eyes):
+        worker(eyes, running=2)
+        worker(eyes, version="2", started="1 min", running=2)  # a deploy
+        measured(eyes, blocked="40 s")  # its key has room, but no slot is free
+        for columns in (
+            "task) SELECT 't' FROM generate_series(1, 100) AS g (n",
+            "task, state, run_at, attempt) "
+            "SELECT 't', 'scheduled', now() + interval '1 min', 1 FROM generate_series(1, 9",
+        ):
+            eyes.do(f"INSERT INTO pgqueue.job ({columns})")
+        eyes.do(
+            "INSERT INTO pgqueue.job (task, state, lock_key, holds, worker_id, claim, started_at) "
+            "VALUES ('t', 'running', 'k', true, 1, 1, now())"
+        )
+        eyes.do("INSERT INTO pgqueue.job (task, state, lock_key, key) VALUES ('t', 'blocked', 'k', 'lock:k')")
+        assert findings(dsn) == []
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            reasons = {(each.state, each.reason): each.jobs.n for each in api.doctor(conn).reasons}
+        assert reasons == {
+            ("available", "slot"): 100,
+            ("blocked", "lock"): 1,
+            ("running", ""): 1,
+            ("scheduled", "retry"): 9,
+        }
+
+
+# What is shown -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F84")
+def test_of_a_foreign_query_little_is_shown_and_no_text_in_quotes(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        a_snapshot(dsn, eyes, stack, monkeypatch)
+        [finding] = [each for each in findings(dsn) if each.name == "snapshot" and "report" in each.what]
+        assert "SELECT …" in finding.what and "secret" not in finding.what and "another" not in finding.what
+        assert finding.seconds is not None and 0 <= finding.seconds < 600
+
+
+@pytest.mark.promise("F84")
+def test_a_role_that_only_reads_may_ask(dsn: str, eyes: Eyes) -> None:
+    role = f"doctor_{eyes.one('SELECT pg_backend_pid()')}"
+    eyes.do(f"CREATE ROLE {role} LOGIN")
+    try:
+        pgqueue("grants", role, "--for", "read", dsn=dsn)
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute(f"SET ROLE {role}".encode())
+            assert api.doctor(conn).findings == ()
+    finally:
+        eyes.do(f"DROP OWNED BY {role}")
+        eyes.do(f"DROP ROLE {role}")
+
+
+@pytest.mark.promise("F84")
+async def test_it_is_there_for_async_connections_too(aconn: Any, eyes: Eyes) -> None:
+    an_orphan("", eyes, ExitStack(), pytest.MonkeyPatch())
+    assert [finding.name for finding in (await api.adoctor(aconn)).findings] == ["schedule"]
+
+
+@pytest.mark.promise("F84")
+def test_the_command_says_what_since_when_and_what_to_do(dsn: str, eyes: Eyes) -> None:
+    healthy = pgqueue("doctor", dsn=dsn)
+    assert (healthy.returncode, healthy.stdout) == (0, "No finding.\n")
+    eyes.do("INSERT INTO pgqueue.job (task, queue) VALUES ('t', 'nobody')")
+    an_orphan(dsn, eyes, ExitStack(), pytest.MonkeyPatch())
+    ill = pgqueue("doctor", dsn=dsn)
+    assert ill.returncode == 1
+    lines = ill.stdout.splitlines()
+    assert lines[0].split() == ["JOBS", "STATE", "REASON"] and lines[1].split() == ["1", "available", "unserved"]
+    assert lines[3].startswith("CRITICAL unserved: 1 jobs wait in queue nobody") and "docs/operations.md#" in lines[4]
+    assert lines[5].startswith("WARNING schedule:") and lines[5].endswith("(for 60m)")
+
+
+@pytest.mark.promise("F83")
+def test_the_indexes_that_are_looked_for_are_those_of_the_schema(conn: Conn) -> None:
+    rows = conn.execute(
+        "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid IN "
+        "('pgqueue.job_available'::regclass, 'pgqueue.job_blocked'::regclass, 'pgqueue.job_running'::regclass, "
+        "'pgqueue.job_scheduled'::regclass) ORDER BY 1"
+    ).fetchall()
+    assert [name for (name,) in rows] == sorted(doctor.INDEXES)
