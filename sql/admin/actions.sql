@@ -160,73 +160,17 @@ FROM pgqueue.lock_keys(ARRAY(SELECT json_array_elements_text(%(keys)s::text::jso
 -- Jobs that have ended are deleted, with their attempts, cursors and progress. A row for each id: its state as this statement's snapshot
 -- had it (NULL: in none), and whether it was deleted. A job that has ended and was not deleted is being retried, and to be asked for anew.
 -- If an id stands twice, both rows go; if one of them lives, none.
--- A key that still holds goes on answering: when it expires is written before history forgets its job. Other keys of the jobs go.
+-- A key that still holds goes on answering: its hash is kept until it expires. Other keys of the jobs go.
 -- Locks the jobs in the order of their ids, then the keys in theirs, as a retry does. Waits for transactions that have one of them just now.
-WITH asked AS MATERIALIZED (
-    SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
-), seen AS MATERIALIZED (
-    SELECT DISTINCT ON (found.id) found.id, found.state
-    FROM pgqueue.job_states(%(ids)s::text::bigint[]) AS found
-    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC, found.finished_at DESC
-), ended AS MATERIALIZED (
-    SELECT j.*
-    FROM (
-        SELECT id FROM seen WHERE state IN ('completed', 'skipped', 'failed', 'cancelled') ORDER BY id
-    ) AS mine
-    CROSS JOIN LATERAL (
-        SELECT j.id, j.enqueued_at, j.finished_at, j.unique_key, j.idempotency_key, j.tableoid AS part, j.ctid AS place
-        FROM pgqueue.job j
-        WHERE j.id = mine.id AND j.state IN ('completed', 'skipped', 'failed', 'cancelled')
-        FOR UPDATE
-    ) AS j
-), keys AS MATERIALIZED (
-    SELECT k.place, k.hold = 'after' AND k.until > pgqueue.now() AS holds, k.until
-    FROM (
-        SELECT named.key, ended.id, ended.enqueued_at, max(ended.finished_at) AS finished_at
-        FROM ended CROSS JOIN LATERAL (
-            VALUES ('unique:' || ended.unique_key), ('idempotency:' || ended.idempotency_key)
-        ) AS named (key)
-        WHERE named.key IS NOT NULL
-        GROUP BY named.key, ended.id, ended.enqueued_at
-        ORDER BY named.key COLLATE "C"
-    ) AS mine
-    CROSS JOIN LATERAL (
-        SELECT k.ctid AS place, k.hold, coalesce(k.expires_at, mine.finished_at + make_interval(secs => k.seconds)) AS until
-        FROM pgqueue.unique_key k
-        WHERE k.key = mine.key AND k.job_id = mine.id AND k.enqueued_at = mine.enqueued_at IS NOT FALSE
-        LIMIT 1 FOR UPDATE
-    ) AS k
-), noted AS (
-    UPDATE pgqueue.unique_key k SET expires_at = (SELECT keys.until FROM keys WHERE keys.place = k.ctid)
-    WHERE k.ctid = ANY (ARRAY(SELECT keys.place FROM keys WHERE keys.holds))
-), freed AS (
-    DELETE FROM pgqueue.unique_key k WHERE k.ctid = ANY (ARRAY(SELECT keys.place FROM keys WHERE keys.holds IS NOT TRUE))
-), attempts AS (
-    DELETE FROM pgqueue.attempt a WHERE a.job_id = ANY (ARRAY(SELECT id FROM ended))
-), cursors AS (
-    DELETE FROM pgqueue.job_cursor c WHERE c.job_id = ANY (ARRAY(SELECT id FROM ended))
-), progress AS (
-    DELETE FROM pgqueue.job_progress p WHERE p.job_id = ANY (ARRAY(SELECT id FROM ended))
-), signals AS (
-    DELETE FROM pgqueue.job_signal s WHERE s.job_id = ANY (ARRAY(SELECT id FROM ended))
-), done AS (
-    DELETE FROM pgqueue.job_done d
-    WHERE d.ctid = ANY (ARRAY(SELECT place FROM ended)) AND (d.tableoid, d.ctid) IN (SELECT part, place FROM ended)
-    RETURNING d.id
-), dead AS (
-    DELETE FROM pgqueue.job_dead d
-    WHERE d.ctid = ANY (ARRAY(SELECT place FROM ended)) AND (d.tableoid, d.ctid) IN (SELECT part, place FROM ended)
-    RETURNING d.id
+WITH found AS MATERIALIZED (
+    SELECT f.id, f.state, f.discarded FROM pgqueue.discard_ended(%(ids)s::text::bigint[]) AS f
 ), recorded AS (
     INSERT INTO pgqueue.audit (actor, action, target, jobs, count)
     SELECT {{actor}}, 'discard', %(target)s::text::jsonb, changed.ids, cardinality(changed.ids)
-    FROM (SELECT array_agg(DISTINCT id) AS ids
-          FROM (SELECT id FROM done UNION ALL SELECT id FROM dead) AS job) AS changed
+    FROM (SELECT array_agg(DISTINCT id) AS ids FROM found WHERE discarded) AS changed
     WHERE changed.ids IS NOT NULL
 )
-SELECT asked.id, seen.state, asked.id IN (SELECT id FROM done UNION ALL SELECT id FROM dead), NULL::bigint, NULL
-FROM asked LEFT JOIN seen ON seen.id = asked.id
-ORDER BY asked.id;
+SELECT found.id, found.state, found.discarded, NULL::bigint, NULL FROM found ORDER BY found.id;
 
 -- name: actions_reschedule
 -- Jobs that wait are due at another time: scheduled if that is to come, else available at once, at the end of their lanes. A job with

@@ -17,6 +17,7 @@ GRANT UPDATE (id) ON pgqueue.job TO :"role";
 GRANT DELETE ON pgqueue.job_done, pgqueue.attempt, pgqueue.job_progress TO :"role";
 GRANT SELECT, DELETE ON pgqueue.job_cursor TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.discarded_key TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_signal TO :"role";
 GRANT SELECT ON pgqueue.job_waiter TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.queue TO :"role";
@@ -47,5 +48,6 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint), pgqueue.waiters(bigint[]),
     pgqueue.take_waiting(bigint[], timestamptz[]), pgqueue.lock_dead(bigint[], timestamptz[]),
     pgqueue.take_dead(bigint[], timestamptz[]), pgqueue.refuse(text), pgqueue.served(), pgqueue.text_of(jsonb),
-    pgqueue.take_back(bigint[], timestamptz[]), pgqueue.history_bounds(), pgqueue.run_quantile(text, double precision)
+    pgqueue.take_back(bigint[], timestamptz[]), pgqueue.history_bounds(), pgqueue.run_quantile(text, double precision),
+    pgqueue.key_hash(text), pgqueue.discarded_holders(text[]), pgqueue.meet_discards(text[]), pgqueue.discard_ended(bigint[])
     TO :"role";

@@ -2,7 +2,7 @@
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
 GRANT SELECT ON pgqueue.job, pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked, pgqueue.job_running,
     pgqueue.job_done, pgqueue.job_dead, pgqueue.attempt, pgqueue.job_signal, pgqueue.ring, pgqueue.worker, pgqueue.queue,
-    pgqueue.job_cursor, pgqueue.job_progress, pgqueue.job_waiter, pgqueue.unique_key, pgqueue.supervisor,
+    pgqueue.job_cursor, pgqueue.job_progress, pgqueue.job_waiter, pgqueue.unique_key, pgqueue.discarded_key, pgqueue.supervisor,
     pgqueue.supervisor_order, pgqueue.schedule, pgqueue.tick, pgqueue.declaration, pgqueue.key_limit, pgqueue.key_rate,
     pgqueue.limiter, pgqueue.migration, pgqueue.relay_fence, pgqueue.paused_task, pgqueue.audit, pgqueue.history_minute,
     pgqueue.history_hour, pgqueue.error_group, pgqueue.duty, pgqueue.depth

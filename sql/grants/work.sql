@@ -6,6 +6,7 @@ GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq, pgqueue.job_hol
 GRANT SELECT ON pgqueue.migration, pgqueue.queue, pgqueue.paused_task TO :"role";
 GRANT UPDATE (id) ON pgqueue.job TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
+GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.discarded_key TO :"role";
 GRANT SELECT, INSERT ON pgqueue.job, pgqueue.job_done, pgqueue.job_dead, pgqueue.attempt TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked,
     pgqueue.job_running TO :"role";
@@ -53,6 +54,7 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.take_many_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
     pgqueue.take_all_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
     pgqueue.key_states(text[]), pgqueue.keep_waiting(bigint[], timestamptz[], boolean[], text),
+    pgqueue.key_hash(text), pgqueue.discarded_holders(text[]), pgqueue.meet_discards(text[]),
     pgqueue.take_keys(text, text, text, double precision, bigint, bigint[]), pgqueue.key_state(pgqueue.unique_key),
     pgqueue.judge_keys(text[], text[]), pgqueue.take_back(bigint[]), pgqueue.take_back(bigint[], timestamptz[]),
     pgqueue.job_states(bigint[]),

@@ -25,6 +25,15 @@ WITH old AS MATERIALIZED (
 )
 SELECT count(*) FROM gone;
 
+-- name: pruner_discarded_keys
+-- Forget up to n keys of discarded jobs that have expired. Answers how many.
+WITH old AS MATERIALIZED (
+    SELECT ctid FROM pgqueue.discarded_key WHERE expires_at <= (SELECT pgqueue.now()) LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM pgqueue.discarded_key WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) RETURNING hash
+)
+SELECT count(*) FROM gone;
+
 -- name: pruner_unique_keys
 -- Go on through the unique keys after `after`, n of them. Remove a key that holds no more and that its job can never
 -- need again. (A job that failed or was cancelled can be retried by hand.) Note when a key expires before history

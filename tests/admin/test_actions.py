@@ -642,13 +642,13 @@ def test_a_key_that_holds_answers_after_its_job_was_discarded(conn: Conn, eyes: 
         eyes.do("UPDATE pgqueue.unique_key SET expires_at = %s", until)
     assert answers(pgqueue.discard(conn, job.id)) == [("discarded", state)]
     conn.commit()
-    assert eyes.one("SELECT expires_at FROM pgqueue.unique_key") == until
+    assert eyes.one("SELECT expires_at FROM pgqueue.discarded_key") == until
     again = request.enqueue(conn, 7)
     [many] = pgqueue.enqueue_many(conn, [request.new(7)])
     [[by_sql]] = conn.execute("SELECT pgqueue.enqueue('operate.note', idempotency_key => 'order-7')").fetchall()
     assert (again.id, again.created, many.id, many.created, by_sql) == (job.id, False, job.id, False, job.id)
     conn.commit()
-    eyes.do("UPDATE pgqueue.unique_key SET expires_at = pgqueue.now()")
+    eyes.do("UPDATE pgqueue.discarded_key SET expires_at = pgqueue.now()")
     assert request.enqueue(conn, 7).created
 
 

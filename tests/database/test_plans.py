@@ -37,7 +37,7 @@ WHOLE = {
     "sweep_due", "sweep_block",  # whether there is any at all; those that hold a key and wait
     "refused_list", "refused_retry",  # by hand
     "source_head",  # the end of an index, once for `pgqueue relay --once`
-    "pruner_waiters", "progress_sweep", "pruner_rates",  # tidy up, once a minute or an hour
+    "pruner_waiters", "progress_sweep", "pruner_rates", "pruner_discarded_keys",  # tidy up, once a minute or an hour
 }  # fmt: skip
 """They read an index, or a table, from its beginning."""
 INDEXES = """
@@ -57,7 +57,7 @@ FILL = """
 """
 """Jobs in each state were there, and are gone, but for those that wait for a limit."""
 GROWS = re.compile(
-    r"job_(available|blocked|running|scheduled|cursor|progress|waiter|signal)|unique_key|limiter|outbox|outbox_refused|relayed"
+    r"job_(available|blocked|running|scheduled|cursor|progress|waiter|signal)|unique_key|discarded_key|limiter|outbox|outbox_refused|relayed"
     r"|(job_done|job_dead|attempt)_\d+"
 )
 """Tables with a row for each job, or for each key."""

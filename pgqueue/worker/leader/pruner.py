@@ -28,6 +28,7 @@ READ_SECONDS = 5.0
 KEYS_MOST, KEYS_SECONDS = 1_000, 1.0
 LIMITERS_MOST, REST_SECONDS = 50_000, 3_600.0
 AUDIT_AT_ONCE, AUDIT_DAYS, AUDIT_MOST = 10_000, 90, 1_000_000
+DISCARDED_MOST = 50_000
 
 
 class Pruner:
@@ -81,7 +82,10 @@ class Pruner:
         return READ_SECONDS if blocked else jittered(ROUND_SECONDS)
 
     async def _keys(self) -> None:
-        """Walk on through the unique keys for a second, from where the last round stopped. Remove those left over."""
+        """Walk on through the unique keys for a second, from where the last round stopped. Remove those left over.
+
+        And keys of discarded jobs, if they have expired.
+        """
         link, until = self._session.link, monotonic() + KEYS_SECONDS
         removed, looked = 0, KEYS_MOST
         while looked == KEYS_MOST and monotonic() < until:
@@ -93,6 +97,8 @@ class Pruner:
                 return
             self._keys_after = last if looked == KEYS_MOST else ""
             removed += gone
+        [[(gone,)]] = await self._session.run(link.statement("pruner_discarded_keys", n=DISCARDED_MOST))
+        removed += gone
         if removed:
             log.info("unique keys: %d left over were removed", removed)
 
