@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pgqueue.client.tasks import Task, remote, task
     from pgqueue.config import configure
     from pgqueue.database.drivers import aconnect, connect
-    from pgqueue.database.migrations import migrate
+    from pgqueue.database.migrations import amigrate, migrate
     from pgqueue.errors import (
         DuplicateJob,
         Error,
@@ -125,6 +125,7 @@ __all__ = [
     "afind",
     "aget",
     "ahistory",
+    "amigrate",
     "apause",
     "aqueues",
     "areschedule",
@@ -169,7 +170,7 @@ __all__ = [
 _PLACES = {
     "config": "configure",
     "database.drivers": "aconnect connect",
-    "database.migrations": "migrate",
+    "database.migrations": "amigrate migrate",
     "admin.depth": "QueueInfo adepth aqueues depth queues",
     "admin.doctor": "Diagnosis Finding adoctor doctor",
     "admin.error_groups": "ErrorGroup aerror_groups error_groups",

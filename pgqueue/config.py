@@ -14,6 +14,7 @@ from functools import lru_cache
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from pgqueue.errors import InvalidOption, NotConfigured
+from pgqueue.options import checks_options
 
 EMBEDDED = "embedded:"
 OFF = "off"
@@ -96,6 +97,7 @@ class Config:
 _configured: dict[str, str | bool] = {}
 
 
+@checks_options
 def configure(
     *,
     dsn: str | None = None,
@@ -112,6 +114,12 @@ def configure(
         pgqueue.configure(dsn="postgresql://app@db/shop", schema="jobs")
     """
     global _configured
+    for name, text in ("dsn", dsn), ("listen_dsn", listen_dsn), ("schema", schema):
+        if text is not None and not isinstance(text, str):
+            raise InvalidOption(f"configure: {name} is a text, not {type(text).__name__}")
+    for name, switch in ("notify", notify), ("prepare", prepare), ("outbox", outbox):
+        if switch is not None and not isinstance(switch, bool):
+            raise InvalidOption(f"configure: {name} is True or False, not {switch!r}")
     named = _named(dsn=dsn, listen_dsn=listen_dsn, schema=schema, notify=notify, prepare=prepare, outbox=outbox)
     changed = _configured | named
     _resolve(changed)

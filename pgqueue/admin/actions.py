@@ -25,6 +25,7 @@ from pgqueue.database.steps import Steps, adrive, drive
 from pgqueue.errors import Error, InvalidOption, JobNotFound
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.validation import aware
+from pgqueue.options import checks_options
 
 BATCH = 1_000
 """Jobs per statement. If each statement is a transaction, no other session waits long for a row."""
@@ -128,6 +129,7 @@ def cancel(
     reason: str = BY_HAND,
     actor: str | None = None,
 ) -> list[Answer]: ...
+@checks_options
 def cancel(
     conn: object,
     *ids: int,
@@ -178,6 +180,7 @@ async def acancel(
     reason: str = BY_HAND,
     actor: str | None = None,
 ) -> list[Answer]: ...
+@checks_options
 async def acancel(
     conn: object,
     *ids: int,
@@ -206,6 +209,7 @@ def retry(
     again: bool = False,
     actor: str | None = None,
 ) -> list[Answer]: ...
+@checks_options
 def retry(
     conn: object,
     *ids: int,
@@ -250,6 +254,7 @@ async def aretry(
     again: bool = False,
     actor: str | None = None,
 ) -> list[Answer]: ...
+@checks_options
 async def aretry(
     conn: object,
     *ids: int,
@@ -278,6 +283,7 @@ def discard(
     limit: int | None = None,
     actor: str | None = None,
 ) -> list[Answer]: ...
+@checks_options
 def discard(
     conn: object,
     *ids: int,
@@ -319,6 +325,7 @@ async def adiscard(
     limit: int | None = None,
     actor: str | None = None,
 ) -> list[Answer]: ...
+@checks_options
 async def adiscard(
     conn: object,
     *ids: int,

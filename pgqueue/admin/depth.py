@@ -25,6 +25,7 @@ from pgqueue.database import steps
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.jobs.validation import check_queue
+from pgqueue.options import checks_options
 
 QUEUES_MOST = 1_000
 UNKNOWN = "unknown"
@@ -116,6 +117,7 @@ class Measured:
     paused: Mapping[str, float | None] = field(default_factory=dict)
 
 
+@checks_options
 def queues(conn: object) -> list[QueueInfo]:
     """Return every queue that has jobs, workers or a pause, by name; at most 1,000.
 
@@ -127,11 +129,13 @@ def queues(conn: object) -> list[QueueInfo]:
     return queue_list(steps.drive(conn, measured(config().schema), {}))
 
 
+@checks_options
 async def aqueues(conn: object) -> list[QueueInfo]:
     """`queues` for async connections."""
     return queue_list(await steps.adrive(conn, measured(config().schema), {}))
 
 
+@checks_options
 def depth(conn: object, queue: str) -> QueueInfo:
     """Return one queue as `queues` does. A queue that has nothing is all zeros.
 
@@ -142,6 +146,7 @@ def depth(conn: object, queue: str) -> QueueInfo:
     return _one(steps.drive(conn, measured(config().schema, check_queue(queue)), {}), queue)
 
 
+@checks_options
 async def adepth(conn: object, queue: str) -> QueueInfo:
     """`depth` for async connections."""
     return _one(await steps.adrive(conn, measured(config().schema, check_queue(queue)), {}), queue)

@@ -20,6 +20,7 @@ from pgqueue.config import config
 from pgqueue.database import migrations, steps
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
+from pgqueue.options import checks_options
 
 OLD_SECONDS = 300.0
 """A transaction that is open for longer holds back the vacuum noticeably; so does an unused slot."""
@@ -83,6 +84,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
 
 
+@checks_options
 def doctor(conn: object) -> Diagnosis:
     """Return why jobs wait, and what is wrong with what the queue stands on. A healthy queue has no finding.
 
@@ -94,6 +96,7 @@ def doctor(conn: object) -> Diagnosis:
     return steps.drive(conn, diagnosis(config().schema), {})
 
 
+@checks_options
 async def adoctor(conn: object) -> Diagnosis:
     """`doctor` for async connections."""
     return await steps.adrive(conn, diagnosis(config().schema), {})

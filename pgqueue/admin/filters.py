@@ -14,9 +14,10 @@ from typing import Any
 from pgqueue.config import client
 from pgqueue.database.statements import Statement, text
 from pgqueue.database.steps import Steps
-from pgqueue.errors import InvalidArguments, InvalidOption
+from pgqueue.errors import InvalidOption
 from pgqueue.jobs.durations import seconds
 from pgqueue.jobs.validation import check_queue
+from pgqueue.options import check_id
 
 WALKED_MOST = 20_000
 
@@ -101,9 +102,5 @@ def finding(asked: Filter) -> Steps[list[int]]:
 
 
 def checked(ids: Iterable[int]) -> list[int]:
-    """Return the ids if they are valid, else raise InvalidArguments."""
-    wanted = list(ids)
-    for id in wanted:
-        if not isinstance(id, int) or isinstance(id, bool) or not 0 < id < 1 << 63:
-            raise InvalidArguments(f"{id!r} is no job's id: give whole numbers, as job.id")
-    return wanted
+    """Return the ids if they are valid, else raise InvalidOption."""
+    return [check_id(id, "ids") for id in ids]

@@ -27,7 +27,7 @@ from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption, JobNotFound
 from pgqueue.jobs.codec import json_object
-from pgqueue.jobs.options import no_option
+from pgqueue.options import check_id, check_text, checks_options, no_option
 
 SEARCHED_MOST = 20_000
 """A search looks at no more jobs than this."""
@@ -198,11 +198,13 @@ class _Standing(msgspec.Struct):
     workers: tuple[WorkerInfo, ...]
 
 
+@checks_options
 def get(conn: object, id: int) -> JobInfo:
     """Return the job with its attempts. Raises JobNotFound: unknown id, not committed, or removed by retention."""
     return drivers.run(conn, one(id, config().schema))
 
 
+@checks_options
 async def aget(conn: object, id: int) -> JobInfo:
     """`get` for async connections."""
     return await drivers.arun(conn, one(id, config().schema))
@@ -236,11 +238,13 @@ def search(conn: object, **asked: Unpack[Criteria]) -> Page:
     return drivers.run(conn, newest(config().schema, **asked))
 
 
+@checks_options
 def status(conn: object) -> Status:
     """Return the numbers of jobs by state, the queues and the workers."""
     return steps.drive(conn, standing(config().schema), {})
 
 
+@checks_options
 async def astatus(conn: object) -> Status:
     """`status` for async connections."""
     return await steps.adrive(conn, standing(config().schema), {})
@@ -251,6 +255,8 @@ async def astatus(conn: object) -> Status:
 
 def one(id: int, schema: str) -> Statement[JobInfo]:
     """The statement that asks for one job with its attempts."""
+
+    check_id(id, "get")
 
     def read(rows: list[Row]) -> JobInfo:
         job = read_one(rows)
@@ -279,10 +285,12 @@ def newest(schema: str, **asked: Unpack[Criteria]) -> Statement[Page]:
     if unknown := asked.keys() - Criteria.__annotations__.keys():
         raise no_option("find", unknown, Criteria.__annotations__)
     states, limit, after = _states(asked.get("state")), asked.get("limit", 50), asked.get("after")
-    if not 1 <= limit <= 10_000:
-        raise InvalidOption(f"limit {limit}: use 1 to 10000")
-    if after is not None and (not isinstance(after, int) or isinstance(after, bool) or not 0 < after < 1 << 63):
-        raise InvalidOption(f"after {after!r}: give the id of a job")
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= 10_000:
+        raise InvalidOption(f"limit {limit!r}: use 1 to 10000")
+    if after is not None:
+        check_id(after, "after")
+    for each in ("queue", "task", "key", "error"):
+        check_text(asked.get(each), each)  # type: ignore[arg-type]
     params: dict[str, object] = {
         "parts": [part for part, held in _PARTITIONS.items() if set(held) & set(states)],
         "states": list(states),

@@ -14,12 +14,14 @@ from pgqueue.database.statements import Statement, text
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.validation import check_queue, check_task_name
+from pgqueue.options import checks_options
 
 
 @overload
 def pause(conn: object, queue: str, *, actor: str | None = None) -> bool: ...
 @overload
 def pause(conn: object, *, task: str, actor: str | None = None) -> bool: ...
+@checks_options
 def pause(conn: object, queue: str | None = None, *, task: str | None = None, actor: str | None = None) -> bool:
     """Pause a queue, or a task in all queues: once this is committed, no worker takes a job of it.
 
@@ -39,6 +41,7 @@ def pause(conn: object, queue: str | None = None, *, task: str | None = None, ac
 async def apause(conn: object, queue: str, *, actor: str | None = None) -> bool: ...
 @overload
 async def apause(conn: object, *, task: str, actor: str | None = None) -> bool: ...
+@checks_options
 async def apause(conn: object, queue: str | None = None, *, task: str | None = None, actor: str | None = None) -> bool:
     """`pause` for async connections."""
     return await drivers.arun(conn, _pausing(queue, task, actor))
@@ -48,6 +51,7 @@ async def apause(conn: object, queue: str | None = None, *, task: str | None = N
 def resume(conn: object, queue: str, *, actor: str | None = None) -> bool: ...
 @overload
 def resume(conn: object, *, task: str, actor: str | None = None) -> bool: ...
+@checks_options
 def resume(conn: object, queue: str | None = None, *, task: str | None = None, actor: str | None = None) -> bool:
     """End the pause of a queue or a task; workers look for its jobs at once. False if it was not paused.
 
@@ -62,6 +66,7 @@ def resume(conn: object, queue: str | None = None, *, task: str | None = None, a
 async def aresume(conn: object, queue: str, *, actor: str | None = None) -> bool: ...
 @overload
 async def aresume(conn: object, *, task: str, actor: str | None = None) -> bool: ...
+@checks_options
 async def aresume(conn: object, queue: str | None = None, *, task: str | None = None, actor: str | None = None) -> bool:
     """`resume` for async connections."""
     return await drivers.arun(conn, _resuming(queue, task, actor))

@@ -14,6 +14,7 @@ from pgqueue.config import config
 from pgqueue.database import drivers
 from pgqueue.database.statements import Statement, text
 from pgqueue.jobs.actors import actor_of
+from pgqueue.options import checks_options
 
 Kind = Literal["restart", "quiet", "scale"]
 
@@ -75,6 +76,7 @@ class Answer:
     alive: bool
 
 
+@checks_options
 def workers(conn: object, *, host: str | None = None) -> list[WorkerNow]:
     """Return the workers that are not known to be dead, at most 1,000, with the jobs that run on them."""
     return drivers.run(conn, all_workers(host, config().schema))

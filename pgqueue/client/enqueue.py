@@ -33,15 +33,20 @@ from pgqueue.errors import InvalidArguments
 from pgqueue.jobs import codec
 from pgqueue.jobs.job import Enqueueable, NewJob
 from pgqueue.jobs.validation import check_task_name
+from pgqueue.options import needs_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+ONE = "the connection of your transaction comes first, then the task: enqueue(conn, task, …)"
+MANY = "the connection of your transaction comes first, then the jobs: enqueue_many(conn, [task.new(…), …])"
 
 
 @overload
 def enqueue(conn: object, task: Enqueueable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]: ...
 @overload
 def enqueue(conn: object, task: str, /, **kwargs: Any) -> JobHandle[Any]: ...
+@needs_arguments(2, ONE)
 def enqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
     """Enqueue one call of `task` on the application's connection and return the job's handle.
 
@@ -64,6 +69,7 @@ def enqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[
 async def aenqueue(conn: object, task: Enqueueable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]: ...
 @overload
 async def aenqueue(conn: object, task: str, /, **kwargs: Any) -> JobHandle[Any]: ...
+@needs_arguments(2, ONE)
 async def aenqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
     """`enqueue` for async connections."""
     new = _new_job(conn, task, args, kwargs)
@@ -74,6 +80,7 @@ async def aenqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> Job
     return (await unique_enqueue.aenqueue(conn, [new]))[0]
 
 
+@needs_arguments(2, MANY)
 def enqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle[Any]]:
     """Enqueue a batch and return the handles in the jobs' order. One statement for all jobs; none for no jobs.
 
@@ -92,6 +99,7 @@ def enqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle
     return drivers.run(conn, _many(batch)) if batch else []
 
 
+@needs_arguments(2, MANY)
 async def aenqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle[Any]]:
     """`enqueue_many` for async connections."""
     batch = _checked(jobs)
@@ -189,6 +197,8 @@ def _named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob[A
 
 
 def _checked(jobs: Iterable[NewJob[Any]]) -> list[NewJob[Any]]:
+    if isinstance(jobs, NewJob) or not isinstance(jobs, Iterable):
+        raise InvalidArguments(f"enqueue_many takes several jobs, [task.new(…), …], not {type(jobs).__qualname__}")
     batch = list(jobs)
     for cls in set(map(type, batch)):
         if not issubclass(cls, NewJob):

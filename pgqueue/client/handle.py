@@ -17,6 +17,7 @@ from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, JobCancelled, JobFailed, JobTimeout
 from pgqueue.jobs.durations import Duration, seconds
+from pgqueue.options import check_id, checks_options
 
 if TYPE_CHECKING:
     from pgqueue.admin.queries import JobInfo
@@ -107,18 +108,20 @@ class JobHandle(Generic[R]):
         return Wait(self.id, ending(None if timeout is None else seconds(timeout, "timeout")), config())
 
 
+@checks_options
 def result(job_id: int, timeout: Duration | None = None) -> Any:
     """Wait for the end of the job with this id, and return its value: `JobHandle.result` where only the id is known.
 
     print(pgqueue.result(7, timeout=30))
     """
-    job: JobHandle[Any] = JobHandle(job_id)
+    job: JobHandle[Any] = JobHandle(check_id(job_id, "result"))
     return job.result(timeout)
 
 
+@checks_options
 async def aresult(job_id: int, timeout: Duration | None = None) -> Any:
     """`result` for async code."""
-    job: JobHandle[Any] = JobHandle(job_id)
+    job: JobHandle[Any] = JobHandle(check_id(job_id, "result"))
     return await job.aresult(timeout)
 
 

@@ -11,12 +11,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import Any, TypeVar, cast
 
 from pgqueue.errors import InvalidOption
+from pgqueue.options import checks_options
 
 F = TypeVar("F", bound=Callable[[], AsyncIterator[Any]])
 
 _declared: list[Callable[[], AsyncIterator[Any]]] = []
 
 
+@checks_options
 def lifespan(function: F) -> F:
     """Declare what surrounds the jobs of a worker process. The value it yields is `job.resources` in every handler.
 

@@ -36,6 +36,7 @@ from pgqueue.jobs.outcomes import (
     Written,
     written_in,
 )
+from pgqueue.options import checks_options
 
 log = logging.getLogger("pgqueue")
 
@@ -138,6 +139,7 @@ _on_finish: list[OnFinish] = []
 _middleware: list[Middleware] = []
 
 
+@checks_options
 def on_start(function: S) -> S:
     """Call this function with every job that is about to run, where the job runs: on the loop or in its thread.
 
@@ -152,6 +154,7 @@ def on_start(function: S) -> S:
     return _declare("on_start", _plain("on_start", function), _on_start, 1)
 
 
+@checks_options
 def on_finish(function: F) -> F:
     """Call this function with the job and a `JobOutcome` after every attempt whose handler was started.
 
@@ -167,6 +170,7 @@ def on_finish(function: F) -> F:
     return _declare("on_finish", _plain("on_finish", function), _on_finish, 2)
 
 
+@checks_options
 def middleware(function: M) -> M:
     """Put this function around the handlers of all tasks: a plain one around sync ones, an async one around async ones.
 

@@ -19,8 +19,10 @@ from pgqueue.database.statements import Row, Statement, text
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import check_key
 from pgqueue.jobs.staged import options_of
+from pgqueue.options import names_options
 
 
+@names_options
 @dataclass(frozen=True, slots=True)
 class Outbox:
     """A connection to the application's own database: `enqueue` on it stages jobs in the outbox there.

@@ -50,7 +50,6 @@ from pgqueue.jobs.cron import Cron, Every, check_when
 from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.jobs.headers import with_timeout, with_waits
 from pgqueue.jobs.job import NewJob
-from pgqueue.jobs.options import no_option
 from pgqueue.jobs.retry import RetryFunction, RetryPolicy, check_attempts, for_one_job
 from pgqueue.jobs.unique import Unique, Uniqueness, idempotent_by, unique_by
 from pgqueue.jobs.validation import (
@@ -66,6 +65,7 @@ from pgqueue.jobs.validation import (
     positive,
     start_by,
 )
+from pgqueue.options import checks_options, needs_arguments, no_option
 
 if TYPE_CHECKING:
     from pgqueue.jobs.job import Job
@@ -94,6 +94,7 @@ OTHER_WORDS = {
     **dict.fromkeys(["apply_async", "send_with_options", "enqueue_in", "enqueue_at", "configure", "kicker"], _LATER),
     **dict.fromkeys(["s", "si", "signature", "subtask", "message", "chunks", "map", "starmap"], _MADE),
     "apply": "task(…), which calls the function",
+    "schedule": "@task(schedule=…), or pgqueue.schedules.add(…); for one call later `task.using(delay=…)`",
 }
 """Methods of tasks in other queues (Celery, RQ, Dramatiq, Procrastinate, taskiq, Sidekiq), and what they are here."""
 
@@ -160,7 +161,7 @@ class Task(Generic[P, R_co]):
     locking: Locking | None = field(default=None, repr=False)
     limiting: Limiting | None = field(default=None, repr=False)
     uniqueness: Uniqueness | None = field(default=None, repr=False)
-    schedule: Cron | Every | None = field(default=None, repr=False)
+    recurs: Cron | Every | None = field(default=None, repr=False)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself; no job is made."""
@@ -193,14 +194,17 @@ class Task(Generic[P, R_co]):
             new = self.limiting.limited(new, arguments)
         return new if self.uniqueness is None else self.uniqueness.keyed(new, arguments)
 
+    @needs_arguments(2, "the connection of your transaction comes first: task.enqueue(conn, …)")
     def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
         """Enqueue a call on the caller's connection, in its transaction. The job exists if that commits."""
         return enqueue(conn, self, *args, **kwargs)
 
+    @needs_arguments(2, "the connection of your transaction comes first: task.enqueue(conn, …)")
     async def aenqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
         """Enqueue a call on the caller's async connection, in its transaction."""
         return await aenqueue(conn, self, *args, **kwargs)
 
+    @needs_arguments(3, "the connection of your transaction comes first: task.enqueue_many(conn, rows)")
     def enqueue_many(self, conn: object, rows: Iterable[Row], /) -> list[JobHandle[R_co]]:
         """Enqueue one job per row (a mapping of keywords or a tuple), in few statements, in the caller's transaction.
 
@@ -208,6 +212,7 @@ class Task(Generic[P, R_co]):
         """
         return enqueue_many(conn, self._jobs(rows))
 
+    @needs_arguments(3, "the connection of your transaction comes first: task.enqueue_many(conn, rows)")
     async def aenqueue_many(self, conn: object, rows: Iterable[Row], /) -> list[JobHandle[R_co]]:
         """As `enqueue_many`, on an async connection."""
         return await aenqueue_many(conn, self._jobs(rows))
@@ -404,6 +409,7 @@ def declared() -> list[Task[..., Any]]:
     return list(dict.fromkeys(registry.values()))
 
 
+@checks_options
 def remote(name: str, *, queue: str = "default", priority: int = 5) -> Task[..., Any]:
     """Return a task of another codebase, known by name. It can be enqueued with keywords and plain JSON values.
 
@@ -438,10 +444,10 @@ def scheduled(tasks: Iterable[Task[..., Any]]) -> dict[str, dict[str, Any]]:
     """The columns of these tasks' schedules, by name. Raises InvalidOption if a task needs arguments."""
     specs: dict[str, dict[str, Any]] = {}
     for each in tasks:
-        if each.schedule is not None:
+        if each.recurs is not None:
             what = f"task {each.name!r}: schedule"
             try:
-                specs[each.name] = spec(each.schedule, each.new(), what)
+                specs[each.name] = spec(each.recurs, each.new(), what)
             except InvalidArguments as error:
                 raise InvalidOption(
                     f"{what}: its jobs have no arguments ({error}); add a schedule with them"
@@ -481,7 +487,7 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
             options.get("on_lost_lease", "keep" if lock is None and limit is None else "cancel"),
             f"task {name!r}: on_lost_lease",
         ),
-        schedule=None if (when := options.get("schedule")) is None else check_when(when, f"task {name!r}: schedule"),
+        recurs=None if (when := options.get("schedule")) is None else check_when(when, f"task {name!r}: schedule"),
     )
     scheduled([new])
     if hidden := hidden_body(fn):

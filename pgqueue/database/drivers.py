@@ -10,6 +10,7 @@ a setting of the connection. Only `connect` and `aconnect` open a connection, fo
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,6 +22,7 @@ from pgqueue.database.notify_queue import is_full, silent
 from pgqueue.database.statements import Row, Statement
 from pgqueue.database.triggers import trigger_of
 from pgqueue.errors import SchemaBehind, SchemaMissing, UnsupportedConnection
+from pgqueue.options import no_option
 
 if TYPE_CHECKING:
     import psycopg
@@ -98,7 +100,8 @@ def connect(**options: Any) -> psycopg.Connection[tuple[Any, ...]]:
 
     from pgqueue.database import embedded
 
-    return psycopg.connect(embedded.resolve(config().require_dsn()), **_prepared(options))
+    options = _prepared(options, psycopg.connect)
+    return psycopg.connect(embedded.resolve(config().require_dsn()), **options)
 
 
 async def aconnect(**options: Any) -> psycopg.AsyncConnection[tuple[Any, ...]]:
@@ -110,12 +113,19 @@ async def aconnect(**options: Any) -> psycopg.AsyncConnection[tuple[Any, ...]]:
 
     from pgqueue.database import embedded
 
+    options = _prepared(options, psycopg.AsyncConnection.connect)
     # The first use of `embedded:` starts a server, which takes a moment: that must not block the loop.
     dsn = await asyncio.to_thread(embedded.resolve, config().require_dsn())
-    return await psycopg.AsyncConnection.connect(dsn, **_prepared(options))
+    return await psycopg.AsyncConnection.connect(dsn, **options)
 
 
-def _prepared(options: dict[str, Any]) -> dict[str, Any]:
+def _prepared(options: dict[str, Any], connect: Callable[..., Any]) -> dict[str, Any]:
+    import psycopg
+
+    words = {word.decode() for one in psycopg.pq.Conninfo.get_defaults() for word in [one.keyword]}
+    known = [name for name in inspect.signature(connect).parameters if name not in ("conninfo", "kwargs")]
+    if unknown := options.keys() - words - set(known):
+        raise no_option("connect", unknown, [*known, *sorted(words)])
     return options if config().prepare else {"prepare_threshold": None, **options}
 
 

@@ -11,6 +11,7 @@ an application's database (`sql/migrations/outbox`). Both may be in one schema o
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import re
@@ -30,7 +31,8 @@ from pgqueue import config
 from pgqueue.database import embedded
 from pgqueue.database.sequences import advancing
 from pgqueue.database.statements import in_schema, sql_directory, text
-from pgqueue.errors import Error, SchemaBehind, SchemaMissing, SchemaTooNew
+from pgqueue.errors import Error, InvalidOption, SchemaBehind, SchemaMissing, SchemaTooNew
+from pgqueue.options import checks_options
 
 OLDEST_POSTGRES = 15
 ATTEMPTS = 5  # for one file, if its locks are held by others
@@ -109,6 +111,7 @@ class Standing:
         return max((row.version for row in self.applied), default=0)
 
 
+@checks_options
 def migrate(
     target: str | Connection | None = None,
     schema: str | None = None,
@@ -133,6 +136,26 @@ def migrate(
         if line is QUEUE:
             _advance_sequences(conn, schema)
         return applied
+
+
+@checks_options
+async def amigrate(
+    target: str | None = None,
+    schema: str | None = None,
+    *,
+    lock_timeout: float = 5.0,
+    wait: float = 60.0,
+    line: Line = QUEUE,
+) -> list[Migration]:
+    """`migrate` for asyncio, in a thread and on a connection of its own: `target` is a DSN, or left out.
+
+    If it is cancelled, the thread goes on to its end.
+
+        await pgqueue.amigrate()
+    """
+    if not (target is None or isinstance(target, str)):
+        raise InvalidOption(f"amigrate: target is a DSN, not {type(target).__qualname__}")
+    return await asyncio.to_thread(migrate, target, schema, lock_timeout=lock_timeout, wait=wait, line=line)
 
 
 def check(conn: Connection, schema: str, line: Line = QUEUE) -> Standing:
@@ -394,9 +417,11 @@ def _reading(conn: Connection, schema: str, line: Line) -> Iterator[None]:
 
 @contextmanager
 def _connected(target: str | Connection) -> Iterator[Connection]:
-    if not isinstance(target, str):
+    if isinstance(target, psycopg.Connection):
         yield target
         return
+    if not isinstance(target, str):
+        raise InvalidOption(f"migrate: target is a DSN or a connection of psycopg, not {type(target).__qualname__}")
     dsn = embedded.resolve(config.normalize(target))
     with psycopg.connect(dsn, autocommit=True, application_name="pgqueue migrate", row_factory=tuple_row) as conn:
         yield conn

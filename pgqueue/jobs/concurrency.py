@@ -18,8 +18,8 @@ from pgqueue.errors import InvalidArguments, InvalidOption
 from pgqueue.jobs.codec import Codec, to_json
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import check_key
-from pgqueue.jobs.options import names_options
 from pgqueue.jobs.validation import COUNT_MOST, parse_rate
+from pgqueue.options import names_options
 
 R = TypeVar("R")
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.durations import Duration, seconds
-from pgqueue.jobs.options import names_options
+from pgqueue.options import names_options
 
 CatchUp = Literal["latest", "all", "none"]
 CATCH_UP = ("latest", "all", "none")

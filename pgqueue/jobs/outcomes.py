@@ -21,10 +21,12 @@ from pgqueue.jobs.fingerprint import PLACE_MOST, fingerprint, place_of
 from pgqueue.jobs.headers import RETRY
 from pgqueue.jobs.job import Job, NewJob, fields, own_waits
 from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.options import names_options
 
 log = logging.getLogger("pgqueue")
 
 
+@names_options
 class Snooze(Exception):
     """Run this job again after `delay` (a duration: seconds, a timedelta, "30s"). The attempt is not spent.
 
@@ -38,6 +40,7 @@ class Snooze(Exception):
         super().__init__(f"again in {self.delay:g} s")
 
 
+@names_options
 class Retry(Exception):
     """This attempt did not succeed: make another after `delay` (a duration; None: as the policy says).
 
@@ -50,6 +53,7 @@ class Retry(Exception):
         super().__init__("again as the policy says" if self.delay is None else f"again in {self.delay:g} s")
 
 
+@names_options
 class Cancel(Exception):
     """End this job as cancelled, with this reason, because it is no longer wanted. It is not tried again."""
 
@@ -58,6 +62,7 @@ class Cancel(Exception):
         super().__init__(self.reason)
 
 
+@names_options
 class Fail(Exception):
     """End this job as failed, with this reason as its error: no further attempt can help."""
 

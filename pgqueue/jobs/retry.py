@@ -18,7 +18,7 @@ from typing import Never
 
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.durations import Duration, seconds
-from pgqueue.jobs.options import no_option
+from pgqueue.options import no_option
 
 RetryFunction = Callable[[int, BaseException], Duration | None]
 """`f(attempt, exc)` returns how long to wait for the next attempt, or None to give up."""

@@ -18,7 +18,7 @@ from pgqueue.jobs.concurrency import rendering
 from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import Keys, check_key
-from pgqueue.jobs.options import names_options
+from pgqueue.options import names_options
 
 R = TypeVar("R")
 

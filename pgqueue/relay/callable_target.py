@@ -30,6 +30,7 @@ from pgqueue.database.backoff import Backoff, one_line
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.staged import check_format, job_of
+from pgqueue.options import names_options
 from pgqueue.relay.source import Refusal, Source, StagedRow
 from pgqueue.relay.target import Delivery
 
@@ -90,6 +91,7 @@ class StagedJob:
 Deliver = Callable[[StagedJob], object] | Callable[[StagedJob], Awaitable[object]]
 
 
+@names_options
 class CallableTarget:
     """Gives each staged job to `fn`, one after another: at least once, not exactly once.
 

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import cached_property
 from typing import Any
 
+from pgqueue.options import names_options
 from pgqueue.relay.callable_target import CallableTarget, Refuse, StagedJob
 from pgqueue.relay.source import Source
 from pgqueue.relay.target import Delivering
@@ -17,6 +18,7 @@ DEFAULT_QUEUE, DEFAULT_PRIORITY = "default", 5
 """Jobs with these leave it to Celery."""
 
 
+@names_options
 class CeleryTarget:
     """Sends each staged job as a Celery task of the same name: at least once, with the job's uid as its `task_id`.
 

@@ -59,6 +59,7 @@ from pgqueue.database.outage import Outage
 from pgqueue.database.sessions import Link, options
 from pgqueue.errors import Error
 from pgqueue.jobs.durations import Duration, seconds
+from pgqueue.options import names_options
 from pgqueue.relay.rounds import Counts, Rounds
 from pgqueue.relay.session import opened
 from pgqueue.relay.source import Source
@@ -73,6 +74,7 @@ TROUBLE_MOST = 60.0
 """What no connection cures is tried again, and logged, this often."""
 
 
+@names_options
 class Relay:
     """Delivers the staged jobs of one source. `run` works until it is cancelled, which may happen at any moment.
 

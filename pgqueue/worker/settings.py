@@ -99,6 +99,8 @@ def queue_slots(named: Sequence[str] | None, declared: Iterable[Task[..., Any]])
     """
     if named is None:
         return {task.queue: None for task in declared} or {"default": None}
+    if isinstance(named, str):  # its letters would be taken as queues
+        raise InvalidOption(f"queues {named!r}: give a list of names, [{named!r}]")
     queues: dict[str, int | None] = {}
     for text in named:
         name, colon, slots = text.partition(":")
@@ -110,6 +112,8 @@ def queue_slots(named: Sequence[str] | None, declared: Iterable[Task[..., Any]])
 
 def at_least(what: str, number: N, least: N) -> N:
     """`number`, if it is finite and at least `least`; else InvalidOption."""
+    if not isinstance(number, int | float) or isinstance(number, bool):
+        raise InvalidOption(f"{what}: give a number, not {number!r}")
     if not least <= number < inf:
         raise InvalidOption(f"{what}: {number} is less than {least}, or infinite")
     return number

@@ -23,6 +23,7 @@ from pgqueue.database.statements import integers
 from pgqueue.jobs.concurrency import limits_of, rates_of
 from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.jobs.job import Job, fields
+from pgqueue.options import names_options
 from pgqueue.worker.liveness.registration import entered
 from pgqueue.worker.services import Services
 from pgqueue.worker.settings import Settings, by_name, settle
@@ -51,6 +52,7 @@ class Vitals:
     ended: int
 
 
+@names_options
 class Worker:
     """A worker inside this process: takes jobs of its queues and runs them, until it is stopped.
 

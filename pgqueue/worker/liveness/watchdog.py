@@ -15,12 +15,15 @@ import sys
 import threading
 from collections.abc import Callable
 
+from pgqueue.options import names_options
+
 STUCK = 6
 """The exit code."""
 STUCK_SECONDS = 600.0
 LOOKS = 10
 
 
+@names_options
 class Watchdog:
     """Looks ten times in `most` seconds. Created and started on the loop it watches.
 
