@@ -53,6 +53,13 @@ def refuses_row(error: BaseException) -> bool:
     return may_be_about_row(error)
 
 
+def refuses_move(error: BaseException) -> bool:
+    """As `refuses_row`, or a trigger of the application has raised: the row is left where it is, and not given up."""
+    return refuses_row(error) or (
+        isinstance(error, psycopg.Error) and error.sqlstate is not None and trigger_of(error) is not None
+    )
+
+
 def is_about_row(error: BaseException, schema: str) -> bool | None:
     """Whether this error is about the only row that was sent; None if the server has to be asked to read it."""
     if not isinstance(error, psycopg.Error) or error.sqlstate is None:

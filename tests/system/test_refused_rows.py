@@ -206,3 +206,86 @@ async def test_a_staged_job_that_has_no_text_does_not_stop_the_relay(app_dsn: st
     assert sides.delivered() == ["a", "b", "c"]
     [(name, reason)] = sides.refused()
     assert name == "t" and reason.startswith("the server cannot read it: ")
+
+
+TRIGGER = """
+    CREATE FUNCTION public.refuses_odd() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF (NEW.args ->> 'n')::integer = {n} THEN RAISE EXCEPTION 'no twenties here'; END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER refuses_odd BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION public.refuses_odd()
+"""
+CHECK = "ALTER TABLE {table} ADD CONSTRAINT odd CHECK (coalesce((args ->> 'n')::integer, 1) <> {n}) NOT VALID"
+
+
+def lines(caplog: pytest.LogCaptureFixture, said: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if said in record.getMessage()]
+
+
+@pytest.mark.promise("F133")
+@pytest.mark.parametrize(
+    ("refuses", "why"), [(CHECK, '"odd"'), (TRIGGER, "no twenties here")], ids=["check", "trigger"]
+)
+async def test_a_key_whose_job_cannot_be_moved_is_named_once_a_minute(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, refuses: str, why: str
+) -> None:
+    """The naive version halves the keys at each sweep, and logs it each time. A trigger stopped all keys."""
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, state, key, lock_key, lock_limit, on_locked, args) SELECT 'refused.locked', "
+        "'blocked', 'lock:k' || n, 'k' || n, 1, 'wait', jsonb_build_object('n', n) FROM generate_series(1, 30) AS n"
+    )
+    eyes.do(refuses.format(table="pgqueue.job_running", n=20))
+    async with work(dsn, locked) as worker:
+        worker.services.sweep.sweep_soon()
+        await until(eyes.done(29))
+        for _ in range(5):
+            await worker.services.sweep.sweep()
+            await worker.services.unblocker.idle()
+        assert worker.state.phase == "running"
+    # The job was granted its key before there was a slot, and then refused by the claim, or it never got so far.
+    [(state, number)] = eyes.all("SELECT state, args ->> 'n' FROM pgqueue.job WHERE state <> 'completed'")
+    assert number == "20" and state in ({"failed", "blocked"} if refuses == CHECK else {"available", "blocked"})
+    said = [*lines(caplog, "no job of it can be moved"), *lines(caplog, "job 20 (refused.locked)")]
+    assert 1 <= len(said) <= 2 and all(why in each for each in said)
+
+
+@pytest.mark.promise("F133")
+@pytest.mark.parametrize("refuses", [CHECK, TRIGGER], ids=["check", "trigger"])
+async def test_a_job_that_cannot_be_blocked_again_stops_no_sweep(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, refuses: str
+) -> None:
+    """It was granted its key, and its queue is paused since. The naive version names no key any more."""
+    eyes.do("INSERT INTO pgqueue.queue (name, paused_at) VALUES ('closed', now())")
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, queue, holds, lock_key, args) "
+        "VALUES ('refused.locked', 'closed', true, 'held', '{\"n\": 20}')"
+    )
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, state, key, lock_key, lock_limit, on_locked, args) SELECT 'refused.locked', "
+        "'blocked', 'lock:k' || n, 'k' || n, 1, 'wait', jsonb_build_object('n', n) FROM generate_series(1, 5) AS n"
+    )
+    eyes.do(refuses.format(table="pgqueue.job_blocked", n=20))
+    async with work(dsn, locked) as worker:
+        for _ in range(3):
+            await worker.services.sweep.sweep()
+        await until(eyes.done(5))
+        assert worker.state.phase == "running"
+    assert len(lines(caplog, "cannot be blocked again")) == 1
+
+
+@pytest.mark.promise("F133")
+@pytest.mark.parametrize("refuses", [CHECK, TRIGGER], ids=["check", "trigger"])
+async def test_a_job_that_can_be_neither_started_nor_failed_keeps_no_other_waiting(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, refuses: str
+) -> None:
+    """The application has checks on both tables. The naive version claims no job of that kind any more."""
+    eyes.do(PUT.format("", ""), plain.name, 60)
+    eyes.do(refuses.format(table="pgqueue.job_running", n=20))
+    eyes.do("ALTER TABLE pgqueue.job_dead ADD CONSTRAINT even CHECK (reason <> 'refused')")
+    async with work(dsn, plain) as worker:
+        await until(eyes.done(59))
+        assert worker.state.phase == "running"
+    assert eyes.all("SELECT state, args ->> 'n' FROM pgqueue.job WHERE state <> 'completed'") == [("available", "20")]
+    [said] = lines(caplog, "neither started nor failed")
+    assert ('"even"' if refuses == CHECK else "no twenties here") in said

@@ -34,8 +34,10 @@ from time import monotonic
 
 import psycopg
 
-from pgqueue.database.backoff import jittered, persist, wait
+from pgqueue.database.backoff import jittered, persist, wait, without_values
+from pgqueue.database.row_errors import refuses_row
 from pgqueue.database.sessions import Session
+from pgqueue.database.statements import Row
 from pgqueue.database.triggers import trigger_of
 from pgqueue.worker.doubles import resolve
 
@@ -49,6 +51,8 @@ LEADER_TIMES, OTHERS_TIMES = 3, 12
 AT_ONCE_SECONDS = 0.05
 """If all workers are to sweep at once, one of them does within this time."""
 KEYS_MOST = 1_000
+REFUSED_SECONDS = 60.0
+"""How seldom a refusal of the server is logged."""
 
 
 class Sweep:
@@ -70,6 +74,7 @@ class Sweep:
         self._every = every
         self._wake = asyncio.Event()
         self._at_once = False
+        self._said_at = -math.inf
         self._keyed = False
         """Keys are in use, and this worker may have to go on sweeping."""
         self._last = -math.inf
@@ -124,14 +129,22 @@ class Sweep:
         if not due[0][0]:
             return True
         self._keyed = True
-        messages = link.statement("sweep_block", n=KEYS_MOST), link.statement("sweep_keys", after="", n=KEYS_MOST)
+        block, look = link.statement("sweep_block", n=KEYS_MOST), link.statement("sweep_keys", after="", n=KEYS_MOST)
+        blocked: list[Row] = []
         try:
-            blocked, [(keys, after)] = await self._session.run(*messages)
-        except psycopg.errors.UniqueViolation as error:
-            doubles = link.statement("fetch_resolve_doubles", notify=False)  # polls find them
-            if trigger_of(error) is not None or not await resolve(self._session, doubles):
+            blocked, [(keys, after)] = await self._session.run(block, look)
+        except psycopg.Error as error:
+            by_trigger = trigger_of(error) is not None
+            if isinstance(error, psycopg.errors.UniqueViolation) and not by_trigger:
+                doubles = link.statement("fetch_resolve_doubles", notify=False)  # polls find them
+                if not await resolve(self._session, doubles):
+                    raise
+                blocked, [(keys, after)] = await self._session.run(block, look)
+            elif by_trigger or refuses_row(error):
+                self._say_refused(error)
+                [[(keys, after)]] = await self._session.run(look)
+            else:
                 raise
-            blocked, [(keys, after)] = await self._session.run(*messages)
         if blocked:
             log.info(
                 "%d keys were granted to jobs of paused queues, or of tasks that no worker takes; others get them",
@@ -142,6 +155,13 @@ class Sweep:
             [[(keys, after)]] = await self._session.run(link.statement("sweep_keys", after=after, n=KEYS_MOST))
             self._name(keys)
         return True
+
+    def _say_refused(self, error: psycopg.Error) -> None:
+        """The server refuses to block jobs again that cannot go on. They keep their keys; no other key waits for it."""
+        if monotonic() >= self._said_at + REFUSED_SECONDS:
+            self._said_at = monotonic()
+            said = "jobs that hold a key, and cannot go on, cannot be blocked again: %s. They keep their keys"
+            log.error(said, without_values(error))
 
     def _name(self, keys: list[str]) -> None:
         if keys:

@@ -75,6 +75,8 @@ HALF_LEAST = 16
 other half is unblocked (docs/design has the figures)."""
 FREED_MOST = 1_000
 IDLE_SECONDS = 30.0
+REFUSED_SECONDS = 60.0
+"""How long a key is left alone after the server has refused to move its job, and how seldom that is logged."""
 RESERVED_SECONDS = 0.1
 """How long slots are kept free for the jobs of an unblocking under way. One that hangs must not starve other jobs."""
 
@@ -130,6 +132,9 @@ class Unblocker:
         """Whether a job has come in behind another one."""
         self._cut_short: set[str] = set()
         """Limits that were asked for while a fetch under way had asked for slots."""
+        self._refused: dict[str, float] = {}
+        """Keys with a job that the server refuses to move; until when they are left alone."""
+        self._said_at = -inf
         self._unsure: dict[str, tuple[float, float]] = {}
         """Keys of which no waiter was found, though reading began behind the first one; first when, and last."""
         self._timer: asyncio.TimerHandle | None = None
@@ -309,10 +314,13 @@ class Unblocker:
         return {key: self._wanted.pop(key) for key in some}
 
     async def _ask(self, some: Wanted, move: Move) -> None:
+        if self._refused:
+            some = self._not_refused(some)
         self._asking = some
         self._since = monotonic()
         try:
-            await self._unblock(some, move)
+            if some:
+                await self._unblock(some, move)
         except BaseException:
             self._wanted = some | self._wanted
             raise
@@ -368,25 +376,41 @@ class Unblocker:
                 await self._by_halves(asked, move)
             else:
                 log.warning("key %s: another transaction has held it for a second; the sweep comes back to it", *asked)
-        except psycopg.errors.UniqueViolation as error:
-            if trigger_of(error) is not None:
-                raise
-            link, notify = self._session.link, self._state.settings.notify
-            if await resolve(self._session, link.statement("unblock_resolve_doubles", notify=notify)):
-                self._wanted = asked | self._wanted
         except psycopg.Error as error:
-            if not refuses_row(error):
-                raise
-            [unfit] = await self._session.run(self._session.link.statement("unblock_refuse_unfit"))
-            if unfit:
-                said = "jobs %s waited for a key, and fit into no lane: they are failed: refused (%s)"
-                log.error(said, unfit, without_values(error))
-            elif len(asked) > 1:
-                await self._by_halves(asked, move)
+            by_trigger = trigger_of(error) is not None
+            if isinstance(error, psycopg.errors.UniqueViolation) and not by_trigger:
+                link, notify = self._session.link, self._state.settings.notify
+                if await resolve(self._session, link.statement("unblock_resolve_doubles", notify=notify)):
+                    self._wanted = asked | self._wanted
+            elif by_trigger or refuses_row(error):
+                await self._narrow(asked, move, error)
             else:
-                log.error(
-                    "key %s: no job of it can be moved (%s); the sweep comes back to it", *asked, without_values(error)
-                )
+                raise
+
+    async def _narrow(self, asked: Wanted, move: Move, error: psycopg.Error) -> None:
+        """The server refuses to move a job of these keys: put aside jobs that fit nowhere, or find the key."""
+        [unfit] = await self._session.run(self._session.link.statement("unblock_refuse_unfit"))
+        if unfit:
+            said = "jobs %s waited for a key, and fit into no lane: they are failed: refused (%s)"
+            log.error(said, unfit, without_values(error))
+        elif len(asked) > 1:
+            await self._by_halves(asked, move)
+        else:
+            self._leave_alone(next(iter(asked)), error)
+
+    def _leave_alone(self, key: str, error: psycopg.Error) -> None:
+        """No job of this key can be moved. It is left to a sweep in a minute, so that no other key waits for it."""
+        now = monotonic()
+        self._refused = {each: until for each, until in self._refused.items() if until > now}
+        self._refused[key] = now + REFUSED_SECONDS
+        if now >= self._said_at + REFUSED_SECONDS:
+            self._said_at = now
+            said = "key %s: no job of it can be moved (%s); it is tried again in a minute, and so are others like it"
+            log.error(said, key, without_values(error))
+
+    def _not_refused(self, asked: Wanted) -> Wanted:
+        now = monotonic()
+        return {key: wanted for key, wanted in asked.items() if self._refused.get(key, now) <= now}
 
     async def _by_halves(self, asked: Wanted, move: Move) -> None:
         """One of these keys is the cause that none could be moved: the others are not to wait for it."""

@@ -30,15 +30,25 @@ class Asked:
     """The position after which each lane is asked."""
     passed_over: list[tuple[Lane, int]] = field(default_factory=list)
     """Positions at or before the start of their lane, which are asked for by themselves."""
+    left_out: Collection[tuple[Lane, int]] = ()
+    """Positions of rows that can be neither claimed nor put aside: they are not asked for."""
 
     def ranges(self) -> list[tuple[Lane, int, int, int]]:
         """What the claim is asked for, in order: (lane, after which position, up to which position, how many rows)."""
         alone: defaultdict[Lane, list[int]] = defaultdict(list)
         for lane, pos in sorted(self.passed_over):
-            alone[lane].append(pos)
+            if (lane, pos) not in self.left_out:
+                alone[lane].append(pos)
+        gaps: defaultdict[Lane, list[int]] = defaultdict(list)
+        for lane, pos in sorted(self.left_out):
+            gaps[lane].append(pos)
         places: list[tuple[Lane, int, int, int]] = []
         for lane, start, most in zip(self.lanes, self.starts, self.mosts, strict=True):
             places += [(lane, pos - 1, pos, 1) for pos in alone[lane]]
+            for gap in gaps[lane]:
+                if gap > start:
+                    places.append((lane, start, gap - 1, most))
+                    start = gap
             places.append((lane, start, NO_END, most))
         return places
 

@@ -36,7 +36,7 @@ import msgspec
 import psycopg
 
 from pgqueue.database.backoff import jittered, persist, wait
-from pgqueue.database.row_errors import refuses_row
+from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Statement, integers, texts
 from pgqueue.database.triggers import trigger_of
@@ -256,7 +256,7 @@ class Fetcher:
             self._state.claims.end(claim)
             self.asking = ((), 0)
             self._receiver.fetched()
-        if isinstance(claimed, psycopg.errors.UniqueViolation):
+        if isinstance(claimed, psycopg.errors.UniqueViolation) and trigger_of(claimed) is None:
             await self._resolve_doubles()
             return None
         if isinstance(claimed, psycopg.Error):
@@ -274,12 +274,10 @@ class Fetcher:
             return await self._claim(kind, asked, n, claim, beyond=beyond)
         except psycopg.errors.UniqueViolation as error:
             self._forget()
-            if trigger_of(error) is not None:
-                raise
             return error
         except BaseException as error:
             if isinstance(error, psycopg.Error) and (
-                isinstance(error, psycopg.errors.QueryCanceled) or refuses_row(error)
+                isinstance(error, psycopg.errors.QueryCanceled) or refuses_move(error)
             ):
                 return error
             # Whether rows were taken is unknown. Reconciliation hands them back once this claim counts as given up.
@@ -342,7 +340,7 @@ class Fetcher:
         try:
             claimed = await self._claim(kind, alone, 1, claim)
         except psycopg.Error as error:
-            if not refuses_row(error):
+            if not refuses_move(error):
                 self._state.in_doubt()
                 raise
             return error
@@ -361,6 +359,7 @@ class Fetcher:
             self.watermark.fall(lane, to)
         asked.starts = self.watermark.starts(asked.lanes, now)
         asked.passed_over = self._due(asked.lanes)
+        asked.left_out = self.refused_rows.left_out()
 
     def _due(self, lanes: Sequence[Lane]) -> list[tuple[Lane, int]]:
         """The positions of these lanes that are to be asked for by themselves now."""

@@ -7,20 +7,28 @@ nothing was taken, and the next claims of that kind ask for fewer jobs, down to 
 by its position alone. If it is refused again, it is put aside: failed, reason `refused`. So a bad row costs a few
 claims, and every other job is claimed as ever. If every job seems bad, it is not the rows: after REFUSED_MOST of them,
 the error goes to the loop, which waits before it goes on.
+
+A row stays if it cannot be put aside either: the application may have a check on `job_dead`, too. It also stays if a
+trigger of the application has raised, for that says nothing of the row. This worker does not ask for it for
+LEFT_SECONDS, and names it once in that time.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
+from math import inf
+from time import monotonic
 from typing import Any
 
 import psycopg
 
 from pgqueue.database.backoff import without_values
-from pgqueue.database.row_errors import refuses_row
+from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row
+from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Lane
 from pgqueue.jobs.outcomes import MESSAGE_MOST
 from pgqueue.worker.fetch.kinds import Kind
@@ -32,6 +40,7 @@ log = logging.getLogger("pgqueue")
 # the other, without a claim between them that took any.
 NARROWER = 8
 REFUSED_MOST = 20
+LEFT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,16 @@ class RefusedRows:
         self._state = state
         self._in_a_row = 0
         """How many jobs were put aside one after the other, without a claim that took any."""
+        self._left: dict[tuple[Lane, int], float] = {}
+        """Positions of rows that can be neither claimed nor put aside; until when they are not asked for."""
+        self._said_at = -inf
+
+    def left_out(self) -> Collection[tuple[Lane, int]]:
+        """The positions that are not to be asked for now."""
+        if self._left:
+            now = monotonic()
+            self._left = {place: until for place, until in self._left.items() if until > now}
+        return self._left.keys()
 
     def claimed(self, kind: Kind, n: int, free: int, *, any: bool) -> None:
         """A claim of n jobs was not refused: the next one of this kind may ask for more, up to the room there is."""
@@ -80,10 +99,19 @@ class RefusedRows:
         return True
 
     async def put_aside(self, row: RefusedRow, error: psycopg.Error) -> None:
-        """This job fails, reason `refused`. If its arguments or headers cannot be read at all, without them.
+        """This job fails, reason `refused`; without its arguments and headers if these cannot be read. Or it stays.
 
         Raises the error after REFUSED_MOST jobs in a row.
         """
+        self._in_a_row += 1
+        if trigger_of(error) is not None:
+            self._leave(row, error)
+        else:
+            await self._fail(row, error)
+        if self._in_a_row >= REFUSED_MOST:
+            raise error
+
+    async def _fail(self, row: RefusedRow, error: psycopg.Error) -> None:
         said = without_values(error)
         params: dict[str, Any] = {
             "id": row.id,
@@ -93,16 +121,29 @@ class RefusedRows:
             "message": f"the server refuses to start this job: {said}"[:MESSAGE_MOST],
             "notify": self._state.settings.notify,
         }
-        link = self._session.link
-        try:
-            [rows] = await self._session.run(link.statement("fetch_put_aside", **params, bare=False))
-        except psycopg.Error as again:
-            if not refuses_row(again):
-                raise
-            [rows] = await self._session.run(link.statement("fetch_put_aside", **params, bare=True))
-        if rows:
-            name = f"job {row.id} ({row.task})"
-            log.error("%s cannot be started: it is failed, reason refused (%s)", name, said, extra={"job_id": row.id})
-        self._in_a_row += 1
-        if self._in_a_row >= REFUSED_MOST:
-            raise error
+        link, last = self._session.link, error
+        for bare in (False, True):
+            try:
+                [rows] = await self._session.run(link.statement("fetch_put_aside", **params, bare=bare))
+            except psycopg.Error as again:
+                if not refuses_move(again):
+                    raise
+                last = again
+            else:
+                if rows:
+                    message, name = (
+                        "%s cannot be started: it is failed, reason refused (%s)",
+                        f"job {row.id} ({row.task})",
+                    )
+                    log.error(message, name, said, extra={"job_id": row.id})
+                return
+        self._leave(row, last)
+
+    def _leave(self, row: RefusedRow, error: psycopg.Error) -> None:
+        """This row stays where it is. It is not asked for, so that no other job waits for it."""
+        now = monotonic()
+        self._left[row.lane, row.pos] = now + LEFT_SECONDS
+        if now >= self._said_at + LEFT_SECONDS:
+            self._said_at = now
+            said = "job %d (%s) can be neither started nor failed: %s. It is tried again in a minute"
+            log.error(said, row.id, row.task, without_values(error), extra={"job_id": row.id})
