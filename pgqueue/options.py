@@ -114,7 +114,7 @@ def needs_arguments(least: int, said: str) -> Callable[[F], F]:
 
 def check_id(id: object, what: str) -> int:
     """Return the id of a job. A text, a truth value or a handle is no id: InvalidOption, which says what to give."""
-    if not isinstance(id, int) or isinstance(id, bool) or not -HIGHEST_ID <= id <= HIGHEST_ID:
+    if not isinstance(id, int) or isinstance(id, bool) or not 0 < id <= HIGHEST_ID:
         shown = f"{type(id).__name__} {id!r}"[:200]
         hint = " (did you mean its .id?)" if isinstance(getattr(id, "id", None), int) else ""
         if isinstance(id, list | tuple | set):

@@ -14,7 +14,7 @@ from workers import Eyes
 import pgqueue
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 
-OURS = {"Job", "JobHandle", "JobInfo", "JobOutcome", "NewJob", "QueueInfo", "StagedJob", "Task"}
+OURS = {"Job", "JobHandle", "JobInfo", "JobOutcome", "NewJob", "QueueInfo", "Reason", "StagedJob", "Task", "Why"}
 """pgqueue makes these, and no application."""
 NO_OPTIONS = {"aenqueue", "aenqueue_many", "current_job", "enqueue", "enqueue_many"}
 """They take no keywords, or the keywords of the task."""
@@ -90,7 +90,7 @@ def test_it_names_the_option_that_is_meant(name: str, word: str, meant: str, mon
         called(function, *required(function), **{word: "x"})
 
 
-BY_ID = ["get", "aget", "cancel", "acancel", "retry", "aretry", "discard", "adiscard"]
+BY_ID = ["get", "aget", "why", "awhy", "cancel", "acancel", "retry", "aretry", "discard", "adiscard"]
 
 
 @pytest.mark.promise("F132")

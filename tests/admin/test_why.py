@@ -653,7 +653,7 @@ async def test_an_id_without_a_job_says_what_may_have_become_of_it(scene: Scene)
 
 @pytest.mark.parametrize("id", [0, -1, True, "7", 1 << 63])
 def test_what_is_no_id_is_refused(conn: psycopg.Connection, id: Any) -> None:
-    with pytest.raises(InvalidOption, match="give the id of a job"):
+    with pytest.raises(InvalidOption, match="no id of a job"):
         pgqueue.why(conn, id)
 
 

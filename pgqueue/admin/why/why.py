@@ -23,13 +23,14 @@ from pgqueue.config import config
 from pgqueue.database import shown
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps, adrive, drive
-from pgqueue.errors import InvalidOption
+from pgqueue.options import check_id, checks_options
 
 ROUNDS = 5
 """How often a job that keeps moving is looked at."""
 WAITING = ("available", "scheduled", "blocked")
 
 
+@checks_options
 def why(conn: object, id: int) -> Why:
     """Return why this job does not run, is not finished, has ended, or is not there; the reasons in the claim's order.
 
@@ -42,6 +43,7 @@ def why(conn: object, id: int) -> Why:
     return drive(conn, explaining(id))
 
 
+@checks_options
 async def awhy(conn: object, id: int) -> Why:
     """`why` for async connections."""
     return await adrive(conn, explaining(id))
@@ -49,8 +51,7 @@ async def awhy(conn: object, id: int) -> Why:
 
 def explaining(id: int) -> Steps[Why]:
     """The steps of `why`."""
-    if not isinstance(id, int) or isinstance(id, bool) or not 0 < id < 1 << 63:
-        raise InvalidOption(f"id {id!r}: give the id of a job")
+    check_id(id, "why")
     schema, job = config().schema, None
     for _ in range(ROUNDS):
         job = read_one((yield Statement(text("queries_get", schema), {"id": id}, list)))
