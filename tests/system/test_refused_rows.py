@@ -287,5 +287,5 @@ async def test_a_job_that_can_be_neither_started_nor_failed_keeps_no_other_waiti
         await until(eyes.done(59))
         assert worker.state.phase == "running"
     assert eyes.all("SELECT state, args ->> 'n' FROM pgqueue.job WHERE state <> 'completed'") == [("available", "20")]
-    [said] = lines(caplog, "neither started nor failed")
+    [said] = lines(caplog, "cannot be started, and stays")
     assert ('"even"' if refuses == CHECK else "no twenties here") in said

@@ -9,8 +9,8 @@ claims, and every other job is claimed as ever. If every job seems bad, it is no
 the error goes to the loop, which waits before it goes on.
 
 A row stays if it cannot be put aside either: the application may have a check on `job_dead`, too. It also stays if a
-trigger of the application has raised, for that says nothing of the row. This worker does not ask for it for
-LEFT_SECONDS, and names it once in that time.
+trigger of the application has raised, for that says nothing of the row. This worker does not ask for it for a while. It
+names one such row in LEFT_SECONDS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.backoff import without_values
+from pgqueue.database.backoff import described, without_values
 from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row
@@ -41,6 +41,8 @@ log = logging.getLogger("pgqueue")
 NARROWER = 8
 REFUSED_MOST = 20
 LEFT_SECONDS = 60.0
+TRIGGER_SECONDS = 5.0
+"""How long a row is left alone if a trigger has raised: that may be over soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +144,9 @@ class RefusedRows:
     def _leave(self, row: RefusedRow, error: psycopg.Error) -> None:
         """This row stays where it is. It is not asked for, so that no other job waits for it."""
         now = monotonic()
-        self._left[row.lane, row.pos] = now + LEFT_SECONDS
+        by_trigger = trigger_of(error) is not None
+        self._left[row.lane, row.pos] = now + (TRIGGER_SECONDS if by_trigger else LEFT_SECONDS)
         if now >= self._said_at + LEFT_SECONDS:
             self._said_at = now
-            said = "job %d (%s) can be neither started nor failed: %s. It is tried again in a minute"
-            log.error(said, row.id, row.task, without_values(error), extra={"job_id": row.id})
+            said = "fetch: job %d (%s) cannot be started, and stays: %s. It is tried again; so are others like it"
+            log.error(said, row.id, row.task, described(error), extra={"job_id": row.id})
