@@ -14,7 +14,20 @@ from workers import Eyes
 import pgqueue
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 
-OURS = {"Job", "JobHandle", "JobInfo", "JobOutcome", "NewJob", "QueueInfo", "Reason", "StagedJob", "Task", "Why"}
+OURS = {
+    "ErrorGroup",
+    "HistoryRow",
+    "Job",
+    "JobHandle",
+    "JobInfo",
+    "JobOutcome",
+    "NewJob",
+    "QueueInfo",
+    "Reason",
+    "StagedJob",
+    "Task",
+    "Why",
+}
 """pgqueue makes these, and no application."""
 NO_OPTIONS = {"aenqueue", "aenqueue_many", "current_job", "enqueue", "enqueue_many"}
 """They take no keywords, or the keywords of the task."""

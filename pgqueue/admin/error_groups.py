@@ -15,6 +15,7 @@ from pgqueue.config import client
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import InvalidOption
+from pgqueue.options import checks_options
 
 LIMIT_MOST = 2_000
 
@@ -44,6 +45,7 @@ class ErrorGroup:
     version_tag: str | None
 
 
+@checks_options
 def error_groups(
     conn: object,
     *,
@@ -63,6 +65,7 @@ def error_groups(
     return drivers.run(conn, _asking(queue, task, since, limit))
 
 
+@checks_options
 async def aerror_groups(
     conn: object,
     *,

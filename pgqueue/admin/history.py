@@ -18,6 +18,7 @@ from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs import histogram
+from pgqueue.options import checks_options
 
 Step = Literal["minute", "hour"]
 By = Literal["task", "queue", "all"]
@@ -80,6 +81,7 @@ class HistoryRow:
         return histogram.quantile(self.run, share)
 
 
+@checks_options
 def history(
     conn: object,
     *,
@@ -106,6 +108,7 @@ def history(
     return drivers.run(conn, _asking(since, until, queue, task, step, by))
 
 
+@checks_options
 async def ahistory(
     conn: object,
     *,
