@@ -23,6 +23,7 @@ OURS = {
     "JobOutcome",
     "NewJob",
     "QueueInfo",
+    "Stack",
     "Reason",
     "StagedJob",
     "Task",

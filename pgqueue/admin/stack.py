@@ -19,6 +19,7 @@ from pgqueue.config import client
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import InvalidOption, JobNotFound, ResultTimeout
+from pgqueue.options import checks_options
 
 LOOK_SECONDS = 0.05
 PATIENCE = 5.0
@@ -79,6 +80,7 @@ class Request:
         )
 
 
+@checks_options
 def stack(conn: object, id: int, timeout: float | None = None) -> Stack:
     """Return where the handler of this running job stands, as its worker says within `timeout` seconds.
 
@@ -102,6 +104,7 @@ def stack(conn: object, id: int, timeout: float | None = None) -> Stack:
         drivers.run(conn, forgetting(request))
 
 
+@checks_options
 async def astack(conn: object, id: int, timeout: float | None = None) -> Stack:
     """`stack` for async connections."""
     _check(conn)
