@@ -15,7 +15,10 @@ import pgqueue
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 
 OURS = {
+    "AuditEntry",
+    "Diagnosis",
     "ErrorGroup",
+    "Finding",
     "HistoryRow",
     "Job",
     "JobHandle",

@@ -341,6 +341,7 @@ async def adiscard(
     return _found(await adrive(conn, _discarding(ids, asked, actor)), asked)
 
 
+@checks_options
 def reschedule(conn: object, *ids: int, at: datetime, actor: str | None = None) -> list[Answer]:
     """Let jobs that wait start at another time, with this transaction's COMMIT; at once if that has come.
 
@@ -356,6 +357,7 @@ def reschedule(conn: object, *ids: int, at: datetime, actor: str | None = None) 
     return _found(drive(conn, rescheduling(ids, at, By(None, actor))), None)
 
 
+@checks_options
 async def areschedule(conn: object, *ids: int, at: datetime, actor: str | None = None) -> list[Answer]:
     """`reschedule` for async connections."""
     return _found(await adrive(conn, rescheduling(ids, at, By(None, actor))), None)

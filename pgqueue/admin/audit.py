@@ -17,6 +17,7 @@ from pgqueue.database import drivers, shown
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps, adrive, drive
 from pgqueue.errors import InvalidOption
+from pgqueue.options import checks_options
 
 WALKED_MOST = 20_000
 LIMIT_MOST = 10_000
@@ -42,6 +43,7 @@ class AuditEntry:
     details: dict[str, Any]
 
 
+@checks_options
 def audit(
     conn: object,
     *,
@@ -65,6 +67,7 @@ def audit(
     return drive(conn, _walking(actor, action, since, before, limit))
 
 
+@checks_options
 async def aaudit(
     conn: object,
     *,

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from pgqueue.errors import InvalidOption
+from pgqueue.options import checks_options
 
 ACTOR_MOST = 200  # characters
 _acting: ContextVar[str | None] = ContextVar("pgqueue_actor", default=None)
 
 
+@checks_options
 @contextmanager
 def acting(actor: str) -> Iterator[None]:
     """In this block, changes by hand are recorded as this actor's, unless a call names another.

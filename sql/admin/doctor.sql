@@ -12,25 +12,25 @@ SELECT max(version) FROM pgqueue.migration;
 SELECT json_build_object(
     'snapshots', (SELECT coalesce(json_agg(s), '[]') FROM (
         SELECT a.pid, left(a.application_name, 40) AS application, left(a.usename::text, 40) AS role, a.state,
-               extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS age,
+               extract(epoch FROM pgqueue.now() - a.xact_start)::float8 AS age,
                left(regexp_replace(regexp_replace(a.query, '''([^'']|'''')*(''|$)|\$\w*\$.*', '…', 'g'), '\s+', ' ', 'g'), 60) AS query
         FROM pg_stat_activity a
         WHERE (a.datname = current_database() OR a.backend_type = 'walsender') AND a.pid <> pg_backend_pid()
           AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL) AND a.backend_type <> 'autovacuum worker'
-          AND a.xact_start < clock_timestamp() - make_interval(secs => %(seconds)s::float8)
+          AND a.xact_start < pgqueue.now() - make_interval(secs => %(seconds)s::float8)
         ORDER BY a.xact_start LIMIT 5) AS s),
     'prepared', (SELECT coalesce(json_agg(p), '[]') FROM (
-        SELECT left(p.gid, 60) AS gid, left(p.owner::text, 40) AS role, extract(epoch FROM clock_timestamp() - p.prepared)::float8 AS age
+        SELECT left(p.gid, 60) AS gid, left(p.owner::text, 40) AS role, extract(epoch FROM pgqueue.now() - p.prepared)::float8 AS age
         FROM pg_prepared_xacts p
-        WHERE p.database = current_database() AND p.prepared < clock_timestamp() - make_interval(secs => %(seconds)s::float8)
+        WHERE p.database = current_database() AND p.prepared < pgqueue.now() - make_interval(secs => %(seconds)s::float8)
         ORDER BY p.prepared LIMIT 5) AS p),
     'slots', (SELECT coalesce(json_agg(r), '[]') FROM (
         SELECT s.slot_name AS name, s.slot_type AS kind, s.xmin IS NOT NULL AS holds,
-               extract(epoch FROM clock_timestamp() - (to_jsonb(s) ->> 'inactive_since')::timestamptz)::float8 AS age
+               extract(epoch FROM pgqueue.now() - (to_jsonb(s) ->> 'inactive_since')::timestamptz)::float8 AS age
         FROM pg_replication_slots s
         WHERE NOT s.active AND NOT s.temporary AND (s.restart_lsn IS NOT NULL OR s.xmin IS NOT NULL OR s.catalog_xmin IS NOT NULL)
           AND coalesce((to_jsonb(s) ->> 'inactive_since')::timestamptz, '-infinity')
-              < clock_timestamp() - make_interval(secs => %(seconds)s::float8)
+              < pgqueue.now() - make_interval(secs => %(seconds)s::float8)
         ORDER BY s.slot_name LIMIT 5) AS r)
 )::text;
 
@@ -60,11 +60,11 @@ SELECT json_build_object(
 SELECT json_build_object(
     'dead', (SELECT coalesce(json_agg(d), '[]') FROM (
         SELECT t.relname AS name, t.n_dead_tup AS dead, t.n_live_tup AS live,
-               extract(epoch FROM clock_timestamp() - greatest(t.last_autovacuum, t.last_vacuum))::float8 AS age
+               extract(epoch FROM pgqueue.now() - greatest(t.last_autovacuum, t.last_vacuum))::float8 AS age
         FROM pg_stat_user_tables t
         WHERE t.schemaname = 'pgqueue' AND t.n_dead_tup > 100000
           AND coalesce(greatest(t.last_autovacuum, t.last_vacuum), pg_postmaster_start_time())
-              < clock_timestamp() - make_interval(secs => %(seconds)s::float8)
+              < pgqueue.now() - make_interval(secs => %(seconds)s::float8)
         ORDER BY t.n_dead_tup DESC LIMIT 5) AS d),
     'invalid', (SELECT coalesce(json_agg(c.relname ORDER BY c.relname), '[]')
                 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_namespace n ON n.oid = c.relnamespace
