@@ -340,6 +340,7 @@ def _register() -> Statement[int]:
         "version_tag": "testing",
         "queues": [],
         "tasks": [],
+        "slots": [],
     }
     return Statement(text("registration_register", config().schema), params, lambda rows: int(rows[0][0]))
 

@@ -73,6 +73,8 @@ BEGIN
         EXECUTE format('CREATE TABLE pgqueue.%I PARTITION OF pgqueue.%I FOR VALUES IN (%s) WITH (
                             autovacuum_vacuum_insert_scale_factor = 0.5, autovacuum_analyze_scale_factor = 0.5)',
                        leaf, ring.parent, ring.bin);
+        -- No column names a row. In a publication the whole row does.
+        EXECUTE format('ALTER TABLE pgqueue.%I REPLICA IDENTITY FULL', leaf);
         EXECUTE format('CREATE INDEX %I ON pgqueue.%I (at)', leaf || '_at', leaf);
         EXECUTE format('CREATE INDEX %I ON pgqueue.%I (task, at)', leaf || '_task', leaf);
     END LOOP;

@@ -616,10 +616,13 @@ async def test_a_transaction_that_waits_names_the_session_that_keeps_it_waiting(
 @pytest.mark.promise("F102")
 async def test_who_has_cancelled_a_job_is_named(scene: Scene) -> None:
     job, other = scene.enqueue("why.a"), scene.enqueue("why.a")
-    pgqueue.cancel(scene.eyes.conn, job, other)
-    scene.eyes.do("INSERT INTO pgqueue.audit (actor, action, jobs) VALUES ('anna', 'cancel', %s)", [job])
+    pgqueue.cancel(scene.eyes.conn, job, actor="anna")
+    pgqueue.cancel(scene.eyes.conn, other)
     scene.eyes.do("INSERT INTO pgqueue.audit (actor, action, jobs) VALUES ('bert', 'retry', %s)", [job, other])
     assert scene.why(job).reasons[0].details["by"] == "anna"
+    role = scene.eyes.one("SELECT session_user")
+    assert scene.why(other).reasons[0].details["by"] == role
+    scene.eyes.do("DELETE FROM pgqueue.audit")
     assert "by" not in scene.why(other).reasons[0].details
 
 

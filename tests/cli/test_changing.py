@@ -92,6 +92,8 @@ def test_enqueue_refuses_what_a_job_cannot_hold_before_it_connects() -> None:
 
 # prune ---------------------------------------------------------------------------------------------------------------
 
+RINGS = ("attempt", "dead", "done", "hour", "minute")
+
 
 def bins(conn: Conn) -> dict[str, int]:
     found = dict(conn.execute("SELECT kind, bin FROM pgqueue.ring").fetchall())
@@ -101,8 +103,8 @@ def bins(conn: Conn) -> dict[str, int]:
 
 def test_prune_leaves_what_is_not_due(conn: Conn, dsn: str) -> None:
     done = pgqueue("prune", dsn=dsn)
-    assert (done.returncode, done.stdout.count("not due")) == (0, 3)
-    assert bins(conn) == {"attempt": 0, "dead": 0, "done": 0}
+    assert (done.returncode, done.stdout.count("not due")) == (0, 5)
+    assert bins(conn) == dict.fromkeys(RINGS, 0)
 
 
 def test_prune_advances_what_is_due(conn: Conn, dsn: str) -> None:
@@ -110,14 +112,14 @@ def test_prune_advances_what_is_due(conn: Conn, dsn: str) -> None:
     conn.execute("INSERT INTO pgqueue.job_done (state, task, bin, finished_at) VALUES ('completed', 't', 1, now())")
     conn.commit()
     done = pgqueue("prune", dsn=dsn)
-    assert (done.returncode, done.stdout.count("not due"), "advanced" in done.stdout) == (0, 2, True)
-    assert bins(conn) == {"attempt": 0, "dead": 0, "done": 1}
+    assert (done.returncode, done.stdout.count("not due"), "advanced" in done.stdout) == (0, 4, True)
+    assert bins(conn) == dict.fromkeys(RINGS, 0) | {"done": 1}
     assert conn.execute("SELECT count(*) FROM pgqueue.job_done").fetchone() == (0,)
 
 
 def test_prune_all_advances_every_ring_once(conn: Conn, dsn: str) -> None:
     assert pgqueue("prune", "--all", dsn=dsn).returncode == 0
-    assert bins(conn) == {"attempt": 1, "dead": 1, "done": 1}
+    assert bins(conn) == dict.fromkeys(RINGS, 1)
 
 
 @pytest.mark.promise("F20")
@@ -126,7 +128,7 @@ def test_a_reader_that_prevents_it_is_told_of_and_the_rest_goes_on(conn: Conn, d
         reader.execute("SELECT count(*) FROM pgqueue.job_done_1")
         done = pgqueue("prune", "--all", dsn=dsn)
         assert f"done: pid {reader.info.backend_pid} (" in done.stderr
-        assert (done.returncode, done.stdout.count("prevented: a reader"), done.stdout.count("advanced")) == (1, 1, 2)
-        assert bins(conn) == {"attempt": 1, "dead": 1, "done": 0}
+        assert (done.returncode, done.stdout.count("prevented: a reader"), done.stdout.count("advanced")) == (1, 1, 4)
+        assert bins(conn) == dict.fromkeys(RINGS, 1) | {"done": 0}
     assert pgqueue("prune", "--all", dsn=dsn).returncode == 0
-    assert bins(conn) == {"attempt": 2, "dead": 2, "done": 1}
+    assert bins(conn) == dict.fromkeys(RINGS, 2) | {"done": 1}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @as_json
 @database
 def command(as_json: bool) -> None:
-    """Say why jobs wait, and what is wrong with what the queue stands on.
+    """Say why jobs wait, and what is wrong below the queue.
 
     Exit code 0 if nothing is wrong, 1 with any finding. Each finding says what, since when, what to do, and where to
     read more. With --json its severity is `critical`, `warning` or `notice`. What this role may not see of other

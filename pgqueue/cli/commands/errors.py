@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @as_json
 @database
 def command(since: datetime | None, queue: str | None, task: str | None, limit: int, as_json: bool) -> None:
-    """Show what fails: failed attempts, grouped by task, type of error and place.
+    """Show what fails, grouped by task, type and place.
 
     PLACE is the application's innermost function. LAST is how long ago the last one was, JOB one of the jobs. The group
     that has occurred last comes first. A new failure is seen about two minutes later.

@@ -41,7 +41,7 @@ def command(
     by: By,
     as_json: bool,
 ) -> None:
-    """Show how many jobs started and how they ended, and how long they waited and ran.
+    """Show how many jobs began and ended, and how long they took.
 
     Times are UTC. WAIT and RUN are the times that 95 % have not exceeded, estimated. A minute in which nothing happened
     has no row. The newest minute is seen about two minutes later. `--json` has all numbers, with p50, p95 and p99.

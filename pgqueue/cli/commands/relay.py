@@ -42,7 +42,7 @@ LEVELS = ("debug", "info", "warning", "error")
 @as_json
 @database
 def command(sources: Sequence[str], target: str | None, as_json: bool, **options: Any) -> None:
-    """Take staged jobs from the outboxes of applications to the queue.
+    """Take staged jobs from outboxes of applications to the queue.
 
     Start as many as you like: for each outbox one works, and another takes over within seconds. A source that is in
     trouble delays no other. SIGTERM or Ctrl-C ends it at any moment; nothing is lost and nothing comes twice.

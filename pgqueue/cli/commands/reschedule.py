@@ -20,7 +20,7 @@ from pgqueue.cli.options import Moment, actor, as_json, database
 @as_json
 @database
 def command(ids: tuple[int, ...], at: datetime | None, now: bool, as_json: bool) -> None:
-    """Let jobs that wait start at another time.
+    """Give jobs that wait another time.
 
     Jobs that are scheduled, available or blocked wait for that time; a time that has come is now. A job that runs goes
     on, and one that has ended is for `pgqueue retry`. Exit code 1: a job with one of the IDs could not be rescheduled.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @as_json
 @database
 def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
-    """Show the tasks that live workers know, and those that jobs have.
+    """Show the tasks of live workers, and those that jobs name.
 
     JOBS wait or run, in these QUEUES. A task is UNKNOWN if jobs of it are in a queue whose live workers do not know it.
     With MODULE, HERE is the queue that it declares for each task. Tasks that no live worker knows, and those that are

@@ -20,16 +20,19 @@ from pgqueue.worker.run import cancellation
 from pgqueue.worker.run.cancellation import SETTLED_MOST, Cancellation
 
 REQUESTS = "SELECT count(*) FROM pgqueue.job_signal"
+begun: list[str] = []
 stopped: list[str] = []
 
 
 @pytest.fixture(autouse=True)
 def anew() -> None:
+    begun.clear()
     stopped.clear()
 
 
 @task(name="signals.wait")
 async def wait() -> None:
+    begun.append("async")
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
@@ -39,6 +42,7 @@ async def wait() -> None:
 
 @task(name="signals.spin")
 def spin() -> None:
+    begun.append(threading.current_thread().name)
     try:
         while True:
             sleep(0.005)
@@ -63,6 +67,7 @@ async def test_a_running_job_is_stopped_at_once_and_ends_as_cancelled(
     with psycopg.connect(dsn) as conn:
         job = handler.enqueue(conn).id
     async with work(dsn, wait, spin):
+        await until(lambda: begun != [])  # a job that is taken has not begun yet
         await cancelled(dsn, eyes, job)
     assert len(stopped) == 1
     found = pgqueue.get(eyes.conn, job)
