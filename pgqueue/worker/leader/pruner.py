@@ -64,28 +64,29 @@ class Pruner:
         self._others_at = monotonic() + jittered(OTHERS_SECONDS)
         await self._also()
         link = self._session.link
-        [[(restored,)]] = await self._session.run(link.statement("registration_restore_settings"))
+        restore = link.statement("registration_restore_settings")
+        [[(restored,)], _] = await self._session.run(restore, link.statement("pruner_waiters"))
         if restored:
             log.warning("something has emptied the tables ring or duty: %d rows are put back", restored)
-        await self._session.run(link.statement("pruner_waiters"))
         try:
             await self._session.run(link.statement("pruner_rates", seconds=REST_SECONDS, n=LIMITERS_MOST))
         except psycopg.errors.InsufficientPrivilege:  # granted before there were rates
             log.error("rates are not tidied up: this role needs its rights again, `pgqueue grants`")
         try:
             audit = link.statement("pruner_audit", n=AUDIT_AT_ONCE, days=AUDIT_DAYS, most=AUDIT_MOST)
-            await self._session.run(audit)
+            [_, [(gone,)]] = await self._session.run(audit, link.statement("pruner_discarded_keys", n=DISCARDED_MOST))
+            if gone:
+                log.info("keys of discarded jobs: %d that have expired were removed", gone)
         except psycopg.errors.InsufficientPrivilege:  # its rights were taken
-            log.error("the record of changes by hand is not kept short: grant this role anew, `pgqueue grants`")
+            log.error(
+                "the record of changes by hand, and discarded keys, are kept: grant this role anew, `pgqueue grants`"
+            )
         blocked = await self._blocked()
         await self._keys()
         return READ_SECONDS if blocked else jittered(ROUND_SECONDS)
 
     async def _keys(self) -> None:
-        """Walk on through the unique keys for a second, from where the last round stopped. Remove those left over.
-
-        And keys of discarded jobs, if they have expired.
-        """
+        """Walk on through the unique keys for a second, from where the last round stopped. Remove those left over."""
         link, until = self._session.link, monotonic() + KEYS_SECONDS
         removed, looked = 0, KEYS_MOST
         while looked == KEYS_MOST and monotonic() < until:
@@ -97,8 +98,6 @@ class Pruner:
                 return
             self._keys_after = last if looked == KEYS_MOST else ""
             removed += gone
-        [[(gone,)]] = await self._session.run(link.statement("pruner_discarded_keys", n=DISCARDED_MOST))
-        removed += gone
         if removed:
             log.info("unique keys: %d left over were removed", removed)
 
