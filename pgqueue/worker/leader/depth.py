@@ -50,7 +50,7 @@ log = logging.getLogger("pgqueue")
 
 PAUSE_LEAST, PAUSE_MOST, PAUSE_TIMES = 5.0, 120.0, 100
 FIRST_SECONDS = 15.0
-"""So long a worker that leads waits for its first measurement, once to twice. If one is needed before, readers measure."""
+"""So long a worker that leads waits for its first measurement, once to twice. Readers measure before, if need be."""
 OTHERS_SECONDS = 300.0
 OVERDUE_SECONDS = 60.0
 """A worker that does not lead looks now and then, and measures if a measurement is overdue by so much."""

@@ -64,24 +64,12 @@ class Pruner:
         self._others_at = monotonic() + jittered(OTHERS_SECONDS)
         await self._also()
         link = self._session.link
-        restore = link.statement("registration_restore_settings")
-        [[(restored,)], _] = await self._session.run(restore, link.statement("pruner_waiters"))
+        restore, rings = link.statement("registration_restore_settings"), link.statement("pruner_rings")
+        [[(restored,)], _, found] = await self._session.run(restore, link.statement("pruner_waiters"), rings)
         if restored:
             log.warning("something has emptied the tables ring or duty: %d rows are put back", restored)
-        try:
-            await self._session.run(link.statement("pruner_rates", seconds=REST_SECONDS, n=LIMITERS_MOST))
-        except psycopg.errors.InsufficientPrivilege:  # granted before there were rates
-            log.error("rates are not tidied up: this role needs its rights again, `pgqueue grants`")
-        try:
-            audit = link.statement("pruner_audit", n=AUDIT_AT_ONCE, days=AUDIT_DAYS, most=AUDIT_MOST)
-            [_, [(gone,)]] = await self._session.run(audit, link.statement("pruner_discarded_keys", n=DISCARDED_MOST))
-            if gone:
-                log.info("keys of discarded jobs: %d that have expired were removed", gone)
-        except psycopg.errors.InsufficientPrivilege:  # its rights were taken
-            log.error(
-                "the record of changes by hand, and discarded keys, are kept: grant this role anew, `pgqueue grants`"
-            )
-        blocked = await self._blocked()
+        await self._tidy()
+        blocked = await self._blocked([kind for kind, _, _, _, _, due in found if due])
         await self._keys()
         return READ_SECONDS if blocked else jittered(ROUND_SECONDS)
 
@@ -101,14 +89,25 @@ class Pruner:
         if removed:
             log.info("unique keys: %d left over were removed", removed)
 
-    async def _blocked(self) -> bool:
-        """Advance the rings that are due; return whether a reader prevented one."""
+    async def _tidy(self) -> None:
+        """Remove rows that say nothing any more: of rates at rest, of the record, of discarded keys. In one message."""
         link = self._session.link
-        [rings] = await self._session.run(link.statement("pruner_rings"))
+        rates = link.statement("pruner_rates", seconds=REST_SECONDS, n=LIMITERS_MOST)
+        audit = link.statement("pruner_audit", n=AUDIT_AT_ONCE, days=AUDIT_DAYS, most=AUDIT_MOST)
+        keys = link.statement("pruner_discarded_keys", n=DISCARDED_MOST)
+        try:
+            [*_, [(gone,)]] = await self._session.run(rates, audit, keys)
+        except psycopg.errors.InsufficientPrivilege:  # granted before there were such tables
+            log.error("rates, the record and discarded keys are not tidied up: grant this role anew, `pgqueue grants`")
+            return
+        if gone:
+            log.info("keys of discarded jobs: %d that have expired were removed", gone)
+
+    async def _blocked(self, due: list[str]) -> bool:
+        """Advance the rings that are due; return whether a reader prevented one."""
         blocked = False
-        for kind, _, _, _, _, due in rings:
-            if due:
-                blocked |= not await self._advance(kind)
+        for kind in due:
+            blocked |= not await self._advance(kind)
         return blocked
 
     async def _advance(self, kind: str) -> bool:
