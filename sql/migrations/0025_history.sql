@@ -33,7 +33,7 @@ COMMENT ON TABLE pgqueue.history_part IS 'What workers have counted and the lead
 
 -- The history ----------------------------------------------------------------------------------------------------------------------
 
--- Rows are only appended. If a part comes late, its minute has one more row: whoever reads adds them up.
+-- Rows are only appended. If a part comes late, its minute has one more row: a reader adds them up.
 --
 -- `wait` and `run` are histograms: the n-th number counts the times up to the n-th of `history_bounds()` and above the one before. The
 -- numbers behind the last that is not 0 are left out.
@@ -81,7 +81,7 @@ BEGIN
 END $$;
 
 INSERT INTO pgqueue.ring (kind, leaves, retention) VALUES ('minute', 8, interval '24 hours'), ('hour', 8, interval '30 days');
--- Its row is locked by whoever folds. Minutes before `done_at` are in `history_hour`.
+-- Its row is locked by the worker that folds. Minutes before `done_at` are in `history_hour`.
 INSERT INTO pgqueue.duty (name, done_at) VALUES ('history', date_bin('1 hour', pgqueue.now(), '2000-01-01 00:00:00+00'));
 
 -- The upper bounds of the histograms, in seconds. There is one more number for what is longer.
