@@ -788,7 +788,7 @@ CROSS JOIN unnest(coalesce(alike.tasks, ARRAY[''])) AS t (task)
 -- Why the available jobs of the group `g` wait: their task is unknown or paused, their queue is paused or not served, or they wait for a
 -- free slot.
 CASE WHEN {{is_unknown}} THEN 'unknown' WHEN g.queue = {{paused}} THEN 'paused'
-     WHEN g.task = ANY (ARRAY(SELECT p.name FROM pgqueue.paused_task p)) THEN 'task_paused'
+     WHEN g.task = {{paused_task}} THEN 'task_paused'
      WHEN (g.queue IN (SELECT taker.queue FROM taker)) IS TRUE THEN 'slot' ELSE 'unserved' END
 
 -- name: since
