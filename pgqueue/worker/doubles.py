@@ -3,6 +3,10 @@
 Called by each service that moves jobs, after a violation of a unique index. First the sequences that lag are advanced:
 else a new id might be given twice, too. Then the statement decides. A row that is another job gets a new id; a second
 row of one job fails. Why no job is lost by that is said at `resolve_doubles` in sql/fragments.sql.
+
+The sequences may be set back between the two, as by a restore that is still going on. Then the new id, too, belongs to
+another job or to what it has left, and the statement moves nothing. So all of it is sent again, `TRIES` times at most:
+a service that moves jobs must not end for it. After the last the caller goes on as if nothing had been resolved.
 """
 
 from __future__ import annotations
@@ -10,20 +14,24 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import psycopg
+
+from pgqueue.database.backoff import one_line
 from pgqueue.database.sequences import advancing
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Statement
 
 log = logging.getLogger("pgqueue")
 
+TRIES = 3
+
 
 async def resolve(session: Session, *statements: Statement[list[tuple[Any, ...]]]) -> int:
     """Send these statements, which are made of `resolve_doubles`; return the number of rows that were resolved.
 
-    If it is 0, the index is not one of these, or the rows are locked just now.
+    If it is 0, the index is not one of these, the rows are locked just now, or no new id was free.
     """
-    _, *answers = await session.run(advancing(session.link.schema, whole=False), *statements)
-    rows = [row for answer in answers for row in answer]
+    rows = await _resolved(session, statements)
     for job_id, task, new_id, _, _ in rows:
         about = {"job_id": job_id}
         if new_id is not None:
@@ -33,3 +41,16 @@ async def resolve(session: Session, *statements: Statement[list[tuple[Any, ...]]
             said = "job %d (%s) had a second row, restored or inserted by hand; that row is failed: refused"
             log.error(said, job_id, task, extra=about)
     return len(rows)
+
+
+async def _resolved(
+    session: Session, statements: tuple[Statement[list[tuple[Any, ...]]], ...]
+) -> list[tuple[Any, ...]]:
+    for _ in range(TRIES):
+        try:
+            _, *answers = await session.run(advancing(session.link.schema, whole=False), *statements)
+        except psycopg.errors.UniqueViolation as error:
+            log.warning("the sequences were set back again, a new id was taken, too: %s", one_line(error))
+        else:
+            return [row for answer in answers for row in answer]
+    return []

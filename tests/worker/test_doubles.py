@@ -19,9 +19,12 @@ from workers import Eyes, until, work
 import pgqueue
 from pgqueue import Job
 from pgqueue.client.tasks import Task, task
-from pgqueue.database.statements import text
+from pgqueue.database import sequences
+from pgqueue.database.sessions import Link, Session
+from pgqueue.database.statements import Statement, text
 from pgqueue.jobs.concurrency import Limit, Rate
 from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.worker import doubles
 
 __all__ = ["role"]
 
@@ -454,3 +457,33 @@ def test_the_rights_of_a_worker_are_enough(conn: Conn, role: Role, by: str) -> N
     with psycopg.connect(role("work")) as working:
         [(_, _, new_id)] = resolve(working, by)
     assert new_id is not None and len(facts(conn, new_id)[1]) == 2
+
+
+@pytest.mark.promise("F29")
+@pytest.mark.parametrize("times", [0, 1, 2, 3])
+async def test_sequences_that_are_set_back_again_meanwhile_end_no_service(
+    dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """The new id is drawn from a sequence that was set back after it had been advanced: it belongs to a cursor."""
+    row(conn, "running", EARLIER)
+    row(conn, "available", LATER)
+    for id in (5, 26):
+        conn.execute("INSERT INTO pgqueue.job_cursor VALUES (%s, 1, '1', now(), %s)", [id, LATER])
+    conn.commit()
+    set_back = Statement("SELECT setval('pgqueue.job_id_seq', 26, false)", {}, lambda rows: None)
+    left = [set_back] * times
+    advance = sequences.advancing
+    monkeypatch.setattr(
+        doubles, "advancing", lambda schema, *, whole: left.pop() if left else advance(schema, whole=whole)
+    )
+    session = Session(Link(dsn, "pgqueue"), "fetch")
+    try:
+        found = await doubles.resolve(session, session.link.statement("fetch_resolve_doubles", notify=False))
+    finally:
+        await session.close()
+    assert not left
+    assert found == (1 if times < doubles.TRIES else 0)
+    ids = [id for (id,) in conn.execute("SELECT id FROM pgqueue.job_available").fetchall()]
+    assert (ids == [5]) is (found == 0), ids
+    cursors = {id for (id,) in conn.execute("SELECT job_id FROM pgqueue.job_cursor").fetchall()}
+    assert cursors == {26, *ids}, "the cursor went with its job"
