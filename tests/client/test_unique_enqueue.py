@@ -699,3 +699,34 @@ def test_a_refused_retry_leaves_the_idempotency_key_where_it_was(conn: psycopg.C
     pgqueue.cancel(conn, second.id)
     assert pgqueue.retry(conn, first.id)[0].did == "retried"
     assert conn.execute("SELECT count(*) FROM pgqueue.unique_key WHERE job_id = %s", [first.id]).fetchone() == (2,)
+
+
+@pytest.mark.promise("F127")
+@pytest.mark.parametrize("number", [1, 3], ids=["one job", "several"])
+def test_a_key_that_can_never_be_taken_is_an_error(conn: Conn, eyes: Eyes, number: int) -> None:
+    """A trigger of the application lets no row into the table of keys. Naive: it is asked for without an end."""
+    eyes.do(
+        """CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+        CREATE TRIGGER swallow BEFORE INSERT ON pgqueue.unique_key FOR EACH ROW EXECUTE FUNCTION swallow()"""
+    )
+    conn.execute("SET statement_timeout = '20s'")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match=r"'unique:k0' .* 1,000 times") as caught:
+        pgqueue.enqueue_many(conn, [keyed(f"k{n}") for n in range(number)])
+    assert "trigger on pgqueue.unique_key" in str(caught.value.diag.message_hint)
+    assert eyes.one(ORDERS) == 0
+
+
+@pytest.mark.promise("F127")
+@pytest.mark.parametrize("number", [1, 3], ids=["one job", "several"])
+def test_a_retry_whose_key_can_never_be_taken_is_an_error(conn: Conn, eyes: Eyes, number: int) -> None:
+    ids = [put(eyes.conn, f"k{n}").id for n in range(number)]
+    pgqueue.cancel(eyes.conn, *ids)
+    eyes.do(
+        """DELETE FROM pgqueue.unique_key;
+        CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+        CREATE TRIGGER swallow BEFORE INSERT ON pgqueue.unique_key FOR EACH ROW EXECUTE FUNCTION swallow()"""
+    )
+    conn.execute("SET statement_timeout = '20s'")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="1,000 times"):
+        pgqueue.retry(conn, *ids)
+    assert eyes.one("SELECT count(*) FROM pgqueue.job_dead") == number
