@@ -664,6 +664,16 @@ ARRAY(
     ORDER BY place
 )
 
+-- name: keyed_job
+-- The same of one job.
+ARRAY[ROW(
+    %(task)s::text, %(args)s::text::jsonb, %(queue)s::text, %(priority)s::smallint, %(headers)s::text::jsonb, %(max_attempts)s::smallint,
+    coalesce(%(run_at)s::text::timestamptz, pgqueue.now() + make_interval(secs => %(delay)s::float8)),
+    coalesce(%(deadline)s::text::timestamptz, pgqueue.now() + make_interval(secs => %(deadline_seconds)s::float8)),
+    %(lock_key)s::text, %(lock_limit)s::integer, %(on_locked)s::text, %(limit_key)s::text, %(rate_key)s::text,
+    %(unique_key)s::text, %(idempotency_key)s::text, %(hold)s::text, %(hold_seconds)s::float8, %(replaces)s::boolean
+)::pgqueue.keyed_job]
+
 -- name: first_state
 -- The state of a new job: available, if it has no time to start, or that has come.
 CASE WHEN run_at > pgqueue.now() THEN 'scheduled' ELSE 'available' END

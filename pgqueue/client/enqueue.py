@@ -18,12 +18,12 @@ from pgqueue.client import outbox, unique_enqueue
 from pgqueue.client.handle import JobHandle
 from pgqueue.client.job_parameters import (
     columns,
-    deadline_of,
     has_keys,
     is_plain,
     lines,
-    moment_of,
     plain_columns,
+    plain_values,
+    values,
 )
 from pgqueue.client.registry import declared_tasks
 from pgqueue.config import client
@@ -115,22 +115,9 @@ async def aenqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[Jo
 
 def one(job: NewJob[R], *, schema: str = "pgqueue", notify: bool = True) -> Statement[JobHandle[R]]:
     """The statement that enqueues one job."""
-    params: dict[str, object] = {
-        "task": job.task,
-        "args": job.args,
-        "queue": job.queue,
-        "priority": job.priority,
-        "headers": job.headers,
-        "max_attempts": job.max_attempts,
-        "notify": notify,
-    }
     if is_plain(job):
-        return Statement(text("enqueue_now", schema), params, _handle)
-    deadline, seconds = deadline_of(job)
-    params |= {"run_at": moment_of(job.run_at), "delay": job.delay, "deadline": deadline, "deadline_seconds": seconds}
-    params |= {"lock_key": job.lock_key, "lock_limit": job.lock_limit, "on_locked": job.on_locked}
-    params |= {"limit_key": job.limit_key, "rate_key": job.rate_key}
-    return Statement(text("enqueue_later", schema), params, _handle)
+        return Statement(text("enqueue_now", schema), plain_values(job) | {"notify": notify}, _handle)
+    return Statement(text("enqueue_later", schema), values(job) | {"notify": notify}, _handle)
 
 
 def many(

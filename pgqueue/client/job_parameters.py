@@ -1,6 +1,7 @@
-"""The values of a batch as text, column by column: thousands of jobs become a few parameters of one statement.
+"""The values of jobs as parameters of one statement. Used by `enqueue` and `unique_enqueue`. No I/O.
 
-Used by `enqueue` and `unique_enqueue`. Their SQL splits the texts by `string_to_table`. No I/O.
+One job has a parameter for each value. Of a batch each parameter is a column, as text: thousands of jobs become a few
+parameters. The SQL splits these texts by `string_to_table`.
 """
 
 from __future__ import annotations
@@ -71,6 +72,33 @@ def plain_columns(jobs: Sequence[NewJob[Any]]) -> dict[str, object]:
         "priority": column([job.priority for job in jobs], str),
         "headers": column([job.headers for job in jobs]),
         "max_attempts": column([job.max_attempts for job in jobs], str),
+    }
+
+
+def values(job: NewJob[Any]) -> dict[str, object]:
+    """The values of one job, without its unique keys."""
+    deadline, seconds = deadline_of(job)
+    return plain_values(job) | {
+        "run_at": moment_of(job.run_at),
+        "delay": job.delay,
+        "deadline": deadline,
+        "deadline_seconds": seconds,
+        "lock_key": job.lock_key,
+        "lock_limit": job.lock_limit,
+        "on_locked": job.on_locked,
+        "limit_key": job.limit_key,
+        "rate_key": job.rate_key,
+    }
+
+
+def plain_values(job: NewJob[Any]) -> dict[str, object]:
+    return {
+        "task": job.task,
+        "args": job.args,
+        "queue": job.queue,
+        "priority": job.priority,
+        "headers": job.headers,
+        "max_attempts": job.max_attempts,
     }
 
 

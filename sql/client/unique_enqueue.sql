@@ -18,6 +18,18 @@ WITH put AS MATERIALIZED (
     SELECT * FROM pgqueue.enqueue_replacing({{keyed_jobs}})
 ), {{keyed_answer}};
 
+-- name: unique_enqueue_one
+-- One job with a unique key, in the parameters of `enqueue_later`. It answers as `unique_enqueue`.
+WITH put AS MATERIALIZED (
+    SELECT * FROM pgqueue.enqueue_keyed({{keyed_job}})
+), {{keyed_answer}};
+
+-- name: unique_enqueue_one_replacing
+-- The same if the job replaces the job that has its key, if that has never started.
+WITH put AS MATERIALIZED (
+    SELECT * FROM pgqueue.enqueue_replacing({{keyed_job}})
+), {{keyed_answer}};
+
 -- name: unique_enqueue_replace
 -- Jobs that have never started become what this batch says (as `unique_enqueue`, with the job's id), in one move. They keep their ids,
 -- their keys and the time of their first enqueue, and start at the latest so many seconds after that. If its time has come, a job keeps
