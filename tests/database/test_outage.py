@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from contextlib import AsyncExitStack
+from statistics import median
 from time import monotonic
 
 import psycopg
@@ -15,7 +18,7 @@ from workers import Eyes, until, work
 import pgqueue
 from pgqueue.database import migrations
 from pgqueue.database.outage import SAID_SECONDS, UNWANTED_SECONDS, Outage
-from pgqueue.database.sessions import Link, Session
+from pgqueue.database.sessions import Identity, Link, Session
 
 AWAY = psycopg.OperationalError("connection refused\n\tIs the server running?")
 
@@ -143,3 +146,52 @@ async def test_a_worker_tries_seldom_and_says_little_while_its_server_is_away(
         eyes.close()
         print([f"{wait:.2f}" for wait in waits])
         assert min(waits[5:]) < 1.0  # naive: the pauses only grow, and are 5 s by now
+
+
+@pytest.mark.second
+@pytest.mark.promise("F30")
+@pytest.mark.parametrize("leads", [True, False], ids=["the leader", "a worker beside it"])
+async def test_a_hundred_losses_of_the_listener_delay_and_double_no_job(leads: bool, dsn: str, eyes: Eyes) -> None:
+    """The worker polls once a minute. One job comes while it does not listen, and one when it does again.
+
+    Naive: pauses that only grow. Then it is back after 5 s each time.
+    """
+    rounds, waits, backs, started = 100, list[float](), list[float](), asyncio.Queue[int]()
+
+    @pgqueue.task(name="outage.numbered")
+    async def numbered(n: int) -> None:
+        started.put_nowait(n)
+
+    async with AsyncExitStack() as stack:
+        if not leads:
+            other = await stack.enter_async_context(work(dsn))
+            await until(other.services.election.leads)
+        worker = await stack.enter_async_context(work(dsn, numbered, poll=60.0))
+        notifier, outage = worker.services.notifier, worker.state.link.outage
+        conn = stack.enter_context(psycopg.connect(dsn, autocommit=True))
+
+        def listens(before: Identity | None) -> bool:
+            """Whether a session other than `before` listens, and was answered since."""
+            there = notifier.identity not in (None, before) and worker.services.election.elected is leads
+            return there and not outage.pause("listen")
+
+        async def starts(n: int) -> None:
+            numbered.enqueue(conn, n)
+            assert await asyncio.wait_for(started.get(), 20.0) == n
+
+        await until(lambda: listens(None))
+        await starts(0)
+        sessions = Counter(name for _, name in eyes.backends())
+        for round in range(1, rounds + 1):
+            before, began = notifier.identity, monotonic()
+            assert before is not None and eyes.one("SELECT pg_terminate_backend(%s)", before[0])
+            await starts(2 * round - 1)
+            waits.append(monotonic() - began)
+            await until(lambda: listens(before))  # noqa: B023
+            backs.append(monotonic() - began)
+            await starts(2 * round)
+        await until(lambda: Counter(name for _, name in eyes.backends()) <= sessions)
+        await until(eyes.done(2 * rounds + 1))
+        assert started.empty()
+    print(f"jobs started after {median(waits):.3f} s, {max(waits):.2f} s at most; back after {median(backs):.3f} s")
+    assert max(waits) < 15.0 and median(backs) < 1.0
