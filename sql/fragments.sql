@@ -275,8 +275,8 @@ SELECT count(*)::integer AS n, min(coalesce(holder.hold_pos, 0)) AS lowest FROM 
 
 -- name: rate
 -- What the rate of `asked.key` allows, in seconds (see rate_limiter.py): how late a job may start, and the gap between two jobs. `depth` is
--- how far ahead the time of the key may be.
-SELECT t.late, t.gap, (p.burst - 1) * t.gap + t.early AS depth
+-- how far ahead the time of the key may be, 3,000 years at most: so no time that comes of it is beyond what the server can store.
+SELECT t.late, t.gap, least((p.burst - 1) * t.gap + t.early, 1e11) AS depth
 FROM pgqueue.key_rate p
 CROSS JOIN LATERAL (SELECT least(greatest(0.2::float8, least(5, p.period / p.count / 100)), p.period / 20) AS late,
                            least(0.05::float8, p.period / 40) AS early) AS e

@@ -88,7 +88,9 @@ WITH RECURSIVE walked (key, place) AS (
     ) AS waiting
     WHERE starts_with(walked.key, 'rate:')
 ), listed AS (
-    SELECT named.name, r.count, r.period, r.burst, r.declared_count, r.declared_period, r.set_at IS NOT NULL AS by_hand,
+    -- A period that no code declares was written by hand: JSON has no text for some of these.
+    SELECT named.name, r.count, r.period, r.burst, CASE WHEN r.declared_period BETWEEN 1 AND 31622400 THEN r.declared_count END AS declared_count,
+           r.declared_period, r.set_at IS NOT NULL AS by_hand,
            (SELECT count(*) FROM line WHERE line.name = named.name) AS lines,
            (SELECT coalesce(sum(n), 0)::bigint FROM line WHERE line.name = named.name) AS waiting,
            (SELECT max(waited) FROM line WHERE line.name = named.name) AS waited

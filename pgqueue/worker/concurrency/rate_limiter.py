@@ -12,7 +12,7 @@ clock:
     late = min(P / 20, max(0.2, patience))  may pass between the move of a job and its start
     early = min(0.05, P / 40)           may be anticipated, so that several jobs of a fast rate are moved at a time
     gap = (P + late + early) / n
-    depth = (b - 1) * gap + early
+    depth = min((b - 1) * gap + early, 3,000 years)
 
 Each job that is moved takes `next_at` on by one gap, from now or from where it was, whichever is later. No job is moved
 while `next_at` is more than `depth` ahead.
