@@ -298,7 +298,7 @@ class Services:
 
     def _beside(self) -> list[Statement[None]]:
         """What the fetcher sends beside its own statements."""
-        return [*self.election.statements(), *self.scheduler.statements()]
+        return [*self.election.statements(), *self.scheduler.statements(), *self.notify_watch.statements()]
 
     def _promoted(self) -> None:
         """Jobs have become available: their notification may not be heard here."""

@@ -28,6 +28,7 @@ from pgqueue.database.notify_queue import is_full
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Row, Statement
 from pgqueue.pytest_plugin import Databases
+from pgqueue.worker.fetch import notify_watch
 from pgqueue.worker.run import serialization_retries
 from pgqueue.worker.worker import Worker
 
@@ -185,6 +186,43 @@ async def test_what_is_told_by_notify_is_found_within_a_poll(
             await until(eyes.is_in(stopped.id, "cancelled"), SOON)
             assert monotonic() - began < 2 * SOON
     assert "failed" not in eyes.states()
+
+
+@pytest.mark.promise("F28")
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_worker_without_room_asks_for_the_use_by_itself(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    """Else its fetcher asks, beside its own look."""
+    begun, go = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(notify_watch, "LOOK_SECONDS", POLL)
+    if not busy:
+        monkeypatch.setattr(notify_watch, "BUSY_POLLS", 1_000)
+
+    @task(name="full.waits")
+    async def waits() -> None:
+        begun.set()
+        await go.wait()
+
+    async with work(dsn, waits, poll=POLL, concurrency=1) as worker:
+        watch, asked, found = worker.services.notify_watch, 0, list[int]()
+        real = watch.look
+
+        async def look() -> None:
+            nonlocal asked
+            asked += 1
+            await real()
+
+        monkeypatch.setattr(watch, "look", look)
+        monkeypatch.setattr(watch, "_told_nothing", lambda: found.append(asked))
+        if busy:
+            with psycopg.connect(dsn) as conn:
+                waits.enqueue(conn)
+            await begun.wait()
+        with full(dsn):
+            await until(lambda: found)
+            assert (found[0] > 0) is busy
+            go.set()
 
 
 @pytest.mark.promise("F28")

@@ -3,7 +3,8 @@
 Statements of pgqueue notify only while less than 0.9 of the queue is in use (`may_notify`). The fetcher polls, but the
 other services sleep for longer and rely on being told: of a job with a time to start, a schedule, a request to stop.
 
-1. Each worker asks for the use now and then. From a half on it asks at every poll.
+1. Each worker asks for the use now and then, beside what its fetcher sends anyway. From a half on it asks at every
+   poll. If the fetcher has no room, and so sends nothing, it asks by itself.
 2. At each of these polls, and at the one after, it wakes its services as after a new LISTEN: all look for themselves.
 3. So what was told to nothing is found within a poll. The queue has 8 GB: it cannot go from a half to 0.9 between two
    looks. A server with a far smaller queue may do that, and then a service looks when it would have looked anyway.
@@ -27,16 +28,18 @@ from typing import Any
 from psycopg import Error
 from psycopg.errors import Diagnostic
 
-from pgqueue.database.backoff import jittered, persist
+from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.notify_queue import is_full
 from pgqueue.database.sessions import Session, connect
-from pgqueue.database.statements import Statement
+from pgqueue.database.statements import Row, Statement
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
 LOOK_SECONDS = 5.0
 WARN_SECONDS = 60.0
+BUSY_POLLS = 2.5
+"""The fetcher's looks are one to two polls apart. If none has come for so many, the fetcher has no room."""
 HALF, FULL = 0.5, 0.9
 """From where on every poll looks, and from where on nothing is notified."""
 # Not guarded as all others are, for its failure is an answer too. No session listens on this channel.
@@ -56,22 +59,48 @@ class NotifyWatch:
         self._state = state
         self._told_nothing = told_nothing
         self._leads = leads
+        self._before = 0.0
+        self._due = monotonic()
+        self._answer = asyncio.Event()
         self._warn_at = 0.0
+
+    def statements(self) -> list[Statement[None]]:
+        """The statement that asks for the use, if it is due; to be sent beside other statements."""
+        if monotonic() < self._due:
+            return []
+        self._due = monotonic() + self._pause()
+        usage = self._session.link.statement("notify_watch_usage")
+        return [Statement(usage.sql, usage.params, self._answered)]
+
+    def _pause(self) -> float:
+        poll = self._state.settings.poll
+        return random.uniform(poll / 2, poll) if self.usage >= HALF else jittered(max(LOOK_SECONDS, poll))
+
+    def _answered(self, rows: list[Row]) -> None:
+        self._before, self.usage = self.usage, rows[0][0]
+        self._due = monotonic() + self._pause()
+        self._answer.set()
 
     async def run(self) -> None:
         """Watch until cancelled."""
         await persist(self._step, name="notify queue", answers=self._session.answers)
 
     async def _step(self) -> None:
-        await self.look()
-        poll = self._state.settings.poll
-        await asyncio.sleep(random.uniform(poll / 2, poll) if self.usage >= HALF else jittered(max(LOOK_SECONDS, poll)))
+        patience = 0.0 if self.usage >= HALF else BUSY_POLLS * self._state.settings.poll
+        if await wait(self._answer, max(0.0, self._due + patience - monotonic())):
+            await self._act()
+        else:
+            await self.look()
 
     async def look(self) -> None:
-        """Ask for the use; wake the others, and warn, if it is high."""
-        before = self.usage
-        [[(self.usage,)]] = await self._session.run(self._session.link.statement("notify_watch_usage"))
-        if max(before, self.usage) >= HALF:
+        """Ask for the use now; wake the others, and warn, if it is high."""
+        self._due = 0.0
+        await self._session.run(*self.statements())
+        await self._act()
+
+    async def _act(self) -> None:
+        self._answer.clear()
+        if max(self._before, self.usage) >= HALF:
             self._told_nothing()
         if self.usage >= FULL and self._leads() and monotonic() >= self._warn_at:
             self._warn_at = monotonic() + WARN_SECONDS

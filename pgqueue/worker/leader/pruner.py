@@ -1,7 +1,8 @@
 """Keeps history bounded: advances the rings, which throws away their oldest leaf.
 
 Runs in the worker that leads, and in `pgqueue prune`. In the worker it also deletes old rows of waiting clients, keys
-of rates that are at rest, and unique keys that are left over.
+of rates that are at rest, and unique keys that are left over. A worker that has just taken the lead does what jobs may
+wait for, and leaves the last two to a second round, soon after.
 
 Advancing is one transaction inside the database: it truncates the next leaf and moves to it, or does neither. It waits
 at most 50 ms for a reader of history, so that no session queues behind it. If that fails, it is tried again in the
@@ -23,6 +24,8 @@ from pgqueue.database.sessions import Session
 log = logging.getLogger("pgqueue")
 
 ROUND_SECONDS = 60.0
+SECOND_SECONDS = 15.0
+"""From the first round of a new leader to its second."""
 OTHERS_SECONDS = 300.0
 READ_SECONDS = 5.0
 KEYS_MOST, KEYS_SECONDS = 1_000, 1.0
@@ -41,9 +44,12 @@ class Pruner:
         self._others_at = monotonic() + jittered(OTHERS_SECONDS)
         self._keys_after = ""
         self._wake = asyncio.Event()
+        self._new = False
+        """Whether this worker leads since a moment ago."""
 
     def wake(self) -> None:
         """This worker leads now: look at once for what the last leader left undone."""
+        self._new = True
         self._wake.set()
 
     async def run(self) -> None:
@@ -68,10 +74,12 @@ class Pruner:
         [[(restored,)], _, found] = await self._session.run(restore, link.statement("pruner_waiters"), rings)
         if restored:
             log.warning("something has emptied the tables ring or duty: %d rows are put back", restored)
-        await self._tidy()
         blocked = await self._blocked([kind for kind, _, _, _, _, due in found if due])
-        await self._keys()
-        return READ_SECONDS if blocked else jittered(ROUND_SECONDS)
+        new, self._new = self._new, False
+        if not new:
+            await self._tidy()
+            await self._keys()
+        return READ_SECONDS if blocked else jittered(min(SECOND_SECONDS, ROUND_SECONDS) if new else ROUND_SECONDS)
 
     async def _keys(self) -> None:
         """Walk on through the unique keys for a second, from where the last round stopped. Remove those left over."""

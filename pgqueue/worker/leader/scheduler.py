@@ -5,8 +5,8 @@ of the last complete walk, because transactions commit late. The first walk star
 one does: it finds rows that were locked before, or were committed later than a minute.
 
 A notification may be missing: LISTEN is off or does not work, the enqueuer sends none, the server's queue is full. So
-while this worker leads, one look in a poll asks whether a job is due. It is sent beside the fetcher's own look
-(`statements`), and by itself if the fetcher sends nothing because it has no room.
+while this worker leads, it is asked whether a job is due. The question is sent beside the fetcher's own look, which
+comes every one to two polls (`statements`), and by itself if the fetcher sends nothing because it has no room.
 
 A trigger of the application, or a value of a row, may refuse one job, and with it the whole batch. Then fewer jobs are
 moved at once, until the first one alone is refused. It is passed over for a while, and the others go on.
@@ -83,8 +83,11 @@ class Scheduler:
         self._wake.set()
 
     def statements(self) -> list[Statement[None]]:
-        """The statement that asks whether a job is due, once a poll; to be sent beside other statements."""
-        if not self._leads() or monotonic() < self._asked_at + self._state.settings.poll:
+        """The statement that asks whether a job is due, twice a poll at most; to be sent beside other statements.
+
+        A look that comes just before a poll is over asks again: the one after it may come too late.
+        """
+        if not self._leads() or monotonic() < self._asked_at + self._state.settings.poll / 2:
             return []
         self._asked_at = monotonic()
         due = self._session.link.statement("scheduler_due", after=self._after)

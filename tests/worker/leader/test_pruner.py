@@ -14,7 +14,7 @@ from pgqueue.database.sessions import Link, Session
 from pgqueue.jobs.outcomes import COMPLETED
 from pgqueue.testing import Clock
 from pgqueue.worker.complete.outcome_sql import OutcomeSql
-from pgqueue.worker.leader.pruner import READ_SECONDS, Pruner
+from pgqueue.worker.leader.pruner import READ_SECONDS, ROUND_SECONDS, SECOND_SECONDS, Pruner
 
 LEAVES = {"done": 8, "dead": 16, "attempt": 16}
 
@@ -255,3 +255,16 @@ async def test_who_has_waited_for_an_hour_is_forgotten(bench: Bench, eyes: Eyes)
     bench.later("2 minutes")
     await bench.maintenance.round()
     assert eyes.all("SELECT job_id FROM pgqueue.job_waiter") == [(2,)]
+
+
+@pytest.mark.promise("F20")
+async def test_a_new_leader_turns_the_rings_first_and_tidies_up_soon_after(bench: Bench, eyes: Eyes) -> None:
+    eyes.do("INSERT INTO pgqueue.unique_key (key, job_id, hold, seconds) VALUES ('unique:left', 1, 'live', 0)")
+    before = bench.bin()
+    bench.later("4 hours 1 minute")
+    bench.maintenance.wake()
+    pause = await bench.maintenance.round()
+    assert bench.bin() != before and SECOND_SECONDS <= pause <= 2 * SECOND_SECONDS
+    assert eyes.one("SELECT count(*) FROM pgqueue.unique_key") == 1
+    assert await bench.maintenance.round() >= ROUND_SECONDS
+    assert eyes.one("SELECT count(*) FROM pgqueue.unique_key") == 0
