@@ -6,6 +6,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pgqueue.admin.actions import acancel, adiscard, areschedule, aretry, cancel, discard, reschedule, retry
     from pgqueue.admin.audit import AuditEntry, aaudit, audit
+    from pgqueue.admin.bulk.operations import (
+        Bulk,
+        BulkPreview,
+        abulk,
+        abulks,
+        aget_bulk,
+        apreview_bulk,
+        astop_bulk,
+        bulk,
+        bulks,
+        get_bulk,
+        preview_bulk,
+        stop_bulk,
+    )
     from pgqueue.admin.depth import QueueInfo, adepth, aqueues, depth, queues
     from pgqueue.admin.doctor import Diagnosis, Finding, adoctor, doctor
     from pgqueue.admin.error_groups import ErrorGroup, aerror_groups, error_groups
@@ -27,6 +41,7 @@ if TYPE_CHECKING:
     from pgqueue.database.drivers import aconnect, connect
     from pgqueue.database.migrations import amigrate, migrate
     from pgqueue.errors import (
+        BulkNotFound,
         DuplicateJob,
         Error,
         InvalidArguments,
@@ -61,6 +76,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuditEntry",
+    "Bulk",
+    "BulkNotFound",
+    "BulkPreview",
     "CallableTarget",
     "Cancel",
     "CeleryTarget",
@@ -113,6 +131,8 @@ __all__ = [
     "Why",
     "Worker",
     "aaudit",
+    "abulk",
+    "abulks",
     "acancel",
     "aconnect",
     "acting",
@@ -124,17 +144,22 @@ __all__ = [
     "aerror_groups",
     "afind",
     "aget",
+    "aget_bulk",
     "ahistory",
     "amigrate",
     "apause",
+    "apreview_bulk",
     "aqueues",
     "areschedule",
     "aresult",
     "aresume",
     "aretry",
     "astack",
+    "astop_bulk",
     "audit",
     "awhy",
+    "bulk",
+    "bulks",
     "cancel",
     "configure",
     "connect",
@@ -147,6 +172,7 @@ __all__ = [
     "error_groups",
     "find",
     "get",
+    "get_bulk",
     "history",
     "lifespan",
     "middleware",
@@ -154,6 +180,7 @@ __all__ = [
     "on_finish",
     "on_start",
     "pause",
+    "preview_bulk",
     "queues",
     "remote",
     "reschedule",
@@ -162,6 +189,7 @@ __all__ = [
     "retry",
     "schedules",
     "stack",
+    "stop_bulk",
     "task",
     "why",
     "workers",
@@ -177,9 +205,9 @@ _PLACES = {
     "admin.history": "HistoryRow ahistory history",
     "admin.queries": "JobInfo afind aget find get",
     "client.enqueue": "aenqueue aenqueue_many enqueue enqueue_many",
-    "errors": "DuplicateJob Error InvalidArguments InvalidOption JobCancelled JobFailed JobLost JobNotFound JobTimeout "
-    "NotConfigured PayloadTooLarge ResultTimeout ScheduleDeclared ScheduleNotFound SchemaBehind SchemaMissing "
-    "SchemaTooNew UnsupportedConnection",
+    "errors": "BulkNotFound DuplicateJob Error InvalidArguments InvalidOption JobCancelled JobFailed JobLost "
+    "JobNotFound JobTimeout NotConfigured PayloadTooLarge ResultTimeout ScheduleDeclared ScheduleNotFound "
+    "SchemaBehind SchemaMissing SchemaTooNew UnsupportedConnection",
     "client.handle": "JobHandle aresult result",
     "client.outbox": "Outbox",
     "client.middleware": "JobOutcome middleware on_finish on_start",
@@ -190,6 +218,8 @@ _PLACES = {
     "admin.actions": "acancel adiscard areschedule aretry cancel discard reschedule retry",
     "jobs.concurrency": "Limit Lock Rate",
     "admin.audit": "AuditEntry aaudit audit",
+    "admin.bulk.operations": "Bulk BulkPreview abulk abulks aget_bulk apreview_bulk astop_bulk bulk bulks "
+    "get_bulk preview_bulk stop_bulk",
     "admin.queues": "apause aresume pause resume",
     "jobs.retry": "RetryPolicy",
     "client.tasks": "Task remote task",

@@ -818,3 +818,223 @@ CASE WHEN starts_with(j.key, 'lock:') THEN 'lock' WHEN starts_with(j.key, 'limit
 -- is not believed: the clock was set back. The newest rows are the last of the primary key, and none of them is dead.
 SELECT d.at FROM (SELECT d.at, d.next_at FROM pgqueue.depth d ORDER BY d.at DESC LIMIT 1) AS d
 WHERE d.next_at >= clock.now - interval '10 seconds' AND d.at <= clock.now + interval '1 second'
+
+-- Changes by hand ---------------------------------------------------------------------------------------------------------------------
+
+-- name: seen_waiting
+-- The jobs of `asked` as this statement's snapshot has them.
+seen AS MATERIALIZED (
+    SELECT DISTINCT ON (found.id) found.id, found.state, found.enqueued_at
+    FROM pgqueue.job_states(ARRAY(SELECT id FROM asked)) AS found
+    -- A second row of an id that was put aside in history does not hide the job. If an id was given twice, the job that got it last is
+    -- meant.
+    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC, found.enqueued_at DESC
+)
+
+-- name: cancel_asked
+-- Cancel the jobs of `asked`: `cancelled` are those that waited, `requested` those whose workers are asked to stop them.
+{{seen_waiting}}, gone AS MATERIALIZED (
+    -- It reads later than `seen`: it may find a job that was just moving, or ran.
+    SELECT state, {{job}}, {{attempts}}, holds
+    FROM pgqueue.take_waiting(ARRAY(SELECT id FROM seen ORDER BY id), ARRAY(SELECT enqueued_at FROM seen ORDER BY id))
+), happened AS MATERIALIZED (
+    SELECT queue, task, 'cancelled' AS what FROM gone
+), counted AS (
+    {{count_happened}}
+), cancelled AS (
+    INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, {{attempts}}, {{job}})
+    SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(reason)s::text, {{attempts}},
+        {{job}}
+    FROM gone
+    RETURNING id
+), requested AS (
+    INSERT INTO pgqueue.job_signal (job_id, enqueued_at, kind, reason)
+    SELECT id, enqueued_at, 'cancel', %(reason)s::text FROM seen
+    WHERE state = 'running' AND id <> ALL (ARRAY(SELECT id FROM gone))
+    RETURNING job_id
+), told AS (
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:control', what)::text END AS done FROM (
+        (SELECT 'signal' AS what FROM requested LIMIT 1)
+        UNION ALL
+        (SELECT 'sweep' FROM gone WHERE holds LIMIT 1)
+    ) AS news WHERE %(notify)s::boolean
+), heard AS (
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END AS done
+    FROM pgqueue.waiters(ARRAY(SELECT id FROM cancelled)) AS w (job_id) WHERE %(notify)s::boolean
+)
+
+-- name: retry_asked
+-- Retry the jobs of `asked`: `retried` are available again, `again` are new jobs, of `keyed` another job has the key.
+seen AS MATERIALIZED (
+    SELECT DISTINCT ON (found.id) found.id, found.state, found.enqueued_at
+    FROM pgqueue.job_states(ARRAY(SELECT id FROM asked)) AS found
+    -- A job that lives is not started a second time for a row of its id that was put aside. Else the job that has ended last is meant.
+    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC,
+        found.state IN ('failed', 'cancelled') DESC, found.finished_at DESC
+), found AS MATERIALIZED (
+    SELECT id, enqueued_at, unique_key, idempotency_key, finished_at
+    FROM pgqueue.lock_dead(
+        ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id),
+        ARRAY(SELECT enqueued_at FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id))
+), keyed AS MATERIALIZED (
+    SELECT taken.job_id AS id, taken.holder
+    FROM (
+        SELECT array_agg(idempotency_key) AS idempotency_keys, array_agg(unique_key) AS unique_keys, array_agg(id) AS ids,
+            array_agg(enqueued_at) AS since
+        FROM (SELECT DISTINCT ON (id) * FROM found ORDER BY id, finished_at DESC) AS dead
+        WHERE unique_key IS NOT NULL OR idempotency_key IS NOT NULL
+    ) AS dead
+    CROSS JOIN LATERAL pgqueue.take_all_keys(
+        dead.idempotency_keys, dead.unique_keys, NULL, NULL, dead.ids, dead.since, NULL) AS taken
+), picked AS MATERIALIZED (
+    SELECT id, enqueued_at FROM found WHERE id <> ALL (ARRAY(SELECT id FROM keyed))
+), dead AS MATERIALIZED (
+    SELECT {{job}}, attempt, snoozes, finished_at
+    FROM pgqueue.take_dead(ARRAY(SELECT id FROM picked ORDER BY id), ARRAY(SELECT enqueued_at FROM picked ORDER BY id))
+), retried AS (
+    INSERT INTO pgqueue.job_available (state, rank, run_at, max_attempts, deadline, attempt, snoozes, {{lasting}})
+    SELECT DISTINCT ON (id) 'available', 2 * priority + 1, pgqueue.now(),
+        CASE WHEN max_attempts IS NOT NULL THEN least(greatest(max_attempts, attempt::integer + 1), 32767) END,
+        CASE WHEN deadline > pgqueue.now() THEN deadline END, attempt, snoozes, {{lasting}}
+    FROM dead ORDER BY id, finished_at DESC
+    RETURNING id, queue
+), again AS (
+    INSERT INTO pgqueue.job_available (state, rank, headers, queue, priority, task, args, max_attempts, {{keys}})
+    SELECT 'available', 2 * priority + 1,
+        CASE WHEN jsonb_typeof(headers) = 'object' THEN headers ELSE '{}' END || jsonb_build_object('retry_of', id),
+        queue, priority, task, args, max_attempts, {{keys}}
+    FROM (
+        SELECT DISTINCT ON (j.id) j.*
+        FROM pgqueue.job_rows(ARRAY(
+            SELECT id FROM seen WHERE %(again)s::boolean AND state IN ('completed', 'skipped'))) AS j
+        WHERE (j.id, j.enqueued_at, j.state) IN (SELECT id, enqueued_at, state FROM seen)
+        ORDER BY j.id, j.finished_at DESC
+    ) AS done
+    RETURNING id, queue, (headers ->> 'retry_of')::bigint AS retry_of
+), told AS (
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END AS done
+    FROM (SELECT queue FROM retried UNION SELECT queue FROM again) AS q WHERE %(notify)s::boolean
+)
+
+-- name: reschedule_asked
+-- Reschedule the jobs of `asked`: `moved`.
+{{seen_waiting}}, gone AS MATERIALIZED (
+    SELECT state, reason, attempt, crashes, snoozes, {{job}}, holds
+    FROM pgqueue.take_waiting(ARRAY(SELECT id FROM seen ORDER BY id), ARRAY(SELECT enqueued_at FROM seen ORDER BY id))
+), clock AS MATERIALIZED (
+    SELECT pgqueue.now() AS now, %(at)s::text::timestamptz AS at
+), later AS (
+    INSERT INTO pgqueue.job_scheduled (state, run_at, attempt, crashes, snoozes, reason, {{job}})
+    SELECT 'scheduled', clock.at, attempt, crashes, snoozes, reason, {{job}} FROM gone CROSS JOIN clock WHERE clock.at > clock.now
+    RETURNING id
+), at_once AS (
+    INSERT INTO pgqueue.job_available (state, rank, run_at, attempt, crashes, snoozes, {{job}})
+    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END, clock.now, attempt, crashes, snoozes, {{job}}
+    FROM gone CROSS JOIN clock WHERE clock.at <= clock.now
+    RETURNING id, queue
+), moved AS MATERIALIZED (
+    SELECT id FROM later UNION ALL SELECT id FROM at_once
+), told AS (
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END AS done
+    FROM (SELECT queue AS channel, '' AS what FROM at_once
+          UNION SELECT ':scheduled', '' FROM later
+          UNION SELECT ':control', 'sweep' FROM gone WHERE holds) AS news
+    WHERE %(notify)s::boolean
+)
+
+-- Operations by filter ----------------------------------------------------------------------------------------------------------------
+
+-- name: bulk_row
+-- An operation by filter `b`, as it is shown.
+json_build_object('id', b.id, 'action', b.action, 'target', b.target, 'options', b.options, 'actor', b.actor, 'started_at', b.started_at,
+    'ended_at', b.ended_at, 'stopped_by', b.stopped_by, 'up_to', b.up_to, 'after', b.after, 'round', b.round, 'pace', b.pace,
+    'counts', b.counts, 'changed', b.changed,
+    'holder', CASE WHEN b.ended_at IS NULL AND b.leased_until > pgqueue.now() THEN b.holder END)::text
+
+-- name: bulk_fits
+-- Whether the job `w` fits the filter `b`.
+w.state = ANY (b.states) AND (b.queue IS NULL OR w.queue = b.queue) AND (b.task IS NULL OR w.task = b.task)
+AND (b.ended_before IS NULL OR w.finished_at < b.ended_before)
+
+-- name: bulk_picked
+-- The next jobs of an operation, `fitting`, at most `most` among the next `walk` rows; none if this process has it no more (`mine` is empty).
+-- A step waits half a second at most for whatever it waits for.
+mine AS MATERIALIZED (
+    SELECT b.*, set_config('lock_timeout', '500ms', true) AS patience
+    FROM pgqueue.bulk b
+    WHERE b.id = %(bulk)s::bigint AND b.fence = %(fence)s::bigint AND b.ended_at IS NULL
+    FOR UPDATE SKIP LOCKED
+), walked AS MATERIALIZED (
+    SELECT w.* FROM mine CROSS JOIN LATERAL pgqueue.bulk_walk(mine.states, mine.after, mine.up_to, %(walk)s::integer) AS w WHERE mine.round = 0
+), fitting AS MATERIALIZED (
+    (SELECT DISTINCT w.id FROM walked AS w CROSS JOIN mine AS b WHERE {{bulk_fits}} ORDER BY w.id LIMIT %(most)s::integer)
+    UNION ALL
+    (SELECT j.job_id FROM mine CROSS JOIN LATERAL (
+         SELECT j.job_id FROM pgqueue.bulk_job j
+         WHERE j.bulk_id = mine.id AND j.reason = 'locked' AND j.job_id > mine.after ORDER BY j.job_id LIMIT %(most)s::integer) AS j
+     WHERE mine.round > 0)
+)
+
+-- name: bulk_asked
+-- Those of them that no other transaction has, locked: `asked`.
+asked AS MATERIALIZED (
+    SELECT DISTINCT free.id FROM pgqueue.bulk_lock(ARRAY(SELECT id FROM fitting), (SELECT states FROM mine)) AS free (id)
+), stands AS MATERIALIZED (
+    SELECT s.id FROM mine CROSS JOIN LATERAL pgqueue.job_states(ARRAY(SELECT id FROM fitting WHERE mine.round > 0)) AS s
+    WHERE s.state = ANY (mine.states)
+)
+
+-- name: bulk_left
+-- Why the job `f` was left out. One that has another state when it is tried again is not what the filter means any more.
+CASE WHEN (SELECT round FROM mine) > 0 AND f.id <> ALL (ARRAY(SELECT id FROM stands)) THEN 'moved' ELSE 'locked' END
+
+-- name: bulk_stepped
+-- Write down what became of the jobs of `judged (id, did)`, and where the next step goes on. A job that was locked is counted as such once.
+-- The jobs of the walk come first, then those that were locked, `rounds` times, with a pause of `later` seconds before.
+tally AS MATERIALIZED (
+    SELECT j.did, count(*) AS n FROM judged j CROSS JOIN mine WHERE mine.round = 0 OR j.did <> 'locked' GROUP BY j.did
+), summed AS MATERIALIZED (
+    SELECT coalesce(jsonb_object_agg(each.did, each.n) FILTER (WHERE each.n > 0), '{}') AS counts,
+        coalesce(max(each.n) FILTER (WHERE each.did = 'locked'), 0) AS locked
+    FROM (
+        SELECT one.did, sum(one.n)::bigint AS n FROM (
+            SELECT c.key AS did, c.value::bigint AS n FROM mine CROSS JOIN LATERAL jsonb_each_text(mine.counts) AS c
+            UNION ALL
+            SELECT t.did, t.n FROM tally t
+            UNION ALL
+            SELECT 'locked', - t.n FROM tally t CROSS JOIN mine WHERE mine.round > 0
+        ) AS one GROUP BY one.did
+    ) AS each
+), kept AS (
+    INSERT INTO pgqueue.bulk_job (bulk_id, reason, job_id)
+    SELECT mine.id, p.did, p.id
+    FROM mine CROSS JOIN (SELECT j.did, j.id, row_number() OVER (PARTITION BY j.did ORDER BY j.id) AS place FROM judged j) AS p
+    WHERE (mine.round = 0 OR p.did <> 'locked')
+      AND p.place + coalesce((mine.counts ->> p.did)::bigint, 0) <= CASE p.did WHEN 'locked' THEN 10000 ELSE 1000 END
+    ON CONFLICT DO NOTHING
+), freed AS (
+    DELETE FROM pgqueue.bulk_job b USING mine, judged j
+    WHERE mine.round > 0 AND j.did <> 'locked' AND b.bulk_id = mine.id AND b.reason = 'locked' AND b.job_id = j.id
+), reach AS MATERIALIZED (
+    SELECT fits.n, CASE WHEN fits.n >= %(most)s::integer OR mine.round > 0 THEN coalesce(fits.last, mine.after)
+                        ELSE coalesce(looked.last, mine.after) END AS after,
+        fits.n < %(most)s::integer AND (mine.round > 0 OR looked.n < %(walk)s::integer) AS whole
+    FROM mine CROSS JOIN (SELECT count(*) AS n, max(id) AS last FROM fitting) AS fits
+    CROSS JOIN (SELECT count(*) AS n, max(id) AS last FROM walked) AS looked
+), ahead AS MATERIALIZED (
+    SELECT clock.now, reach.whole AND (summed.locked = 0 OR mine.round >= %(rounds)s::integer) AS ends,
+        CASE WHEN reach.whole THEN clock.now + make_interval(secs => %(later)s::float8)
+             WHEN mine.pace IS NULL THEN clock.now
+             ELSE greatest(mine.next_at, clock.now - interval '1 second') + make_interval(secs => reach.n / mine.pace) END AS next_at
+    FROM mine CROSS JOIN reach CROSS JOIN summed CROSS JOIN (SELECT pgqueue.now() AS now OFFSET 0) AS clock
+), stepped AS (
+    UPDATE pgqueue.bulk b SET fence = b.fence + 1, counts = summed.counts,
+        changed = b.changed + coalesce((
+            SELECT sum(t.n) FROM tally t
+            WHERE t.did IN ('cancelled', 'requested', 'retried', 'again', 'discarded', 'rescheduled')), 0)::bigint,
+        after = CASE WHEN reach.whole THEN 0 ELSE reach.after END, round = b.round + CASE WHEN reach.whole THEN 1 ELSE 0 END,
+        next_at = ahead.next_at, leased_until = greatest(ahead.next_at, ahead.now) + make_interval(secs => %(lease)s::float8),
+        ended_at = CASE WHEN ahead.ends THEN ahead.now END
+    FROM mine, reach, summed, ahead WHERE b.id = mine.id
+    RETURNING b.fence, ahead.ends, extract(epoch FROM ahead.next_at - ahead.now)::float8 AS pause, reach.n
+)

@@ -16,6 +16,8 @@ from pgqueue.errors import Error, InvalidArguments, InvalidOption
 
 OURS = {
     "AuditEntry",
+    "Bulk",
+    "BulkPreview",
     "Diagnosis",
     "ErrorGroup",
     "Finding",

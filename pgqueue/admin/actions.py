@@ -404,7 +404,9 @@ def cancelling(ids: Iterable[int], reason: str, by: By) -> Steps[list[Answer]]:
             return Answer(id, "requested", state)
         return None if state in WAITING else Answer(id, "missing" if state is None else "ended", state)
 
-    return _settling("actions_cancel", ids, by.params() | {"reason": _reason(reason), "notify": client()[1]}, judge)
+    return _settling(
+        "actions_cancel", ids, by.params() | {"reason": checked_reason(reason), "notify": client()[1]}, judge
+    )
 
 
 def retrying(ids: Iterable[int], again: bool, by: By, *, one_transaction: bool = False) -> Steps[list[Answer]]:
@@ -495,7 +497,8 @@ def _batches(ids: Iterable[int]) -> Iterator[list[int]]:
 # What is given and what comes back -----------------------------------------------------------------------------------
 
 
-def _reason(reason: str) -> str:
+def checked_reason(reason: str) -> str:
+    """The reason of a cancel, if it is one line of 1 to 500 printable characters; else InvalidOption."""
     if not isinstance(reason, str) or not 0 < len(reason) <= REASON_MOST or not reason.isprintable():
         raise InvalidOption(f"reason {reason!r}: give 1 to {REASON_MOST} printable characters, on one line")
     return reason

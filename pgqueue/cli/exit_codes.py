@@ -17,6 +17,7 @@ import click
 from pgqueue.config import safe
 from pgqueue.database.triggers import trigger_of
 from pgqueue.errors import (
+    BulkNotFound,
     Error,
     InvalidArguments,
     InvalidOption,
@@ -84,7 +85,7 @@ def code_of(error: BaseException) -> int | None:
     match error:
         case NotConfigured() | InvalidOption() | InvalidArguments():
             return USAGE
-        case JobNotFound() | LimitNotFound() | ScheduleNotFound() | ScheduleDeclared():
+        case BulkNotFound() | JobNotFound() | LimitNotFound() | ScheduleNotFound() | ScheduleDeclared():
             return NO
         case SchemaMissing() | SchemaBehind() | SchemaTooNew():
             return SCHEMA

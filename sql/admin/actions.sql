@@ -8,46 +8,12 @@
 -- hears of keys that were held.
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
-), seen AS MATERIALIZED (
-    SELECT DISTINCT ON (found.id) found.id, found.state, found.enqueued_at
-    FROM pgqueue.job_states(%(ids)s::text::bigint[]) AS found
-    -- A second row of an id that was put aside in history does not hide the job. If an id was given twice, the job that got it last is
-    -- meant.
-    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC, found.enqueued_at DESC
-), gone AS MATERIALIZED (
-    -- It reads later than `seen`: it may find a job that was just moving, or ran.
-    SELECT state, {{job}}, {{attempts}}, holds
-    FROM pgqueue.take_waiting(ARRAY(SELECT id FROM seen ORDER BY id), ARRAY(SELECT enqueued_at FROM seen ORDER BY id))
-), happened AS MATERIALIZED (
-    SELECT queue, task, 'cancelled' AS what FROM gone
-), counted AS (
-    {{count_happened}}
-), cancelled AS (
-    INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, {{attempts}}, {{job}})
-    SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), %(reason)s::text, {{attempts}},
-        {{job}}
-    FROM gone
-    RETURNING id
-), requested AS (
-    INSERT INTO pgqueue.job_signal (job_id, enqueued_at, kind, reason)
-    SELECT id, enqueued_at, 'cancel', %(reason)s::text FROM seen
-    WHERE state = 'running' AND id <> ALL (ARRAY(SELECT id FROM gone))
-    RETURNING job_id
-), recorded AS (
+), {{cancel_asked}}, recorded AS (
     INSERT INTO pgqueue.audit (actor, action, target, jobs, count, details)
     SELECT {{actor}}, 'cancel', %(target)s::text::jsonb, changed.ids, cardinality(changed.ids), jsonb_build_object('reason', %(reason)s::text)
     FROM (SELECT array_agg(id ORDER BY id) AS ids
           FROM (SELECT id FROM cancelled UNION ALL SELECT job_id FROM requested) AS job) AS changed
     WHERE changed.ids IS NOT NULL
-), told AS (
-    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:control', what)::text END AS done FROM (
-        (SELECT 'signal' AS what FROM requested LIMIT 1)
-        UNION ALL
-        (SELECT 'sweep' FROM gone WHERE holds LIMIT 1)
-    ) AS news WHERE %(notify)s::boolean
-), heard AS (
-    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END AS done
-    FROM pgqueue.waiters(ARRAY(SELECT id FROM cancelled)) AS w (job_id) WHERE %(notify)s::boolean
 )
 SELECT asked.id, coalesce(gone.state, seen.state), cancelled.id IS NOT NULL, NULL::bigint,
        (SELECT count(done) FROM told) + (SELECT count(done) FROM heard)
@@ -63,61 +29,12 @@ ORDER BY asked.id;
 -- The attempts count on; one more is allowed at least.
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
-), seen AS MATERIALIZED (
-    SELECT DISTINCT ON (found.id) found.id, found.state, found.enqueued_at
-    FROM pgqueue.job_states(%(ids)s::text::bigint[]) AS found
-    -- A job that lives is not started a second time for a row of its id that was put aside. Else the job that has ended last is meant.
-    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC,
-        found.state IN ('failed', 'cancelled') DESC, found.finished_at DESC
-), found AS MATERIALIZED (
-    SELECT id, enqueued_at, unique_key, idempotency_key, finished_at
-    FROM pgqueue.lock_dead(
-        ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id),
-        ARRAY(SELECT enqueued_at FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id))
-), keyed AS MATERIALIZED (
-    SELECT taken.job_id AS id, taken.holder
-    FROM (
-        SELECT array_agg(idempotency_key) AS idempotency_keys, array_agg(unique_key) AS unique_keys, array_agg(id) AS ids,
-            array_agg(enqueued_at) AS since
-        FROM (SELECT DISTINCT ON (id) * FROM found ORDER BY id, finished_at DESC) AS dead
-        WHERE unique_key IS NOT NULL OR idempotency_key IS NOT NULL
-    ) AS dead
-    CROSS JOIN LATERAL pgqueue.take_all_keys(
-        dead.idempotency_keys, dead.unique_keys, NULL, NULL, dead.ids, dead.since, NULL) AS taken
-), picked AS MATERIALIZED (
-    SELECT id, enqueued_at FROM found WHERE id <> ALL (ARRAY(SELECT id FROM keyed))
-), dead AS MATERIALIZED (
-    SELECT {{job}}, attempt, snoozes, finished_at
-    FROM pgqueue.take_dead(ARRAY(SELECT id FROM picked ORDER BY id), ARRAY(SELECT enqueued_at FROM picked ORDER BY id))
-), retried AS (
-    INSERT INTO pgqueue.job_available (state, rank, run_at, max_attempts, deadline, attempt, snoozes, {{lasting}})
-    SELECT DISTINCT ON (id) 'available', 2 * priority + 1, pgqueue.now(),
-        CASE WHEN max_attempts IS NOT NULL THEN least(greatest(max_attempts, attempt::integer + 1), 32767) END,
-        CASE WHEN deadline > pgqueue.now() THEN deadline END, attempt, snoozes, {{lasting}}
-    FROM dead ORDER BY id, finished_at DESC
-    RETURNING id, queue
-), again AS (
-    INSERT INTO pgqueue.job_available (state, rank, headers, queue, priority, task, args, max_attempts, {{keys}})
-    SELECT 'available', 2 * priority + 1,
-        CASE WHEN jsonb_typeof(headers) = 'object' THEN headers ELSE '{}' END || jsonb_build_object('retry_of', id),
-        queue, priority, task, args, max_attempts, {{keys}}
-    FROM (
-        SELECT DISTINCT ON (j.id) j.*
-        FROM pgqueue.job_rows(ARRAY(
-            SELECT id FROM seen WHERE %(again)s::boolean AND state IN ('completed', 'skipped'))) AS j
-        WHERE (j.id, j.enqueued_at, j.state) IN (SELECT id, enqueued_at, state FROM seen)
-        ORDER BY j.id, j.finished_at DESC
-    ) AS done
-    RETURNING id, queue, (headers ->> 'retry_of')::bigint AS retry_of
-), recorded AS (
+), {{retry_asked}}, recorded AS (
     INSERT INTO pgqueue.audit (actor, action, target, jobs, count, details)
     SELECT {{actor}}, 'retry', %(target)s::text::jsonb, changed.ids, cardinality(changed.ids), changed.details
     FROM (SELECT array_agg(id ORDER BY id) AS ids, CASE WHEN bool_or(new) THEN '{"again": true}' ELSE '{}' END::jsonb AS details
           FROM (SELECT id, false AS new FROM retried UNION ALL SELECT retry_of, true FROM again) AS job) AS changed
     WHERE changed.ids IS NOT NULL
-), told AS (
-    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END AS done
-    FROM (SELECT queue FROM retried UNION SELECT queue FROM again) AS q WHERE %(notify)s::boolean
 )
 SELECT asked.id, seen.state, coalesce(retried.id, again.id), keyed.holder, (SELECT count(done) FROM told)
 FROM asked
@@ -179,37 +96,11 @@ SELECT found.id, found.state, found.discarded, NULL::bigint, NULL FROM found ORD
 -- for anew. Locks rows as a cancel does.
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
-), seen AS MATERIALIZED (
-    SELECT DISTINCT ON (found.id) found.id, found.state, found.enqueued_at
-    FROM pgqueue.job_states(%(ids)s::text::bigint[]) AS found
-    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC, found.enqueued_at DESC
-), gone AS MATERIALIZED (
-    SELECT state, reason, attempt, crashes, snoozes, {{job}}, holds
-    FROM pgqueue.take_waiting(ARRAY(SELECT id FROM seen ORDER BY id), ARRAY(SELECT enqueued_at FROM seen ORDER BY id))
-), clock AS MATERIALIZED (
-    SELECT pgqueue.now() AS now, %(at)s::text::timestamptz AS at
-), later AS (
-    INSERT INTO pgqueue.job_scheduled (state, run_at, attempt, crashes, snoozes, reason, {{job}})
-    SELECT 'scheduled', clock.at, attempt, crashes, snoozes, reason, {{job}} FROM gone CROSS JOIN clock WHERE clock.at > clock.now
-    RETURNING id
-), at_once AS (
-    INSERT INTO pgqueue.job_available (state, rank, run_at, attempt, crashes, snoozes, {{job}})
-    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END, clock.now, attempt, crashes, snoozes, {{job}}
-    FROM gone CROSS JOIN clock WHERE clock.at <= clock.now
-    RETURNING id, queue
-), moved AS MATERIALIZED (
-    SELECT id FROM later UNION ALL SELECT id FROM at_once
-), recorded AS (
+), {{reschedule_asked}}, recorded AS (
     INSERT INTO pgqueue.audit (actor, action, target, jobs, count, details)
     SELECT {{actor}}, 'reschedule', %(target)s::text::jsonb, changed.ids, cardinality(changed.ids), jsonb_build_object('at', greatest(clock.at, clock.now))
     FROM clock CROSS JOIN (SELECT array_agg(id ORDER BY id) AS ids FROM moved) AS changed
     WHERE changed.ids IS NOT NULL
-), told AS (
-    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END AS done
-    FROM (SELECT queue AS channel, '' AS what FROM at_once
-          UNION SELECT ':scheduled', '' FROM later
-          UNION SELECT ':control', 'sweep' FROM gone WHERE holds) AS news
-    WHERE %(notify)s::boolean
 )
 SELECT asked.id, coalesce(gone.state, seen.state),
        CASE WHEN (SELECT count(*) FROM gone) <> (SELECT count(*) FROM moved)

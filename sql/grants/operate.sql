@@ -25,6 +25,10 @@ GRANT SELECT, INSERT, DELETE ON pgqueue.paused_task TO :"role";
 -- The record of what is done by hand. The time and the role of a row are not the writer's to say, and no row is changed or taken away.
 GRANT SELECT, INSERT (actor, action, target, jobs, count, details) ON pgqueue.audit TO :"role";
 GRANT SELECT, INSERT ON pgqueue.supervisor_order TO :"role";
+-- `pgqueue bulk`: begin operations, take part in them, stop them. What names the row of the record is written by a trigger only.
+GRANT SELECT, INSERT (actor, action, target, states, queue, task, ended_before, options, up_to, pace),
+    UPDATE (fence, round, after, counts, changed, holder, leased_until, next_at, ended_at, stopped_by) ON pgqueue.bulk TO :"role";
+GRANT SELECT, INSERT, DELETE ON pgqueue.bulk_job TO :"role";
 -- `pgqueue stack`.
 GRANT SELECT, INSERT (job_id), DELETE ON pgqueue.stack_request TO :"role";
 -- `pgqueue schedules`, and what an application needs that adds schedules.
@@ -49,5 +53,6 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.take_waiting(bigint[], timestamptz[]), pgqueue.lock_dead(bigint[], timestamptz[]),
     pgqueue.take_dead(bigint[], timestamptz[]), pgqueue.refuse(text), pgqueue.served(), pgqueue.text_of(jsonb),
     pgqueue.take_back(bigint[], timestamptz[]), pgqueue.history_bounds(), pgqueue.run_quantile(text, double precision),
-    pgqueue.key_hash(text), pgqueue.discarded_holders(text[]), pgqueue.meet_discards(text[]), pgqueue.discard_ended(bigint[])
+    pgqueue.key_hash(text), pgqueue.discarded_holders(text[]), pgqueue.meet_discards(text[]), pgqueue.discard_ended(bigint[]),
+    pgqueue.bulk_walk(text[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint), pgqueue.bulk_lock(bigint[], text[])
     TO :"role";

@@ -5,7 +5,8 @@ GRANT SELECT ON pgqueue.job, pgqueue.job_available, pgqueue.job_scheduled, pgque
     pgqueue.job_cursor, pgqueue.job_progress, pgqueue.job_waiter, pgqueue.unique_key, pgqueue.discarded_key, pgqueue.supervisor,
     pgqueue.supervisor_order, pgqueue.schedule, pgqueue.tick, pgqueue.declaration, pgqueue.key_limit, pgqueue.key_rate,
     pgqueue.limiter, pgqueue.migration, pgqueue.relay_fence, pgqueue.paused_task, pgqueue.audit, pgqueue.history_minute,
-    pgqueue.history_hour, pgqueue.error_group, pgqueue.duty, pgqueue.depth
+    pgqueue.history_hour, pgqueue.error_group, pgqueue.duty, pgqueue.depth, pgqueue.bulk,
+    pgqueue.bulk_job
     TO :"role";
 -- Which ids and positions were given: `pgqueue why`.
 GRANT SELECT ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
@@ -13,5 +14,5 @@ GRANT SELECT ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.key_state(pgqueue.unique_key), pgqueue.job_states(bigint[]),
     pgqueue.job_rows(bigint[]), pgqueue.jobs_after(text[], bigint, integer), pgqueue.attempt_rows(bigint),
     pgqueue.progress_row(bigint), pgqueue.served(), pgqueue.text_of(jsonb), pgqueue.history_bounds(),
-    pgqueue.run_quantile(text, double precision)
+    pgqueue.run_quantile(text, double precision), pgqueue.bulk_walk(text[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint)
     TO :"role";

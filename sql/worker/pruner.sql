@@ -105,3 +105,15 @@ WITH newest AS MATERIALIZED (
     RETURNING id
 )
 SELECT count(*) FROM gone;
+
+-- name: pruner_bulk
+-- Forget those of the n oldest operations by filter that ended more than so many `days` ago, and which jobs they had. Answers how many.
+WITH old AS MATERIALIZED (
+    SELECT b.id FROM (SELECT id, ended_at FROM pgqueue.bulk ORDER BY id LIMIT %(n)s::integer) AS b
+    WHERE b.ended_at < pgqueue.now() - make_interval(days => %(days)s::integer)
+), jobs AS (
+    DELETE FROM pgqueue.bulk_job WHERE bulk_id = ANY (ARRAY(SELECT id FROM old))
+), gone AS (
+    DELETE FROM pgqueue.bulk WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id
+)
+SELECT count(*) FROM gone;

@@ -31,6 +31,7 @@ READ_SECONDS = 5.0
 KEYS_MOST, KEYS_SECONDS = 1_000, 1.0
 LIMITERS_MOST, REST_SECONDS = 50_000, 3_600.0
 AUDIT_AT_ONCE, AUDIT_DAYS, AUDIT_MOST = 10_000, 90, 1_000_000
+BULKS_AT_ONCE = 100
 DISCARDED_MOST = 50_000
 
 
@@ -98,13 +99,15 @@ class Pruner:
             log.info("unique keys: %d left over were removed", removed)
 
     async def _tidy(self) -> None:
-        """Remove rows that say nothing any more: of rates at rest, of the record, of discarded keys. In one message."""
+        """Remove rows that say nothing any more: of rates at rest, of the record, of operations by filter, of discarded
+        keys. In one message."""
         link = self._session.link
         rates = link.statement("pruner_rates", seconds=REST_SECONDS, n=LIMITERS_MOST)
         audit = link.statement("pruner_audit", n=AUDIT_AT_ONCE, days=AUDIT_DAYS, most=AUDIT_MOST)
+        bulks = link.statement("pruner_bulk", n=BULKS_AT_ONCE, days=AUDIT_DAYS)
         keys = link.statement("pruner_discarded_keys", n=DISCARDED_MOST)
         try:
-            [*_, [(gone,)]] = await self._session.run(rates, audit, keys)
+            [*_, [(gone,)]] = await self._session.run(rates, audit, bulks, keys)
         except psycopg.errors.InsufficientPrivilege:  # granted before there were such tables
             log.error("rates, the record and discarded keys are not tidied up: grant this role anew, `pgqueue grants`")
             return

@@ -1,0 +1,379 @@
+"""Operations by filter: `preview_bulk`, `bulk` to begin one, `get_bulk` and `bulks` to look at them, `stop_bulk`.
+
+Called by applications and by the CLI. Each function is one statement in the caller's transaction, on any connection.
+What it begins is done after its COMMIT, in steps of at most 1,000 jobs, by the worker that leads, or by the command
+that has begun it (`steps`). So an operation on ten million jobs outlives each process, and holds no lock for long.
+
+`cancel(conn, queue="mail")` is for a few jobs: it acts at once, in the caller's transaction, and answers for each job.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from pgqueue.admin.actions import BY_HAND, DEAD, DONE, ENDED, LIVE, checked_reason
+from pgqueue.admin.depth import Count
+from pgqueue.admin.filters import Filter, filtered
+from pgqueue.config import client
+from pgqueue.database import drivers, shown
+from pgqueue.database.statements import Row, Statement, text
+from pgqueue.errors import BulkNotFound, InvalidOption
+from pgqueue.jobs.actors import actor_of
+from pgqueue.jobs.durations import seconds
+from pgqueue.jobs.validation import aware
+from pgqueue.options import checks_options
+
+WAITING = ("available", "scheduled", "blocked")
+STATES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "cancel": (LIVE, ()),
+    "retry": (DEAD, DONE),
+    "discard": (ENDED, ()),
+    "reschedule": (WAITING, ()),
+}
+"""The actions: the states that are meant if the filter names none, and further ones that it may name."""
+LOOKED_MOST = 10_000
+"""A preview looks at so many rows, and at as many again for an estimate."""
+LIMIT_MOST = 1_000
+HIGHEST_ID = 2**63 - 1
+
+_PACE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*/\s*(s|second|m|minute|h|hour)")
+_UNITS = {"s": 1, "second": 1, "m": 60, "minute": 60, "h": 3600, "hour": 3600}
+
+
+@dataclass(frozen=True, slots=True)
+class BulkPreview:
+    """What an operation would find: how many jobs fit now, the ids of the first ten, and up to which id it would go.
+
+    `count` is exact if at most 10,000 jobs had to be looked at, else an estimate.
+    """
+
+    count: Count
+    ids: tuple[int, ...]
+    up_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """An operation on all jobs that fit a filter, and how far it is. Times are UTC, by the database's clock.
+
+    - `state`: `running`, `done`, or `stopped` (`stopped_by`).
+    - `target` is the filter, `options` what else the action was told.
+    - `counts` is what became of the jobs so far, a number for each reason. `changed` is how many of them were changed.
+    - `ids` are the first 1,000 jobs of each reason. Only `get_bulk` reads them.
+    - `after`: the jobs up to this id have been dealt with, of those up to `up_to`. `round` is above 0 when jobs that
+      were locked are tried again.
+    - `pace` is how many jobs a second at most; None: as many as there are.
+    - `holder` is the process that works on it just now.
+
+    The reasons of jobs that were changed: `cancelled`, `requested` (it runs, its worker will stop it), `retried`,
+    `again` (a completed job, run as a new one), `discarded`, `rescheduled`. Those of jobs that were left out:
+    - `locked`: another transaction had it, at each try.
+    - `moved`: when it was tried again, it had another state.
+    - `held`: another job has its unique key.
+    - `alive`: it has not ended.
+    - `refused`: the server refused the change, as a trigger of the application may do.
+    """
+
+    id: int
+    action: str
+    state: str
+    target: Mapping[str, Any]
+    options: Mapping[str, Any]
+    actor: str
+    started_at: datetime
+    ended_at: datetime | None
+    stopped_by: str | None
+    up_to: int
+    after: int
+    round: int
+    pace: float | None
+    counts: Mapping[str, int]
+    changed: int
+    holder: str | None
+    ids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> int:
+        """How many jobs that fit were not changed."""
+        return sum(self.counts.values()) - self.changed
+
+
+@checks_options
+def preview_bulk(
+    conn: object,
+    action: str,
+    *,
+    state: str | Iterable[str] | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    older_than: float | timedelta | str | None = None,
+    again: bool = False,
+) -> BulkPreview:
+    """Return how many jobs an operation would find now, some of their ids, and the highest id that has been given.
+
+    `action` is "cancel", "retry", "discard" or "reschedule"; the filter is that of `bulk`. At most 20,000 rows are
+    looked at, however many jobs there are; `.count` is an estimate beyond. Only reads. Raises InvalidOption for an
+    unknown action, and for a filter that would choose all jobs.
+
+        found = pgqueue.preview_bulk(conn, "retry", state="failed", task="mail.send")
+    """
+    asked = _filter(action, again, state=state, queue=queue, task=task, older_than=older_than)
+    return drivers.run(conn, _previewing(asked))
+
+
+@checks_options
+async def apreview_bulk(
+    conn: object,
+    action: str,
+    *,
+    state: str | Iterable[str] | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    older_than: float | timedelta | str | None = None,
+    again: bool = False,
+) -> BulkPreview:
+    """`preview_bulk` for async connections."""
+    asked = _filter(action, again, state=state, queue=queue, task=task, older_than=older_than)
+    return await drivers.arun(conn, _previewing(asked))
+
+
+@checks_options
+def bulk(
+    conn: object,
+    action: str,
+    *,
+    state: str | Iterable[str] | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    older_than: float | timedelta | str | None = None,
+    up_to: int | None = None,
+    pace: float | str | None = None,
+    reason: str | None = None,
+    again: bool = False,
+    at: datetime | None = None,
+    actor: str | None = None,
+) -> Bulk:
+    """Begin an operation on all jobs that fit: "cancel", "retry", "discard" or "reschedule". Return it.
+
+    It is done after this transaction's COMMIT, by the worker that leads, in steps of at most 1,000 jobs, each a
+    transaction of its own. A step passes over jobs that other transactions have locked; they are tried again at the
+    end. `get_bulk` says how far it is, `stop_bulk` ends it.
+
+    - The filter: `state`, one or several (default: those that the action is for), `queue`, `task` (its name), and
+      `older_than`, for jobs that ended longer ago (seconds, a timedelta, "2h"). A job fits if it does when its turn
+      comes.
+    - `up_to`: only jobs with at most this id, as of a preview. Default: all ids given by now. So a retry does not go
+      after jobs that fail again meanwhile.
+    - `pace`: jobs a second at most, as a number or "50/s", "300/minute".
+    - `reason` is for a cancel, `at` (a datetime with a time zone; required) for a reschedule. With `again` a retry runs
+      completed jobs, too, whose state must then be named.
+
+    The operation is one row of the record (`audit`), by `actor`, whose count grows with each step. Raises InvalidOption
+    for an unknown action, a filter that would choose all jobs, and options that the action does not have.
+
+        begun = pgqueue.bulk(conn, "retry", state="failed", task="mail.send", pace="50/s")
+    """
+    asked = _filter(action, again, state=state, queue=queue, task=task, older_than=older_than)
+    options = _options(action, reason=reason, again=again, at=at)
+    return drivers.run(conn, _starting(action, asked, options, up_to, pace, actor))
+
+
+@checks_options
+async def abulk(
+    conn: object,
+    action: str,
+    *,
+    state: str | Iterable[str] | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    older_than: float | timedelta | str | None = None,
+    up_to: int | None = None,
+    pace: float | str | None = None,
+    reason: str | None = None,
+    again: bool = False,
+    at: datetime | None = None,
+    actor: str | None = None,
+) -> Bulk:
+    """`bulk` for async connections."""
+    asked = _filter(action, again, state=state, queue=queue, task=task, older_than=older_than)
+    options = _options(action, reason=reason, again=again, at=at)
+    return await drivers.arun(conn, _starting(action, asked, options, up_to, pace, actor))
+
+
+@checks_options
+def get_bulk(conn: object, id: int) -> Bulk:
+    """Return an operation: how far it is, and the first 1,000 jobs of each reason. Raises BulkNotFound.
+
+    done = pgqueue.get_bulk(conn, begun.id).counts
+    """
+    return drivers.run(conn, _getting(id))
+
+
+@checks_options
+async def aget_bulk(conn: object, id: int) -> Bulk:
+    """`get_bulk` for async connections."""
+    return await drivers.arun(conn, _getting(id))
+
+
+@checks_options
+def bulks(conn: object, *, limit: int = 50, before: int | None = None) -> list[Bulk]:
+    """Return the newest operations, the newest first, at most `limit` (1 to 1,000), without the ids of their jobs.
+
+    `before` is the id of an operation: only older ones. They are kept for 90 days.
+
+        [last] = pgqueue.bulks(conn, limit=1)
+    """
+    return drivers.run(conn, _listing(limit, before))
+
+
+@checks_options
+async def abulks(conn: object, *, limit: int = 50, before: int | None = None) -> list[Bulk]:
+    """`bulks` for async connections."""
+    return await drivers.arun(conn, _listing(limit, before))
+
+
+@checks_options
+def stop_bulk(conn: object, id: int, *, actor: str | None = None) -> Bulk | None:
+    """End an operation, with this transaction's COMMIT, and return it with what it has done; None if none was open.
+
+    A step that is under way is waited for, and counted; no other one begins. What was done stays done. Recorded.
+
+        stopped = pgqueue.stop_bulk(conn, begun.id)
+    """
+    return drivers.run(conn, _stopping(id, actor))
+
+
+@checks_options
+async def astop_bulk(conn: object, id: int, *, actor: str | None = None) -> Bulk | None:
+    """`stop_bulk` for async connections."""
+    return await drivers.arun(conn, _stopping(id, actor))
+
+
+# The statements ------------------------------------------------------------------------------------------------------
+
+
+def _previewing(asked: Filter) -> Statement[BulkPreview]:
+    def read(rows: list[Row]) -> BulkPreview:
+        said = json.loads(rows[0][0])
+        return BulkPreview(Count(said["n"], said["exact"]), tuple(said["ids"]), said["up_to"])
+
+    return Statement(text("bulk_preview", client()[0]), _parts(asked) | {"most": LOOKED_MOST}, read)
+
+
+def _starting(
+    action: str,
+    asked: Filter,
+    options: Mapping[str, object],
+    up_to: int | None,
+    pace: float | str | None,
+    actor: str | None,
+) -> Statement[Bulk]:
+    schema, notify = client()
+    params: dict[str, object] = {
+        "actor": actor_of(actor),
+        "action": action,
+        "target": json.dumps(asked.named()),
+        "options": json.dumps(options),
+        "up_to": HIGHEST_ID if up_to is None else _whole(up_to, "up_to", 0),
+        "pace": None if pace is None else pace_of(pace),
+        "notify": notify,
+    }
+    return Statement(text("bulk_start", schema), _parts(asked) | params, lambda rows: _read(rows[0]))
+
+
+def _getting(id: int) -> Statement[Bulk]:
+    def read(rows: list[Row]) -> Bulk:
+        if not rows:
+            raise BulkNotFound(f"there is no operation {id}: it never was, or it is older than 90 days")
+        return _read(rows[0])
+
+    return Statement(text("bulk_get", client()[0]), {"bulk": _whole(id, "id", 1)}, read)
+
+
+def _listing(limit: int, before: int | None) -> Statement[list[Bulk]]:
+    if _whole(limit, "limit", 1) > LIMIT_MOST:
+        raise InvalidOption(f"limit {limit!r}: give a whole number from 1 to {LIMIT_MOST}")
+    params = {"n": limit, "before": None if before is None else _whole(before, "before", 1)}
+    return Statement(text("bulk_list", client()[0]), params, lambda rows: [_read(row) for row in rows])
+
+
+def _stopping(id: int, actor: str | None) -> Statement[Bulk | None]:
+    params = {"bulk": _whole(id, "id", 1), "actor": actor_of(actor)}
+    return Statement(text("bulk_stop", client()[0]), params, lambda rows: _read(rows[0]) if rows else None)
+
+
+def _parts(asked: Filter) -> dict[str, object]:
+    return {"states": list(asked.states), "queue": asked.queue, "task": asked.task, "older": asked.older_than}
+
+
+# What is given and what comes back -----------------------------------------------------------------------------------
+
+
+def pace_of(pace: float | str) -> float:
+    """Jobs a second, of a number or a text.
+
+    >>> pace_of("50/s"), pace_of("300/minute"), pace_of(0.5)
+    (50.0, 5.0, 0.5)
+    """
+    number: object = pace
+    if isinstance(pace, str) and (found := _PACE.fullmatch(pace.strip())):
+        number = float(found[1]) / _UNITS[found[2]]
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0.0001 <= number <= 1e9:
+        raise InvalidOption(
+            f'pace {pace!r:.80}: give jobs a second, or "50/s", "300/minute", from one in 10,000 seconds on'
+        )
+    return float(number)
+
+
+def _filter(action: str, again: bool, *, older_than: float | timedelta | str | None, **given: Any) -> Filter:
+    if action not in STATES:
+        raise InvalidOption(f"action {action!r:.80}: use one of {', '.join(STATES)}")
+    states, others = STATES[action]
+    if older_than is not None:
+        if action not in ("retry", "discard"):
+            raise InvalidOption(f"older_than is for jobs that have ended: a {action} has none")
+        given["older_than"] = seconds(older_than, "older_than")
+    asked = filtered((), states, others if again else (), **given)
+    if asked is None:  # not reached: a filter was given, if only of None
+        raise InvalidOption("give a filter")
+    return asked
+
+
+def _options(action: str, *, reason: str | None, again: bool, at: datetime | None) -> dict[str, object]:
+    """What the statement of the action is told beside the filter."""
+    for name, value, owner in (
+        ("reason", reason, "cancel"),
+        ("again", again or None, "retry"),
+        ("at", at, "reschedule"),
+    ):
+        if value is not None and action != owner:
+            raise InvalidOption(f"{name} is for a {owner}, and this is a {action}")
+    if action == "cancel":
+        return {"reason": checked_reason(BY_HAND if reason is None else reason)}
+    if action == "retry":
+        return {"again": bool(again)}
+    if action == "reschedule":
+        if not isinstance(at, datetime):
+            raise InvalidOption(f"at {at!r}: give a datetime with a time zone")
+        return {"at": str(aware(at))}
+    return {}
+
+
+def _whole(value: int, what: str, least: int) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= HIGHEST_ID:
+        return value
+    raise InvalidOption(f"{what} {value!r:.80}: give a whole number from {least} on")
+
+
+def _read(row: Row) -> Bulk:
+    said = json.loads(row[0])
+    for name in ("started_at", "ended_at"):
+        said[name] = shown.moment(said[name])
+    state = "running" if said["ended_at"] is None else "done" if said["stopped_by"] is None else "stopped"
+    ids = json.loads(row[1]) if isinstance(row[1], str) else {}
+    return Bulk(**said, state=state, ids={reason: tuple(found) for reason, found in ids.items()})

@@ -1,0 +1,559 @@
+"""Operations by filter: each job that fits is dealt with once, in steps, by one process after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from driver_kinds import ASYNC, KINDS, drive
+from roles import Role, refused, role
+
+import pgqueue
+from pgqueue.admin.bulk import runner, steps
+from pgqueue.admin.bulk.operations import pace_of
+from pgqueue.database import statements
+
+__all__ = ["role"]
+
+Conn = psycopg.Connection[Any]
+LATER = datetime.now(UTC) + timedelta(days=2)
+
+
+@pytest.fixture
+def app(dsn: str) -> Iterator[Conn]:
+    """A connection in autocommit mode."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        yield conn
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that were locked are tried again at once."""
+    monkeypatch.setattr(steps, "LATER_SECONDS", 0.0)
+
+
+def put(app: Conn, n: int, state: str = "failed", task: str = "bulk.task", more: str = "") -> list[int]:
+    """Jobs in a state; `more` are columns with their values."""
+    columns = {
+        "failed": {"finished_at": "now()", "reason": "'error'", "bin": "0"},
+        "cancelled": {"finished_at": "now()", "reason": "'by hand'", "bin": "0"},
+        "completed": {"finished_at": "now()", "bin": "0"},
+        "running": {"worker_id": "1", "claim": "1", "started_at": "now()"},
+        "scheduled": {"run_at": "now() + interval '1 hour'"},
+        "blocked": {"lock_key": "'k'", "key": "'lock:k'"},
+    }.get(state, {}) | dict(each.split(" = ", 1) for each in more.split("; ") if each)
+    names, values = ", ".join(["state", "task", *columns]), ", ".join(["%s", "%s", *columns.values()])
+    insert = f"INSERT INTO pgqueue.job ({names}) SELECT {values} FROM generate_series(1, %s) AS g RETURNING id"  # noqa: S608
+    return [id for (id,) in app.execute(insert.encode(), [state, task, n]).fetchall()]
+
+
+def finish(app: Conn, id: int, holder: str = "test") -> pgqueue.Bulk:
+    """Work on an operation until it is over."""
+    for _ in range(1_000):
+        made = runner.take(app, holder, id)
+        if made is None:
+            break
+        while made.open and not made.pause:
+            runner.step(app, made)
+    done = pgqueue.get_bulk(app, id)
+    assert done.state == "done"
+    return done
+
+
+def states(app: Conn) -> dict[str, int]:
+    rows = app.execute("SELECT state, count(*) FROM pgqueue.job GROUP BY state").fetchall()
+    return {state: n for state, n in rows}
+
+
+ACTIONS: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, int]]] = {
+    "cancel": ({}, {"cancelled": 9, "requested": 3}, {"cancelled": 9 + 3, "running": 3, "failed": 3, "completed": 3}),
+    "retry": ({}, {"retried": 6}, {"available": 3 + 6, "scheduled": 3, "blocked": 3, "running": 3, "completed": 3}),
+    "discard": ({}, {"discarded": 9}, {"available": 3, "scheduled": 3, "blocked": 3, "running": 3}),
+    "reschedule": (
+        {"at": LATER},
+        {"rescheduled": 9},
+        {"scheduled": 9, "running": 3, "failed": 3, "cancelled": 3, "completed": 3},
+    ),
+}
+
+
+@pytest.mark.promise("F85")
+@pytest.mark.parametrize("most", [1, 2, 1000])
+@pytest.mark.parametrize("walk", [2, 10_000])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_all_that_fit_are_changed_and_nothing_else(
+    action: str, walk: int, most: int, app: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In steps of whatever size."""
+    monkeypatch.setattr(steps, "STEP_MOST", most)
+    monkeypatch.setattr(steps, "WALK_MOST", walk)
+    options, counts, left = ACTIONS[action]
+    for _ in range(3):
+        for state in ("available", "scheduled", "blocked", "running", "failed", "cancelled", "completed"):
+            put(app, 1, state)
+            put(app, 1, state, "another")
+    begun = pgqueue.bulk(app, action, task="bulk.task", **options)
+    assert (begun.state, begun.counts, begun.changed) == ("running", {}, 0)
+    done = finish(app, begun.id)
+    assert done.counts == counts and done.changed == sum(counts.values()) and done.left_out == 0
+    assert {reason: len(ids) for reason, ids in done.ids.items()} == counts
+    app.execute("DELETE FROM pgqueue.job WHERE task = 'another'")
+    assert states(app) == left
+    signals = app.execute("SELECT count(*) FROM pgqueue.job_signal").fetchone()
+    assert signals == (3 if action == "cancel" else 0,)
+
+
+@pytest.mark.promise("F85")
+def test_states_queues_and_ages_choose(app: Conn) -> None:
+    old = put(app, 2, more="finished_at = now() - interval '3 hours'")
+    put(app, 2)
+    mine = put(app, 1, more="queue = 'mail'; finished_at = now() - interval '3 hours'")
+    put(app, 2, "cancelled", more="finished_at = now() - interval '3 hours'")
+    done = finish(app, pgqueue.bulk(app, "retry", state="failed", older_than="2h", queue="mail").id)
+    assert done.ids == {"retried": tuple(mine)}
+    done = finish(app, pgqueue.bulk(app, "retry", state="failed", older_than=timedelta(hours=2)).id)
+    assert done.ids == {"retried": tuple(old)}
+    with pytest.raises(pgqueue.InvalidOption, match="use one of failed, cancelled"):
+        pgqueue.bulk(app, "retry", state="completed")
+    [again] = put(app, 1, "completed", "again.task")
+    done = finish(app, pgqueue.bulk(app, "retry", state=["completed"], task="again.task", again=True).id)
+    assert done.ids == {"again": (again,)}
+
+
+@pytest.mark.promise("F85")
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_empty_filter_is_refused(action: str, app: Conn) -> None:
+    options = ACTIONS[action][0]
+    for call in (pgqueue.bulk, pgqueue.preview_bulk):
+        given = options if call is pgqueue.bulk else {}
+        with pytest.raises(pgqueue.InvalidOption, match="would choose all jobs"):
+            call(app, action, **given)
+        with pytest.raises(pgqueue.InvalidOption, match="would choose all jobs"):
+            call(app, action, queue=None, **given)
+    assert pgqueue.bulks(app) == [] and pgqueue.audit(app) == []
+
+
+@pytest.mark.promise("F85")
+def test_what_an_action_does_not_have_is_refused(app: Conn) -> None:
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("delete", {"queue": "q"}),
+        ("retry", {"queue": "q", "reason": "x"}),
+        ("retry", {"queue": "q", "pace": "fast"}),
+        ("retry", {"queue": "q", "pace": 0}),
+        ("retry", {"queue": "q", "pace": True}),
+        ("retry", {"queue": "q", "up_to": "7"}),
+        ("cancel", {"queue": "q", "older_than": 60}),
+        ("cancel", {"queue": "q", "again": True}),
+        ("cancel", {"queue": "q", "reason": "two\nlines"}),
+        ("cancel", {"state": "failed"}),
+        ("cancel", {"queue": "q", "at": LATER}),
+        ("reschedule", {"queue": "q"}),
+        ("reschedule", {"queue": "q", "at": datetime(2026, 1, 1)}),
+        ("reschedule", {"state": "running", "at": LATER}),
+    ]
+    for action, options in wrong:
+        with pytest.raises(pgqueue.InvalidOption):
+            pgqueue.bulk(app, action, **options)
+    for bad in (0, True, "7", 1_001):
+        with pytest.raises(pgqueue.InvalidOption):
+            pgqueue.bulks(app, limit=bad)  # type: ignore[arg-type]
+    assert pgqueue.stop_bulk(app, 7) is None
+    with pytest.raises(pgqueue.BulkNotFound):
+        pgqueue.get_bulk(app, 7)
+
+
+@pytest.mark.promise("F85")
+def test_jobs_that_fail_again_meanwhile_are_not_visited_again(app: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor those enqueued after the preview, however long the operation takes."""
+    monkeypatch.setattr(steps, "STEP_MOST", 10)
+    ids = put(app, 50)
+    seen = pgqueue.preview_bulk(app, "retry", task="bulk.task")
+    assert (seen.count.n, seen.count.exact, seen.ids) == (50, True, tuple(ids[:10])) and seen.up_to == max(ids)
+    put(app, 5)
+    begun = pgqueue.bulk(app, "retry", task="bulk.task", up_to=seen.up_to)
+    made = runner.take(app, "test", begun.id)
+    assert made is not None
+    while made.open:
+        runner.step(app, made)
+        app.execute(
+            "WITH gone AS (DELETE FROM pgqueue.job_available RETURNING *) INSERT INTO pgqueue.job "
+            "(id, enqueued_at, state, task, attempt, finished_at, reason, bin) "
+            "SELECT id, enqueued_at, 'failed', task, attempt + 1, now(), 'error', 0 FROM gone"
+        )
+    done = pgqueue.get_bulk(app, begun.id)
+    assert done.counts == {"retried": 50} and done.ids["retried"] == tuple(ids)
+    attempts = app.execute("SELECT attempt, count(*) FROM pgqueue.job GROUP BY attempt ORDER BY 1").fetchall()
+    assert attempts == [(0, 5), (1, 50)]
+
+
+# Locks, keys, refusals ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F86")
+@pytest.mark.parametrize(("action", "state"), [("cancel", "available"), ("retry", "failed"), ("discard", "failed")])
+def test_a_step_waits_for_no_locked_job_and_tries_it_again(
+    action: str, state: str, dsn: str, app: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "STEP_MOST", 4)
+    ids = put(app, 10, state)
+    held, kept = ids[3:6], ids[5:6]
+    did = {"cancel": "cancelled", "retry": "retried", "discard": "discarded"}[action]
+    with psycopg.connect(dsn) as other, psycopg.connect(dsn) as longer:
+        other.execute("SELECT FROM pgqueue.job WHERE id = ANY (%s) FOR UPDATE", [held[:2]])
+        longer.execute("SELECT FROM pgqueue.job WHERE id = ANY (%s) FOR UPDATE", [kept])
+        begun = pgqueue.bulk(app, action, task="bulk.task")
+        made = runner.take(app, "test", begun.id)
+        assert made is not None
+        app.execute("SET statement_timeout = '5s'")
+        while pgqueue.get_bulk(app, begun.id).round == 0:
+            runner.step(app, made)
+        seen = pgqueue.get_bulk(app, begun.id)
+        assert seen.counts == {did: 7, "locked": 3} and seen.ids["locked"] == tuple(held) and seen.state == "running"
+        other.rollback()
+        done = finish(app, begun.id)
+    assert done.counts == {did: 9, "locked": 1} and done.ids["locked"] == tuple(kept)
+    assert (done.changed, done.left_out) == (9, 1)
+
+
+@pytest.mark.promise("F86")
+def test_a_job_that_has_moved_when_it_is_tried_again_is_left_alone(dsn: str, app: Conn) -> None:
+    ids = put(app, 3, "available")
+    begun = pgqueue.bulk(app, "cancel", state="available")
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT FROM pgqueue.job WHERE id = %s FOR UPDATE", [ids[1]])
+        made = runner.take(app, "test", begun.id)
+        assert made is not None
+        runner.step(app, made)
+        other.execute(
+            "WITH gone AS (DELETE FROM pgqueue.job_available WHERE id = %s RETURNING *) INSERT INTO pgqueue.job "
+            "(id, state, task, enqueued_at, worker_id, claim, started_at) "
+            "SELECT id, 'running', task, enqueued_at, 1, 1, now() FROM gone",
+            [ids[1]],
+        )
+        other.commit()
+    done = finish(app, begun.id)
+    assert done.counts == {"cancelled": 2, "moved": 1} and done.ids["moved"] == (ids[1],)
+
+
+@pytest.mark.promise("F86")
+def test_a_key_that_another_job_has_and_one_that_is_just_taken(dsn: str, app: Conn) -> None:
+    """The first is `held`. The second is waited for, half a second, and only by its own step."""
+    ids = put(app, 30, more="unique_key = 'k' || g")
+    task = pgqueue.remote("bulk.task")
+    holder = task.using(unique="k7").enqueue(app)
+    with psycopg.connect(dsn) as other:
+        task.using(unique="k9").enqueue(other)
+        begun = pgqueue.bulk(app, "retry", state="failed")
+        made = runner.take(app, "test", begun.id)
+        assert made is not None
+        while pgqueue.get_bulk(app, begun.id).round == 0:
+            runner.step(app, made)
+        assert pgqueue.get_bulk(app, begun.id).counts == {"retried": 28, "held": 1, "locked": 1}
+        other.rollback()
+    done = finish(app, begun.id)
+    assert done.counts == {"retried": 29, "held": 1} and done.ids["held"] == (ids[6],)
+    assert holder.id not in done.ids["retried"]
+
+
+@pytest.mark.promise("F86")
+def test_a_job_that_the_server_refuses_to_change_harms_no_other(app: Conn) -> None:
+    ids = put(app, 25, "available")
+    app.execute(
+        "CREATE FUNCTION public.no() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'not this one'; END $$;"
+        f"CREATE TRIGGER no BEFORE INSERT ON pgqueue.job_dead_0 FOR EACH ROW WHEN (NEW.id = {ids[7]})"
+        " EXECUTE FUNCTION public.no()"
+    )
+    begun = pgqueue.bulk(app, "cancel", state="available")
+    told: list[tuple[int, str]] = []
+    made = runner.take(app, "test", begun.id)
+    assert made is not None
+    while made.open:
+        runner.step(app, made, lambda id, error: told.append((id, str(error).splitlines()[0])))
+    done = pgqueue.get_bulk(app, begun.id)
+    assert done.counts == {"cancelled": 24, "refused": 1} and done.ids["refused"] == (ids[7],)
+    assert told == [(ids[7], "not this one")]
+
+
+# Leases, fences, stops ------------------------------------------------------------------------------------------------
+
+
+def expire(app: Conn) -> None:
+    app.execute("UPDATE pgqueue.bulk SET leased_until = pgqueue.now()")
+
+
+NAIVE = statements.text("bulk_pass", "pgqueue").replace("b.fence = %(fence)s::bigint", "%(fence)s::bigint IS NOT NULL")
+"""Without the fence."""
+
+
+@pytest.mark.promise("F87")
+@pytest.mark.parametrize("fenced", [True, False], ids=["fence", "naive"])
+def test_a_suspended_process_changes_nothing_afterwards(
+    fenced: bool, app: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was about to leave out the job that the server had refused; another process has dealt with it meanwhile."""
+    monkeypatch.setattr(steps, "STEP_MOST", 1)
+    ids = put(app, 5, "available")
+    begun = pgqueue.bulk(app, "cancel", state="available")
+    suspended = runner.take(app, "suspended", begun.id)
+    assert suspended is not None and runner.take(app, "other", begun.id) is None
+    suspended.refused(psycopg.errors.CheckViolation("refused"))
+    stale = suspended.step()
+    expire(app)
+    other = runner.take(app, "other", begun.id)
+    assert other is not None
+    runner.step(app, other)
+    assert pgqueue.get_bulk(app, begun.id).ids == {"cancelled": (ids[0],)}
+    if not fenced:
+        app.execute(NAIVE.encode(), dict(stale.params))
+        assert pgqueue.get_bulk(app, begun.id).ids == {"cancelled": (ids[0],), "refused": (ids[1],)}
+        return
+    assert suspended.stepped(app.execute(stale.sql.encode(), dict(stale.params)).fetchall()) is None
+    assert not suspended.open
+    done = finish(app, begun.id, "other")
+    assert done.counts == {"cancelled": 5}
+
+
+@pytest.mark.promise("F87")
+def test_a_step_whose_answer_was_lost_is_not_made_again(app: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "STEP_MOST", 2)
+    put(app, 5, "available")
+    begun = pgqueue.bulk(app, "cancel", state="available")
+    made = runner.take(app, "test", begun.id)
+    assert made is not None
+    sent = made.step()
+    for answers in (1, 0):
+        assert len(app.execute(sent.sql.encode(), dict(sent.params)).fetchall()) == answers
+    assert pgqueue.get_bulk(app, begun.id).counts == {"cancelled": 2}
+    assert finish(app, begun.id).counts == {"cancelled": 5}
+
+
+@pytest.mark.promise("F87")
+def test_while_one_process_has_it_no_other_takes_it_and_afterwards_at_once(app: Conn) -> None:
+    put(app, 5, "available")
+    begun = pgqueue.bulk(app, "cancel", state="available", pace="1/s")
+    made = runner.take(app, "one", begun.id)
+    assert made is not None and runner.take(app, "two") is None
+    assert pgqueue.get_bulk(app, begun.id).holder == "one"
+    runner.release(app, made)
+    assert pgqueue.get_bulk(app, begun.id).holder is None
+    taken = runner.take(app, "two")
+    assert taken is not None
+    runner.step(app, made)
+    assert not made.open
+    runner.step(app, taken)
+    assert taken.open and 0.5 < taken.pause <= 1.0
+    assert runner.take(app, "two") is None  # before its time
+    app.execute("UPDATE pgqueue.bulk SET next_at = pgqueue.now()")
+    assert runner.take(app, "two") is not None
+
+
+@pytest.mark.promise("F87")
+def test_a_stop_waits_for_the_step_and_says_what_was_done(dsn: str, app: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "STEP_MOST", 2)
+    put(app, 7, "available")
+    begun = pgqueue.bulk(app, "cancel", state="available", actor="ann")
+    made = runner.take(app, "test", begun.id)
+    assert made is not None
+    runner.step(app, made)
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT FROM pgqueue.bulk FOR UPDATE")
+        runner.step(app, made)  # the row is locked: this process has it no more, and takes it anew
+        assert not made.open and runner.take(app, "test", begun.id) is None
+    made = runner.take(app, "test", begun.id)
+    assert made is not None
+    stopped = pgqueue.stop_bulk(app, begun.id, actor="bob")
+    assert stopped is not None
+    assert (stopped.state, stopped.stopped_by, stopped.counts) == ("stopped", "bob", {"cancelled": 2})
+    runner.step(app, made)
+    assert not made.open and runner.take(app, "test") is None and pgqueue.stop_bulk(app, begun.id) is None
+    assert states(app) == {"available": 5, "cancelled": 2}
+    [stop, start] = pgqueue.audit(app)
+    assert (stop.actor, stop.action, stop.target, stop.details) == (
+        "bob",
+        "bulk stop",
+        {"bulk": begun.id},
+        {"changed": 2},
+    )
+    assert (start.actor, start.action, start.count) == ("ann", "bulk cancel", 2)
+
+
+# What is told of them -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F88")
+def test_an_operation_is_one_row_of_the_record_whose_count_grows(app: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "STEP_MOST", 2)
+    put(app, 5)
+    begun = pgqueue.bulk(app, "retry", task="bulk.task", actor="ann")
+    made = runner.take(app, "test", begun.id)
+    assert made is not None
+    counts = []
+    while made.open:
+        [entry] = pgqueue.audit(app)
+        counts.append(entry.count)
+        runner.step(app, made)
+    [entry] = pgqueue.audit(app)
+    assert [*counts, entry.count] == [0, 2, 4, 5]
+    assert (entry.actor, entry.action, entry.target) == (
+        "ann",
+        "bulk retry",
+        {"states": ["failed", "cancelled"], "task": "bulk.task"},
+    )
+    assert entry.details == {"bulk": begun.id, "up_to": begun.up_to, "again": False}
+
+
+@pytest.mark.promise("F88")
+def test_an_operation_that_is_rolled_back_was_never_there(dsn: str, app: Conn) -> None:
+    put(app, 1)
+    with psycopg.connect(dsn) as undone:
+        pgqueue.bulk(undone, "retry", task="bulk.task")
+        undone.rollback()
+    assert pgqueue.bulks(app) == [] and pgqueue.audit(app) == []
+
+
+@pytest.mark.promise("F88")
+def test_the_first_thousand_ids_of_each_reason_are_kept(app: Conn) -> None:
+    ids = put(app, 2_500)
+    done = finish(app, pgqueue.bulk(app, "retry", task="bulk.task").id)
+    assert done.counts == {"retried": 2_500} and done.ids == {"retried": tuple(ids[:1_000])}
+    [listed] = pgqueue.bulks(app)
+    assert listed.ids == {} and listed.counts == done.counts
+    more = [pgqueue.bulk(app, "cancel", queue="none").id for _ in range(3)]
+    assert [each.id for each in pgqueue.bulks(app, limit=2)] == [more[2], more[1]]
+    assert [each.id for each in pgqueue.bulks(app, before=more[0])] == [done.id]
+
+
+@pytest.mark.promise("F88")
+def test_a_preview_is_exact_up_to_its_bound_and_an_estimate_beyond(app: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pgqueue.admin.bulk.operations.LOOKED_MOST", 400)
+    app.execute(
+        "INSERT INTO pgqueue.job (task, queue) SELECT CASE WHEN g % 4 = 0 THEN 'bulk.task' ELSE 'x' END, "
+        "CASE WHEN g > 20000 THEN 'late' ELSE 'default' END FROM generate_series(1, 40000) AS g"
+    )
+    found = pgqueue.preview_bulk(app, "cancel", task="bulk.task")
+    assert not found.count.exact and abs(found.count.n - 10_000) < 2_000 and len(found.ids) == 10
+    found = pgqueue.preview_bulk(app, "cancel", queue="late")
+    assert not found.count.exact and abs(found.count.n - 20_000) < 2_000
+    app.execute("DELETE FROM pgqueue.job WHERE id > (SELECT min(id) + 399 FROM pgqueue.job)")
+    found = pgqueue.preview_bulk(app, "cancel", task="bulk.task")
+    assert (found.count.n, found.count.exact) == (100, True)
+
+
+READ = """
+    SELECT (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE schemaname = 'pgqueue')
+         + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE schemaname = 'pgqueue')
+"""
+
+
+@pytest.mark.promise("F88")
+@pytest.mark.parametrize("what", ["preview", "step"])
+def test_what_is_read_has_a_bound_whenever_the_session_planned(
+    what: str, app: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.admin.bulk.operations.LOOKED_MOST", 400)
+    monkeypatch.setattr(steps, "STEP_MOST", 100)
+    monkeypatch.setattr(steps, "WALK_MOST", 400)
+    app.execute("VACUUM ANALYZE")
+
+    def ask() -> None:
+        if what == "preview":
+            pgqueue.preview_bulk(app, "retry", task="bulk.task")
+            return
+        begun = pgqueue.bulk(app, "retry", task="bulk.task")
+        made = runner.take(app, "test", begun.id)
+        assert made is not None
+        runner.step(app, made)
+        pgqueue.stop_bulk(app, begun.id)
+
+    def read() -> int:
+        app.execute("SELECT pg_stat_force_next_flush()")
+        [[rows]] = app.execute(READ.encode()).fetchall()
+        return int(rows)
+
+    for _ in range(10):  # psycopg prepares, and PostgreSQL makes its mind up
+        ask()
+    put(app, 20_000)
+    before = read()
+    ask()
+    assert 0 < read() - before < 5_000
+
+
+@pytest.mark.promise("F88")
+def test_paces(app: Conn) -> None:
+    assert [pace_of(each) for each in ("50/s", "300/minute", "1.5 / s", 7, "3600/h")] == [50, 5, 1.5, 7, 1]
+    put(app, 30)
+    begun = pgqueue.bulk(app, "retry", task="bulk.task", pace="10/s")
+    made = runner.take(app, "test", begun.id)
+    assert made is not None
+    runner.step(app, made)
+    [(ahead,)] = app.execute("SELECT extract(epoch FROM next_at - pgqueue.now()) FROM pgqueue.bulk").fetchall()
+    assert pgqueue.get_bulk(app, begun.id).counts == {"retried": 10} and 0.5 < float(ahead) <= 1.0
+
+
+# Connections and roles ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F88")
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_every_kind_of_connection(kind: str, dsn: str) -> None:
+    async def look() -> None:
+        async with KINDS[kind](dsn, True) as app:
+
+            async def call(name: str, *args: Any, **options: Any) -> Any:
+                if kind in ASYNC:
+                    return await getattr(pgqueue, f"a{name}")(app.conn, *args, **options)
+                return getattr(pgqueue, name)(app.conn, *args, **options)
+
+            found = await call("preview_bulk", "cancel", queue="mail")
+            begun = await call("bulk", "cancel", queue="mail", up_to=found.up_to, pace=5)
+            assert (await call("get_bulk", begun.id)).pace == 5
+            assert [each.id for each in await call("bulks")] == [begun.id]
+            assert (await call("stop_bulk", begun.id)).state == "stopped"
+
+    drive(kind, look())
+
+
+@pytest.mark.promise("F89")
+@pytest.mark.parametrize("kind", ["operate", "work"])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_roles_that_operate_or_work_make_the_steps_and_forge_no_record(
+    action: str, kind: Any, app: Conn, role: Role
+) -> None:
+    mine = role(kind)
+    for state in ("available", "scheduled", "blocked", "running", "failed", "completed"):
+        put(app, 2, state, more="unique_key = 'u' || g" if state == "failed" else "")
+    with psycopg.connect(mine, autocommit=True) as conn:
+        begun = pgqueue.bulk(conn, action, task="bulk.task", **ACTIONS[action][0])
+        done = finish(conn, begun.id)
+        assert done.left_out == 0 and done.changed > 0
+        [entry] = pgqueue.audit(conn)
+        assert (entry.count, entry.role) == (done.changed, conn.info.user)
+    refused(
+        mine,
+        "UPDATE pgqueue.bulk SET audit_id = 7",
+        "UPDATE pgqueue.bulk SET up_to = 7",
+        "UPDATE pgqueue.audit SET count = 7",
+        "INSERT INTO pgqueue.bulk (actor, action, target, states, up_to, audit_id)"
+        " VALUES ('a', 'cancel', '{}', '{x}', 1, 7)",
+    )
+
+
+@pytest.mark.promise("F89")
+def test_a_role_that_reads_looks_and_changes_nothing(app: Conn, role: Role) -> None:
+    mine = role("read")
+    put(app, 2)
+    begun = pgqueue.bulk(app, "retry", task="bulk.task")
+    with psycopg.connect(mine, autocommit=True) as conn:
+        assert pgqueue.preview_bulk(conn, "retry", task="bulk.task").count.n == 2
+        assert pgqueue.get_bulk(conn, begun.id).state == "running" and len(pgqueue.bulks(conn)) == 1
+        for call in (
+            lambda: pgqueue.bulk(conn, "retry", task="bulk.task"),
+            lambda: pgqueue.stop_bulk(conn, begun.id),
+            lambda: runner.take(conn, "mine"),
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                call()
