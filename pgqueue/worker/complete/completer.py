@@ -286,52 +286,14 @@ class Completer:
         """End `batch`; afterwards `rest` is in flight. False: nothing was ended, and all of it is to be sent again."""
         careful = monotonic() < self._careful_until
         endings = self._outcome_sql.many(batch, self._state.id, careful=careful)
-        messages: list[Statement[Any]] = [ending for ending, _ in endings]
         release = self._outcome_sql.release(batch) if self._tidies else None
-        if release is not None:
-            messages.append(release)
-        if messages and any([self._goes_on(job) for job, _ in batch]):
-            messages.append(self._outcome_sql.durably())
         try:
-            try:
-                answers = await self._session.run(*messages) if messages else []
-            except psycopg.Error as error:
-                if emptied(error):
-                    [answer] = await self._session.run(self._session.link.statement("registration_restore_settings"))
-                    if not answer[0][0]:  # none was missing: another worker has put it back, or the leaf is unknown
-                        raise
-                    return False
-                if trigger_of(error) is None:
-                    raise
-                self._trap(batch, rest, error)
-                return False
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-            if careful:
-                raise
-            self._careful_until = monotonic() + CAREFUL_SECONDS
-            return False
-        except psycopg.errors.InsufficientPrivilege:
-            if release is None:
-                raise
-            # The role got its rights before there were unique keys. The batch is sent again without their removal.
-            self._tidies = False
-            log.error("unique keys are not tidied up: this role needs its rights again, `pgqueue grants`")
-            return False
-        except psycopg.errors.UniqueViolation as error:
-            notify = self._state.settings.notify
-            doubles = self._about("complete_resolve_doubles", [job for job, _ in batch], notify=notify)
-            if not await resolve(self._session, doubles):
-                await self._find_refused(batch, rest, error)
-            return False
+            answers = await self._send(batch, rest, [ending for ending, _ in endings], release)
         except BaseException as error:
-            if may_be_about_row(error):
-                await self._find_refused(batch, rest, error)
-                return False
-            if str(getattr(error, "sqlstate", None)).startswith(LIMITS):
-                self._most = max(1, len(batch) // 2)
-            # The flush may have been committed all the same. Then the next try finds the rows gone; nothing is lost.
-            self._unsure.update(job.id for job, _ in batch)
-            raise
+            await self._recover(error, batch, rest, careful=careful, released=release is not None)
+            return False
+        if answers is None:
+            return False
         self._most = min(FLUSH_MOST, 2 * self._most)
         self._trapped.difference_update([job for job, _ in batch])
         left: list[Job] = []
@@ -342,11 +304,73 @@ class Completer:
         if left:
             released = {job.id for job, outcome in batch if isinstance(outcome, Released)}
             locked, ended = await self._look_up(left, released)
-        self._unsure &= locked | {job.id for job, _ in rest}
+        self._go_on_with(rest, [entry for entry in batch if entry[0].id in locked])
+        self._report_ends(batch, left, locked)
+        self.counted(_counting(batch, left, ended))
+        self._let_go([job for job, _ in batch if job.id not in locked])
+        return True
+
+    async def _send(
+        self, batch: list[Ended], rest: list[Ended], endings: list[Statement[Any]], release: Statement[Any] | None
+    ) -> list[Any] | None:
+        """Send the flush of these jobs. None: it was refused for what is not about them, which is put right here."""
+        messages = endings if release is None else [*endings, release]
+        if messages and any([self._goes_on(job) for job, _ in batch]):
+            messages = [*messages, self._outcome_sql.durably()]
+        try:
+            return await self._session.run(*messages) if messages else []
+        except psycopg.Error as error:
+            if emptied(error):
+                [answer] = await self._session.run(self._session.link.statement("registration_restore_settings"))
+                if not answer[0][0]:  # none was missing: another worker has put it back, or the leaf is unknown
+                    raise
+            elif trigger_of(error) is not None:
+                self._trap(batch, rest, error)
+            else:
+                raise
+        return None
+
+    async def _recover(
+        self, error: BaseException, batch: list[Ended], rest: list[Ended], *, careful: bool, released: bool
+    ) -> None:
+        """The flush of this batch has failed. See to it that the next one differs, or raise the error.
+
+        `careful`: it skipped locked rows. `released`: it tidied up unique keys.
+        """
+        if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
+            if careful:
+                raise error
+            self._careful_until = monotonic() + CAREFUL_SECONDS
+        elif isinstance(error, psycopg.errors.InsufficientPrivilege):
+            if not released:
+                raise error
+            # The role got its rights before there were unique keys. The batch is sent again without their removal.
+            self._tidies = False
+            log.error("unique keys are not tidied up: this role needs its rights again, `pgqueue grants`")
+        elif isinstance(error, psycopg.errors.UniqueViolation):
+            notify = self._state.settings.notify
+            doubles = self._about("complete_resolve_doubles", [job for job, _ in batch], notify=notify)
+            if not await resolve(self._session, doubles):
+                await self._find_refused(batch, rest, error)
+        elif may_be_about_row(error):
+            await self._find_refused(batch, rest, error)
+        else:
+            if str(getattr(error, "sqlstate", None)).startswith(LIMITS):
+                self._most = max(1, len(batch) // 2)
+            # The flush may have been committed all the same. Then the next try finds the rows gone; nothing is lost.
+            self._unsure.update(job.id for job, _ in batch)
+            raise error
+
+    def _go_on_with(self, rest: list[Ended], locked: list[Ended]) -> None:
+        """A flush was committed: `rest` comes next, and what is `locked` with the flush after a pause."""
+        self._unsure &= {job.id for job, _ in locked} | {job.id for job, _ in rest}
         self._in_flight = rest
         if locked:  # added to those that an earlier part of the same flush has left
             self._careful_until = monotonic() + CAREFUL_SECONDS
-            self._locked += [entry for entry in batch if entry[0].id in locked]
+            self._locked += locked
+
+    def _report_ends(self, batch: list[Ended], left: list[Job], locked: set[int]) -> None:
+        """Say what became of jobs that were handed over, and which keys are still taken, or may be."""
         for job, outcome in batch:
             if outcome.__class__ is Handed and job not in left:  # its handler's transaction did not commit
                 report(job, outcome.otherwise)
@@ -355,9 +379,6 @@ class Completer:
         kept = [job for job, outcome in ours if outcome is not COMPLETED and self._outcome_sql.keeps(job, outcome)]
         if kept:
             self._kept([job for job in kept if job.id not in locked])
-        self.counted(_counting(batch, left, ended))
-        self._let_go([job for job, _ in batch if job.id not in locked])
-        return True
 
     def _let_go(self, jobs: list[Job]) -> None:
         self.ended += len(jobs)
