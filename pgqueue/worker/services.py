@@ -341,7 +341,7 @@ class Services:
     async def _register_anew(self, old: int) -> None:
         async with self._registering:
             if self.state.id == old:
-                await persist(self._register, name="register", until=lambda: self.state.id != old)
+                await persist(self._register, name="register", until=lambda: self.state.id != old, past_data=True)
                 self.heartbeat = self._new_heartbeat()
                 await self._start_heartbeat()
         self.fetcher.wake(zero=True)
@@ -387,7 +387,7 @@ class Services:
                 if not transient(error):
                     raise
                 log.warning("worker %d could not sign off: %s; rescue will notice", old, error)
-            await persist(self._register, name="register", until=lambda: self.state.id != old)
+            await persist(self._register, name="register", until=lambda: self.state.id != old, past_data=True)
             self.state.claims.begin_anew()
             self.completer.begin_anew()
             self.heartbeat = self._new_heartbeat()

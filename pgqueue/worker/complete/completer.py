@@ -234,45 +234,58 @@ class Completer:
                 break
             tried += 1
             assert isinstance(outcome, Completed)
-            try:
-                await self._session.run(*self._outcome_sql.alone(job, outcome, self._state.id))
-            except psycopg.errors.LockNotAvailable:
+            stored = await self._try_alone(job, outcome)
+            if stored is None:
                 busy.append((job, outcome))
-                continue
-            except (psycopg.Error, UnicodeError) as error:
-                if trigger_of(error) is not None:
-                    self._warn_of_trigger(job, error)
-                    busy.append((job, outcome))
-                    continue
-                if may_be_about_row(error) and (instead := await self._instead(job, outcome, error)) is not None:
-                    refused.append((job, instead))
-                    continue
-                if is_loss(error):
-                    self._unsure.add(job.id)
-                    raise
-                if transient(error):  # answered, and too late or too much for the server: others need not wait for it
-                    self._unsure.add(job.id)
-                    self._cannot_end(job, error)
-                    busy.append((job, outcome))
-                    continue
-                if getattr(error, "sqlstate", None) != LOST:
-                    self._cannot_end(job, error)
-                    busy.append((job, outcome))
-                    continue
-                if (await self._look_up([job], set()))[1]:
-                    self.counted([(job, outcome)])
-            except BaseException:
-                self._unsure.add(job.id)
-                raise
+            elif stored is not outcome:
+                refused.append((job, stored))
             else:
-                self.counted([(job, outcome)])
-            self._unsure.discard(job.id)
-            self._in_flight = [entry for entry in self._in_flight if entry[0] is not job]
-            self._let_go([job])
+                self._unsure.discard(job.id)
+                self._in_flight = [entry for entry in self._in_flight if entry[0] is not job]
+                self._let_go([job])
         if not busy:
             self._patience = LOCKED_PAUSE
         self._try_later(entries[tried:] + busy)
         self._in_flight = refused + later
+
+    async def _try_alone(self, job: Job, outcome: Completed) -> Outcome | None:
+        """End this job in a transaction of its own; return its outcome.
+
+        If the server refuses to store that, another outcome is returned, to be sent instead. None: not now.
+        """
+        try:
+            await self._session.run(*self._outcome_sql.alone(job, outcome, self._state.id))
+        except psycopg.errors.LockNotAvailable:
+            return None
+        except (psycopg.Error, UnicodeError) as error:
+            return await self._recover_alone(job, outcome, error)
+        except BaseException:
+            self._unsure.add(job.id)
+            raise
+        self.counted([(job, outcome)])
+        return outcome
+
+    async def _recover_alone(self, job: Job, outcome: Completed, error: Exception) -> Outcome | None:
+        """What `_try_alone` returns after this error."""
+        if trigger_of(error) is not None:
+            self._warn_of_trigger(job, error)
+            return None
+        if isinstance(error, psycopg.errors.UniqueViolation):  # of a successor's id: its sequence lags, and is advanced
+            notify = self._state.settings.notify
+            await resolve(self._session, self._about("complete_resolve_doubles", [job], notify=notify))
+        if may_be_about_row(error) and (instead := await self._instead(job, outcome, error)) is not None:
+            return instead
+        if is_loss(error):
+            self._unsure.add(job.id)
+            raise error
+        if transient(error):  # answered, and too late or too much for the server: others need not wait for it
+            self._unsure.add(job.id)
+        elif getattr(error, "sqlstate", None) == LOST:
+            if (await self._look_up([job], set()))[1]:
+                self.counted([(job, outcome)])
+            return outcome
+        self._cannot_end(job, error)
+        return None
 
     def _try_later(self, entries: list[Ended]) -> None:
         """These are sent again after a pause, which grows, and no other outcome waits for them."""

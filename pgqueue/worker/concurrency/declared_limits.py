@@ -48,7 +48,8 @@ class DeclaredLimits:
 
     async def run(self) -> None:
         """Declare, however many attempts that takes."""
-        await persist(self._step, name="declare", answers=self._session.answers, until=lambda: self.declared)
+        answers = self._session.answers
+        await persist(self._step, name="declare", answers=answers, until=lambda: self.declared, past_data=True)
 
     async def _step(self) -> None:
         link, limits, rates = self._session.link, self._limits, self._rates

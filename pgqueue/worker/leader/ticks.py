@@ -45,6 +45,7 @@ import psycopg
 
 from pgqueue.database.backoff import persist, wait
 from pgqueue.database.row_errors import is_about_row
+from pgqueue.database.sequences import advancing
 from pgqueue.database.sessions import Session
 from pgqueue.database.triggers import trigger_of
 from pgqueue.errors import InvalidOption
@@ -254,8 +255,10 @@ class Ticks:
             except psycopg.Error as error:
                 if not _of_one(error):
                     raise
-                # A schedule written by hand may have options that no job can have: it must harm only itself.
                 ours = False
+                if isinstance(error, psycopg.errors.UniqueViolation):  # of an id of a job: its sequence lags
+                    await self._session.run(advancing(self._session.link.schema, whole=False))
+                # A schedule written by hand may have options that no job can have: it must harm only itself.
                 for each in batch:
                     await self._alone(each)
         return ours

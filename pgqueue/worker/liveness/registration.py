@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 
 from pgqueue.database import migrations, statements
+from pgqueue.database.backoff import one_line
 from pgqueue.database.sequences import advancing
 from pgqueue.database.sessions import Link, options, transaction
 from pgqueue.worker.state import WorkerState
@@ -19,11 +20,24 @@ from pgqueue.worker.state import WorkerState
 log = logging.getLogger("pgqueue")
 
 
+TRIES = 3
+
+
 def enter(state: WorkerState) -> int:
     """Check the schema, advance sequences that lag, and insert the row of a new worker with its tasks.
 
-    Raises what `migrations.require` raises. The sequences come first: a worker's id is given by one of them.
+    Raises what `migrations.require` raises. The sequences come first: a worker's id is given by one of them. They may
+    be set back in between, as by a restore that still goes on. Then all of it is tried again, `TRIES` times at most.
     """
+    for _ in range(TRIES - 1):
+        try:
+            return _enter(state)
+        except psycopg.errors.UniqueViolation as error:
+            log.warning("the sequence of workers was set back again, a new id was taken: %s", one_line(error))
+    return _enter(state)
+
+
+def _enter(state: WorkerState) -> int:
     link, settings = state.link, state.settings
     with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
         migrations.require(conn, link.schema)

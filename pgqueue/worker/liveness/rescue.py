@@ -19,7 +19,7 @@ from time import monotonic
 
 import psycopg
 
-from pgqueue.database.backoff import transient, without_values
+from pgqueue.database.backoff import of_data, transient, without_values
 from pgqueue.database.row_errors import refuses_row
 from pgqueue.database.sessions import Session
 from pgqueue.worker.doubles import resolve
@@ -71,7 +71,7 @@ class Rescue:
                     await self.rescue(worker_id, beat)
                     self._acted()
             except Exception as error:
-                if not (transient(error) or refuses_row(error)):
+                if not (transient(error) or of_data(error) or refuses_row(error)):
                     raise
                 log.warning("rescue of worker %d: %s; the next heartbeat tries again", worker_id, without_values(error))
 
