@@ -52,8 +52,8 @@ def spin() -> None:
 
 
 async def cancelled(dsn: str, eyes: Eyes, job: int, reason: str = "enough") -> None:
-    """Cancel a job that runs, and wait until it has ended."""
-    await until(eyes.is_in(job, "running"))
+    """Cancel a job whose handler has begun, and wait until it has ended."""
+    await until(lambda: begun)  # a job that is taken has not begun yet
     with psycopg.connect(dsn) as conn:
         assert [answer.did for answer in pgqueue.cancel(conn, job, reason=reason)] == ["requested"]
     await until(eyes.is_in(job, "cancelled"))
@@ -67,7 +67,6 @@ async def test_a_running_job_is_stopped_at_once_and_ends_as_cancelled(
     with psycopg.connect(dsn) as conn:
         job = handler.enqueue(conn).id
     async with work(dsn, wait, spin):
-        await until(lambda: begun != [])  # a job that is taken has not begun yet
         await cancelled(dsn, eyes, job)
     assert len(stopped) == 1
     found = pgqueue.get(eyes.conn, job)
@@ -83,6 +82,7 @@ async def test_without_notify_it_is_stopped_at_the_next_look(
     async with work(dsn, wait, listen_dsn="off"):
         await cancelled(dsn, eyes, job)
         await until(lambda: eyes.one(REQUESTS) == 0)
+    assert stopped == ["async"]
 
 
 class Heard:
@@ -218,3 +218,4 @@ async def test_a_worker_that_stopped_a_job_clears_its_request_away(
     async with work(dsn, wait):
         await cancelled(dsn, eyes, job)
         await until(lambda: eyes.one(REQUESTS) == 0)
+    assert stopped == ["async"]
