@@ -88,7 +88,7 @@ CASE WHEN result IS NULL THEN NULL
 END AS result
 
 -- name: found_shown
--- What people are told of the rows of `found`, the newest first. The texts of a long page are summed, so that `shown` can leave some out.
+-- What people are told of the rows of `found`. The texts of a long page are summed, so that `shown` can leave some out.
 SELECT {{shown}}, (SELECT to_json(p) FROM pgqueue.job_progress p
                    WHERE summed.state = 'running' AND p.job_id = summed.id AND p.updated_at >= summed.started_at) AS said
 FROM (
@@ -764,9 +764,48 @@ UNION ALL
 (SELECT * FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[]) AND id < %(after)s::bigint
  ORDER BY id DESC LIMIT %(most)s::integer)
 
+-- name: ended_walk
+-- The `most` jobs of history that ended last, the last first. A partition that is not named is not read. The condition of the index stands
+-- as it was written there (see 0032).
+SELECT * FROM (
+    (SELECT * FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[]) AND isfinite(finished_at) IS NOT NULL
+     ORDER BY finished_at DESC, id DESC LIMIT %(most)s::integer)
+    UNION ALL
+    (SELECT * FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[]) AND isfinite(finished_at) IS NOT NULL
+     ORDER BY finished_at DESC, id DESC LIMIT %(most)s::integer)
+) AS part
+ORDER BY finished_at DESC, id DESC LIMIT %(most)s::integer
+
+-- name: ended_walk_after
+-- As `ended_walk`, from the place (`at`, `after`) on.
+SELECT * FROM (
+    (SELECT * FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[]) AND isfinite(finished_at) IS NOT NULL
+       AND finished_at <= %(at)s::text::timestamptz AND (finished_at < %(at)s::text::timestamptz OR id < %(after)s::bigint)
+     ORDER BY finished_at DESC, id DESC LIMIT %(most)s::integer)
+    UNION ALL
+    (SELECT * FROM pgqueue.job_dead WHERE 'dead' = ANY (%(parts)s::text[]) AND isfinite(finished_at) IS NOT NULL
+       AND finished_at <= %(at)s::text::timestamptz AND (finished_at < %(at)s::text::timestamptz OR id < %(after)s::bigint)
+     ORDER BY finished_at DESC, id DESC LIMIT %(most)s::integer)
+) AS part
+ORDER BY finished_at DESC, id DESC LIMIT %(most)s::integer
+
+-- name: scheduled_walk
+-- The `most` scheduled jobs that are due first, the first one first. Without the condition the planner would not see that of the index.
+SELECT * FROM pgqueue.job_scheduled WHERE run_at >= '-infinity' ORDER BY run_at, id LIMIT %(most)s::integer
+
+-- name: scheduled_walk_after
+-- As `scheduled_walk`, from the place (`at`, `after`) on.
+SELECT * FROM pgqueue.job_scheduled
+WHERE run_at >= %(at)s::text::timestamptz AND (run_at, id) > (%(at)s::text::timestamptz, %(after)s::bigint)
+ORDER BY run_at, id LIMIT %(most)s::integer
+
+-- name: awaits_attempt
+-- Whether a scheduled job waits for another attempt. Else it waits for its time, or has put itself off.
+(attempt > 0 OR crashes > 0)
+
 -- name: job_fits
 -- Whether a job fits a search. The attempts are looked up for each job, by OFFSET 0: as a join they would all be read.
-state = ANY (%(states)s::text[])
+(state = ANY (%(states)s::text[]) OR state = 'scheduled' AND 'retrying' = ANY (%(states)s::text[]) AND {{awaits_attempt}})
       AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
       AND (%(task)s::text IS NULL OR task = %(task)s::text)
       AND (%(key)s::text IS NULL OR %(key)s::text IN (unique_key, idempotency_key, lock_key, limit_key, rate_key))
@@ -807,7 +846,7 @@ greatest(j.enqueued_at, j.run_at)
 
 -- name: scheduled_for
 -- Why a scheduled job waits: for another attempt, after a snooze, or for its time.
-CASE WHEN j.attempt > 0 OR j.crashes > 0 THEN 'retry' WHEN j.snoozes > 0 THEN 'snooze' ELSE 'time' END
+CASE WHEN {{awaits_attempt}} THEN 'retry' WHEN j.snoozes > 0 THEN 'snooze' ELSE 'time' END
 
 -- name: blocked_by
 -- What a blocked job waits for: a lock, a limit or a rate.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, overload
 
-from pgqueue.admin.filters import LEFT_OUT, Filter, checked, filtered, finding
+from pgqueue.admin.filters import LEFT_OUT, RETRYING, Filter, checked, filtered, finding
 from pgqueue.admin.retry_locks import locking
 from pgqueue.config import client
 from pgqueue.database.drivers import alone
@@ -161,9 +161,9 @@ def cancel(
     transaction's snapshot, the driver's serialization failure is raised: try again in a new transaction.
 
         pgqueue.cancel(conn, job.id, reason="order withdrawn")
-        pgqueue.cancel(conn, queue="mail", state="scheduled")
+        pgqueue.cancel(conn, queue="mail", state="retrying")  # scheduled for another attempt
     """
-    asked = filtered(ids, LIVE, state=state, queue=queue, task=task, limit=limit)
+    asked = filtered(ids, LIVE, (RETRYING,), state=state, queue=queue, task=task, limit=limit)
     return _found(drive(conn, _cancelling(ids, asked, reason, actor)), asked)
 
 
@@ -192,7 +192,7 @@ async def acancel(
     actor: str | None = None,
 ) -> list[Answer]:
     """`cancel` for async connections."""
-    asked = filtered(ids, LIVE, state=state, queue=queue, task=task, limit=limit)
+    asked = filtered(ids, LIVE, (RETRYING,), state=state, queue=queue, task=task, limit=limit)
     return _found(await adrive(conn, _cancelling(ids, asked, reason, actor)), asked)
 
 

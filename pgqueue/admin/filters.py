@@ -20,6 +20,8 @@ from pgqueue.jobs.validation import check_queue
 from pgqueue.options import check_id
 
 WALKED_MOST = 20_000
+RETRYING = "retrying"
+"""Not a state: the scheduled jobs that wait for another attempt. A filter takes it as one."""
 
 LEFT_OUT: Any = ...
 """The default of a filter's parts. None is different: `queue=None` was given, and means any queue."""
@@ -85,20 +87,23 @@ def finding(asked: Filter) -> Steps[list[int]]:
     schema, _ = client()
     found: list[int] = []
     after: int | None = 0
+    name, params = _matching(asked)
     while after is not None and (asked.limit is None or len(found) < asked.limit):
-        params: dict[str, object] = {
-            "states": list(asked.states),
-            "queue": asked.queue,
-            "task": asked.task,
-            "after": after,
-            "most": WALKED_MOST,
-        }
-        name = "filters_matching"
-        if asked.older_than is not None:
-            name, params["older"] = "filters_ended", asked.older_than
-        [(ids, after)] = yield Statement(text(name, schema), params, list)
+        [(ids, after)] = yield Statement(text(name, schema), params | {"after": after}, list)
         found += json.loads(ids)
     return found[: asked.limit]
+
+
+def _matching(asked: Filter) -> tuple[str, dict[str, object]]:
+    """The statement that finds what fits, and its parameters but for the place."""
+    states = set(asked.states)
+    params: dict[str, object] = {"queue": asked.queue, "task": asked.task, "most": WALKED_MOST}
+    if RETRYING in states and "scheduled" not in states:
+        return "filters_retrying", params | {"states": sorted(states - {RETRYING} | {"scheduled"})}
+    params["states"] = sorted(states - {RETRYING})
+    if asked.older_than is not None:
+        return "filters_ended", params | {"older": asked.older_than}
+    return "filters_matching", params
 
 
 def checked(ids: Iterable[int]) -> list[int]:

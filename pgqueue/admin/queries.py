@@ -5,12 +5,13 @@ the public functions run them on the connection, `a…` on an async one. Every s
 own transaction. Its rows are JSON texts, which every driver reads alike. Never changes a job.
 
 The work is bounded at any size of the tables. Counts are exact up to 10,000 and estimates beyond (`Count.exact`). A
-search looks at the newest 20,000 jobs of the states asked for.
+search looks at 20,000 jobs of the states asked for, in the order of an index.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -21,6 +22,7 @@ import msgspec
 from pgqueue.admin import depth
 from pgqueue.admin.depth import Count as Count
 from pgqueue.admin.depth import QueueInfo, UnknownTask
+from pgqueue.admin.filters import RETRYING
 from pgqueue.config import config
 from pgqueue.database import drivers, shown, steps
 from pgqueue.database.statements import Row, Statement, text
@@ -42,6 +44,13 @@ _PARTITIONS = {
     "dead": ("failed", "cancelled"),
 }
 STATES = tuple(state for states in _PARTITIONS.values() for state in states)
+ASKED = (*STATES, RETRYING)
+"""What a search may be asked for as a state. `retrying` is none: it names some of the scheduled jobs."""
+
+_PLACE = re.compile(
+    r"(\d{4,6}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?[+-][\d:]{2,8}(?: BC)?|-?infinity)/(\d{1,19})", re.ASCII
+)
+ID_MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +123,19 @@ class JobInfo:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The jobs a search found, newest first. `searched` is None if it found enough, else the jobs it looked at.
+    """The jobs a search found, in its order. `searched` is None if it found enough, else the jobs it looked at.
 
-    `after` is where the next search goes on; None if there is nothing more to look at.
+    `after` is where the next search goes on; None if there is nothing more to look at. It is the id of a job; in the
+    order of a time it is a text, the time and the id.
     """
 
     jobs: tuple[JobInfo, ...]
     searched: int | None
-    after: int | None = None
+    after: int | str | None = None
 
     @property
     def complete(self) -> bool:
-        """Whether no other job fits. If False, older jobs were not looked at, or not needed."""
+        """Whether no other job fits. If False, the jobs behind these were not looked at, or not needed."""
         return self.searched is not None and self.searched < SEARCHED_MOST
 
 
@@ -141,7 +151,7 @@ class Criteria(TypedDict, total=False):
     since: datetime | None
     until: datetime | None
     limit: int
-    after: int | None
+    after: int | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,17 +221,20 @@ async def aget(conn: object, id: int) -> JobInfo:
 
 
 def find(conn: object, **asked: Unpack[Criteria]) -> list[JobInfo]:
-    """Return the newest jobs that fit, newest first, at most `limit` (1 to 10,000; default 50).
+    """Return the jobs that fit, the newest first, at most `limit` (1 to 10,000; default 50).
 
-    - `state`: one state or several.
+    - `state`: one state or several. `"retrying"` are the scheduled jobs that wait for another attempt.
     - `queue`, `task`: by name.
     - `key`: a lock key, a unique key or an idempotency key.
     - `args`: the job has these arguments, and may have others: `{"order_id": 7}`.
     - `error`: the text stands in the reason, or in the error of an attempt; upper and lower case are alike.
     - `since`, `until`: enqueued at that time or later, and before that time.
-    - `after`: the id of a job; only jobs with a lower id are looked at.
+    - `after`: what `search` returned as `Page.after`; only jobs behind that place are looked at.
 
-    The search looks at the newest 20,000 jobs of the states: it may miss older ones. `after` goes on there.
+    The states decide the order. Scheduled jobs alone: by the time at which they are due, the first one first. Ended
+    jobs alone: by the time of their end, the last one first. Else by id, the highest one first; there `after` is an id.
+
+    The search looks at the first 20,000 jobs of the states in this order: it may miss others. `after` goes on there.
 
         pgqueue.find(conn, state="failed", task="billing.charge", args={"order_id": 7})
     """
@@ -287,12 +300,14 @@ def newest(schema: str, **asked: Unpack[Criteria]) -> Statement[Page]:
     states, limit, after = _states(asked.get("state")), asked.get("limit", 50), asked.get("after")
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= 10_000:
         raise InvalidOption(f"limit {limit!r}: use 1 to 10000")
-    if after is not None:
-        check_id(after, "after")
     for each in ("queue", "task", "key", "error"):
         check_text(asked.get(each), each)  # type: ignore[arg-type]
     params: dict[str, object] = {
-        "parts": [part for part, held in _PARTITIONS.items() if set(held) & set(states)],
+        "parts": [
+            part
+            for part, held in _PARTITIONS.items()
+            if {*held} & {*states} or (part == "scheduled" and RETRYING in states)
+        ],
         "states": list(states),
         "queue": asked.get("queue"),
         "task": asked.get("task"),
@@ -304,20 +319,42 @@ def newest(schema: str, **asked: Unpack[Criteria]) -> Statement[Page]:
         "n": limit,
         "most": SEARCHED_MOST,
     }
-    name = "queries_find"
-    if after is not None:
-        name, params["after"] = "queries_find_after", after
-    return Statement(text(name, schema), params, lambda rows: _page(rows, limit))
+    order = _order(states)
+    name, place = _from(order, after)
+    return Statement(text(name, schema), params | place, lambda rows: _page(rows, limit, order))
 
 
 def _states(state: str | Iterable[str] | None) -> tuple[str, ...]:
     states = STATES if state is None else (state,) if isinstance(state, str) else tuple(state)
     for each in states:
-        if each not in STATES:
-            raise InvalidOption(f"state {each!r}: use one of {', '.join(STATES)}")
+        if each not in ASKED:
+            raise InvalidOption(f"state {each!r}: use one of {', '.join(ASKED)}")
     if not states:
         raise InvalidOption("state: give at least one, or leave it out")
     return states
+
+
+def _order(states: Iterable[str]) -> str:
+    """The column that orders the jobs of these states. Each one has an index in this order, so a page is short work."""
+    if set(states) <= {"scheduled", RETRYING}:
+        return "run_at"
+    return "finished_at" if set(states) <= {*_PARTITIONS["done"], *_PARTITIONS["dead"]} else "id"
+
+
+_STATEMENTS = {"id": "queries_find", "run_at": "queries_find_scheduled", "finished_at": "queries_find_ended"}
+
+
+def _from(order: str, after: int | str | None) -> tuple[str, dict[str, object]]:
+    """The statement that reads in this order behind that place, and the parameters that name the place."""
+    name = _STATEMENTS[order]
+    if after is None:
+        return name, {}
+    if order == "id":
+        return f"{name}_after", {"after": check_id(after, "after")}
+    found = _PLACE.fullmatch(after) if isinstance(after, str) else None
+    if found is None or int(found[2]) > ID_MOST:
+        raise InvalidOption(f"after {after!r}: jobs of these states are in the order of {order}; give Page.after")
+    return f"{name}_after", {"at": found[1], "after": int(found[2])}
 
 
 def _arguments(args: Mapping[str, Any] | None) -> str | None:
@@ -352,13 +389,19 @@ def standing(schema: str) -> Steps[Status]:
 # What comes back -----------------------------------------------------------------------------------------------------
 
 
-def _page(rows: list[Row], limit: int) -> Page:
-    found, walked = rows[0]
-    jobs = tuple(_job(job) for job in json.loads(found))
-    searched, lowest = (None, None) if walked is None else json.loads(walked)
+def _page(rows: list[Row], limit: int, order: str) -> Page:
+    read, walked = rows[0]
+    found = json.loads(read)
+    jobs = tuple(map(_job, found))
+    searched, *last = (None, None) if walked is None else json.loads(walked)
     if len(jobs) == limit:
-        return Page(jobs, None, jobs[-1].id)
-    return Page(jobs, searched, lowest if searched == SEARCHED_MOST else None)
+        return Page(jobs, None, _place(order, found[-1][order], jobs[-1].id))
+    return Page(jobs, searched, _place(order, *last) if searched == SEARCHED_MOST else None)
+
+
+def _place(order: str, *last: Any) -> int | str:
+    """Where the next page begins: behind the job of this id, or of this time (as the server has written it) and id."""
+    return int(last[-1]) if order == "id" else f"{last[0]}/{last[1]}"
 
 
 def _job(row: Mapping[str, Any], attempts: tuple[Attempt, ...] = ()) -> JobInfo:

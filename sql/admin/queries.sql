@@ -68,6 +68,87 @@ FROM (
     {{found_shown}}
 ) AS shown;
 
+-- name: queries_find_ended
+-- As `queries_find`, for states of history only: the jobs that ended last, by the time of their end. The second column says how many rows
+-- were looked at, and the place of the last one: its time and its id.
+WITH found AS MATERIALIZED (
+    SELECT * FROM (
+        {{ended_walk}}
+    ) AS newest
+    WHERE {{job_fits}}
+    ORDER BY finished_at DESC, id DESC
+    LIMIT %(n)s::integer
+)
+SELECT coalesce(json_agg(to_json(shown) ORDER BY finished_at DESC, id DESC), '[]')::text,
+       CASE WHEN count(*) < %(n)s::integer THEN (
+           SELECT json_build_array(count(*), min(finished_at), (array_agg(id ORDER BY finished_at, id))[1])::text FROM (
+               {{ended_walk}}
+           ) AS walked)
+       END
+FROM (
+    {{found_shown}}
+) AS shown;
+
+-- name: queries_find_ended_after
+-- As `queries_find_ended`, from the place (`at`, `after`) on. A statement of its own, as `queries_find_after`.
+WITH found AS MATERIALIZED (
+    SELECT * FROM (
+        {{ended_walk_after}}
+    ) AS newest
+    WHERE {{job_fits}}
+    ORDER BY finished_at DESC, id DESC
+    LIMIT %(n)s::integer
+)
+SELECT coalesce(json_agg(to_json(shown) ORDER BY finished_at DESC, id DESC), '[]')::text,
+       CASE WHEN count(*) < %(n)s::integer THEN (
+           SELECT json_build_array(count(*), min(finished_at), (array_agg(id ORDER BY finished_at, id))[1])::text FROM (
+               {{ended_walk_after}}
+           ) AS walked)
+       END
+FROM (
+    {{found_shown}}
+) AS shown;
+
+-- name: queries_find_scheduled
+-- As `queries_find_ended`, for scheduled jobs only: those that are due first, by that time.
+WITH found AS MATERIALIZED (
+    SELECT * FROM (
+        {{scheduled_walk}}
+    ) AS newest
+    WHERE {{job_fits}}
+    ORDER BY run_at, id
+    LIMIT %(n)s::integer
+)
+SELECT coalesce(json_agg(to_json(shown) ORDER BY run_at, id), '[]')::text,
+       CASE WHEN count(*) < %(n)s::integer THEN (
+           SELECT json_build_array(count(*), max(run_at), (array_agg(id ORDER BY run_at DESC, id DESC))[1])::text FROM (
+               {{scheduled_walk}}
+           ) AS walked)
+       END
+FROM (
+    {{found_shown}}
+) AS shown;
+
+-- name: queries_find_scheduled_after
+-- As `queries_find_scheduled`, from the place (`at`, `after`) on.
+WITH found AS MATERIALIZED (
+    SELECT * FROM (
+        {{scheduled_walk_after}}
+    ) AS newest
+    WHERE {{job_fits}}
+    ORDER BY run_at, id
+    LIMIT %(n)s::integer
+)
+SELECT coalesce(json_agg(to_json(shown) ORDER BY run_at, id), '[]')::text,
+       CASE WHEN count(*) < %(n)s::integer THEN (
+           SELECT json_build_array(count(*), max(run_at), (array_agg(id ORDER BY run_at DESC, id DESC))[1])::text FROM (
+               {{scheduled_walk_after}}
+           ) AS walked)
+       END
+FROM (
+    {{found_shown}}
+) AS shown;
+
 -- name: queries_status
 -- The database, the schema, the time, and the newest 1,000 workers, as one JSON object.
 WITH worker AS MATERIALIZED (

@@ -832,6 +832,24 @@ def test_a_filter_looks_beyond_one_piece(conn: Conn, monkeypatch: pytest.MonkeyP
     assert steps.drive(conn, filters.finding(filters.Filter(("available",), task="b", limit=1))) == found[:1]
 
 
+@pytest.mark.promise("F113")
+def test_a_filter_takes_the_jobs_that_wait_for_another_attempt(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters, "WALKED_MOST", 3)
+    conn.execute(
+        "INSERT INTO pgqueue.job (id, task, queue, state, run_at, attempt, crashes, snoozes) "
+        "SELECT g, 't', CASE WHEN g > 8 THEN 'other' ELSE 'q' END, 'scheduled', now() + interval '1 h', "
+        "CASE mod(g, 4) WHEN 1 THEN 2 ELSE 0 END, CASE mod(g, 4) WHEN 2 THEN 1 ELSE 0 END, "
+        "CASE mod(g, 4) WHEN 3 THEN 1 ELSE 0 END "
+        "FROM generate_series(1, 12) AS g"
+    )
+    conn.execute("INSERT INTO pgqueue.job (id, task, queue, attempt) VALUES (20, 't', 'q', 1)")
+    assert [each.id for each in pgqueue.cancel(conn, state="retrying", queue="q")] == [1, 2, 5, 6]
+    assert [each.id for each in pgqueue.cancel(conn, state=["retrying", "available"], limit=2)] == [9, 10]
+    left = conn.execute("SELECT id FROM pgqueue.job WHERE state <> 'cancelled' ORDER BY id").fetchall()
+    assert [id for (id,) in left] == [3, 4, 7, 8, 11, 12, 20]
+    assert [each.id for each in pgqueue.cancel(conn, state=["retrying", "scheduled"])] == [3, 4, 7, 8, 11, 12]
+
+
 def test_a_filter_takes_several_states(conn: Conn, eyes: Eyes) -> None:
     waits, blocked, later = put(eyes, "available"), put(eyes, "blocked"), put(eyes, "scheduled")
     assert [each.id for each in pgqueue.cancel(conn, state=["blocked", "available"], task="t")] == [waits, blocked]

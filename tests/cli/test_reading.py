@@ -379,9 +379,34 @@ def test_a_search_that_gave_up_says_so(conn: Conn, dsn: str) -> None:
     conn.commit()
     done = pgqueue("jobs", "--task", "other", dsn=dsn)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "Searched 20,000 jobs of these states, down to ID 2; older ones may fit too: --after 2" in done.stderr
+    assert "Searched 20,000 jobs of these states, as far as 2; others may fit too: --after 2" in done.stderr
     rest = pgqueue("jobs", "--task", "other", "--after", "2", "--json", dsn=dsn)
     assert (json.loads(rest.stdout)["searched"], json.loads(rest.stdout)["complete"]) == (1, True)
+
+
+@pytest.mark.promise("F113")
+def test_lists_by_time_go_on_page_by_page(conn: Conn, dsn: str) -> None:
+    conn.execute(
+        "INSERT INTO pgqueue.job (id, task, state, run_at, attempt) "
+        "SELECT g, 't', 'scheduled', now() + make_interval(hours => 10 - g), mod(g, 2) FROM generate_series(1, 6) AS g"
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.job (id, task, state, reason, finished_at) "
+        "SELECT 10 + g, 't', 'failed', 'r', now() - make_interval(hours => g) FROM generate_series(1, 4) AS g"
+    )
+    conn.commit()
+    for state, ids in (("scheduled", [6, 5, 4, 3, 2, 1]), ("retrying", [5, 3, 1]), ("failed", [11, 12, 13, 14])):
+        found: list[int] = []
+        place: list[str] = []
+        while True:
+            page = json.loads(pgqueue("jobs", "--state", state, "--limit", "2", "--json", *place, dsn=dsn).stdout)
+            found += [job["id"] for job in page["items"]]
+            if page["after"] is None:
+                break
+            place = ["--after", page["after"]]
+        assert found == ids
+    done = pgqueue("jobs", "--state", "failed", "--after", "12", dsn=dsn)
+    assert (done.returncode, "in the order of finished_at" in done.stderr) == (2, True)
 
 
 @pytest.mark.promise("F72")

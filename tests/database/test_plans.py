@@ -23,12 +23,16 @@ ELSE = {
     "locks_release", "workers_list",  # by hand: as many jobs as run
     "unblock_refuse_unfit",  # after a row that fits nowhere was restored
     "unblock_resolve_doubles", "fetch_resolve_doubles", "complete_resolve_doubles", "rates_resolve_doubles",  # seldom
-    "actions_cancel", "queries_find", "queries_find_after",  # in sessions that are not ours
+    # In sessions that are not ours:
+    "actions_cancel", "queries_find", "queries_find_after",
+    "queries_find_ended", "queries_find_ended_after", "queries_find_scheduled", "queries_find_scheduled_after",
 }  # fmt: skip
 """They may read as they like."""
 SCANS = {"Seq Scan", "Index Scan", "Index Only Scan"}
 WHOLE = {
-    "queries_find", "queries_find_after", "locks_list", "lag_outbox",  # pages: with a LIMIT
+    "queries_find", "queries_find_after",
+    "queries_find_ended", "queries_find_ended_after", "queries_find_scheduled", "queries_find_scheduled_after",
+    "locks_list", "lag_outbox",  # pages: with a LIMIT
     "depth_others", "depth_read_live", "depth_read_history",  # with a LIMIT, or where the tables are small
     "source_waiting", "tasks_list",  # the refused rows, the jobs of each state, with a LIMIT
     "unblock_refuse_unfit",

@@ -13,7 +13,7 @@ LIVE = ("available", "scheduled", "blocked", "running")
 
 
 @click.command("cancel")
-@filters(LIVE)
+@filters((*LIVE, "retrying"))
 @click.option("--reason", default="cancelled by hand", show_default=True, help="Kept with the job.")
 @actor
 @as_json
@@ -22,14 +22,16 @@ def command(reason: str, as_json: bool, **chosen: Any) -> None:
     """Cancel jobs by ID, or all that fit.
 
     Waiting jobs end at once. If a job runs, its worker is asked to stop the handler, which may still complete first.
-    Without an ID, --state, --queue and --task choose the jobs, and you are asked before anything is done. Exit code
-    1: a job with one of the IDs could not be cancelled, or you said no.
+    Without an ID, --state, --queue and --task choose the jobs, and you are asked before anything is done. `retrying`
+    are the scheduled jobs that wait for another attempt. Exit code 1: a job with one of the IDs could not be
+    cancelled, or you said no.
 
     \b
     Examples:
       pgqueue cancel 4711 4712
       pgqueue cancel --queue mail --task mail.send
       pgqueue cancel --state scheduled --task report.daily --yes
+      pgqueue cancel --state retrying --queue mail
     """
     from pgqueue.admin import actions
 

@@ -1,4 +1,4 @@
-"""`pgqueue jobs`: list the newest jobs that fit, or show everything about one job."""
+"""`pgqueue jobs`: list the jobs that fit, or show everything about one job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pgqueue.admin.queries import STATES
+from pgqueue.admin.queries import ASKED
 from pgqueue.cli.database import reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Moment, as_json, database
@@ -24,15 +24,24 @@ SHOWN_MOST = 2_000
 """At most this many characters of a value are shown on a terminal; --json prints all."""
 
 
+class Place(click.ParamType):  # type: ignore[type-arg]
+    """Where a list goes on: the id of a job, or a time and an id, as the list before has said."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        return int(value) if str(value).isdecimal() else str(value)
+
+
 @click.command("jobs")
 @click.argument("id", type=click.IntRange(1), required=False)
 @click.option(
     "--state",
     "states",
-    type=click.Choice(STATES),
+    type=click.Choice(ASKED),
     metavar="STATE",
     multiple=True,
-    help=f"Only these, repeatable: {', '.join(STATES)}.",
+    help=f"Only these, repeatable: {', '.join(ASKED)}.",
 )
 @click.option("--queue", help="Only of this queue.")
 @click.option("--task", help="Only of this task.")
@@ -43,22 +52,25 @@ SHOWN_MOST = 2_000
 @click.option("--error", metavar="TEXT", help="Only with this in the reason or in the error of an attempt.")
 @click.option("--since", type=Moment(ago=True), help="Only enqueued since then; 2h is two hours ago.")
 @click.option("--until", type=Moment(ago=True), help="Only enqueued before then.")
-@click.option("--after", metavar="ID", type=click.IntRange(1), help="Go on below this ID.")
+@click.option("--after", metavar="PLACE", type=Place(), help="Go on behind this place: what a list has said.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="List at most this many.")
 @as_json
 @database
 def command(
     id: int | None, states: tuple[str, ...], arguments: tuple[str, ...], limit: int, as_json: bool, **others: Any
 ) -> None:
-    """List the newest jobs, or show one.
+    """List jobs, or show one.
 
-    With an ID it shows everything about that job and its failed attempts. A search looks at 20,000 jobs of the states
-    at a time, the newest first. If it has found too few, it says so, and --after goes on. A VALUE that is no JSON is
-    text; the text 7 is '"7"'. Exit code 1: no job has this ID.
+    With an ID it shows everything about that job and its failed attempts. Scheduled jobs alone are listed as they are
+    due, the first one first; ended jobs alone as they ended, the last one first; others by ID, the newest first.
+    `retrying` are the scheduled jobs that wait for another attempt. A search looks at 20,000 jobs of the states at a
+    time, in this order. If it has found too few, it says so, and --after goes on. A VALUE that is no JSON is text; the
+    text 7 is '"7"'. Exit code 1: no job has this ID.
 
     \b
     Examples:
       pgqueue jobs --state failed --task mail.send
+      pgqueue jobs --state retrying --queue mail
       pgqueue jobs --arg order_id=7 --since 2h
       pgqueue jobs 4711
       pgqueue jobs --json --limit 1000 | jq '.items[] | select(.attempt > 3)'
@@ -123,8 +135,8 @@ def _rows(page: Page) -> list[str]:
 def _note(page: Page) -> str:
     if page.searched is not None and page.after is not None:
         return (
-            f"Searched {page.searched:,} jobs of these states, down to ID {page.after}; "
-            f"older ones may fit too: --after {page.after} goes on."
+            f"Searched {page.searched:,} jobs of these states, as far as {page.after}; "
+            f"others may fit too: --after {page.after} goes on."
         )
     return "" if page.jobs else "No job fits."
 
