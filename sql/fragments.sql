@@ -591,6 +591,34 @@ counted AS MATERIALIZED (
     FROM counted LEFT JOIN waits USING (at, queue, task) LEFT JOIN runs USING (at, queue, task)
 )
 
+-- name: history_asked
+-- Whether the row `m` of the history is asked for: of this queue and task. What was measured has no task; beside the rows of single tasks
+-- it has no place.
+(%(queue)s::text IS NULL OR m.queue = %(queue)s::text) AND (%(task)s::text IS NULL OR m.task = %(task)s::text)
+AND (m.state IS NULL OR %(by)s::text <> 'task' AND %(task)s::text IS NULL)
+
+-- name: history_deep
+-- What was measured, of the rows of `measured (at, queue, state, n, oldest)`: for each time and queue the largest number of jobs of
+-- each state and the longest times; of all queues together the sums of these numbers.
+deep AS MATERIALIZED (
+    SELECT at, CASE WHEN %(by)s::text = 'all' THEN '' ELSE queue END AS queue, sum(n) FILTER (WHERE state = 'available')::bigint AS available,
+        sum(n) FILTER (WHERE state = 'scheduled')::bigint AS scheduled, sum(n) FILTER (WHERE state = 'blocked')::bigint AS blocked,
+        sum(n) FILTER (WHERE state = 'running')::bigint AS running, max(oldest) FILTER (WHERE state = 'available') AS oldest,
+        max(oldest) FILTER (WHERE state = 'blocked') AS longest_blocked
+    FROM (SELECT at, queue, state, max(n) AS n, max(oldest) AS oldest FROM measured GROUP BY at, queue, state) AS each
+    GROUP BY 1, 2
+)
+
+-- name: history_answer
+-- The rows of `summed`, each with what was measured, as JSON. Where something was measured, a state without jobs has 0 of them.
+SELECT coalesce(json_agg(each), '[]')::text
+FROM (SELECT extract(epoch FROM at)::float8 AS at, queue, task, {{happenings}}, wait_seconds, run_seconds, wait, run,
+          CASE WHEN deep.at IS NOT NULL THEN coalesce(available, 0) END AS available,
+          CASE WHEN deep.at IS NOT NULL THEN coalesce(scheduled, 0) END AS scheduled,
+          CASE WHEN deep.at IS NOT NULL THEN coalesce(blocked, 0) END AS blocked,
+          CASE WHEN deep.at IS NOT NULL THEN coalesce(running, 0) END AS running, oldest, longest_blocked
+      FROM summed LEFT JOIN deep USING (at, queue) ORDER BY at, queue, task) AS each
+
 -- name: history_columns
 -- What a row of the history holds, beside its leaf.
 at, queue, task, {{happenings}}, wait_seconds, run_seconds, wait, run

@@ -1,5 +1,5 @@
 """What happened to jobs, by minute for a day and by hour for 30 days: how many started, how they ended, how long they
-waited and ran.
+waited and ran; and how many there were in each queue.
 
 Called by applications and by the CLI. Only reads, inside the caller's transaction, on any connection. Workers count and
 the leader folds: the newest minute is seen about two minutes later. What was counted by no worker is not there: jobs
@@ -44,6 +44,10 @@ class HistoryRow:
     the times up to the n-th of `pgqueue.jobs.histogram.BOUNDS`, in seconds, and above the bound before. `wait_seconds`
     and `run_seconds` are their sums. A job waits from when it could run: an intended delay is left out, the time for
     which a lock, a limit or a rate has blocked it is not.
+
+    How many jobs there were, as the leading worker has measured it: `available`, `scheduled`, `blocked`, `running`;
+    None if nothing was measured, and in rows of single tasks. `oldest` and `longest_blocked` are the seconds that
+    `QueueInfo` has. Of an hour each is the largest of its minutes; of all queues the numbers are added up.
     """
 
     at: datetime
@@ -66,6 +70,12 @@ class HistoryRow:
     run_seconds: float
     wait: tuple[int, ...]
     run: tuple[int, ...]
+    available: int | None = None
+    scheduled: int | None = None
+    blocked: int | None = None
+    running: int | None = None
+    oldest: float | None = None
+    longest_blocked: float | None = None
 
     def wait_quantile(self, share: float) -> float | None:
         """The seconds that this share of the waits has not exceeded; None if no attempt began.
@@ -97,7 +107,8 @@ def history(
     - `since`: from the minute or hour of this time on. Default: an hour ago, with `step="hour"` a day ago.
     - `until`: before this time.
     - `queue`, `task`: only of these.
-    - `by`: `"queue"` puts the tasks of a queue together, `"all"` everything.
+    - `by`: `"queue"` puts the tasks of a queue together, `"all"` everything. Only these two say how many jobs there
+      were; then a minute in which jobs waited and nothing happened has a row, too.
 
     Minutes are kept for a day, hours for 30 days. Raises InvalidOption for a time without a zone, and for an unknown
     step or `by`.

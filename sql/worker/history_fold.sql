@@ -63,15 +63,51 @@ DELETE FROM pgqueue.history_part WHERE (writer, part) IN (
     SELECT writer, part FROM pgqueue.history_part WHERE current_setting('pgqueue.folds', true) = 'on'
     ORDER BY written_at, writer, part LIMIT 1);
 
+-- name: history_fold_depth
+-- Note what table `depth` has: how many jobs each queue has in each state, as a row of the minute of that measurement. A minute that has
+-- such rows gets no others. A measurement that is old, or of a time to come, is left out. Answers how many rows.
+WITH newest AS MATERIALIZED (
+    SELECT d.at, date_bin('1 minute', d.at, '2000-01-01 00:00:00+00') AS minute
+    FROM (SELECT d.at FROM pgqueue.depth d ORDER BY d.at DESC LIMIT 1) AS d CROSS JOIN (SELECT pgqueue.now() AS now) AS clock
+    WHERE current_setting('pgqueue.folds', true) = 'on' AND d.at BETWEEN clock.now - interval '5 minutes' AND clock.now + interval '1 second'
+), wanted AS MATERIALIZED (
+    SELECT newest.at, newest.minute FROM newest
+    WHERE NOT EXISTS (SELECT FROM pgqueue.history_minute m WHERE m.at = newest.minute AND m.state IS NOT NULL)
+), line AS MATERIALIZED (
+    SELECT wanted.minute AS at, d.queue, d.state, sum(d.n)::bigint AS n, bool_and(d.exact) AS exact,
+        extract(epoch FROM wanted.at - min(CASE WHEN d.state = 'blocked' THEN d.longest_blocked
+                                                WHEN NOT d.reason IN ('unknown', 'task_paused') THEN d.oldest END))::float8 AS oldest
+    FROM wanted CROSS JOIN LATERAL (SELECT d.* FROM pgqueue.depth d WHERE d.at = wanted.at AND d.queue <> '') AS d
+    GROUP BY wanted.at, wanted.minute, d.queue, d.state
+), minutes AS (
+    INSERT INTO pgqueue.history_minute (bin, at, queue, task, state, n, exact, oldest)
+    SELECT (SELECT bin FROM pgqueue.ring WHERE kind = 'minute'), at, queue, '', state, n, exact, oldest FROM line WHERE n > 0
+    RETURNING at, queue, state, n, exact, oldest
+), late AS (
+    INSERT INTO pgqueue.history_hour (bin, at, queue, task, state, n, exact, oldest)
+    SELECT (SELECT bin FROM pgqueue.ring WHERE kind = 'hour'), date_bin('1 hour', at, '2000-01-01 00:00:00+00'), queue, '', state, n, exact, oldest
+    FROM minutes WHERE at < (SELECT done_at FROM pgqueue.duty WHERE name = 'history')
+)
+SELECT count(*) FROM minutes;
+
 -- name: history_fold_hours
--- Make the hours that have been over for ten minutes from their minutes, and note up to which hour that is done. Answers how many rows.
+-- Make the hours that have been over for ten minutes from their minutes, and note up to which hour that is done. What happened is added up;
+-- of what was measured an hour has the largest number of jobs and the longest time. Answers how many rows.
 WITH span AS MATERIALIZED (
     SELECT d.done_at AS since, date_bin('1 hour', pgqueue.now() - interval '10 minutes', '2000-01-01 00:00:00+00') AS upto
     FROM pgqueue.duty d WHERE d.name = 'history' AND current_setting('pgqueue.folds', true) = 'on'
 ), line AS MATERIALIZED (
     SELECT date_bin('1 hour', m.at, '2000-01-01 00:00:00+00') AS at, m.queue, m.task, {{happenings}}, wait_seconds, run_seconds, wait, run
     FROM pgqueue.history_minute m
-    WHERE m.at >= (SELECT since FROM span) AND m.at < (SELECT upto FROM span)
+    WHERE m.at >= (SELECT since FROM span) AND m.at < (SELECT upto FROM span) AND m.state IS NULL
+), deepest AS (
+    INSERT INTO pgqueue.history_hour (bin, at, queue, task, state, n, exact, oldest)
+    SELECT (SELECT bin FROM pgqueue.ring WHERE kind = 'hour'), date_bin('1 hour', m.at, '2000-01-01 00:00:00+00'), m.queue, '', m.state,
+        max(m.n), bool_and(m.exact), max(m.oldest)
+    FROM pgqueue.history_minute m
+    WHERE m.at >= (SELECT since FROM span) AND m.at < (SELECT upto FROM span) AND m.state IS NOT NULL
+    GROUP BY 2, m.queue, m.state
+    RETURNING 1
 ), {{history_summed}}, hours AS (
     INSERT INTO pgqueue.history_hour (bin, {{history_columns}})
     SELECT (SELECT bin FROM pgqueue.ring WHERE kind = 'hour'), {{history_columns}} FROM summed
@@ -80,7 +116,7 @@ WITH span AS MATERIALIZED (
     UPDATE pgqueue.duty d SET done_at = span.upto FROM span WHERE d.name = 'history' AND span.since < span.upto
     RETURNING 1
 )
-SELECT (SELECT count(*) FROM hours), (SELECT count(*) FROM noted);
+SELECT (SELECT count(*) FROM hours) + (SELECT count(*) FROM deepest), (SELECT count(*) FROM noted);
 
 -- name: history_fold_forget
 -- Forget the writers that have been silent for a day, the groups of errors that have not occurred for 30 days, and of more than n groups

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from commands import items
+from commands import items, on_terminal
 from commands import pgqueue as command
 from driver_kinds import ASYNC, KINDS, drive
 from roles import Role, refused, role
@@ -185,4 +185,73 @@ def test_a_role_that_reads_sees_the_history_and_writes_none(role: Role, eyes: Ey
         "INSERT INTO pgqueue.history_minute (at, bin, queue, task) VALUES (now(), 0, 'q', 't')",
         "DELETE FROM pgqueue.error_group",
         "UPDATE pgqueue.duty SET done_at = now()",
+    )
+
+
+# How many jobs there were --------------------------------------------------------------------------------------------
+
+
+def note(
+    eyes: Eyes,
+    state: str,
+    n: int,
+    oldest: float | None = None,
+    *,
+    at: str = "now()",
+    queue: str = "q",
+    table: str = "minute",
+) -> None:
+    """A row as the leader makes them of a measurement."""
+    eyes.do(
+        f"INSERT INTO pgqueue.history_{table} (at, bin, queue, task, state, n, exact, oldest) "  # noqa: S608
+        f"VALUES (date_bin('1 minute', {at}, '2000-01-01 00:00+00'), 0, %s, '', %s, %s, true, %s)",
+        queue, state, n, oldest,
+    )  # fmt: skip
+
+
+@pytest.mark.promise("F96")
+def test_rows_of_queues_say_how_many_jobs_there_were(eyes: Eyes, conn: psycopg.Connection) -> None:
+    add(eyes, n=3)
+    add(eyes, task="u", queue="busy")
+    note(eyes, "available", 40, 7.5)
+    note(eyes, "available", 30, 8.5)  # as two leaders note one minute
+    note(eyes, "blocked", 2, 90.0)
+    note(eyes, "available", 5, 600.0, queue="still")
+    busy, q, still = pgqueue.history(conn, by="queue")
+    assert (busy.queue, busy.started, busy.available, busy.running, busy.oldest) == ("busy", 1, None, None, None)
+    assert (q.started, q.available, q.scheduled, q.blocked, q.running) == (3, 40, 0, 2, 0)
+    assert (q.oldest, q.longest_blocked) == (8.5, 90.0)
+    assert (still.queue, still.started, still.available, still.oldest, still.wait) == ("still", 0, 5, 600.0, ())
+    [together] = pgqueue.history(conn, by="all")
+    assert (together.started, together.available, together.blocked, together.oldest) == (4, 45, 2, 600.0)
+    assert [(row.queue, row.task, row.available) for row in pgqueue.history(conn)] == [
+        ("busy", "u", None),
+        ("q", "t", None),
+    ]
+    [of_task] = pgqueue.history(conn, task="u", by="all")
+    assert (of_task.started, of_task.available) == (1, None)
+    [one] = pgqueue.history(conn, queue="still", by="all")
+    assert (one.started, one.available) == (0, 5)
+
+
+@pytest.mark.promise("F96")
+def test_the_command_shows_how_many_jobs_waited(eyes: Eyes, dsn: str) -> None:
+    add(eyes, n=99_999)
+    note(eyes, "available", 9_999_999, 864_000.0)
+    note(eyes, "blocked", 2, 90.0)
+    done = command("history", dsn=dsn)
+    assert done.returncode == 0, done.stderr
+    head, row = done.stdout.splitlines()
+    assert head.split()[-2:] == ["WAITING", "OLDEST"] and row.split()[-2:] == ["10000001", "10d"]
+    for by in ("all", "queue", "task"):
+        shown = on_terminal("history", "--by", by, dsn=dsn).stdout
+        assert max(map(len, shown.splitlines())) <= 80
+        assert ("10M" in shown) == (by != "task")
+        assert "q" in shown or by == "all"
+    [item] = items(command("history", "--json", dsn=dsn))
+    assert (item["available"], item["blocked"], item["oldest"], item["longest_blocked"]) == (
+        9_999_999,
+        2,
+        864_000.0,
+        90.0,
     )

@@ -12,12 +12,18 @@ import click
 from pgqueue.cli.database import reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Moment, as_json, database
-from pgqueue.cli.tables import fitting, span, table
+from pgqueue.cli.tables import fitting, span, table, width
 
 if TYPE_CHECKING:
     from pgqueue.admin.history import By, HistoryRow, Step
 
 SHOWN_MOST = 100
+NUMBERS = {
+    "all": "STARTED DONE FAILED RETRIED OTHER WAIT RUN WAITING OLDEST",
+    "queue": "STARTED DONE FAILED WAIT RUN WAITING OLDEST",
+    "task": "STARTED DONE FAILED RETRIED OTHER WAIT RUN",
+}
+"""The columns behind the names, as many as fit 80 characters."""
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
@@ -43,8 +49,10 @@ def command(
 ) -> None:
     """Show how many jobs began and ended, and how long they took.
 
-    Times are UTC. WAIT and RUN are the times that 95 % have not exceeded, estimated. A minute in which nothing happened
-    has no row. The newest minute is seen about two minutes later. `--json` has all numbers, with p50, p95 and p99.
+    Times are UTC. WAIT and RUN are the times that 95 % have not exceeded, estimated. WAITING are available and blocked
+    jobs, and OLDEST is for how long the first one could have run; an hour has the largest of its minutes. They are not
+    known by task. A minute in which nothing happened and no job waited has no row. The newest minute is seen about two
+    minutes later. `--json` has all numbers, with p50, p95 and p99.
 
     \b
     Examples:
@@ -75,17 +83,38 @@ def _item(row: HistoryRow) -> dict[str, Any]:
 def _screen(found: Sequence[HistoryRow], by: str) -> list[str]:
     newest, more = fitting(found[::-1], SHOWN_MOST)
     heads = ["AT", *(["QUEUE"] if by != "all" else []), *(["TASK"] if by == "task" else [])]
-    names = [head.lower() for head in heads[1:]]
-    numbers = ["STARTED", "DONE", "FAILED", "RETRIED", "OTHER", "WAIT", "RUN"]
-    rows = [
-        [f"{row.at.astimezone(UTC):%m-%d %H:%M}", *(getattr(row, name) for name in names), *_numbers(row)]
-        for row in newest[::-1]
-    ]
-    lines = table([*heads, *numbers], rows, right=" ".join(numbers), gives="TASK QUEUE")
+    rows = [{"AT": f"{row.at.astimezone(UTC):%m-%d %H:%M}", **_cells(row)} for row in newest[::-1]]
+    numbers = NUMBERS[by].split()
+    cells = [[row[head] for head in (*heads, *numbers)] for row in rows]
+    lines = table([*heads, *numbers], cells, right=" ".join(numbers), gives=" ".join(heads[:0:-1]))
     return [*lines, f"… {more} older ones; --json shows all"] if more else lines
 
 
-def _numbers(row: HistoryRow) -> list[object]:
+def _cells(row: HistoryRow) -> dict[str, object]:
+    """What stands in each column that there may be."""
     other = row.snoozed + row.cancelled + row.expired + row.skipped + row.interrupted + row.rescued
-    waits, runs = span(row.wait_quantile(0.95)), span(row.run_quantile(0.95))
-    return [row.started, row.completed, row.failed, row.retried, other, waits, runs]
+    counts = {
+        "STARTED": row.started,
+        "DONE": row.completed,
+        "FAILED": row.failed,
+        "RETRIED": row.retried,
+        "OTHER": other,
+    }
+    waiting = None if row.available is None or row.blocked is None else row.available + row.blocked
+    oldest = max((row.oldest, row.longest_blocked), key=lambda age: age or 0.0)
+    return {
+        "QUEUE": row.queue,
+        "TASK": row.task,
+        **{name: _number(n) for name, n in counts.items()},
+        "WAIT": span(row.wait_quantile(0.95)),
+        "RUN": span(row.run_quantile(0.95)),
+        "WAITING": "" if waiting is None else _number(waiting),
+        "OLDEST": span(oldest),
+    }
+
+
+def _number(n: int) -> str:
+    """A number of jobs; on a terminal in five characters at most."""
+    if width() is None or n < 100_000:
+        return str(n)
+    return f"{n // 1_000}k" if n < 10_000_000 else f"{n // 1_000_000}M"

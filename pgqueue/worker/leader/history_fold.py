@@ -1,4 +1,5 @@
 """Folds what workers have counted into the history: parts into minutes, and the minutes of past hours into hours.
+Notes there, too, how many jobs wait.
 
 Runs in the worker that leads, every 30 to 60 seconds. Any other worker does a round every five minutes, because the
 leader's loop may hang while its heartbeat lives. If no round is made for days, parts wait in their table.
@@ -14,6 +15,9 @@ Why each part counts once in the minutes and once in the hours, also beside a se
 5. A minute before `done_at` is appended to its hour by the statement that appends it, and an hour is never made again.
    A minute from `done_at` on is appended to no hour yet, and is there when its hour is made: no minute is thrown away
    before it is a day old. So each minute goes into its hour once, however late its part comes, and however clocks step.
+
+How many jobs wait is noted by the same message: the last measurement of table `depth`, once for each minute. So it
+costs no round trip of its own. Such a number is not added up: an hour has the largest of its minutes.
 """
 
 from __future__ import annotations
@@ -78,9 +82,10 @@ class HistoryFold:
     async def _fold(self) -> int:
         """One transaction; how many parts it has folded."""
         link = self._session.link
-        _, [(parts, _, _)], _, _ = await self._session.run(
+        _, [(parts, _, _)], *_ = await self._session.run(
             link.statement("history_fold_lock"),
             link.statement("history_fold_parts", n=self._most, ids=IDS_MOST),
+            link.statement("history_fold_depth"),
             link.statement("history_fold_hours"),
             link.statement("history_fold_forget", n=GROUPS_MOST),
         )

@@ -111,7 +111,8 @@ async def test_a_second_leader_folds_nothing_while_the_first_does(
 
 @pytest.mark.promise("F92")
 @pytest.mark.parametrize(
-    "crash", ["history_fold_lock", "history_fold_parts", "history_fold_hours", "history_fold_forget"]
+    "crash",
+    ["history_fold_lock", "history_fold_parts", "history_fold_depth", "history_fold_hours", "history_fold_forget"],
 )
 async def test_a_crash_between_any_two_statements_loses_and_doubles_nothing(
     bench: Bench, eyes: Eyes, crash: str
@@ -121,7 +122,14 @@ async def test_a_crash_between_any_two_statements_loses_and_doubles_nothing(
     bench.part("now() - interval '1 minute'")
     eyes.do("UPDATE pgqueue.duty SET done_at = done_at - interval '1 hour' WHERE name = 'history'")
     link = bench.sessions[0].link
-    order = ["history_fold_lock", "history_fold_parts", "history_fold_hours", "history_fold_forget"]
+    order = [
+        "history_fold_lock",
+        "history_fold_parts",
+        "history_fold_depth",
+        "history_fold_hours",
+        "history_fold_forget",
+    ]
+    measure(eyes, ("deep", "available", "slot", 5, True, 30))
     with psycopg.connect(bench.dsn) as dies:
         for name in order[: order.index(crash) + 1]:
             statement = link.statement(name, n=100, ids=5)
@@ -130,11 +138,12 @@ async def test_a_crash_between_any_two_statements_loses_and_doubles_nothing(
         eyes.do("SELECT pg_terminate_backend(%s)", pid)
         with pytest.raises(psycopg.OperationalError):
             dies.execute("SELECT 1")
-    assert eyes.all(MINUTES) == []
+    assert eyes.all(MINUTES) == [] == noted(eyes)
     await bench.fold.round()
-    assert eyes.all(MINUTES) == [("t", 2, 0)]
+    assert eyes.all(MINUTES) == [("", 0, 0), ("t", 2, 0)]
+    assert noted(eyes) == [("deep", "available", 5, True, 30.0)]
     done = eyes.one("SELECT done_at FROM pgqueue.duty WHERE name = 'history'")
-    hours = eyes.one("SELECT count(*) FROM pgqueue.history_minute WHERE at < %s", done)
+    hours = eyes.one("SELECT count(*) FROM pgqueue.history_minute WHERE at < %s AND state IS NULL", done)
     assert eyes.one("SELECT coalesce(sum(completed), 0)::int FROM pgqueue.history_hour") == hours > 0
 
 
@@ -314,3 +323,110 @@ async def test_a_worker_that_leads_folds_by_itself(eyes: Eyes, dsn: str, monkeyp
         await until(eyes.done(1))
         await worker.services.counters.write_rest()
         await until(lambda: eyes.all(MINUTES) == [("fold.by.itself", 1, 0)])
+
+
+# How many jobs there were --------------------------------------------------------------------------------------------
+
+
+MEASURED = """
+    INSERT INTO pgqueue.depth (at, next_at, queue, state, reason, task, n, exact, oldest, longest_blocked)
+    SELECT d.at, d.at + interval '5 s', d.queue, d.state, d.reason, '', d.n, d.exact,
+        d.at - make_interval(secs => d.old), d.at - make_interval(secs => d.blocked)
+    FROM (SELECT %s::timestamptz, %s, %s, %s, %s::bigint, %s::boolean, %s::float8, %s::float8)
+        AS d (at, queue, state, reason, n, exact, old, blocked)
+"""
+NOTED = (
+    "SELECT queue, state, n, exact, round(oldest::numeric, 3)::float8 FROM pgqueue.TABLE WHERE state IS NOT NULL "
+    "ORDER BY 1, 2, 3"
+)
+
+
+def measure(eyes: Eyes, *groups: tuple[Any, ...], at: str = "now()") -> None:
+    """What a leader has measured at this time: queue, state, reason, n, exact, oldest, longest_blocked."""
+    eyes.do("DELETE FROM pgqueue.depth")
+    moment = eyes.one(f"SELECT {at}")
+    for each in groups:
+        eyes.do(MEASURED, moment, *each, *[None] * (7 - len(each)))
+
+
+def noted(eyes: Eyes, table: str = "history_minute") -> list[Any]:
+    return eyes.all(NOTED.replace("TABLE", table))
+
+
+@pytest.mark.promise("F96")
+async def test_how_many_jobs_there_are_is_noted_once_a_minute(bench: Bench, eyes: Eyes) -> None:
+    at = "date_bin('1 minute', now() - interval '1 minute', '2000-01-01 00:00+00') + interval '7 s'"
+    measure(
+        eyes,
+        ("q", "available", "slot", 5, True, 30),
+        ("q", "available", "unknown", 7, False, 900),
+        ("q", "blocked", "lock", 3, True, None, 40),
+        ("q", "blocked", "rate", 2, True, None, None),
+        ("q", "running", "", 0, True),
+        ("r", "scheduled", "time", 4, True),
+        ("", "completed", "", 99, True),
+        at=at,
+    )
+    wanted = [("q", "available", 12, False, 30.0), ("q", "blocked", 5, True, 40.0), ("r", "scheduled", 4, True, None)]
+    await bench.fold.round()
+    assert noted(eyes) == wanted
+    assert eyes.one("SELECT count(DISTINCT at) FROM pgqueue.history_minute") == 1
+    await bench.fold.round()
+    await bench.another().round()
+    measure(eyes, ("q", "available", "slot", 50, True, 30), at=f"{at} + interval '20 s'")  # in the same minute
+    await bench.fold.round()
+    assert noted(eyes) == wanted
+    measure(eyes, ("q", "available", "slot", 50, True, 31), at=f"{at} + interval '60 s'")
+    await bench.fold.round()
+    assert noted(eyes) == sorted([*wanted, ("q", "available", 50, True, 31.0)], key=lambda row: row[:3])
+    assert eyes.all("SELECT sum(started), sum(completed), min(task), max(task) FROM pgqueue.history_minute") == [
+        (0, 0, "", "")
+    ]
+
+
+@pytest.mark.promise("F96")
+@pytest.mark.parametrize("at", ["now() - interval '6 minutes'", "now() + interval '10 s'"], ids=["old", "to come"])
+async def test_a_measurement_of_another_time_is_not_noted(bench: Bench, eyes: Eyes, at: str) -> None:
+    measure(eyes, ("q", "available", "slot", 5, True, 30), at=at)
+    await bench.fold.round()
+    assert noted(eyes) == []
+
+
+@pytest.mark.promise("F96")
+async def test_an_hour_has_the_largest_number_of_its_minutes(
+    bench: Bench, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    with Clock(eyes.conn) as clock:
+        clock.set(eyes.one("SELECT date_bin('1 hour', now(), '2000-01-01 00:00+00') + interval '1 hour'"))
+        eyes.do("UPDATE pgqueue.duty SET done_at = pgqueue.now() WHERE name = 'history'")
+        for n in (5, 70, 6):
+            groups = ("q", "available", "slot", n, n < 50, 10 * n), ("r", "available", "slot", 1, True, 1)
+            measure(eyes, *groups, at="pgqueue.now()")
+            await bench.fold.round()
+            clock.advance(60)
+        assert noted(eyes, "history_hour") == []
+        [q, r] = pgqueue.history(conn, step="hour", by="queue")  # not made yet: of its minutes
+        assert (q.queue, q.available, q.blocked, q.oldest, q.started) == ("q", 70, 0, 700.0, 0)
+        clock.advance(hours=1, minutes=10)
+        await bench.fold.round()
+        await bench.another().round()
+        assert noted(eyes, "history_hour") == [("q", "available", 70, False, 700.0), ("r", "available", 1, True, 1.0)]
+        assert pgqueue.history(conn, step="hour", by="queue") == [q, r]
+        [together] = pgqueue.history(conn, step="hour", by="all")
+        assert (together.queue, together.available, together.oldest) == (None, 71, 700.0)
+
+
+@pytest.mark.promise("F96")
+async def test_a_round_is_one_message(bench: Bench, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle leader sends as little as before."""
+    sent: list[int] = []
+    real = Session.run
+
+    async def counted(self: Session, *statements: Any) -> Any:
+        sent.append(len(statements))
+        return await real(self, *statements)
+
+    monkeypatch.setattr(Session, "run", counted)
+    measure(eyes, ("q", "available", "slot", 5, True, 30))
+    await bench.fold.round()
+    assert len(sent) == 1
