@@ -4,13 +4,14 @@ Called by applications and by the CLI. Every statement only reads, in the connec
 counts live what the leading worker has measured (see `depth`), so the answer takes the same time beside any backlog.
 
 A finding is what an operator should act on. What a healthy queue shows is none: not an idle one, nor one that is busy
-and whose jobs wait for a slot or for a key that others hold. What is measured over time comes with the history.
+and whose jobs wait for a slot or for a key that others hold. A burst that drains is no finding either: only a queue
+that has grown for half an hour, by the history.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,8 @@ LATE_SECONDS = 300.0
 """A worker lives for so long before a measurement, or a leader, is missed."""
 STUCK_SECONDS = 30.0
 NOTIFY_SHARE, CONNECTIONS_SHARE = 0.25, 0.9
+EXPLAINED = frozenset({"paused", "task_paused", "unserved", "unknown"})
+"""Jobs that wait for one of these are no sign of too few slots: the pause, or another finding, says why they wait."""
 DOCS = "docs/operations.md"
 HERE = f"{DOCS}#what-pgqueue-doctor-finds"
 
@@ -114,6 +117,7 @@ def diagnosis(schema: str) -> Steps[Diagnosis]:
     [[tables]] = yield _ask("doctor_tables", schema, seconds=VACUUM_SECONDS, indexes=list(INDEXES))
     [[workers]] = yield _ask("doctor_workers", schema)
     [[undeclared, _]] = yield _ask("limits_undeclared", schema, after=limits.FIRST_RATE, n=limits.KEYS_MOST)
+    [[growth]] = yield _ask("doctor_growth", schema)
     server, workers = json.loads(server), json.loads(workers)
     findings = [
         *_newer(version, known),
@@ -122,6 +126,7 @@ def diagnosis(schema: str) -> Steps[Diagnosis]:
         *_of_tables(json.loads(tables)),
         *_of_workers(workers, led=server["led"]),
         *_of_queues(found, workers["free"]),
+        *_of_growth(found, json.loads(growth)),
         *(_undeclared(each) for each in limits.unknown(undeclared)),
     ]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
@@ -181,8 +186,8 @@ def _of_server(found: Mapping[str, Any]) -> Iterator[Finding]:
         what = f"{found['clients']} of {found['most']} connections of the server are in use"
         todo = "raise max_connections, use fewer processes, or put a pooler before the application"
         yield Finding("connections", WARNING, what, todo, f"{DOCS}#how-many-connections")
-    if found["given"] is not None and (found["highest"] or 0) > found["given"]:
-        what = f"the ids of jobs go on from {found['given']}, and there is a job {found['highest']}"
+    for each in found["behind"]:
+        what = f"sequence {each['sequence']} goes on from {each['given']}, and there is {each['highest']} in the tables"
         todo = "run `pgqueue migrate`, or start a worker: each advances the sequences"
         yield Finding("sequences", CRITICAL, what, todo, f"{DOCS}#restore-switchover-upgrade")
 
@@ -214,8 +219,8 @@ def _of_workers(found: Mapping[str, Any], *, led: bool) -> Iterator[Finding]:
         todo = "restart those that a deploy has left out"
         yield Finding("versions", NOTICE, f"workers of several versions: {listed}", todo, f"{DOCS}#deploying")
     lived = found["oldest"] or 0.0
-    if lived > LATE_SECONDS and not led:
-        what = "no worker holds the leader's lock: LISTEN is off, or goes through a pooler in transaction mode"
+    if (found["listener"] or 0.0) > LATE_SECONDS and not led:
+        what = "no worker holds the leader's lock, although LISTEN is on: it goes through a pooler in transaction mode"
         todo = "give workers a direct connection for LISTEN: --listen-dsn"
         yield Finding("listen", NOTICE, what, todo, f"{DOCS}#behind-a-pooler")
     if lived > LATE_SECONDS and not 0 <= (found["measured"] or LATE_SECONDS) < LATE_SECONDS:
@@ -244,6 +249,36 @@ def _of_queues(found: Measured, free: Mapping[str, int]) -> Iterator[Finding]:
         what = f"{task.jobs} jobs wait in queue {task.queue} for task {task.task}, which no live worker there knows"
         todo = "deploy its code, give the renamed task an alias, or cancel the jobs"
         yield Finding("unknown", WARNING, what, todo, page)
+
+
+def _of_growth(found: Measured, growth: Iterable[tuple[str, list[tuple[int, int, int]]]]) -> Iterator[Finding]:
+    """Queues that have grown for half an hour. Silent if half of their jobs wait for what another finding names."""
+    for queue, spans in growth:
+        waiting = [each for each in found.groups if each.queue == queue and each.state in ("available", "blocked")]
+        now = depth.total(waiting)
+        if 2 * sum(each.n for each in waiting if each.reason in EXPLAINED) >= now.n:
+            continue
+        ago, before = since(spans)
+        what = f"queue {queue} grows: {now} jobs wait, {before:,} did {10 * ago} minutes ago; more come than are done"
+        todo = f"give it more slots, or see what enqueues so much: `pgqueue history -q {queue} --by task`"
+        yield Finding("growth", WARNING, what, todo, HERE, 600.0 * ago)
+
+
+def since(spans: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
+    """Since how many times ten minutes a queue grows, and how many jobs waited at most before that.
+
+    `spans` are (which ten minutes ago, least, most), the last ten minutes first. It grows as long as the least of ten
+    minutes is more than the most of the ten before.
+
+    >>> since([(0, 900, 950), (1, 500, 800), (2, 100, 400), (3, 300, 350)])
+    (2, 400)
+    """
+    last = spans[0]
+    for each in spans[1:]:
+        if each[0] != last[0] + 1 or each[2] >= last[1]:
+            break
+        last = each
+    return last[0], last[2]
 
 
 def _undeclared(each: limits.Undeclared) -> Finding:

@@ -341,6 +341,7 @@ def _register() -> Statement[int]:
         "queues": [],
         "tasks": [],
         "slots": [],
+        "listens": False,
     }
     return Statement(text("registration_register", config().schema), params, lambda rows: int(rows[0][0]))
 

@@ -36,7 +36,7 @@ SELECT json_build_object(
 
 -- name: doctor_server
 -- The share of the NOTIFY queue in use, from 0 to 1; how many clients are connected and how many may be; whether a session holds the
--- leader's lock; the id given last, and the highest one in the tables (NULL: this role may not see it).
+-- leader's lock; the sequences that would give a number again, each with its last number and the highest one in the tables.
 SELECT json_build_object(
     'notify', pg_notification_queue_usage(),
     'clients', (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
@@ -46,12 +46,7 @@ SELECT json_build_object(
         WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
           AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended('pgqueue.leader', 7)),
-    'given', pg_sequence_last_value('pgqueue.job_id_seq'),
-    'highest', greatest(
-        (SELECT max(j.id) FROM pgqueue.job_available j WHERE j.id < 4611686018427387904),
-        (SELECT max(j.id) FROM pgqueue.job_scheduled j WHERE j.id < 4611686018427387904),
-        (SELECT max(j.id) FROM pgqueue.job_blocked j WHERE j.id < 4611686018427387904),
-        (SELECT max(j.id) FROM pgqueue.job_running j WHERE j.id < 4611686018427387904))
+    'behind', (SELECT coalesce(json_agg(b ORDER BY b.sequence), '[]') FROM pgqueue.sequences_behind() AS b)
 )::text;
 
 -- name: doctor_tables
@@ -74,10 +69,10 @@ SELECT json_build_object(
 )::text;
 
 -- name: doctor_workers
--- The versions of live workers, each with its number and the age of its youngest one in seconds; the age of the oldest worker; schedules
--- that no worker declares any more; the age of the newest measurement of depth; and how many slots of live workers are free, by queue.
+-- The versions of live workers, each with its number and the age of its youngest one in seconds; the age of the oldest worker, and of the
+-- oldest one that is set to LISTEN (one of a version before does not say, and counts); schedules that no worker declares any more; the age of the newest measurement of depth; and how many slots of live workers are free, by queue.
 WITH live AS MATERIALIZED (
-    SELECT w.version_tag, w.queues, extract(epoch FROM pgqueue.now() - w.started_at)::float8 AS age,
+    SELECT w.version_tag, w.queues, w.listens, extract(epoch FROM pgqueue.now() - w.started_at)::float8 AS age,
            greatest(0, w.concurrency - cardinality(w.running)) AS free
     FROM pgqueue.worker w
     WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running') AND w.beat_at >= (SELECT pgqueue.now()) - 3 * w.lease
@@ -88,6 +83,7 @@ SELECT json_build_object(
         SELECT left(version_tag, 40) AS version, count(*) AS workers, min(age) AS youngest FROM live GROUP BY version_tag
         ORDER BY 2 DESC LIMIT 10) AS v),
     'oldest', (SELECT max(age) FROM live),
+    'listener', (SELECT max(age) FROM live WHERE listens IS NOT FALSE),
     'orphans', (SELECT coalesce(json_agg(o), '[]') FROM (
         SELECT left(s.name, 80) AS name, extract(epoch FROM pgqueue.now() - s.declared_at)::float8 AS age FROM pgqueue.schedule s
         WHERE s.declared_at <= (SELECT pgqueue.now()) - interval '10 minutes' AND s.paused_at IS NULL ORDER BY s.name LIMIT 10) AS o),
@@ -95,3 +91,29 @@ SELECT json_build_object(
     'free', (SELECT coalesce(json_object_agg(f.queue, f.free), '{}') FROM (
         SELECT q.queue, sum(live.free) AS free FROM live CROSS JOIN unnest(live.queues) AS q (queue) GROUP BY q.queue) AS f)
 )::text;
+
+-- name: doctor_growth
+-- The queues in which more and more jobs have waited, available or blocked, for half an hour: in each ten minutes always more than ever in
+-- the ten before, and at the end 100 more at least. As JSON, the largest growth first: [queue, least and most of each ten minutes of the
+-- last two hours, the last ten first]. Paused queues are left out.
+WITH minute AS MATERIALIZED (
+    SELECT each.queue, each.at, sum(each.n)::bigint AS n
+    FROM (SELECT m.queue, m.at, m.state, max(m.n) AS n FROM pgqueue.history_minute m
+          WHERE m.at > (SELECT pgqueue.now()) - interval '2 hours' AND m.state IN ('available', 'blocked')
+          GROUP BY m.queue, m.at, m.state) AS each
+    GROUP BY each.queue, each.at
+), span AS MATERIALIZED (
+    SELECT minute.queue, floor(extract(epoch FROM (SELECT pgqueue.now()) - minute.at) / 600)::integer AS ago,
+           min(minute.n) AS least, max(minute.n) AS most, count(*) AS minutes
+    FROM minute GROUP BY 1, 2
+), grows AS (
+    SELECT a.queue, a.least - c.most AS by
+    FROM span a JOIN span b ON b.queue = a.queue AND b.ago = 1 JOIN span c ON c.queue = a.queue AND c.ago = 2
+    WHERE a.ago = 0 AND a.least > b.most AND b.least > c.most AND a.least - c.most >= 100 AND least(a.minutes, b.minutes, c.minutes) >= 3
+      AND NOT a.queue = {{paused}}
+    ORDER BY 2 DESC, 1 LIMIT 10
+)
+SELECT coalesce(json_agg(json_build_array(grows.queue, (
+    SELECT json_agg(json_build_array(span.ago, span.least, span.most) ORDER BY span.ago) FROM span WHERE span.queue = grows.queue
+)) ORDER BY grows.by DESC, grows.queue), '[]')::text
+FROM grows;

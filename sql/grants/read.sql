@@ -14,5 +14,6 @@ GRANT SELECT ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.key_state(pgqueue.unique_key), pgqueue.job_states(bigint[]),
     pgqueue.job_rows(bigint[]), pgqueue.jobs_after(text[], bigint, integer), pgqueue.attempt_rows(bigint),
     pgqueue.progress_row(bigint), pgqueue.served(), pgqueue.text_of(jsonb), pgqueue.history_bounds(),
-    pgqueue.run_quantile(text, double precision), pgqueue.bulk_walk(text[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint)
+    pgqueue.run_quantile(text, double precision), pgqueue.bulk_walk(text[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint),
+    pgqueue.sequences_behind()
     TO :"role";

@@ -73,5 +73,5 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.take_waiting(bigint[], timestamptz[]), pgqueue.lock_dead(bigint[], timestamptz[]),
     pgqueue.take_dead(bigint[], timestamptz[]), pgqueue.discard_ended(bigint[]),
     -- Before its first claim a worker advances sequences that lag behind the tables. It may not set them itself.
-    pgqueue.advance_sequences(boolean)
+    pgqueue.advance_sequences(boolean), pgqueue.sequences_behind()
     TO :"role";

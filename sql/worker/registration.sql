@@ -1,9 +1,10 @@
 -- name: registration_register
 -- A new worker process: an id that was never used before and never will be again; and the names of the tasks that it
--- knows; and beside each queue the slots of its own, NULL where it shares the common ones.
-INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks, slots, state)
+-- knows; and beside each queue the slots of its own, NULL where it shares the common ones. `listens`: whether it is set to
+-- LISTEN.
+INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks, slots, listens, state)
 VALUES (make_interval(secs => %(lease)s::float8), %(pid)s::integer, %(concurrency)s::integer, %(host)s::text,
-        %(version_tag)s::text, %(queues)s::text[], %(tasks)s::text[], %(slots)s::integer[], 'starting')
+        %(version_tag)s::text, %(queues)s::text[], %(tasks)s::text[], %(slots)s::integer[], %(listens)s::boolean, 'starting')
 RETURNING id;
 
 -- name: registration_restore_settings

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import notify_queues
 import psycopg
 import pytest
 from commands import pgqueue
-from workers import Eyes
+from servers import VERSION, embedded_server
+from workers import Eyes, work
 
 import pgqueue as api
 from pgqueue.admin import doctor
+from pgqueue.database import migrations
 
 Conn = psycopg.Connection[Any]
 Provoke = Callable[[str, Eyes, ExitStack, pytest.MonkeyPatch], None]
 ROOT = Path(__file__).parents[2]
+NOTIFY_PAGES = {"max_notify_queue_pages": str(notify_queues.PAGES)} if int(VERSION) >= notify_queues.FIRST else {}
 
 
 def findings(dsn: str) -> list[doctor.Finding]:
@@ -161,6 +165,33 @@ def a_stuck_job(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatc
     measured(eyes, blocked="40 s")
 
 
+def noted(eyes: Eyes, numbers: Iterable[int], *, queue: str = "default", state: str = "available") -> None:
+    """What the history has of a queue: a number for each two minutes, the last one of now."""
+    for ago, n in enumerate(reversed([*numbers])):
+        eyes.do(
+            "INSERT INTO pgqueue.history_minute (at, bin, queue, task, state, n, exact) VALUES "
+            "(date_bin('1 minute', now() - make_interval(mins => %s), '2000-01-01 00:00+00'), 0, %s, '', %s, %s, true)",
+            2 * ago, queue, state, n,
+        )  # fmt: skip
+
+
+def waiting(eyes: Eyes, n: int = 300, queue: str = "default", task: str = "t") -> None:
+    eyes.do("INSERT INTO pgqueue.job (task, queue) SELECT %s, %s FROM generate_series(1, %s)", task, queue, n)
+
+
+def served(dsn: str, eyes: Eyes, stack: ExitStack) -> None:
+    """A healthy queue: a worker whose slots are busy, which leads."""
+    worker(eyes, running=2)
+    stack.enter_context(leading(dsn, eyes))
+
+
+def growth(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    served(dsn, eyes, stack)
+    waiting(eyes)
+    noted(eyes, range(0, 20 * 30, 20))  # for an hour
+    noted(eyes, [7] * 30, state="blocked")
+
+
 CAUSES: dict[str, tuple[Provoke, str, str]] = {
     "a snapshot": (a_snapshot, "snapshot", "report"),
     "a slot": (a_slot, "slot", "doctor_slot"),
@@ -179,6 +210,7 @@ CAUSES: dict[str, tuple[Provoke, str, str]] = {
     "an unserved queue": (an_unserved_queue, "unserved", "nobody"),
     "an unknown task": (an_unknown_task, "unknown", "typo"),
     "a stuck job": (a_stuck_job, "stuck", "default"),
+    "growth": (growth, "growth", "queue default grows: 300 jobs wait"),
 }
 
 
@@ -245,6 +277,142 @@ def test_a_busy_queue_has_no_finding(dsn: str, eyes: Eyes) -> None:
             ("running", ""): 1,
             ("scheduled", "retry"): 9,
         }
+
+
+SHAPES: dict[str, Iterable[int]] = {
+    "steady": [500, 520, 490, 510, 505] * 8,
+    "a burst that drains": [0] * 20 + [100_000 - 5_000 * n for n in range(20)],
+    "a burst that goes on": [0] * 30 + [10_000 * n for n in range(10)],
+    "bursts": [0, 400, 200, 0] * 10,
+    "a burst each ten minutes, each larger": [0, 100, 0, 0, 0, 0, 300, 0, 0, 0, 0, 900, 0, 0, 0],
+    "a backlog that drains": range(40_000, 0, -1_000),
+    "slow growth of a few": range(40),
+    "it has grown, and drains": [*range(0, 3_000, 100), *range(3_000, 2_500, -100)],
+    "nothing was measured for long": [0, 500, 1_000],
+}
+
+
+@pytest.mark.promise("F98")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_queue_that_drains_or_stays_has_no_finding(shape: str, dsn: str, eyes: Eyes) -> None:
+    with ExitStack() as stack:
+        served(dsn, eyes, stack)
+        waiting(eyes)
+        noted(eyes, SHAPES[shape])
+        assert findings(dsn) == []
+
+
+@pytest.mark.promise("F98")
+def test_growth_says_since_when_and_from_how_many(dsn: str, eyes: Eyes) -> None:
+    with ExitStack() as stack:
+        served(dsn, eyes, stack)
+        waiting(eyes)
+        noted(eyes, [*([50] * 20), *range(60, 60 + 20 * 18, 20)])  # since 36 minutes
+        [finding] = findings(dsn)
+        assert finding.seconds in (1800.0, 2400.0) and finding.severity == "warning"
+        assert re.search(r"300 jobs wait, \d+ did (30|40) minutes ago", finding.what) and "slots" in finding.todo
+
+
+@pytest.mark.promise("F98")
+def test_growth_that_a_pause_or_another_finding_explains_is_not_named(dsn: str, eyes: Eyes) -> None:
+    with ExitStack() as stack:
+        served(dsn, eyes, stack)
+        for queue in ("default", "paused", "nobody"):
+            noted(eyes, range(0, 20 * 30, 20), queue=queue)
+            waiting(eyes, queue=queue, task="u" if queue == "nobody" else "t")
+        eyes.do("INSERT INTO pgqueue.queue VALUES ('paused', now())")
+        eyes.do("INSERT INTO pgqueue.paused_task VALUES ('t', now())")
+        assert [each.name for each in findings(dsn)] == ["unserved"]
+
+
+@pytest.mark.promise("F98")
+def test_a_queue_that_grows_by_a_task_that_no_worker_knows_is_no_want_of_slots(dsn: str, eyes: Eyes) -> None:
+    with ExitStack() as stack:
+        served(dsn, eyes, stack)
+        noted(eyes, range(0, 20 * 30, 20))
+        eyes.do("INSERT INTO pgqueue.job (task) SELECT 'typo' FROM generate_series(1, 300)")
+        assert [each.name for each in findings(dsn)] == ["unknown"]
+
+
+@pytest.mark.promise("F99")
+@pytest.mark.parametrize("listens", [False, True, None])
+def test_where_listen_is_off_on_purpose_no_leader_is_missed(dsn: str, eyes: Eyes, listens: bool | None) -> None:
+    """A worker of the version before does not say whether it listens: as if it did."""
+    worker(eyes)
+    measured(eyes)
+    eyes.do("UPDATE pgqueue.worker SET listens = %s", listens)
+    assert [each.name for each in findings(dsn)] == ([] if listens is False else ["listen"])
+
+
+@pytest.mark.promise("F99")
+async def test_a_worker_says_whether_it_listens(dsn: str, eyes: Eyes) -> None:
+    for listen_dsn, says in (("off", False), (dsn, True)):
+        async with work(dsn, listen_dsn=listen_dsn):
+            assert eyes.one("SELECT listens FROM pgqueue.worker ORDER BY id DESC LIMIT 1") is says
+
+
+SEQUENCES = {
+    "job_id_seq": "INSERT INTO pgqueue.job (task) VALUES ('t'), ('t')",
+    "job_pos_seq": "INSERT INTO pgqueue.job (task) VALUES ('t'), ('t')",
+    "worker_id_seq": (
+        "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state) "
+        "SELECT '1 h', 1, 1, 'h', '1', '{default}', 'running' FROM generate_series(1, 2)"
+    ),
+    "bulk_id_seq": (
+        "INSERT INTO pgqueue.bulk (actor, action, target, states, queue, up_to) "
+        "SELECT 'a', 'cancel', '{}', '{available}', 'q', 1 FROM generate_series(1, 2)"
+    ),
+    "job_hold_seq": (
+        "INSERT INTO pgqueue.job (task, state, lock_key, holds, hold_pos, worker_id, claim, started_at) "
+        "SELECT 't', 'running', 'k' || g, true, nextval('pgqueue.job_hold_seq'), 1, 1, now() "
+        "FROM generate_series(1, 2) AS g"
+    ),
+}
+
+
+@pytest.mark.promise("F99")
+@pytest.mark.parametrize("sequence", SEQUENCES)
+def test_each_sequence_that_lags_is_named_and_migrate_helps(sequence: str, dsn: str, eyes: Eyes) -> None:
+    eyes.do(SEQUENCES[sequence])
+    if sequence != "worker_id_seq":
+        worker(eyes, started="1 min")
+    assert findings(dsn) == []
+    eyes.do("SELECT setval('pgqueue.' || %s, 1)", sequence)
+    [finding] = findings(dsn)
+    assert (finding.name, finding.severity) == ("sequences", "critical")
+    assert f"pgqueue.{sequence} goes on from 1" in finding.what
+    assert pgqueue("migrate", dsn=dsn).returncode == 0
+    assert findings(dsn) == []
+
+
+@pytest.mark.second
+@pytest.mark.promise("F99")
+def test_a_prepared_transaction_and_a_full_notify_queue_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both for real, on a server of their own."""
+    monkeypatch.setattr(doctor, "OLD_SECONDS", 0.0)
+    server = embedded_server(max_prepared_transactions="2", **NOTIFY_PAGES)
+    try:
+        dsn = server.dsn("postgres")
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            migrations.migrate(conn, "pgqueue")
+            assert [each.name for each in findings(dsn)] == []
+            conn.execute("BEGIN")
+            conn.execute("INSERT INTO pgqueue.job (task) VALUES ('t')")
+            conn.execute("PREPARE TRANSACTION 'of the application'")
+            [finding] = findings(dsn)
+            assert (finding.name, finding.severity) == ("prepared", "warning")
+            assert "'of the application'" in finding.what and finding.seconds is not None
+            conn.execute("ROLLBACK PREPARED 'of the application'")
+            assert findings(dsn) == []
+        if NOTIFY_PAGES:
+            with notify_queues.held(dsn) as pid:
+                notify_queues.fill(dsn, 0.1)
+                assert "notify" not in {each.name for each in findings(dsn)}
+                notify_queues.fill(dsn, 0.5)
+                [full] = [each for each in findings(dsn) if each.name == "notify"]
+                assert re.search(r"queue is [5-9]\d % full", full.what) and there(full.page), pid
+    finally:
+        server.end()
 
 
 # What is shown -------------------------------------------------------------------------------------------------------

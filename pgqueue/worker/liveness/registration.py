@@ -53,6 +53,7 @@ def _enter(state: WorkerState) -> int:
             queues=list(settings.queues),
             tasks=state.tasks,
             slots=list(settings.queues.values()),
+            listens=settings.listen,
         )
 
 
@@ -94,6 +95,7 @@ def register(
     queues: list[str],
     tasks: Iterable[str],
     slots: Sequence[int | None] | None = None,
+    listens: bool | None = None,
 ) -> int:
     """Insert the row of a new worker; return its id, which was never used before and never will be again."""
     row = conn.execute(
@@ -107,6 +109,7 @@ def register(
             "queues": queues,
             "tasks": sorted(tasks),
             "slots": None if slots is None else list(slots),
+            "listens": listens,
         },
     ).fetchone()
     assert row is not None, "INSERT … RETURNING answers a row"
