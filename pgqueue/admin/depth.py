@@ -67,6 +67,8 @@ class QueueInfo:
     paused_at: datetime | None
     longest_blocked: float | None = None
     counted_at: datetime | None = None
+    paused_by: str | None = None
+    """The actor of the pause, else the database role; None if it is not paused, or was by a version before."""
 
     @property
     def unserved(self) -> bool:
@@ -115,6 +117,7 @@ class Measured:
     served: Mapping[str, int]
     """By queue: how many live workers serve it."""
     paused: Mapping[str, float | None] = field(default_factory=dict)
+    paused_by: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @checks_options
@@ -172,7 +175,8 @@ def measured(schema: str, queue: str | None = None) -> Steps[Measured]:
         tuple(Group(*each) for each in groups),
         dict(said["longest"]),
         dict(said["served"]),
-        dict(said["paused"]),
+        {name: since for name, since, _ in said["paused"]},
+        {name: by for name, _, by in said["paused"]},
     )
 
 
@@ -246,6 +250,7 @@ def _info(found: Measured, name: str, groups: Iterable[Group]) -> QueueInfo:
         paused_at=None if paused is None else moment(paused),
         longest_blocked=None if blocked is None else found.now - blocked,
         counted_at=moment(found.counted_at),
+        paused_by=found.paused_by.get(name),
     )
 
 

@@ -178,6 +178,15 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PausedTask:
+    """A task that is paused in all queues, since when, and by which actor, else database role."""
+
+    name: str
+    paused_at: datetime
+    paused_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """States, queues and workers. At most 1,000 queues and the newest 1,000 workers.
 
@@ -195,6 +204,7 @@ class Status:
     queues: tuple[QueueInfo, ...]
     unknown: tuple[UnknownTask, ...]
     workers: tuple[WorkerInfo, ...]
+    paused_tasks: tuple[PausedTask, ...] = ()
 
 
 class _Standing(msgspec.Struct):
@@ -206,6 +216,7 @@ class _Standing(msgspec.Struct):
     server_version: str
     at: datetime
     workers: tuple[WorkerInfo, ...]
+    paused_tasks: tuple[PausedTask, ...]
 
 
 @checks_options

@@ -1,4 +1,4 @@
-"""Which tasks there are: those that live workers know, and those that jobs have.
+"""Which tasks there are: those that live workers know, those that jobs have, and those that are paused.
 
 Called by applications and by the CLI. Each function sends one statement that only reads.
 """
@@ -6,6 +6,7 @@ Called by applications and by the CLI. Each function sends one statement that on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 import msgspec
 
@@ -17,11 +18,12 @@ from pgqueue.database.statements import Row, Statement, text
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """A task that live workers know, or that jobs have.
+    """A task that live workers know, that jobs have, or that is paused.
 
     - `workers`: number of live workers that know it. One of the version before does not say what it knows.
     - `jobs`: number of jobs that wait or run, and the `queues` in which they are.
     - `unknown`: jobs wait in a queue whose live workers do not know the task.
+    - `paused_at`, `paused_by`: since when it is paused, and by which actor, else database role.
     """
 
     name: str
@@ -29,10 +31,15 @@ class TaskInfo:
     jobs: Count
     queues: tuple[str, ...]
     unknown: bool
+    paused_at: datetime | None = None
+    paused_by: str | None = None
 
 
 def tasks(conn: object) -> list[TaskInfo]:
-    """Return the tasks that live workers know or that jobs have, by name. Of each state 10,000 jobs are looked at."""
+    """Return the tasks that workers know, that jobs have, or that are paused, by name.
+
+    Of each state 10,000 jobs are looked at.
+    """
     statement = Statement(
         text("tasks_list", config().schema), {}, lambda rows: msgspec.json.decode(rows[0][0], type=list[TaskInfo])
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from pgqueue.admin.depth import Count, QueueInfo
-from pgqueue.cli.tables import fitting, span, table
+from pgqueue.cli.tables import fitting, short, span, table, width
+from pgqueue.plain_text import plain
 
 QUEUES_MOST = 40
+PAUSES_MOST = 20
 
 
 def queue_table(queues: Sequence[QueueInfo], here: Mapping[str, int] | None = None) -> Iterator[str]:
@@ -48,6 +50,26 @@ def counted(queues: Sequence[QueueInfo], now: datetime | None = None) -> Iterato
     age = (now or datetime.now(UTC)) - min(times) if times else timedelta()
     if age > timedelta(seconds=1):
         yield f"Counted {span(age)} ago, by the leading worker."
+
+
+def pauses(found: Iterable[tuple[str, str, datetime | None, str | None]]) -> Iterator[str]:
+    """A line for each pause: what (`queue` or `task`) and which one, since when, by which actor if there is room."""
+    now = datetime.now(UTC)
+    shown, rest = fitting([each for each in found if each[2] is not None], PAUSES_MOST)
+    for what, name, since, by in shown:
+        yield paused_line(f"PAUSED {what} {plain(name)}", since, by, now)
+    if rest:
+        yield f"… and {rest} more pauses; --json prints all"
+
+
+def paused_line(start: str, since: datetime | None, by: str | None, now: datetime) -> str:
+    """`start`, and for how long; a name that has no room on the terminal is shortened, the actor left out."""
+    age, columns = f" for {span(now - since)}" if since else "", width()
+    actor = "" if by is None else f" by {plain(by)}"
+    if columns is None:
+        return start + age + actor
+    line = short(start, columns - len(age)) + age
+    return line + actor if len(line + actor) <= columns else line
 
 
 def _stuck(queue: QueueInfo) -> bool:

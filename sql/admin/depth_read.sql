@@ -5,7 +5,7 @@
 -- What is said of each queue, or of this `queue`, as one JSON object. `small`: all tables of waiting and running jobs are small, and
 -- `depth_read_live` counts them. Else `at` is the time of the newest measurement (NULL: none is fresh, the reader has to measure), and
 -- `groups` are its numbers: [queue, state, reason, task, n, exact, since]. `longest` is [queue, since], `served` [queue, number of live
--- workers], `paused` [queue, since]. Times are seconds since 1970.
+-- workers], `paused` [queue, since, by]. Times are seconds since 1970.
 WITH clock AS MATERIALIZED (
     -- 64 blocks are read in 0.2 ms.
     SELECT pgqueue.now() AS now, greatest(pg_relation_size('pgqueue.job_available'), pg_relation_size('pgqueue.job_scheduled'),
@@ -29,7 +29,7 @@ SELECT json_build_object(
                      CROSS JOIN unnest(w.queues) AS u (queue)
                      WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running') AND w.beat_at >= clock.now - 3 * w.lease
                        AND (%(queue)s::text IS NULL OR u.queue = %(queue)s::text) GROUP BY u.queue) AS s),
-    'paused', (SELECT coalesce(json_agg(json_build_array(q.name, extract(epoch FROM q.paused_at)::float8)), '[]')
+    'paused', (SELECT coalesce(json_agg(json_build_array(q.name, extract(epoch FROM q.paused_at)::float8, left(q.paused_by, 200))), '[]')
                FROM pgqueue.queue q WHERE %(queue)s::text IS NULL OR q.name = %(queue)s::text)
 )::text
 FROM clock;

@@ -1,5 +1,5 @@
 -- name: tasks_list
--- The tasks that live workers know or that jobs have, as a JSON array: how many workers know each, how many jobs wait or run, in which
+-- The tasks that live workers know, that jobs have, or that are paused, as a JSON array: how many workers know each, how many jobs wait or run, in which
 -- queues, and whether some of these queues have live workers of which none knows the task. Of each state the first 10,000 jobs are looked
 -- at; beyond that numbers are at least so many. A worker of the version before does not say what it knows, and may know any.
 WITH live AS MATERIALIZED (
@@ -28,14 +28,18 @@ WITH live AS MATERIALIZED (
     SELECT counted.task, sum(counted.n)::bigint AS n, bool_or(counted.unknown) AS unknown,
         json_agg(counted.queue ORDER BY counted.queue) AS queues
     FROM counted GROUP BY counted.task
+), named AS (
+    SELECT known.task FROM known UNION SELECT held.task FROM held UNION SELECT p.name FROM pgqueue.paused_task p
 )
 SELECT coalesce(json_agg(to_json(shown) ORDER BY shown.name), '[]')::text
 FROM (
-    SELECT coalesce(known.task, held.task) AS name, coalesce(known.workers, 0) AS workers,
+    SELECT named.task AS name, coalesce(known.workers, 0) AS workers,
         json_build_object('n', coalesce(held.n, 0), 'exact', NOT EXISTS (
             SELECT FROM walked GROUP BY walked.part HAVING count(*) > 10000)) AS jobs,
-        coalesce(held.queues, '[]') AS queues, coalesce(held.unknown, false) AS unknown
-    FROM known FULL JOIN held ON held.task = known.task
+        coalesce(held.queues, '[]') AS queues, coalesce(held.unknown, false) AS unknown,
+        p.paused_at, left(p.paused_by, 200) AS paused_by
+    FROM named LEFT JOIN known ON known.task = named.task LEFT JOIN held ON held.task = named.task
+    LEFT JOIN pgqueue.paused_task p ON p.name = named.task
     ORDER BY 1 LIMIT 10000
 ) AS shown;
 

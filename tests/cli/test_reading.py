@@ -318,6 +318,7 @@ def test_status_as_json_has_everything(full: Conn, dsn: str) -> None:
         "queues",
         "unknown",
         "workers",
+        "paused_tasks",
         "undeclared",
     }
     assert (len(status["queues"]), len(status["workers"])) == (62, 60)
@@ -336,6 +337,42 @@ def test_watch_goes_on_until_interrupted(dsn: str) -> None:
         assert process.wait(30) == 0
     seconds = datetime.fromisoformat(second["at"]) - datetime.fromisoformat(first["at"])
     assert timedelta(seconds=1) < seconds < timedelta(seconds=60)
+
+
+@pytest.mark.promise("F114")
+def test_what_is_paused_is_marked_since_when_and_by_which_actor(conn: Conn, dsn: str) -> None:
+    task = "app." + "t" * 150
+    api.pause(conn, LONG, actor="ann")
+    api.pause(conn, "empty", actor="bob" * 60)
+    api.pause(conn, task=task, actor="carol")
+    api.pause(conn, task="idle")
+    conn.execute("INSERT INTO pgqueue.job (task, queue) VALUES (%s, %s)", [task, LONG])
+    conn.execute("UPDATE pgqueue.queue SET paused_at = now() - interval '3 h' WHERE name = %s", [LONG])
+    conn.execute("UPDATE pgqueue.paused_task SET paused_at = now() - interval '5 d' WHERE name = %s", [task])
+    conn.commit()
+    role = conn.execute("SELECT session_user").fetchall()[0][0]
+    piped = {name: pgqueue(name, dsn=dsn).stdout.splitlines() for name in ("status", "queues", "tasks")}
+    lines = [f"PAUSED queue {LONG} for 3h by ann", f"PAUSED task {task} for 5d by carol"]
+    assert set(lines) < set(piped["status"]) and lines[0] in piped["queues"]
+    assert any(line.startswith("PAUSED queue empty for") and line.endswith("bob" * 60) for line in piped["status"])
+    assert any(line.startswith("PAUSED task idle for") and line.endswith(f" by {role}") for line in piped["status"])
+    assert [line.split("PAUSED ")[1] for line in piped["tasks"] if line.startswith(task)] == ["5d by carol"]
+    for name in piped:
+        shown = on_terminal(name, dsn=dsn).stdout.splitlines()
+        assert max(map(len, shown)) <= 80
+        assert sum("PAUSED" in line for line in shown) >= 2
+        assert any("ann" in line or "carol" in line for line in shown)
+    [status] = items(pgqueue("status", "--json", dsn=dsn))
+    assert [(each["name"], each["paused_by"]) for each in status["paused_tasks"]] == [(task, "carol"), ("idle", role)]
+    assert {each["name"]: each["paused_by"] for each in status["queues"]} == {LONG: "ann", "empty": "bob" * 60}
+    tasks = {each["name"]: each for each in items(pgqueue("tasks", "--json", dsn=dsn))}
+    assert (tasks[task]["paused_by"], tasks["idle"]["jobs"]["n"], tasks["idle"]["paused_by"]) == ("carol", 0, role)
+    for queue in (LONG, "empty"):
+        api.resume(conn, queue)
+    for name in (task, "idle"):
+        api.resume(conn, task=name)
+    conn.commit()
+    assert "PAUSED" not in "".join(pgqueue(name, dsn=dsn).stdout for name in piped)
 
 
 # jobs ----------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import click
 from pgqueue.cli.database import reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.queue_table import counted, queue_table
+from pgqueue.cli.queue_table import counted, pauses, queue_table
 
 
 @click.command("queues")
@@ -28,7 +28,7 @@ def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
     """Show the queues, with their jobs and workers.
 
     With MODULE, HERE is the number of tasks that it declares for each queue, and the queues that only it names are
-    shown, too. Numbers are those of `pgqueue status`.
+    shown, too. Numbers are those of `pgqueue status`. A line for each PAUSED queue says since when, and by which actor.
 
     \b
     Examples:
@@ -50,7 +50,8 @@ def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
     if as_json:
         click.echo(document(asdict(each) | _here(each.name, here) for each in found))
     elif found:
-        click.echo("\n".join([*queue_table(found, here), *counted(found)]))
+        paused = [("queue", each.name, each.paused_at, each.paused_by) for each in found]
+        click.echo("\n".join([*queue_table(found, here), *counted(found), *pauses(paused)]))
     else:
         click.echo("No queue has jobs or workers.")
 

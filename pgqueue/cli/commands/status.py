@@ -15,7 +15,7 @@ from pgqueue.admin.queries import STATES
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.queue_table import counted, queue_table
+from pgqueue.cli.queue_table import counted, pauses, queue_table
 from pgqueue.cli.tables import fitting, short, span, table, width
 from pgqueue.plain_text import plain
 
@@ -41,10 +41,10 @@ def command(watch: bool, as_json: bool) -> None:
     Numbers up to 10,000 are counted; larger ones are estimates, marked ~. Large tables are counted by the leading
     worker every few seconds: a line says how long ago. OLDEST is how long the first job that could run has waited,
     STUCK how long a job is blocked although its key has room. A queue is NOT SERVED if no worker serves it
-    that takes jobs and has sent a heartbeat within three leases. Jobs wait for an UNDECLARED limit or rate until a
-    worker declares it. Tasks that no live worker of their queue knows are named, too. In a database with an outbox the
-    staged jobs that wait for a relay are counted, and how long the oldest has waited; in the queue's database there is
-    what each relay has reported.
+    that takes jobs and has sent a heartbeat within three leases. A line for each PAUSED queue and task says since when,
+    and by which actor. Jobs wait for an UNDECLARED limit or rate until a worker declares it. Tasks that no live worker
+    of their queue knows are named, too. In a database with an outbox the staged jobs that wait for a relay are counted,
+    and how long the oldest has waited; in the queue's database there is what each relay has reported.
 
     \b
     Examples:
@@ -161,6 +161,7 @@ def _screen(status: Status, undeclared: Sequence[Undeclared] | None) -> Iterator
     yield from _states(status)
     yield ""
     yield from _queues(status)
+    yield from _pauses(status)
     yield from _unknown(status.unknown)
     yield from _undeclared(undeclared)
     yield ""
@@ -180,6 +181,14 @@ def _queues(status: Status) -> Iterator[str]:
         return
     yield from queue_table(status.queues)
     yield from counted(status.queues, status.at)
+
+
+def _pauses(status: Status) -> Iterator[str]:
+    queues = [("queue", each.name, each.paused_at, each.paused_by) for each in status.queues]
+    lines = list(
+        pauses([*queues, *(("task", each.name, each.paused_at, each.paused_by) for each in status.paused_tasks)])
+    )
+    yield from ["", *lines] if lines else []
 
 
 def _unknown(unknown: Sequence[UnknownTask]) -> Iterator[str]:

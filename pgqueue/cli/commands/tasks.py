@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,10 +12,13 @@ import click
 from pgqueue.cli.database import reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.tables import table
+from pgqueue.cli.tables import short, span, table, width
 
 if TYPE_CHECKING:
     from pgqueue.admin.tasks import TaskInfo
+
+
+ACTOR_MOST = 12
 
 
 @click.command("tasks")
@@ -32,8 +36,8 @@ def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
     """Show the tasks of live workers, and those that jobs name.
 
     JOBS wait or run, in these QUEUES. A task is UNKNOWN if jobs of it are in a queue whose live workers do not know it.
-    With MODULE, HERE is the queue that it declares for each task. Tasks that no live worker knows, and those that are
-    not here, are marked.
+    A PAUSED task says since when, and by which actor. With MODULE, HERE is the queue that it declares for each task.
+    Tasks that no live worker knows, and those that are not here, are marked.
 
     \b
     Examples:
@@ -52,7 +56,7 @@ def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
     known = {task.name for task in found}
     none = Count(0)
     found += [tasks.TaskInfo(name, 0, none, (), False) for name in here or () if name not in known]
-    found.sort(key=lambda task: (not task.unknown, task.name))
+    found.sort(key=lambda task: (not task.unknown, task.paused_at is None, task.name))
     if as_json:
         click.echo(document(asdict(each) | _here(each, here) for each in found))
     elif found:
@@ -82,6 +86,9 @@ def _screen(found: Sequence[TaskInfo], here: dict[str, str] | None) -> Iterator[
 
 
 def _note(task: TaskInfo, here: dict[str, str] | None) -> str:
+    if task.paused_at is not None:
+        by = f" by {short(task.paused_by, ACTOR_MOST) if width() else task.paused_by}" if task.paused_by else ""
+        return f"{'UNKNOWN, ' * task.unknown}PAUSED {span(datetime.now(UTC) - task.paused_at)}{by}"
     if task.unknown:
         return "UNKNOWN"
     if here is None:

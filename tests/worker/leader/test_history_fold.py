@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from time import sleep
 from typing import Any
 
 import psycopg
 import pytest
+from worker_states import worker_state
 from workers import Eyes, until, work
 
 import pgqueue
@@ -17,6 +19,9 @@ from pgqueue.jobs.histogram import BOUNDS, quantile
 from pgqueue.testing import Clock
 from pgqueue.worker.leader import history_fold
 from pgqueue.worker.leader.history_fold import HistoryFold
+from pgqueue.worker.leader.pruner import Pruner
+from pgqueue.worker.leader.unknown_tasks import UnknownTasks
+from pgqueue.worker.liveness.registration import register
 
 MINUTES = "SELECT task, sum(completed)::int, sum(rescued)::int FROM pgqueue.history_minute GROUP BY 1 ORDER BY 1"
 HOURS = MINUTES.replace("history_minute", "history_hour")
@@ -430,3 +435,102 @@ async def test_a_round_is_one_message(bench: Bench, eyes: Eyes, monkeypatch: pyt
     measure(eyes, ("q", "available", "slot", 5, True, 30))
     await bench.fold.round()
     assert len(sent) == 1
+
+
+# The rings go round --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.second
+@pytest.mark.promise("F97")
+@pytest.mark.parametrize(
+    ("ring", "step", "steps", "kept"),
+    [("minute", 3_600, 80, 24), ("hour", 86_400, 100, 30)],
+    ids=["minutes for a day", "hours for 30 days"],
+)
+async def test_what_is_young_is_kept_and_what_is_old_goes(
+    bench: Bench, eyes: Eyes, ring: str, step: int, steps: int, kept: int
+) -> None:
+    """A part and a measurement at each step of the clock; the leader folds, and the pruner makes its round."""
+    pruner = Pruner(bench.sessions[0], leads=lambda: True, also=_nothing)
+    with Clock(eyes.conn) as clock:
+        clock.set(eyes.one("SELECT date_bin('1 day', now(), '2000-01-01 00:00+00') + interval '1 day'"))
+        eyes.do("UPDATE pgqueue.duty SET done_at = pgqueue.now() WHERE name = 'history'")
+        eyes.do("UPDATE pgqueue.ring SET since = pgqueue.now()")
+        for number in range(steps):
+            bench.part("pgqueue.now()", started=number + 1)
+            measure(eyes, ("q", "available", "slot", number + 1, True, 1), at="pgqueue.now()")
+            await bench.fold.round()
+            clock.advance(step)
+            await bench.fold.round()
+            await pruner.round()
+        most = 8 * (kept // 6 + 1)  # leaves, each of a sixth; and the steps of the clock
+        counted = eyes.all(f"SELECT started::int FROM pgqueue.history_{ring} WHERE state IS NULL ORDER BY 1")  # noqa: S608
+        found = [n for (n,) in counted]
+        assert found[-1] == steps and set(range(steps - kept + 1, steps + 1)) <= set(found)
+        assert len(found) == len(set(found)) and steps - found[0] <= most
+        deep = sorted(n for (_, _, n, _, _) in noted(eyes, f"history_{ring}"))
+        assert deep == found
+        leaves = eyes.one(f"SELECT count(DISTINCT bin) FROM pgqueue.history_{ring}")  # noqa: S608
+        assert 6 <= leaves <= 8
+
+
+async def _nothing() -> None:
+    """What else a pruner is to do."""
+
+
+# What happens in the database is counted there ------------------------------------------------------------------------
+
+
+@task(name="history.locked", lock="one")
+def locked() -> None: ...
+
+
+@task(name="history.slow", lock="one")
+def slow() -> None:
+    sleep(0.6)
+
+
+@pytest.mark.promise("F97")
+async def test_the_time_for_which_a_lock_blocks_a_job_is_a_wait(bench: Bench, eyes: Eyes, dsn: str) -> None:
+    with psycopg.connect(dsn) as conn:
+        slow.enqueue(conn)
+        conn.commit()
+        async with work(dsn, slow, locked):
+            await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_running") == 1)
+            locked.enqueue(conn)
+            conn.commit()
+            await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_blocked") == 1)
+            await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_done") == 2)
+        await bench.fold.round()
+        waited = {row.task: row.wait_seconds for row in pgqueue.history(conn)}
+        held = eyes.one(
+            "SELECT extract(epoch FROM d.started_at - d.enqueued_at)::float8 FROM pgqueue.job_done d "
+            "WHERE d.task = 'history.locked'"
+        )
+        assert held > 0.3 and waited["history.locked"] == pytest.approx(held, abs=0.1)
+
+
+@pytest.mark.promise("F97")
+async def test_a_skipped_job_and_a_deadline_are_counted_where_they_happen(bench: Bench, eyes: Eyes, dsn: str) -> None:
+    @task(name="history.skips", lock=pgqueue.Lock("one", on_locked="skip"))
+    def skips() -> None: ...
+
+    with psycopg.connect(dsn) as conn:
+        slow.enqueue(conn)
+        conn.commit()
+        async with work(dsn, slow, skips):
+            await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_running") == 1)
+            skips.enqueue(conn)
+            pgqueue.remote("history.nobody").using(deadline=0.01).enqueue(conn)
+            conn.commit()
+            await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_done WHERE state = 'skipped'") == 1)
+        session = bench.sessions[0]
+        register(conn, "pgqueue", lease=15.0, concurrency=1, version_tag="v", queues=["default"], tasks=["t"])
+        conn.commit()
+        judge = UnknownTasks(session, worker_state(session.link, 1, set()), ended=lambda: None)
+        await judge.look()
+        await bench.fold.round()
+        [row] = pgqueue.history(conn, task="history.skips")
+        assert (row.skipped, row.started, row.completed) == (1, 0, 0)
+        [row] = pgqueue.history(conn, task="history.nobody")
+        assert (row.expired, row.started) == (1, 0)
