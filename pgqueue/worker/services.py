@@ -6,7 +6,7 @@
   their outcomes to the completer.
 - Concurrency: the unblocker and the rate limiter bring jobs that waited for a key; the sweep finds what they missed.
 - Handlers: what stands behind a handler's `Job`, and the chain of layers around the handler.
-- Duties: promotion, ticks, rescue, pruning and the history run in the worker that leads.
+- Duties: promotion, ticks, rescue, pruning, the history and operations by filter run in the worker that leads.
 - Liveness: the heartbeat, a thread of its own, says that this worker lives and watches the others.
 
 This is the only module that knows two of these. A service calls another one by a method that it was given here, or
@@ -47,6 +47,7 @@ from pgqueue.worker.fetch.notify_watch import NotifyWatch
 from pgqueue.worker.fetch.poison_jobs import PoisonDrain, PoisonJobs
 from pgqueue.worker.fetch.reconciler import Reconciler
 from pgqueue.worker.held_jobs import HeldJobs
+from pgqueue.worker.leader.bulks import BULK, Bulks
 from pgqueue.worker.leader.depth import Depth
 from pgqueue.worker.leader.election import Election
 from pgqueue.worker.leader.history_fold import HistoryFold
@@ -204,6 +205,8 @@ class Services:
         self.pruner = Pruner(session, leads=leads, also=self._prune_more)
         self.depth_session = Session(state.link, "depth")
         self.depth = Depth(session, self.depth_session, leads=leads)
+        self.bulk_session = Session(state.link, "bulk")
+        self.bulks = Bulks(session, self.bulk_session, state, leads=leads)
         self.renewal = Renewal(
             state,
             early=EARLY_SECONDS,
@@ -249,7 +252,7 @@ class Services:
     async def close_sessions(self) -> None:
         """Close the connections of all services."""
         sessions = (self.fetch_session, self.complete_session, self.unblock_session, self.rates_session)
-        for session in (*sessions, self.depth_session):
+        for session in (*sessions, self.depth_session, self.bulk_session):
             await session.close()
         await self.handler_pool.close()
 
@@ -262,10 +265,20 @@ class Services:
         elif channel == SCHEDULED:
             self.scheduler.wake()
         elif channel == LED:
-            for duty in (self.scheduler, self.ticks, self.sweep, self.pruner, self.history_fold, self.depth):
+            for duty in (
+                self.scheduler,
+                self.ticks,
+                self.sweep,
+                self.pruner,
+                self.history_fold,
+                self.depth,
+                self.bulks,
+            ):
                 duty.wake()
         elif channel == CONTROL and payload == SIGNAL:
             self.cancellation.wake()
+        elif channel == CONTROL and payload == BULK:
+            self.bulks.wake()
         elif channel == CONTROL and payload == STACK:
             self.heartbeat.beat_soon()
         elif channel == CONTROL and payload == SWEEP:

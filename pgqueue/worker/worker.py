@@ -182,6 +182,7 @@ class Worker:
             services.poison_drain,
             services.progress,
             services.depth,
+            services.bulks,
             *([services.notifier] if self.settings.listen else []),
         ]
         for service in others:

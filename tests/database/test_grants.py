@@ -42,7 +42,7 @@ def fail() -> None:
     raise ValueError("for good")
 """
 
-OF_A_WORKER = {"enqueue", "handle", "sessions", "wait"}
+OF_A_WORKER = {"bulk", "enqueue", "handle", "sessions", "wait"}
 """Files of statements of other wings that a worker or its handlers send."""
 
 

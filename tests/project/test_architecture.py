@@ -59,6 +59,7 @@ ROOMS = {
 EXEMPT = {
     ("client.handle", "admin.queries"),  # a handle asks as `get` does; that module knows none of the client
     ("worker.concurrency.declared_limits", "admin.limits"),  # what tasks declare is written as people write it by hand
+    ("worker.leader.bulks", "admin.bulk.steps"),  # an operation goes on as the command does it that has begun it
 }
 """Imports that the two tables do not have: module, and what it imports."""
 
@@ -67,7 +68,7 @@ DUTIES = {
     "run": "executor cancellation progress",
     "complete": "completer",
     "concurrency": "unblocker rate_limiter sweep declared_limits",
-    "leader": "scheduler ticks pruner history_fold depth",
+    "leader": "scheduler ticks pruner history_fold depth bulks",
     "liveness": "heartbeat rescue watchdog",
 }
 ACTORS = {f"worker.{room}.{name}" for room, names in DUTIES.items() for name in names.split()}

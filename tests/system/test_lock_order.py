@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import combinations_with_replacement, product
 from random import Random
-from threading import Event
+from threading import Event, get_ident
 from typing import Any, LiteralString, NamedTuple, Self
 
 import psycopg
@@ -22,6 +22,8 @@ from workers import Eyes, wait_until
 
 import pgqueue
 from pgqueue.admin import actions
+from pgqueue.admin.bulk import runner
+from pgqueue.admin.bulk.operations import STATES
 from pgqueue.client import unique_enqueue
 from pgqueue.database import drivers
 from pgqueue.database.statements import text
@@ -411,6 +413,21 @@ def discard(conn: Conn, random: Random) -> None:
         unless_gone(pgqueue.discard, conn, ids[:2])
 
 
+def by_filter(conn: Conn, random: Random) -> None:
+    """Steps of operations by filter, each a transaction of its own."""
+    conn.autocommit = True
+    try:
+        for action in random.sample(["cancel", "retry", "discard"], 2):
+            begun = pgqueue.bulk(conn, action, state=STATES[action][0][:2], task="unique.mail")
+            made = runner.take(conn, f"{get_ident()}", begun.id)
+            while made is not None and made.open and made.pause <= 0:
+                runner.step(conn, made)
+                if isinstance(made.error, psycopg.errors.DeadlockDetected):
+                    raise made.error
+    finally:
+        conn.autocommit = False
+
+
 def promote(conn: Conn, random: Random) -> None:
     send(conn, "scheduler_promote", after="-infinity", passed="{}", n=100, notify=True)
 
@@ -428,12 +445,12 @@ def send(conn: Conn, name: str, **params: object) -> None:
 
 
 OPERATIONS: list[Operation] = [
-    duplicate, replace, both_ways, two_keys, successors, cancel, retry, discard, promote, settle, tidy,
+    duplicate, replace, both_ways, two_keys, successors, cancel, retry, discard, by_filter, promote, settle, tidy,
 ]  # fmt: skip
 
 
 @pytest.mark.second
-@pytest.mark.promise("F38")
+@pytest.mark.promise("F38", "F86")
 def test_no_two_of_our_operations_deadlock(dsn: str) -> None:
     with psycopg.connect(dsn) as conn:
         duplicate(conn, Random(0))

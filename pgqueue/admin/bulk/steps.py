@@ -47,7 +47,12 @@ LATER_SECONDS = 5.0
 FEWER = 10
 """After a refusal a step has this many times fewer jobs, and more again after it has worked."""
 
-_BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+_BUSY = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.SerializationFailure,
+    psycopg.errors.QueryCanceled,
+)
 
 
 @dataclass(frozen=True, slots=True)
