@@ -82,7 +82,7 @@ def release(conn: object, key: str, *, actor: str | None = None) -> Released:
     done = drivers.run(conn, releasing)
     dead = {job.worker for job in done.running if job.dead}
     for worker_id in sorted(dead):
-        params = {"worker_id": worker_id, "n": RESCUED_MOST, "first": False, "notify": notify}
+        params = {"worker_id": worker_id, "n": RESCUED_MOST, "first": False, "passed": "{}", "notify": notify}
         drivers.run(conn, Statement(text("rescue_jobs", schema), params, list))
     if not dead:
         return done

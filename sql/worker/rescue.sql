@@ -27,8 +27,8 @@ UPDATE pgqueue.worker SET dead_at = coalesce(dead_at, pgqueue.now()), state = 's
 WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint;
 
 -- name: rescue_jobs
--- Give up to n jobs of a dead worker back to the front of their lanes, the first claimed first. Answers how many were
--- moved.
+-- Give up to n jobs of a dead worker back to the front of their lanes, the first claimed first, but those that are `passed` over.
+-- Answers how many were moved.
 --
 -- Which jobs count a crash:
 --
@@ -44,7 +44,7 @@ WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint;
 WITH dead_worker AS MATERIALIZED (
     SELECT id, running, beat_at, concurrency, version_tag FROM pgqueue.worker WHERE id = %(worker_id)s::bigint
 ), picked AS MATERIALIZED (
-    SELECT r.ctid FROM pgqueue.job_running r WHERE r.worker_id = %(worker_id)s::bigint
+    SELECT r.ctid FROM pgqueue.job_running r WHERE r.worker_id = %(worker_id)s::bigint AND r.id <> ALL (%(passed)s::bigint[])
     ORDER BY r.claim, r.rank, r.id LIMIT %(n)s::integer
     FOR UPDATE SKIP LOCKED
 ), lost AS (
@@ -105,6 +105,11 @@ WITH dead_worker AS MATERIALIZED (
     FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
 )
 SELECT (SELECT count(*) FROM lost), (SELECT count(done) FROM told) + (SELECT count(done) FROM heard);
+
+-- name: rescue_first
+-- The first job that a rescue of one would move: its id and its task.
+SELECT r.id, r.task FROM pgqueue.job_running r WHERE r.worker_id = %(worker_id)s::bigint AND r.id <> ALL (%(passed)s::bigint[])
+ORDER BY r.claim, r.rank, r.id LIMIT 1;
 
 -- name: rescue_refuse_unfit
 -- After a rescue, or a hand-back, met a value that does not fit: put aside the jobs of this worker that no lane could take (rows restored,

@@ -332,7 +332,7 @@ async def test_the_end_of_a_killer_is_told_by_rescue(eyes: Eyes) -> None:
         "OVERRIDING SYSTEM VALUE VALUES (7, '15 s', 1, 1, 'gone', '1', '{default}', %s)",
         [job.id],
     )
-    asked = {"worker_id": 7, "n": 9, "first": True, "notify": True}
+    asked = {"worker_id": 7, "n": 9, "first": True, "passed": "{}", "notify": True}
     eyes.conn.execute(statements.text("rescue_jobs", "pgqueue").encode(), asked)
     began = monotonic()
     with pytest.raises(pgqueue.JobFailed, match="crashed"):

@@ -8,7 +8,7 @@ from relays import Sides, app_dsn, eventually, relaying, sides
 from workers import Eyes, until, work
 
 from pgqueue.client.tasks import task
-from pgqueue.jobs.concurrency import Limit
+from pgqueue.jobs.concurrency import Limit, Rate
 from pgqueue.relay.relay import Relay
 
 __all__ = ["app_dsn", "sides"]
@@ -30,6 +30,11 @@ async def plain(n: int = 0) -> None:
 
 @task(name="refused.locked", lock="{n}")
 async def locked(n: int = 0) -> None:
+    pass
+
+
+@task(name="refused.rated", rate=Rate("100/s", key="{n}", name="refused-fast"))
+async def rated(n: int) -> None:
     pass
 
 
@@ -289,3 +294,53 @@ async def test_a_job_that_can_be_neither_started_nor_failed_keeps_no_other_waiti
     assert eyes.all("SELECT state, args ->> 'n' FROM pgqueue.job WHERE state <> 'completed'") == [("available", "20")]
     [said] = lines(caplog, "cannot be started, and stays")
     assert ('"even"' if refuses == CHECK else "no twenties here") in said
+
+
+@pytest.mark.promise("F133")
+@pytest.mark.parametrize(
+    ("refuses", "why"), [(CHECK, '"odd"'), (TRIGGER, "no twenties here")], ids=["check", "trigger"]
+)
+async def test_a_rate_whose_job_cannot_be_moved_keeps_no_other_rate_waiting(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, refuses: str, why: str
+) -> None:
+    """Naive: what a trigger raises is tried again with all keys, and no job of any rate starts any more."""
+    eyes.do(refuses.format(table="pgqueue.job_running", n=20))
+    with psycopg.connect(dsn) as conn:
+        for n in range(1, 31):
+            rated.enqueue(conn, n)
+    async with work(dsn, rated) as worker:
+        await until(eyes.done(29))
+        for _ in range(5):
+            await worker.services.sweep.sweep()
+            await worker.services.rate_limiter.idle()
+        assert worker.state.phase == "running"
+        assert eyes.all("SELECT state, args ->> 'n' FROM pgqueue.job WHERE state <> 'completed'") == [("blocked", "20")]
+        [said] = lines(caplog, "no job of it can be moved")
+        assert why in said and "refused-fast:20" in said
+
+
+@pytest.mark.promise("F133")
+@pytest.mark.parametrize("refuses", [CHECK, TRIGGER], ids=["check", "trigger"])
+@pytest.mark.parametrize("ours", [False, True], ids=["of a dead worker", "of this one"])
+async def test_a_running_job_that_cannot_be_given_back_keeps_no_other_running(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, refuses: str, ours: bool
+) -> None:
+    """Its worker died, or the answer to its claim was lost. Naive: none of the jobs beside it is given back."""
+    async with work(dsn, plain) as worker:
+        eyes.do(
+            "INSERT INTO pgqueue.job (task, state, worker_id, claim, started_at, args) SELECT 'refused.plain', "
+            "'running', %s, 0, now(), jsonb_build_object('n', n) FROM generate_series(1, 60) AS n",
+            worker.worker_id if ours else 999,
+        )
+        eyes.do(refuses.format(table="pgqueue.job_available", n=20))
+        for _ in range(3):
+            await (worker.services.reconciler.reconcile() if ours else worker.services.rescue.strays())
+        await until(eyes.done(59))
+        assert worker.state.phase == "running"
+        assert eyes.all("SELECT state, args ->> 'n' FROM pgqueue.job WHERE state <> 'completed'") == [("running", "20")]
+        [said] = lines(caplog, "back: ")
+        assert ('"odd"' if refuses == CHECK else "no twenties here") in said
+        eyes.do("DROP FUNCTION IF EXISTS public.refuses_odd CASCADE")
+        eyes.do("ALTER TABLE pgqueue.job_available DROP CONSTRAINT IF EXISTS odd")
+        await (worker.services.reconciler.reconcile() if ours else worker.services.rescue.strays())
+        await until(eyes.done(60))

@@ -67,13 +67,14 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import inf
 from time import monotonic
 
 import msgspec
 import psycopg
 
-from pgqueue.database.backoff import persist, wait, without_values
-from pgqueue.database.row_errors import refuses_row
+from pgqueue.database.backoff import described, persist, wait, without_values
+from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers, texts
 from pgqueue.database.triggers import trigger_of
@@ -146,6 +147,8 @@ PAUSE_LEAST, SLOT_PAUSE = 0.01, 0.002
 worker with few slots."""
 KEPT_SECONDS = 1.0
 """How long the jobs of an answer are remembered. How quickly they start says how large the next answer may be."""
+REFUSED_SECONDS = 60.0
+"""How long a key is left alone if the server refuses to move its first jobs, and how often that is said."""
 OVERDUE_SECONDS = 0.5
 FULL_SECONDS, HAND_ON_SECONDS = 0.1, 1.0
 """How long a key may wait for a slot here before other workers are notified, and how often at most they are."""
@@ -205,6 +208,9 @@ class RateLimiter:
         self._again: set[str] = set()
         """Of the keys asked for just now, those for which a job was blocked meanwhile: the answer may not know that
         job."""
+        self._refused: dict[str, float] = {}
+        """Keys of which no job can be moved, until when they are left alone."""
+        self._said_at = -inf
         self._swept: list[str] = []
         self._others: dict[str, None] = {}
         self._handed_on = 0.0
@@ -309,6 +315,7 @@ class RateLimiter:
         return waiters is not None and waiters.at == at and key not in self._due
 
     def _remember(self, key: str, waiters: RateWaiters) -> None:
+        waiters.at = max(waiters.at, self._refused.get(key, waiters.at))
         self._waiters[key] = waiters
         self._due.pop(key, None)
         heappush(self._times, (waiters.at, key))
@@ -345,24 +352,36 @@ class RateLimiter:
                     "rate %s: another transaction has held it for a second; the sweep comes back to it", keys[0]
                 )
                 self._forget(keys[0])
-        except psycopg.errors.UniqueViolation as error:
-            if trigger_of(error) is not None:
-                raise
-            link, notify = self._session.link, self._state.settings.notify
-            await resolve(self._session, link.statement("rates_resolve_doubles", notify=notify))
         except psycopg.Error as error:
-            if not refuses_row(error):
-                raise
-            [unfit] = await self._session.run(self._session.link.statement("unblock_refuse_unfit"))
-            if unfit:
-                said = "jobs %s waited for a rate, and fit into no lane: they are failed: refused (%s)"
-                log.error(said, unfit, without_values(error))
-            elif len(keys) > 1:
-                await self._by_halves(keys)
+            if isinstance(error, psycopg.errors.UniqueViolation) and trigger_of(error) is None:
+                link, notify = self._session.link, self._state.settings.notify
+                await resolve(self._session, link.statement("rates_resolve_doubles", notify=notify))
+            elif refuses_move(error):
+                await self._narrow(keys, error)
             else:
-                said = "rate %s: no job of it can be moved (%s); the sweep comes back to it"
-                log.error(said, keys[0], without_values(error))
-                self._forget(keys[0])
+                raise
+
+    async def _narrow(self, keys: list[str], error: psycopg.Error) -> None:
+        """The server refuses to move a job of these keys: put aside jobs that fit nowhere, or find the key."""
+        [unfit] = await self._session.run(self._session.link.statement("unblock_refuse_unfit"))
+        if unfit:
+            said = "jobs %s waited for a rate, and fit into no lane: they are failed: refused (%s)"
+            log.error(said, unfit, without_values(error))
+        elif len(keys) > 1:
+            await self._by_halves(keys)
+        else:
+            self._leave_alone(keys[0], error)
+
+    def _leave_alone(self, key: str, error: psycopg.Error) -> None:
+        """No job of this key can be moved. It is asked for again in a minute, so that no other key waits for it."""
+        now = monotonic()
+        self._refused = {each: until for each, until in self._refused.items() if until > now}
+        self._refused[key] = now + REFUSED_SECONDS
+        self._remember(key, RateWaiters(now))
+        if now >= self._said_at + REFUSED_SECONDS:
+            self._said_at = now
+            said = "rate %s: no job of it can be moved (%s); it is tried again in a minute, and so are others like it"
+            log.error(said, key, described(error))
 
     async def _by_halves(self, keys: list[str]) -> None:
         """One of these keys is the cause that none could be moved: the others are not to wait for it."""

@@ -18,17 +18,21 @@ Why a lost row is found soon, not within the minute:
    and seen, or never will be.
 2. A row may be of a claim that is not settled: an older claim, of another service, waits for its answer over a dead
    connection. Or a row is locked. While there are rows of these kinds, the worker compares again after a second.
+3. If the server refuses to move a row, as because a trigger of the application raises, fewer are handed back at once.
+   The row that is alone then stays, and every other row is handed back.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from math import inf
+from time import monotonic
 
 import psycopg
 
-from pgqueue.database.backoff import jittered, persist, wait, without_values
-from pgqueue.database.row_errors import refuses_row
+from pgqueue.database.backoff import described, jittered, persist, wait, without_values
+from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
 from pgqueue.database.triggers import trigger_of
@@ -43,6 +47,8 @@ EVERY_SECONDS = 60.0
 # quarter of a percent of the time at most, until it comes every `SELDOM_SECONDS`.
 DEAR_SHARE, SELDOM_SECONDS = 400, 300.0
 AGAIN_SECONDS = 1.0
+REFUSED_MOST, REFUSED_SECONDS, SAID_SECONDS = 20, 5.0, 60.0
+"""How many jobs may be refused by themselves in one comparison, when the next one comes, and how often one is named."""
 
 
 class Reconciler:
@@ -54,6 +60,9 @@ class Reconciler:
         self._gone = gone
         self._pause = jittered(EVERY_SECONDS)
         self._took = 0.0
+        self._refusals = 0
+        """How many jobs the server has refused to move in this comparison, each by itself."""
+        self._said_at = -inf
 
     async def run(self) -> None:
         """Reconcile after every doubt and once a minute, until cancelled."""
@@ -65,7 +74,8 @@ class Reconciler:
         try:
             sure = await self._compare()
             seldom = max(EVERY_SECONDS, min(DEAR_SHARE * self._took, SELDOM_SECONDS))
-            self._pause = jittered(seldom if sure else AGAIN_SECONDS)
+            again = REFUSED_SECONDS if self._refusals else AGAIN_SECONDS
+            self._pause = jittered(seldom if sure else again)
         except BaseException:
             self._state.doubt.set()
             raise
@@ -77,6 +87,7 @@ class Reconciler:
     async def _compare(self) -> bool:
         """False if some rows are left to decide on."""
         settled, link, worker_id = self._state.claims.settled, self._session.link, self._state.id
+        self._refusals = 0
         keyed = [(job, job.claim) for job in self._state.held.values() if job.lock_key or job.limit_key]
         [rows] = await self._session.run(link.statement("reconciler_held", worker_id=worker_id))
         self._took = self._session.took
@@ -87,6 +98,14 @@ class Reconciler:
         lost = [(job_id, claim) for job_id, claim in unknown if claim <= settled]
         if not lost:
             return not unknown
+        released = await self._release(lost)
+        if released:
+            log.warning("the answer to a claim was lost: %d jobs are handed back", released)
+        return released == len(unknown)
+
+    async def _release(self, lost: list[tuple[int, int]]) -> int:
+        """Hand these jobs back; return how many. If the server refuses to move one, that one stays, and no other."""
+        link, worker_id = self._session.link, self._state.id
         ours_lost = {
             "ids": integers(job_id for job_id, _ in lost),
             "claims": integers(claim for _, claim in lost),
@@ -95,23 +114,31 @@ class Reconciler:
         }
         try:
             [[(some, _)]] = await self._session.run(link.statement("complete_release", **ours_lost))
-        except psycopg.errors.UniqueViolation as error:
-            if trigger_of(error) is not None:
-                raise
-            if not await resolve(self._session, link.statement("complete_resolve_doubles", **ours_lost)):
-                said = "%d jobs of a claim whose answer was lost cannot be handed back yet: %s"
-                log.error(said, len(lost), without_values(error))
-            return False
         except psycopg.Error as error:
-            if not refuses_row(error):
+            if isinstance(error, psycopg.errors.UniqueViolation) and trigger_of(error) is None:
+                if not await resolve(self._session, link.statement("complete_resolve_doubles", **ours_lost)):
+                    said = "%d jobs of a claim whose answer was lost cannot be handed back yet: %s"
+                    log.error(said, len(lost), without_values(error))
+                return 0
+            if not refuses_move(error):
                 raise
-            [unfit] = await self._session.run(link.statement("rescue_refuse_unfit", worker_id=worker_id))
-            if not unfit:
-                raise
-            log.error("jobs %s fit into no lane: they are failed: refused (%s)", unfit, without_values(error))
-            return False
+            return await self._narrow(lost, error)
         # A job that was completed between the two statements has no row any more: not lost, only late.
-        released = len(lost) if some is None else len(some)
-        if released:
-            log.warning("the answer to a claim was lost: %d jobs are handed back", released)
-        return released == len(unknown)
+        return len(lost) if some is None else len(some)
+
+    async def _narrow(self, lost: list[tuple[int, int]], error: psycopg.Error) -> int:
+        """The server refuses to move one of these jobs: put aside what fits nowhere, or hand back fewer at once."""
+        refuse = self._session.link.statement("rescue_refuse_unfit", worker_id=self._state.id)
+        [unfit] = await self._session.run(refuse)
+        if unfit:
+            log.error("jobs %s fit into no lane: they are failed: refused (%s)", unfit, without_values(error))
+            return 0
+        if len(lost) > 1 and self._refusals < REFUSED_MOST:
+            half = len(lost) // 2
+            return await self._release(lost[:half]) + await self._release(lost[half:])
+        self._refusals += 1
+        if monotonic() >= self._said_at + SAID_SECONDS:
+            self._said_at = monotonic()
+            said = "job %d of a claim whose answer was lost cannot be handed back: %s. It is tried again"
+            log.error(said, lost[0][0], described(error))
+        return 0

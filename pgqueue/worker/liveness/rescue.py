@@ -8,6 +8,9 @@ worker claimed while it was being declared dead. Every step may be repeated, and
    moved. From then on it can neither claim nor send heartbeats, and its completions find their rows gone.
 3. Its running jobs are moved, in batches. A notification lets fetchers start at position zero.
 
+If the server refuses to move a job, as because a trigger of the application raises, smaller batches find that job. It
+stays where it is, and every other job is moved.
+
 If the rescuing worker dies between these steps, stray jobs are left, or an unmarked row that the next judge acts on.
 """
 
@@ -15,18 +18,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 
 import psycopg
 
-from pgqueue.database.backoff import of_data, transient, without_values
-from pgqueue.database.row_errors import refuses_row
+from pgqueue.database.backoff import described, of_data, transient, without_values
+from pgqueue.database.row_errors import refuses_move, refuses_row
 from pgqueue.database.sessions import Session
+from pgqueue.database.statements import integers
+from pgqueue.database.triggers import trigger_of
 from pgqueue.worker.doubles import resolve
 
 log = logging.getLogger("pgqueue")
 
 BATCH = 1_000
+WIDER = 8
+"""After a batch was refused for a job, the next one is so much smaller; after one that was not, so much larger."""
+PASSED_MOST, SAID_SECONDS = 20, 60.0
+"""How many jobs of a worker may be passed over in one rescue, and how often such a job is named."""
 # If an old snapshot is open, a look for stray jobs walks the dead rows of all jobs since, and claims wait for it. Then
 # once a minute is too often: looks take a quarter of a percent of the time, but come at least every SELDOM_SECONDS.
 STRAYS_SECONDS, DEAR_SHARE, SELDOM_SECONDS = 60.0, 400, 300.0
@@ -56,6 +66,7 @@ class Rescue:
         self._rescued = rescued
         self._acted = acted
         self._reports: dict[int, int] = {}
+        self._said_at = -inf
         self._strays_at = 0.0
 
     async def seen(self, dead: list[tuple[int, int]], *, leads: bool) -> None:
@@ -113,37 +124,61 @@ class Rescue:
         seldom = min(DEAR_SHARE * self._session.took, SELDOM_SECONDS)
         self._strays_at = monotonic() + seldom if seldom > STRAYS_SECONDS else 0.0
         for (worker_id,) in found:
-            moved = await self._move(worker_id)
-            log.warning("worker %d is dead: %d jobs it had claimed meanwhile were given back", worker_id, moved)
+            if moved := await self._move(worker_id):
+                log.warning("worker %d is dead: %d jobs it had claimed meanwhile were given back", worker_id, moved)
 
     async def _move(self, worker_id: int) -> int:
-        moved = 0
-        link = self._session.link
-        while True:
+        """Give the jobs of this worker back, in batches. A job that the server refuses to move stays, and no other."""
+        moved, most, passed = 0, BATCH, list[int]()
+        link, notify = self._session.link, self._notify
+        while most:
+            now = {"n": most, "first": moved == 0, "passed": integers(passed)}
             try:
-                [[(count, _)]] = await self._session.run(
-                    link.statement("rescue_jobs", worker_id=worker_id, n=BATCH, first=moved == 0, notify=self._notify)
-                )
-            except psycopg.errors.UniqueViolation as error:
-                names = ("fetch_resolve_doubles", "unblock_resolve_doubles")
-                if await resolve(self._session, *[link.statement(name, notify=self._notify) for name in names]):
-                    continue
-                log.error("worker %d: some of its jobs cannot be given back yet: %s", worker_id, without_values(error))
-                break  # `strays` comes back to them
+                move = link.statement("rescue_jobs", worker_id=worker_id, notify=notify, **now)
+                [[(count, _)]] = await self._session.run(move)
             except psycopg.Error as error:
-                if not refuses_row(error):
+                if isinstance(error, psycopg.errors.UniqueViolation) and trigger_of(error) is None:
+                    most = await self._resolve(worker_id, most, error)
+                elif refuses_move(error):
+                    most = await self._narrow(worker_id, most, passed, error)
+                else:
                     raise
-                [unfit] = await self._session.run(link.statement("rescue_refuse_unfit", worker_id=worker_id))
-                if unfit:
-                    message = "jobs %s of worker %d fit into no lane: they are failed: refused (%s)"
-                    log.error(message, [id for (id,) in unfit], worker_id, without_values(error))
-                    continue
-                log.error("worker %d: its jobs cannot be given back yet: %s", worker_id, without_values(error))
-                break
+                continue
             moved += int(count)
-            if count < BATCH:
-                break
+            most = 0 if count < most else min(BATCH, WIDER * most)
         self.jobs += moved
         if moved:
             self._rescued()
         return moved
+
+    async def _resolve(self, worker_id: int, most: int, error: psycopg.Error) -> int:
+        """Jobs to give back have the ids of jobs that wait. How many to move next; 0 if none was resolved."""
+        names = ("fetch_resolve_doubles", "unblock_resolve_doubles")
+        link, notify = self._session.link, self._notify
+        if await resolve(self._session, *[link.statement(name, notify=notify) for name in names]):
+            return most
+        log.error("worker %d: some of its jobs cannot be given back yet: %s", worker_id, without_values(error))
+        return 0  # `strays` comes back to them
+
+    async def _narrow(self, worker_id: int, most: int, passed: list[int], error: psycopg.Error) -> int:
+        """The server refuses to move `most` jobs. How many to move next: fewer; or many, if the job is found and passed
+        over; or 0, if it refuses many jobs. `strays` comes back to these."""
+        link = self._session.link
+        [unfit] = await self._session.run(link.statement("rescue_refuse_unfit", worker_id=worker_id))
+        if unfit:
+            message = "jobs %s of worker %d fit into no lane: they are failed: refused (%s)"
+            log.error(message, [id for (id,) in unfit], worker_id, without_values(error))
+            return most
+        if most > 1:
+            return max(1, most // WIDER)
+        first = link.statement("rescue_first", worker_id=worker_id, passed=integers(passed))
+        [found] = await self._session.run(first)
+        if not found or len(passed) == PASSED_MOST:
+            return 0
+        [(id, task)] = found
+        passed.append(id)
+        if monotonic() >= self._said_at + SAID_SECONDS:
+            self._said_at = monotonic()
+            said = "job %d (%s) of worker %d cannot be given back: %s. It is tried again; so are others like it"
+            log.error(said, id, task, worker_id, described(error))
+        return BATCH

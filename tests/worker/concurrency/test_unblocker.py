@@ -200,7 +200,8 @@ async def test_rescue_and_release_keep_the_key_with_the_job(desks: Desks, eyes: 
     first, second = keyed(eyes, "a", "a")
     desk, other = desks(), desks()
     assert await desk.take() == [first]
-    await desk.session.run(desk.link.statement("rescue_jobs", worker_id=desk.worker_id, n=10, first=True, notify=True))
+    asked = {"n": 10, "first": True, "passed": "{}", "notify": True}
+    await desk.session.run(desk.link.statement("rescue_jobs", worker_id=desk.worker_id, **asked))
     assert holders(eyes) == [(first, "available")]
     other.admit.blocked({"lock:a": ()})
     assert await other.let_in() == []

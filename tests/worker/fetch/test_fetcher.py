@@ -187,7 +187,7 @@ async def test_a_row_written_by_hand_is_refused_or_harms_only_itself(
     assert len(taken) == 2, "a row nobody finds is stuck for ever"
     for job in taken:
         repr(job), job.priority, job.snoozes, job.max_attempts
-    params = {"worker_id": taker.worker_id, "n": 100, "first": True, "notify": True}
+    params = {"worker_id": taker.worker_id, "n": 100, "first": True, "passed": "{}", "notify": True}
     await taker.session.run(taker.link.statement("rescue_jobs", **params))
     assert eyes.one("SELECT count(*) FROM pgqueue.job_running") == 0
     await taker.close()
