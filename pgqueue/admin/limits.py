@@ -120,8 +120,12 @@ def unknown(found: str) -> list[Undeclared]:
 
 def rates(conn: object) -> list[RateInfo]:
     """All rates that were declared or that jobs wait for, by name."""
-    schema, _ = client()
-    return drivers.run(conn, Statement(text("limits_list_rates", schema), {}, _rates_listed))
+    return drivers.run(conn, _rates_listing())
+
+
+async def arates(conn: object) -> list[RateInfo]:
+    """`rates` for async connections."""
+    return await drivers.arun(conn, _rates_listing())
 
 
 def change_rate(conn: object, name: str, rate: str | None, *, actor: str | None = None) -> Pace:
@@ -156,8 +160,12 @@ def shown(count: int, period: float) -> str:
 
 def limits(conn: object) -> list[LimitInfo]:
     """All limits that were declared or set, or that jobs wait for, by name."""
-    schema, _ = client()
-    return drivers.run(conn, Statement(text("limits_list", schema), {}, _listed))
+    return drivers.run(conn, _listing())
+
+
+async def alimits(conn: object) -> list[LimitInfo]:
+    """`limits` for async connections."""
+    return await drivers.arun(conn, _listing())
 
 
 def change(conn: object, name: str, n: int | None, *, actor: str | None = None) -> Setting:
@@ -177,6 +185,16 @@ def change(conn: object, name: str, n: int | None, *, actor: str | None = None) 
         why = "no worker has declared it" + (" and no job waits for it" if n is not None else "")
         raise LimitNotFound(f"there is no limit {name!r} to set: {why}; pgqueue limits shows what there is")
     return Setting(name, *found[0][:3])
+
+
+def _rates_listing() -> Statement[list[RateInfo]]:
+    schema, _ = client()
+    return Statement(text("limits_list_rates", schema), {}, _rates_listed)
+
+
+def _listing() -> Statement[list[LimitInfo]]:
+    schema, _ = client()
+    return Statement(text("limits_list", schema), {}, _listed)
 
 
 def _rates_listed(rows: list[Row]) -> list[RateInfo]:

@@ -70,8 +70,12 @@ class Released:
 
 def locks(conn: object, key: str | None = None) -> list[LockInfo]:
     """The keys that are held or waited for, those with the most waiting jobs first. With `key` only this one."""
-    schema, _ = client()
-    return drivers.run(conn, Statement(text("locks_list", schema), {"key": key}, _listed))
+    return drivers.run(conn, _listing(key))
+
+
+async def alocks(conn: object, key: str | None = None) -> list[LockInfo]:
+    """`locks` for async connections."""
+    return await drivers.arun(conn, _listing(key))
 
 
 def release(conn: object, key: str, *, actor: str | None = None) -> Released:
@@ -96,6 +100,11 @@ def sentence(job: Running) -> str:
     """A sentence for people: why this job keeps the key."""
     where = f"worker {job.worker}" + (f" ({job.process})" if job.process else "")
     return f"job {job.id} ({job.task}) runs on {where} and keeps it until it ends: pgqueue cancel {job.id}"
+
+
+def _listing(key: str | None) -> Statement[list[LockInfo]]:
+    schema, _ = client()
+    return Statement(text("locks_list", schema), {"key": key}, _listed)
 
 
 def _listed(rows: list[Row]) -> list[LockInfo]:

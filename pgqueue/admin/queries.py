@@ -262,6 +262,11 @@ def search(conn: object, **asked: Unpack[Criteria]) -> Page:
     return drivers.run(conn, newest(config().schema, **asked))
 
 
+async def asearch(conn: object, **asked: Unpack[Criteria]) -> Page:
+    """`search` for async connections."""
+    return await drivers.arun(conn, newest(config().schema, **asked))
+
+
 @checks_options
 def status(conn: object) -> Status:
     """Return the numbers of jobs by state, the queues and the workers."""

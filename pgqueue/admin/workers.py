@@ -82,6 +82,12 @@ def workers(conn: object, *, host: str | None = None) -> list[WorkerNow]:
     return drivers.run(conn, all_workers(host, config().schema))
 
 
+@checks_options
+async def aworkers(conn: object, *, host: str | None = None) -> list[WorkerNow]:
+    """`workers` for async connections."""
+    return await drivers.arun(conn, all_workers(host, config().schema))
+
+
 def tell(
     conn: object,
     kind: Kind,

@@ -50,6 +50,7 @@ COMMANDS = (
     "prune",
     "grants",
     "relay",
+    "web",
     "demo",
     "version",
 )

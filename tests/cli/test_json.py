@@ -48,7 +48,7 @@ ASKED = {
     "version": ["version"],
 }
 ELSEWHERE = {
-    "work",  # logs, and answers nothing
+    *("work", "web"),  # serve, and answer nothing
     "stack",  # no job runs: test_stack
     *("restart", "quiet", "scale"),  # no supervisor is here: an error
     *("relay", "demo"),  # need databases of their own: test_relay, test_demo
@@ -73,7 +73,7 @@ def test_every_command_is_asked() -> None:
         for each in [command, *nested]:
             assert each is not None
             has = any("--json" in parameter.opts for parameter in each.params)
-            assert has == (name != "work"), f"{name} {each.name}"
+            assert has == (name not in ("work", "web")), f"{name} {each.name}"
 
 
 @pytest.mark.second

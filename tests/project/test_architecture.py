@@ -29,8 +29,9 @@ WINGS = {
     # The cursor of the outbox is the watermark of the fetch.
     "relay": f"{GROUND} client database jobs worker.fetch.watermark",
     "supervisor": f"{GROUND} database worker",
+    "web": f"{GROUND} admin client database jobs",
     "testing": f"{GROUND} admin client database jobs worker pgqueue",
-    "cli": f"{GROUND} admin client database jobs relay supervisor testing worker pgqueue",
+    "cli": f"{GROUND} admin client database jobs relay supervisor testing web worker pgqueue",
     "pytest_plugin": f"{GROUND} database testing",
     "__main__": "cli config early_signals",
 }

@@ -1,0 +1,74 @@
+"""`pgqueue web`: the dashboard as a process of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import click
+
+from pgqueue.cli.options import database
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command("web")
+@click.option("--auth", is_flag=True, help="Ask for a secret: of the reader, or of the operator.")
+@click.option("--open", "is_open", is_flag=True, help="Ask for nothing; only on loopback, for this machine.")
+@click.option("--bind", metavar="HOST:PORT", default="127.0.0.1:8300", show_default=True, help="Where to listen.")
+@click.option("--public-url", metavar="URL", help="Where browsers find it, behind a proxy.")
+@click.option(
+    "--trusted-proxy", "proxies", metavar="ADDRESS", multiple=True, help="Believe what this proxy says of a browser."
+)
+@click.option("--redact", "patterns", metavar="PATTERN", multiple=True, help="Hide the values of these keys, too.")
+@click.option("--no-redaction", is_flag=True, help="Hide nothing, also no passwords in arguments.")
+@click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
+@click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)
+@database
+def command(
+    auth: bool,
+    is_open: bool,
+    bind: str,
+    public_url: str | None,
+    proxies: Sequence[str],
+    patterns: Sequence[str],
+    no_redaction: bool,
+    log_level: str,
+    log_format: str,
+) -> None:
+    """Serve the dashboard for browsers.
+
+    It shows jobs, queues, locks, limits, schedules, workers and errors, and does not start without --auth or --open.
+    With --auth the secrets of the reader and of the operator come from PGQUEUE_WEB_READER and PGQUEUE_WEB_OPERATOR: two
+    different texts of 20 characters or more. With --redact and a pattern such as '*iban*' the values of these keys are
+    hidden, as those of passwords and tokens are.
+
+    \b
+    Examples:
+      PGQUEUE_WEB_READER=… PGQUEUE_WEB_OPERATOR=… pgqueue web --auth
+      pgqueue web --open
+      pgqueue web --auth --bind 0.0.0.0:8300 --public-url https://ops.example.com
+    """
+    if auth == is_open:
+        raise click.UsageError("say how it is closed: --auth asks for a secret, --open is for this machine only")
+    if patterns and no_redaction:
+        raise click.UsageError("--redact and --no-redaction exclude each other")
+    from pgqueue.cli import logs
+    from pgqueue.config import config
+    from pgqueue.web import needs_extra
+
+    with needs_extra():
+        from pgqueue.web import dashboard, gate, redaction, secrets, server
+
+    host, port = server.address_of(bind)
+    if is_open:
+        server.check_open(host, {"--public-url": public_url, "--trusted-proxy": proxies})
+    config().require_dsn()
+    made = dashboard.made(
+        secrets.from_environment(os.environ) if auth else gate.Open(),
+        public_url=public_url,
+        trusted=proxies,
+        redact=() if no_redaction else (*redaction.DEFAULT_PATTERNS, *patterns),
+    )
+    logs.set_up(log_level, log_format)
+    server.serve(made, host, port)

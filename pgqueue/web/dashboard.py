@@ -1,0 +1,290 @@
+"""The ASGI app. Every request goes through `_answer`, in this order:
+
+    refuse what comes from another site -> rights -> decision -> page -> redaction -> HTML or JSON
+
+Nothing is read from the database before the decision. An error becomes a page that says what has happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from pgqueue.errors import InvalidOption
+from pgqueue.web import rendering
+from pgqueue.web.access import (
+    NOBODY,
+    OPERATOR,
+    Networks,
+    Rights,
+    Verdict,
+    Visitor,
+    client_of,
+    decide,
+    networks,
+    refused_origin,
+)
+from pgqueue.web.connections import Connections
+from pgqueue.web.gate import COOKIE, Auth, Gate, Open, cookie_settings
+from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.problems import Problem, problem_of
+from pgqueue.web.redaction import DEFAULT_PATTERNS, Function, Redaction
+from pgqueue.web.routes import Route, match
+from pgqueue.web.secrets import SESSION_SECONDS, Secrets
+
+BODY_MOST = 16_384  # bytes
+FIELDS_MOST = 200
+URL_MOST = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the dashboard is: its URL for browsers, if that must be said, and the proxies before it."""
+
+    public_url: str | None = None
+    trusted: Networks = ()
+
+
+@dataclass(slots=True)
+class Visit:
+    """One request on its way through the dashboard."""
+
+    visitor: Visitor
+    root: str
+    json: bool
+    rights: Rights = NOBODY
+    route: Route | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
+    known: bool = False
+
+
+class Dashboard:
+    """The dashboard as an ASGI app; `pgqueue.web.app` makes it."""
+
+    def __init__(self, gate: Gate, redaction: Redaction, place: Place) -> None:
+        self._gate = gate
+        self._redaction = redaction
+        self._place = place
+        self._connections = Connections()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            response = await self._answer(Request(scope, receive))
+            await response(scope, receive, send)
+
+    async def close(self) -> None:
+        """Close the connections to the database. A mounted dashboard is not told of the end of its server."""
+        await self._connections.close()
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            event = await receive()
+            if event["type"] == "lifespan.shutdown":
+                await self.close()
+            await send({"type": f"{event['type']}.complete"})
+            if event["type"] == "lifespan.shutdown":
+                return
+
+    # The one way of every request ----------------------------------------------------------------------------------
+
+    async def _answer(self, request: Request) -> Response:
+        visit = self._visit(request)
+        try:
+            return await self._allowed(request, visit)
+        except Exception as error:
+            return self._problem(visit, problem_of(error))
+
+    async def _allowed(self, request: Request, visit: Visit) -> Response:
+        visitor = visit.visitor
+        if len(request.url.query) > URL_MOST:
+            raise Problem(414, "This cannot be asked", f"the URL has more than {URL_MOST} characters")
+        if refused := refused_origin(visitor, self._place.public_url, by_token=visitor.bearer is not None):
+            raise Problem(403, "Refused", refused)
+        visit.route, visit.parts, visit.known = match(visitor.method, visitor.path)
+        route = visit.route
+        visit.rights = await self._gate.enter(visitor)
+        match decide(route.name if route else None, route.needs if route else "", visit.rights):
+            case Verdict.SIGN_IN:
+                return self._unknown_visitor(visit, request)
+            case Verdict.FORBIDDEN:
+                raise Problem(
+                    403, "Not allowed", f"You may not do this: it needs the right to {route and route.needs}."
+                )
+        if route is None:
+            raise (
+                Problem(405, "Not possible", "This address does not take this method.") if visit.known else _not_found()
+            )
+        if route.page is None:
+            return await self._own(request, visit, route)
+        query = parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=FIELDS_MOST)
+        asked = Asked(query, visit.parts, self._connections, self._redaction)
+        return self._shown(visit, await route.page(asked))
+
+    def _visit(self, request: Request) -> Visit:
+        scope = request.scope
+        headers = dict(request.headers)
+        peer = request.client.host if request.client else ""
+        address, scheme = client_of(peer, request.url.scheme, headers, self._place.trusted)
+        root = self._root(scope)
+        path = _path(scope)
+        visitor = Visitor(request.method, path, headers, request.cookies, address, scheme, scope)
+        return Visit(visitor, root, rendering.wants_json(headers.get("accept", "")))
+
+    def _root(self, scope: Scope) -> str:
+        """The path before every link: that of the public URL, else where the app is mounted."""
+        if self._place.public_url is not None:
+            return urlsplit(self._place.public_url).path.rstrip("/")
+        return str(scope.get("root_path", "")).rstrip("/")
+
+    # Answers ---------------------------------------------------------------------------------------------------------
+
+    def _shown(self, visit: Visit, page: Page) -> Response:
+        if page.to is not None:
+            return _redirect(visit, page.to)
+        items = [self._redaction.shown(item) for item in page.items]
+        more = self._redaction.shown(plain(page.more))
+        if visit.json:
+            return rendering.as_json({"items": items} | more)
+        return rendering.html(page.template, self._common(visit) | dict(page.view) | more | {"items": items})
+
+    def _problem(self, visit: Visit, problem: Problem) -> Response:
+        text = self._redaction.shown({"text": problem.text})["text"]
+        if visit.json:
+            error = {"code": problem.status, "title": problem.title, "message": text}
+            response = rendering.as_json({"items": [], "error": error}, problem.status)
+        else:
+            data = self._common(visit) | {"title": problem.title, "text": text}
+            response = rendering.html("problem.html", data, problem.status)
+        if problem.wait:
+            response.headers["retry-after"] = str(max(1, round(problem.wait)))
+        return response
+
+    def _unknown_visitor(self, visit: Visit, request: Request) -> Response:
+        """To the login, if there is one and a browser asks. It learns nothing of what there is."""
+        visitor = visit.visitor
+        if not self._gate.has_login:
+            raise Problem(403, "Not allowed", "You have no right to see this. Sign in to the application first.")
+        if visit.json or visitor.bearer is not None or visitor.method not in ("GET", "HEAD"):
+            response = self._problem(visit, Problem(401, "Not signed in", "Send a valid secret as a bearer token."))
+            response.headers["www-authenticate"] = "Bearer"
+            return response
+        query = request.url.query
+        wanted = visitor.path + (f"?{query}" if query else "")
+        return _redirect(visit, "/login" if wanted == "/" else f"/login?{urlencode({'next': wanted})}")
+
+    def _common(self, visit: Visit) -> dict[str, Any]:
+        """What every template knows."""
+        page = visit.route.name if visit.route else ""
+        return {
+            "root": visit.root,
+            "page": page,
+            "signed_in": bool(visit.rights),
+            "rights": visit.rights,
+            "role": "operator" if visit.rights >= OPERATOR else "reader",
+            "has_login": self._gate.has_login,
+        }
+
+    # What is no page --------------------------------------------------------------------------------------------------
+
+    async def _own(self, request: Request, visit: Visit, route: Route) -> Response:
+        if route.name == "static":
+            if found := rendering.file(visit.parts["file"]):
+                return found
+            raise _not_found()
+        if route.name == "sign_out":
+            response = _redirect(visit, "/login" if self._gate.has_login else "/")
+            response.delete_cookie(**{**cookie_settings(visit.visitor, visit.root, self._place.public_url)})
+            return response
+        if not self._gate.has_login:
+            return _redirect(visit, "/")
+        if route.name == "login":
+            return self._login(visit, request.query_params.get("next", "/"))
+        return await self._sign_in(request, visit)
+
+    def _login(self, visit: Visit, wanted: str, *, wrong: bool = False) -> Response:
+        data = self._common(visit) | {"next": wanted, "wrong": wrong, "signed_in": False}
+        return rendering.html("login.html", data, 401 if wrong else 200)
+
+    async def _sign_in(self, request: Request, visit: Visit) -> Response:
+        form = await _form(request)
+        wanted = form.get("next", "/")
+        cookie = self._gate.sign_in(form.get("secret", "").strip(), visit.visitor)
+        if cookie is None:
+            return self._login(visit, wanted, wrong=True)
+        response = _redirect(visit, wanted if _is_ours(wanted) else "/")
+        response.set_cookie(
+            value=cookie,
+            max_age=SESSION_SECONDS,
+            **cookie_settings(visit.visitor, visit.root, self._place.public_url),
+        )
+        return response
+
+
+def _not_found() -> Problem:
+    return Problem(404, "Not found", "There is no page of this address.")
+
+
+def made(
+    auth: Auth,
+    *,
+    public_url: str | None = None,
+    trusted: Iterable[str] = (),
+    redact: Iterable[str] | None = None,
+    redact_with: Function | None = None,
+) -> Dashboard:
+    """The dashboard with these options. Raises InvalidOption."""
+    if not isinstance(auth, Secrets | Open) and not callable(auth):
+        raise InvalidOption(f"auth: give a function of a visitor, or Secrets, not {type(auth).__name__}")
+    if isinstance(redact, str) or isinstance(trusted, str):
+        raise InvalidOption("redact, trusted_proxies: give a list of texts, not one text")
+    if public_url is not None and (urlsplit(public_url).scheme not in ("http", "https") or "?" in public_url):
+        raise InvalidOption(f"public URL {public_url!r}: write it like https://ops.example.com/jobs")
+    patterns = DEFAULT_PATTERNS if redact is None else tuple(redact)
+    return Dashboard(Gate(auth), Redaction(patterns, redact_with), Place(public_url, networks(trusted)))
+
+
+def _path(scope: Scope) -> str:
+    """The path below the mount. ASGI has the mount in it; a2wsgi, as WSGI, does not."""
+    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    if root and "wsgi_environ" not in scope and (path == root or path.startswith(f"{root}/")):
+        path = path[len(root) :]
+    return path or "/"
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a redirect to this path stays below the mount: a browser takes `//host` and `/\\host` for a host."""
+    return path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() and "/.." not in path
+
+
+def _redirect(visit: Visit, path: str) -> RedirectResponse:
+    return RedirectResponse(visit.root + path, 303, rendering.HEADERS)
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a small form. Raises Problem."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise Problem(415, "Refused", "Send the fields of a form.")
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_MOST:
+            raise Problem(413, "Refused", f"The form has more than {BODY_MOST} bytes.")
+    try:
+        fields = parse_qs(body.decode("ascii"), keep_blank_values=True, max_num_fields=FIELDS_MOST)
+    except ValueError:
+        raise Problem(400, "Refused", "The form cannot be read.") from None
+    return {name: values[-1] for name, values in fields.items()}
+
+
+__all__ = ["COOKIE", "Dashboard", "made"]

@@ -1,0 +1,96 @@
+"""Who a visitor is: asks the secrets, the application's function, or nothing at all (`--open` on loopback).
+
+Each way is looked at in `enter`, and in no other place. What a visitor may do then is decided in `access.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+from pgqueue.web.access import NOBODY, OPERATOR, Rights, Visitor, refused_open, rights_of
+from pgqueue.web.login_limit import LoginLimit
+from pgqueue.web.problems import Problem
+from pgqueue.web.secrets import SESSION_SECONDS, Secrets, rights_of_role
+
+COOKIE = "pgqueue_web"
+
+Answer = str | set[str] | frozenset[str] | None
+Function = Callable[[Visitor], Answer | Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """No login: whoever reaches the loopback address of this machine is an operator."""
+
+
+Auth = Secrets | Open | Function
+
+
+class Gate:
+    """Knows how visitors are recognised. `clock` is in seconds since 1970."""
+
+    def __init__(self, auth: Auth, *, clock: Callable[[], float] = time) -> None:
+        self._auth = auth
+        self._clock = clock
+        self.limit = LoginLimit()
+
+    @property
+    def has_login(self) -> bool:
+        """Whether there is a page to sign in."""
+        return isinstance(self._auth, Secrets)
+
+    async def enter(self, visitor: Visitor) -> Rights:
+        """The rights of this visitor. Raises Problem if the request is refused whoever it is."""
+        auth = self._auth
+        if isinstance(auth, Open):
+            if refused := refused_open(visitor):
+                raise Problem(403, "Refused", refused)
+            return OPERATOR
+        if isinstance(auth, Secrets):
+            if visitor.bearer is not None:
+                return rights_of_role(self._tried(auth, visitor.bearer, visitor.address))
+            cookie = visitor.cookies.get(COOKIE)
+            return rights_of_role(cookie and auth.role_of_cookie(cookie, self._clock()))
+        return rights_of(await _answer(auth, visitor))
+
+    def sign_in(self, secret: str, visitor: Visitor) -> str | None:
+        """The cookie for this secret; None if it is wrong. Raises Problem after too many wrong ones."""
+        if not isinstance(self._auth, Secrets):
+            return None
+        role = self._tried(self._auth, secret, visitor.address)
+        return role and self._auth.cookie(role, int(self._clock()) + SESSION_SECONDS)
+
+    def _tried(self, secrets: Secrets, given: str, address: str) -> str | None:
+        wait = self.limit.wait(address)
+        if wait:
+            raise Problem(429, "Too many wrong secrets", f"Try again in {wait:.0f} seconds.", wait)
+        role = secrets.role_of(given)
+        if role is None:
+            self.limit.wrong(address)
+        return role
+
+
+async def _answer(auth: Function, visitor: Visitor) -> object:
+    """What the application's function answers. A plain one may ask a database, so it runs in a thread."""
+    if inspect.iscoroutinefunction(auth) or inspect.iscoroutinefunction(getattr(auth, "__call__", None)):  # noqa: B004
+        return await _awaited(auth(visitor))
+    return await _awaited(await asyncio.to_thread(auth, visitor))
+
+
+async def _awaited(answer: Any) -> object:
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def cookie_settings(visitor: Visitor, root: str, public_url: str | None) -> Mapping[str, Any]:
+    """How the cookie is set: not readable by scripts, not sent by forms of other sites, over https only where there is
+    https."""
+    secure = visitor.scheme == "https" or (public_url or "").startswith("https:")
+    return {"key": COOKIE, "path": root or "/", "httponly": True, "samesite": "lax", "secure": secure}
+
+
+__all__ = ["COOKIE", "NOBODY", "Auth", "Gate", "Open", "cookie_settings"]

@@ -1,0 +1,134 @@
+"""The list of jobs: all filters stand in the URL, and a page goes on behind the place that was looked at last.
+
+A search looks at 20,000 jobs of the states at a time, and says so. A filter that would find out what is redacted is
+refused (redaction.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from pgqueue.admin.queries import ASKED, SEARCHED_MOST, Criteria, asearch
+from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.problems import Problem
+from pgqueue.web.redaction import Redaction
+
+LIMIT = 50
+LIMIT_MOST = 500
+DEPTH_MOST = 20
+KEYS = ("key", "lock_key", "unique_key", "idempotency_key")
+"""Where a job shows what the filter `key` looks for."""
+
+_AGO = re.compile(r"(\d{1,6})\s*([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+async def jobs(asked: Asked) -> Page:
+    """The jobs that fit, in the order of `find`. With `id` the page of that job instead."""
+    if (id := asked.number("id")) is not None:
+        return Page("jobs.html", [], to=f"/jobs/{id}")
+    criteria = _criteria(asked)
+    found = await asked.read(lambda conn: asearch(conn, **criteria))
+    items = [{name: value for name, value in plain(job).items() if name != "attempts"} for job in found.jobs]
+    more = {"searched": found.searched, "complete": found.complete, "after": found.after}
+    return Page("jobs.html", items, more, _view(asked, found.after))
+
+
+def _criteria(asked: Asked) -> Criteria:
+    args = arguments(asked.values("arg"))
+    error = asked.value("error")
+    if refused := refused_filter(args, asked.value("key"), error, asked.redaction):
+        raise Problem(400, "This cannot be asked", refused)
+    limit = LIMIT if (limit := asked.number("limit")) is None else limit
+    if not 1 <= limit <= LIMIT_MOST:
+        raise Problem(400, "This cannot be asked", f"limit: use 1 to {LIMIT_MOST}")
+    return {
+        "state": asked.values("state") or None,
+        "queue": asked.value("queue"),
+        "task": asked.value("task"),
+        "key": asked.value("key"),
+        "args": args,
+        "error": error,
+        "since": moment(asked.value("since"), "since"),
+        "until": moment(asked.value("until"), "until"),
+        "limit": limit,
+        "after": _after(asked.value("after")),
+    }
+
+
+def _after(place: str | None) -> int | str | None:
+    """Where a page goes on: an id, or in the order of a time a text that `find` reads."""
+    return int(place) if place is not None and place.isascii() and place.isdigit() and len(place) < 20 else place
+
+
+def _view(asked: Asked, after: int | str | None) -> dict[str, Any]:
+    """What the form shows again, and the URL of the page behind this one."""
+    again = [(key, value) for key, value in asked.query if value.strip() and key != "after"]
+    return {
+        "states": ASKED,
+        "chosen": asked.values("state"),
+        "asked": {key: value for key, value in again},
+        "args": asked.values("arg"),
+        "searches_errors": not asked.redaction.active,
+        "searched_most": SEARCHED_MOST,
+        "next": None if after is None else urlencode([*again, ("after", after)]),
+        "filtered": any(key != "limit" for key, _ in again),
+        "first": asked.value("after") is None,
+    }
+
+
+def arguments(given: Iterable[str]) -> dict[str, Any] | None:
+    """The arguments that a job must have. A value that is no JSON is a text; a dot goes into an object.
+
+    >>> arguments(["order_id=7", "customer.name=Zoë", "customer.vip=true"])
+    {'order_id': 7, 'customer': {'name': 'Zoë', 'vip': True}}
+    """
+    found: dict[str, Any] = {}
+    for each in given:
+        path, separator, text = each.partition("=")
+        names = [name.strip() for name in path.split(".")]
+        if not separator or not all(names) or len(names) > DEPTH_MOST:
+            raise Problem(400, "This cannot be asked", "arg: write name=value or name.inner=value, such as order_id=7")
+        place = found
+        for name in names[:-1]:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise Problem(400, "This cannot be asked", f"arg: {path} is asked for as a value and as an object")
+        place[names[-1]] = _value(text.strip())
+    return found or None
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def refused_filter(args: dict[str, Any] | None, key: str | None, error: str | None, redaction: Redaction) -> str | None:
+    """Why these filters are refused: they would find out what is redacted. None if they would not."""
+    if args is not None and redaction.hides(("args",), args):
+        return "this argument is redacted, so jobs cannot be filtered by it"
+    if key is not None and any(redaction.hides((name,), key) for name in KEYS):
+        return "this key is redacted, so jobs cannot be filtered by it"
+    if error is not None and redaction.active:
+        return "errors cannot be searched while anything is redacted; the page of errors groups them"
+    return None
+
+
+def moment(text: str | None, name: str) -> datetime | None:
+    """A time of the URL: `2h` is two hours ago, without a zone it is UTC. Raises Problem."""
+    if text is None:
+        return None
+    if ago := _AGO.fullmatch(text):
+        return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _SECONDS[ago[2]])
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise Problem(400, "This cannot be asked", f"{name}: write 2h, or a time like 2026-12-24T18:00") from None
+    return found if found.utcoffset() is not None else found.replace(tzinfo=UTC)

@@ -1,0 +1,82 @@
+"""What a page is asked, and what it answers.
+
+A page returns plain data and never text of a template. `dashboard.py` hides what is redacted, then renders the data as
+HTML or as JSON. So both show the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any, TypeVar
+
+from pgqueue.web.connections import Ask, Connections
+from pgqueue.web.problems import Problem, problem_of
+from pgqueue.web.redaction import Redaction
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that is allowed: the values of its URL, and how to read the database."""
+
+    query: Sequence[tuple[str, str]]
+    place: Mapping[str, str]
+    connections: Connections
+    redaction: Redaction
+
+    def values(self, name: str) -> list[str]:
+        """The values of this name in the URL that are not empty."""
+        return [value.strip() for key, value in self.query if key == name and value.strip()]
+
+    def value(self, name: str) -> str | None:
+        """The last value of this name; None if there is none."""
+        found = self.values(name)
+        return found[-1] if found else None
+
+    def number(self, name: str) -> int | None:
+        """The value of this name as a whole number. Raises Problem."""
+        value = self.value(name)
+        if value is None:
+            return None
+        if not (value.isascii() and value.isdigit()) or len(value) > 19:
+            raise Problem(400, "This cannot be asked", f"{name}: use a whole number")
+        return int(value)
+
+    async def read(self, ask: Ask[T]) -> T:
+        """What `ask` finds out in one transaction that only reads."""
+        return await self.connections.read(ask)
+
+    async def part(self, ask: Ask[T]) -> tuple[T | None, Problem | None]:
+        """The same for a part of a page: the other parts are shown although this one has failed."""
+        try:
+            return await self.read(ask), None
+        except Exception as error:
+            return None, problem_of(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The data of a page. As JSON it is `{"items": […], …}` with the fields of `more`, as the command line prints it.
+
+    `items` and `more` are redacted. `view` is for the template only, and is made of the URL alone.
+    """
+
+    template: str
+    items: Sequence[Any]
+    more: Mapping[str, Any] = field(default_factory=dict)
+    view: Mapping[str, Any] = field(default_factory=dict)
+    to: str | None = None
+    """The path to go to instead, below the mount."""
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as objects, at any depth; times stay what they are."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value

@@ -1,0 +1,62 @@
+"""What a visitor is told of an error: a status, a title and a sentence. Never a traceback, never a password."""
+
+from __future__ import annotations
+
+import logging
+
+import psycopg
+from psycopg_pool import PoolTimeout
+
+from pgqueue.config import safe
+from pgqueue.errors import (
+    Error,
+    InvalidArguments,
+    InvalidOption,
+    JobNotFound,
+    NotConfigured,
+    SchemaBehind,
+    SchemaMissing,
+    SchemaTooNew,
+)
+from pgqueue.plain_text import plain
+from pgqueue.web.connections import STATEMENT_SECONDS
+
+log = logging.getLogger("pgqueue")
+
+
+class Problem(Exception):
+    """A request that is answered with this status, a title and a sentence. `wait`: for Retry-After, in seconds."""
+
+    def __init__(self, status: int, title: str, text: str, wait: float = 0.0) -> None:
+        super().__init__(text)
+        self.status, self.title, self.text, self.wait = status, title, text, wait
+
+
+def problem_of(error: Exception) -> Problem:
+    """What is said of this error. One that is neither of the request nor of the database is logged."""
+    match error:
+        case Problem():
+            return error
+        case JobNotFound():
+            return Problem(404, "No such job", plain(str(error)))
+        case InvalidOption() | InvalidArguments():
+            return Problem(400, "This cannot be asked", plain(str(error)))
+        case psycopg.DataError():
+            return Problem(400, "This cannot be asked", _line(error))
+        case SchemaMissing() | SchemaBehind() | SchemaTooNew() | NotConfigured():
+            return Problem(503, "The database is not ready", _line(error))
+        case psycopg.errors.QueryCanceled():
+            text = f"The database took more than {STATEMENT_SECONDS} seconds for an answer. Ask for less."
+            return Problem(503, "This takes too long", text, 5.0)
+        case psycopg.errors.InsufficientPrivilege():
+            return Problem(503, "The database refuses this", f"{_line(error)}; docs/dashboard.md says which grants")
+        case PoolTimeout() | psycopg.OperationalError():
+            return Problem(503, "The database cannot be reached", _line(error), 5.0)
+        case psycopg.Error() | Error():
+            return Problem(503, "The database refuses this", _line(error))
+    log.error("the dashboard has failed", exc_info=error)
+    return Problem(500, "The dashboard has failed", "This is an error in the dashboard. Its log says more.")
+
+
+def _line(error: Exception) -> str:
+    return safe(plain(" ".join(str(error).split()))) or type(error).__name__

@@ -1,0 +1,170 @@
+"""What must not be shown is taken out of a page's data before any template or JSON sees it.
+
+`Redaction.shown` gets the data of a page as plain values and returns them without what is hidden. Pages have no other
+way to a template or to JSON, so lists, pages and JSON hide the same.
+
+What is hidden:
+
+1. The value of an object's key that fits a pattern, at any depth, whole. Keys are compared without case.
+2. In texts (errors, tracebacks, reasons, keys, messages) what follows such a name: `password=…`, `"token": "…"`,
+   `--secret …`. Also the password of a URL.
+3. A text or a number of 4 characters or more that was hidden by 1 or 5, in every text of the same item: an error often
+   quotes the argument.
+4. If a page cuts a text, it cuts after that.
+5. What the application's own function replaces. It is asked for every value of an item with its path, containers
+   before what is in them. If it raises, the value is hidden.
+
+Why a filter finds nothing out: a filter is refused if its own path or value would be hidden (`hides`). A search for a
+part of a text would answer letter by letter, so errors are searched only where nothing is redacted.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pgqueue.config import safe
+from pgqueue.errors import InvalidOption
+
+log = logging.getLogger("pgqueue")
+
+HIDDEN = "•••"
+DEFAULT_PATTERNS = (
+    "*passw*", "*pwd*", "*secret*", "*token*", "*api_key*", "*apikey*", "*api-key*", "*private_key*", "*credential*",
+    "authorization", "*cookie*", "*credit_card*", "*card_number*", "cvv", "iban", "ssn",
+)  # fmt: skip
+LEAST = 4
+"""A shorter hidden value is not looked for in other texts: it would be found in half of them."""
+
+Path = tuple[str, ...]
+Function = Callable[[Path, Any], Any]
+
+# A word, at most two quotes, and what separates it from a value. A word begins where no word goes on, so that a long
+# text is read once.
+_NAME = re.compile(r"(?<![\w.-])([\w.-]{1,200})(?![\w.-])(\\?[\"']?\s{0,3}(?:=>|[:=])\s{0,3}|\s{1,3})")
+_VALUE = re.compile(
+    r"(?:(?:Bearer|Basic|Digest|Token)\s{1,3})?"
+    r"(?:\\?\"(?:[^\"\\]|\\[^\"])*\\?\"|'(?:[^'\\]|\\.)*'|[^\s,;&)}\]\"']+)",
+    re.IGNORECASE,
+)
+# These hold names that links are made of. They come from code, and no argument is in them.
+_NAMES = frozenset({"task", "queue", "queues", "state", "code", "severity", "outcome"})
+
+
+@dataclass(frozen=True)
+class Redaction:
+    """Patterns of keys, such as `*password*`, and a function of the application. Without both nothing is hidden.
+
+    `function(path, value)` returns what is shown instead of a value; the value itself if it may be shown. The path
+    begins with the field of the item, such as `("args", "card", "number")`. Elements of a list have the list's path.
+    """
+
+    patterns: tuple[str, ...] = DEFAULT_PATTERNS
+    function: Function | None = None
+
+    def __post_init__(self) -> None:
+        if any(not isinstance(each, str) or not each for each in self.patterns):
+            raise InvalidOption("redact: give patterns of keys, such as '*password*'")
+
+    @property
+    def active(self) -> bool:
+        """Whether anything may be hidden."""
+        return bool(self.patterns) or self.function is not None
+
+    def shown(self, item: Any) -> Any:
+        """The item, a tree of plain values, without what is hidden."""
+        if not self.active:
+            return item
+        found: set[str] = set()
+        walked = self._walk((), item, found)
+        # The longest first: a hidden value may be part of another one.
+        return self._texts((), walked, sorted(found, key=lambda each: (-len(each), each)))
+
+    def hides(self, path: Path, value: Any) -> bool:
+        """Whether something of this value would be hidden if it stood at this path of an item."""
+        if not self.active:
+            return False
+        if any(self._fits(name) for name in path):
+            return True
+        for name in reversed(path):
+            value = {name: value}
+        return bool(self.shown(value) != value)
+
+    def _walk(self, path: Path, value: Any, found: set[str]) -> Any:
+        """The value without what its keys hide; `found` gets the hidden texts and numbers."""
+        if path and self.function is not None:
+            replaced = self._asked(path, value)
+            if replaced is not value and replaced != value:
+                found.update(_leaves(value))
+                return replaced
+        if isinstance(value, Mapping):
+            return {key: self._of_key((*path, str(key)), each, found) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._walk(path, each, found) for each in value]
+        return value
+
+    def _of_key(self, path: Path, value: Any, found: set[str]) -> Any:
+        if value is not None and self._fits(path[-1]):
+            found.update(_leaves(value))
+            return HIDDEN
+        return self._walk(path, value, found)
+
+    def _asked(self, path: Path, value: Any) -> Any:
+        assert self.function is not None
+        try:
+            return self.function(path, value)
+        except Exception:
+            log.exception("the function of redact has failed at %s; the value is hidden", ".".join(path))
+            return HIDDEN
+
+    def _texts(self, path: Path, value: Any, hidden: list[str]) -> Any:
+        if isinstance(value, dict):
+            return {key: self._texts((*path, key), each, hidden) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self._texts(path, each, hidden) for each in value]
+        if not isinstance(value, str) or (path and path[-1] in _NAMES and path[0] not in ("args", "headers", "result")):
+            return value
+        return self._text(value, hidden)
+
+    def _text(self, text: str, hidden: Iterable[str]) -> str:
+        for each in hidden:
+            if each in text:
+                text = text.replace(each, HIDDEN)
+        if not self.patterns:
+            return text
+        parts, done = [], 0
+        for name in _NAME.finditer(text):
+            word, gap = name[1], name[2]
+            if name.start() < done or (gap.isspace() and not word.startswith("--")) or not self._fits(word.strip("-.")):
+                continue
+            if value := _VALUE.match(text, name.end()):
+                parts += [text[done : name.end()], HIDDEN]
+                done = value.end()
+        parts.append(text[done:])
+        return safe("".join(parts)).replace("***", HIDDEN) if "://" in text else "".join(parts)
+
+    def _fits(self, key: str) -> bool:
+        return self._pattern is not None and self._pattern.fullmatch(key) is not None
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str] | None:
+        if not self.patterns:
+            return None
+        return re.compile("|".join(fnmatch.translate(each) for each in self.patterns), re.IGNORECASE)
+
+
+def _leaves(value: Any) -> Iterable[str]:
+    """The texts and numbers in a hidden value that are long enough to be looked for elsewhere."""
+    if isinstance(value, Mapping):
+        for each in value.values():
+            yield from _leaves(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _leaves(each)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool) and len(str(value)) >= LEAST:
+        yield str(value)

@@ -1,0 +1,116 @@
+"""Data as HTML or as JSON, with the headers that every answer has.
+
+Foreign text is escaped always: Jinja's autoescape is on for every template; no template and no code switches it off.
+What is not printable is replaced, so that a text cannot turn the direction of the line that shows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.responses import Response
+
+from pgqueue.admin.depth import Count
+from pgqueue.admin.why.reasons import lasting
+from pgqueue.web.pages.job import folded
+
+HERE = Path(__file__).parent
+
+HEADERS = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+    "object-src 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # Not `no-referrer`: browsers would then send `Origin: null` with the forms of this site.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+    "vary": "Accept, Cookie, Authorization",
+}
+FILES = {"icon.svg": "image/svg+xml", "pgqueue.css": "text/css"}
+"""The files that are served. No other name is looked for."""
+
+
+def html(template: str, data: Mapping[str, Any], status: int = 200) -> Response:
+    """A page of this template."""
+    text = _environment().get_template(template).render(data)
+    return Response(text, status, HEADERS, "text/html")
+
+
+def as_json(document: Mapping[str, Any], status: int = 200) -> Response:
+    """The document `{"items": […], …}`; times are ISO 8601 with their offset."""
+    text = json.dumps(document, default=_plain, ensure_ascii=True)
+    return Response(text, status, HEADERS, "application/json")
+
+
+def file(name: str) -> Response | None:
+    """One of our own files; None if there is none of this name."""
+    if name not in FILES:
+        return None
+    return Response(_bytes(name), 200, HEADERS | {"cache-control": "public, max-age=3600"}, FILES[name])
+
+
+def wants_json(accept: str) -> bool:
+    """Whether this Accept header asks for JSON. A browser asks for HTML first.
+
+    >>> [wants_json(each) for each in ("application/json", "text/html,application/json;q=0.9", "*/*", "")]
+    [True, False, False, False]
+    """
+    kinds = [each.partition(";")[0].strip().lower() for each in accept.split(",")]
+    return "application/json" in kinds and "text/html" not in kinds
+
+
+@cache
+def _bytes(name: str) -> bytes:
+    return (HERE / "static" / name).read_bytes()
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printable,
+    )
+    made.filters |= {
+        "count": _count,
+        "folded": folded,
+        "iso": lambda at: at.astimezone(UTC).isoformat(timespec="milliseconds"),
+        "json_text": lambda value: json.dumps(value, default=_plain, ensure_ascii=False, indent=2),
+        "lasting": lambda seconds: "" if seconds is None else lasting(seconds),
+        "number": lambda value: "" if value is None else f"{value:,}",
+        "query": urlencode,
+        "short": lambda value: "" if value is None else f"{value:,.10g}",
+        "utc": lambda at: f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}",
+    }
+    return made
+
+
+def _printable(value: Any) -> Any:
+    """What a template writes: nothing for None, `�` for what is not printable. Lines stay lines."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in value)
+
+
+def _count(value: Mapping[str, Any]) -> str:
+    return str(Count(value["n"], value["exact"]))
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -1,0 +1,61 @@
+"""Every address of the dashboard, what it needs, and which function answers it. `dashboard.py` serves nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from pgqueue.web.access import NOTHING, READ
+from pgqueue.web.pages import job, jobs, lists, overview
+from pgqueue.web.pages.page import Asked, Page
+
+PageFunction = Callable[[Asked], Awaitable[Page]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A method and a path. `needs` is `read`, an action of access.py, or nothing. `page` is None for what
+    `dashboard.py` does itself: sign in, sign out, files."""
+
+    name: str
+    method: str
+    path: str
+    needs: str = READ
+    page: PageFunction | None = None
+
+
+ROUTES = (
+    Route("static", "GET", "/static/{file}", NOTHING),
+    Route("login", "GET", "/login", NOTHING),
+    Route("sign_in", "POST", "/login", NOTHING),
+    Route("sign_out", "POST", "/logout", NOTHING),
+    Route("overview", "GET", "/", READ, overview.overview),
+    Route("jobs", "GET", "/jobs", READ, jobs.jobs),
+    Route("job", "GET", "/jobs/{id}", READ, job.job),
+    Route("queues", "GET", "/queues", READ, lists.queues),
+    Route("limits", "GET", "/limits", READ, lists.limits),
+    Route("schedules", "GET", "/schedules", READ, lists.schedules),
+    Route("workers", "GET", "/workers", READ, lists.workers),
+    Route("errors", "GET", "/errors", READ, lists.errors),
+)
+
+_PARTS = {"id": r"(?P<id>[1-9][0-9]{0,17})", "file": r"(?P<file>[a-z][a-z0-9_.-]{0,60})"}
+
+
+def match(method: str, path: str) -> tuple[Route | None, Mapping[str, str], bool]:
+    """The route of a request, the parts of its path, and whether the path exists under another method. HEAD is GET."""
+    wanted, known = "GET" if method == "HEAD" else method, False
+    for route, pattern in _PATTERNS:
+        if found := pattern.fullmatch(path):
+            if route.method == wanted:
+                return route, found.groupdict(), True
+            known = True
+    return None, {}, known
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\{(\w+)\}", lambda part: _PARTS[part[1]], path))
+
+
+_PATTERNS = tuple((route, _pattern(route.path)) for route in ROUTES)

@@ -1,0 +1,137 @@
+"""`pgqueue web` as a process: it starts closed, or on loopback only, and not otherwise."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import COMMAND, pgqueue
+from workers import wait_until
+
+from pgqueue import distribution
+from pgqueue.errors import InvalidOption
+from pgqueue.web.server import address_of, bound
+
+READER, OPERATOR = "r" * 20, "o" * 20
+SECRETS = {"PGQUEUE_WEB_READER": READER, "PGQUEUE_WEB_OPERATOR": OPERATOR}
+
+
+@contextmanager
+def serving(dsn: str, log: Path, *options: str) -> Iterator[str]:
+    """The URL of a dashboard in a process of its own; it is ended by SIGTERM, and must end well."""
+    command = [COMMAND, "web", "--bind", "127.0.0.1:0", "--dsn", dsn, *options]
+    with log.open("wb") as written, subprocess.Popen(command, stderr=written, env=_environ()) as process:
+        try:
+            wait_until(lambda: process.poll() is not None or "the dashboard is at" in log.read_text())
+            [url] = re.findall(r"the dashboard is at (http://127\.0\.0\.1:\d+)/", log.read_text())
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            ended = process.wait(30)
+    assert ended in (0, -signal.SIGTERM), log.read_text()
+
+
+def _environ() -> dict[str, str]:
+    return os.environ | SECRETS
+
+
+def status(url: str, **headers: str) -> tuple[int, str]:
+    """The status and the text of the answer; where a redirect leads, the page there."""
+    request = urllib.request.Request(url, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.mark.promise("F143")
+def test_with_auth_it_asks_for_a_secret(dsn: str, tmp_path: Path) -> None:
+    with serving(dsn, tmp_path / "log", "--auth") as url:
+        assert "Sign in" in status(f"{url}/jobs")[1]
+        assert status(f"{url}/jobs", accept="application/json")[0] == 401
+        assert status(f"{url}/jobs", authorization=f"Bearer {READER}")[0] == 200
+        # No header of a proxy is believed, not even from this machine.
+        forwarded = status(f"{url}/jobs", authorization=f"Bearer {OPERATOR}", x_forwarded_for="198.51.100.1")
+        assert forwarded[0] == 200
+    assert READER not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.promise("F143")
+def test_open_it_answers_this_machine_only(dsn: str, tmp_path: Path) -> None:
+    with serving(dsn, tmp_path / "log", "--open") as url:
+        found, text = status(f"{url}/")
+        assert (found, "<h1>Overview</h1>" in text, "operator" in text) == (200, True, True)
+        assert status(f"{url}/", host="evil.example")[0] == 403
+
+
+@pytest.mark.promise("F143")
+@pytest.mark.parametrize(
+    ("options", "environ", "said"),
+    [
+        ([], {}, "--auth asks for a secret"),
+        (["--auth", "--open"], SECRETS, "--auth asks for a secret"),
+        (["--auth"], {}, "PGQUEUE_WEB_READER and PGQUEUE_WEB_OPERATOR"),
+        (["--auth"], SECRETS | {"PGQUEUE_WEB_READER": "short"}, "too short"),
+        (["--auth"], SECRETS | {"PGQUEUE_WEB_READER": OPERATOR}, "must differ"),
+        (["--open", "--bind", "0.0.0.0:8300"], {}, "loopback only"),
+        (["--open", "--bind", "[::]:8300"], {}, "loopback only"),
+        (["--open", "--bind", "db.example:8300"], {}, "loopback only"),
+        (["--open", "--trusted-proxy", "10.0.0.1"], {}, "without --trusted-proxy"),
+        (["--open", "--public-url", "https://a.example"], {}, "without --public-url"),
+        (["--auth", "--bind", "8300"], SECRETS, "HOST:PORT"),
+        (["--auth", "--public-url", "ops.example"], SECRETS, "public URL"),
+        (["--auth", "--trusted-proxy", "proxy"], SECRETS, "trusted proxy"),
+        (["--auth", "--redact", "*a*", "--no-redaction"], SECRETS, "exclude each other"),
+    ],
+    ids=str,
+)
+def test_it_does_not_start_otherwise(dsn: str, options: list[str], environ: dict[str, str], said: str) -> None:
+    given: dict[str, Any] = environ
+    done = pgqueue("web", *options, dsn=dsn, **given)
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and OPERATOR not in done.stderr
+
+
+def test_an_address_that_is_taken_is_said() -> None:
+    with bound("127.0.0.1", 0) as taken, pytest.raises(InvalidOption, match="cannot listen at"):
+        bound("127.0.0.1", taken.getsockname()[1])
+    assert address_of("[::1]:8300") == ("::1", 8300)
+    for wrong in ("", ":", "a:", ":1", "a:99999", "a:b"):
+        with pytest.raises(InvalidOption, match="HOST:PORT"):
+            address_of(wrong)
+
+
+WITHOUT = """
+import sys
+sys.modules[{name!r}] = None
+import pgqueue
+from pgqueue import distribution
+from pgqueue.errors import Error
+assert not [name for name, module in sys.modules.items() if module and name.startswith(("starlette", "pgqueue.web"))]
+try:
+    pgqueue.web.app(auth=lambda visitor: None)
+except Error as error:
+    print(error)
+from click.testing import CliRunner
+from pgqueue.cli import main
+print(CliRunner().invoke(main, ["web", "--open"]).output)
+"""
+
+
+@pytest.mark.promise("F143")
+@pytest.mark.parametrize("name", ["starlette", "jinja2", "uvicorn"])
+def test_without_the_extra_it_says_what_to_install(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT.format(name=name)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(distribution.install("web")) == (1 if name == "uvicorn" else 2), done.stdout

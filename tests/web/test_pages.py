@@ -1,0 +1,474 @@
+"""Every page, empty and full, as HTML and as JSON; foreign text in all of it; and what is said when something fails."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import httpx
+import psycopg
+import pytest
+from dashboards import SECRETS, browsing, dashboard_of, reading, signed_in
+from roles import Role, role
+from workers import until, work
+
+import pgqueue
+from pgqueue import Cron, Limit, Rate
+from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.testing import drain
+from pgqueue.web import connections, rendering
+from pgqueue.web.pages.job import folded
+from pgqueue.web.pages.jobs import arguments, moment
+from pgqueue.web.problems import Problem
+
+__all__ = ["role"]
+
+PATHS = ["/", "/jobs", "/queues", "/limits", "/schedules", "/workers", "/errors"]
+JSON = {"accept": "application/json"}
+EVIL = "<script>alert('x')</script>\"'&<img src=x onerror=alert(1)>\u202e"
+TEMPLATES = sorted((rendering.HERE / "templates").glob("*.html"))
+
+
+class Reader(HTMLParser):
+    """Reads a page: its tags, links and text; anything that would run code is an error."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in ("script", "img", "iframe", "object", "style"), tag
+        for name, value in attrs:
+            assert not name.startswith("on") and name != "style", (tag, name)
+            if name in ("href", "action", "src"):
+                self.links.append(value or "")
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+async def page(browser: httpx.AsyncClient, path: str, status: int = 200) -> Reader:
+    answer = await browser.get(path)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    return Reader(answer.text)
+
+
+async def items(browser: httpx.AsyncClient, path: str) -> list[Any]:
+    answer = await browser.get(path, headers=JSON)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    found: list[Any] = answer.json()["items"]
+    return found
+
+
+@pytest.mark.promise("F140")
+@pytest.mark.promise("F141")
+async def test_every_page_of_an_empty_queue_says_what_to_do(dsn: str) -> None:
+    async with reading(dsn) as browser:
+        for path in PATHS:
+            found = await page(browser, path)
+            assert found.tags.count("h1") == found.tags.count("main") == found.tags.count("title") == 1
+            document = (await browser.get(path, headers=JSON)).json()
+            assert isinstance(document["items"], list)
+        assert "There is no job yet. Enqueue one: pgqueue enqueue" in (await page(browser, "/jobs")).text
+        assert "No worker runs. Start one: pgqueue work" in (await page(browser, "/workers")).text
+
+
+@pytest.fixture
+def failing() -> Any:
+    @pgqueue.task(name="web.fails", retry=RetryPolicy(attempts=1))
+    def fails(**facts: Any) -> None:
+        raise ValueError(f"no {facts}")
+
+    return fails
+
+
+@pytest.mark.promise("F140")
+@pytest.mark.promise("F141")
+async def test_a_failed_job_with_all_that_is_known_of_it(dsn: str, conn: psycopg.Connection[Any], failing: Any) -> None:
+    job = failing.enqueue(conn, order_id=7)
+    drain(conn)
+    conn.commit()
+    pgqueue.retry(conn, job.id, actor="ada")
+    drain(conn)
+    conn.commit()
+    async with reading(dsn) as browser:
+        shown = await page(browser, f"/jobs/{job.id}")
+        for text in ("web.fails", "failed", '"order_id": 7', "ValueError", "retry by ada", "frames of pgqueue"):
+            assert text in shown.text, text
+        assert shown.tags.count("details") >= 1
+        [item] = await items(browser, f"/jobs/{job.id}")
+        assert (item["id"], item["state"], item["args"]) == (job.id, "failed", {"order_id": 7})
+        assert item["why"][0]["code"] == "failed" and item["attempts"][0]["error_type"] == "ValueError"
+        assert item["changes"][0]["actor"] == "ada"
+
+
+@pytest.mark.promise("F140")
+async def test_a_job_that_is_not_there(dsn: str) -> None:
+    async with reading(dsn) as browser:
+        assert "There is no job 4711" in (await page(browser, "/jobs/4711", 404)).text
+        answer = await browser.get("/jobs/4711", headers=JSON)
+        assert (answer.status_code, answer.json()["items"], answer.json()["error"]["code"]) == (404, [], 404)
+
+
+@pytest.mark.promise("F140")
+async def test_filters_stand_in_the_url_and_pages_reach_the_last_job(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    task = pgqueue.remote("web.listed")
+    jobs = [
+        task.using(queue="even" if n % 2 == 0 else "odd", lock=f"k:{n}").enqueue(conn, n=n, inner={"n": n}).id
+        for n in range(7)
+    ]
+    conn.commit()
+    async with reading(dsn) as browser:
+        for query, wanted in {
+            "queue=odd": [1, 3, 5],
+            "arg=inner.n=4": [4],
+            "arg=n=4&arg=inner.n=4": [4],
+            "arg=n=4&arg=inner.n=5": [],
+            "key=k:2": [2],
+            "task=web.listed&queue=even&since=1h": [0, 2, 4, 6],
+            "until=1h": [],
+            "task=other": [],
+            "state=available&state=failed": list(range(7)),
+            "state=failed": [],
+        }.items():
+            found = [job["id"] for job in await items(browser, f"/jobs?{query}")]
+            assert found == [jobs[n] for n in reversed(wanted)], query
+        seen: list[int] = []
+        path: str | None = "/jobs?queue=&state=available&limit=3"
+        while path is not None:
+            seen += [job["id"] for job in await items(browser, path)]
+            links = [link for link in (await page(browser, path)).links if "after=" in link]
+            assert all("state=available" in link and "limit=3" in link for link in links)
+            path = links[0] if links else None
+        assert seen == jobs[::-1]
+        to_job = await browser.get(f"/jobs?id={jobs[0]}&queue=x")
+        assert (to_job.status_code, to_job.headers["location"]) == (303, f"/jobs/{jobs[0]}")
+        assert 'value="inner.n=4"' in (await browser.get("/jobs?arg=inner.n=4")).text
+
+
+@pytest.mark.promise("F140")
+@pytest.mark.parametrize(
+    "query",
+    ["state=odd", "limit=0", "limit=x", "after=-1", "id=x", "since=yesterday", "arg=x", "arg=.=1", "arg=a=1&arg=a.b=2",
+     "after=99999999999999999999", "after=x", "state=failed&after=7", "queue=%00", "x=" + "y" * 9_000],
+)  # fmt: skip
+async def test_a_wrong_filter_is_answered_in_our_words(dsn: str, query: str) -> None:
+    async with reading(dsn) as browser:
+        answer = await browser.get(f"/jobs?{query}")
+        assert answer.status_code in (400, 414), answer.text
+        assert "Traceback" not in answer.text
+
+
+def test_filters_are_read_as_they_are_written() -> None:
+    assert arguments([]) is None
+    assert arguments(["a.b=1", 'a.c="1"', "d=x=y", "e="]) == {"a": {"b": 1, "c": "1"}, "d": "x=y", "e": ""}
+    with pytest.raises(Problem):
+        arguments([".".join("a" * 30) + "=1"])
+    at = moment("2026-12-24T18:00", "since")
+    assert at is not None and at.isoformat() == "2026-12-24T18:00:00+00:00"
+
+
+def test_our_frames_are_folded_and_no_line_is_lost() -> None:
+    text = (
+        'Traceback:\n  File "/x/pgqueue/worker/run/run.py", line 1\n    f()\n    ~~\n'
+        '  File "/app/shop.py", line 2\n    g()\n  File "/x/pgqueue/client/tasks.py", line 3\nValueError: no'
+    )
+    pieces = folded(text)
+    assert [ours for ours, _ in pieces] == [False, True, False, True, False]
+    assert "\n".join(piece for _, piece in pieces) == text
+
+
+@pytest.mark.promise("F140")
+@pytest.mark.parametrize("state", ["scheduled", "failed", "retrying"])
+async def test_pages_in_the_order_of_a_time_reach_the_last_job(
+    dsn: str, conn: psycopg.Connection[Any], failing: Any, state: str
+) -> None:
+    later = pgqueue.remote("web.later")
+    jobs = [
+        (failing.enqueue(conn, n=n) if state == "failed" else later.using(delay=900 - n).enqueue(conn)).id
+        for n in range(5)
+    ]
+    drain(conn)
+    conn.commit()
+    async with reading(dsn) as browser:
+        seen: list[int] = []
+        path: str | None = f"/jobs?state={state}&limit=2"
+        while path is not None:
+            seen += [job["id"] for job in await items(browser, path)]
+            links = [link for link in (await page(browser, path)).links if "after=" in link]
+            path = links[0] if links else None
+        assert seen == ([] if state == "retrying" else jobs[::-1])
+
+
+async def test_a_search_says_what_it_has_looked_at_and_goes_on(
+    dsn: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pgqueue.admin import queries
+
+    monkeypatch.setattr(queries, "SEARCHED_MOST", 10)
+    task = pgqueue.remote("web.searched")
+    first = task.enqueue(conn, wanted=True).id
+    for n in range(15):
+        task.enqueue(conn, n=n)
+    conn.commit()
+    async with reading(dsn) as browser:
+        shown = await page(browser, "/jobs?arg=wanted=true")
+        assert "Searched 10 jobs of these states; others may fit" in shown.text
+        [on] = [link for link in shown.links if "after=" in link]
+        assert [job["id"] for job in await items(browser, on)] == [first]
+
+
+@pytest.mark.promise("F139")
+async def test_foreign_text_is_shown_as_text_everywhere(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    """Names that enqueue would refuse are written into the row, as a foreign writer could."""
+
+    @pgqueue.task(name="evil", retry=RetryPolicy(attempts=1))
+    def evil(**facts: Any) -> None:
+        raise type(EVIL, (Exception,), {})(EVIL)
+
+    printable = EVIL.replace("\u202e", "")
+    failed = evil.using(headers={"said": EVIL}, unique=printable).enqueue(conn, **{"text": EVIL, "key": {EVIL: EVIL}})
+    drain(conn)
+    waits = [
+        pgqueue.remote("later").using(lock=printable, delay=900).enqueue(conn, text=EVIL).id,
+        pgqueue.remote("later").using(lock=printable).enqueue(conn, text=EVIL).id,
+    ]
+    pgqueue.schedules.add(conn, "evil", Cron("0 6 * * *"), "later", text=EVIL)
+    conn.execute("UPDATE pgqueue.schedule SET name = %s, refused = %s, task = %s", (EVIL, EVIL, EVIL))
+    conn.execute("SET LOCAL session_replication_role = replica")  # our trigger refuses an UPDATE of jobs
+    conn.execute("UPDATE pgqueue.job_available SET task = %s", (EVIL,))
+    conn.execute("UPDATE pgqueue.job_scheduled SET task = %s, queue = %s", (EVIL, EVIL[:40]))
+    conn.commit()
+    async with reading(dsn, redact=()) as browser:
+        for path in [*PATHS, f"/jobs/{failed.id}", *(f"/jobs/{id}" for id in waits)]:
+            answer = await browser.get(path)
+            assert answer.status_code == 200, answer.text
+            Reader(answer.text)  # fails at a tag or an attribute that runs code
+            assert "<script" not in answer.text and "<img" not in answer.text and "\u202e" not in answer.text
+        assert "<script>alert('x')</script>" in Reader((await browser.get(f"/jobs/{failed.id}")).text).text
+        for query in ("queue", "task", "key", "arg", "since", "x"):
+            Reader((await browser.get("/jobs", params={query: EVIL})).text)
+        Reader((await browser.get("/errors", params={"queue": EVIL, "task": EVIL})).text)
+
+
+@pytest.mark.promise("F139")
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_no_template_has_inline_code_or_an_unescaped_value(template: Path) -> None:
+    text = template.read_text(encoding="utf-8")
+    assert re.findall(r"\|\s*safe\b|autoescape|<script|<style|\bstyle=|\bon\w+=|javascript:|https?://", text) == []
+    # Every link is below the mount.
+    links = re.findall(r'(?:href|action|src)="([^"]*)"', text)
+    assert [link for link in links if not link.startswith(("{{ root }}/", "{{ root }}{{ path }}", "#"))] == []
+    for source in (rendering.HERE).rglob("*.py"):
+        assert not re.search(r"Markup\(|autoescape=False", source.read_text(encoding="utf-8")), source
+
+
+@pytest.mark.second  # the worker says what runs at its heartbeat
+async def test_workers_and_what_they_run_and_the_keys_they_hold(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    gate = asyncio.Event()
+
+    @pgqueue.task(name="web.held", limit=Limit(1, name="web"), rate=Rate("1000/second", name="webrate"))
+    async def held() -> None:
+        await gate.wait()
+
+    @pgqueue.task(name="web.locked", lock="web:7")
+    async def locked() -> None:
+        await gate.wait()
+
+    jobs = [held.enqueue(conn).id, held.enqueue(conn).id, locked.enqueue(conn).id, locked.enqueue(conn).id]
+    conn.commit()
+    async with work(dsn, held, locked), reading(dsn) as browser:
+
+        async def settled() -> Any:
+            """Both pages, once the worker has said what runs and the other jobs wait."""
+            [worker] = await items(browser, "/workers")
+            listed = (await browser.get("/limits", headers=JSON)).json()
+            ready = worker["busy"] == 2 and len(listed["items"]) == 1 and listed["limits"][0]["waiting"] == 1
+            return (worker, listed) if ready else None
+
+        found: Any = await until(settled)
+        worker, listed = found
+        assert {job["id"] for job in worker["jobs"]} == {jobs[0], jobs[2]}
+        assert listed["rates"][0]["name"] == "webrate"
+        workers, limits = await page(browser, "/workers"), await page(browser, "/limits")
+        assert f"/jobs/{jobs[0]}" in workers.links and "2 of" in workers.text
+        assert f"/jobs/{jobs[2]}" in limits.links and "web:7" in limits.text
+        assert f"/jobs/{jobs[0]}" in (await page(browser, f"/jobs/{jobs[1]}")).links, "why names the holder"
+        assert "Live workers: 1." in (await page(browser, "/")).text
+        gate.set()
+
+
+# What fails -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F140")
+async def test_a_slow_statement_ends_after_its_time(
+    dsn: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here it waits for a lock. Of the overview the parts that are answered are shown."""
+    monkeypatch.setattr(connections, "STATEMENT_SECONDS", 0.25)
+    conn.execute("LOCK TABLE pgqueue.audit IN ACCESS EXCLUSIVE MODE")
+    other = psycopg.connect(dsn, autocommit=True)
+    id = pgqueue.remote("web.slow").enqueue(other).id
+    other.close()
+    async with reading(dsn) as browser:
+        answer = await browser.get(f"/jobs/{id}")
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
+        assert "took more than 2 seconds" in answer.text
+        assert (await browser.get("/queues")).status_code == 200
+        conn.rollback()
+        assert (await browser.get(f"/jobs/{id}")).status_code == 200
+        monkeypatch.setattr(connections, "STATEMENT_SECONDS", 1)  # the other parts need a moment
+        conn.execute("LOCK TABLE pgqueue.history_minute IN ACCESS EXCLUSIVE MODE")
+        overview = await page(browser, "/")
+        assert "A part of this page is missing" in overview.text and "PostgreSQL" in overview.text
+
+
+@pytest.mark.promise("F140")
+async def test_a_database_without_tables_and_one_that_is_not_there(
+    empty_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "WAIT_SECONDS", 0.25)
+    async with reading(empty_dsn) as browser:
+        for path in PATHS:
+            answer = await browser.get(path)
+            if path == "/":  # the doctor has an answer to this
+                assert "run `pgqueue migrate`" in answer.text.replace("&#96;", "`")
+                continue
+            assert answer.status_code == 503 and "pgqueue migrate" in answer.text, path
+    async with reading("postgresql://app:hunter2@127.0.0.1:1/nowhere?connect_timeout=1") as browser:
+        answer = await browser.get("/queues", headers=JSON)
+        assert answer.status_code == 503 and answer.json()["items"] == []
+        assert "cannot be reached" in answer.json()["error"]["title"] and "hunter2" not in answer.text
+
+
+async def test_nothing_is_written_and_no_connection_waits_in_a_transaction(dsn: str, eyes: Any) -> None:
+    async with reading(dsn) as browser:
+        await asyncio.gather(*(browser.get(path) for path in PATHS * 3))
+        states = {
+            state
+            for _, state in eyes.all("SELECT pid, state FROM pg_stat_activity WHERE application_name = 'pgqueue web'")
+        }
+        assert states == {"idle"}
+        number = eyes.one("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgqueue web'")
+        assert 1 <= number <= 4
+
+
+@pytest.mark.promise("F140")
+async def test_the_grants_for_reading_are_enough_for_every_page(dsn: str, role: Role, failing: Any) -> None:
+    with psycopg.connect(dsn) as conn:
+        job = failing.enqueue(conn, order_id=7)
+        drain(conn)
+    async with reading(role("read")) as browser:
+        for path in [*PATHS, f"/jobs/{job.id}"]:
+            shown = await page(browser, path)
+            assert "is missing" not in shown.text, shown.text
+
+
+# Mounted --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F142")
+@pytest.mark.parametrize("deep", [False, True])
+async def test_below_a_path_every_link_and_redirect_stays_below_it(dsn: str, deep: bool) -> None:
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    root = "/ops/jobs" if deep else "/jobs"
+    async with dashboard_of(dsn) as made:
+        inner = Starlette(routes=[Mount("/jobs", app=made)])
+        app = Starlette(routes=[Mount("/ops", app=inner)]) if deep else inner
+        async with browsing(app) as browser:
+            answer = await browser.get(f"{root}/queues")
+            assert unquote(answer.headers["location"]) == f"{root}/login?next=/queues"
+            signed = await browser.post(
+                f"{root}/login",
+                data={"secret": SECRETS.reader, "next": "/jobs?state=failed"},
+                headers={"sec-fetch-site": "same-origin"},
+            )
+            assert signed.headers["location"] == f"{root}/jobs?state=failed"
+            assert f"path={root};" in signed.headers["set-cookie"].lower()
+            links: set[str] = set()
+            for path in PATHS:
+                links |= set((await page(browser, root + path)).links)
+            assert [link for link in links if not link.startswith((f"{root}/", "#"))] == []
+            for link in {link for link in links if link.startswith("/")} - {f"{root}/logout"}:
+                assert (await browser.get(link)).status_code == 200, link
+            assert "Jobs" in (await page(browser, f"{root}/jobs")).text
+
+
+@pytest.mark.promise("F142")
+async def test_the_path_of_the_public_url_is_before_every_link(dsn: str) -> None:
+    async with dashboard_of(dsn, public_url="https://ops.example/q") as made, browsing(made) as browser:
+        told = await browser.post("/login", data={"secret": SECRETS.reader}, headers={"origin": "https://ops.example"})
+        assert told.headers["location"] == "/q/" and "; secure" in told.headers["set-cookie"].lower()
+        assert "path=/q;" in told.headers["set-cookie"].lower()
+
+
+@pytest.mark.promise("F142")
+async def test_under_wsgi_the_path_is_that_of_the_page(dsn: str) -> None:
+    """a2wsgi gives the mount apart from the path: here a mount that has the name of a page."""
+    async with dashboard_of(dsn, lambda visitor: "read") as made:
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await made(scope | {"root_path": "/jobs", "wsgi_environ": {}}, receive, send)
+
+        async with browsing(app) as browser:
+            assert "/jobs/jobs" in (await page(browser, "/jobs")).links
+            assert (await browser.get("/")).text.count("<h1>Overview</h1>") == 1
+
+
+@pytest.mark.promise("F142")
+def test_nothing_is_connected_before_the_first_request_and_another_loop_has_its_own(dsn: str, eyes: Any) -> None:
+    from pgqueue.web import dashboard
+
+    pgqueue.configure(dsn=dsn)
+    made = dashboard.made(lambda visitor: "read")
+
+    async def ask() -> int:
+        async with browsing(made) as browser:
+            try:
+                return (await browser.get("/queues")).status_code
+            finally:
+                await made.close()
+
+    count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgqueue web'"
+    assert eyes.one(count) == 0
+    assert [asyncio.run(ask()), asyncio.run(ask())] == [200, 200]
+
+
+async def test_the_server_tells_of_its_end_and_the_connections_are_closed(dsn: str) -> None:
+    async with dashboard_of(dsn, lambda visitor: "read") as made, browsing(made) as browser:
+        await browser.get("/queues")
+        events = iter(["lifespan.startup", "lifespan.shutdown"])
+        told: list[str] = []
+
+        async def receive() -> Any:
+            return {"type": next(events)}
+
+        async def send(message: Any) -> None:
+            told.append(message["type"])
+
+        await made({"type": "lifespan"}, receive, send)
+        assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+        assert made._connections._pool is None
+        assert (await browser.get("/queues")).status_code == 200, "a request opens it again"
+        told.clear()
+        await made({"type": "websocket"}, receive, send)
+        assert told == ["websocket.close"]
+
+
+async def test_the_answer_to_head_has_no_other_status(dsn: str) -> None:
+    async with dashboard_of(dsn) as made, browsing(made) as browser:
+        await signed_in(browser, SECRETS.reader)
+        assert (await browser.head("/jobs")).status_code == 200

@@ -1,0 +1,174 @@
+"""What is hidden: by key at any depth, in texts, by a function; and that no filter finds it out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import psycopg
+import pytest
+from dashboards import reading
+
+import pgqueue
+from pgqueue.errors import InvalidOption
+from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.testing import drain
+from pgqueue.web.pages.jobs import refused_filter
+from pgqueue.web.redaction import HIDDEN, Redaction
+
+DEFAULT = Redaction()
+HIDE_NUMBERS = Redaction((), lambda path, value: "hidden" if path[-1] == "number" else value)
+
+
+@pytest.mark.promise("F138")
+@pytest.mark.parametrize(
+    ("item", "shown"),
+    [
+        ({"args": {"password": "x", "to": "a"}}, {"args": {"password": HIDDEN, "to": "a"}}),
+        ({"args": {"user": {"API_Token": 5}}}, {"args": {"user": {"API_Token": HIDDEN}}}),
+        ({"args": [[{"DbPassword": ["a"]}]]}, {"args": [[{"DbPassword": HIDDEN}]]}),
+        ({"args": {"secret": {"inner": "x"}}}, {"args": {"secret": HIDDEN}}),
+        ({"args": {"password": None}}, {"args": {"password": None}}),
+        ({"headers": {"Authorization": "Bearer abc"}}, {"headers": {"Authorization": HIDDEN}}),
+        ({"reason": "no password=hunter2 here"}, {"reason": f"no password={HIDDEN} here"}),
+        ({"reason": 'sent {"token": "a b c", "n": 1}'}, {"reason": f'sent {{"token": {HIDDEN}, "n": 1}}'}),
+        ({"reason": "{'api_key': 'it\\'s', 'n': 1}"}, {"reason": f"{{'api_key': {HIDDEN}, 'n': 1}}"}),
+        ({"reason": "Authorization: Bearer abc.def"}, {"reason": f"Authorization: {HIDDEN}"}),
+        ({"reason": "run --password hunter2 now"}, {"reason": f"run --password {HIDDEN} now"}),
+        ({"reason": "of postgresql://app:hunter2@db/x"}, {"reason": f"of postgresql://app:{HIDDEN}@db/x"}),
+        ({"lock_key": "token:abc"}, {"lock_key": f"token:{HIDDEN}"}),
+        ({"reason": "the password is wrong"}, {"reason": "the password is wrong"}),
+        ({"task": "token:refresh", "queue": "secret:q"}, {"task": "token:refresh", "queue": "secret:q"}),
+        ({"args": {"task": "token:refresh"}}, {"args": {"task": f"token:{HIDDEN}"}}),
+    ],
+)
+def test_what_patterns_hide(item: Any, shown: Any) -> None:
+    assert DEFAULT.shown(item) == shown
+
+
+@pytest.mark.promise("F138")
+def test_a_hidden_value_is_hidden_in_every_text_of_its_item() -> None:
+    item = {
+        "args": {"password": "hunter2", "pin": {"token": 123_456}, "pwd": "abc"},
+        "reason": "user 'hunter2' is unknown",
+        "attempts": [{"message": "hunter2", "traceback": 'f("hunter2", 123456)', "error_type": "abc"}],
+        "unique_key": "login:hunter2",
+        "result": ["hunter2!"],
+    }
+    shown = DEFAULT.shown(item)
+    assert "hunter2" not in repr(shown) and "123456" not in repr(shown)
+    assert shown["attempts"][0]["error_type"] == "abc", "too short to be looked for"
+    assert shown["unique_key"] == f"login:{HIDDEN}"
+
+
+@pytest.mark.promise("F138")
+def test_the_function_sees_every_path_and_a_failing_one_hides(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[tuple[str, ...]] = []
+
+    def see(path: tuple[str, ...], value: Any) -> Any:
+        seen.append(path)
+        return value
+
+    item = {"args": {"cards": [{"number": 4111}]}, "reason": "x"}
+    assert Redaction((), see).shown(item) == item
+    assert seen == [
+        ("args",),
+        ("args", "cards"),
+        ("args", "cards"),
+        ("args", "cards", "number"),
+        ("reason",),
+    ]
+    shown = HIDE_NUMBERS.shown({"args": {"cards": [{"number": "4111"}]}, "reason": "card 4111 is refused"})
+    assert shown == {"args": {"cards": [{"number": "hidden"}]}, "reason": f"card {HIDDEN} is refused"}
+
+    def fail(path: tuple[str, ...], value: Any) -> Any:
+        raise ValueError
+
+    with caplog.at_level(logging.ERROR):
+        assert Redaction((), fail).shown({"reason": "x"}) == {"reason": HIDDEN}
+    assert "redact has failed at reason" in caplog.text
+
+
+def test_without_patterns_and_function_nothing_is_hidden() -> None:
+    item = {"args": {"password": "x"}, "reason": "password=x"}
+    assert Redaction(()).shown(item) is item
+    with pytest.raises(InvalidOption, match="redact"):
+        Redaction(("",))
+
+
+@pytest.mark.promise("F138")
+@pytest.mark.parametrize(
+    ("args", "key", "error", "refused"),
+    [
+        ({"password": "x"}, None, None, True),
+        ({"user": {"password": "x"}}, None, None, True),
+        ({"password": {"first": "x"}}, None, None, True),
+        ({"users": [{"token": 1}]}, None, None, True),
+        ({"to": "password=x"}, None, None, True),
+        ({"to": "a"}, None, None, False),
+        (None, "token:abc", None, True),
+        (None, "order:7", None, False),
+        (None, None, "hunter", True),
+        (None, None, None, False),
+    ],
+)
+def test_a_filter_by_what_is_hidden_is_refused(args: Any, key: str | None, error: str | None, refused: bool) -> None:
+    assert (refused_filter(args, key, error, DEFAULT) is not None) == refused
+    assert refused_filter(args, key, error, Redaction(())) is None
+
+
+@pytest.mark.promise("F138")
+def test_a_filter_by_what_the_function_hides_is_refused() -> None:
+    assert refused_filter({"cards": [{"number": 1}]}, None, None, HIDE_NUMBERS) is not None
+    assert refused_filter({"cards": [{"name": 1}]}, None, None, HIDE_NUMBERS) is None
+    keys = Redaction((), lambda path, value: HIDDEN if path == ("unique_key",) else value)
+    assert refused_filter(None, "abc", None, keys) is not None
+
+
+def test_a_long_text_is_read_once() -> None:
+    """A pattern that tries each letter anew would take minutes for these."""
+    begun = time.perf_counter()
+    for text in ("a" * 500_000, "a " * 250_000, "password" * 60_000, '"' * 500_000, "token=" * 80_000):
+        DEFAULT.shown({"reason": text})
+    assert time.perf_counter() - begun < 10
+
+
+class Refused(Exception):
+    pass
+
+
+@pytest.mark.promise("F138")
+async def test_a_secret_is_on_no_page_and_in_no_json(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    @pgqueue.task(name="redacted.pay", retry=RetryPolicy(attempts=1))
+    def pay(card: dict[str, str], to: str) -> None:
+        raise Refused(f"card {card['card_number']} of {to}: token=hunter2")
+
+    @pgqueue.task(name="redacted.ask")
+    def ask(password: str) -> dict[str, str]:
+        return {"password": password, "said": f"it was {password}"}
+
+    failed = pay.using(headers={"authorization": "hunter2"}, lock="order:hunter2", unique="hunter2").enqueue(
+        conn, {"card_number": "hunter2"}, "Ada"
+    )
+    done = ask.enqueue(conn, "hunter2")
+    drain(conn)
+    waits = pgqueue.remote("redacted.later").using(delay=900, lock="password:hunter2").enqueue(conn, secret="hunter2")
+    conn.commit()
+    assert "hunter2" in repr(pgqueue.get(conn, failed.id).attempts)
+    paths = ["/", "/jobs", "/limits", "/errors", *(f"/jobs/{job.id}" for job in (failed, done, waits))]
+    async with reading(dsn) as browser:
+        for path in paths:
+            for accept in ("text/html", "application/json"):
+                answer = await browser.get(path, headers={"accept": accept})
+                assert answer.status_code == 200, answer.text
+                assert "hunter2" not in answer.text, (path, accept)
+        for query in ("arg=password=hunter2", "arg=card.card_number=hunter2", "key=password:hunter2", "error=hunter2"):
+            refused = await browser.get(f"/jobs?{query}")
+            assert (refused.status_code, "redacted" in refused.text) == (400, True), query
+            assert "Ada" not in refused.text
+        assert "Ada" in (await browser.get(f"/jobs/{failed.id}")).text
+    async with reading(dsn, redact=()) as browser:
+        assert "hunter2" in (await browser.get(f"/jobs/{failed.id}")).text
+        found = await browser.get("/jobs?error=HUNTER2&arg=to=Ada", headers={"accept": "application/json"})
+        assert [job["id"] for job in found.json()["items"]] == [failed.id]
