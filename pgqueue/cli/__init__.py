@@ -33,6 +33,7 @@ COMMANDS = (
     "retry",
     "reschedule",
     "discard",
+    "bulk",
     "pause",
     "resume",
     "audit",

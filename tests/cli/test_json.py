@@ -30,6 +30,8 @@ ASKED = {
     "retry": ["retry", "--task", "nothing", "--yes"],
     "discard": ["discard", "--task", "nothing", "--yes"],
     "reschedule": ["reschedule", "4711", "--now"],
+    "bulk": ["bulk"],
+    "bulk-retry": ["bulk", "retry", "--task", "nothing", "--yes"],
     "audit": ["audit"],
     "pause": ["pause", "mail"],
     "resume": ["resume", "mail"],
