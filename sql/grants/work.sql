@@ -73,5 +73,6 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.take_waiting(bigint[], timestamptz[]), pgqueue.lock_dead(bigint[], timestamptz[]),
     pgqueue.take_dead(bigint[], timestamptz[]), pgqueue.discard_ended(bigint[]),
     -- Before its first claim a worker advances sequences that lag behind the tables. It may not set them itself.
-    pgqueue.advance_sequences(boolean), pgqueue.sequences_behind()
+    pgqueue.advance_sequences(boolean), pgqueue.sequences_behind(), pgqueue.why_waiting(bigint, text, text),
+    pgqueue.why_lane(bigint), pgqueue.why_key(bigint, integer, text, integer), pgqueue.why_running(bigint), pgqueue.why_missing(bigint)
     TO :"role";

@@ -726,3 +726,53 @@ def test_the_page_has_every_code() -> None:
 )
 def test_lengths_of_time_have_two_units_at_most(seconds: float, said: str) -> None:
     assert lasting(seconds) == said
+
+
+# In the session of an application ------------------------------------------------------------------------------------
+
+
+FILL = """
+    INSERT INTO pgqueue.job_available (task, queue) SELECT 't', 'q' FROM generate_series(1, %(n)s);
+    INSERT INTO pgqueue.job_scheduled (state, task, queue, run_at)
+    SELECT 'scheduled', 't', 'q', now() + make_interval(hours => n) FROM generate_series(1, %(n)s / 10) AS n;
+    INSERT INTO pgqueue.job_blocked (state, task, queue, lock_key, key)
+    SELECT 'blocked', 't', 'q', 'k' || mod(n, 3), 'lock:k' || mod(n, 3) FROM generate_series(1, %(n)s) AS n;
+    INSERT INTO pgqueue.job_running (state, task, queue, lock_key, holds, worker_id, claim, started_at)
+    SELECT 'running', 't', 'q', 'k' || n, true, 1, 1, now() FROM generate_series(0, %(n)s / 10) AS n;
+    INSERT INTO pgqueue.job_done (state, task, queue, finished_at, bin)
+    SELECT 'completed', 't', 'q', now(), mod(n, 5) FROM generate_series(1, %(n)s) AS n;
+"""
+SESSIONS = {
+    "settings of its own": "SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off",
+    "prepared while the tables were empty": "SET plan_cache_mode = force_generic_plan",
+}
+
+
+def whole_reads(conn: psycopg.Connection) -> int:
+    """How many rows of jobs this transaction has read by reading a table from its beginning."""
+    [[rows]] = conn.execute(
+        "SELECT coalesce(sum(seq_tup_read), 0)::bigint FROM pg_stat_xact_user_tables "
+        "WHERE schemaname = 'pgqueue' AND relname LIKE 'job\\_%'"
+    ).fetchall()
+    return int(rows)
+
+
+@pytest.mark.promise("F115")
+@pytest.mark.parametrize("session", SESSIONS)
+def test_no_table_is_read_from_its_beginning_however_the_session_plans(dsn: str, session: str) -> None:
+    with psycopg.connect(dsn, prepare_threshold=0) as conn, psycopg.connect(dsn, autocommit=True) as other:
+        conn.execute(SESSIONS[session].encode(), prepare=False)
+        # The statements are prepared, and planned.
+        [[first]] = other.execute("INSERT INTO pgqueue.job (task, queue) VALUES ('t', 'q') RETURNING id").fetchall()
+        assert [pgqueue.why(conn, id).state for id in (first, 10_000_000)] == ["available", None]
+        conn.commit()
+        psycopg.ClientCursor(other).execute(FILL, {"n": 20_000})
+        ids = [
+            id
+            for table in ("available", "scheduled", "blocked", "running")
+            for id in other.execute(f"SELECT max(id), min(id) FROM pgqueue.job_{table}".encode()).fetchall()[0]  # noqa: S608
+        ]
+        for id in (*ids, 10_000_000):
+            assert pgqueue.why(conn, id).reasons
+            assert whole_reads(conn) <= 100, id
+            conn.commit()
