@@ -117,11 +117,12 @@ class Depth:
     async def _measure(self, session: Session) -> float:
         link, (available, took) = session.link, await self._lanes(session)
         scheduled = link.statement("depth_scheduled", after=self._cursors.scheduled(self.measurements))
-        [[(later, first, at)]] = await session.run(scheduled)
+        # One message: the setting in the middle holds for the last statement only.
+        [(later, first, at)], _, [(others,)] = await session.run(
+            scheduled, link.statement("depth_whole"), link.statement("depth_others")
+        )
         took += session.took
         self._cursors.read_scheduled(first, at)
-        _, [(others,)] = await session.run(link.statement("depth_whole"), link.statement("depth_others"))
-        took += session.took
         found = [*available, *json.loads(later), *json.loads(others)]
         if any(state == "blocked" for _, state, *_ in found):
             look = link.statement("depth_blocked", **self._longest.asks())
