@@ -106,7 +106,7 @@ class Dashboard:
 
     async def _allowed(self, request: Request, visit: Visit) -> Response:
         visitor = visit.visitor
-        if len(request.url.query) > URL_MOST:
+        if len(_query(request)) > URL_MOST:
             raise Problem(414, "This cannot be asked", f"the URL has more than {URL_MOST} characters")
         if refused := refused_origin(visitor, self._place.public_url, by_token=visitor.bearer is not None):
             raise Problem(403, "Refused", refused)
@@ -126,7 +126,10 @@ class Dashboard:
             )
         if route.page is None:
             return await self._own(request, visit, route)
-        query = parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=FIELDS_MOST)
+        try:
+            query = parse_qsl(_query(request), keep_blank_values=True, max_num_fields=FIELDS_MOST)
+        except ValueError:
+            raise Problem(400, "This cannot be asked", f"the URL has more than {FIELDS_MOST} fields") from None
         asked = Asked(query, visit.parts, self._connections, self._redaction)
         return self._shown(visit, await route.page(asked))
 
@@ -134,7 +137,7 @@ class Dashboard:
         scope = request.scope
         headers = dict(request.headers)
         peer = request.client.host if request.client else ""
-        address, scheme = client_of(peer, request.url.scheme, headers, self._place.trusted)
+        address, scheme = client_of(peer, str(scope.get("scheme", "http")), headers, self._place.trusted)
         root = self._root(scope)
         path = _path(scope)
         visitor = Visitor(request.method, path, headers, request.cookies, address, scheme, scope)
@@ -178,7 +181,7 @@ class Dashboard:
             response = self._problem(visit, Problem(401, "Not signed in", "Send a valid secret as a bearer token."))
             response.headers["www-authenticate"] = "Bearer"
             return response
-        query = request.url.query
+        query = _query(request)
         wanted = visitor.path + (f"?{query}" if query else "")
         return _redirect(visit, "/login" if wanted == "/" else f"/login?{urlencode({'next': wanted})}")
 
@@ -259,6 +262,11 @@ def _path(scope: Scope) -> str:
     if root and "wsgi_environ" not in scope and (path == root or path.startswith(f"{root}/")):
         path = path[len(root) :]
     return path or "/"
+
+
+def _query(request: Request) -> str:
+    """The query as it came. Not by `request.url`, which cannot be made if the Host header is nonsense."""
+    return bytes(request.scope.get("query_string", b"")).decode("latin-1")
 
 
 def _is_ours(path: str) -> bool:

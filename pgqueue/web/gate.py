@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from time import time
@@ -16,6 +17,8 @@ from pgqueue.web.access import NOBODY, OPERATOR, Rights, Visitor, refused_open, 
 from pgqueue.web.login_limit import LoginLimit
 from pgqueue.web.problems import Problem
 from pgqueue.web.secrets import SESSION_SECONDS, Secrets, rights_of_role
+
+log = logging.getLogger("pgqueue")
 
 COOKIE = "pgqueue_web"
 
@@ -56,7 +59,11 @@ class Gate:
                 return rights_of_role(self._tried(auth, visitor.bearer, visitor.address))
             cookie = visitor.cookies.get(COOKIE)
             return rights_of_role(cookie and auth.role_of_cookie(cookie, self._clock()))
-        return rights_of(await _answer(auth, visitor))
+        try:
+            return rights_of(await _answer(auth, visitor))
+        except Exception as error:  # whatever it is: a visitor whose rights are unknown is told nothing of it
+            log.error("auth of the dashboard has failed; the visitor sees nothing", exc_info=error)
+            raise Problem(500, "The dashboard has failed", "It cannot find out what you may see.") from error
 
     def sign_in(self, secret: str, visitor: Visitor) -> str | None:
         """The cookie for this secret; None if it is wrong. Raises Problem after too many wrong ones."""

@@ -10,7 +10,7 @@ What is hidden:
    `--secret …`. Also the password of a URL.
 3. A text or a number of 4 characters or more that was hidden by 1 or 5, in every text of the same item: an error often
    quotes the argument.
-4. If a page cuts a text, it cuts after that.
+4. All texts of an item whose arguments, headers or result were too large to be read: what they hide is unknown.
 5. What the application's own function replaces. It is asked for every value of an item with its path, containers
    before what is in them. If it raises, the value is hidden.
 
@@ -21,6 +21,7 @@ part of a text would answer letter by letter, so errors are searched only where 
 from __future__ import annotations
 
 import fnmatch
+import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -53,6 +54,9 @@ _VALUE = re.compile(
     re.IGNORECASE,
 )
 # These hold names that links are made of. They come from code, and no argument is in them.
+_FOREIGN = ("args", "headers", "result")
+UNREAD = "pgqueue"
+"""The only key of an object that stands for one that was not read."""
 _NAMES = frozenset({"task", "queue", "queues", "state", "code", "severity", "outcome"})
 
 
@@ -82,6 +86,8 @@ class Redaction:
             return item
         found: set[str] = set()
         walked = self._walk((), item, found)
+        if _unread(item):
+            return _without_texts((), walked)
         # The longest first: a hidden value may be part of another one.
         return self._texts((), walked, sorted(found, key=lambda each: (-len(each), each)))
 
@@ -89,8 +95,6 @@ class Redaction:
         """Whether something of this value would be hidden if it stood at this path of an item."""
         if not self.active:
             return False
-        if any(self._fits(name) for name in path):
-            return True
         for name in reversed(path):
             value = {name: value}
         return bool(self.shown(value) != value)
@@ -127,7 +131,7 @@ class Redaction:
             return {key: self._texts((*path, key), each, hidden) for key, each in value.items()}
         if isinstance(value, list):
             return [self._texts(path, each, hidden) for each in value]
-        if not isinstance(value, str) or (path and path[-1] in _NAMES and path[0] not in ("args", "headers", "result")):
+        if not isinstance(value, str) or _is_name(path):
             return value
         return self._text(value, hidden)
 
@@ -158,6 +162,28 @@ class Redaction:
         return re.compile("|".join(fnmatch.translate(each) for each in self.patterns), re.IGNORECASE)
 
 
+def _unread(item: Any) -> bool:
+    """Whether an argument, a header or the result of this job was not read (pgqueue/database/shown.py)."""
+    values = [item.get(name) for name in _FOREIGN] if isinstance(item, Mapping) else []
+    return any(isinstance(value, Mapping) and set(value) == {UNREAD} for value in values)
+
+
+def _without_texts(path: Path, value: Any) -> Any:
+    """The value with all of its texts hidden, but names and the note of what was not read."""
+    if isinstance(value, dict):
+        return {key: _without_texts((*path, key), each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_texts(path, each) for each in value]
+    if not isinstance(value, str) or (path and path[-1] == UNREAD) or _is_name(path):
+        return value
+    return HIDDEN
+
+
+def _is_name(path: Path) -> bool:
+    """Whether a name from code stands here, of which links are made. In arguments there is none."""
+    return bool(path) and path[-1] in _NAMES and path[0] not in _FOREIGN
+
+
 def _leaves(value: Any) -> Iterable[str]:
     """The texts and numbers in a hidden value that are long enough to be looked for elsewhere."""
     if isinstance(value, Mapping):
@@ -167,4 +193,6 @@ def _leaves(value: Any) -> Iterable[str]:
         for each in value:
             yield from _leaves(each)
     elif isinstance(value, str | int | float) and not isinstance(value, bool) and len(str(value)) >= LEAST:
-        yield str(value)
+        text = str(value)
+        # As it stands in the text of an error: as it is, as Python writes it, as JSON writes it.
+        yield from {text, repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}

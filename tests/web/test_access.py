@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 from dashboards import (
     HOST,
@@ -126,7 +127,7 @@ def test_what_auth_may_answer_and_that_a_slip_opens_nothing() -> None:
         (lambda visitor: None, 403),
         (lambda visitor: "read", 200),
         (lambda visitor: {"cancel"}, 200),
-        (lambda visitor: True, 400),
+        (lambda visitor: True, 500),
         (lambda visitor: 1 / 0, 500),
     ],
     ids=["none", "read", "actions", "slip", "fails"],
@@ -140,7 +141,28 @@ async def test_the_function_of_the_application_decides(dsn: str, auth: Any, stat
             answer = await browser.get("/queues")
             assert answer.status_code == status
             assert ("Queues and the jobs" in answer.text or "No queue" in answer.text) == (status == 200)
-            assert "ZeroDivisionError" not in answer.text and "Traceback" not in answer.text
+            assert (
+                "ZeroDivisionError" not in answer.text
+                and "auth answered" not in answer.text
+                and "Traceback" not in answer.text
+            )
+
+
+async def test_an_error_of_auth_is_told_to_the_log_only(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    def auth(visitor: Visitor) -> None:
+        raise psycopg.OperationalError("no connection to the users at db.internal")
+
+    async with dashboard_of(dsn, auth) as made, browsing(made) as browser:
+        answer = await browser.get("/queues")
+    assert answer.status_code == 500 and "db.internal" not in answer.text and "db.internal" in caplog.text
+
+
+async def test_a_host_that_is_nonsense_and_a_query_of_many_fields(dsn: str) -> None:
+    async with dashboard_of(dsn) as made, browsing(made) as browser:
+        assert (await browser.get("/queues", headers={"host": "[x"})).status_code == 303
+        assert (await browser.post("/login", headers={"host": "[x", "origin": "http://[x"})).status_code == 403
+        await signed_in(browser, READER_SECRET)
+        assert (await browser.get("/jobs?" + "a=1&" * 300)).status_code == 400
 
 
 async def test_auth_is_told_of_the_request(dsn: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -208,6 +209,24 @@ async def test_pages_in_the_order_of_a_time_reach_the_last_job(
             links = [link for link in (await page(browser, path)).links if "after=" in link]
             path = links[0] if links else None
         assert seen == ([] if state == "retrying" else jobs[::-1])
+
+
+@pytest.mark.promise("F139")
+async def test_a_job_that_is_nested_deeply_ends_no_page(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    deep = "[" * 700 + "]" * 700
+    for depth in (700, 49):
+        args = f'{{"x": {deep[700 - depth : 700 + depth]}}}'
+        conn.execute("INSERT INTO pgqueue.job (task, args) VALUES ('web.deep', %s::jsonb)", (args,))
+    conn.commit()
+    async with reading(dsn) as browser:
+        shallow, nested = await items(browser, "/jobs")
+        assert nested["args"] == {"pgqueue": "not shown: nested in more than 50 levels"}
+        assert json.dumps(shallow["args"]) == f'{{"x": {deep[651:749]}}}'
+        for job in (shallow, nested):
+            await page(browser, f"/jobs/{job['id']}")
+        await page(browser, "/jobs")
+        assert (await browser.get(f"/jobs?arg=x={deep}")).status_code == 400
+        assert (await browser.get(f"/jobs?arg=x={'[' * 7_000}")).status_code == 200, "a text"
 
 
 async def test_a_search_says_what_it_has_looked_at_and_goes_on(
@@ -429,6 +448,7 @@ async def test_under_wsgi_the_path_is_that_of_the_page(dsn: str) -> None:
 
 
 @pytest.mark.promise("F142")
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_nothing_is_connected_before_the_first_request_and_another_loop_has_its_own(dsn: str, eyes: Any) -> None:
     from pgqueue.web import dashboard
 
@@ -437,14 +457,11 @@ def test_nothing_is_connected_before_the_first_request_and_another_loop_has_its_
 
     async def ask() -> int:
         async with browsing(made) as browser:
-            try:
-                return (await browser.get("/queues")).status_code
-            finally:
-                await made.close()
+            return (await browser.get("/queues")).status_code
 
     count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgqueue web'"
     assert eyes.one(count) == 0
-    assert [asyncio.run(ask()), asyncio.run(ask())] == [200, 200]
+    assert [asyncio.run(ask()), asyncio.run(ask())] == [200, 200], "the first loop has ended with its connections"
 
 
 async def test_the_server_tells_of_its_end_and_the_connections_are_closed(dsn: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -11,9 +13,11 @@ import pytest
 from dashboards import reading
 
 import pgqueue
+from pgqueue.admin.error_groups import ErrorGroup
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.testing import drain
+from pgqueue.web.pages import lists
 from pgqueue.web.pages.jobs import refused_filter
 from pgqueue.web.redaction import HIDDEN, Redaction
 
@@ -60,6 +64,45 @@ def test_a_hidden_value_is_hidden_in_every_text_of_its_item() -> None:
     assert "hunter2" not in repr(shown) and "123456" not in repr(shown)
     assert shown["attempts"][0]["error_type"] == "abc", "too short to be looked for"
     assert shown["unique_key"] == f"login:{HIDDEN}"
+
+
+@pytest.mark.promise("F138")
+def test_a_hidden_value_is_found_however_a_text_quotes_it() -> None:
+    secret = 'pä"ss\nwörd'
+    texts = [secret, repr(secret), json.dumps(secret), json.dumps(secret, ensure_ascii=False), f"x{secret}y"]
+    shown = DEFAULT.shown({"args": {"password": secret}, "attempts": [{"message": text} for text in texts]})
+    assert not [each for each in shown["attempts"] if "rd" in each["message"]], shown
+
+
+@pytest.mark.promise("F138")
+def test_where_arguments_were_not_read_no_text_is_shown() -> None:
+    item = {
+        "id": 7, "task": "a.b", "state": "failed", "args": {"pgqueue": "too large"}, "headers": {"to": "hunter2"},
+        "reason": "hunter2", "unique_key": "hunter2", "attempts": [{"message": "hunter2", "outcome": "failed"}],
+    }  # fmt: skip
+    shown = DEFAULT.shown(item)
+    assert "hunter2" not in repr(shown)
+    assert (shown["task"], shown["state"], shown["args"]) == ("a.b", "failed", {"pgqueue": "too large"})
+    assert Redaction(()).shown(item) == item
+
+
+@pytest.mark.promise("F138")
+async def test_messages_of_error_groups_are_shown_only_where_nothing_is_redacted(
+    dsn: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arguments that they quote are not at hand there. Groups are made by workers: here as if one had."""
+    at = datetime.now(UTC)
+    group = ErrorGroup("f", "default", "a.b", "ValueError", "a.f", "card hunter2", at, at, 3, (7,), "1")
+
+    async def groups(conn: object, **asked: object) -> list[ErrorGroup]:
+        return [group]
+
+    monkeypatch.setattr(lists, "aerror_groups", groups)
+    for redact, seen in ((None, False), ((), True)):
+        async with reading(dsn, redact=redact) as browser:
+            for accept in ("text/html", "application/json"):
+                text = (await browser.get("/errors", headers={"accept": accept})).text
+                assert "ValueError" in text and ("hunter2" in text) == seen
 
 
 @pytest.mark.promise("F138")

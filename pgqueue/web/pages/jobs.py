@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from pgqueue.admin.queries import ASKED, SEARCHED_MOST, Criteria, asearch
-from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.pages.page import Asked, Page, TooDeep, plain
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import Redaction
 
@@ -100,7 +100,10 @@ def arguments(given: Iterable[str]) -> dict[str, Any] | None:
             if not isinstance(place, dict):
                 raise Problem(400, "This cannot be asked", f"arg: {path} is asked for as a value and as an object")
         place[names[-1]] = _value(text.strip())
-    return found or None
+    try:
+        return plain(found) or None
+    except TooDeep:
+        raise Problem(400, "This cannot be asked", "arg: the value is nested too deeply") from None
 
 
 def _value(text: str) -> Any:

@@ -10,6 +10,7 @@ from pgqueue.admin.workers import aworkers
 from pgqueue.client.schedules import aschedules
 from pgqueue.web.pages.jobs import moment
 from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.redaction import HIDDEN
 
 ERRORS_SHOWN = 100
 
@@ -38,8 +39,16 @@ async def workers(asked: Asked) -> Page:
 
 
 async def errors(asked: Asked) -> Page:
-    """Failed attempts by their cause, the one that occurred last first."""
+    """Failed attempts by their cause, the one that occurred last first.
+
+    A message may quote an argument. Which ones are hidden is known on the page of a job only, where the arguments are.
+    So no message is shown here while anything is redacted.
+    """
     queue, task, since = asked.value("queue"), asked.value("task"), moment(asked.value("since"), "since")
     found = await asked.read(lambda conn: aerror_groups(conn, queue=queue, task=task, since=since, limit=ERRORS_SHOWN))
-    view = {"asked": {name: asked.value(name) or "" for name in ("queue", "task", "since")}, "most": ERRORS_SHOWN}
-    return Page("errors.html", plain(found), view=view)
+    view = {
+        "asked": {name: asked.value(name) or "" for name in ("queue", "task", "since")},
+        "shows_messages": not asked.redaction.active,
+    }
+    items = [plain(each) | ({"message": HIDDEN} if asked.redaction.active else {}) for each in found]
+    return Page("errors.html", items, view=view)

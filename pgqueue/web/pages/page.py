@@ -7,12 +7,12 @@ HTML or as JSON. So both show the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
 from pgqueue.web.connections import Ask, Connections
 from pgqueue.web.problems import Problem, problem_of
-from pgqueue.web.redaction import Redaction
+from pgqueue.web.redaction import UNREAD, Redaction
 
 T = TypeVar("T")
 
@@ -71,12 +71,29 @@ class Page:
     """The path to go to instead, below the mount."""
 
 
-def plain(value: Any) -> Any:
-    """Dataclasses as objects, at any depth; times stay what they are."""
+DEPTH_MOST = 50
+"""Deeper values of a job are not shown: one job must not end the page for all others."""
+
+
+class TooDeep(Exception):
+    """A value is nested more deeply than is shown."""
+
+
+def plain(value: Any, room: int = DEPTH_MOST) -> Any:
+    """Dataclasses as objects, at any depth; times stay what they are. A field that is nested too deeply says so."""
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
+        return {field.name: _field(getattr(value, field.name)) for field in fields(value)}
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    if room == 0:
+        raise TooDeep
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    return value
+        return {str(key): plain(each, room - 1) for key, each in value.items()}
+    return [plain(each, room - 1) for each in value]
+
+
+def _field(value: Any) -> Any:
+    try:
+        return plain(value)
+    except TooDeep:
+        return {UNREAD: f"not shown: nested in more than {DEPTH_MOST} levels"}
