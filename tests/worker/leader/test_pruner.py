@@ -268,3 +268,23 @@ async def test_a_new_leader_turns_the_rings_first_and_tidies_up_soon_after(bench
     assert eyes.one("SELECT count(*) FROM pgqueue.unique_key") == 1
     assert await bench.maintenance.round() >= ROUND_SECONDS
     assert eyes.one("SELECT count(*) FROM pgqueue.unique_key") == 0
+
+
+@pytest.mark.promise("F88")
+async def test_operations_by_filter_are_kept_for_ninety_days(bench: Bench, eyes: Eyes) -> None:
+    """With the jobs of each reason; one that is not over stays."""
+    for days, open in ((1, False), (89, False), (91, False), (200, False), (200, True)):
+        eyes.do(
+            "WITH made AS (INSERT INTO pgqueue.bulk (actor, action, target, states, up_to, ended_at) VALUES ('a', "
+            "'cancel', '{}', '{available}', 1, CASE WHEN NOT %s THEN pgqueue.now() - make_interval(days => %s) END) "
+            "RETURNING id) INSERT INTO pgqueue.bulk_job SELECT id, 'cancelled', 7 FROM made",
+            open,
+            days,
+        )
+    await bench.maintenance._tidy()
+    assert eyes.all("SELECT b.id FROM pgqueue.bulk b JOIN pgqueue.bulk_job j ON j.bulk_id = b.id ORDER BY 1") == [
+        (1,),
+        (2,),
+        (5,),
+    ]
+    assert eyes.one("SELECT count(*) FROM pgqueue.bulk_job") == 3
