@@ -930,20 +930,19 @@ seen AS MATERIALIZED (
     FROM pgqueue.waiters(ARRAY(SELECT id FROM cancelled)) AS w (job_id) WHERE %(notify)s::boolean
 )
 
--- name: retry_asked
--- Retry the jobs of `asked`: `retried` are available again, `again` are new jobs, of `keyed` another job has the key.
+-- name: retry_seen
+-- The jobs of `asked`, and what is to be retried of each.
 seen AS MATERIALIZED (
     SELECT DISTINCT ON (found.id) found.id, found.state, found.enqueued_at
     FROM pgqueue.job_states(ARRAY(SELECT id FROM asked)) AS found
     -- A job that lives is not started a second time for a row of its id that was put aside. Else the job that has ended last is meant.
     ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC,
         found.state IN ('failed', 'cancelled') DESC, found.finished_at DESC
-), found AS MATERIALIZED (
-    SELECT id, enqueued_at, unique_key, idempotency_key, finished_at
-    FROM pgqueue.lock_dead(
-        ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id),
-        ARRAY(SELECT enqueued_at FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id))
-), keyed AS MATERIALIZED (
+)
+
+-- name: retry_keyed
+-- Those of `found` whose keys another job has, and those that are `picked`.
+keyed AS MATERIALIZED (
     SELECT taken.job_id AS id, taken.holder
     FROM (
         SELECT array_agg(idempotency_key) AS idempotency_keys, array_agg(unique_key) AS unique_keys, array_agg(id) AS ids,
@@ -955,10 +954,11 @@ seen AS MATERIALIZED (
         dead.idempotency_keys, dead.unique_keys, NULL, NULL, dead.ids, dead.since, NULL) AS taken
 ), picked AS MATERIALIZED (
     SELECT id, enqueued_at FROM found WHERE id <> ALL (ARRAY(SELECT id FROM keyed))
-), dead AS MATERIALIZED (
-    SELECT {{job}}, attempt, snoozes, finished_at
-    FROM pgqueue.take_dead(ARRAY(SELECT id FROM picked ORDER BY id), ARRAY(SELECT enqueued_at FROM picked ORDER BY id))
-), retried AS (
+)
+
+-- name: retry_put
+-- The jobs of `dead` are available again.
+retried AS (
     INSERT INTO pgqueue.job_available (state, rank, run_at, max_attempts, deadline, attempt, snoozes, {{lasting}})
     SELECT DISTINCT ON (id) 'available', 2 * priority + 1, pgqueue.now(),
         CASE WHEN max_attempts IS NOT NULL THEN least(greatest(max_attempts, attempt::integer + 1), 32767) END,

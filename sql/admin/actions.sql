@@ -29,7 +29,15 @@ ORDER BY asked.id;
 -- The attempts count on; one more is allowed at least.
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
-), {{retry_asked}}, recorded AS (
+), {{retry_seen}}, found AS MATERIALIZED (
+    SELECT id, enqueued_at, unique_key, idempotency_key, finished_at
+    FROM pgqueue.lock_dead(
+        ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id),
+        ARRAY(SELECT enqueued_at FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id))
+), {{retry_keyed}}, dead AS MATERIALIZED (
+    SELECT {{job}}, attempt, snoozes, finished_at
+    FROM pgqueue.take_dead(ARRAY(SELECT id FROM picked ORDER BY id), ARRAY(SELECT enqueued_at FROM picked ORDER BY id))
+), {{retry_put}}, recorded AS (
     INSERT INTO pgqueue.audit (actor, action, target, jobs, count, details)
     SELECT {{actor}}, 'retry', %(target)s::text::jsonb, changed.ids, cardinality(changed.ids), changed.details
     FROM (SELECT array_agg(id ORDER BY id) AS ids, CASE WHEN bool_or(new) THEN '{"again": true}' ELSE '{}' END::jsonb AS details

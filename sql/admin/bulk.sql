@@ -110,8 +110,16 @@ WITH {{bulk_picked}}, {{bulk_asked}}, {{cancel_asked}}, judged AS MATERIALIZED (
 SELECT s.fence, s.ends, s.pause, s.n, (SELECT count(done) FROM told) + (SELECT count(done) FROM heard) FROM stepped AS s;
 
 -- name: bulk_retry
--- A step of a retry, as `bulk_cancel`.
-WITH {{bulk_picked}}, {{bulk_asked}}, {{retry_asked}}, judged AS MATERIALIZED (
+-- A step of a retry, as `bulk_cancel`. `asked` are locked. A worker has no right to delete them but through the operation.
+WITH {{bulk_picked}}, {{bulk_asked}}, {{retry_seen}}, found AS MATERIALIZED (
+    SELECT j.id, j.enqueued_at, j.unique_key, j.idempotency_key, j.finished_at
+    FROM pgqueue.job_rows(ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id)) AS j
+    WHERE j.state IN ('failed', 'cancelled') AND (j.id, j.enqueued_at) IN (SELECT id, enqueued_at FROM seen)
+), {{retry_keyed}}, dead AS MATERIALIZED (
+    SELECT {{job}}, attempt, snoozes, finished_at
+    FROM (SELECT mine.id AS bulk FROM mine) AS mine CROSS JOIN LATERAL pgqueue.bulk_take_dead(
+        mine.bulk, ARRAY(SELECT id FROM picked ORDER BY id), ARRAY(SELECT enqueued_at FROM picked ORDER BY id)) AS taken
+), {{retry_put}}, judged AS MATERIALIZED (
     SELECT f.id, CASE WHEN f.id IN (SELECT id FROM retried) THEN 'retried' WHEN f.id IN (SELECT retry_of FROM again) THEN 'again'
                       WHEN f.id IN (SELECT id FROM keyed) THEN 'held'
                       WHEN f.id IN (SELECT id FROM seen WHERE state IN ('available', 'scheduled', 'blocked', 'running')) THEN 'alive'
@@ -133,7 +141,8 @@ FROM stepped AS s;
 -- name: bulk_discard
 -- A step of a discard, as `bulk_cancel`.
 WITH {{bulk_picked}}, {{bulk_asked}}, discarded AS MATERIALIZED (
-    SELECT d.id, d.discarded, d.state FROM pgqueue.discard_ended(ARRAY(SELECT id FROM asked ORDER BY id)) AS d
+    SELECT d.id, d.discarded, d.state
+    FROM mine CROSS JOIN LATERAL pgqueue.bulk_discard(mine.id, ARRAY(SELECT id FROM asked ORDER BY id)) AS d
 ), judged AS MATERIALIZED (
     SELECT f.id, CASE WHEN f.id IN (SELECT id FROM discarded WHERE discarded) THEN 'discarded'
                       WHEN f.id IN (SELECT id FROM discarded WHERE state IN ('available', 'scheduled', 'blocked', 'running')) THEN 'alive'

@@ -6,7 +6,7 @@ GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq, pgqueue.job_hol
 GRANT SELECT ON pgqueue.migration, pgqueue.queue, pgqueue.paused_task TO :"role";
 GRANT UPDATE (id) ON pgqueue.job TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
-GRANT SELECT, INSERT, DELETE, UPDATE (job_id, enqueued_at, expires_at) ON pgqueue.discarded_key TO :"role";
+GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.discarded_key TO :"role";
 GRANT SELECT, INSERT ON pgqueue.job, pgqueue.job_done, pgqueue.job_dead, pgqueue.attempt TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked,
     pgqueue.job_running TO :"role";
@@ -24,12 +24,10 @@ GRANT SELECT, INSERT, DELETE ON pgqueue.depth TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.unknown_task TO :"role";
 -- A handler may cancel jobs, add schedules, set limits: each is a row of the record. The leader deletes old ones.
 GRANT SELECT, DELETE, INSERT (actor, action, target, jobs, count, details) ON pgqueue.audit TO :"role";
--- Any worker goes on with an operation by filter: it does to jobs that have ended what an operator may.
-GRANT SELECT, DELETE, INSERT (actor, action, target, states, queue, task, ended_before, options, up_to, pace),
+-- Any worker goes on with an operation by filter, and begins none.
+GRANT SELECT, DELETE,
     UPDATE (fence, round, after, counts, changed, holder, leased_until, next_at, ended_at, stopped_by) ON pgqueue.bulk TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.bulk_job TO :"role";
-GRANT DELETE, UPDATE (id) ON pgqueue.job_dead TO :"role";
-GRANT DELETE ON pgqueue.job_done, pgqueue.attempt TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.history_writer, pgqueue.error_group TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.history_part TO :"role";
 GRANT SELECT, INSERT ON pgqueue.history_minute, pgqueue.history_hour TO :"role";
@@ -70,8 +68,8 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.refuse_lost(bigint), pgqueue.advance_ring(text, boolean), pgqueue.served(), pgqueue.restore_settings(), pgqueue.text_of(jsonb),
     pgqueue.history_bounds(), pgqueue.run_quantile(text, double precision),
     pgqueue.bulk_walk(text[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint), pgqueue.bulk_lock(bigint[], text[]),
-    pgqueue.take_waiting(bigint[], timestamptz[]), pgqueue.lock_dead(bigint[], timestamptz[]),
-    pgqueue.take_dead(bigint[], timestamptz[]), pgqueue.discard_ended(bigint[]),
+    pgqueue.take_waiting(bigint[], timestamptz[]), pgqueue.bulk_take_dead(bigint, bigint[], timestamptz[]),
+    pgqueue.bulk_discard(bigint, bigint[]),
     -- Before its first claim a worker advances sequences that lag behind the tables. It may not set them itself.
     pgqueue.advance_sequences(boolean), pgqueue.sequences_behind(), pgqueue.why_waiting(bigint, text, text),
     pgqueue.why_lane(bigint), pgqueue.why_key(bigint, integer, text, integer), pgqueue.why_running(bigint), pgqueue.why_missing(bigint)

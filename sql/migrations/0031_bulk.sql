@@ -133,43 +133,85 @@ CREATE TRIGGER record_bulk BEFORE INSERT ON pgqueue.bulk
 CREATE TRIGGER record_changed AFTER UPDATE ON pgqueue.bulk
     FOR EACH ROW WHEN (NEW.changed IS DISTINCT FROM OLD.changed) EXECUTE FUNCTION pgqueue.record_bulk();
 
--- Owned by the owner of the tables, whichever role applies this. A role that could look at the record looks here, one that could give
--- orders begins operations. A worker goes on with them: so it may do what they do to jobs that have ended.
+-- A worker goes on with operations, and has no right to delete what has ended but by whole leaves. So these act as the owner of the
+-- tables, on jobs that an open operation of this action means. A worker cannot begin one.
+CREATE FUNCTION pgqueue.bulk_meant(bulk bigint, action text, ids bigint[]) RETURNS TABLE (id bigint, enqueued_at timestamptz)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    b pgqueue.bulk;
+BEGIN
+    SELECT * INTO b FROM pgqueue.bulk WHERE bulk.id = bulk_meant.bulk AND bulk.action = bulk_meant.action AND bulk.ended_at IS NULL;
+    RETURN QUERY SELECT j.id, j.enqueued_at FROM pgqueue.job j
+    WHERE j.id = ANY (bulk_meant.ids) AND j.id <= b.up_to AND j.state IN ('completed', 'skipped', 'failed', 'cancelled')
+      AND j.state = ANY (b.states) AND (b.queue IS NULL OR j.queue = b.queue) AND (b.task IS NULL OR j.task = b.task)
+      AND (b.ended_before IS NULL OR j.finished_at < b.ended_before);
+END $$;
+COMMENT ON FUNCTION pgqueue.bulk_meant IS 'Part of an operation by filter: for no other caller.';
+
+-- Jobs that are to be retried, deleted.
+CREATE FUNCTION pgqueue.bulk_take_dead(bulk bigint, ids bigint[], since timestamptz[]) RETURNS SETOF pgqueue.job LANGUAGE plpgsql
+SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    meant_ids bigint[];
+    meant_since timestamptz[];
+BEGIN
+    SELECT array_agg(m.id), array_agg(m.enqueued_at) INTO meant_ids, meant_since
+    FROM pgqueue.bulk_meant(bulk_take_dead.bulk, 'retry', bulk_take_dead.ids) AS m
+    WHERE (m.id, m.enqueued_at) IN (SELECT * FROM unnest(bulk_take_dead.ids, bulk_take_dead.since));
+    RETURN QUERY SELECT * FROM pgqueue.take_dead(meant_ids, meant_since);
+END $$;
+COMMENT ON FUNCTION pgqueue.bulk_take_dead IS 'Part of an operation by filter: for no other caller.';
+
+-- Jobs that are to be discarded, as by `discard_ended`. One that lives is answered, and left alone.
+CREATE FUNCTION pgqueue.bulk_discard(bulk bigint, ids bigint[]) RETURNS TABLE (id bigint, state text, discarded boolean) LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY SELECT * FROM pgqueue.discard_ended(
+        ARRAY(SELECT DISTINCT m.id FROM pgqueue.bulk_meant(bulk_discard.bulk, 'discard', bulk_discard.ids) AS m ORDER BY m.id));
+END $$;
+COMMENT ON FUNCTION pgqueue.bulk_discard IS 'Part of an operation by filter: for no other caller.';
+
+-- Owned by the owner of the tables, whichever role applies this. A role that could look at the record looks here. One that could pause
+-- queues begins operations. A worker goes on with them.
 DO $$
 DECLARE
     tables name := (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'pgqueue.job_running'::regclass);
     made regprocedure;
+    definer boolean;
     giving record;
     allowed record;
 BEGIN
     EXECUTE format('ALTER TABLE pgqueue.bulk OWNER TO %I', tables);
     EXECUTE format('ALTER TABLE pgqueue.bulk_job OWNER TO %I', tables);
-    FOREACH made IN ARRAY ARRAY[
-        'pgqueue.bulk_walk(text[], bigint, bigint, integer)', 'pgqueue.bulk_last(text[], bigint)', 'pgqueue.bulk_lock(bigint[], text[])',
-        'pgqueue.record_bulk()']::regprocedure[]
+    FOR made, definer IN
+        SELECT p.oid::regprocedure, p.prosecdef FROM pg_proc p
+        WHERE p.pronamespace = 'pgqueue'::regnamespace
+          AND p.proname IN ('bulk_walk', 'bulk_last', 'bulk_lock', 'bulk_meant', 'bulk_take_dead', 'bulk_discard', 'record_bulk')
     LOOP
         EXECUTE format('ALTER FUNCTION %s OWNER TO %I', made, tables);
-        IF (SELECT proacl IS NOT NULL FROM pg_proc WHERE oid = 'pgqueue.now()'::regprocedure) THEN
+        IF definer OR (SELECT proacl IS NOT NULL FROM pg_proc WHERE oid = 'pgqueue.now()'::regprocedure) THEN
             EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', made);
         END IF;
     END LOOP;
     FOR giving IN
         SELECT * FROM (VALUES
             ('pgqueue.audit'::regclass, 'SELECT', 'SELECT ON pgqueue.bulk, pgqueue.bulk_job'),
+            ('pgqueue.queue', 'INSERT',
+             'INSERT (actor, action, target, states, queue, task, ended_before, options, up_to, pace) ON pgqueue.bulk'),
             ('pgqueue.supervisor_order', 'INSERT',
-             'INSERT (actor, action, target, states, queue, task, ended_before, options, up_to, pace), '
              'UPDATE (fence, round, after, counts, changed, holder, leased_until, next_at, ended_at, stopped_by) ON pgqueue.bulk'),
             ('pgqueue.supervisor_order', 'INSERT', 'INSERT, DELETE ON pgqueue.bulk_job'),
             ('pgqueue.unknown_task', 'DELETE', 'DELETE ON pgqueue.bulk'),
-            ('pgqueue.unknown_task', 'DELETE', 'DELETE, UPDATE (id) ON pgqueue.job_dead'),
-            ('pgqueue.unknown_task', 'DELETE', 'DELETE ON pgqueue.job_done, pgqueue.attempt'),
-            ('pgqueue.unknown_task', 'DELETE', 'UPDATE (job_id, enqueued_at) ON pgqueue.discarded_key'),
             ('pgqueue.audit', 'SELECT',
              'EXECUTE ON FUNCTION pgqueue.bulk_walk(text[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint)'),
-            ('pgqueue.supervisor_order', 'INSERT', 'EXECUTE ON FUNCTION pgqueue.bulk_lock(bigint[], text[])'),
-            ('pgqueue.unknown_task', 'DELETE',
-             'EXECUTE ON FUNCTION pgqueue.take_waiting(bigint[], timestamptz[]), pgqueue.lock_dead(bigint[], timestamptz[]), '
-             'pgqueue.take_dead(bigint[], timestamptz[]), pgqueue.discard_ended(bigint[])')
+            ('pgqueue.supervisor_order', 'INSERT',
+             'EXECUTE ON FUNCTION pgqueue.bulk_lock(bigint[], text[]), pgqueue.bulk_take_dead(bigint, bigint[], timestamptz[]), '
+             'pgqueue.bulk_discard(bigint, bigint[])'),
+            ('pgqueue.unknown_task', 'DELETE', 'EXECUTE ON FUNCTION pgqueue.take_waiting(bigint[], timestamptz[])')
         ) AS one (like_table, privilege, rights)
     LOOP
         FOR allowed IN

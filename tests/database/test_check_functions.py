@@ -69,6 +69,7 @@ def test_every_function_of_a_check_a_default_a_trigger_or_an_index_is_tried_here
         "pgqueue.now()",
         "pgqueue.put_in_lane()",
         "pgqueue.rank_can_be(smallint,smallint,smallint,smallint,smallint,boolean)",
+        "pgqueue.record_bulk()",
         "pgqueue.refuse_update()",
         "pgqueue.replace_setting()",
     ]
@@ -124,8 +125,11 @@ def test_triggers_mean_the_same_in_every_session(hostile: psycopg.Connection[Any
         "duty (name, done_at) VALUES ('sweep', '2000-01-01')",
         "migration (version, name, breaking) VALUES (1, 'initial', false)",
         "relay_target DEFAULT VALUES",
+        "bulk (actor, action, target, states, up_to) VALUES ('a', 'retry', '{}', '{failed}', 1)",
     ):
         hostile.execute(f"INSERT INTO pgqueue.{row}".encode())
+    hostile.execute("UPDATE pgqueue.bulk SET changed = 7")
+    assert hostile.execute("TABLE pgqueue.audit").fetchall()
 
 
 @pytest.mark.promise("F67")

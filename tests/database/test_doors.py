@@ -453,7 +453,15 @@ CELLS: dict[grants.Kind, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
             "SELECT * FROM pgqueue.enqueue_replacing('{}')",
             "SELECT pgqueue.restore_settings()",
         ),
-        (*OWNERS, "INSERT INTO pgqueue.queue (name) VALUES ('q')", "DELETE FROM pgqueue.job_done"),
+        (
+            *OWNERS,
+            "INSERT INTO pgqueue.queue (name) VALUES ('q')",
+            "DELETE FROM pgqueue.job_done",
+            "DELETE FROM pgqueue.job_dead",
+            "DELETE FROM pgqueue.attempt",
+            "SELECT * FROM pgqueue.discard_ended('{1}')",
+            "INSERT INTO pgqueue.bulk (actor, action, target, states, up_to) VALUES ('a', 'discard', '{}', '{}', 9)",
+        ),
         (*MOVES, *NOT_PREVENTED),
     ),
     "operate": (

@@ -523,15 +523,18 @@ def test_on_every_kind_of_connection(kind: str, dsn: str) -> None:
 def test_roles_that_operate_or_work_make_the_steps_and_forge_no_record(
     action: str, kind: Any, app: Conn, role: Role
 ) -> None:
-    mine = role(kind)
+    """An operator begins an operation, and a worker goes on with it."""
+    operator, mine = role("operate"), role(kind)
     for state in ("available", "scheduled", "blocked", "running", "failed", "completed"):
         put(app, 2, state, more="unique_key = 'u' || g" if state == "failed" else "")
-    with psycopg.connect(mine, autocommit=True) as conn:
+    with psycopg.connect(operator, autocommit=True) as conn:
         begun = pgqueue.bulk(conn, action, task="bulk.task", **ACTIONS[action][0])
+        begun_by = conn.info.user
+    with psycopg.connect(mine, autocommit=True) as conn:
         done = finish(conn, begun.id)
         assert done.left_out == 0 and done.changed > 0
         [entry] = pgqueue.audit(conn)
-        assert (entry.count, entry.role) == (done.changed, conn.info.user)
+        assert (entry.count, entry.role) == (done.changed, begun_by)
     refused(
         mine,
         "UPDATE pgqueue.bulk SET audit_id = 7",
@@ -540,6 +543,32 @@ def test_roles_that_operate_or_work_make_the_steps_and_forge_no_record(
         "INSERT INTO pgqueue.bulk (actor, action, target, states, up_to, audit_id)"
         " VALUES ('a', 'cancel', '{}', '{x}', 1, 7)",
     )
+
+
+@pytest.mark.promise("F89")
+@pytest.mark.parametrize("over", [False, True])
+def test_a_worker_may_take_only_what_an_open_operation_means(app: Conn, role: Role, over: bool) -> None:
+    """`over`: the operations that mean the jobs have been stopped."""
+    [fits], [other] = put(app, 1), put(app, 1, task="bulk.other")
+    begun = {action: pgqueue.bulk(app, action, task="bulk.task").id for action in ("retry", "discard", "cancel")}
+    ids = [fits, other, *put(app, 1)]  # the last id was given after they began
+    if over:
+        for id in begun.values():
+            pgqueue.stop_bulk(app, id)
+    since = "ARRAY(SELECT enqueued_at FROM pgqueue.job WHERE id = ANY (%s) ORDER BY id)"
+    took, discarded = (
+        f"SELECT id FROM pgqueue.bulk_take_dead(%s, %s, {since})",  # noqa: S608
+        "SELECT id FROM pgqueue.bulk_discard(%s, %s) WHERE discarded",
+    )
+    meant = [] if over else [(fits,)]
+    with psycopg.connect(role("work")) as conn:
+        for action in ("discard", "cancel"):
+            assert conn.execute(took, [begun[action], ids, ids]).fetchall() == []
+        assert conn.execute(took, [begun["retry"], ids, ids]).fetchall() == meant
+        conn.rollback()
+        for action in ("retry", "cancel"):
+            assert conn.execute(discarded, [begun[action], ids]).fetchall() == []
+        assert conn.execute(discarded, [begun["discard"], ids]).fetchall() == meant
 
 
 @pytest.mark.promise("F89")
