@@ -15,10 +15,13 @@ import psycopg
 import pytest
 from dashboards import SECRETS, browsing, dashboard_of, reading, signed_in
 from roles import Role, role
+from servers import Server
+from standby import catch_up, standby
 from workers import until, work
 
 import pgqueue
 from pgqueue import Cron, Limit, Rate
+from pgqueue.database import migrations
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.testing import drain
 from pgqueue.web import connections, rendering
@@ -394,6 +397,22 @@ async def test_the_grants_for_reading_are_enough_for_every_page(dsn: str, role: 
             assert "is missing" not in shown.text, shown.text
 
 
+@pytest.mark.second
+@pytest.mark.promise("F140")
+async def test_every_page_of_a_standby(own_server: Server, failing: Any) -> None:
+    primary, dsn = own_server.cluster, own_server.dsn("postgres")
+    assert primary is not None
+    migrations.migrate(dsn)
+    with psycopg.connect(dsn) as conn:
+        job = failing.enqueue(conn, order_id=7)
+        drain(conn)
+    with standby(primary) as second:
+        catch_up(primary, second)
+        async with reading(second.dsn("postgres")) as browser:
+            for path in [*PATHS, f"/jobs/{job.id}"]:
+                assert "is missing" not in (await page(browser, path)).text
+
+
 # Mounted --------------------------------------------------------------------------------------------------------------
 
 
@@ -455,13 +474,18 @@ def test_nothing_is_connected_before_the_first_request_and_another_loop_has_its_
     pgqueue.configure(dsn=dsn)
     made = dashboard.made(lambda visitor: "read")
 
-    async def ask() -> int:
+    async def ask(requests: int) -> set[int]:
         async with browsing(made) as browser:
-            return (await browser.get("/queues")).status_code
+            answers = await asyncio.gather(*(browser.get("/queues") for _ in range(requests)))
+            return {answer.status_code for answer in answers}
 
     count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgqueue web'"
     assert eyes.one(count) == 0
-    assert [asyncio.run(ask()), asyncio.run(ask())] == [200, 200], "the first loop has ended with its connections"
+    assert asyncio.run(ask(1)) == {200}
+    first = made._connections._pool
+    # The first loop has ended, and with it all that would open another connection for its pool.
+    assert asyncio.run(ask(4)) == {200}
+    assert made._connections._pool is not first
 
 
 async def test_the_server_tells_of_its_end_and_the_connections_are_closed(dsn: str) -> None:
