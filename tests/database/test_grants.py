@@ -193,11 +193,11 @@ def test_a_working_role_rescues_the_jobs_of_a_killed_worker(role: Role, dsn: str
 
 
 def test_a_working_role_changes_no_settings_and_makes_nothing(role: Role) -> None:
-    """History it may throw away: it advances the rings, and goes on with an operator's discard."""
     refused(
         role("work"),
         "UPDATE pgqueue.ring SET retention = '1 s'",
         "INSERT INTO pgqueue.migration VALUES (2, 'x', true)",
+        "DELETE FROM pgqueue.job_done",
         "UPDATE pgqueue.audit SET count = 7",
         "TRUNCATE pgqueue.job_available",
         "INSERT INTO pgqueue.queue (name) VALUES ('q')",
