@@ -1020,7 +1020,8 @@ json_build_object('id', b.id, 'action', b.action, 'target', b.target, 'options',
 
 -- name: bulk_fits
 -- Whether the job `w` fits the filter `b`.
-w.state = ANY (b.states) AND (b.queue IS NULL OR w.queue = b.queue) AND (b.task IS NULL OR w.task = b.task)
+(w.state = ANY (b.states) OR w.state = 'scheduled' AND w.retrying AND 'retrying' = ANY (b.states))
+AND (b.queue IS NULL OR w.queue = b.queue) AND (b.task IS NULL OR w.task = b.task)
 AND (b.ended_before IS NULL OR w.finished_at < b.ended_before)
 
 -- name: bulk_picked
@@ -1048,7 +1049,7 @@ asked AS MATERIALIZED (
     SELECT DISTINCT free.id FROM pgqueue.bulk_lock(ARRAY(SELECT id FROM fitting), (SELECT states FROM mine)) AS free (id)
 ), stands AS MATERIALIZED (
     SELECT s.id FROM mine CROSS JOIN LATERAL pgqueue.job_states(ARRAY(SELECT id FROM fitting WHERE mine.round > 0)) AS s
-    WHERE s.state = ANY (mine.states)
+    WHERE s.state = ANY (array_replace(mine.states, 'retrying', 'scheduled'))
 )
 
 -- name: bulk_left

@@ -53,31 +53,33 @@ CREATE TABLE pgqueue.bulk_job (
 COMMENT ON TABLE pgqueue.bulk_job IS 'The first jobs of each reason of an operation, and those that were locked.';
 
 -- The next `most` jobs after one id and up to another, in order, in the partitions that hold these states; another state of the same
--- partition is among them. No condition on rows but the ids: so `most` is a limit of the work.
+-- partition is among them. The state `retrying` stands for scheduled jobs that wait for another attempt. No condition on rows but the
+-- ids: so `most` is a limit of the work.
 CREATE FUNCTION pgqueue.bulk_walk(states text[], after bigint, up_to bigint, most integer)
-RETURNS TABLE (id bigint, state text, queue varchar, task varchar, finished_at timestamptz) LANGUAGE plpgsql STABLE
+RETURNS TABLE (id bigint, state text, queue varchar, task varchar, finished_at timestamptz, retrying boolean) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT w.id, w.state, w.queue, w.task, w.finished_at FROM (
-        (SELECT j.id, j.state, j.queue, j.task, j.finished_at FROM pgqueue.job_scheduled j
-         WHERE 'scheduled' = ANY (bulk_walk.states) AND j.id > bulk_walk.after AND j.id <= bulk_walk.up_to ORDER BY j.id LIMIT bulk_walk.most)
+    SELECT w.id, w.state, w.queue, w.task, w.finished_at, w.attempt > 0 OR w.crashes > 0 FROM (
+        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_scheduled j
+         WHERE bulk_walk.states && ARRAY['scheduled', 'retrying'] AND j.id > bulk_walk.after AND j.id <= bulk_walk.up_to
+         ORDER BY j.id LIMIT bulk_walk.most)
         UNION ALL
-        (SELECT j.id, j.state, j.queue, j.task, j.finished_at FROM pgqueue.job_available j
+        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_available j
          WHERE 'available' = ANY (bulk_walk.states) AND j.id > bulk_walk.after AND j.id <= bulk_walk.up_to ORDER BY j.id LIMIT bulk_walk.most)
         UNION ALL
-        (SELECT j.id, j.state, j.queue, j.task, j.finished_at FROM pgqueue.job_blocked j
+        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_blocked j
          WHERE 'blocked' = ANY (bulk_walk.states) AND j.id > bulk_walk.after AND j.id <= bulk_walk.up_to ORDER BY j.id LIMIT bulk_walk.most)
         UNION ALL
-        (SELECT j.id, j.state, j.queue, j.task, j.finished_at FROM pgqueue.job_running j
+        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_running j
          WHERE 'running' = ANY (bulk_walk.states) AND j.id > bulk_walk.after AND j.id <= bulk_walk.up_to ORDER BY j.id LIMIT bulk_walk.most)
         UNION ALL
-        (SELECT j.id, j.state, j.queue, j.task, j.finished_at FROM pgqueue.job_done j
+        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_done j
          WHERE bulk_walk.states && ARRAY['completed', 'skipped'] AND j.id > bulk_walk.after AND j.id <= bulk_walk.up_to
          ORDER BY j.id LIMIT bulk_walk.most)
         UNION ALL
-        (SELECT j.id, j.state, j.queue, j.task, j.finished_at FROM pgqueue.job_dead j
+        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_dead j
          WHERE bulk_walk.states && ARRAY['failed', 'cancelled'] AND j.id > bulk_walk.after AND j.id <= bulk_walk.up_to
          ORDER BY j.id LIMIT bulk_walk.most)
     ) AS w ORDER BY w.id LIMIT bulk_walk.most;
@@ -89,7 +91,7 @@ CREATE FUNCTION pgqueue.bulk_last(states text[], up_to bigint) RETURNS bigint LA
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     RETURN greatest(
-        (SELECT j.id FROM pgqueue.job_scheduled j WHERE 'scheduled' = ANY (states) AND j.id <= up_to ORDER BY j.id DESC LIMIT 1),
+        (SELECT j.id FROM pgqueue.job_scheduled j WHERE states && ARRAY['scheduled', 'retrying'] AND j.id <= up_to ORDER BY j.id DESC LIMIT 1),
         (SELECT j.id FROM pgqueue.job_available j WHERE 'available' = ANY (states) AND j.id <= up_to ORDER BY j.id DESC LIMIT 1),
         (SELECT j.id FROM pgqueue.job_blocked j WHERE 'blocked' = ANY (states) AND j.id <= up_to ORDER BY j.id DESC LIMIT 1),
         (SELECT j.id FROM pgqueue.job_running j WHERE 'running' = ANY (states) AND j.id <= up_to ORDER BY j.id DESC LIMIT 1),
@@ -102,9 +104,14 @@ COMMENT ON FUNCTION pgqueue.bulk_last IS 'Part of an operation by filter: for no
 -- matter. Running jobs are answered and not locked: only their worker and a rescue may do that.
 CREATE FUNCTION pgqueue.bulk_lock(ids bigint[], states text[]) RETURNS SETOF bigint LANGUAGE plpgsql ROWS 1
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    real_states text[] := array_replace(states, 'retrying', 'scheduled');
+    only_retrying boolean := 'retrying' = ANY (states) AND 'scheduled' <> ALL (states);
 BEGIN
     RETURN QUERY SELECT j.id FROM pgqueue.job j
-    WHERE j.id = ANY (bulk_lock.ids) AND j.state = ANY (bulk_lock.states) AND j.state <> 'running' FOR UPDATE SKIP LOCKED;
+    WHERE j.id = ANY (bulk_lock.ids) AND j.state = ANY (real_states) AND j.state <> 'running'
+      AND (NOT only_retrying OR j.state <> 'scheduled' OR j.attempt > 0 OR j.crashes > 0)
+    FOR UPDATE SKIP LOCKED;
     IF 'running' = ANY (bulk_lock.states) THEN
         RETURN QUERY SELECT r.id FROM pgqueue.job_running r WHERE r.id = ANY (bulk_lock.ids);
     END IF;

@@ -18,7 +18,7 @@ from typing import Any
 
 from pgqueue.admin.actions import BY_HAND, DEAD, DONE, ENDED, LIVE, checked_reason
 from pgqueue.admin.depth import Count
-from pgqueue.admin.filters import Filter, filtered
+from pgqueue.admin.filters import RETRYING, Filter, filtered
 from pgqueue.config import client
 from pgqueue.database import drivers, shown
 from pgqueue.database.statements import Row, Statement, text
@@ -30,10 +30,10 @@ from pgqueue.options import checks_options
 
 WAITING = ("available", "scheduled", "blocked")
 STATES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "cancel": (LIVE, ()),
+    "cancel": (LIVE, (RETRYING,)),
     "retry": (DEAD, DONE),
     "discard": (ENDED, ()),
-    "reschedule": (WAITING, ()),
+    "reschedule": (WAITING, (RETRYING,)),
 }
 """The actions: the states that are meant if the filter names none, and further ones that it may name."""
 LOOKED_MOST = 10_000
@@ -164,9 +164,9 @@ def bulk(
     transaction of its own. A step passes over jobs that other transactions have locked; they are tried again at the
     end. `get_bulk` says how far it is, `stop_bulk` ends it.
 
-    - The filter: `state`, one or several (default: those that the action is for), `queue`, `task` (its name), and
-      `older_than`, for jobs that ended longer ago (seconds, a timedelta, "2h"). A job fits if it does when its turn
-      comes.
+    - The filter: `state`, one or several (default: those that the action is for; "retrying" are the scheduled jobs that
+      wait for another attempt), `queue`, `task` (its name), and `older_than`, for jobs that ended longer ago (seconds,
+      a timedelta, "2h"). A job fits if it does when its turn comes.
     - `up_to`: only jobs with at most this id, as of a preview. Default: all ids given by now. So a retry does not go
       after jobs that fail again meanwhile.
     - `pace`: jobs a second at most, as a number or "50/s", "300/minute".
@@ -338,7 +338,7 @@ def _filter(action: str, again: bool, *, older_than: float | timedelta | str | N
         if action not in ("retry", "discard"):
             raise InvalidOption(f"older_than is for jobs that have ended: a {action} has none")
         given["older_than"] = seconds(older_than, "older_than")
-    asked = filtered((), states, others if again else (), **given)
+    asked = filtered((), states, others if again or action != "retry" else (), **given)
     if asked is None:  # not reached: a filter was given, if only of None
         raise InvalidOption("give a filter")
     return asked

@@ -127,7 +127,7 @@ def _all_of(states: Sequence[str]) -> str:
 
 
 @command.command("cancel")
-@filtering(LIVE, ended=False)
+@filtering((*LIVE, "retrying"), ended=False)
 @click.option("--reason", help="Kept with the jobs [cancelled by hand].")
 def cancel(**given: Any) -> None:
     """Cancel all jobs that fit.
@@ -156,7 +156,7 @@ def discard(**given: Any) -> None:
 
 
 @command.command("reschedule")
-@filtering(LIVE[:3], ended=False)
+@filtering((*LIVE[:3], "retrying"), ended=False)
 @click.option("--at", type=Moment(), metavar="TIME", help="At this moment, such as 2026-12-24T18:00+01:00.")
 @click.option("--now", is_flag=True, help="At once.")
 def reschedule(at: datetime | None, now: bool, **given: Any) -> None:

@@ -517,6 +517,32 @@ def test_on_every_kind_of_connection(kind: str, dsn: str) -> None:
     drive(kind, look())
 
 
+@pytest.mark.promise("F85", "F113")
+@pytest.mark.parametrize(
+    ("state", "meant"),
+    [
+        ("retrying", [2, 3]),
+        ("scheduled", [1, 2, 3]),
+        (["retrying", "scheduled"], [1, 2, 3]),
+        (["retrying", "available"], [2, 3, 4, 5]),
+    ],
+)
+@pytest.mark.parametrize("action", ["cancel", "reschedule"])
+def test_retrying_are_the_scheduled_jobs_that_wait_for_another_attempt(
+    action: str, state: str | list[str], meant: list[int], app: Conn
+) -> None:
+    for place, more in enumerate(("", "attempt = 1", "crashes = 1"), 1):
+        put(app, 1, "scheduled", more=f"id = {place}" + f"; {more}" * bool(more))
+    for place, more in enumerate(("", "attempt = 1"), 4):
+        put(app, 1, "available", more=f"id = {place}" + f"; {more}" * bool(more))
+    app.execute("SELECT setval('pgqueue.job_id_seq', 5)")
+    assert pgqueue.preview_bulk(app, action, state=state).ids == tuple(meant)
+    begun = pgqueue.bulk(app, action, state=state, **ACTIONS[action][0])
+    done = finish(app, begun.id)
+    [(did, ids)] = done.ids.items()
+    assert (did, ids) == (next(iter(ACTIONS[action][1])), tuple(meant))
+
+
 @pytest.mark.promise("F89")
 @pytest.mark.parametrize("kind", ["operate", "work"])
 @pytest.mark.parametrize("action", ACTIONS)
