@@ -16,6 +16,7 @@ from pgqueue.options import checks_options
 if TYPE_CHECKING:
     from pgqueue.web.access import Visitor
     from pgqueue.web.dashboard import Dashboard
+    from pgqueue.web.gate import Actor
     from pgqueue.web.gate import Function as Auth
     from pgqueue.web.redaction import Function as Redact
     from pgqueue.web.secrets import Secrets
@@ -33,6 +34,7 @@ def app(
     trusted_proxies: Iterable[str] = (),
     redact: Iterable[str] | None = None,
     redact_with: Redact | None = None,
+    actor: Actor | None = None,
 ) -> Dashboard:
     """Return the dashboard as an ASGI app. It can be mounted under any path.
 
@@ -43,6 +45,8 @@ def app(
     - `redact`: patterns of keys whose values are hidden, such as `"*password*"`. Default: passwords, tokens and the
       like; `()` hides nothing.
     - `redact_with`: a function of a path and a value; it returns what is shown instead.
+    - `actor`: a function of a `Visitor`; it returns the name that the record has for the visitor's changes. Default:
+      `dashboard`.
 
     The configured database is connected at the first request. Raises InvalidOption for a wrong option, Error
     without the extra `web`.
@@ -55,7 +59,9 @@ def app(
     """
     with needs_extra():
         from pgqueue.web import dashboard
-    return dashboard.made(auth, public_url=public_url, trusted=trusted_proxies, redact=redact, redact_with=redact_with)
+    return dashboard.made(
+        auth, public_url=public_url, trusted=trusted_proxies, redact=redact, redact_with=redact_with, actor=actor
+    )
 
 
 @contextmanager

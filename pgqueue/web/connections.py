@@ -1,4 +1,4 @@
-"""The dashboard's connections: a small pool that is made at the first request, and transactions that only read.
+"""The dashboard's connections: a small pool that is made at the first request. Pages read in read-only transactions.
 
 Made at the first request, because a mounted app may never be told that it starts: neither Starlette's `Mount` nor
 a2wsgi pass lifespan events on. A pool belongs to the event loop that made it. If requests come from another loop,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, LiteralString, TypeVar
 
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool
@@ -39,9 +39,16 @@ class Connections:
 
     async def read(self, ask: Ask[T]) -> T:
         """What `ask` finds out, in one transaction that only reads. Each of its statements may take 2 s."""
+        return await self._asked(ask, ", READ ONLY")
+
+    async def change(self, ask: Ask[T]) -> T:
+        """What `ask` answers, in one transaction that is committed. Each of its statements may take 2 s."""
+        return await self._asked(ask, "")
+
+    async def _asked(self, ask: Ask[T], mode: LiteralString) -> T:
         pool = await self._opened()
         async with pool.connection() as conn, conn.transaction():
-            await conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY")
+            await conn.execute(f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED{mode}")
             await conn.execute(
                 "SELECT set_config('statement_timeout', %s, true), set_config('jit', 'off', true)",
                 (f"{STATEMENT_SECONDS}s",),

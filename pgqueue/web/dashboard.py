@@ -21,6 +21,7 @@ from pgqueue.web import rendering
 from pgqueue.web.access import (
     NOBODY,
     OPERATOR,
+    SAFE_METHODS,
     Networks,
     Rights,
     Verdict,
@@ -31,7 +32,8 @@ from pgqueue.web.access import (
     refused_origin,
 )
 from pgqueue.web.connections import Connections
-from pgqueue.web.gate import COOKIE, Auth, Gate, Open, cookie_settings
+from pgqueue.web.gate import COOKIE, Actor, Auth, Gate, Open, cookie_settings
+from pgqueue.web.pages.changes import NOTICES
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem, problem_of
 from pgqueue.web.redaction import DEFAULT_PATTERNS, Function, Redaction
@@ -130,8 +132,10 @@ class Dashboard:
             query = parse_qsl(_query(request), keep_blank_values=True, max_num_fields=FIELDS_MOST)
         except ValueError:
             raise Problem(400, "This cannot be asked", f"the URL has more than {FIELDS_MOST} fields") from None
-        asked = Asked(query, visit.parts, self._connections, self._redaction)
-        return self._shown(visit, await route.page(asked))
+        form = {} if visitor.method in SAFE_METHODS else await _form(request)
+        actor = "" if visitor.method in SAFE_METHODS else self._gate.actor_of(visitor)
+        asked = Asked(query, visit.parts, self._connections, self._redaction, form, actor)
+        return self._shown(visit, asked, await route.page(asked))
 
     def _visit(self, request: Request) -> Visit:
         scope = request.scope
@@ -151,14 +155,17 @@ class Dashboard:
 
     # Answers ---------------------------------------------------------------------------------------------------------
 
-    def _shown(self, visit: Visit, page: Page) -> Response:
+    def _shown(self, visit: Visit, asked: Asked, page: Page) -> Response:
         if page.to is not None:
             return _redirect(visit, page.to)
+        if page.after is not None and not visit.json:
+            return _redirect(visit, f"{page.after}?{urlencode({'did': page.did})}")
         items = [self._redaction.shown(item) for item in page.items]
         more = self._redaction.shown(plain(page.more))
         if visit.json:
             return rendering.as_json({"items": items} | more)
-        return rendering.html(page.template, self._common(visit) | dict(page.view) | more | {"items": items})
+        data = self._common(visit) | dict(page.view) | more | {"items": items}
+        return rendering.html(page.template, data | {"notice": NOTICES.get(asked.value("did") or "")})
 
     def _problem(self, visit: Visit, problem: Problem) -> Response:
         text = self._redaction.shown({"text": problem.text})["text"]
@@ -195,6 +202,7 @@ class Dashboard:
             "rights": visit.rights,
             "role": "operator" if visit.rights >= OPERATOR else "reader",
             "has_login": self._gate.has_login,
+            "notice": None,
         }
 
     # What is no page --------------------------------------------------------------------------------------------------
@@ -244,6 +252,7 @@ def made(
     trusted: Iterable[str] = (),
     redact: Iterable[str] | None = None,
     redact_with: Function | None = None,
+    actor: Actor | None = None,
 ) -> Dashboard:
     """The dashboard with these options. Raises InvalidOption."""
     if not isinstance(auth, Secrets | Open) and not callable(auth):
@@ -253,7 +262,9 @@ def made(
     if public_url is not None and (urlsplit(public_url).scheme not in ("http", "https") or "?" in public_url):
         raise InvalidOption(f"public URL {public_url!r}: write it like https://ops.example.com/jobs")
     patterns = DEFAULT_PATTERNS if redact is None else tuple(redact)
-    return Dashboard(Gate(auth), Redaction(patterns, redact_with), Place(public_url, networks(trusted)))
+    if actor is not None and not callable(actor):
+        raise InvalidOption(f"actor: give a function of a visitor, not {type(actor).__name__}")
+    return Dashboard(Gate(auth, actor), Redaction(patterns, redact_with), Place(public_url, networks(trusted)))
 
 
 def _path(scope: Scope) -> str:
@@ -281,13 +292,13 @@ def _redirect(visit: Visit, path: str) -> RedirectResponse:
 async def _form(request: Request) -> dict[str, str]:
     """The fields of a small form. Raises Problem."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
-        raise Problem(415, "Refused", "Send the fields of a form.")
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > BODY_MOST:
             raise Problem(413, "Refused", f"The form has more than {BODY_MOST} bytes.")
+    if body and kind != "application/x-www-form-urlencoded":
+        raise Problem(415, "Refused", "Send the fields of a form.")
     try:
         fields = parse_qs(body.decode("ascii"), keep_blank_values=True, max_num_fields=FIELDS_MOST)
     except ValueError:

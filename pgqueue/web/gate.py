@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from time import time
 from typing import Any
 
+from pgqueue.jobs.actors import acting
 from pgqueue.web.access import NOBODY, OPERATOR, Rights, Visitor, refused_open, rights_of
 from pgqueue.web.login_limit import LoginLimit
 from pgqueue.web.problems import Problem
@@ -24,6 +25,9 @@ COOKIE = "pgqueue_web"
 
 Answer = str | set[str] | frozenset[str] | None
 Function = Callable[[Visitor], Answer | Awaitable[Answer]]
+Actor = Callable[[Visitor], str]
+ACTOR = "dashboard"
+"""The actor of a change, where the application names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,9 @@ Auth = Secrets | Open | Function
 class Gate:
     """Knows how visitors are recognised. `clock` is in seconds since 1970."""
 
-    def __init__(self, auth: Auth, *, clock: Callable[[], float] = time) -> None:
+    def __init__(self, auth: Auth, actor: Actor | None = None, *, clock: Callable[[], float] = time) -> None:
         self._auth = auth
+        self._actor = actor
         self._clock = clock
         self.limit = LoginLimit()
 
@@ -46,6 +51,18 @@ class Gate:
     def has_login(self) -> bool:
         """Whether there is a page to sign in."""
         return isinstance(self._auth, Secrets)
+
+    def actor_of(self, visitor: Visitor) -> str:
+        """The name under which a change of this visitor is recorded. Raises Problem if the application gives none."""
+        if self._actor is None:
+            return ACTOR
+        try:
+            name = self._actor(visitor)
+            with acting(name):
+                return name
+        except Exception as error:  # whatever it is: no change without a name
+            log.error("actor of the dashboard has failed; nothing is changed", exc_info=error)
+            raise Problem(500, "The dashboard has failed", "It cannot find out who you are.") from error
 
     async def enter(self, visitor: Visitor) -> Rights:
         """The rights of this visitor. Raises Problem if the request is refused whoever it is."""
@@ -100,4 +117,4 @@ def cookie_settings(visitor: Visitor, root: str, public_url: str | None) -> Mapp
     return {"key": COOKIE, "path": root or "/", "httponly": True, "samesite": "lax", "secure": secure}
 
 
-__all__ = ["COOKIE", "NOBODY", "Auth", "Gate", "Open", "cookie_settings"]
+__all__ = ["COOKIE", "NOBODY", "Actor", "Auth", "Gate", "Open", "cookie_settings"]

@@ -45,6 +45,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem(400, "This cannot be asked", _line(error))
         case SchemaMissing() | SchemaBehind() | SchemaTooNew() | NotConfigured():
             return Problem(503, "The database is not ready", _line(error))
+        case psycopg.errors.ReadOnlySqlTransaction():
+            return Problem(503, "Nothing can be changed here", "This database only reads, as a standby does.")
         case psycopg.errors.QueryCanceled():
             text = f"The database took more than {STATEMENT_SECONDS} seconds for an answer. Ask for less."
             return Problem(503, "This takes too long", text, 5.0)

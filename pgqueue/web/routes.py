@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from pgqueue.web.access import NOTHING, READ
-from pgqueue.web.pages import job, jobs, lists, overview
+from pgqueue.web.pages import changes, job, jobs, lists, overview
 from pgqueue.web.pages.page import Asked, Page
 
 PageFunction = Callable[[Asked], Awaitable[Page]]
@@ -38,6 +38,13 @@ ROUTES = (
     Route("schedules", "GET", "/schedules", READ, lists.schedules),
     Route("workers", "GET", "/workers", READ, lists.workers),
     Route("errors", "GET", "/errors", READ, lists.errors),
+    Route("cancel_job", "POST", "/jobs/{id}/cancel", "cancel", changes.cancel),
+    Route("retry_job", "POST", "/jobs/{id}/retry", "retry", changes.retry),
+    Route("discard_job", "POST", "/jobs/{id}/discard", "discard", changes.discard),
+    Route("run_job_now", "POST", "/jobs/{id}/run-now", "run_now", changes.run_now),
+    Route("reschedule_job", "POST", "/jobs/{id}/reschedule", "reschedule", changes.reschedule),
+    Route("pause", "POST", "/pause", "pause", changes.pause),
+    Route("resume", "POST", "/resume", "resume", changes.resume),
 )
 
 _PARTS = {"id": r"(?P<id>[1-9][0-9]{0,17})", "file": r"(?P<file>[a-z][a-z0-9_.-]{0,60})"}

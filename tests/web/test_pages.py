@@ -411,6 +411,9 @@ async def test_every_page_of_a_standby(own_server: Server, failing: Any) -> None
         async with reading(second.dsn("postgres")) as browser:
             for path in [*PATHS, f"/jobs/{job.id}"]:
                 assert "is missing" not in (await page(browser, path)).text
+        async with dashboard_of(second.dsn("postgres"), lambda visitor: {"cancel"}) as made, browsing(made) as browser:
+            answer = await browser.post(f"/jobs/{job.id}/cancel", headers={"sec-fetch-site": "same-origin"})
+            assert answer.status_code == 503 and "only reads" in answer.text
 
 
 # Mounted --------------------------------------------------------------------------------------------------------------

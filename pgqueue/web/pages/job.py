@@ -20,7 +20,7 @@ _FRAME = re.compile(r'^\s+File "')
 
 async def job(asked: Asked) -> Page:
     """The job as the only item, with `why` and `changes`. Without such a job: what may have become of it, and 404."""
-    id = int(asked.place["id"])
+    id = asked.id
     found = await asked.read(lambda conn: awhy(conn, id))
     if found.job is None:
         raise Problem(404, f"There is no job {id}", " ".join(_sentence(reason.text) for reason in found.reasons))

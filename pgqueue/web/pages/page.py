@@ -1,4 +1,4 @@
-"""What a page is asked, and what it answers.
+"""What a page is asked, and what it answers. Also what a change is asked, which is a page that is sent a form.
 
 A page returns plain data and never text of a template. `dashboard.py` hides what is redacted, then renders the data as
 HTML or as JSON. So both show the same.
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
+from pgqueue.jobs.actors import acting
 from pgqueue.web.connections import Ask, Connections
 from pgqueue.web.problems import Problem, problem_of
 from pgqueue.web.redaction import UNREAD, Redaction
@@ -25,6 +26,17 @@ class Asked:
     place: Mapping[str, str]
     connections: Connections
     redaction: Redaction
+    form: Mapping[str, str] = field(default_factory=dict)
+    actor: str = ""
+
+    @property
+    def id(self) -> int:
+        """The id in the path."""
+        return int(self.place["id"])
+
+    def field(self, name: str) -> str | None:
+        """The field of this name in the form; None if it is empty."""
+        return self.form.get(name, "").strip() or None
 
     def values(self, name: str) -> list[str]:
         """The values of this name in the URL that are not empty."""
@@ -48,6 +60,11 @@ class Asked:
         """What `ask` finds out in one transaction that only reads."""
         return await self.connections.read(ask)
 
+    async def change(self, ask: Ask[T]) -> T:
+        """What `ask` answers in a transaction that is committed then. Its changes are recorded as the visitor's."""
+        with acting(self.actor):
+            return await self.connections.change(ask)
+
     async def part(self, ask: Ask[T]) -> tuple[T | None, Problem | None]:
         """The same for a part of a page: the other parts are shown although this one has failed."""
         try:
@@ -69,6 +86,9 @@ class Page:
     view: Mapping[str, Any] = field(default_factory=dict)
     to: str | None = None
     """The path to go to instead, below the mount."""
+    after: str | None = None
+    did: str = ""
+    """After a change: where a browser goes on, and the word that says there what was done."""
 
 
 DEPTH_MOST = 50

@@ -1,0 +1,101 @@
+"""What an operator changes: one job, or the pause of a queue or a task. By the functions that the command line calls.
+
+A change is a POST and one transaction, and a row of the record with the visitor's name. A browser goes on to a page
+that says what was done; a script gets the answer as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from pgqueue.admin.actions import REFUSALS, Answer, acancel, adiscard, areschedule, aretry
+from pgqueue.admin.queues import apause, aresume
+from pgqueue.web.pages.jobs import moment
+from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.problems import Problem
+
+NOTICES: Mapping[str, str] = {
+    "cancelled": "The job is cancelled.",
+    "requested": "The job runs. Its worker was asked to stop it.",
+    "ended": "Nothing was done: the job had ended before.",
+    "retried": "The job is available again.",
+    "again": "This new job does again what the other one had done.",
+    "completed": "Nothing was done: the job has completed.",
+    "alive": "Nothing was done: the job has not ended.",
+    "held": "Nothing was done: another job has its unique key.",
+    "discarded": "The job is deleted, with its attempts.",
+    "rescheduled": "The job has a new time.",
+    "running": "Nothing was done: the job runs already.",
+    "over": "Nothing was done: the job has ended.",
+    "paused": "It is paused. What runs goes on to its end.",
+    "paused before": "Nothing was done: it was paused already.",
+    "resumed": "It goes on.",
+    "resumed before": "Nothing was done: it was not paused.",
+}
+"""What a page says after a change. The URL has the word before the colon, and no text: a link cannot make one up."""
+
+
+async def cancel(asked: Asked) -> Page:
+    """Cancel the job, or ask its worker to stop it."""
+    return _answered(await asked.change(lambda conn: acancel(conn, asked.id)))
+
+
+async def retry(asked: Asked) -> Page:
+    """Make an ended job available again; a completed one is run as a new job."""
+    return _answered(await asked.change(lambda conn: aretry(conn, asked.id, again=True)))
+
+
+async def discard(asked: Asked) -> Page:
+    """Delete an ended job."""
+    return _answered(await asked.change(lambda conn: adiscard(conn, asked.id)))
+
+
+async def run_now(asked: Asked) -> Page:
+    """Let a job that waits start at once."""
+    return _answered(await asked.change(lambda conn: areschedule(conn, asked.id, at=datetime.now(UTC))))
+
+
+async def reschedule(asked: Asked) -> Page:
+    """Let a job that waits start at the time in the field `at`."""
+    at = moment(asked.field("at"), "at")
+    if at is None:
+        raise Problem(400, "This cannot be done", "at: give a time like 2026-12-24T18:00")
+    return _answered(await asked.change(lambda conn: areschedule(conn, asked.id, at=at)))
+
+
+async def pause(asked: Asked) -> Page:
+    """Pause the queue or the task that is named."""
+    kind, name = _named(asked)
+    done = await asked.change(lambda conn: apause(conn, **{kind: name}))
+    return _paused(kind, name, "paused", done)
+
+
+async def resume(asked: Asked) -> Page:
+    """Let it go on."""
+    kind, name = _named(asked)
+    done = await asked.change(lambda conn: aresume(conn, **{kind: name}))
+    return _paused(kind, name, "resumed", done)
+
+
+def _answered(answers: list[Answer]) -> Page:
+    """To the page of the job. Discarded jobs have none. Raises Problem if there is no such job."""
+    [answer] = answers
+    if answer.did == "missing":
+        raise Problem(
+            404, f"There is no job {answer.id}", "It is not committed, was discarded, or retention removed it."
+        )
+    place = "/jobs" if answer.did == "discarded" else f"/jobs/{answer.new or answer.id}"
+    return Page("", [plain(answer)], {"changed": answer.did not in REFUSALS}, after=place, did=answer.did)
+
+
+def _paused(kind: str, name: str, did: str, done: bool) -> Page:
+    item = {kind: name, "did": did if done else f"{did} before"}
+    return Page("", [item], {"changed": done}, after="/queues", did=item["did"])
+
+
+def _named(asked: Asked) -> tuple[str, str]:
+    given = [(kind, name) for kind in ("queue", "task") if (name := asked.field(kind)) is not None]
+    if len(given) != 1:
+        raise Problem(400, "This cannot be done", "Name a queue or a task, and not both.")
+    return given[0]
