@@ -151,9 +151,9 @@ def test_tasks_are_those_that_workers_know_and_those_that_jobs_have(workers: Con
     workers.commit()
     found = [tuple(each.values()) for each in items(pgqueue("tasks", "--json", dsn=dsn))]
     assert found == [
-        ("lost", 0, {"n": 2, "exact": True}, ["mail"], True),
-        ("mail.check", 1, {"n": 0, "exact": True}, [], False),
-        ("mail.send", 2, {"n": 2, "exact": True}, ["mail", "other"], False),
+        ("lost", 0, {"n": 2, "exact": True}, ["mail"], True, None, None),
+        ("mail.check", 1, {"n": 0, "exact": True}, [], False, None, None),
+        ("mail.send", 2, {"n": 2, "exact": True}, ["mail", "other"], False, None, None),
     ]
     (tmp_path / "shop.py").write_text(SHOP)
     lines = pgqueue("tasks", "shop", "--app-dir", str(tmp_path), dsn=dsn).stdout.splitlines()
@@ -176,7 +176,8 @@ def test_queues_are_shown_with_those_that_only_code_names(conn: Conn, dsn: str, 
     (tmp_path / "shop.py").write_text(SHOP)
     there = items(pgqueue("queues", "--json", dsn=dsn))
     assert [(each["name"], each["available"]["n"], each["workers"]) for each in there] == [("other", 1, 0)]
-    lines = pgqueue("queues", "shop", "--app-dir", str(tmp_path), dsn=dsn).stdout.splitlines()
+    *lines, paused = pgqueue("queues", "shop", "--app-dir", str(tmp_path), dsn=dsn).stdout.splitlines()
+    assert paused.startswith("PAUSED queue other for ")
     assert [line.split()[0] for line in lines] == ["QUEUE", "other", "default", "mail"]
     assert [line.split()[-1] for line in lines] == ["HERE", "0", "1", "1"]
     assert "PAUSED NOT SERVED" in lines[1]
