@@ -35,6 +35,7 @@ def app(
     redact: Iterable[str] | None = None,
     redact_with: Redact | None = None,
     actor: Actor | None = None,
+    read_only: bool = False,
 ) -> Dashboard:
     """Return the dashboard as an ASGI app. It can be mounted under any path.
 
@@ -47,6 +48,7 @@ def app(
     - `redact_with`: a function of a path and a value; it returns what is shown instead.
     - `actor`: a function of a `Visitor`; it returns the name that the record has for the visitor's changes. Default:
       `dashboard`.
+    - `read_only`: visitors only read, whatever `auth` allows them.
 
     The configured database is connected at the first request. Raises InvalidOption for a wrong option, Error
     without the extra `web`.
@@ -60,7 +62,13 @@ def app(
     with needs_extra():
         from pgqueue.web import dashboard
     return dashboard.made(
-        auth, public_url=public_url, trusted=trusted_proxies, redact=redact, redact_with=redact_with, actor=actor
+        auth,
+        public_url=public_url,
+        trusted=trusted_proxies,
+        redact=redact,
+        redact_with=redact_with,
+        actor=actor,
+        read_only=read_only,
     )
 
 

@@ -253,6 +253,7 @@ def made(
     redact: Iterable[str] | None = None,
     redact_with: Function | None = None,
     actor: Actor | None = None,
+    read_only: bool = False,
 ) -> Dashboard:
     """The dashboard with these options. Raises InvalidOption."""
     if not isinstance(auth, Secrets | Open) and not callable(auth):
@@ -264,7 +265,9 @@ def made(
     patterns = DEFAULT_PATTERNS if redact is None else tuple(redact)
     if actor is not None and not callable(actor):
         raise InvalidOption(f"actor: give a function of a visitor, not {type(actor).__name__}")
-    return Dashboard(Gate(auth, actor), Redaction(patterns, redact_with), Place(public_url, networks(trusted)))
+    return Dashboard(
+        Gate(auth, actor, read_only=read_only), Redaction(patterns, redact_with), Place(public_url, networks(trusted))
+    )
 
 
 def _path(scope: Scope) -> str:

@@ -14,7 +14,7 @@ from time import time
 from typing import Any
 
 from pgqueue.jobs.actors import acting
-from pgqueue.web.access import NOBODY, OPERATOR, Rights, Visitor, refused_open, rights_of
+from pgqueue.web.access import NOBODY, OPERATOR, READER, Rights, Visitor, refused_open, rights_of
 from pgqueue.web.login_limit import LoginLimit
 from pgqueue.web.problems import Problem
 from pgqueue.web.secrets import SESSION_SECONDS, Secrets, rights_of_role
@@ -41,9 +41,12 @@ Auth = Secrets | Open | Function
 class Gate:
     """Knows how visitors are recognised. `clock` is in seconds since 1970."""
 
-    def __init__(self, auth: Auth, actor: Actor | None = None, *, clock: Callable[[], float] = time) -> None:
+    def __init__(
+        self, auth: Auth, actor: Actor | None = None, *, read_only: bool = False, clock: Callable[[], float] = time
+    ) -> None:
         self._auth = auth
         self._actor = actor
+        self._most = READER if read_only else OPERATOR
         self._clock = clock
         self.limit = LoginLimit()
 
@@ -66,6 +69,9 @@ class Gate:
 
     async def enter(self, visitor: Visitor) -> Rights:
         """The rights of this visitor. Raises Problem if the request is refused whoever it is."""
+        return self._most & await self._found(visitor)
+
+    async def _found(self, visitor: Visitor) -> Rights:
         auth = self._auth
         if isinstance(auth, Open):
             if refused := refused_open(visitor):

@@ -6,8 +6,11 @@ The access rules are the dashboard's own. So uvicorn is told to believe no heade
 from __future__ import annotations
 
 import logging
+import signal
 import socket
+import sys
 from collections.abc import Mapping
+from types import FrameType
 
 import uvicorn
 
@@ -21,7 +24,9 @@ DRAIN_SECONDS = 5
 
 
 def serve(dashboard: Dashboard, host: str, port: int) -> None:
-    """Serve the dashboard until SIGTERM or Ctrl-C. Raises InvalidOption if the address cannot be bound."""
+    """Serve the dashboard until SIGTERM or Ctrl-C; then end with 0. Raises InvalidOption if it cannot listen there."""
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, _end)  # uvicorn stops in order, and raises the signal again for this
     listening = bound(host, port)
     config = uvicorn.Config(
         dashboard,
@@ -36,6 +41,10 @@ def serve(dashboard: Dashboard, host: str, port: int) -> None:
     with listening:
         log.warning("the dashboard is at http://%s:%d/", f"[{host}]" if ":" in host else host, *_port(listening))
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -162,6 +162,20 @@ async def test_the_buttons_of_a_job_are_those_that_its_state_and_the_rights_allo
 
 
 @pytest.mark.promise("F145")
+async def test_where_it_is_read_only_an_operator_is_a_reader(dsn: str, eyes: Eyes, ids: dict[str, int]) -> None:
+    async with dashboard_of(dsn, lambda visitor: ACTIONS, read_only=True) as made, browsing(made) as browser:
+        for path in ("/queues", f"/jobs/{ids['failed']}"):
+            page = await browser.get(path)
+            assert page.status_code == 200 and buttons(page) == set()
+        for path in ("/pause", f"/jobs/{ids['failed']}/retry"):
+            answer = await browser.post(path, data={"queue": "default"}, headers=SAME_SITE)
+            assert answer.status_code == 403, answer.text
+    async with dashboard_of(dsn, lambda visitor: None, read_only=True) as made, browsing(made) as browser:
+        assert (await browser.get("/queues")).status_code == 403
+    assert eyes.all("TABLE pgqueue.audit") == []
+
+
+@pytest.mark.promise("F145")
 async def test_a_reader_sees_no_button_on_the_queues_and_an_operator_one_for_each(
     dsn: str, eyes: Eyes, ids: dict[str, int]
 ) -> None:

@@ -15,6 +15,7 @@ LEVELS = ("debug", "info", "warning", "error")
 @click.command("web")
 @click.option("--auth", is_flag=True, help="Ask for a secret: of the reader, or of the operator.")
 @click.option("--open", "is_open", is_flag=True, help="Ask for nothing; only on loopback, for this machine.")
+@click.option("--read-only", is_flag=True, help="Change nothing, whoever asks.")
 @click.option("--bind", metavar="HOST:PORT", default="127.0.0.1:8300", show_default=True, help="Where to listen.")
 @click.option("--public-url", metavar="URL", help="Where browsers find it, behind a proxy.")
 @click.option(
@@ -28,6 +29,7 @@ LEVELS = ("debug", "info", "warning", "error")
 def command(
     auth: bool,
     is_open: bool,
+    read_only: bool,
     bind: str,
     public_url: str | None,
     proxies: Sequence[str],
@@ -39,6 +41,7 @@ def command(
     """Serve the dashboard for browsers.
 
     It shows jobs, queues, locks, limits, schedules, workers and errors, and does not start without --auth or --open.
+    Operators change jobs and pauses there, unless it is --read-only.
     With --auth the secrets of the reader and of the operator come from PGQUEUE_WEB_READER and PGQUEUE_WEB_OPERATOR: two
     different texts of 20 characters or more. With --redact and a pattern such as '*iban*' the values of these keys are
     hidden, as those of passwords and tokens are.
@@ -68,6 +71,7 @@ def command(
         secrets.from_environment(os.environ) if auth else gate.Open(),
         public_url=public_url,
         trusted=proxies,
+        read_only=read_only,
         redact=() if no_redaction else (*redaction.DEFAULT_PATTERNS, *patterns),
     )
     logs.set_up(log_level, log_format)
