@@ -134,7 +134,7 @@ class Dashboard:
             raise Problem(400, "This cannot be asked", f"the URL has more than {FIELDS_MOST} fields") from None
         form = {} if visitor.method in SAFE_METHODS else await _form(request)
         actor = "" if visitor.method in SAFE_METHODS else self._gate.actor_of(visitor)
-        asked = Asked(query, visit.parts, self._connections, self._redaction, form, actor)
+        asked = Asked(query, visit.parts, self._connections, self._redaction, form, actor, visit.rights)
         return self._shown(visit, asked, await route.page(asked))
 
     def _visit(self, request: Request) -> Visit:
@@ -228,8 +228,8 @@ class Dashboard:
 
     async def _sign_in(self, request: Request, visit: Visit) -> Response:
         form = await _form(request)
-        wanted = form.get("next", "/")
-        cookie = self._gate.sign_in(form.get("secret", "").strip(), visit.visitor)
+        wanted = form.get("next", ["/"])[-1]
+        cookie = self._gate.sign_in(form.get("secret", [""])[-1].strip(), visit.visitor)
         if cookie is None:
             return self._login(visit, wanted, wrong=True)
         response = _redirect(visit, wanted if _is_ours(wanted) else "/")
@@ -292,7 +292,7 @@ def _redirect(visit: Visit, path: str) -> RedirectResponse:
     return RedirectResponse(visit.root + path, 303, rendering.HEADERS)
 
 
-async def _form(request: Request) -> dict[str, str]:
+async def _form(request: Request) -> dict[str, list[str]]:
     """The fields of a small form. Raises Problem."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = b""
@@ -303,10 +303,9 @@ async def _form(request: Request) -> dict[str, str]:
     if body and kind != "application/x-www-form-urlencoded":
         raise Problem(415, "Refused", "Send the fields of a form.")
     try:
-        fields = parse_qs(body.decode("ascii"), keep_blank_values=True, max_num_fields=FIELDS_MOST)
+        return parse_qs(body.decode("ascii"), keep_blank_values=True, max_num_fields=FIELDS_MOST)
     except ValueError:
         raise Problem(400, "Refused", "The form cannot be read.") from None
-    return {name: values[-1] for name, values in fields.items()}
 
 
 __all__ = ["COOKIE", "Dashboard", "made"]

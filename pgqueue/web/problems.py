@@ -9,6 +9,7 @@ from psycopg_pool import PoolTimeout
 
 from pgqueue.config import safe
 from pgqueue.errors import (
+    BulkNotFound,
     Error,
     InvalidArguments,
     InvalidOption,
@@ -39,6 +40,8 @@ def problem_of(error: Exception) -> Problem:
             return error
         case JobNotFound():
             return Problem(404, "No such job", plain(str(error)))
+        case BulkNotFound():
+            return Problem(404, "No such operation", plain(str(error)))
         case InvalidOption() | InvalidArguments():
             return Problem(400, "This cannot be asked", plain(str(error)))
         case psycopg.DataError():

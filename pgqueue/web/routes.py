@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from pgqueue.web.access import NOTHING, READ
-from pgqueue.web.pages import changes, job, jobs, lists, overview
+from pgqueue.web.pages import bulks, changes, job, jobs, lists, overview
 from pgqueue.web.pages.page import Asked, Page
 
 PageFunction = Callable[[Asked], Awaitable[Page]]
@@ -43,6 +43,11 @@ ROUTES = (
     Route("discard_job", "POST", "/jobs/{id}/discard", "discard", changes.discard),
     Route("run_job_now", "POST", "/jobs/{id}/run-now", "run_now", changes.run_now),
     Route("reschedule_job", "POST", "/jobs/{id}/reschedule", "reschedule", changes.reschedule),
+    Route("bulks", "GET", "/bulk", READ, bulks.bulks),
+    Route("preview", "GET", "/bulk/new", "bulk", bulks.preview),
+    Route("bulk", "GET", "/bulk/{id}", READ, bulks.bulk),
+    Route("begin_bulk", "POST", "/bulk", "bulk", bulks.begin),
+    Route("stop_bulk", "POST", "/bulk/{id}/stop", "bulk", bulks.stop),
     Route("pause", "POST", "/pause", "pause", changes.pause),
     Route("resume", "POST", "/resume", "resume", changes.resume),
 )

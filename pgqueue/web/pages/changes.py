@@ -32,6 +32,9 @@ NOTICES: Mapping[str, str] = {
     "paused before": "Nothing was done: it was paused already.",
     "resumed": "It goes on.",
     "resumed before": "Nothing was done: it was not paused.",
+    "begun": "The operation has begun.",
+    "stopped": "The operation is stopped. What was done stays done.",
+    "over before": "Nothing was done: no such operation is open.",
 }
 """What a page says after a change. The URL has the word before the colon, and no text: a link cannot make one up."""
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
+from pgqueue.admin.bulk.operations import STATES
 from pgqueue.admin.queries import ASKED, SEARCHED_MOST, Criteria, asearch
 from pgqueue.web.pages.page import Asked, Page, TooDeep, plain
 from pgqueue.web.problems import Problem
@@ -21,6 +22,8 @@ from pgqueue.web.redaction import Redaction
 LIMIT = 50
 LIMIT_MOST = 500
 DEPTH_MOST = 20
+BULK = ("state", "queue", "task")
+"""The filters that an operation on all jobs knows, too."""
 KEYS = ("key", "lock_key", "unique_key", "idempotency_key")
 """Where a job shows what the filter `key` looks for."""
 
@@ -69,6 +72,7 @@ def _after(place: str | None) -> int | str | None:
 def _view(asked: Asked, after: int | str | None) -> dict[str, Any]:
     """What the form shows again, and the URL of the page behind this one."""
     again = [(key, value) for key, value in asked.query if value.strip() and key not in ("after", "did")]
+    named = {key for key, _ in again} - {"limit"}
     return {
         "states": ASKED,
         "chosen": asked.values("state"),
@@ -79,7 +83,26 @@ def _view(asked: Asked, after: int | str | None) -> dict[str, Any]:
         "next": None if after is None else urlencode([*again, ("after", after)]),
         "filtered": any(key != "limit" for key, _ in again),
         "first": asked.value("after") is None,
+        "bulk": [
+            (action, urlencode([("action", action), *again]))
+            for action in offered(asked.values("state"), named, asked.rights)
+        ],
     }
+
+
+def offered(chosen: Sequence[str], filters: Iterable[str], rights: Iterable[str]) -> list[str]:
+    """The actions that can be done to all jobs of a list: what the rights allow, if an operation knows the filters.
+
+    >>> offered(["failed"], ["state", "task"], {"bulk", "retry", "cancel"})
+    ['retry']
+    >>> offered(["failed"], ["state", "key"], {"bulk", "retry", "cancel"})
+    []
+    """
+    if "bulk" not in rights or not set(filters) & set(BULK) or set(filters) - set(BULK):
+        return []
+    return [
+        action for action, (states, others) in STATES.items() if action in rights and set(chosen) <= {*states, *others}
+    ]
 
 
 def arguments(given: Iterable[str]) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ HTML or as JSON. So both show the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -26,8 +26,9 @@ class Asked:
     place: Mapping[str, str]
     connections: Connections
     redaction: Redaction
-    form: Mapping[str, str] = field(default_factory=dict)
+    form: Mapping[str, Sequence[str]] = field(default_factory=dict)
     actor: str = ""
+    rights: Collection[str] = ()
 
     @property
     def id(self) -> int:
@@ -35,8 +36,13 @@ class Asked:
         return int(self.place["id"])
 
     def field(self, name: str) -> str | None:
-        """The field of this name in the form; None if it is empty."""
-        return self.form.get(name, "").strip() or None
+        """The last field of this name in the form; None if it is empty."""
+        found = self.fields(name)
+        return found[-1] if found else None
+
+    def fields(self, name: str) -> list[str]:
+        """The fields of this name in the form that are not empty."""
+        return [value.strip() for value in self.form.get(name, ()) if value.strip()]
 
     def values(self, name: str) -> list[str]:
         """The values of this name in the URL that are not empty."""

@@ -1,0 +1,161 @@
+"""Operations by filter on the dashboard: offered for a list, previewed, begun, watched, stopped."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import psycopg
+import pytest
+from dashboards import SAME_SITE, browsing, dashboard_of, reading
+from workers import Eyes, until, work
+
+import pgqueue
+from pgqueue.client.tasks import task
+from pgqueue.web.access import ACTIONS
+from pgqueue.web.pages.changes import NOTICES
+
+
+@task(name="web.bulk")
+async def handler() -> None: ...
+
+
+@pytest.fixture
+def failed(eyes: Eyes) -> list[int]:
+    """Five failed jobs of one task and one of another."""
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, state, finished_at, bin, reason) "
+        "SELECT CASE WHEN n < 6 THEN 'web.bulk' ELSE 'web.other' END, 'failed', now(), 0, 'error' "
+        "FROM generate_series(1, 6) AS n"
+    )
+    return [id for (id,) in eyes.all("SELECT id FROM pgqueue.job WHERE task = 'web.bulk' ORDER BY id")]
+
+
+def links(page: httpx.Response, path: str) -> list[str]:
+    """Where the links of a page lead that begin with this path."""
+    return [link.replace("&amp;", "&") for link in re.findall(r'href="([^"]*)"', page.text) if link.startswith(path)]
+
+
+def form(page: httpx.Response) -> dict[str, list[str]]:
+    """The hidden fields of a page."""
+    found: dict[str, list[str]] = {}
+    for name, value in re.findall(r'type="hidden" name="([^"]*)" value="([^"]*)"', page.text):
+        found.setdefault(name, []).append(value)
+    return found
+
+
+@pytest.mark.promise("F146")
+@pytest.mark.parametrize(
+    ("query", "rights", "offered"),
+    [
+        ("state=failed", ACTIONS, ["retry", "discard"]),
+        ("state=failed&task=web.bulk&limit=5", ACTIONS, ["retry", "discard"]),
+        ("task=web.bulk", ACTIONS, ["cancel", "retry", "discard", "reschedule"]),
+        ("state=failed", ACTIONS - {"discard"}, ["retry"]),
+        ("state=failed", ACTIONS - {"bulk"}, []),
+        ("state=failed&arg=x=1", ACTIONS, []),
+        ("", ACTIONS, []),
+    ],
+)
+async def test_a_list_offers_what_can_be_done_to_all_of_it(
+    dsn: str, failed: list[int], query: str, rights: frozenset[str], offered: list[str]
+) -> None:
+    async with dashboard_of(dsn, lambda visitor: rights) as made, browsing(made) as browser:
+        found = links(await browser.get(f"/jobs?{query}"), "/bulk/new?")
+        assert [httpx.URL(link).params["action"] for link in found] == offered
+        for link in found:
+            page = await browser.get(link)
+            assert page.status_code == 200, page.text
+    async with reading(dsn) as browser:
+        assert links(await browser.get(f"/jobs?{query}"), "/bulk/new?") == []
+
+
+@pytest.mark.promise("F146")
+async def test_from_the_list_to_the_end_of_an_operation(dsn: str, eyes: Eyes, failed: list[int]) -> None:
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        [retry, _] = links(await browser.get("/jobs?state=failed&task=web.bulk"), "/bulk/new?")
+        preview = await browser.get(retry)
+        assert "5 jobs fit now: state failed, task web.bulk" in preview.text
+        assert form(preview) == {
+            "action": ["retry"], "up_to": [str(failed[-1] + 1)], "state": ["failed"], "task": ["web.bulk"]
+        }  # fmt: skip
+        answer = await browser.post("/bulk", data=form(preview) | {"pace": ["1000"]}, headers=SAME_SITE)
+        [bulk] = pgqueue.bulks(eyes.conn)
+        assert answer.headers["location"] == f"/bulk/{bulk.id}?did=begun"
+        page = await browser.get(answer.headers["location"])
+        assert NOTICES["begun"] in page.text and "No job has been dealt with yet" in page.text
+        async with work(dsn, handler, poll=0.2):
+            await until(lambda: pgqueue.get_bulk(eyes.conn, bulk.id).state == "done")
+        page = await browser.get(f"/bulk/{bulk.id}")
+        assert "5 changed, 0 left out" in page.text and "Stop" not in page.text
+        assert [f"/jobs/{id}" for id in failed] == links(page, "/jobs/")
+        [entry] = pgqueue.audit(eyes.conn)
+        assert (entry.actor, entry.action, entry.count) == ("dashboard", "bulk retry", 5)
+        listed = await browser.get("/bulk", headers={"accept": "application/json"})
+        [item] = listed.json()["items"]
+        assert (item["id"], item["changed"], item["counts"], item["pace"]) == (bulk.id, 5, {"retried": 5}, 1000)
+        assert f"/bulk/{bulk.id}" in links(await browser.get("/bulk"), "/bulk/")
+    assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE task = 'web.other' AND state = 'failed'") == 1
+
+
+@pytest.mark.promise("F146")
+async def test_an_operation_is_stopped_once(dsn: str, eyes: Eyes, failed: list[int]) -> None:
+    begun = pgqueue.bulk(eyes.conn, "retry", task="web.bulk")
+    async with reading(dsn) as browser:
+        assert 'action="' not in (await browser.get(f"/bulk/{begun.id}")).text
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        assert f'action="/bulk/{begun.id}/stop"' in (await browser.get(f"/bulk/{begun.id}")).text
+        for did in ("stopped", "over before"):
+            answer = await browser.post(f"/bulk/{begun.id}/stop", headers=SAME_SITE)
+            assert NOTICES[did] in (await browser.get(answer.headers["location"])).text
+    assert pgqueue.get_bulk(eyes.conn, begun.id).stopped_by == "dashboard"
+
+
+@pytest.mark.promise("F146")
+async def test_what_cannot_be_begun_is_refused_and_nothing_is(dsn: str, eyes: Eyes, failed: list[int]) -> None:
+    wrong = [
+        ({"action": "explode", "state": "failed"}, 400),
+        ({"state": "failed"}, 400),
+        ({"action": "retry"}, 400),  # would choose all jobs
+        ({"action": "retry", "state": "running"}, 400),
+        ({"action": "retry", "state": "failed", "pace": "fast"}, 400),
+        ({"action": "retry", "state": "failed", "up_to": "-1"}, 400),
+        ({"action": "reschedule", "task": "web.bulk"}, 400),
+        ({"action": "cancel", "task": "web.bulk"}, 403),
+    ]
+    async with dashboard_of(dsn, lambda visitor: ACTIONS - {"cancel"}) as made, browsing(made) as browser:
+        for fields, status in wrong:
+            answer = await browser.post("/bulk", data=fields, headers=SAME_SITE)
+            assert answer.status_code == status, (fields, answer.text)
+            shown = await browser.get("/bulk/new", params=fields)
+            assert shown.status_code in (200, status), (fields, shown.text)
+    assert pgqueue.bulks(eyes.conn) == []
+
+
+@pytest.mark.promise("F146")
+async def test_a_reschedule_and_a_retry_of_completed_jobs_say_so(dsn: str, eyes: Eyes) -> None:
+    with psycopg.connect(dsn) as conn:
+        handler.enqueue(conn)
+    eyes.do("INSERT INTO pgqueue.job (task, state, finished_at, bin) VALUES ('web.bulk', 'completed', now(), 0)")
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        later = {"action": "reschedule", "task": "web.bulk", "at": "2100-01-01T00:00"}
+        again = {"action": "retry", "state": "completed"}
+        for fields in (later, again):
+            assert (await browser.post("/bulk", data=fields, headers=SAME_SITE)).status_code == 303
+        async with work(dsn, poll=0.2):
+            await until(lambda: {each.state for each in pgqueue.bulks(eyes.conn)} == {"done"})
+    assert {each.action: dict(each.counts) for each in pgqueue.bulks(eyes.conn)} == {
+        "reschedule": {"rescheduled": 1},
+        "retry": {"again": 1},
+    }
+
+
+@pytest.mark.promise("F146", "F139")
+async def test_the_filter_of_an_operation_is_escaped(dsn: str, eyes: Eyes) -> None:
+    evil = "<script>alert('x')</script>\u202e"
+    begun = pgqueue.bulk(eyes.conn, "retry", task=evil)
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        for path, query in (("/bulk", {}), (f"/bulk/{begun.id}", {}), ("/bulk/new", {"action": "retry", "task": evil})):
+            page = await browser.get(path, params=query)
+            assert page.status_code == 200 and "&lt;script&gt;" in page.text
+            assert "<script" not in page.text and "\u202e" not in page.text
