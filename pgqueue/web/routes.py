@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from pgqueue.web.access import NOTHING, READ
-from pgqueue.web.pages import bulks, changes, job, jobs, lists, overview
+from pgqueue.web.pages import bulks, changes, history, job, jobs, lists, overview
 from pgqueue.web.pages.page import Asked, Page
 
 PageFunction = Callable[[Asked], Awaitable[Page]]
@@ -38,6 +38,7 @@ ROUTES = (
     Route("schedules", "GET", "/schedules", READ, lists.schedules),
     Route("workers", "GET", "/workers", READ, lists.workers),
     Route("errors", "GET", "/errors", READ, lists.errors),
+    Route("history", "GET", "/history", READ, history.history),
     Route("cancel_job", "POST", "/jobs/{id}/cancel", "cancel", changes.cancel),
     Route("retry_job", "POST", "/jobs/{id}/retry", "retry", changes.retry),
     Route("discard_job", "POST", "/jobs/{id}/discard", "discard", changes.discard),

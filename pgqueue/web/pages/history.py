@@ -1,0 +1,78 @@
+"""What happened, as charts: throughput, failures, waits, and how many jobs there were. Changes by hand are marked."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pgqueue.admin.audit import AuditEntry, aaudit
+from pgqueue.admin.history import ahistory
+from pgqueue.jobs import histogram
+from pgqueue.web import charts
+from pgqueue.web.charts import Step
+from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.problems import Problem
+
+MARKS_MOST = 200
+RANGES = {
+    "1h": ("minute", timedelta(minutes=1), 60),
+    "24h": ("minute", timedelta(minutes=15), 96),
+    "30d": ("hour", timedelta(hours=6), 120),
+}
+"""The unit in which the history is read, the length of a step of the charts, and their number."""
+EXTENTS = {"1h": "the last hour", "24h": "the last day", "30d": "the last 30 days"}
+
+
+async def history(asked: Asked) -> Page:
+    """The steps as items, the charts and the marks beside them."""
+    range_ = asked.value("range") or "1h"
+    if range_ not in RANGES:
+        raise Problem(400, "This cannot be asked", f"range: use one of {', '.join(RANGES)}")
+    unit, length, number = RANGES[range_]
+    queue, task = asked.value("queue"), asked.value("task")
+    first = _begin(datetime.now(UTC), length) - (number - 1) * length
+    rows = await asked.read(
+        lambda conn: ahistory(conn, since=first, queue=queue, task=task, step=unit, by="all")  # type: ignore[arg-type]
+    )
+    changes = await asked.read(lambda conn: aaudit(conn, since=first, limit=MARKS_MOST))
+    given = charts.steps(rows, first, length, number)
+    marks = [_mark(each, charts.place_of(each.at, first, number * length)) for each in changes]
+    view = {
+        "asked": {"range": range_, "queue": queue or "", "task": task or ""},
+        "extents": EXTENTS,
+        "box": (charts.WIDTH, charts.HEIGHT),
+    }
+    shown = {
+        "ended": charts.stacked(given, ("completed", "failed", "retried")),
+        "waits": charts.line(given, _wait),
+        "waiting": charts.line(given, _waiting) if task is None else None,
+        "oldest": charts.line(given, lambda step: step.most("oldest")) if task is None else None,
+    }
+    more = {"first": first, "step_seconds": length.total_seconds(), "marks": marks, "charts": plain(shown)}
+    return Page("history.html", [_item(step) for step in given if step.rows], more, view)
+
+
+def _begin(at: datetime, length: timedelta) -> datetime:
+    """The beginning of the step of this length in which `at` is."""
+    zero = datetime(2000, 1, 1, tzinfo=UTC)
+    return zero + (at - zero) // length * length
+
+
+def _wait(step: Step) -> float | None:
+    return histogram.quantile(step.merged("wait"), 0.95) if step.rows else None
+
+
+def _waiting(step: Step) -> float | None:
+    available, blocked = step.most("available"), step.most("blocked")
+    return None if available is None or blocked is None else available + blocked
+
+
+def _item(step: Step) -> dict[str, Any]:
+    counted = {name: step.sum(name) for name in ("started", "completed", "failed", "retried")}
+    measured = {"wait_p95": _wait(step), "waiting": _waiting(step), "oldest": step.most("oldest")}
+    return {"at": step.at} | counted | measured
+
+
+def _mark(entry: AuditEntry, x: float | None) -> dict[str, Any]:
+    """Without the target: it may be a filter, with arguments of jobs."""
+    return {"x": x, "at": entry.at, "actor": entry.actor, "action": entry.action, "count": entry.count}

@@ -1,0 +1,85 @@
+"""The history on the dashboard: where bars, lines and marks stand, and that the page draws them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from dashboards import reading
+from workers import Eyes
+
+import pgqueue
+from pgqueue.admin.history import HistoryRow
+from pgqueue.jobs import histogram
+from pgqueue.web import charts
+
+FIRST = datetime(2026, 1, 1, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+NONE = (0,) * (len(histogram.BOUNDS) + 1)
+
+
+def row(minute: float, **numbers: Any) -> HistoryRow:
+    names = ("started", "completed", "failed", "retried", "snoozed", "cancelled", "expired", "skipped", "interrupted")
+    counted: dict[str, Any] = dict.fromkeys((*names, "rescued"), 0) | {"wait_seconds": 0.0, "run_seconds": 0.0}
+    given = counted | {"wait": NONE, "run": NONE} | numbers
+    return HistoryRow(at=FIRST + minute * MINUTE, queue=None, task=None, **given)
+
+
+@pytest.mark.promise("F147")
+def test_each_step_has_the_rows_of_its_time_and_no_other() -> None:
+    rows = [row(-1, completed=1), row(0, completed=2), row(1.5, completed=4), row(2, completed=8), row(4, completed=16)]
+    given = charts.steps(rows, FIRST, 2 * MINUTE, 2)
+    assert [step.sum("completed") for step in given] == [6, 8]
+    assert [step.at for step in given] == [FIRST, FIRST + 2 * MINUTE]
+
+
+@pytest.mark.promise("F147")
+def test_bars_stand_on_each_other_and_the_highest_step_fills_the_chart() -> None:
+    given = charts.steps([row(0, completed=3, failed=1), row(2, failed=2)], FIRST, MINUTE, 3)
+    chart = charts.stacked(given, ("completed", "failed"))
+    assert chart.top == 4
+    parts = [(bar.kind, bar.value, bar.x, bar.y, bar.height) for bar in chart.bars]
+    assert parts == [("completed", 3, 0, 35, 105), ("failed", 1, 0, 0, 35), ("failed", 2, 480, 70, 70)]
+    assert charts.stacked(charts.steps([], FIRST, MINUTE, 3), ("failed",)).bars == ()
+
+
+@pytest.mark.promise("F147")
+def test_a_line_has_a_gap_where_nothing_was_measured() -> None:
+    given = charts.steps([row(0, oldest=5.0), row(1, oldest=10.0), row(3, oldest=0.0)], FIRST, MINUTE, 4)
+    chart = charts.line(given, lambda step: step.most("oldest"))
+    assert chart.top == 10
+    assert chart.lines == ("0.0,70.0 153.0,70.0 180.0,0.0 333.0,0.0", "540.0,140.0 693.0,140.0")
+    empty = charts.line(charts.steps([], FIRST, MINUTE, 4), lambda step: step.most("oldest"))
+    assert (empty.lines, empty.top) == ((), 1)
+
+
+@pytest.mark.promise("F147")
+@pytest.mark.parametrize(("minutes", "x"), [(-1, None), (0, 0), (1, 360), (2, 720), (3, None)])
+def test_a_mark_stands_at_its_time(minutes: int, x: float | None) -> None:
+    assert charts.place_of(FIRST + minutes * MINUTE, FIRST, 2 * MINUTE) == x
+
+
+@pytest.mark.promise("F147")
+@pytest.mark.parametrize("range_", ["1h", "24h", "30d"])
+async def test_the_page_draws_what_happened_and_marks_changes_by_hand(dsn: str, eyes: Eyes, range_: str) -> None:
+    table, ago = ("hour", "2 hours") if range_ == "30d" else ("minute", "5 minutes")
+    eyes.do(
+        f"INSERT INTO pgqueue.history_{table} (at, bin, queue, task, started, completed, failed) "  # noqa: S608
+        f"SELECT date_trunc('{table}', pgqueue.now() - interval '{ago}'), bin, 'mail', 'mail.send', 12, 9, 3 "
+        f"FROM pgqueue.ring WHERE kind = '{table}'"
+    )
+    pgqueue.pause(eyes.conn, "mail", actor="ann")
+    async with reading(dsn) as browser:
+        page = await browser.get("/history", params={"range": range_})
+        assert page.status_code == 200, page.text
+        assert {"bar-completed", "bar-failed"} <= set(re.findall(r"bar-\w+", page.text))
+        assert 'class="mark"' in page.text and "pause by ann" in page.text
+        assert 'style="' not in page.text
+        found = (await browser.get("/history", params={"range": range_}, headers={"accept": "application/json"})).json()
+        [item] = found["items"]
+        assert (item["started"], item["completed"], item["failed"]) == (12, 9, 3)
+        none = await browser.get("/history", params={"range": range_, "queue": "other"})
+        assert "Nothing happened" in none.text
+        assert (await browser.get("/history?range=1y")).status_code == 400
